@@ -1,4 +1,4 @@
-"""Reads the requests of a batch from a file, a line at a time.
+"""The input of a batch: a file of requests, read a line at a time.
 
 A line is one of these, all JSON:
 
@@ -7,7 +7,7 @@ A line is one of these, all JSON:
     {"messages": [...], "max_tokens": 100}                                               a conversation
     "Write a quicksort."                                                                 a plain prompt
 
-A line that is none of them is a request that is refused; blank lines are skipped.
+Any other line is a refused request; blank lines are skipped.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from edgespec.server.strict import strict_json
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
 PLAIN = ""
-"""The url of a line without one."""
+"""The url of a plain prompt or conversation."""
 
 MAX_LINE = 16 << 20
 """Most bytes of a line: four times what the server takes by default."""
@@ -43,20 +43,19 @@ _BOM = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True)
 class BatchInput:
-    """A file of requests that was read once."""
+    """An open file of requests, read once."""
 
     file: BinaryIO
     name: str
     sha256: str
     n_bytes: int
     n_requests: int
-    """Its lines that are not blank."""
+    """Lines that are not blank."""
 
     def requests(self) -> Iterator[BatchRequest]:
-        """Yield the requests from the first on, reading no further than asked.
+        """Yield the requests as the file was when it was opened, reading no further than asked.
 
-        What was added to the file since it was opened is not read. Raises EdgespecError at the end if the
-        rest is no longer what it was.
+        Raises EdgespecError at the end if the file has changed.
         """
         names: set[str] = set()
         self.file.seek(0)
@@ -70,10 +69,10 @@ class BatchInput:
 
 
 def open_input(path: Path, spool_folder: Path | None) -> BatchInput:
-    """Open a file of requests, "-" for standard input, and read it once for its SHA-256 and its length.
+    """Open a file of requests, "-" for standard input, and read it once for its SHA-256 and length.
 
-    What can be read only once, such as a pipe, is copied to a file without a name in `spool_folder` (None:
-    where temporary files go). Raises UsageError and OSError.
+    A pipe is copied to a temporary file in `spool_folder`, by default the system's. Raises UsageError and
+    OSError.
     """
     is_stdin = str(path) == "-"
     name = "standard input" if is_stdin else str(path)
@@ -101,9 +100,9 @@ def open_input(path: Path, spool_folder: Path | None) -> BatchInput:
 
 
 def _lines(file: BinaryIO, n_bytes: int, digest: hashlib._Hash) -> Iterator[tuple[int, bytes | None]]:
-    """Yield number and content of the lines that are not blank, None for one that is too long.
+    """Yield number and content of the lines that are not blank; None for a line that is too long.
 
-    Numbers begin at 1 and count blank lines, as editors do. Reads at most `n_bytes`; all goes to `digest`.
+    Numbers are those of editors. Reads at most `n_bytes`, all into `digest`.
     """
 
     def read(most: int) -> bytes:
@@ -128,14 +127,14 @@ def _lines(file: BinaryIO, n_bytes: int, digest: hashlib._Hash) -> Iterator[tupl
 
 
 def _request(place: int, number: int, line: bytes | None, names: set[str]) -> BatchRequest:
-    """Return the request of a line; `names` are the custom_ids of the lines before it."""
+    """Return the request of a line; `names` are the custom_ids so far."""
     given: str | None = None
     try:
         content = _parsed(line)
         given = _custom_id(content)
         if given in names:
             raise Fault(400, f"custom_id {given[:80]!r} is that of an earlier line", param="custom_id")
-        url, body = _asked(content)
+        url, body = _url_and_body(content)
     except Fault as fault:
         own = given if given is not None and given not in names else _free_name(number, names)
         names.add(own)
@@ -168,8 +167,8 @@ def _custom_id(content: dict[str, Any]) -> str | None:
     return given
 
 
-def _asked(content: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return where a line's request goes and its body."""
+def _url_and_body(content: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return url and body of a line's request. Raises Fault."""
     if not content.keys() & {"url", "body", "method"}:
         if ("prompt" in content) == ("messages" in content):
             raise Fault(400, "the line must have url and body, or prompt, or messages")
@@ -185,7 +184,7 @@ def _asked(content: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def _free_name(number: int, names: set[str]) -> str:
-    """Return a name for a line that has none of its own."""
+    """Return an unused custom_id for a line without one."""
     name = f"line-{number}"
     while name in names:
         name += "-"

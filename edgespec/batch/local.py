@@ -23,7 +23,7 @@ from edgespec.server.writing import ChatWriting, Head, TextWriting, Written
 
 @dataclass(frozen=True, kw_only=True)
 class PromptDefaults:
-    """What a line without url gets where it says nothing else; None: the server's defaults."""
+    """Default options of plain prompts; None: the server's."""
 
     system: str | None = None
     n_predict: int | None = None
@@ -31,30 +31,30 @@ class PromptDefaults:
     seed: int | None = None
 
     def fields(self) -> dict[str, Any]:
-        """Return them as fields of a request."""
+        """Return the options as fields of a request."""
         named = {"max_tokens": self.n_predict, "temperature": self.temp, "seed": self.seed}
         return {name: value for name, value in named.items() if value is not None}
 
 
 @dataclass(frozen=True, eq=False)
 class _OpenRequest:
-    """A request, of which some texts may be under way."""
+    """A request under way, with one or more choices."""
 
     request: BatchRequest
     prepared: PreparedChoices
     writing: ChoicesWriting
-    has_read: set[int] = field(default_factory=set)
-    """Prompts of which a text has begun to be written: others of it share what was read."""
+    prefilled: set[int] = field(default_factory=set)
+    """Prompts that are prefilled: their other choices share the prefix."""
 
     @property
     def texts(self) -> Sequence[PreparedRequest]:
-        """The texts, as many for each prompt."""
+        """The choices, as many for each prompt."""
         return self.prepared.texts
 
 
 @dataclass(frozen=True, eq=False)
 class _PendingChoice:
-    """A text of a request, by its index."""
+    """A choice of a request, by its index."""
 
     of: _OpenRequest
     index: int
@@ -65,14 +65,14 @@ class _PendingChoice:
 
     @property
     def prompt(self) -> int:
-        """Which of the request's prompts it continues."""
+        """Index of its prompt among the request's."""
         return self.index * self.of.prepared.n_prompts // len(self.of.texts)
 
     @property
     def may_begin(self) -> bool:
-        """Whether its prompt was read for another text, or none reads it yet."""
+        """Whether its prompt is prefilled, or no other choice prefills it."""
         n_each = len(self.of.texts) // self.of.prepared.n_prompts
-        return self.index % n_each == 0 or self.prompt in self.of.has_read
+        return self.index % n_each == 0 or self.prompt in self.of.prefilled
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +92,7 @@ class LocalWriter:
         defaults: PromptDefaults | None = None,
         log: MessageFn = silent,
     ) -> None:
-        """Answer with `engine`; `log` takes a line for each failure that is not the request's fault."""
+        """Answer with `engine`; `log` takes a line for each failure that is not a request's fault."""
         self._engine = engine
         self._service = service
         self._fingerprint = fingerprint
@@ -107,16 +107,16 @@ class LocalWriter:
 
     @property
     def n_free(self) -> int:
-        """How many requests may begin now: none while a text waits for room."""
+        """Requests that may begin now: none while a choice waits for room."""
         return 0 if self._waiting else self._engine.parallel - len(self._running)
 
     @property
     def n_running(self) -> int:
-        """How many have begun, and have not been returned by `finished`."""
+        """Requests that `finished` has yet to return."""
         return len(self._open) + len(self._ended)
 
     def begin(self, request: BatchRequest) -> None:
-        """Begin a request, or have it wait until there is room for its tokens."""
+        """Begin a request, or queue it until there is room for its tokens."""
         try:
             answering = self._prepare(request)
         except Exception as error:  # noqa: BLE001 - an error of this request alone
@@ -127,18 +127,18 @@ class LocalWriter:
         self._admit()
 
     def finished(self) -> list[tuple[BatchRequest, BatchAnswer]]:
-        """Run one pass, and return the answers that are complete."""
+        """Run one pass, and return complete answers."""
         if self._running:
             self._engine.step()
         for running in [*self._running]:
-            if running in self._running:  # not ended by another text of its request
+            if running in self._running:  # not ended by another choice of its request
                 self._take(running)
         self._admit()
         ended, self._ended = self._ended, []
         return ended
 
     def close(self) -> None:
-        """End all texts under way."""
+        """End all requests."""
         for running in self._running:
             running.text.close()
         self._running, self._open = [], []
@@ -148,7 +148,7 @@ class LocalWriter:
         """Check a request and turn it into tokens. Raises Fault."""
         url, body = request.url, request.body or {}
         if url == PLAIN:
-            url, body = self._of_plain(body)
+            url, body = self._plain_request(body)
         try:
             if url == CHAT:
                 chat = ChatRequest.model_validate(body)
@@ -163,7 +163,7 @@ class LocalWriter:
     def _of(
         self, request: BatchRequest, prepared: PreparedChoices, keeps_tokens: bool, *, is_chat: bool
     ) -> _OpenRequest:
-        """Return a request with what writes its texts."""
+        """Return a request with the writers of its choices."""
         head = Head.new("chatcmpl" if is_chat else "cmpl", self._service.name, self._fingerprint)
         writings: list[ChatWriting | TextWriting] = []
         for i, text in enumerate(prepared.texts):
@@ -175,11 +175,8 @@ class LocalWriter:
             )
         return _OpenRequest(request, prepared, ChoicesWriting(prepared, writings))
 
-    def _of_plain(self, fields: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        """Return the request that a line without url means: a chat where the model has a template.
-
-        Raises Fault.
-        """
+    def _plain_request(self, fields: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        """Return url and body of a plain prompt: a chat where the model has a template. Raises Fault."""
         body = {"model": ALIAS} | self._defaults.fields() | fields
         if "messages" in body:
             return CHAT, body
@@ -196,7 +193,7 @@ class LocalWriter:
         return CHAT, body | {"messages": messages}
 
     def _admit(self) -> None:
-        """Begin the texts that wait, as long as there is room for them."""
+        """Begin queued choices while there is room."""
         while self._waiting:
             text = self._waiting[0]
             if not text.may_begin:
@@ -215,19 +212,19 @@ class LocalWriter:
                 self._end(text.of, self._error(error))
 
     def _take(self, running: _RunningChoice) -> None:
-        """Take the new tokens of a text, and end its request if that is complete."""
+        """Take the new tokens of a choice, and end its request if that is complete."""
         text, writing, answering = running.text, running.of.writing, running.of
         try:
             tokens = text.made()
             self.n_tokens += len(tokens)
             if tokens:
-                answering.has_read.add(running.prompt)
+                answering.prefilled.add(running.prompt)
             for _ in writing.add(running.index, tokens):
                 pass
             if not text.finished:
                 return
             text.made()  # raises what ended the text, if it failed: only when no tokens are left
-            answering.has_read.add(running.prompt)
+            answering.prefilled.add(running.prompt)
             for _ in writing.finish(running.index, text.result):
                 pass
             self._running.remove(running)
@@ -239,7 +236,7 @@ class LocalWriter:
             self._end(answering, self._error(error))
 
     def _end(self, answering: _OpenRequest, answer: BatchAnswer) -> None:
-        """End a request with `answer`, and the texts of it that are left."""
+        """End a request, and its choices that are left, with `answer`."""
         for running in [*self._running]:
             if running.of is answering:
                 running.text.close()

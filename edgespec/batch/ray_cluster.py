@@ -1,7 +1,7 @@
-"""Spreads a batch over a Ray cluster: on each node a worker with its own engine and its own number at once.
+"""A batch on a Ray cluster: a worker on each node, with its own engine.
 
-No line is lost: what a worker that dies has not answered is given out again. A line that was with three such
-workers, with the last of them alone, becomes an error. Nodes that join are used once their models are loaded.
+No line is lost: requests of a worker that dies are given out again. A line that was with three such workers,
+with the last one alone, becomes an error. Nodes that join are used once their models are loaded.
 """
 
 from __future__ import annotations
@@ -26,40 +26,43 @@ from edgespec.errors import EdgespecError, UsageError
 from edgespec.platform.messages import MessageFn, silent
 
 MOST_DEATHS = 3
-"""Workers that a line may be with when they die."""
+"""Deaths of workers after which their line becomes an error."""
+
+CONNECT_S = 20.0
+"""Seconds within which a cluster must answer."""
 
 ANSWER_S = 60.0
-"""Seconds within which the nodes that are there at the beginning must say what they have."""
+"""Seconds that nodes have for their first answer."""
 
 NO_NODE_S = 60.0
-"""Seconds without any node after which a batch ends."""
+"""Seconds without a node after which a batch ends."""
 
-_LOOK_S = 1.0  # between two looks for nodes
+_LOOK_S = 1.0  # between two searches for nodes
 _WAIT_S = 0.5  # most of one `finished`
 
 
 @dataclass(eq=False)
 class _RayWorker:
-    """The worker of a node."""
+    """A worker on a node, as the batch sees it."""
 
     node: str
-    """Ray's id of the node."""
+    """Ray's node id."""
     name: str
     """The node's address, for the user."""
     actor: Any
     call: Any
-    """The call under way; None while there is nothing to do."""
+    """Call under way; None: idle."""
     stage: str = "facts"
-    """Which method that call is of: "facts", "load", then "work"."""
+    """Method of the calls: "facts", "load", then "work"."""
     parallel: int = 0
     pid: int = 0
     given: dict[int, BatchRequest] = field(default_factory=dict)
-    """Requests that it has, by their places."""
+    """Its requests, by place."""
     unsent: list[BatchRequest] = field(default_factory=list)
-    """Those of them that its next call takes along."""
+    """Requests for its next call."""
     n_tokens: int = 0
     alone: bool = False
-    """Whether its one request must have no other beside it."""
+    """Whether it must have its one request only."""
 
     @property
     def n_free(self) -> int:
@@ -72,8 +75,8 @@ class RayWriter:
     def __init__(self, address: str, settings: NodeSettings, *, on_message: MessageFn = silent) -> None:
         """Connect to the cluster at `address`, HOST:PORT, and have its nodes load their models.
 
-        `on_message` takes lines that the user should know. Raises EdgespecError if there is no such cluster,
-        or if a node has no edgespec, another version of it, or other models.
+        Raises EdgespecError if there is no such cluster, or if a node lacks edgespec, or has another version
+        or other models.
         """
         self._settings = settings
         self._tell = on_message
@@ -100,23 +103,23 @@ class RayWriter:
 
     @property
     def n_free(self) -> int:
-        """How many requests may begin now: none while some have to be given out again."""
+        """Requests that may begin now: none while some have to be given out again."""
         if self._again:
             return 0
         return sum(worker.n_free for worker in self._ready()) if any(self._ready()) else 1
 
     @property
     def n_running(self) -> int:
-        """How many have begun, and have not been returned by `finished`."""
+        """Requests that `finished` has yet to return."""
         return len(self._again) + len(self._given_up) + sum(len(worker.given) for worker in self._workers)
 
     def begin(self, request: BatchRequest) -> None:
-        """Give a request to the node with most room; without a node it waits for one."""
+        """Give a request to a node, or queue it until there is one."""
         if not self._give(request):
             self._again.append(request)
 
     def finished(self) -> list[tuple[BatchRequest, BatchAnswer]]:
-        """Wait for a moment, and return the answers that have come. Raises EdgespecError without nodes."""
+        """Wait a moment, and return the answers that came. Raises EdgespecError without nodes."""
         if time.monotonic() > self._looked + _LOOK_S:
             self._look_for_nodes()
         self._again = deque(request for request in self._again if not self._give(request))
@@ -135,7 +138,7 @@ class RayWriter:
         return answers
 
     def close(self) -> None:
-        """End all workers, and leave the cluster."""
+        """End all workers, and disconnect."""
         for worker in self._workers:
             ray.kill(worker.actor)
         self._workers = []
@@ -155,14 +158,14 @@ class RayWriter:
                 self._workers.append(self._begin_worker(node["NodeID"], node["NodeManagerAddress"]))
 
     def _begin_worker(self, node: str, name: str) -> _RayWorker:
-        """Have Ray start a worker there. Its class goes by name: a node runs the edgespec that it has."""
+        """Start a worker there. Its class is sent by name: a node runs its own edgespec."""
         there = NodeAffinitySchedulingStrategy(node, soft=False)
         actor = ray.remote(NodeWorker).options(num_cpus=1, scheduling_strategy=there).remote()
         call = actor.facts.remote(self._settings.target, self._settings.draft)
         return _RayWorker(node, name, actor, call)
 
     def _check_first(self, worker: _RayWorker, most_s: float) -> None:
-        """Wait for what a node that was there at the beginning has. Raises EdgespecError if it differs."""
+        """Wait for the facts of a node at the beginning. Raises EdgespecError if they differ."""
         try:
             self._check_facts(ray.get(worker.call, timeout=most_s))
         except GetTimeoutError:
@@ -209,7 +212,7 @@ class RayWriter:
         worker.call, worker.unsent = worker.actor.work.remote(worker.unsent), []
 
     def _take(self, worker: _RayWorker) -> list[tuple[BatchRequest, BatchAnswer]]:
-        """Take what a call returned, and have the worker go on; return the answers that came with it."""
+        """Take the result of a call, start the worker's next one, and return new answers."""
         try:
             came = ray.get(worker.call)
             if worker.stage == "facts":
@@ -266,12 +269,12 @@ class RayWriter:
 
 
 def _nodes() -> list[dict[str, Any]]:
-    """Return the nodes that Ray believes to be alive."""
+    """Return the nodes that Ray has as alive."""
     return [node for node in ray.nodes() if node["Alive"]]
 
 
 def _line(error: Exception) -> str:
-    """Return what went wrong on a node, without Ray's traceback."""
+    """Return an error of a node without Ray's traceback."""
     if isinstance(error, RayTaskError):
         if isinstance(error.cause, EdgespecError):
             return str(error.cause)
@@ -282,21 +285,16 @@ def _line(error: Exception) -> str:
     return next(named, lines[-1] if lines else type(error).__name__)
 
 
-CONNECT_S = 20.0
-"""Seconds within which a cluster must answer."""
-
-
 def connect(address: str) -> None:
     """Connect to the cluster at `address`, HOST:PORT, of which this machine must be a node.
 
-    For the main thread. Raises UsageError for what is no address, EdgespecError if no cluster answers there.
+    Only in the main thread. Raises UsageError for a malformed address, EdgespecError if no cluster answers.
     """
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not port.isdecimal():
         raise UsageError("must be HOST:PORT, as `ray start --head` prints it", field="ray", value=address)
     _check_answers(address)
-    # Ray prints a paragraph on stdout for each process that dies, between the results of `-o -`: no option
-    # ends that.
+    # Ray prints a paragraph on stdout for each process that dies; no option ends that.
     ray._private.worker._worker_logs_enabled = False
     on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
@@ -318,7 +316,7 @@ def disconnect() -> None:
 
 
 def _check_answers(address: str) -> None:
-    """Raise EdgespecError if no cluster answers. A child asks, as Ray itself tries for minutes and aborts."""
+    """Raise EdgespecError if no cluster answers, asked by a child: Ray tries for minutes and aborts."""
     command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--skip-version-check"]
     try:
         answered = subprocess.run(

@@ -21,7 +21,7 @@ from edgespec.models.resolve import resolve
 from edgespec.server.requests import Service
 
 WORK_S = 0.5
-"""Seconds after which `NodeWorker.work` returns although nothing is complete."""
+"""Most seconds of a call of `NodeWorker.work`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,12 +29,12 @@ class NodeSettings:
     """How each node loads its models."""
 
     target: str
-    """As the user named it: a name in the registry, or a path that is the same on every node."""
+    """Name in the registry, or a path that is the same on every node."""
     draft: str | None = None
     drafter: DrafterName = "auto"
     n_ctx: int | None = None
     parallel: int | None = None
-    """Most requests at once; None: as many as pay on the node and fit in its memory."""
+    """Most requests at once; None: chosen by each node."""
     n_threads: int | None = None
     kernels: KernelsChoice = "auto"
     cache_type: CacheType = "f16"
@@ -43,27 +43,27 @@ class NodeSettings:
 
 
 class NodeCapacity(NamedTuple):
-    """What `NodeWorker.load` returns."""
+    """Result of `NodeWorker.load`."""
 
     parallel: int
-    """How many requests are answered at once."""
+    """Most requests at once."""
     pid: int
 
 
 class WorkerReport(NamedTuple):
-    """What `NodeWorker.work` returns."""
+    """Result of `NodeWorker.work`."""
 
     answers: list[tuple[BatchRequest, BatchAnswer]]
     n_tokens: int
-    """Tokens written since this worker began, those of unfinished answers included."""
+    """Tokens since the worker began, unfinished answers included."""
     messages: list[str]
     """Lines for the user."""
 
 
 def model_facts(target: str, draft: str | None) -> dict[str, str]:
-    """Return what must be the same on all nodes, by name: edgespec's version and the models' fingerprints.
+    """Return facts that must be the same on all nodes: edgespec's version and the models' fingerprints.
 
-    Pulls nothing. Raises EdgespecError where a model is not here.
+    Raises EdgespecError where a model is not here.
     """
     facts = {"edgespec": version("edgespec")}
     for role, model in (("target", target), ("draft", draft)):
@@ -77,7 +77,7 @@ class NodeWorker:
     """A Ray actor: Ray calls one method at a time, in one thread."""
 
     def __init__(self) -> None:
-        """Load nothing yet: this also runs with another version of edgespec."""
+        """Load nothing yet: this may run in another version of edgespec."""
         self._held: deque[BatchRequest] = deque()
         self._messages: list[str] = []
 
@@ -111,7 +111,7 @@ class NodeWorker:
         return NodeCapacity(engine.parallel, os.getpid())
 
     def work(self, requests: Sequence[BatchRequest]) -> WorkerReport:
-        """Take these requests too, and write until an answer is complete, or for `WORK_S` seconds."""
+        """Add requests, and work until an answer is complete, or for `WORK_S` seconds."""
         self._held += requests
         writer, answers = self._writer, list[tuple[BatchRequest, BatchAnswer]]()
         end = time.monotonic() + WORK_S

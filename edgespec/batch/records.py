@@ -1,4 +1,4 @@
-"""What the parts of a batch hand to each other: requests, answers, and a line of the output."""
+"""Requests and answers of a batch, and lines of its output."""
 
 from __future__ import annotations
 
@@ -10,41 +10,38 @@ import msgspec
 
 @dataclass(frozen=True, slots=True)
 class BatchAnswer:
-    """The answer to one request, as the server would send it."""
+    """Answer to a request, as the server would send it."""
 
     status: int
-    """HTTP status: 200, or what went wrong."""
+    """HTTP status."""
     body: bytes
     """JSON: a completion, or {"error": ...}."""
     n_tokens: int = 0
-    """Tokens that were written."""
+    """Tokens of the answer."""
 
     @classmethod
     def error(cls, status: int, body: dict[str, Any]) -> BatchAnswer:
-        """Return an answer that refuses a request; `body` as `Fault.body` returns it."""
+        """Return an answer with an error; `body` as from `Fault.body`."""
         return cls(status, msgspec.json.encode(body))
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """One line of the input. A line that is no request has its answer already."""
+    """A line of the input."""
 
     place: int
-    """From 0, blank lines not counted: the place of its result in the output."""
+    """Place of its result in the output, from 0; blank lines do not count."""
     custom_id: str
-    """The name of this line alone."""
+    """Unique name of the line."""
     url: str = ""
-    """A route of the server; "" for a line without one, whose fields are in `body`."""
+    """Route of the server; "": a plain prompt, whose fields are in `body`."""
     body: dict[str, Any] | None = None
     refused: BatchAnswer | None = None
-    """What is wrong with the line."""
+    """Error of a line that is no request."""
 
 
 def output_line(request: BatchRequest, answer: BatchAnswer, key: str) -> bytes:
-    """Return the result of a request as a line in OpenAI's batch format, its newline included.
-
-    `key` names the batch; `place_of` finds the request's place in the line again.
-    """
+    """Return a result as a line in OpenAI's batch format, with its newline; `key` names the batch."""
     line = {
         "id": f"batch_req_{key}_{request.place}",
         "custom_id": request.custom_id,
@@ -69,14 +66,14 @@ class _OutputLine(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class OutputRecord:
-    """What a line of the output says of itself."""
+    """Place and status of a line of the output."""
 
     place: int
     failed: bool
 
 
 def read_output_line(line: bytes, key: str) -> OutputRecord | None:
-    """Return what `output_line` put into a line; None for a line that it did not write for this batch."""
+    """Parse a line of `output_line`; None for a line that is not of this batch."""
     try:
         found = msgspec.json.decode(line, type=_OutputLine)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

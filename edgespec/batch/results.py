@@ -1,14 +1,13 @@
-"""The results of a batch on disk: they survive the end of the process at any moment.
+"""Results of a batch: a journal on disk that survives the end of the process at any moment, or a pipe.
 
-    OUT.partial     what the batch belongs to, in the first line; locked while a process works on it
+    OUT.partial     first line: the batch; locked while a process works on it
     OUT             the results
 
-In the order of the input, results are first written below the first line of OUT.partial, in the order in
-which they came; when all are there, OUT is made of them in one step. As they come, they are written to OUT
-itself. Either way OUT.partial is removed last: while it is there, the batch is not finished.
+Results in input order are collected in OUT.partial, and OUT is made of them at the end; results as they come
+go to OUT. OUT.partial is removed last: while it exists, the batch is not finished.
 
-A result is one write at the end of a file, so a process that is killed leaves at most one torn line, the
-last: it is dropped, and its request is answered again. Once a second the file is put on the disk.
+A result is one write at the end of a file, so a killed process leaves at most one torn line, the last: it is
+dropped, and its request is answered again. The file is synced once a second.
 """
 
 from __future__ import annotations
@@ -28,13 +27,14 @@ from edgespec.batch.records import BatchAnswer, BatchRequest, output_line, read_
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.platform.closing import Closing
 from edgespec.platform.messages import MessageFn, silent
+from edgespec.platform.state_file import write_all
 
 FORMAT = "edgespec batch"
 VERSION = 1
 _BEGINNING = json.dumps({"format": FORMAT})[:-1].encode()
 _LONGEST_FIRST_LINE = 1 << 20
 
-_SYNC_S = 1.0  # so much work is lost at most when the machine loses power
+_SYNC_S = 1.0  # most work lost when the machine loses power
 _ABSENT = -1
 
 
@@ -51,11 +51,11 @@ class Journal(Closing):
         restart: bool = False,
         on_message: MessageFn = silent,
     ) -> None:
-        """Begin, or go on where an earlier run ended. With `restart`, throw away what that wrote.
+        """Begin, or resume an earlier run; with `restart`, delete its results.
 
-        `belongs_to` is what must be the same when a run goes on: "input_sha256" and "target_sha256", and
-        options by their fields' names. Raises UsageError where OUT is something else or belongs to something
-        else, EdgespecError where another process writes it, OSError.
+        `belongs_to` must be the same for a run to resume: "input_sha256", "target_sha256", and options by
+        their fields' names. Raises UsageError where OUT is something else or belongs to something else,
+        EdgespecError where another process writes it, OSError.
         """
         self.out = out.resolve()
         self.partial = self.out.with_name(f"{self.out.name}.partial")
@@ -84,7 +84,7 @@ class Journal(Closing):
 
     @property
     def _new(self) -> Path:
-        """OUT while it is being made; a killed run's is overwritten."""
+        """Name of OUT while it is written."""
         return self.out.with_name(f"{self.out.name}.partial.new")
 
     @property
@@ -97,7 +97,7 @@ class Journal(Closing):
         return self._places[request.place] != _ABSENT
 
     def add(self, request: BatchRequest, answer: BatchAnswer) -> None:
-        """Write a result. Raises EdgespecError where that is not possible; the file is then as before."""
+        """Write a result. Raises EdgespecError; the file is then unchanged."""
         line = output_line(request, answer, self.key)
         self._append(self._results, line)
         self._places[request.place] = self._end
@@ -107,17 +107,14 @@ class Journal(Closing):
         self._dirty = True
 
     def sync(self, *, now: bool = False) -> None:
-        """Have the results put on the disk, `now` or if a second has gone by since the last time.
-
-        Raises EdgespecError.
-        """
+        """Sync the results to disk, at once or if the last time was a second ago. Raises EdgespecError."""
         if self._dirty and (now or time.monotonic() >= self._synced + _SYNC_S):
             with self._telling():
                 os.fsync(self._results)
             self._synced, self._dirty = time.monotonic(), False
 
     def finish(self) -> None:
-        """Put OUT in its place; every request must have its result. Raises EdgespecError."""
+        """Complete OUT; every request must have its result. Raises EdgespecError."""
         self.sync(now=True)
         with self._telling():
             if self.in_order:
@@ -126,12 +123,12 @@ class Journal(Closing):
             _sync_folder(self.out.parent)
 
     def close(self) -> None:
-        """Leave everything as it is for a later run; a second call does nothing."""
+        """Close the files; a second call does nothing."""
         files, self._lock, self._results = {self._lock, self._results}, _ABSENT, _ABSENT
         for file in files - {_ABSENT}:
             os.close(file)
 
-    # ---- going on ----
+    # ---- resuming ----
 
     def _open(self, header: dict[str, Any]) -> None:
         data = json.dumps(header).encode() + b"\n"
@@ -165,7 +162,7 @@ class Journal(Closing):
             )
 
     def _check(self, first_line: bytes, wanted: Mapping[str, Any]) -> None:
-        """Raise UsageError if an earlier run's batch is not the one that is wanted."""
+        """Raise UsageError if the earlier run belongs to another batch."""
         try:
             found = json.loads(first_line)
         except (ValueError, RecursionError):
@@ -183,7 +180,7 @@ class Journal(Closing):
             raise UsageError(f"{self.partial} was begun with {begun}, not {now}: {go_on}", field=name)
 
     def _recover(self) -> None:
-        """Read the results of earlier runs, and drop what is torn."""
+        """Read the results of earlier runs, and drop a torn line."""
         start = self._end
         with open(self._results, "rb", closefd=False) as file:
             file.seek(start)
@@ -202,7 +199,7 @@ class Journal(Closing):
             self._on_message(f"dropped {n_torn} bytes that were not written to their end; they come again")
 
     def _refuse_foreign(self, line: bytes) -> None:
-        """Raise UsageError for a whole line that no batch wrote: it must not be thrown away as torn."""
+        """Raise UsageError for a complete line that no batch wrote: it must not be dropped as torn."""
         try:
             if not line.endswith(b"\n") or not isinstance(json.loads(line), dict):
                 return
@@ -214,20 +211,17 @@ class Journal(Closing):
     # ---- writing ----
 
     def _append(self, file: int, data: bytes) -> None:
-        """Write all of `data` at the end; leave nothing of it where that is not possible."""
+        """Write all of `data` at the end, or nothing."""
         with self._telling():
             try:
-                rest, end = memoryview(data), self._end
-                while rest:
-                    n = os.pwrite(file, rest, end)
-                    rest, end = rest[n:], end + n
+                write_all(file, data, self._end)
             except BaseException:
                 os.ftruncate(file, self._end)
                 raise
 
     @contextlib.contextmanager
     def _telling(self) -> Iterator[None]:
-        """Turn an OSError into a line that says how to go on."""
+        """Turn an OSError into a message that says how to resume."""
         try:
             yield
         except OSError as error:
@@ -245,7 +239,7 @@ class Journal(Closing):
                 new.flush()
                 os.fsync(new.fileno())
             self._new.replace(self.out)
-        except BaseException:  # Ctrl-C too: leave the disk its space
+        except BaseException:  # Ctrl-C too
             with contextlib.suppress(OSError):
                 self._new.unlink(missing_ok=True)
             raise
@@ -258,7 +252,7 @@ _WHAT = {
     "input_sha256": "input",
     "target_sha256": "target model",
 }
-"""What a batch belongs to, beside options."""
+"""Facts of `belongs_to` that are no options."""
 
 
 def _locked(partial: Path, out: Path) -> int:
@@ -291,7 +285,7 @@ def _first_line(file: int) -> bytes:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Have new and removed names of files put on the disk."""
+    """Sync names of files to disk."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
@@ -300,25 +294,25 @@ def _sync_folder(folder: Path) -> None:
 
 
 class PipedResults:
-    """Writes results as they come or in order. Nothing is kept: a batch that ends early begins anew."""
+    """Results for a pipe, as they come or in order. A batch that ends early begins anew."""
 
     def __init__(self, file: int, name: str, key: str, *, in_order: bool) -> None:
-        """Write to a file descriptor; `name` is for errors, `key` names the batch."""
+        """Write to a file descriptor; `name` is for errors."""
         self._file = file
         self._name = name
         self._key = key
         self._in_order = in_order
-        self._waiting: dict[int, bytes] = {}  # results whose place has not come
+        self._waiting: dict[int, bytes] = {}  # later results, by place
         self._next = 0
         self.n_done = 0
         self.n_failed = 0
 
     def has(self, _request: BatchRequest) -> bool:
-        """Return False: nothing was done before."""
+        """Return False: there are no earlier results."""
         return False
 
     def add(self, request: BatchRequest, answer: BatchAnswer) -> None:
-        """Write a result, or keep it until those before it are there. Raises EdgespecError."""
+        """Write a result, or hold it until those before it are there. Raises EdgespecError."""
         line = output_line(request, answer, self._key)
         self.n_done += 1
         self.n_failed += answer.status != 200
@@ -331,10 +325,10 @@ class PipedResults:
             self._next += 1
 
     def sync(self) -> None:
-        """Do nothing: whoever reads has it already."""
+        """Do nothing: results are written at once."""
 
     def finish(self) -> None:
-        """Do nothing: all is written."""
+        """Do nothing: results are written at once."""
 
     def _write(self, line: bytes) -> None:
         rest = memoryview(line)

@@ -1,4 +1,4 @@
-"""Runs a batch: as many requests at once as fit, the longest-waiting first, each result kept as it comes."""
+"""The loop of a batch: as many requests at once as fit, in order, each result written as it comes."""
 
 from __future__ import annotations
 
@@ -11,65 +11,61 @@ from edgespec.batch.records import BatchAnswer, BatchRequest
 
 
 class BatchWriter(Protocol):
-    """What writes the answers: an engine in this process, or others elsewhere."""
+    """Answers requests: with an engine in this process, or on other machines."""
 
     @property
     def n_free(self) -> int:
-        """How many requests may begin now."""
+        """Requests that may begin now."""
 
     @property
     def n_running(self) -> int:
-        """How many have begun, and have not been returned by `finished`."""
+        """Requests that `finished` has yet to return."""
 
     @property
     def n_tokens(self) -> int:
-        """Tokens written so far, those of unfinished answers included."""
+        """Tokens so far, unfinished answers included."""
 
     def begin(self, request: BatchRequest) -> None:
-        """Begin a request; call it only while `n_free` is above 0."""
+        """Begin a request; only while `n_free` is above 0."""
 
     def finished(self) -> list[tuple[BatchRequest, BatchAnswer]]:
-        """Work for a moment, a second at most, and return the answers that are complete.
-
-        A request that fails has an error as its answer: it ends neither the others nor the batch.
-        """
+        """Work for a second at most, and return complete answers; a failed request has an error as answer."""
 
 
 class BatchResults(Protocol):
-    """Where results are kept."""
+    """Takes the results."""
 
     @property
     def n_done(self) -> int:
-        """Results so far, those of earlier runs included."""
+        """Results so far, earlier runs included."""
 
     @property
     def n_failed(self) -> int:
-        """Of these, the ones with an error."""
+        """Results with an error."""
 
     def has(self, request: BatchRequest, /) -> bool:
-        """Return whether an earlier run answered this request."""
+        """Return whether the request has a result."""
 
     def add(self, request: BatchRequest, answer: BatchAnswer, /) -> None:
-        """Keep a result."""
+        """Write a result."""
 
     def sync(self) -> None:
-        """Have results put on the disk, if a second has gone by since the last time."""
+        """Sync results to disk if the last time was a second ago."""
 
 
 class BatchRate:
-    """How fast a run goes: tokens a second over the last half minute, and the time that is left."""
+    """Speed of a run over the last half minute, and the time that is left."""
 
     SPAN_S = 30.0
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Begin now; `clock` gives seconds."""
         self._clock = clock
         self._seen: deque[tuple[float, int]] = deque([(clock(), 0)])
         self._n_answers = 0
         self._n_answer_tokens = 0
 
     def note(self, n_tokens: int) -> None:
-        """Note how many tokens were written since the beginning."""
+        """Note the tokens written since the beginning."""
         now = self._clock()
         if now - self._seen[-1][0] >= self.SPAN_S / 100:
             self._seen.append((now, n_tokens))
@@ -77,21 +73,18 @@ class BatchRate:
                 self._seen.popleft()
 
     def answered(self, answer: BatchAnswer) -> None:
-        """Note a complete answer: those to come are taken to be as long as these on the average."""
+        """Note a complete answer; later ones are expected to be as long on average."""
         self._n_answers += 1
         self._n_answer_tokens += answer.n_tokens
 
     @property
     def tokens_per_s(self) -> float | None:
-        """None as long as there are no two moments to compare."""
+        """Tokens a second; None at the beginning."""
         (began, first), (ended, last) = self._seen[0], self._seen[-1]
         return (last - first) / (ended - began) if ended > began else None
 
     def left_s(self, n_left: int) -> float | None:
-        """Return the seconds that `n_left` requests will take, those that have begun included.
-
-        None where nothing can be said yet.
-        """
+        """Estimate the seconds for `n_left` requests, begun ones included; None: no estimate yet."""
         rate = self.tokens_per_s
         if not rate or not self._n_answers:
             return None
@@ -106,13 +99,13 @@ def run_batch(
     pace: BatchRate,
     on_progress: Callable[[], None] = lambda: None,
 ) -> None:
-    """Answer all requests that have no result yet. `on_progress` is called after each result and each pass.
+    """Answer all requests without a result, reading each only when it can begin.
 
-    A request is read only when it can begin. Raises what reading, writing or keeping raises; the results
-    until then are kept.
+    `on_progress` is called after each result and each pass. Raises what `requests`, `writer` and `results`
+    raise; results until then stay.
     """
 
-    def keep(request: BatchRequest, answer: BatchAnswer) -> None:
+    def add(request: BatchRequest, answer: BatchAnswer) -> None:
         results.add(request, answer)
         pace.answered(answer)
         results.sync()
@@ -127,12 +120,12 @@ def run_batch(
             elif results.has(request):
                 continue
             elif request.refused:
-                keep(request, request.refused)
+                add(request, request.refused)
             else:
                 writer.begin(request)
         if writer.n_running:
             for request, answer in writer.finished():
-                keep(request, answer)
+                add(request, answer)
             pace.note(writer.n_tokens)
             results.sync()
             on_progress()

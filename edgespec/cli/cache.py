@@ -182,11 +182,10 @@ def clear_command(
 
 def _clear_kept(kept: StoredDataset, *, everything: bool) -> None:
     """Delete a target's data, or what of it came from the user, and say so."""
-    from edgespec.forge.dataset_store import delete_user_texts
-    from edgespec.forge.draft_store import remove_data
+    from edgespec.forge.dataset_store import delete_dataset, delete_user_texts
 
     if everything:
-        _, n_bytes = remove_data(kept.target or kept.sha256, kept.sha256)
+        _, n_bytes = delete_dataset(kept.target or kept.sha256, kept.sha256)
         what = f"{kept.n_texts:,} texts and checkpoints, {format_size(n_bytes)}"
         out.print(f"{kept.folder}: deleted, {what}", markup=False)
         return

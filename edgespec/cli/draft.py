@@ -81,9 +81,9 @@ def make_command(
         check_name(making.name)
     pull_named(target, choose_models(target, None)[1], small_model(target, trained))
     with SignalPipe() as signals, StageDisplay() as display:
-        around = StageContext(on_progress=display.show, on_message=message, signals=signals)
+        context = StageContext(on_progress=display.show, on_message=message, signals=signals)
         try:
-            made = make(request, around)
+            made = make(request, context)
         except KeyboardInterrupt:
             message("what was written and trained is kept; the same command goes on")
             raise
@@ -131,7 +131,7 @@ def eval_command(
     What is measured for the target that it was made for replaces what its record says.
     """
     from edgespec.cli.draft_report import evaluated_document, print_evaluated
-    from edgespec.forge.evaluation import evaluate
+    from edgespec.forge.evaluation import evaluate_draft
     from edgespec.forge.evaluation_process import EvaluationPrompt
     from edgespec.forge.progress import StageContext
     from edgespec.models.suites import evenly, load_suite
@@ -142,8 +142,8 @@ def eval_command(
         asked = [EvaluationPrompt.of(prompt) for prompt in evenly(load_suite(suite).interleaved(), questions)]
     settings = judging.settings(questions, compute.threads, compute.kernels)
     with SignalPipe() as signals, StageDisplay() as display:
-        around = StageContext(on_progress=display.show, on_message=message, signals=signals)
-        found = evaluate(name, target, asked, settings, around)
+        context = StageContext(on_progress=display.show, on_message=message, signals=signals)
+        found = evaluate_draft(name, target, asked, settings, context)
     if json:
         out.print_json(data=evaluated_document(found))
     else:
@@ -159,14 +159,15 @@ def remove_command(
     ] = False,
 ) -> None:
     """Delete a draft that was made here: its file, its name and its record."""
-    from edgespec.forge.draft_store import remove_data, remove_draft
+    from edgespec.forge.dataset_store import delete_dataset
+    from edgespec.forge.draft_store import remove_draft
 
     record, gone = remove_draft(name)
     for path in gone:
         out.print(f"{path}: deleted", markup=False)
     if data:
         names = (record.target_name, record.target_sha256) if record else None
-        folder, n_bytes = remove_data(*names) if names else (None, 0)
+        folder, n_bytes = delete_dataset(*names) if names else (None, 0)
         _tell_of_data(folder, n_bytes)
 
 

@@ -21,7 +21,7 @@ def print_made(made: MakeResult) -> None:
     out.print(f"for {made.target_name}, from {sources_text(made.texts)}", markup=False)
     rows = [(one.label, judged) for one, judged in made.candidates]
     if made.before:
-        rows.insert(0, (f"{made.before.contender.name} (there now)", made.before))
+        rows.insert(0, (f"{made.before.candidate.name} (there now)", made.before))
     print_table(_table(rows))
     faster = "faster" if made.gain >= 0 else "slower"
     verdict = f"{made.best.label} is {abs(made.gain):.1%} {faster} than {made.beaten}"
@@ -58,7 +58,7 @@ def made_document(made: MakeResult) -> dict[str, Any]:
 def print_evaluated(found: DraftEvaluation) -> None:
     """Print a draft beside the target's other one."""
     out.print(f"for {found.target_name}", markup=False)
-    rows = [(one.contender.name, one) for one in (found.draft, found.other) if one]
+    rows = [(one.candidate.name, one) for one in (found.draft, found.other) if one]
     print_table(_table(rows))
 
 
@@ -104,7 +104,7 @@ def _candidate(one: DraftFile, judged: CandidateResult) -> dict[str, Any]:
 def _document(judged: CandidateResult) -> dict[str, Any]:
     timing = judged.timing
     return {
-        "name": judged.contender.name,
+        "name": judged.candidate.name,
         "size": judged.size,
         "cost_ratio": timing and timing.cost_ratio,
         "acceptance": list(timing.acceptance) if timing else None,

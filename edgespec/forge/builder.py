@@ -1,13 +1,14 @@
-"""Candidates: the files of drafts that are judged, each a family in a quantization.
+"""Builds the drafts that are evaluated: files, each a family in a quantization.
 
-whole, not trained   the source's weights; its output vocabulary is cut (vocabulary_cut.py)
-trained              head, shallow or whole, as training left it (training/), in each quantization
+trained        a family as training left it (families.py), in each quantization
+not trained    the source's weights with a cut output vocabulary (vocabulary_cut.py)
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 
@@ -15,9 +16,22 @@ from edgespec.drafting.foreign.vocabulary_match import compare_vocabularies
 from edgespec.engine.model_choice import is_here
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.forge.dataset import Dataset
-from edgespec.forge.families import TrainingJob, TrainingSummary, check_trainable, require_jax, train_family
+from edgespec.forge.families import (
+    MADE_OF_SOURCE,
+    TrainingJob,
+    TrainingSummary,
+    check_trainable,
+    require_jax,
+    train_family,
+)
 from edgespec.forge.progress import StageContext, StageProgress
-from edgespec.forge.runs import earlier_cut, earlier_training, name_of, read_cut_ids, write_cut_ids
+from edgespec.forge.runs import (
+    draft_of,
+    earlier_token_ids,
+    earlier_training,
+    read_token_ids,
+    write_token_ids,
+)
 from edgespec.forge.training.weights import ModelWeights
 from edgespec.forge.vocabulary_cut import check_source, cut, read_vocabulary
 from edgespec.forge.vocabulary_ranking import Ids, VocabularyRanking, rank
@@ -31,28 +45,27 @@ from edgespec.models.quantizations import ModelFile, expected_bytes, model_file,
 from edgespec.models.registry import load_registry
 from edgespec.models.resolve import locate, resolve
 
-FAMILIES: tuple[Family, ...] = ("head", "shallow", "whole")
+FAMILIES: tuple[Family, ...] = get_args(Family)
 
 TYPES = ("q4_0", "q8_0")
-"""Quantizations that are tried, all matrices alike."""
+"""Quantizations to try, by default."""
 
 KEEP = 16384
-"""Tokens that a draft can say, where the target has more."""
+"""Tokens that a draft can say by default, where the target has more."""
 
-_HEAD_BYTES = 64 << 20  # of a head's file, about: it is small beside the others
+_HEAD_BYTES = 64 << 20  # of a file without a small model, roughly
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRequest:
-    """Which drafts are tried, and how long they are trained."""
+    """Which drafts to build, and how long to train them."""
 
     families: tuple[Family, ...] = FAMILIES
     hours: float | None = None
     tokens: int | None = None
-    """Hours, or tokens of training, of all families together; 0: the whole model's vocabulary is cut, and
-    nothing is trained."""
+    """Length of all trainings together; 0: only cut the whole model's vocabulary."""
     source: str | None = None
-    """The small model that shallow and whole are made of; None: the one of the registry's pair."""
+    """The small model for MADE_OF_SOURCE; None: the one of the registry's pair."""
     keep: int | None = None
     """Tokens that a draft can say; None: KEEP, or all."""
     types: tuple[str, ...] = TYPES
@@ -80,30 +93,31 @@ class TrainingRequest:
 
 @dataclass(frozen=True, slots=True)
 class DraftFile:
-    """A draft that may be kept."""
+    """A draft that was built."""
 
     label: str
-    """Such as "head-q4_0"; "cut-q4_0" for the whole model without training."""
+    """Such as "head-q4_0"; "cut-q4_0" without training."""
     family: Family
     path: Path
     trained: TrainingSummary | None
     parent: str | None
-    """The draft or model whose weights it started from."""
+    """The draft or model that its weights started from."""
 
 
 def possible_families(target: str, source: str | None, *, trains: bool) -> tuple[Family, ...]:
-    """Return the families that can be tried for `target`: without a small model only the head."""
+    """Return the families that can be built for `target`: without a small model, those that need none."""
     if not trains:
         return ("whole",)
-    return FAMILIES if source or _paired(target) else ("head",)
+    has_source = source or _paired(target)
+    return FAMILIES if has_source else tuple(one for one in FAMILIES if one not in MADE_OF_SOURCE)
 
 
 def small_model(target: str, request: TrainingRequest) -> str | None:
-    """Return the name of the small model that candidates are made of; None: the families need none.
+    """Return the name of the small model that drafts are made of; None: the families need none.
 
     Raises UsageError if none is known.
     """
-    if not {"whole", "shallow"} & {*request.families}:
+    if not MADE_OF_SOURCE & {*request.families}:
         return None
     name = request.source or _paired(target)
     if name is None:
@@ -126,10 +140,10 @@ def _name(target: str) -> str:
 
 
 class DraftBuilder:
-    """Makes the candidates for one target."""
+    """Builds the drafts for one target."""
 
     def __init__(self, target: ModelFile, header: GGUFHeader, request: TrainingRequest) -> None:
-        """Check that they can be made.
+        """Check that the drafts can be built.
 
         Raises UsageError and EdgespecError: no source, one of another vocabulary or architecture, no JAX.
         """
@@ -150,7 +164,7 @@ class DraftBuilder:
         self._vocabulary = read_vocabulary(min(headers, key=lambda one: one.n_vocab))
         by_id = rank(self._vocabulary, ())
         self._n_words = len(by_id.order)
-        self._cut_of(by_id)  # refuses a number of tokens before anything is written
+        self._cut_of(by_id)  # refuses a wrong number of tokens before anything is written
 
     def _check_vocabularies(self, source: ModelFile) -> None:
         with (
@@ -163,32 +177,31 @@ class DraftBuilder:
             raise UsageError(problem, field="source", value=source.name)
 
     def expected_bytes(self) -> int:
-        """Return about how many bytes all candidates take, and a whole model beside them."""
+        """Estimate the bytes of all drafts, and of the models they are cut from."""
         n_bytes = 0
         for family in self._request.families:
             for type_ in self._request.types:
-                n_bytes += (
-                    expected_bytes(self._origin(), type_) if self.source and family != "head" else _HEAD_BYTES
-                )
+                has_source = family in MADE_OF_SOURCE
+                n_bytes += expected_bytes(self._origin(), type_) if has_source else _HEAD_BYTES
         return 2 * n_bytes
 
-    def make(self, dataset: Dataset, folder: Path, run: Path, around: StageContext) -> list[DraftFile]:
-        """Return the candidates, whose files are in `folder`; `run` keeps the checkpoints.
+    def build(self, dataset: Dataset, folder: Path, run: Path, context: StageContext) -> list[DraftFile]:
+        """Build the drafts in `folder`, with checkpoints in the run directory `run` (runs.py).
 
-        Folders beside `run` are of earlier runs, from whose weights training starts. Raises EdgespecError,
-        and KeyboardInterrupt when it is stopped: the checkpoints stay.
+        Training starts from weights of earlier runs. Raises EdgespecError, and KeyboardInterrupt when it is
+        stopped: the checkpoints stay.
         """
         request = self._request
-        token_ids = self._token_ids(dataset, run, around)
+        token_ids = self._token_ids(dataset, run, context)
         found: list[DraftFile] = []
         for family in request.families if request.trains else ():
             job = self._job(family, dataset, token_ids, run)
-            trained, files = train_family(job, folder, request.types, around)
+            trained, files = train_family(job, folder, request.types, context)
             parent = self._parent(job)
             for type_, path in files.items():
                 found.append(DraftFile(f"{family}-{type_}", family, path, trained, parent))
         if "whole" in request.families and len(token_ids) < self._n_words:
-            found += self._cuts(token_ids, folder, around)
+            found += self._cuts(token_ids, folder, context)
         return found
 
     def _job(self, family: Family, dataset: Dataset, token_ids: Ids, run: Path) -> TrainingJob:
@@ -210,7 +223,7 @@ class DraftBuilder:
         )
 
     def _best_head(self) -> Path | None:
-        """Return the target's best head: made here, or its pair's. The folder of its training may be gone."""
+        """Return the file of the target's best head: made here, or its pair's."""
         made = [one.name for one in drafts_for(str(self._target.path)) if one.family == "head"]
         if made:
             return resolve(made[0])
@@ -220,38 +233,38 @@ class DraftBuilder:
         return head.path if head and own else None
 
     def _parent(self, job: TrainingJob) -> str | None:
-        """Return the draft or model whose weights a training began with."""
+        """Return the draft or model whose weights a training starts from."""
         if job.start and job.start.is_file():
             return job.start.stem
-        return name_of(job.start) or (self.source.name if self.source and job.source else None)
+        return draft_of(job.start) or (self.source.name if self.source and job.source else None)
 
     def _weights(self, family: Family) -> ModelWeights | None:
-        """Return the small model that a family starts from, as good as it is here."""
-        return None if family == "head" else ModelWeights(check_model_file(self._origin()))
+        """Return the small model that a family is made of, in the best quantization here."""
+        return ModelWeights(check_model_file(self._origin())) if family in MADE_OF_SOURCE else None
 
     # ---- which tokens ----
 
-    def _token_ids(self, dataset: Dataset, run: Path, around: StageContext) -> Ids:
-        """Return the tokens that the drafts of a run can say, ascending; chosen once for each run."""
-        kept = read_cut_ids(run)
-        if kept is not None:
-            return kept
-        around.on_progress(StageProgress("choosing tokens", 0.0))
+    def _token_ids(self, dataset: Dataset, run: Path, context: StageContext) -> Ids:
+        """Return the tokens that the drafts of a run can say, ascending; chosen once a run."""
+        stored = read_token_ids(run)
+        if stored is not None:
+            return stored
+        context.on_progress(StageProgress("choosing tokens", 0.0))
         ranking = rank(
             self._vocabulary,
             list(dataset.texts(held_out=False)),
             ModelWeights(self._header),
-            on_progress=lambda share: around.on_progress(StageProgress("choosing tokens", share)),
+            on_progress=lambda share: context.on_progress(StageProgress("choosing tokens", share)),
         )
         ids = self._cut_of(ranking)
-        earlier = earlier_cut(run, len(ids), self._request.families) if self._request.trains else None
+        earlier = earlier_token_ids(run, len(ids), self._request.families) if self._request.trains else None
         if earlier is not None:
             ids = earlier
-        write_cut_ids(run, ids)
+        write_token_ids(run, ids)
         return ids
 
     def _cut_of(self, ranking: VocabularyRanking) -> Ids:
-        """Return the tokens that are kept. Raises UsageError where nothing would be cut, or too much."""
+        """Return the tokens to keep, ascending. Raises UsageError where nothing would be cut, or too much."""
         keep = self._request.keep
         if keep is not None or len(ranking.order) > KEEP:
             return ranking.cut(keep or KEEP)
@@ -262,18 +275,18 @@ class DraftBuilder:
 
     # ---- without training ----
 
-    def _cuts(self, token_ids: Ids, folder: Path, around: StageContext) -> list[DraftFile]:
+    def _cuts(self, token_ids: Ids, folder: Path, context: StageContext) -> list[DraftFile]:
         assert self.source is not None  # noqa: S101 - for the type checker: whole has one
         found = []
         for i, type_ in enumerate(self._request.types):
-            around.on_progress(StageProgress("cutting", i / len(self._request.types), type_))
+            context.on_progress(StageProgress("cutting", i / len(self._request.types), type_))
             path = folder / f"cut-{type_}.gguf"
             self._cut(type_, path, token_ids)
             found.append(DraftFile(f"cut-{type_}", "whole", path, None, self.source.name))
         return found
 
     def _cut(self, type_: str, path: Path, token_ids: Ids) -> None:
-        """Make a candidate as `path`; its whole model, if it needs one, is removed again."""
+        """Write a cut draft as `path`; the whole model in its quantization is temporary."""
         assert self.source is not None  # noqa: S101
         whole = self.source.path
         own = quantization_in(self.source.name) or quantization_in(whole.stem)
@@ -288,7 +301,7 @@ class DraftBuilder:
                 whole.unlink(missing_ok=True)
 
     def _origin(self) -> Path:
-        """Return what other quantizations are made from: what the source itself was, if that is here."""
+        """Return the file to quantize: the one that the source was made from, if it is here."""
         assert self.source is not None  # noqa: S101
         try:
             made_from = self.source.made_from

@@ -1,4 +1,4 @@
-"""The first stage of `edgespec draft make`: the target writes what drafts are trained on and judged by."""
+"""First stage of `edgespec draft make`: the target writes texts that drafts are trained and evaluated on."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from edgespec.forge.builder import TrainingRequest
 from edgespec.forge.dataset import BUILT_IN, Dataset, is_held_out
 from edgespec.forge.evaluation_process import EvaluationPrompt
 from edgespec.forge.progress import StageContext, StageProgress
-from edgespec.forge.prompts import TextPrompt, TokenPrompt, built_in
-from edgespec.forge.user_texts import asked_of, check_file
-from edgespec.forge.writing import TargetWriter, WritingProgress, WritingSettings
+from edgespec.forge.prompts import TextPrompt, built_in
+from edgespec.forge.user_texts import all_prompts, check_file
+from edgespec.forge.writing import TargetWriter, WritingRun, WritingSettings
 from edgespec.llama.weights import Model
 from edgespec.models.sources import format_size
 from edgespec.models.suites import evenly
@@ -23,41 +23,40 @@ BUDGET = 2_000_000_000
 """Bytes of a dataset by default."""
 
 TOKENS_PER_HOUR = 200_000
-"""Tokens that are written for an hour of training, which reads them about nine times, all families together.
-A head still learnt from the fourth time. They take 40 minutes where a laptop writes 80 a second."""
+"""Tokens to write for an hour of training, which reads them about nine times, all families together.
 
-LEAST_BUDGET = 16_000_000
-"""Bytes that hold a few texts of a small target."""
-
-_N_TOLD = 100  # tokens after which the time that is left is told: the first passes read prompts only
-
-_N_HELD_OUT = 4  # texts to judge by while a draft is trained, however few are written
+A head still learns from the fourth time. Writing takes 40 minutes where a laptop writes 80 tokens/s.
+"""
 
 LEAST_TOKENS, MOST_TOKENS = 20_000, 1_000_000
-"""Tokens that are written in any case; and where nobody asked for more."""
+"""Bounds of the default number of tokens."""
+
+_LEAST_BUDGET = 16_000_000  # bytes: room for a few texts of a small target
+_N_BEFORE_ESTIMATE = 100  # tokens; the first passes prefill only, so they say nothing of the speed
+_N_HELD_OUT = 4  # texts to evaluate training on, however few are written
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataRequest:
-    """What the target is to write."""
+    """Texts that the target is to write."""
 
     tokens: int
-    """That the target is to have written, those of earlier runs included; of the user's own: to write now."""
+    """Tokens in all, earlier runs included; with prompts of the user, tokens to add."""
     n_predict: int = WritingSettings().n_predict
     """Most tokens of an answer."""
     budget: int = BUDGET
-    """Most bytes that the texts and their hidden states take on disk."""
+    """Most bytes of texts and hidden states on disk."""
     prompts: tuple[Path, ...] = ()
-    """Files of prompts, asked before the built-in ones."""
+    """Files of prompts and texts."""
     from_history: bool = False
-    """Whether the prompts of the history are asked too."""
+    """Whether to use the prompts of the history."""
 
     def __post_init__(self) -> None:
-        """Raise UsageError for what cannot be."""
+        """Raise UsageError for values out of range and missing files."""
         if self.tokens < 1:
             raise UsageError("must be 1 or more", field="data_tokens", value=self.tokens)
-        if self.budget < LEAST_BUDGET:
-            problem = f"at least {format_size(LEAST_BUDGET)}: a text takes about a megabyte"
+        if self.budget < _LEAST_BUDGET:
+            problem = f"at least {format_size(_LEAST_BUDGET)}: a text takes about a megabyte"
             raise UsageError(problem, field="budget", value=self.budget)
         for path in self.prompts:
             check_file(path)
@@ -65,11 +64,11 @@ class DataRequest:
     def until(self, dataset: Dataset) -> int:
         """Return how many tokens the dataset is to have, at the beginning of a run."""
         own = bool(self.prompts) or self.from_history
-        return self.tokens + (dataset.size().n_answer_tokens if own else 0)
+        return self.tokens + (dataset.n_answer_tokens() if own else 0)
 
 
 def default_tokens(training: TrainingRequest) -> int:
-    """Return how many tokens the target writes for a training, if the user does not say."""
+    """Return how many tokens the target writes for a training by default."""
     if not training.trains:
         return LEAST_TOKENS
     wanted = training.tokens // 3 if training.tokens else round((training.hours or 0.0) * TOKENS_PER_HOUR)
@@ -77,45 +76,40 @@ def default_tokens(training: TrainingRequest) -> int:
 
 
 def write_texts(
-    model: Model, dataset: Dataset, request: DataRequest, until: int, n_threads: int, around: StageContext
+    model: Model, dataset: Dataset, request: DataRequest, until: int, n_threads: int, context: StageContext
 ) -> None:
     """Let `model` write until the dataset has `until` tokens, or its budget is used up.
 
     Raises EdgespecError, and KeyboardInterrupt when it is stopped; what was written by then is stored.
     """
 
-    def show(now: WritingProgress) -> None:
-        left = until * (1.0 - now.share) / now.tokens_per_s if now.n_tokens >= _N_TOLD else None
-        detail = f"{now.tokens_per_s:.0f} tokens/s, {now.share * until:,.0f} tokens"
-        around.on_progress(StageProgress("writing", now.share, detail, left))
+    def show(run: WritingRun) -> None:
+        left = until * (1.0 - run.share) / run.tokens_per_s if run.n_tokens >= _N_BEFORE_ESTIMATE else None
+        detail = f"{run.tokens_per_s:.0f} tokens/s, {run.share * until:,.0f} tokens"
+        context.on_progress(StageProgress("writing", run.share, detail, left))
 
-    prompts = _prompts(model, request)
-    writing = TargetWriter(
+    prompts = all_prompts(model, request.prompts, from_history=request.from_history)
+    target_writer = TargetWriter(
         model,
         WritingSettings(n_predict=request.n_predict),
         n_threads=n_threads,
-        interrupt=around.signals.interrupt if around.signals else None,
-        on_message=around.on_message,
+        interrupt=context.signals.interrupt if context.signals else None,
+        on_message=context.on_message,
     )
-    with writing, dataset.writer(request.budget) as writer:
-        written = writing.fill(writer, prompts, until=until, on_progress=show)
-        if written.full:
-            around.on_message(writer.full())
+    with target_writer, dataset.writer(request.budget) as writer:
+        # Some held-out prompts come first, so that each dataset has texts to evaluate on.
+        prompts = chain(islice(_held_out_prompts(), _N_HELD_OUT), prompts)
+        run = target_writer.fill(writer, prompts, until=until, on_progress=show)
+        if run.full:
+            context.on_message(writer.full())
 
 
-def _prompts(model: Model, request: DataRequest) -> Iterator[TextPrompt | TokenPrompt]:
-    """Return what is asked: some held-out prompts, so that each dataset has some, then all."""
-    own = asked_of(model, request.prompts, from_history=request.from_history)
-    return chain(islice(_held_out(), _N_HELD_OUT), own)
-
-
-def _held_out() -> Iterator[TextPrompt]:
-    """Yield the built-in prompts that nothing is trained on."""
+def _held_out_prompts() -> Iterator[TextPrompt]:
     return (prompt for prompt in built_in() if is_held_out(prompt.key))
 
 
-def questions_for(dataset: Dataset, n: int) -> tuple[EvaluationPrompt, ...]:
-    """Return `n` prompts that no draft was trained on: up to half of the user's own, then built-in ones."""
+def evaluation_prompts(dataset: Dataset, n: int) -> tuple[EvaluationPrompt, ...]:
+    """Return `n` held-out prompts: up to half of them the user's own, then built-in ones."""
     own = [text for text in dataset.texts(held_out=True) if text.source != BUILT_IN and text.n_prompt > 1]
     found = [
         EvaluationPrompt(
@@ -123,6 +117,6 @@ def questions_for(dataset: Dataset, n: int) -> tuple[EvaluationPrompt, ...]:
         )
         for text in evenly(own, n // 2)
     ]
-    for prompt in islice(_held_out(), n - len(found)):
+    for prompt in islice(_held_out_prompts(), n - len(found)):
         found.append(EvaluationPrompt(f"{prompt.key:016x}", BUILT_IN, text=prompt.turns[-1]))
     return tuple(found)

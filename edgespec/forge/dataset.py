@@ -1,12 +1,12 @@
-"""What drafts are trained on: texts of one target, and its hidden states along them, on disk.
+"""A dataset to train drafts on: one target's texts, and its hidden states along them, on disk.
 
     cache_root()/forge/0123456789abcdef/     0700   one target: the first digits of its file's SHA-256
-        dataset.json                                which target that is, and the budget
-        00001.npz 00002.npz ..                      shards, about 64 texts each, written whole or not at all
-        00003.npz.set-aside                         a damaged shard, kept so that the user can look into it
+        dataset.json                                which target, and the budget
+        00001.npz 00002.npz ..                      shards, about 64 texts each, complete or missing
+        00003.npz.set-aside                         a damaged shard, left for the user to look into
         .lock                                       held by the process that writes
 
-The hidden states are mapped, not loaded: a dataset may be larger than the memory. shards.py has the format.
+Hidden states are mapped, not loaded: a dataset may be larger than memory. shards.py has the format.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -36,35 +35,35 @@ if TYPE_CHECKING:
     from edgespec.llama.gguf_header import GGUFHeader
 
 BUILT_IN, FROM_HISTORY, FROM_FILE, READ = "prompt:built-in", "prompt:history", "prompt:file", "read"
-"""Where a text is from: the target's answer to such a prompt, or a text that the target only read."""
+"""Sources of texts: the target's answer to such a prompt, or a text that the target only read."""
 
 HELD_OUT_SHARE = 0.05
-"""Of all prompts, those that are never trained on: drafts are judged by them."""
+"""Share of prompts that are never trained on: drafts are evaluated on them."""
 
 TEXTS_PER_SHARD = 64
 
 _FORM, _VERSION = "edgespec-forge-dataset", 1
-_SHARD = re.compile(r"(\d{5})\.npz(\.set-aside)?")
+SHARD_NAME = re.compile(r"(?P<number>\d{5})\.npz(?P<aside>\.set-aside)?")
 
 
 @dataclass(frozen=True, slots=True)
 class DatasetTarget:
-    """The model that a dataset is of."""
+    """The model that wrote a dataset."""
 
     sha256: str
-    """Of its file, 64 hex digits."""
+    """64 hex digits, of its file."""
     name: str
     n_embd: int
     n_vocab: int
 
     @classmethod
     def of(cls, header: GGUFHeader, name: str, sha256: str) -> DatasetTarget:
-        """Return the target whose file has that header and hash."""
+        """Return the target whose file has this header and hash."""
         return cls(sha256, name, header.n_embd, header.n_vocab)
 
     @property
     def folder(self) -> Path:
-        """Where its dataset lies by default."""
+        """The default folder of its dataset."""
         return forge_root() / self.sha256[:16]
 
 
@@ -74,38 +73,22 @@ class TrainingText:
 
     tokens: npt.NDArray[np.int32]
     n_prompt: int
-    """Tokens of the prompt; those after it are what a draft learns to say."""
+    """Tokens of the prompt; a draft learns those after it."""
     first: int
-    """The first token whose hidden state is kept."""
+    """The first token with a stored hidden state."""
     features: npt.NDArray[np.float16]
-    """Hidden states after the last norm of tokens `first` .. len(tokens) - 2, (that many, n_embd)."""
+    """Hidden states, after the last norm, of tokens `first` .. len(tokens) - 2: shape (n, n_embd)."""
     temperature: float
-    """At which the target wrote it; NaN: the target only read it."""
+    """Sampling temperature; NaN: the target only read the text."""
     source: str
     """BUILT_IN, FROM_HISTORY, FROM_FILE or READ."""
     key: int
-    """Which prompt it is of: `key_of`."""
+    """`key_of` its prompt."""
 
     @property
     def held_out(self) -> bool:
-        """Whether it is kept for judging."""
+        """Whether it is for evaluation only."""
         return is_held_out(self.key)
-
-
-@dataclass(frozen=True, slots=True)
-class Size:
-    """How large a dataset is."""
-
-    n_texts: int = 0
-    n_tokens: int = 0
-    """Prompts included."""
-    n_answer_tokens: int = 0
-    n_held_out: int = 0
-    """Texts kept for judging."""
-    n_bytes: int = 0
-    """On disk."""
-    sources: Mapping[str, int] | None = None
-    """Texts of each source."""
 
 
 def forge_root() -> Path:
@@ -114,9 +97,9 @@ def forge_root() -> Path:
 
 
 def key_of(beginning: bytes, rest: bytes = b"") -> int:
-    """Return the number, 64 bits, of a prompt that is `beginning` and `rest`.
+    """Return the 64-bit number of a prompt that is `beginning` and `rest`.
 
-    Prompts that begin alike (a question, and a conversation that goes on from it) are all held out or none.
+    Prompts that begin alike, such as a question and the conversation after it, are all held out or none.
     """
     digest = hashlib.sha256(beginning)
     high = digest.digest()[:4]
@@ -125,7 +108,7 @@ def key_of(beginning: bytes, rest: bytes = b"") -> int:
 
 
 def is_held_out(key: int) -> bool:
-    """Whether the texts of a prompt are never trained on."""
+    """Return whether the texts of a prompt are never trained on."""
     return (key >> 32) < HELD_OUT_SHARE * (1 << 32)
 
 
@@ -135,10 +118,9 @@ class Dataset:
     def __init__(
         self, target: DatasetTarget, folder: Path | None = None, *, on_message: MessageFn = silent
     ) -> None:
-        """Open the dataset in `folder`, by default that of the target; nothing is written yet.
+        """Open the dataset in `folder`, by default the target's; nothing is written yet.
 
-        `on_message` takes lines that the user should know. Raises EdgespecError for a folder of another
-        target, and one that cannot be read.
+        Raises EdgespecError for a folder of another target, and one that cannot be read.
         """
         self.target = target
         self.folder = target.folder if folder is None else folder
@@ -167,10 +149,10 @@ class Dataset:
     # ---- reading ----
 
     def texts(self, *, held_out: bool | None = None) -> Iterator[TrainingText]:
-        """Yield the texts in the order they were written; `held_out`: only those that are, or are not.
+        """Yield the texts in the order they were written; `held_out` selects those that are, or are not.
 
-        The hidden states are views on mapped files: they take memory only while they are read. A damaged
-        shard is set aside, with a line that says so. Raises EdgespecError where the disk fails.
+        Hidden states are views on mapped files. A damaged shard is set aside, with a message. Raises
+        EdgespecError where the disk fails.
         """
         for path in self.shards():
             shard = self._open(path)
@@ -179,38 +161,26 @@ class Dataset:
                     yield text
 
     def shards(self) -> list[Path]:
-        """Return the files of texts, in order."""
+        """Return the shards, in order."""
         return [self.folder / name for name, aside in self._names() if not aside]
 
-    def keys(self) -> set[int]:
-        """Return the keys of all prompts that have a text."""
-        return {text.key for text in self.texts()}
-
-    def size(self) -> Size:
-        """Count what there is."""
-        texts = list(self.texts())
-        return Size(
-            n_texts=len(texts),
-            n_tokens=sum(len(text.tokens) for text in texts),
-            n_answer_tokens=sum(len(text.tokens) - text.n_prompt for text in texts),
-            n_held_out=sum(text.held_out for text in texts),
-            n_bytes=self.n_bytes(),
-            sources=Counter(text.source for text in texts),
-        )
+    def n_answer_tokens(self) -> int:
+        """Return the number of tokens after the prompts."""
+        return sum(len(text.tokens) - text.n_prompt for text in self.texts())
 
     def n_bytes(self) -> int:
-        """Return the size of all shards on disk, those set aside included."""
+        """Return the size of all shards, those set aside included."""
         return sum((self.folder / name).stat().st_size for name, _ in self._names())
 
     def _names(self) -> list[tuple[str, bool]]:
-        """Return the names of the shards, and whether each was set aside."""
+        """Return the names of the shards, each with whether it was set aside."""
         if not self.folder.is_dir():
             return []
-        found = [match for path in self.folder.iterdir() if (match := _SHARD.fullmatch(path.name))]
-        return sorted((match[0], match[2] is not None) for match in found)
+        found = [match for path in self.folder.iterdir() if (match := SHARD_NAME.fullmatch(path.name))]
+        return sorted((match[0], match["aside"] is not None) for match in found)
 
     def _open(self, path: Path) -> Arrays | None:
-        """Return the arrays of a shard, mapped; None if it is damaged, or was set aside meanwhile."""
+        """Return the mapped arrays of a shard; None if it is damaged, or was set aside meanwhile."""
         try:
             arrays = open_shard(
                 path,
@@ -234,9 +204,9 @@ class Dataset:
 
     @contextmanager
     def writer(self, budget: int) -> Iterator[DatasetWriter]:
-        """Hold the folder, to add texts to it until all take `budget` bytes; what was added is kept.
+        """Lock the folder and give a writer for texts up to `budget` bytes in all.
 
-        Raises EdgespecError if another process writes there, for a budget that the disk has no room for, and
+        Raises EdgespecError if another process writes there, if the disk has no room for the budget, and
         where the disk fails.
         """
         try:
@@ -278,17 +248,17 @@ class DatasetWriter:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of what was added, and of what was there."""
+        """Bytes of all texts, on disk and waiting."""
         return self._on_disk + sum(map(_bytes_of, self._waiting))
 
     def has_room(self, n_bytes: int) -> bool:
-        """Whether the budget has room for so many bytes more."""
+        """Return whether the budget has room for `n_bytes` more."""
         return self.n_bytes + n_bytes <= self.budget
 
     def append(self, text: TrainingText) -> bool:
-        """Add a text; False, and it is not added, if the budget has no room for it.
+        """Add a text and return True, unless the budget has no room for it.
 
-        It reaches the disk with others, about 64 of them, or at the next `flush`. Raises OSError.
+        Texts are written by the shard, or at the next `flush`. Raises OSError.
         """
         if not self.has_room(_bytes_of(text)):
             return False
@@ -298,7 +268,7 @@ class DatasetWriter:
         return True
 
     def flush(self) -> None:
-        """Write the texts that wait. Raises OSError; they then go on waiting."""
+        """Write the waiting texts as a shard. Raises OSError; they then go on waiting."""
         if not self._waiting:
             return
         path = self.dataset.folder / f"{self._last + 1:05d}.npz"
@@ -309,7 +279,7 @@ class DatasetWriter:
         self._waiting = []
 
     def full(self) -> str:
-        """Return the line that says that the budget is used up."""
+        """Return the message for a budget that is used up."""
         return (
             f"the budget of {format_size(self.budget)} for the data of {self.dataset.target.name} "
             "is used up; a larger one lets the target write more"
@@ -317,7 +287,7 @@ class DatasetWriter:
 
 
 def _bytes_of(text: TrainingText) -> int:
-    """Return about how many bytes a text takes in a shard, a little more than it does."""
+    """Return an upper estimate of the bytes that a text takes in a shard."""
     return text.features.nbytes + text.tokens.nbytes + 128
 
 

@@ -1,15 +1,14 @@
-"""What making drafts left on disk, target by target; and deleting from it what came from the user's texts.
+"""Datasets and trainings that are stored on disk, target by target; deleting them, or the user's texts alone.
 
-A dataset (dataset.py) has texts as tokens with their hidden states, from which the text can be had back. The
-rest of a target's folder are checkpoints of trainings: weights, which hold no text but may know of it.
+A dataset (dataset.py) holds texts as tokens, so they can be read back. The rest of a target's folder are
+checkpoints of trainings: weights, which hold no text but may have learnt it.
 """
 
 from __future__ import annotations
 
 import json
-import re
+import shutil
 import zipfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,43 +17,39 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.errors import EdgespecError, describe_os_error
-from edgespec.forge.dataset import BUILT_IN, forge_root
+from edgespec.forge.dataset import BUILT_IN, SHARD_NAME, forge_root
 from edgespec.forge.draft_store import DraftStore
 from edgespec.platform.files import replacing
-
-_SHARD = re.compile(r"\d{5}\.npz")
-_ASIDE = re.compile(r"\d{5}\.npz\.set-aside")
-_Arrays = Mapping[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class StoredDataset:
-    """What is kept for one target."""
+    """Dataset and checkpoints of one target."""
 
     folder: Path
     target: str
-    """Its name; "" if that cannot be read."""
+    """The target's name; "" if it cannot be read."""
     sha256: str
-    """Of its file, or the digits of it that the folder is called by."""
+    """Hash of the target's file, or the digits of it in the folder's name."""
     n_texts: int
     n_own: int
-    """Of them, the texts that came from the user's history and files."""
+    """Texts from the user's history and files."""
     data_bytes: int
     checkpoint_bytes: int
     damaged: tuple[Path, ...]
-    """Files of texts that cannot be read, or were set aside."""
+    """Shards that cannot be read, or were set aside."""
 
 
 def find_stored(root: Path | None = None) -> list[StoredDataset]:
-    """Return what is kept for each target, by name. Raises UsageError where no home directory is known."""
+    """Return what is stored for each target, by name. Raises UsageError where no home directory is known."""
     root = forge_root() if root is None else root
     if not root.is_dir():
         return []
-    found = [_look_at(folder) for folder in root.iterdir() if folder.is_dir()]
-    return sorted(found, key=lambda kept: (kept.target, kept.sha256))
+    found = [_inspect(folder) for folder in root.iterdir() if folder.is_dir()]
+    return sorted(found, key=lambda stored: (stored.target, stored.sha256))
 
 
-def _look_at(folder: Path) -> StoredDataset:
+def _inspect(folder: Path) -> StoredDataset:
     n_texts = n_own = n_bytes = n_other = 0
     damaged = []
     for file in folder.rglob("*"):
@@ -64,18 +59,19 @@ def _look_at(folder: Path) -> StoredDataset:
             size = file.stat().st_size
         except OSError:  # deleted by now
             continue
-        if file.parent != folder or not (_SHARD.fullmatch(file.name) or _ASIDE.fullmatch(file.name)):
+        name = SHARD_NAME.fullmatch(file.name)
+        if not name or file.parent != folder:
             n_other += size
             continue
         n_bytes += size
-        own = None if _ASIDE.fullmatch(file.name) else _own_texts(file)
+        own = None if name["aside"] else _user_texts(file)
         if own is None:
             damaged.append(file)
         else:
             n_texts += len(own)
             n_own += int(own.sum())
-    name, sha256 = _target_of(folder)
-    return StoredDataset(folder, name, sha256, n_texts, n_own, n_bytes, n_other, tuple(sorted(damaged)))
+    target, sha256 = _target_of(folder)
+    return StoredDataset(folder, target, sha256, n_texts, n_own, n_bytes, n_other, tuple(sorted(damaged)))
 
 
 def _target_of(folder: Path) -> tuple[str, str]:
@@ -86,8 +82,8 @@ def _target_of(folder: Path) -> tuple[str, str]:
         return "", folder.name
 
 
-def _own_texts(shard: Path) -> npt.NDArray[np.bool_] | None:
-    """Return for each text of a shard whether it came from the user; None if that cannot be read."""
+def _user_texts(shard: Path) -> npt.NDArray[np.bool_] | None:
+    """Return for each text of a shard whether it came from the user; None if the shard cannot be read."""
     try:
         with np.load(shard) as arrays:
             return np.asarray(arrays["source"] != BUILT_IN, np.bool_)
@@ -95,44 +91,55 @@ def _own_texts(shard: Path) -> npt.NDArray[np.bool_] | None:
         return None
 
 
-# ---- deleting ----
+def delete_dataset(target_name: str, target_sha256: str) -> tuple[Path | None, int]:
+    """Delete all texts of a target, and what is left of trainings on them.
+
+    Returns the folder and its bytes; (None, 0) if there is none. Raises EdgespecError while it is in use.
+    """
+    folder = forge_root() / target_sha256[:16]
+    if not folder.is_dir():
+        return None, 0
+    with DraftStore(target_name, target_sha256).locked_folder():
+        n_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        shutil.rmtree(folder)
+    return folder, n_bytes
 
 
-def delete_user_texts(kept: StoredDataset) -> int:
-    """Delete the texts that came from the user, and all damaged files; return how many texts are gone.
+def delete_user_texts(stored: StoredDataset) -> int:
+    """Delete the texts that came from the user, and all damaged shards; return how many texts are gone.
 
-    A file of texts is replaced by one without them. Raises EdgespecError while a draft is made for this
-    target, and where the disk fails; each file is then as it was, or without them.
+    Raises EdgespecError while a draft is made for this target, and where the disk fails; each shard is then
+    complete, with or without these texts.
     """
     n_gone = 0
-    with DraftStore(kept.target or kept.sha256, kept.sha256).opened():
+    with DraftStore(stored.target or stored.sha256, stored.sha256).locked_folder():
         try:
-            for file in sorted(kept.folder.iterdir()):
-                if _SHARD.fullmatch(file.name):
-                    n_gone += _delete_own(file)
-                elif _ASIDE.fullmatch(file.name):
+            for file in sorted(stored.folder.iterdir()):
+                name = SHARD_NAME.fullmatch(file.name)
+                if name and name["aside"]:
                     file.unlink()
+                elif name:
+                    n_gone += _delete_from(file)
         except OSError as error:
             raise EdgespecError(f"not all could be deleted: {describe_os_error(error)}") from error
     return n_gone
 
 
-def _delete_own(shard: Path) -> int:
-    own = _own_texts(shard)
+def _delete_from(shard: Path) -> int:
+    own = _user_texts(shard)
     if own is None or own.all():
         shard.unlink()
         return 0 if own is None else len(own)
     if own.any():
-        with np.load(shard) as stored:
-            rest: Any = _without(dict(stored), own)
+        with np.load(shard) as arrays:
+            rest: Any = _selected(dict(arrays), ~own)
         with replacing(shard) as file:
             np.savez(file, **rest)
     return int(own.sum())
 
 
-def _without(shard: _Arrays, gone: npt.NDArray[np.bool_]) -> _Arrays:
-    """Return the arrays of a shard without the texts that are `gone`."""
-    kept = ~gone
+def _selected(shard: dict[str, npt.NDArray[Any]], kept: npt.NDArray[np.bool_]) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays of a shard with the texts that are `kept` alone."""
     rows = shard["length"] - 1 - shard["first"]
-    of_text = {"tokens": np.repeat(kept, shard["length"]), "features": np.repeat(kept, rows)}
-    return {name: array[of_text.get(name, kept)] for name, array in shard.items()}
+    by_row = {"tokens": np.repeat(kept, shard["length"]), "features": np.repeat(kept, rows)}
+    return {name: array[by_row.get(name, kept)] for name, array in shard.items()}

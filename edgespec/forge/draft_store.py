@@ -1,7 +1,7 @@
-"""Where drafts of one target are made and kept: their names, a folder under a lock, a place among the models.
+"""The models directory as the place of drafts: their names and records, and a locked folder to make them in.
 
-A candidate is made in a folder of its own in the models directory, under a lock, and gets its name when it is
-complete. A killed run leaves nothing but that folder, which the next one removes.
+Drafts are made in a hidden folder of the models directory, under a lock; the best is moved out and gets a
+name. A killed run leaves nothing but that folder, which the next run removes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
-from edgespec.forge.dataset import forge_root
 from edgespec.models.draft_records import DraftRecord, read_record, record_file, write_record
 from edgespec.models.pull import hash_file
 from edgespec.models.registry import add_local, check_name, load_registry, remove_local
@@ -22,16 +21,15 @@ from edgespec.platform.locks import locked
 
 
 class DraftStore:
-    """The drafts of one target."""
+    """The models directory for the drafts of one target."""
 
     def __init__(self, target_name: str, target_sha256: str) -> None:
-        """Work in the models directory; nothing is written yet."""
         self._target = target_name
         self._root = Store.default().root
         self._folder = self._root / f".drafts-of-{target_sha256[:16]}"
 
     def check_name(self, name: str, *, replace: bool) -> None:
-        """Raise UsageError for a name that cannot be given, or is taken (unless it may `replace` a draft)."""
+        """Raise UsageError for a name that is invalid or taken; `replace`: a draft may have it."""
         check_name(name)
         entry, file = load_registry().entries.get(name), self._root / f"{name}.gguf"
         if entry and (entry.path != file or not record_file(file).exists()):
@@ -41,7 +39,7 @@ class DraftStore:
             raise UsageError(problem, field="name", value=name)
 
     def free_name(self, stem: str) -> str:
-        """Return `stem`, or with a number after it, so that neither a model nor a file has that name."""
+        """Return `stem`, with a number after it where a model or a file has that name."""
         registry, n, name = load_registry(), 1, stem
         while name in registry.entries or name in registry.pairs or (self._root / f"{name}.gguf").exists():
             n += 1
@@ -49,10 +47,10 @@ class DraftStore:
         return name
 
     @contextmanager
-    def opened(self) -> Iterator[Path]:
-        """Hold the lock of this target's drafts, and a folder that is gone afterwards.
+    def locked_folder(self) -> Iterator[Path]:
+        """Hold the lock of this target's drafts, and give an empty folder that is removed afterwards.
 
-        Raises EdgespecError if another process holds it, and where the disk fails.
+        Raises EdgespecError if another process holds the lock, and where the disk fails.
         """
         try:
             self._root.mkdir(parents=True, exist_ok=True)
@@ -72,13 +70,13 @@ class DraftStore:
         )
 
     def check_space(self, n_bytes: int) -> None:
-        """Raise EdgespecError unless the disk holds so many bytes of candidates."""
+        """Raise EdgespecError unless the disk has room for `n_bytes` of drafts."""
         check_disk(self._root, n_bytes, f"drafts for {self._target}")
 
-    def keep(self, made: Path, record: DraftRecord) -> Path:
-        """Give a candidate its name and its place among the models, in place of an older one of that name.
+    def store(self, made: Path, record: DraftRecord) -> Path:
+        """Move a draft among the models under its name, in place of an older one; return its file.
 
-        Raises OSError and EdgespecError; then there is no new draft, and no half of one.
+        Raises OSError and EdgespecError; then nothing is stored.
         """
         file = self._root / f"{record.name}.gguf"
         size, sha256 = made.stat().st_size, hash_file(made)
@@ -98,10 +96,10 @@ class DraftStore:
 
 
 def remove_draft(name: str) -> tuple[DraftRecord | None, list[Path]]:
-    """Remove a draft that was made here: its name, its file and its record.
+    """Remove the name, file and record of a draft that was made here.
 
-    Returns the record, None if it was damaged, and the files that were deleted. Raises UsageError for a name
-    that no made draft has.
+    Returns the record, None if it was damaged, and the deleted files. Raises UsageError for a name that no
+    made draft has.
     """
     file = draft_file(name)
     try:
@@ -116,24 +114,10 @@ def remove_draft(name: str) -> tuple[DraftRecord | None, list[Path]]:
     return record, gone
 
 
-def remove_data(target_name: str, target_sha256: str) -> tuple[Path | None, int]:
-    """Remove all texts that are kept for a target, and what is left of trainings on them.
-
-    Returns the folder and its bytes; (None, 0) if it is not here. Raises EdgespecError while it is in use.
-    """
-    folder = forge_root() / target_sha256[:16]
-    if not folder.is_dir():
-        return None, 0
-    with DraftStore(target_name, target_sha256).opened():  # refuses while a draft is being made
-        n_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-        shutil.rmtree(folder)
-    return folder, n_bytes
-
-
 def draft_file(name: str) -> Path:
-    """Return the file of a draft that was made here. Raises UsageError for a name that none has.
+    """Return the file of a draft that was made here, even if models.toml no longer names it.
 
-    One whose name was removed from models.toml is found by its file.
+    Raises UsageError for a name that no made draft has.
     """
     entry = load_registry().entries.get(name)
     file = entry.path if entry else Store.default().root / Path(f"{name}.gguf").name

@@ -1,7 +1,7 @@
-"""What drafts are worth: tokens a second through the real loop, each draft and plain decoding in turns.
+"""Evaluation of drafts: tokens a second through the real loop, each draft and plain decoding in turns.
 
-    timing    each draft        the cost of a drafted token, acceptance by position
-    round 0   each draft        question 1: plain, drafting   question 2: drafting, plain   ...
+    timing    each draft        cost of a drafted token, acceptance by position
+    round 0   each draft        prompt 1: plain, drafting   prompt 2: drafting, plain   ...
     round 1   the better ones   the other way round, with the next seed
     ...
 
@@ -23,7 +23,7 @@ import msgspec
 from edgespec.benchmark.runs import Run, rotated
 from edgespec.benchmark.summary import VariantComparison, compare
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
-from edgespec.forge.data_stage import questions_for
+from edgespec.forge.data_stage import evaluation_prompts
 from edgespec.forge.dataset import Dataset, DatasetTarget
 from edgespec.forge.draft_store import draft_file
 from edgespec.forge.evaluation_process import (
@@ -33,7 +33,7 @@ from edgespec.forge.evaluation_process import (
     EvaluationSettings,
     EvaluationTask,
 )
-from edgespec.forge.progress import ProgressFn, StageContext, StageProgress, unseen
+from edgespec.forge.progress import StageContext, StageProgress
 from edgespec.llama.gguf_header import check_model_file
 from edgespec.models.draft_records import DraftRecord, DraftSpeedups, drafts_for, read_record, write_record
 from edgespec.models.hashes import sha256_of
@@ -41,131 +41,123 @@ from edgespec.models.quantizations import ModelFile, model_file
 from edgespec.models.registry import load_registry
 from edgespec.models.resolve import resolve
 from edgespec.platform.files import write_atomically
-from edgespec.platform.messages import MessageFn, silent
 
-_KEPT_AFTER_ROUND = 2  # candidates that are judged on after the first round, beside what was there
+_BEST_OF_FIRST_ROUND = 2  # new candidates that go on after it
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A draft that is judged, or none."""
+    """A draft to evaluate, or drafting without a model."""
 
     name: str
     path: Path | None
     """None: no draft model, only text seen before."""
     was_there: bool = False
-    """Whether it is what the others have to beat; judged in every round."""
+    """Whether this is the draft to beat; it takes part in every round."""
 
 
 @dataclass(frozen=True, slots=True)
 class CandidateResult:
-    """What was measured of one contender."""
+    """Measurements of one candidate."""
 
-    contender: Candidate
+    candidate: Candidate
     timing: DraftTiming | None
     """None: without a draft model."""
     greedy: VariantComparison
     sampled: VariantComparison
-    """Drafting beside plain decoding, at temperature 0 and at 0.8."""
+    """Drafting compared with plain decoding, at temperature 0 and at 0.8."""
     rounds: int
     runs: tuple[Run, ...]
-    """All of them."""
     size: int | None
-    """Bytes of its file; None: without a draft model."""
+    """Bytes of the file; None: without a draft model."""
 
     @property
     def gains(self) -> DraftSpeedups:
-        """The median speed-ups; 1 where nothing was written, so that nothing could be compared."""
+        """Median speed-ups; 1 where nothing was written."""
         medians = [one.speedup.median if one.speedup else 1.0 for one in (self.greedy, self.sampled)]
         return DraftSpeedups(*medians)
 
 
 @dataclass(frozen=True, slots=True)
 class _StoredRuns:
-    """A file of runs."""
+    """Content of a part's file."""
 
     key: str
     runs: tuple[Run, ...]
 
 
 class Evaluator:
-    """Judges drafts of one target, in a folder of its own."""
+    """Evaluates drafts of one target, with finished parts in a folder."""
 
     def __init__(
         self,
         target: Path,
-        questions: Sequence[EvaluationPrompt],
+        prompts: Sequence[EvaluationPrompt],
         settings: EvaluationSettings,
         folder: Path,
-        *,
-        on_progress: ProgressFn = unseen,
-        on_message: MessageFn = silent,
+        context: StageContext,
     ) -> None:
-        """Judge by `questions`; parts that were measured in `folder` before are used again.
-
-        `on_message` takes lines that the user should know. Raises EdgespecError without questions.
-        """
-        if not questions:
+        """Measure on `prompts`; parts in `folder` are used again. Raises EdgespecError without prompts."""
+        if not prompts:
             problem = "there is no prompt to judge drafts by: let the target write more, or name a suite"
             raise EdgespecError(problem)
-        self._target, self._questions, self._settings = target, tuple(questions), settings
-        self._folder = folder
-        self._on_progress, self._on_message = on_progress, on_message
+        self._target, self._prompts, self._settings = target, tuple(prompts), settings
+        self._folder, self._context = folder, context
         self._sha256: dict[Path | None, str] = {None: "", target: sha256_of(target)}
         self._done = self._total = 0
 
-    def judge(self, contenders: Sequence[Candidate]) -> list[CandidateResult]:
-        """Return what was measured of each contender that could run, in their order.
+    def evaluate(self, candidates: Sequence[Candidate]) -> list[CandidateResult]:
+        """Measure the candidates; return results of those that could run, in their order.
 
-        After the first round only the best two, and what was there, are judged on. A contender that cannot
-        run is left out, which is told in a line. Raises EdgespecError if none can.
+        After the first round only the best two, and the draft to beat, go on. A candidate that cannot run is
+        left out, with a message. Raises EdgespecError if none can.
         """
         rounds = self._settings.rounds
-        n_later = min(len(contenders), _KEPT_AFTER_ROUND + sum(one.was_there for one in contenders))
-        n_timed = sum(one.path is not None for one in contenders)
-        self._done, self._total = 0, n_timed + len(contenders) + (rounds - 1) * n_later
+        n_later = min(len(candidates), _BEST_OF_FIRST_ROUND + sum(one.was_there for one in candidates))
+        n_timed = sum(one.path is not None for one in candidates)
+        self._done, self._total = 0, n_timed + len(candidates) + (rounds - 1) * n_later
         timings: dict[Candidate, DraftTiming | None] = {}
         runs: dict[Candidate, list[Run]] = {}
-        for one in contenders:
+        for one in candidates:
             try:
                 timings[one] = DraftTiming.of(self._part(one, None)) if one.path else None
                 runs[one] = []
             except EdgespecError as error:
-                self._on_message(f"{one.name} is left out: {error}")
+                self._context.on_message(f"{one.name} is left out: {error}")
         going = list(runs)
         for round_ in range(rounds):
             for one in rotated(going, round_) if going else ():
                 try:
                     runs[one] += self._part(one, round_)
                 except EdgespecError as error:
-                    self._on_message(f"{one.name} is left out: {error}")
+                    self._context.on_message(f"{one.name} is left out: {error}")
                     del runs[one]
             going = [one for one in going if one in runs]
             if round_ == 0:
-                going = _better(going, {one: _judged(one, None, runs[one], rounds) for one in going})
+                going = _best([_result(one, None, runs[one], rounds) for one in going])
         if not runs:
             raise EdgespecError("no draft could be judged; the lines above say why")
-        return [_judged(one, timings[one], found, rounds) for one, found in runs.items()]
+        return [_result(one, timings[one], found, rounds) for one, found in runs.items()]
 
     def _part(self, one: Candidate, round_: int | None) -> tuple[Run, ...]:
-        """Return the runs of a contender in one round (None: those of the timing), measured or as kept."""
-        what = f"timing {one.name}" if round_ is None else f"round {round_ + 1} of {one.name}"
-        trial = EvaluationTask(
+        """Return the runs of a candidate in one round (None: its timing), measured or stored."""
+        detail = f"timing {one.name}" if round_ is None else f"round {round_ + 1} of {one.name}"
+        task = EvaluationTask(
             target=str(self._target),
             draft=str(one.path) if one.path else None,
-            questions=self._questions,
+            questions=self._prompts,
             settings=self._settings,
             round=round_,
         )
-        key = self._key(one, trial)
+        key = self._key(one, task)
         file = self._folder / f"{key[:16]}.json"
         runs = _read(file, key)
         if runs is None:
             found: list[Run] = []
-            self._show(what, 0.0)
-            for run in trial.runs():
+            self._show(detail, 0.0)
+            for run in task.runs():
                 found.append(run)
-                self._show(what, len(found) / trial.n_runs)
+                self._show(detail, len(found) / task.n_runs)
             runs = tuple(found)
             try:
                 write_atomically(file, msgspec.json.encode(_StoredRuns(key, runs)))
@@ -175,35 +167,37 @@ class Evaluator:
         self._done += 1
         return runs
 
-    def _show(self, what: str, share: float) -> None:
-        self._on_progress(StageProgress("judging", min(1.0, (self._done + share) / self._total), what))
+    def _show(self, detail: str, share: float) -> None:
+        done = min(1.0, (self._done + share) / self._total)
+        self._context.on_progress(StageProgress("judging", done, detail))
 
-    def _key(self, one: Candidate, trial: EvaluationTask) -> str:
+    def _key(self, one: Candidate, task: EvaluationTask) -> str:
         """Return a hash of what the runs depend on: the files' contents, not their names."""
         if one.path not in self._sha256 and one.path:
             self._sha256[one.path] = sha256_of(one.path)
         files = self._sha256[self._target], self._sha256[one.path]
-        facts = msgspec.json.encode((files, replace(trial, target="", draft=None)))
+        facts = msgspec.json.encode((files, replace(task, target="", draft=None)))
         return hashlib.sha256(facts).hexdigest()
 
 
 def _read(file: Path, key: str) -> tuple[Run, ...] | None:
-    """Return the runs in a file; None if it is missing, damaged or of something else."""
+    """Return the runs in a file; None if it is missing, damaged or of another part."""
     try:
-        part = msgspec.json.decode(file.read_bytes(), type=_StoredRuns)
+        stored = msgspec.json.decode(file.read_bytes(), type=_StoredRuns)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return None
-    return part.runs if part.key == key else None
+    return stored.runs if stored.key == key else None
 
 
-def _better(going: Sequence[Candidate], judged: dict[Candidate, CandidateResult]) -> list[Candidate]:
-    """Return those that are judged on after the first round: what was there, and the best of the others."""
-    new = [one for one in going if not one.was_there]
-    new.sort(key=lambda one: judged[one].gains.mean, reverse=True)
-    return [one for one in going if one.was_there or one in new[:_KEPT_AFTER_ROUND]]
+def _best(results: Sequence[CandidateResult]) -> list[Candidate]:
+    """Return the candidates that go on after the first round."""
+    new = [one for one in results if not one.candidate.was_there]
+    new.sort(key=lambda one: one.gains.mean, reverse=True)
+    best = new[:_BEST_OF_FIRST_ROUND]
+    return [one.candidate for one in results if one.candidate.was_there or one in best]
 
 
-def _judged(one: Candidate, timing: DraftTiming | None, runs: Sequence[Run], rounds: int) -> CandidateResult:
+def _result(one: Candidate, timing: DraftTiming | None, runs: Sequence[Run], rounds: int) -> CandidateResult:
     greedy = [run for run in runs if run.round < rounds]
     sampled = [run for run in runs if run.round >= rounds]
     n_rounds = len({run.round for run in greedy})
@@ -212,32 +206,34 @@ def _judged(one: Candidate, timing: DraftTiming | None, runs: Sequence[Run], rou
     return CandidateResult(one, timing, *variants, n_rounds, tuple(runs), size)
 
 
+# ---- edgespec draft eval ----
+
+
 @dataclass(frozen=True, slots=True)
 class DraftEvaluation:
-    """What was measured."""
+    """Measurements of a draft and of the target's other draft."""
 
     target_name: str
     draft: CandidateResult
     other: CandidateResult | None
-    """The target's other draft, or none at all; None: it could not be judged."""
+    """The target's other draft, or none at all; None: it could not run."""
 
 
-def evaluate(
+def evaluate_draft(
     name: str,
     target: str | None,
-    questions: Sequence[EvaluationPrompt] | None,
+    prompts: Sequence[EvaluationPrompt] | None,
     settings: EvaluationSettings,
-    around: StageContext,
+    context: StageContext,
 ) -> DraftEvaluation:
-    """Judge the draft `name` for `target`, by default the one it was made for, and keep that in its record.
+    """Evaluate the draft `name` for `target`, by default its own, and update its record.
 
-    `questions`: by default prompts that it was not trained on. Raises UsageError and EdgespecError in one
-    line.
+    `prompts`: by default some that it was not trained on. Raises UsageError and EdgespecError.
     """
     path = draft_file(name)
     record = read_record(path)
     assert record is not None  # noqa: S101 - for the type checker: draft_file found one
-    model = _target(record, target)
+    model = _target_file(record, target)
     sha256 = sha256_of(model.path)
     fits = sha256 == record.target_sha256
     if not fits and record.family == "head":
@@ -247,40 +243,33 @@ def evaluate(
             field="target",
             value=model.name,
         )
-    if questions is None:
+    if prompts is None:
         made_for = DatasetTarget.of(check_model_file(model.path), model.name, sha256)
-        dataset = Dataset(made_for, on_message=around.on_message)
-        questions = questions_for(dataset, settings.n_questions)
+        dataset = Dataset(made_for, on_message=context.on_message)
+        prompts = evaluation_prompts(dataset, settings.n_questions)
     mine, other = Candidate(name, path), _other(record, model)
     with tempfile.TemporaryDirectory() as folder:
-        judging = Evaluator(
-            model.path,
-            questions,
-            settings,
-            Path(folder),
-            on_progress=around.on_progress,
-            on_message=around.on_message,
-        )
-        found = {one.contender: one for one in judging.judge([mine, other])}
+        evaluator = Evaluator(model.path, prompts, settings, Path(folder), context)
+        found = {one.candidate: one for one in evaluator.evaluate([mine, other])}
     if mine not in found:
         raise EdgespecError(f"{name} could not be judged; the line above says why")
     if fits:
-        keep_judged(found[mine])
+        update_record(found[mine])
     return DraftEvaluation(model.name, found[mine], found.get(other))
 
 
-def keep_judged(judged: CandidateResult) -> None:
-    """Write what was measured of a draft that was made here into its record; of others nothing is kept."""
-    path, timing = judged.contender.path, judged.timing
+def update_record(result: CandidateResult) -> None:
+    """Write the measurements of a draft into its record, if it has one: if it was made here."""
+    path, timing = result.candidate.path, result.timing
     record = read_record(path) if path else None
     if path and record and timing:
         changed = replace(
-            record, gains=judged.gains, acceptance=timing.acceptance, cost_ratio=timing.cost_ratio
+            record, gains=result.gains, acceptance=timing.acceptance, cost_ratio=timing.cost_ratio
         )
         write_record(path, changed)
 
 
-def _target(record: DraftRecord, target: str | None) -> ModelFile:
+def _target_file(record: DraftRecord, target: str | None) -> ModelFile:
     try:
         return model_file(target or record.target_name)
     except UsageError:

@@ -1,6 +1,6 @@
-"""One draft on trial: a process that answers questions with it and without it, in turns.
+"""The process that evaluates one draft: it answers prompts with the draft and without, in turns.
 
-timing     plain, and 4 tokens drafted at each step; greedy. What is learnt goes into the pair's profile
+timing     plain, and 4 tokens drafted at each step; greedy. The pair's profile learns from it
 round n    plain, and "auto" as users get it; greedy, then at 0.8
 """
 
@@ -24,36 +24,36 @@ from edgespec.models.suites import Prompt
 from edgespec.platform.child import REFUSED, ReportingChild, answer, say
 
 GREEDY, SAMPLED = 0.0, 0.8
-"""The temperatures at which drafts are judged."""
+"""Temperatures at which drafts are evaluated."""
 
 DRAFTING = "auto"
-"""The variant that is compared with plain decoding: what a user gets by default."""
+"""The variant that is compared with plain decoding: the default."""
 
 N_QUESTIONS = 6
-"""Prompts that candidates are judged by, if the user does not say."""
+"""Default number of prompts."""
 
 _TIMED = Variant("model", "model", 4)
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationPrompt:
-    """A prompt that no judged draft was trained on."""
+    """A prompt that no draft was trained on."""
 
     id: str
     category: str
     text: str = ""
-    """Put to the model in its chat template; "": the tokens are what it continues."""
+    """Text for the chat template; "": the tokens are continued."""
     tokens: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, prompt: Prompt) -> EvaluationPrompt:
-        """Return the question of a suite's prompt."""
+        """Return a suite's prompt as one for evaluation."""
         return cls(prompt.id, prompt.category, prompt.text)
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationSettings:
-    """How long and with what drafts are judged."""
+    """Length and conditions of an evaluation."""
 
     n_predict: int = 64
     """Most tokens of an answer."""
@@ -65,7 +65,7 @@ class EvaluationSettings:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationTask:
-    """What the process is to do."""
+    """Part of an evaluation, run in one process."""
 
     target: str
     draft: str | None
@@ -73,15 +73,15 @@ class EvaluationTask:
     questions: tuple[EvaluationPrompt, ...]
     settings: EvaluationSettings
     round: int | None
-    """None: the timing. The runs at SAMPLED have the round's number plus that of all rounds."""
+    """None: the timing. Runs at SAMPLED are numbered after all greedy rounds."""
 
     @property
     def n_runs(self) -> int:
-        """Most runs that it has."""
+        """Most runs that this takes."""
         return (2 if self.round is None else 4) * len(self.questions)
 
     def runs(self) -> Iterator[Run]:
-        """Yield the runs as they end. Raises EdgespecError in one line if the process cannot do its work."""
+        """Start the process and yield its runs as they end. Raises EdgespecError if it fails."""
         conversation = ReportingChild("edgespec.forge.evaluation_process", "_in_child", self)
         for kind, value in conversation:
             if kind == "run":
@@ -96,16 +96,16 @@ class EvaluationTask:
 
 @dataclass(frozen=True, slots=True)
 class DraftTiming:
-    """What a draft does when it drafts 4 tokens at each step, greedily."""
+    """Cost and acceptance of a draft that drafts 4 tokens at each step, greedily."""
 
     cost_ratio: float
-    """c: seconds a drafted token, catching up included, over seconds of a plain token."""
+    """c: seconds of a drafted token, catching up included, over seconds of a plain token."""
     acceptance: tuple[float, ...]
     """Share accepted at position 1, at position 2 given that the first was, ..."""
 
     @classmethod
     def of(cls, runs: Sequence[Run]) -> DraftTiming:
-        """Return what the runs of a timing tell. Raises EdgespecError if nothing was drafted."""
+        """Compute the timing from its runs. Raises EdgespecError if nothing was drafted."""
         plain = [
             run.verify_s / run.n_emitted
             for run in runs
@@ -124,7 +124,7 @@ class DraftTiming:
 
 
 def _acceptance(steps: Counter[tuple[int, int]]) -> tuple[float, ...]:
-    """Return, for each position, the share accepted of those whose earlier ones all were."""
+    """Return the share accepted at each position, of drafts accepted up to there."""
     found = []
     for i in range(max(length for length, _ in steps)):
         tested = sum(n for (length, accepted), n in steps.items() if length > i and accepted >= i)
@@ -141,39 +141,39 @@ def _in_child() -> int:
     return answer(EvaluationTask, _run)
 
 
-def _run(trial: EvaluationTask) -> None:
-    settings = trial.settings
+def _run(task: EvaluationTask) -> None:
+    settings = task.settings
     with Engine(
-        trial.target,
-        trial.draft,
-        drafter="auto" if trial.draft else "suffix",
+        task.target,
+        task.draft,
+        drafter="auto" if task.draft else "suffix",
         n_threads=settings.n_threads,
         kernels=settings.kernels,
     ) as engine:
-        if trial.draft and engine.draft is None:
+        if task.draft and engine.draft is None:
             raise EdgespecError("one of the models cannot take tokens back: nothing is drafted")
-        if trial.round is None:
-            _answer_all(engine, trial, _TIMED, GREEDY, 0)
+        if task.round is None:
+            _answer_all(engine, task, _TIMED, GREEDY, 0)
             return
-        drafting = Variant(DRAFTING, "auto" if trial.draft else "suffix")
-        _answer_all(engine, trial, drafting, GREEDY, trial.round)
-        _answer_all(engine, trial, drafting, SAMPLED, trial.round + settings.rounds)
-        engine.forget(tables=True)  # the profile must not know these questions
+        drafting = Variant(DRAFTING, "auto" if task.draft else "suffix")
+        _answer_all(engine, task, drafting, GREEDY, task.round)
+        _answer_all(engine, task, drafting, SAMPLED, task.round + settings.rounds)
+        engine.forget(tables=True)  # the profile must not learn these prompts
 
 
 def _answer_all(
-    engine: Engine, trial: EvaluationTask, drafting: Variant, temperature: float, round_: int
+    engine: Engine, task: EvaluationTask, drafting: Variant, temperature: float, round_: int
 ) -> None:
-    """Answer each question plainly and drafting, in turns, and report the runs."""
-    questions, variants = _fitting(engine, trial), (PLAIN_VARIANT, drafting)
+    """Answer each prompt plainly and drafting, in turns, and report the runs."""
+    questions, variants = _fitting(engine, task), (PLAIN_VARIANT, drafting)
 
     def generate(question: EvaluationPrompt, variant: Variant) -> Run:
-        engine.forget(tables=trial.round is not None)
+        engine.forget(tables=task.round is not None)
         result = engine.generate(
             question.tokens or question.text,
             params=SamplingParams(temperature=temperature),
             seed=round_,
-            n_predict=trial.settings.n_predict,
+            n_predict=task.settings.n_predict,
             drafter=variant.drafter,
             gamma=variant.gamma,
         )
@@ -181,17 +181,17 @@ def _answer_all(
 
     longest = max(questions, key=lambda one: len(one.tokens) or len(one.text))
     for variant in variants:
-        generate(longest, variant)  # enlarges the contexts and reads the weights
+        generate(longest, variant)  # warm-up: contexts grow, weights are read
     for place, question in enumerate(questions):
         for variant in rotated(variants, round_ + place):
             say("run", generate(question, variant))
 
 
-def _fitting(engine: Engine, trial: EvaluationTask) -> list[EvaluationPrompt]:
-    """Return the questions that the target can answer in full. Raises EdgespecError if there is none."""
-    n_predict, n_ctx = trial.settings.n_predict, engine.target.n_ctx_train
+def _fitting(engine: Engine, task: EvaluationTask) -> list[EvaluationPrompt]:
+    """Return the prompts whose answers fit in the context. Raises EdgespecError if none do."""
+    n_predict, n_ctx = task.settings.n_predict, engine.target.n_ctx_train
     found = []
-    for one in trial.questions:
+    for one in task.questions:
         n_prompt = len(one.tokens) or len(engine.prompt_tokens(one.text))
         if n_prompt + n_predict < n_ctx:
             found.append(one)

@@ -1,4 +1,8 @@
-"""Training one family of drafts (training/, which needs the extra `forge`), and the files that come of it."""
+"""Families of drafts: what each can be made of, and the training that makes it (training/, extra `forge`).
+
+A new family takes a name in `models.draft_records.Family`, a class as training/family.py asks for, and
+branches in `check_trainable`, `_family` and `_n_parameters`.
+"""
 
 from __future__ import annotations
 
@@ -25,55 +29,53 @@ if TYPE_CHECKING:
     from edgespec.forge.training import family as protocol
     from edgespec.forge.training.loop import TrainingProgress
 
-SHALLOW_SHARE = 2 / 3
-"""Of the source's layers, those that a shallow draft has."""
+MADE_OF_SOURCE: frozenset[Family] = frozenset({"shallow", "whole"})
+"""Families made of a small model, with its output matrix; others are made for a target alone."""
 
-WHOLE_RANK = 16
-"""Rank of the change to each matrix that a whole draft learns: more takes more memory than laptops have."""
+_SHALLOW_SHARE = 2 / 3  # of the source's layers stay in a shallow draft
+_WHOLE_RANK = 16  # of the change to each matrix: a higher rank takes more memory than laptops have
+_FEWEST_LAYERS = 3  # of the source of a shallow draft: two stay at least
 
-_FEWEST_LAYERS = 3  # of a source that a shallow draft is made of: two stay at least
+_LAYERS = "layers.json"  # in the folder of a training: layers of the source that a shallow draft has
+_TEXTS_FOR_LAYERS = 16  # that layers are chosen by
 
-_LAYERS = "layers.json"  # in the folder of a training: those of the source that a shallow draft has
-_TEXTS_FOR_LAYERS = 16  # that they are chosen by
-
-_BYTES_A_PARAMETER = 16  # the parameter, its slope, two moments
-_BYTES_BESIDE = 1 << 30  # activations, logits of a batch
+_BYTES_PER_PARAMETER = 16  # the parameter, its gradient, two moments
+_BYTES_OF_BATCH = 1 << 30  # activations, logits
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingSummary:
-    """What came of training a draft."""
+    """Length and outcome of a training."""
 
     n_tokens: int
-    """Trained on, repetitions counted."""
+    """Repetitions counted."""
     hours: float
     acceptance: tuple[float, ...]
-    """On held-out texts: share right at position 1, at position 2 given that the first was, ..."""
+    """Share accepted of held-out texts at position 1, at position 2 given that the first was, ..."""
     curve: tuple[tuple[int, float, tuple[float, ...]], ...]
-    """Of each evaluation the tokens trained on, the hours, and the acceptance."""
+    """Tokens, hours and acceptance at each evaluation."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingJob:
-    """A training."""
+    """A training that is asked for."""
 
     family: Family
     dataset: Dataset
     target: ModelWeights
     source: ModelWeights | None
-    """The small model that shallow and whole are made of."""
+    """The small model that a family of MADE_OF_SOURCE starts from."""
     token_ids: Ids
     """Tokens that the draft can say, ascending."""
     hours: float | None
     tokens: int | None
-    """The first of both that is used up ends it."""
+    """The training ends when either is used up."""
     folder: Path
-    """Its checkpoints; it goes on from those that are there."""
+    """Folder of checkpoints, which the training resumes from."""
     start: Path | None
-    """What has weights to begin with: the folder of an earlier training of this family with these tokens, or
-    the file of a head."""
+    """Weights to start from: the folder of an earlier training of this family, or the file of a head."""
     seed: int = 0
-    """Of the order in which texts are read: another one than the training before had."""
+    """Seed of the order of texts: another one in each run."""
 
 
 def require_jax() -> None:
@@ -84,7 +86,7 @@ def require_jax() -> None:
 
 
 def check_trainable(family: Family, target: ModelWeights, source: ModelWeights | None) -> None:
-    """Raise UsageError in one line for models that this family cannot be trained for, or of."""
+    """Raise UsageError for models that this family cannot be trained for, or made of."""
     if family == "head":
         for name in (EMBEDDINGS, target.output, OUTPUT_NORM):
             target.info(name)
@@ -98,21 +100,21 @@ def check_trainable(family: Family, target: ModelWeights, source: ModelWeights |
 
 
 def train_family(
-    job: TrainingJob, folder: Path, types: Sequence[str], around: StageContext
+    job: TrainingJob, folder: Path, types: Sequence[str], context: StageContext
 ) -> tuple[TrainingSummary, dict[str, Path]]:
     """Train a draft and write it to `folder` in each quantization of `types`.
 
-    Raises EdgespecError in one line, and KeyboardInterrupt when it is stopped, with a checkpoint.
+    Raises EdgespecError, and KeyboardInterrupt when it is stopped, with a checkpoint.
     """
     from edgespec.forge.training.loop import TrainingSettings, train
 
     stage = f"training {job.family}"
-    around.on_progress(StageProgress(stage, 0.0, "preparing"))
+    context.on_progress(StageProgress(stage, 0.0, "preparing"))
     _check_memory(job)
     family, start = _family(job)
 
     def show(now: TrainingProgress) -> None:
-        around.on_progress(StageProgress(stage, now.share, _figures(now), now.left_s))
+        context.on_progress(StageProgress(stage, now.share, _figures(now), now.left_s))
 
     trained = train(
         family,
@@ -121,11 +123,11 @@ def train_family(
         job.folder,
         start=start,
         on_progress=show,
-        on_message=around.on_message,
+        on_message=context.on_message,
     )
     files = {}
     for type_ in types:
-        around.on_progress(StageProgress(stage, 1.0, f"writing it as {type_}"))
+        context.on_progress(StageProgress(stage, 1.0, f"writing it as {type_}"))
         files[type_] = folder / f"{job.family}-{type_}.gguf"
         family.export(trained.params, files[type_], type_)
     curve = tuple((n, seconds / 3600, one.by_position) for n, seconds, one in trained.history)
@@ -134,7 +136,7 @@ def train_family(
 
 
 def _family(job: TrainingJob) -> tuple[protocol.TrainableFamily, Path | protocol.Params | None]:
-    """Return what is trained, and what it begins with."""
+    """Return the family to train, and the weights to start from."""
     if job.family == "head":
         from edgespec.forge.training.head import HeadFamily
 
@@ -144,24 +146,24 @@ def _family(job: TrainingJob) -> tuple[protocol.TrainableFamily, Path | protocol
     from edgespec.forge.training.student import StudentFamily, StudentSettings
 
     assert job.source is not None  # noqa: S101 - for the type checker: these families have one
-    settings = StudentSettings(layers=_layers(job), rank=WHOLE_RANK if job.family == "whole" else None)
+    settings = StudentSettings(layers=_layers(job), rank=_WHOLE_RANK if job.family == "whole" else None)
     return StudentFamily(job.family, job.source, job.target, job.token_ids, settings), job.start
 
 
 def _layers(job: TrainingJob) -> tuple[int, ...] | None:
     """Return the layers of the source that the draft has; None: all.
 
-    Its checkpoints, and those of the training that it goes on from, are of those chosen then.
+    Chosen once: the checkpoints, and a training that starts from them, have these layers.
     """
     from edgespec.forge.training.student import choose_layers
 
     assert job.source is not None  # noqa: S101 - as above
     if job.family == "whole":
         return None
-    kept = _kept_layers(job.folder)
+    kept = _stored_layers(job.folder)
     if kept is not None:
         return kept
-    layers = _kept_layers(job.start) if job.start else None
+    layers = _stored_layers(job.start) if job.start else None
     if layers is None:
         texts = list(islice(job.dataset.texts(held_out=False), _TEXTS_FOR_LAYERS))
         layers = choose_layers(job.source, job.target, job.token_ids, texts, _n_layers(job))
@@ -170,8 +172,8 @@ def _layers(job: TrainingJob) -> tuple[int, ...] | None:
     return layers
 
 
-def _kept_layers(folder: Path) -> tuple[int, ...] | None:
-    """Return the layers chosen for the training in `folder`; None if none were yet."""
+def _stored_layers(folder: Path) -> tuple[int, ...] | None:
+    """Return the layers chosen for the training in `folder`; None: none yet."""
     file = folder / _LAYERS
     try:
         return msgspec.json.decode(file.read_bytes(), type=tuple[int, ...])
@@ -185,13 +187,13 @@ def _n_layers(job: TrainingJob) -> int:
     """Return how many layers of the source the draft has."""
     assert job.source is not None  # noqa: S101 - as above
     n_layer = job.source.header.n_layer
-    return n_layer if job.family == "whole" else max(2, round(SHALLOW_SHARE * n_layer))
+    return n_layer if job.family == "whole" else max(2, round(_SHALLOW_SHARE * n_layer))
 
 
 def _check_memory(job: TrainingJob) -> None:
-    """Raise EdgespecError if the parameters and what training keeps of each do not fit in memory."""
+    """Raise EdgespecError if the parameters and their optimizer state do not fit in memory."""
     available = available_bytes()
-    needed = _BYTES_A_PARAMETER * _n_parameters(job) + _BYTES_BESIDE
+    needed = _BYTES_PER_PARAMETER * _n_parameters(job) + _BYTES_OF_BATCH
     if available is not None and needed > available:
         raise EdgespecError(
             f"not enough memory to train the family {job.family}: about {format_size(needed)} needed, "
@@ -200,24 +202,23 @@ def _check_memory(job: TrainingJob) -> None:
 
 
 def _n_parameters(job: TrainingJob) -> int:
-    """Return about how many parameters are kept as floats."""
-    if job.source is None or job.family == "head":
+    """Estimate the parameters that are trained."""
+    if job.source is None:
         shape = job.target.shape()
         n = shape.n_embd
         return n * (2 * n + 2 * (shape.n_head + shape.n_head_kv) * shape.head_dim + 6 * n)
-    # All layers are alike in size.
     own = [
         info.rows * info.columns
         for info in job.source.header.gguf.tensors
         if info.name.startswith("blk.") and int(info.name.split(".")[1]) < _n_layers(job)
     ]
     n_output = len(job.token_ids) * job.source.header.n_embd
-    # A matrix that changes by a little stays as it is, in 16 bits.
+    # With a low-rank change the matrices stay frozen, in 16 bits.
     return n_output + (sum(own) // 8 if job.family == "whole" else sum(own))
 
 
 def _figures(now: TrainingProgress) -> str:
-    """Return what is to be seen of a training, in words."""
+    """Return the figures of a training to show, in words."""
     if now.what == "compiling":
         return "compiling"
     shares = now.acceptance.by_position if now.acceptance else ()

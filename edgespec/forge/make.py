@@ -28,10 +28,10 @@ from edgespec.engine.model_choice import choose_models
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.forge import runs
 from edgespec.forge.builder import DraftBuilder, DraftFile, TrainingRequest
-from edgespec.forge.data_stage import DataRequest, questions_for, write_texts
+from edgespec.forge.data_stage import DataRequest, evaluation_prompts, write_texts
 from edgespec.forge.dataset import READ, Dataset, DatasetTarget
 from edgespec.forge.draft_store import DraftStore
-from edgespec.forge.evaluation import Candidate, CandidateResult, Evaluator, keep_judged
+from edgespec.forge.evaluation import Candidate, CandidateResult, Evaluator, update_record
 from edgespec.forge.evaluation_process import EvaluationSettings
 from edgespec.forge.progress import StageContext, StageProgress
 from edgespec.forge.runs import RunState, name_training, tidy
@@ -46,98 +46,95 @@ from edgespec.models.resolve import resolve
 from edgespec.platform.cpu import default_threads, read_cpu
 
 LEAST_GAIN = 0.02
-"""What a candidate must be better by than the draft that is there: less is not told from noise."""
+"""Gain over the present draft that a new one needs to be stored: less is not told from noise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MakeRequest:
-    """Which draft to make, and how."""
+    """A request for a draft."""
 
     target: str
     data: DataRequest
     training: TrainingRequest
     judging: EvaluationSettings = field(default_factory=EvaluationSettings)
     name: str | None = None
-    """None: after the target, the family and the quantization."""
+    """None: named after the target, the family and the quantization."""
     force: bool = False
-    """Keep it although it is not better, and in place of a draft of that name."""
+    """Store the draft even if it is no better, and replace one of that name."""
 
 
 @dataclass(frozen=True, slots=True)
 class MakeResult:
-    """What came of a request."""
+    """Outcome of a request."""
 
     target_name: str
     texts: dict[str, int]
-    """Source -> tokens of the texts that candidates are made from."""
+    """Source -> tokens of the texts that drafts are made from."""
     before: CandidateResult | None
-    """What was there: a draft, or none; None: it could not be judged."""
+    """The present draft, or drafting without one; None: it could not run."""
     candidates: tuple[tuple[DraftFile, CandidateResult], ...]
     best: DraftFile
     beaten: str
-    """What the best is compared with: what was there, or plain decoding where that was faster."""
+    """The present draft, or plain decoding where that was faster."""
     gain: float
-    """How much better it is than that: 0.1 is 10 %."""
+    """Gain of the best over `beaten`: 0.1 is 10 %."""
     kept: DraftRecord | None
-    """The record of the best, if it was kept."""
+    """Record of the best, if it was stored."""
     path: Path | None
-    """Its file."""
 
 
-def make(request: MakeRequest, around: StageContext | None = None) -> MakeResult:
+def make(request: MakeRequest, context: StageContext | None = None) -> MakeResult:
     """Make the best draft for `request.target`, which must be on this machine.
 
-    It is kept, under its name, if it is better than the draft that is there, or with `force`. Raises
-    UsageError and EdgespecError in one line; what was written and trained by then stays, and the same request
-    goes on.
+    The draft is stored if it is better than the present one, or with `force`. Raises UsageError and
+    EdgespecError; what was written and trained by then stays, and the same request resumes.
     """
-    return _MakeRun(request, around or StageContext()).run()
+    return _MakeRun(request, context or StageContext()).run()
 
 
 class _MakeRun:
-    """One request on its way."""
+    """Runs one request."""
 
-    def __init__(self, request: MakeRequest, around: StageContext) -> None:
-        self._request, self._around = request, around
+    def __init__(self, request: MakeRequest, context: StageContext) -> None:
+        self._request, self._context = request, context
         self._target = model_file(request.target)
         self._header = check_model_file(self._target.path)
         check_target(self._header)
         self._kernels = request.judging.kernels == "auto"
         self._threads = request.judging.n_threads or default_threads()
         fits_in_memory([(self._header, min(self._header.n_ctx_train, USUAL_CTX))])
-        self._candidates = DraftBuilder(self._target, self._header, request.training)
+        self._builder = DraftBuilder(self._target, self._header, request.training)
         self._sha256 = sha256_of(self._target.path, self._hashing)
         target = DatasetTarget.of(self._header, self._target.name, self._sha256)
-        self._dataset = Dataset(target, on_message=around.on_message)
-        self._workshop = DraftStore(self._target.name, self._sha256)
+        self._dataset = Dataset(target, on_message=context.on_message)
+        self._store = DraftStore(self._target.name, self._sha256)
         if request.name:
-            self._workshop.check_name(request.name, replace=request.force)
-        self._before = self._find_before()
+            self._store.check_name(request.name, replace=request.force)
+        self._before = self._present_draft()
         self._state = RunState("")
 
     def _hashing(self, n_bytes: int) -> None:
-        self._around.on_progress(StageProgress("hashing the target", n_bytes / self._header.file_bytes))
+        self._context.on_progress(StageProgress("hashing the target", n_bytes / self._header.file_bytes))
 
-    def _find_before(self) -> Candidate:
-        """Return the draft that the target has now, or that it has none."""
+    def _present_draft(self) -> Candidate:
         name = choose_models(self._request.target, None)[1]
         path = None if name is None else resolve(name)
         return Candidate(name or "no draft", path, was_there=True)
 
     def run(self) -> MakeResult:
-        with self._workshop.opened() as room, EnergyMeter.choose() as meter:
+        with self._store.locked_folder() as room, EnergyMeter.choose() as meter:
             try:
                 return self._run(room, meter)
             except OSError as error:
                 raise EdgespecError(f"cannot make a draft: {describe_os_error(error)}") from error
 
     def _run(self, room: Path, meter: EnergyMeter) -> MakeResult:
-        around, folder = self._around, self._dataset.folder
-        self._workshop.check_space(self._candidates.expected_bytes())
+        context, folder = self._context, self._dataset.folder
+        self._store.check_space(self._builder.expected_bytes())
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         request = self._request
-        key = runs.key_of((self._sha256, request.data, request.training))
-        self._state = runs.resumed(folder, key, around.on_message, force=request.force)
+        key = runs.request_key((self._sha256, request.data, request.training))
+        self._state = runs.resume(folder, key, context.on_message, force=request.force)
         if not self._state.until:
             self._state = replace(self._state, until=request.data.until(self._dataset))
         if not self._state.written:
@@ -146,10 +143,10 @@ class _MakeRun:
         self._state = self._state.with_sources(self._tokens_by_source())
         runs.save(folder, self._state)
         with self._part(meter):
-            candidates = self._candidates.make(self._dataset, room, self._run_folder, around)
+            drafts = self._builder.build(self._dataset, room, self._run_folder, context)
         with self._part(meter):
-            judged = self._judge(candidates)
-        made = self._decided(candidates, judged)
+            measured = self._evaluate(drafts)
+        made = self._store_best(drafts, measured)
         self._end(made)
         return made
 
@@ -159,7 +156,7 @@ class _MakeRun:
 
     @contextmanager
     def _part(self, meter: EnergyMeter, *, written: bool = False) -> Iterator[None]:
-        """Count the joules of a part of the run, stopped or not, and remember when it has ended."""
+        """Add the joules of a part to the run's state, also when the part is stopped."""
         window = meter.begin()
         try:
             yield
@@ -171,73 +168,72 @@ class _MakeRun:
     # ---- stages ----
 
     def _write(self) -> None:
-        self._around.on_progress(StageProgress("writing", 0.0))
+        self._context.on_progress(StageProgress("writing", 0.0))
         with Model(self._target.path, kernels=self._kernels, header=self._header) as model:
             if not model.can_rewind:
                 problem = "cannot take tokens back: no draft can be used with it"
                 raise UsageError(problem, field="target", value=self._target.name)
             write_texts(
-                model, self._dataset, self._request.data, self._state.until, self._threads, self._around
+                model, self._dataset, self._request.data, self._state.until, self._threads, self._context
             )
 
-    def _judge(self, candidates: Sequence[DraftFile]) -> dict[str, CandidateResult]:
-        """Return what was measured, by the candidate's label; of what was there by its own name."""
-        settings, around = self._request.judging, self._around
-        around.on_progress(StageProgress("judging", 0.0))
-        judging = Evaluator(
+    def _evaluate(self, drafts: Sequence[DraftFile]) -> dict[str, CandidateResult]:
+        """Return the measurements by name: a new draft's label, or the present draft's name."""
+        settings = self._request.judging
+        self._context.on_progress(StageProgress("judging", 0.0))
+        evaluator = Evaluator(
             self._target.path,
-            questions_for(self._dataset, settings.n_questions),
+            evaluation_prompts(self._dataset, settings.n_questions),
             replace(settings, n_threads=self._threads),
             self._dataset.folder / "judging",
-            on_progress=around.on_progress,
-            on_message=around.on_message,
+            self._context,
         )
-        new = [Candidate(one.label, one.path) for one in candidates]
-        return {one.contender.name: one for one in judging.judge([self._before, *new])}
+        new = [Candidate(one.label, one.path) for one in drafts]
+        return {one.candidate.name: one for one in evaluator.evaluate([self._before, *new])}
 
-    # ---- what follows ----
+    # ---- the outcome ----
 
-    def _decided(self, candidates: Sequence[DraftFile], judged: dict[str, CandidateResult]) -> MakeResult:
-        """Keep the best candidate, if it is better than what was there and than plain decoding."""
-        before = judged.get(self._before.name)
-        found = [(one, judged[one.label]) for one in candidates if one.label in judged]
+    def _store_best(self, drafts: Sequence[DraftFile], measured: dict[str, CandidateResult]) -> MakeResult:
+        """Store the best draft, if it is better than the present one and than plain decoding."""
+        before = measured.get(self._before.name)
+        found = [(one, measured[one.label]) for one in drafts if one.label in measured]
         if not found:
             raise EdgespecError("none of the candidates could be judged; the lines above say why")
         best, its = max(found, key=lambda pair: pair[1].gains.mean)
         base, beaten = 1.0, "plain decoding"
         if before and before.gains.mean > base:
-            base, beaten = before.gains.mean, before.contender.name
+            base, beaten = before.gains.mean, before.candidate.name
         gain = its.gains.mean / base - 1.0
         if before:  # first: the new draft may get its name
-            keep_judged(before)
+            update_record(before)
         texts = self._texts_behind(best)
         kept = path = None
         if gain >= LEAST_GAIN or self._request.force:
             kept = self._record(best, its, texts)
-            path = self._workshop.keep(best.path, kept)
+            path = self._store.store(best.path, kept)
         return MakeResult(self._target.name, texts, before, tuple(found), best, beaten, gain, kept, path)
 
     def _texts_behind(self, best: DraftFile) -> dict[str, int]:
-        """Return source -> tokens that a candidate was made from, and the draft that it went on from."""
+        """Return source -> tokens that a draft learnt from, directly or through its parent."""
         for draft in drafts_for(str(self._target.path)):
             if draft.name == best.parent:
                 return self._state.with_sources(draft.data).sources
         return self._state.sources
 
     def _tokens_by_source(self) -> dict[str, int]:
-        """Return how many tokens of each source candidates are made from."""
+        """Count the training tokens of each source."""
         counts: Counter[str] = Counter()
         for text in self._dataset.texts(held_out=False):
             counts[text.source] += len(text.tokens) - (0 if text.source == READ else text.n_prompt)
         return dict(counts)
 
-    def _record(self, best: DraftFile, judged: CandidateResult, texts: dict[str, int]) -> DraftRecord:
-        timing = judged.timing
+    def _record(self, best: DraftFile, result: CandidateResult, texts: dict[str, int]) -> DraftRecord:
+        timing = result.timing
         assert timing is not None  # noqa: S101 - for the type checker: a candidate has a draft model
         name = self._request.name
         stem = re.sub(r"[^A-Za-z0-9._+@-]", "_", self._target.name).lstrip("._+@-") or "draft"
         return DraftRecord(
-            name=name or self._workshop.free_name(f"{stem}-{best.label}"),
+            name=name or self._store.free_name(f"{stem}-{best.label}"),
             family=best.family,
             target_name=self._target.name,
             target_sha256=self._sha256,
@@ -249,7 +245,7 @@ class _MakeRun:
             joules_reason=self._state.joules_reason,
             acceptance=timing.acceptance,
             cost_ratio=timing.cost_ratio,
-            gains=judged.gains,
+            gains=result.gains,
             processor=read_cpu().model,
             made=datetime.now().astimezone().isoformat(timespec="seconds"),
             parent=best.parent,
@@ -257,7 +253,7 @@ class _MakeRun:
         )
 
     def _end(self, made: MakeResult) -> None:
-        """Remember that the run has ended, and remove what only it needed."""
+        """Mark the run as finished, and remove what only it needed."""
         folder = self._dataset.folder
         kept = made.kept.name if made.kept else None
         self._state = replace(self._state, ended=True, kept=kept)

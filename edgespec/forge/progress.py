@@ -1,4 +1,4 @@
-"""How far making a draft is, as its stages tell it."""
+"""Progress and messages of making a draft, and what may stop it."""
 
 from __future__ import annotations
 
@@ -11,31 +11,22 @@ from edgespec.platform.signals import Cancellation
 
 @dataclass(frozen=True, slots=True)
 class StageProgress:
-    """How far one stage is."""
+    """Progress of one stage, such as "writing" or "training head"."""
 
     stage: str
-    """Such as "writing" or "training head"."""
     share: float
     """0 to 1."""
     detail: str = ""
     """Figures, in words."""
     left_s: float | None = None
-    """Seconds that are left, where the stage itself knows; None: to be told from the share."""
-
-
-ProgressFn = Callable[[StageProgress], None]
-"""Called often."""
-
-
-def unseen(_step: StageProgress) -> None:
-    """Ignore the progress."""
+    """Seconds left, where the stage knows them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageContext:
-    """What long work tells, and what may stop it."""
+    """Where a stage reports to, and what may stop it."""
 
-    on_progress: ProgressFn = unseen
+    on_progress: Callable[[StageProgress], None] = lambda _progress: None
     on_message: MessageFn = silent
     """Takes lines that the user should know."""
     signals: Cancellation | None = None

@@ -24,39 +24,37 @@ from edgespec.forge.python_functions import FunctionPrompts
 
 _FILE = Path(__file__).with_name("prompts.toml")
 _SLOT = re.compile(r"\{(?:([a-z][a-z_]*)|(\d+)\.\.(\d+))(?:\.([a-z]))?\}")
-_TRIES = 200  # draws of one kind that may come again before it counts as used up
+_TRIES = 200  # repeated draws of a kind after which it counts as used up
 _MOST_DEPTH = 8  # of words within words
-_FOLLOWED = 0.25  # of prompts that can be, those that are followed by another
-_ANSWER, _LINE = "<ANSWER>", "<LINE>"  # in `then`: the whole answer, or each of its lines
+_FOLLOWED = 0.25  # share of prompts with follow-ups that get one
+_ANSWER, _LINE = "<ANSWER>", "<LINE>"  # slots in `then`: the whole answer, or each of its lines
 _LIST_MARK = re.compile(r"^\s*(?:\d+\s*[.):]|[-*•])\s*")
-_SHORTEST = 15  # characters of a line, or an answer: in shorter ones nothing is asked or told
+_SHORTEST = 15  # characters of an answer or a line that is worth a prompt
 
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
-    """What the target is asked."""
+    """A prompt in words, with the turns before it."""
 
     source: str
     """BUILT_IN, FROM_HISTORY or FROM_FILE."""
     turns: tuple[str, ...]
-    """What is said in turns: first by the user, then by the target, and last by the user."""
+    """Turns of the user and the target; the first and the last are the user's."""
     follow_up: str = ""
-    """What the user says to the target's answer; "": nothing."""
+    """The user's reply to the target's answer; "": none."""
     then: str = ""
-    """What the user asks in a new conversation, with the answer, or each line of it, in place of <ANSWER> or
-    <LINE>; "": nothing."""
+    """A prompt for a new conversation, about the answer (<ANSWER>) or each line of it (<LINE>); "": none."""
     made_from: tuple[str, ...] = ()
-    """Of a prompt with an answer in it: the first turn of the prompt that was answered, and what tells it
-    from others that are made from that."""
+    """Source of the key of a prompt about an answer: the first turn before it, and more."""
 
     @property
     def key(self) -> int:
-        """What tells it from others; it does not depend on what the target answered."""
+        """`key_of` the prompt; independent of what the target answered."""
         first, *others = self.made_from or self.turns[::2]
         return key_of(first.encode(), "\0".join(others).encode())
 
     def followed(self, answer: str) -> list[TextPrompt]:
-        """Return the prompts that follow when the target has answered so."""
+        """Return the prompts that follow the target's answer."""
         found = [TextPrompt(self.source, (*self.turns, answer, self.follow_up))] if self.follow_up else []
         slot = _LINE if _LINE in self.then else _ANSWER
         for i, text in enumerate(lines_of(answer) if slot == _LINE else [answer.strip()]):
@@ -68,31 +66,31 @@ class TextPrompt:
 
 @dataclass(frozen=True, slots=True)
 class TokenPrompt:
-    """Tokens as they stand: a beginning that the target goes on from, or a whole text that it reads."""
+    """A prompt in tokens: a beginning that the target continues, or a whole text that it reads."""
 
     source: str
     tokens: tuple[int, ...]
     n_prompt: int
-    """Tokens of the beginning; with more than these the text is only read."""
+    """Tokens of the beginning; a text with more tokens is only read."""
 
     @property
     def key(self) -> int:
-        """What tells it from others that begin differently, or end differently."""
+        """`key_of` the beginning and the rest."""
         ids = np.array(self.tokens, "<i4")
         return key_of(ids[: self.n_prompt].tobytes(), ids[self.n_prompt :].tobytes())
 
 
 def lines_of(answer: str) -> list[str]:
-    """Return the lines of a list that the target wrote, each once, without numbers and bullets."""
+    """Return the distinct lines of a list, without numbers and bullets."""
     lines = (_LIST_MARK.sub("", line).strip().strip('*"').strip() for line in answer.splitlines())
     return list(dict.fromkeys(one for one in lines if one and one[-1] != ":"))
 
 
 class TemplateGrammar:
-    """Lists of words, with which templates are filled.
+    """Lists of words that fill the slots of templates.
 
-    {topic}     a word of the list, which may have slots of its own
-    {topic.a}   the same word wherever .a stands in a prompt, and another one than .b
+    {topic}     a word of the list, which may have slots itself
+    {topic.a}   the same word wherever .a stands in a prompt, another one than .b
     {2..60}     a number; {2..60.a} as above
     """
 
@@ -100,7 +98,7 @@ class TemplateGrammar:
         self._words = words
 
     def fill(self, template: str, rng: random.Random) -> str:
-        """Return the template with its slots filled by `rng`. Raises KeyError for an unknown list."""
+        """Fill the slots of a template by `rng`. Raises KeyError for an unknown list."""
         return self._fill(template, rng, {}, 0)
 
     def _fill(self, template: str, rng: random.Random, bound: dict[str, str], depth: int) -> str:
@@ -131,7 +129,7 @@ class TemplateGrammar:
 
 @dataclass(slots=True)
 class _PromptKind:
-    """Prompts of one kind."""
+    """A kind of prompts."""
 
     share: float
     draw: Callable[[random.Random], TextPrompt]
@@ -150,14 +148,14 @@ class _PromptKind:
 
 
 def built_in(seed: int = 0) -> Iterator[TextPrompt]:
-    """Yield built-in prompts, each once, in an order in which any beginning is a fair mixture of the kinds.
+    """Yield the built-in prompts, each once; any beginning is a fair mixture of the kinds.
 
-    They are the same for a seed and a version of Python, whose library is asked about.
+    The order depends on the seed, and on the version of Python, whose library some prompts ask about.
     """
     rng = random.Random(seed)  # noqa: S311 - for a mixture, not for secrets
     kinds = _kinds(rng)
     while kinds:
-        # Each kind earns its share with every prompt, and pays for its own: so none comes early or late.
+        # Each kind earns its share with every prompt, and pays for its own.
         for kind in kinds:
             kind.credit += kind.share
         kind = max(kinds, key=lambda one: one.credit)

@@ -1,4 +1,4 @@
-"""Prompts about functions of this machine's Python library, read with `ast`; nothing of it is run."""
+"""Prompts about functions of this machine's Python library, which is parsed, not run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LEAST_LINES, _MOST_LINES = 4, 40
 _MOST_CODE = 1200  # characters
 _MOST_DOC = 400
 _PART = re.compile("<(NAME|SIGNATURE|DOC|CODE|HALF)>")
-_PER_FILE = 12  # functions: a few modules have hundreds that look alike
+_PER_FILE = 12  # functions: some modules have hundreds that look alike
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +36,19 @@ class LibraryFunction:
     signature: str
     """From `def` to the colon."""
     doc: str
-    """The first paragraph of its docstring, on one line; "": it has none."""
+    """First paragraph of the docstring, on one line; "": none."""
     code: str
-    """All of it, not indented."""
+    """The whole function, dedented."""
 
 
 def library() -> list[Path]:
-    """Return the files of the Python library that have functions to ask about, by name."""
+    """Return the files of the Python library, but for tests and the like."""
     root = Path(sysconfig.get_path("stdlib"))
     return sorted(path for path in root.rglob("*.py") if not _LEFT_OUT & set(path.relative_to(root).parts))
 
 
 def functions_of(path: Path) -> Iterator[LibraryFunction]:
-    """Yield the functions of a file that are neither tiny nor long; none if it is no Python of ours."""
+    """Yield the functions of a file that are neither tiny nor long; none if it cannot be parsed."""
     try:
         source = path.read_text(encoding="utf-8")
         tree = ast.parse(source)
@@ -79,9 +79,9 @@ class FunctionPrompts:
         fill: Callable[[str, random.Random], str],
         rng: random.Random,
     ) -> None:
-        """Ask `described` of functions with a docstring, `code` of any; `fill` fills their other slots.
+        """Use the templates `described` for functions with a docstring, `code` for any.
 
-        A function's parts stand in these templates as <NAME>, <SIGNATURE>, <DOC>, <CODE> and <HALF>.
+        A function's parts fill <NAME>, <SIGNATURE>, <DOC>, <CODE> and <HALF>; `fill` fills other slots.
         """
         self._described, self._code, self._fill = described, code, fill
         self._files = library()
@@ -90,7 +90,7 @@ class FunctionPrompts:
 
     def draw(self, rng: random.Random) -> str:
         """Return a prompt; "" when there are none."""
-        # Files are read as they are needed: all of them take some seconds.
+        # Files are parsed as they are needed: all take some seconds.
         n_before = len(self._functions)
         while self._files and len(self._functions) <= n_before:
             found = list(functions_of(self._files.pop()))

@@ -1,9 +1,9 @@
-"""The files of a dataset: arrays in an uncompressed .npz, checked, and mapped instead of loaded.
+"""Shards of a dataset: arrays in an uncompressed .npz, checked, and mapped instead of loaded.
 
     tokens       int32    [sum of length]     all texts, one after another
     length       int32    [n_texts]           tokens of each, prompt and answer
-    n_prompt     int32    [n_texts]           of them, the prompt's
-    first        int32    [n_texts]           the first token whose hidden state is kept
+    n_prompt     int32    [n_texts]           tokens of its prompt
+    first        int32    [n_texts]           the first token with a stored hidden state
     features     float16  [sum of (length - 1 - first), n_embd]
     temperature  float32  [n_texts]
     source       str      [n_texts]
@@ -27,15 +27,14 @@ from edgespec.platform.state_file import DamagedFileError
 Arrays = Mapping[str, npt.NDArray[np.generic]]
 
 _NAMES = {"tokens", "length", "n_prompt", "first", "features", "temperature", "source", "key"}
-_LOCAL_HEADER = struct.Struct("<26xHH")  # of a file in a zip: the lengths of its name and of what follows
+_LOCAL_HEADER = struct.Struct("<26xHH")  # in a zip, before each file: lengths of its name and extra field
 
 
 def open_shard(path: Path, *, n_embd: int, n_vocab: int, checked: bool) -> Arrays:
-    """Return the arrays of a file, as views on it.
+    """Return the arrays of a shard, as views on the file.
 
-    `checked`: its checksums were right before, so they are not computed again. Raises DamagedFileError for
-    what is no shard of a target with hidden states of `n_embd` elements and `n_vocab` tokens, OSError if it
-    cannot be read.
+    `checked`: skip the checksums, which were right before. Raises OSError, and DamagedFileError for no shard
+    of a target with hidden states of `n_embd` elements and `n_vocab` tokens.
     """
     try:
         if not checked:
@@ -48,14 +47,14 @@ def open_shard(path: Path, *, n_embd: int, n_vocab: int, checked: bool) -> Array
 
 
 def _check_sums(path: Path) -> None:
-    """Raise DamagedFileError unless all bytes are those that were written."""
+    """Raise DamagedFileError if a checksum is wrong."""
     with zipfile.ZipFile(path) as file:
         if wrong := file.testzip():
             raise DamagedFileError(f"{wrong}: wrong checksum")
 
 
 def _mapped(path: Path) -> Arrays:
-    """Return the arrays of an uncompressed .npz as views on the file, which numpy itself would load."""
+    """Return the arrays of an uncompressed .npz as views on the file; numpy itself would load them."""
     data = np.memmap(path, np.uint8, "r")
     arrays = {}
     with zipfile.ZipFile(path) as file, path.open("rb") as raw:
@@ -81,7 +80,7 @@ def _mapped(path: Path) -> Arrays:
 
 
 def _check_shape(arrays: Arrays, n_embd: int, n_vocab: int) -> None:
-    """Raise DamagedFileError unless the arrays are those of a shard of such a target."""
+    """Raise DamagedFileError unless the arrays fit together, and the target."""
     if missing := sorted(_NAMES - arrays.keys()):
         raise DamagedFileError(f"it has no {missing[0]}")
     length, first = arrays["length"].astype(np.int64), arrays["first"].astype(np.int64)

@@ -1,12 +1,12 @@
-"""Prompts and texts that are the user's own: the history on disk, and files that the user names.
+"""Prompts and texts of the user: the history on disk, and files that the user names.
 
-    the history     a prompt      a document up to its last answer: the target answers anew
-                    a text        the whole document: the target only reads it
-    a text file     a prompt      the beginning of a passage: the target goes on
-                    a text        the whole passage
-    a .jsonl file   prompts       a suite's (suites.py)
+    the history     prompts    documents up to their last answer: the target answers anew
+                    texts      whole documents: the target only reads them
+    a text file     prompts    beginnings of passages: the target goes on
+                    texts      whole passages
+    a .jsonl file   prompts    of a suite (suites.py)
 
-A prompt and the text of the same beginning have keys that begin alike: both are held out, or neither.
+A prompt and a text that begin alike are both held out, or neither.
 """
 
 from __future__ import annotations
@@ -29,22 +29,21 @@ PASSAGE = 512
 """Tokens of a passage of a file."""
 
 CONTEXT = 64
-"""Tokens at the beginning of a passage, which only say what it is about."""
+"""Tokens at the beginning of a passage that are its prompt."""
 
 LEAST = 2_000
-"""Tokens of a history that is worth training on."""
+"""Fewest tokens of a history that is worth training on."""
 
 _SUITES = (".jsonl", ".jsonl.gz")
 
 
-def asked_of(
+def all_prompts(
     model: Model, files: Sequence[Path] = (), *, from_history: bool = False, seed: int = 0
 ) -> Iterator[TextPrompt | TokenPrompt]:
-    """Return what `model` is asked, and what it reads: the user's own and built-in prompts in turns.
+    """Yield the user's prompts, the user's texts and built-in prompts in turns; at last, built-in ones alone.
 
-    Once the user's own have come to their end, the rest is built-in. Raises UsageError for a file that is
-    none, and EdgespecError for a history that is too small; while it is read, UsageError for a file that is
-    no text.
+    Raises UsageError for what is no file, EdgespecError for a history that is too small, and UsageError while
+    a file is read that is no text.
     """
     for path in files:
         check_file(path)
@@ -58,7 +57,7 @@ def asked_of(
 
 
 def in_turns(*sources: Iterable[TextPrompt | TokenPrompt]) -> Iterator[TextPrompt | TokenPrompt]:
-    """Yield one of each source in turns, until all have ended."""
+    """Yield from the sources in turns, until all have ended."""
     left = [iter(source) for source in sources]
     while left:
         for source in list(left):
@@ -70,14 +69,14 @@ def in_turns(*sources: Iterable[TextPrompt | TokenPrompt]) -> Iterator[TextPromp
 
 
 class HistoryTexts:
-    """What the history has of a model's tokenizer."""
+    """The documents of the history that have a model's tokenizer."""
 
     def __init__(self, model: Model, history: History | None = None) -> None:
-        """Read it. Raises EdgespecError for one that is too small."""
+        """Read the history. Raises EdgespecError for one that is too small."""
         history = history or History(tokenizer_fingerprint(model))
-        kept = history.load(n_vocab=model.n_vocab)
-        ends = np.flatnonzero(kept < 0)
-        documents = [part[part >= 0].tolist() for part in np.split(kept, ends)]
+        stored = history.load(n_vocab=model.n_vocab)
+        ends = np.flatnonzero(stored < 0)
+        documents = [part[part >= 0].tolist() for part in np.split(stored, ends)]
         self.documents: list[list[int]] = [tokens for tokens in documents if len(tokens) > 1]
         self.n_tokens = sum(map(len, self.documents))
         if self.n_tokens < LEAST:
@@ -88,10 +87,10 @@ class HistoryTexts:
         self._opening, self._mark = _template_tokens(model)
 
     def prompts(self) -> Iterator[TokenPrompt]:
-        """Yield the beginnings that the target may go on from, newest first."""
+        """Yield beginnings for the target to continue, newest first."""
         for tokens in reversed(self.documents):
             n_prompt = self._n_prompt(tokens)
-            # A later turn of a conversation is kept without the turns before: there is nothing to answer.
+            # A later turn of a conversation is stored without the turns before: it cannot be answered.
             if tokens[:1] == self._opening[:1] or not self._opening:
                 yield TokenPrompt(FROM_HISTORY, tuple(tokens[:n_prompt]), n_prompt)
 
@@ -101,7 +100,7 @@ class HistoryTexts:
             yield from _passages(tokens, self._n_prompt(tokens), longest)
 
     def _n_prompt(self, tokens: Sequence[int]) -> int:
-        """Return where a document's last answer begins; of one without a mark, where its first part ends."""
+        """Return where a document's last answer begins; without an answer, where its first part ends."""
         n = len(self._mark)
         for end in range(len(tokens) - 1, n - 1, -1):
             if n and tokens[end - n : end] == self._mark:
@@ -119,7 +118,7 @@ def check_file(path: Path) -> None:
 
 
 def file_prompts(path: Path, model: Model) -> Iterator[TextPrompt | TokenPrompt]:
-    """Yield the prompts of a suite, or beginnings of a text's passages. Raises UsageError."""
+    """Yield the prompts of a suite, or the beginnings of a text's passages. Raises UsageError."""
     if path.name.endswith(_SUITES):
         for prompt in load_suite(str(path)).prompts:
             yield TextPrompt(FROM_FILE, (prompt.text,))
@@ -129,7 +128,7 @@ def file_prompts(path: Path, model: Model) -> Iterator[TextPrompt | TokenPrompt]
 
 
 def file_texts(path: Path, model: Model) -> Iterator[TokenPrompt]:
-    """Yield the passages of a text; nothing of a suite, which has no answers. Raises UsageError."""
+    """Yield the passages of a text; a suite has none. Raises UsageError."""
     check_file(path)
     if path.name.endswith(_SUITES):
         return
@@ -145,8 +144,8 @@ def file_texts(path: Path, model: Model) -> Iterator[TokenPrompt]:
 
 
 def _passages(tokens: Sequence[int], n_prompt: int, longest: int) -> Iterator[TokenPrompt]:
-    """Yield texts of at most `longest` tokens; later ones begin with the last CONTEXT of those before."""
-    start = 0 if n_prompt < longest else n_prompt - longest // 2  # of a long prompt, the end
+    """Yield passages of at most `longest` tokens, each with the last CONTEXT tokens of the one before."""
+    start = 0 if n_prompt < longest else n_prompt - longest // 2  # the end of a long prompt
     while True:
         part = tuple(tokens[start : start + longest])
         if len(part) > n_prompt - start:
@@ -158,9 +157,9 @@ def _passages(tokens: Sequence[int], n_prompt: int, longest: int) -> Iterator[To
 
 
 def _template_tokens(model: Model) -> tuple[list[int], list[int]]:
-    """Return the tokens with which a conversation begins, and those between a request and its answer.
+    """Return the tokens that begin a conversation, and those between a question and its answer.
 
-    Both are empty for a model without a chat template.
+    Both are empty without a chat template.
     """
     if model.chat_template is None:
         return [], []
@@ -171,6 +170,6 @@ def _template_tokens(model: Model) -> tuple[list[int], list[int]]:
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> list[int]:
-    """Return what two sequences both begin with."""
+    """Return the common beginning of two sequences."""
     n = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
     return list(a[:n])

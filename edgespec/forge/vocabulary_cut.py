@@ -1,10 +1,10 @@
-"""Cutting a model's output vocabulary: the same model, that can say fewer tokens, in a smaller file.
+"""Cut of a model's output vocabulary: a smaller file of the same model, which can say fewer tokens.
 
-A small model spends much of a pass on the logits of tokens that never come. Rows of a quantized matrix are
-quantized one by one, so they can be left out as bytes: the logits of what stays are the same bits. Inputs
-stay in the full vocabulary (embeddings.py). The file is a model of its own to any other program.
+A small model spends much of a pass on logits of tokens that never come. Rows of a quantized matrix are
+quantized one by one, so they can be left out as bytes: the other logits do not change by a bit. Inputs keep
+the full vocabulary (embeddings.py). To any other program the file is an ordinary model.
 
-What a draft learnt beyond that, and which layers it lost, comes as `TensorChanges`.
+`TensorChanges` are what a draft learned, and which layers it lost.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ INPUT_SCALES: dict[str, Callable[[int], float]] = {
     "qwen3": lambda _: 1.0,
     "gemma3": math.sqrt,
 }
-"""Architecture -> what its graph multiplies a token's embedding by but not a row's, of the width.
+"""Architecture -> factor of a token's embedding, by its width, in the architecture's graph.
 
-Of each a test shows that the cut model's logits are the full one's. Others may treat rows otherwise.
+A test shows for each that the cut model's logits are the full model's.
 """
 
 _EMBEDDINGS = "token_embd.weight"
@@ -67,27 +67,26 @@ _CHUNK = 16 << 20  # bytes
 
 @dataclass(frozen=True, slots=True)
 class SourceVocabulary:
-    """A model's tokens as its file lists them."""
+    """Tokens of a model's file."""
 
     n_vocab: int
     required: npt.NDArray[np.int64]
-    """Ids that every cut keeps, ascending: all that is no plain text (control tokens, ends of generations,
-    bytes), tokens of a single byte, and what the tokenizer's settings name."""
+    """Ids that every cut keeps, ascending: tokens that are no plain text (control, end of generation, byte),
+    tokens of a single byte, and tokens that the tokenizer's settings name."""
     unused: npt.NDArray[np.int64]
-    """Padding, which no text has."""
+    """Padding."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorChanges:
-    """What a cut model has in place of its source's tensors."""
+    """Tensors of a cut model that are not the source's."""
 
     layers: tuple[int, ...]
-    """The source's layers that it has, ascending."""
+    """Layers of the source to keep, ascending."""
     type_: str
-    """ggml's name of the type of all matrices; those whose rows are no whole blocks of it are Q8_0 or F16."""
+    """ggml's type of matrices; Q8_0 or F16 where a row is not a whole number of its blocks."""
     tensor: Callable[[str], npt.NDArray[np.float32] | None]
-    """The weights by their name in the new file, as it has them: rows first, those cut left out.
-    None: the source's."""
+    """Weights by name in the new file, without cut rows; None: the source's."""
 
 
 def check_source(header: GGUFHeader) -> None:
@@ -144,7 +143,7 @@ def cut(
 
 
 class _CutFile:
-    """One file to be written, and what it is made from."""
+    """A file to write, and its source."""
 
     def __init__(
         self,
@@ -165,7 +164,7 @@ class _CutFile:
     def write(self, file: BinaryIO) -> None:
         pairs = self._new_infos()
         infos = [new for _, new in pairs]
-        # The offset of the embeddings takes eight bytes whatever it is, so it can be filled in later.
+        # Any offset of the embeddings takes eight bytes, so 0 stands for it here.
         start = aligned(len(self._metadata(infos, 0)), self._gguf.alignment)
         end = start + max(info.offset + info.bytes for info in infos)
         offset = aligned(end, self._gguf.alignment)
@@ -193,14 +192,14 @@ class _CutFile:
             gguf_encoding.encode_number(OFFSET, UINT64, offset),
             gguf_encoding.encode_number(SCALE, FLOAT32, self._scale),
         ]
-        # The architecture stays first, as everywhere; then ours.
+        # The architecture comes first, as everywhere.
         fields = [self._encode(field) for field in self._gguf.fields.values()]
         fields[1:1] = own
         head = gguf_encoding.encode_head(len(infos), len(fields))
         return head + b"".join(fields) + b"".join(map(gguf_encoding.encode_tensor_info, infos))
 
     def _encode(self, field: Field) -> bytes:
-        """Return a field of the source as the cut model has it."""
+        """Encode a field of the source for the cut model."""
         if field.key == TOKENS:
             texts = self._gguf.texts(TOKENS)
             return gguf_encoding.encode_texts(field.key, [texts[i] for i in self._ids])
@@ -220,7 +219,7 @@ class _CutFile:
         return self._gguf.raw(field)
 
     def _kept_merges(self) -> list[bytes]:
-        """Return the merges whose parts and whose result are tokens still."""
+        """Return the merges whose parts and result are kept tokens."""
         texts = self._gguf.texts(TOKENS)
         kept = {texts[i] for i in self._ids}
         found = []
@@ -231,7 +230,7 @@ class _CutFile:
         return found
 
     def _new_infos(self) -> list[tuple[TensorInfo, TensorInfo]]:
-        """Return the tensors of the new file, each after the source's that it is made from."""
+        """Return pairs of the source's tensor and the new file's."""
         pairs, offset = [], 0
         for old in self._gguf.tensors:
             name = self._new_name(old.name)
@@ -246,7 +245,7 @@ class _CutFile:
         return pairs
 
     def _new_name(self, name: str) -> str | None:
-        """Return a tensor's name in the new file; None if its layer is left out."""
+        """Return a tensor's name in the new file; None: its layer is left out."""
         if self._changes is None or not name.startswith("blk."):
             return name
         _, layer, part = name.split(".", 2)
@@ -260,13 +259,13 @@ class _CutFile:
         return next(kind for kind in kinds if old.columns % block_size(kind) == 0)
 
     def _floats(self, info: TensorInfo) -> npt.NDArray[np.float32]:
-        """Return a matrix of the source, without rows that are cut."""
+        """Return a matrix of the source without cut rows."""
         rows = self._rows(info)
         rows = rows[self._ids] if info.name in _CUT_TENSORS else rows
         return to_floats(rows, info.kind, info.columns)
 
     def _rows(self, info: TensorInfo) -> npt.NDArray[np.uint8]:
-        """Return a matrix of the source as rows of bytes; of a vector, the elements are the rows."""
+        """Return a matrix of the source as rows of bytes; a vector's elements are rows."""
         size = info.bytes
         raw = np.frombuffer(self._data, np.uint8, size, self._gguf.data_start + info.offset)
         return raw.reshape(info.shape[-1], size // info.shape[-1])
@@ -283,7 +282,7 @@ class _CutFile:
 
 
 def _named_token(field: Field) -> int | None:
-    """Return the token whose id the value is, as of tokenizer.ggml.eos_token_id; None for other fields."""
+    """Return the token that a field such as tokenizer.ggml.eos_token_id names; None for other fields."""
     names_one = field.key.startswith("tokenizer.ggml.") and field.key.endswith("_token_id")
     return field.value if names_one and isinstance(field.value, int) else None
 

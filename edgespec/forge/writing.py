@@ -1,7 +1,7 @@
-"""The target writes texts for a dataset, 16 at once in one cache, and reads others.
+"""Generation of a dataset's texts by the target, 16 at once in one KV cache; other texts are only read.
 
-One pass takes the next token of every text that is being written, and beside them as many tokens of prompts,
-and of texts that are only read, as it has room for. Every pass leaves the hidden states of its tokens.
+A forward pass takes the next token of every text that is being written, and as many tokens of prompts and of
+texts to read as it has room for. It gives the hidden states of its tokens.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ import numpy.typing as npt
 from edgespec._core import Interrupt, Sampler
 from edgespec.decoding.sampling import Coins, SamplingParams
 from edgespec.errors import EdgespecError, LogitsOf
-from edgespec.forge.dataset import DatasetWriter, is_held_out
+from edgespec.forge.dataset import READ, DatasetWriter, TrainingText, is_held_out
 from edgespec.forge.prompts import TextPrompt, TokenPrompt
-from edgespec.forge.running_text import RunningText
 from edgespec.llama.batch import SequenceTokens
 from edgespec.llama.kv_cache import KVCache, KVCacheSize
-from edgespec.llama.outputs import Rows
+from edgespec.llama.outputs import Features, Rows
 from edgespec.llama.rollback import RollbackSize
 from edgespec.llama.weights import Model
 from edgespec.models.footprint import loaded_bytes, shape_of
@@ -32,89 +31,133 @@ from edgespec.platform.memory import available_bytes
 from edgespec.platform.messages import MessageFn, silent
 
 GREEDY_SHARE = 0.4
-"""Of the texts, those that are written greedily; so are all that are held out."""
+"""Share of texts that are written greedily; held-out texts all are."""
 
 TEMPERATURES = (0.6, 0.8, 1.0)
-"""Of the others, as many at each."""
+"""Temperatures of the other texts, equally often."""
 
 LONGEST_PROMPT = 624
-"""Most tokens of a prompt by default: with the longest answer, 1024."""
+"""Most tokens of a prompt by default; with the longest answer 1024."""
 
-_TOP_P, _TOP_K = 0.95, 100  # of 152,000 logits, the top 100 are found ten times as fast as all are sorted
-_NO_PREFIX = np.empty(0, np.int32)  # the samplers have no penalties, so they read none
+_TOP_P, _TOP_K = 0.95, 100  # finding the top 100 of 152,000 logits is ten times as fast as sorting all
+_NO_PREFIX = np.empty(0, np.int32)  # the samplers have no penalties
 _MIX = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: neighbouring seeds become numbers far apart
 
 
 @dataclass(frozen=True, slots=True)
 class WritingSettings:
-    """How the target writes."""
+    """Sizes and seed of the generation."""
 
     n_texts: int = 16
-    """Texts at once; fewer where the memory has no room for the cache of so many."""
+    """Texts at once; fewer where memory has no room for their KV cache."""
     n_predict: int = 400
     """Most tokens of an answer."""
     longest_prompt: int = LONGEST_PROMPT
-    """Most tokens of a prompt; longer ones are left out."""
+    """Most tokens of a prompt; longer prompts are skipped."""
     window: int = 192
-    """Of a prompt, the last tokens whose hidden states are kept."""
+    """Last tokens of a prompt whose hidden states are stored."""
     n_pass: int = 112
-    """Most tokens of a pass: all of them have logits, and the kernels take so many at once."""
+    """Most tokens of a pass: all have logits, and the kernels take that many at once."""
     seed: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class WritingProgress:
-    """How far the writing is."""
+@dataclass(eq=False, slots=True)
+class RunningText:
+    """A prompt and the target's answer so far, or a text that the target reads."""
 
-    n_tokens: int
-    """Of answers, and of texts that were read, in this run."""
-    tokens_per_s: float
-    share: float
-    """Of what was asked, 0 to 1."""
+    prompt: TextPrompt | TokenPrompt
+    tokens: list[int]
+    n_prompt: int
+    n_end: int
+    """Most tokens of the text."""
+    sequence: int
+    """Sequence in the KV cache."""
+    first: int
+    """The first token whose hidden state is stored."""
+    features: npt.NDArray[np.float16]
+    """Hidden states of tokens `first` .. n_end - 2, filled as they are evaluated."""
+    temperature: float
+    """NaN: the text is only read."""
+    coins: Coins
+    n_evaluated: int = 0
+    """Tokens in the KV cache."""
 
+    @property
+    def reads_only(self) -> bool:
+        """Whether the text is complete from the start."""
+        return math.isnan(self.temperature)
 
-@dataclass(frozen=True, slots=True)
-class WritingResult:
-    """What came of it."""
+    @property
+    def n_pending(self) -> int:
+        """Tokens to evaluate; the last token of a text that is only read is not needed."""
+        return len(self.tokens) - self.n_evaluated - self.reads_only
 
-    n_texts: int
-    n_tokens: int
-    """Of answers, and of texts that were read."""
-    n_skipped: int
-    """Prompts that were too long."""
-    seconds: float
-    full: bool
-    """Whether it ended because the budget was used up; `DatasetWriter.full` is the line that says so."""
+    @property
+    def n_done(self) -> int:
+        """Tokens after the prompt that were written, or read."""
+        if self.reads_only:
+            return max(0, self.n_evaluated - self.n_prompt)
+        return len(self.tokens) - self.n_prompt
+
+    def add_features(self, features: Features) -> None:
+        """Store the hidden states of the tokens that were just evaluated."""
+        skipped = max(0, self.first - self.n_evaluated)
+        start, end = self.n_evaluated + skipped - self.first, self.n_evaluated + len(features) - self.first
+        if end > start:
+            self.features[start:end] = features[skipped:]
+        self.n_evaluated += len(features)
+
+    def as_training_text(self) -> TrainingText:
+        """Return the text as it is now."""
+        n = len(self.tokens)
+        return TrainingText(
+            tokens=np.array(self.tokens, np.int32),
+            n_prompt=self.n_prompt,
+            first=self.first,
+            features=self.features[: n - 1 - self.first],
+            temperature=self.temperature,
+            source=READ if self.reads_only else self.prompt.source,
+            key=self.prompt.key,
+        )
 
 
 @dataclass(slots=True)
-class _FillState:
-    """What one call of `fill` has done so far."""
+class WritingRun:
+    """Progress and outcome of one call of `TargetWriter.fill`."""
 
     writer: DatasetWriter
     prompts: Iterator[TextPrompt | TokenPrompt]
     known: set[int]
+    """Keys of prompts that have a text."""
     n_before: int
-    """Tokens that were there when it began."""
+    """Tokens in the dataset before the run."""
     until: int
     running: list[RunningText] = field(default_factory=list)
     follow_ups: list[TextPrompt] = field(default_factory=list)
-    """Prompts that go on from answers."""
+    """Prompts that follow from answers."""
     n_texts: int = 0
     n_finished: int = 0
     """Tokens of finished texts."""
     n_skipped: int = 0
+    """Prompts that were too long."""
     full: bool = False
+    """Whether the budget is used up; `DatasetWriter.full` is the message."""
     begun_s: float = field(default_factory=time.monotonic)
 
     @property
     def n_tokens(self) -> int:
-        """Tokens written or read, of texts under way too."""
+        """Tokens of answers and of texts that were read, in this run."""
         return self.n_finished + sum(one.n_done for one in self.running)
 
     @property
-    def seconds(self) -> float:
-        return time.monotonic() - self.begun_s
+    def tokens_per_s(self) -> float:
+        """Mean speed of the run."""
+        return self.n_tokens / max(time.monotonic() - self.begun_s, 1e-9)
+
+    @property
+    def share(self) -> float:
+        """Share of the tokens that were asked for, 0 to 1."""
+        return min(1.0, (self.n_before + self.n_tokens) / self.until) if self.until else 1.0
 
 
 class TargetWriter(Closing):
@@ -133,10 +176,7 @@ class TargetWriter(Closing):
         interrupt: Interrupt | None = None,
         on_message: MessageFn = silent,
     ) -> None:
-        """Make the cache. `on_message` takes lines that the user should know.
-
-        Raises EdgespecError where the memory has no room for it.
-        """
+        """Make the KV cache. Raises EdgespecError where memory has no room for it."""
         self.model = model
         self.settings = settings or WritingSettings()
         self._longest = min(self.settings.longest_prompt + self.settings.n_predict, model.n_ctx_train)
@@ -159,16 +199,16 @@ class TargetWriter(Closing):
         prompts: Iterable[TextPrompt | TokenPrompt],
         *,
         until: int,
-        on_progress: Callable[[WritingProgress], None] = lambda _: None,
-    ) -> WritingResult:
+        on_progress: Callable[[WritingRun], None] = lambda _run: None,
+    ) -> WritingRun:
         """Write, and read, until the dataset has `until` tokens of answers or its budget is used up.
 
-        Prompts that the dataset has a text of are left out, so a run that was ended goes on where it was. On
-        Ctrl-C the finished texts are kept. `on_progress` is called after each pass. Raises EdgespecError as
-        `KVCache.forward` (a model may have no hidden states to give), and OSError where the disk fails.
+        Prompts that have a text already are skipped, so a stopped run resumes. On Ctrl-C the finished texts
+        are stored. `on_progress` is called after each pass. Raises EdgespecError as `KVCache.forward`,
+        such as for a model without hidden states, and OSError where the disk fails.
         """
         texts = list(writer.dataset.texts())
-        run = _FillState(
+        run = WritingRun(
             writer,
             iter(prompts),
             known={text.key for text in texts},
@@ -179,23 +219,21 @@ class TargetWriter(Closing):
         try:
             while self._begin_texts(run):
                 self._step(run)
-                done = run.n_before + run.n_tokens
-                share = min(1.0, done / until) if until else 1.0
-                on_progress(WritingProgress(run.n_tokens, run.n_tokens / max(run.seconds, 1e-9), share))
+                on_progress(run)
         finally:
             for one in run.running:
                 self._cache.release(one.sequence)
             writer.flush()
-        return WritingResult(run.n_texts, run.n_finished, run.n_skipped, run.seconds, run.full)
+        return run
 
     def close(self) -> None:
-        """Free the cache; a second call does nothing."""
+        """Free the KV cache; a second call does nothing."""
         self._cache.close()
 
     # ---- beginning ----
 
-    def _begin_texts(self, run: _FillState) -> bool:
-        """Begin as many texts as there is room for; return whether any is under way."""
+    def _begin_texts(self, run: WritingRun) -> bool:
+        """Begin texts while there is room; return whether any is under way."""
         while len(run.running) < self._n_texts and not run.full and run.n_before + run.n_tokens < run.until:
             prompt = run.follow_ups.pop(0) if run.follow_ups else next(run.prompts, None)
             if prompt is None:
@@ -205,26 +243,27 @@ class TargetWriter(Closing):
                 self._begin(run, prompt)
         return bool(run.running)
 
-    def _begin(self, run: _FillState, prompt: TextPrompt | TokenPrompt) -> None:
+    def _begin(self, run: WritingRun, prompt: TextPrompt | TokenPrompt) -> None:
         """Begin the text of a prompt, unless it is too long."""
-        settings, given = self.settings, isinstance(prompt, TokenPrompt)
-        tokens = list(prompt.tokens) if isinstance(prompt, TokenPrompt) else prompt_tokens(self.model, prompt)
-        n_prompt = prompt.n_prompt if isinstance(prompt, TokenPrompt) else len(tokens)
-        reads_only = given and len(tokens) > n_prompt
+        if isinstance(prompt, TokenPrompt):
+            tokens, n_prompt = list(prompt.tokens), prompt.n_prompt
+        else:
+            tokens = prompt_tokens(self.model, prompt)
+            n_prompt = len(tokens)
+        reads_only = len(tokens) > n_prompt
         n_end = len(tokens) if reads_only else n_prompt + self._n_predict
         if n_prompt == 0 or n_end > self._longest:
             run.n_skipped += 1
             return
-        first = max(0, n_prompt - settings.window)
+        first = max(0, n_prompt - self.settings.window)
         features: npt.NDArray[np.float16] = np.empty((n_end - 1 - first, self.model.n_embd), np.float16)
         if not run.writer.has_room(features.nbytes):
             run.full = True
             return
-        temperature = math.nan if reads_only else temperature_of(prompt.key, settings.seed)
+        temperature = math.nan if reads_only else temperature_of(prompt.key, self.settings.seed)
         run.running.append(
             RunningText(
                 prompt=prompt,
-                key=prompt.key,
                 tokens=tokens,
                 n_prompt=n_prompt,
                 n_end=n_end,
@@ -232,33 +271,33 @@ class TargetWriter(Closing):
                 first=first,
                 features=features,
                 temperature=temperature,
-                coins=Coins(_mixed(prompt.key, settings.seed)),
+                coins=Coins(_mixed(prompt.key, self.settings.seed)),
             )
         )
 
     # ---- a pass ----
 
-    def _step(self, run: _FillState) -> None:
-        """Make one pass, and end the texts that are finished."""
+    def _step(self, run: WritingRun) -> None:
+        """Run one pass, and end the texts that are finished."""
         n_free = self.settings.n_pass
         taken: list[RunningText] = []
         parts: list[SequenceTokens] = []
-        # Those that are written first, one token each: prompts take what is left of the pass.
-        for one in sorted(run.running, key=lambda one: one.n_unread):
-            n = min(one.n_unread, n_free)
+        # Texts that are being written come first, a token each; prompts take the rest of the pass.
+        for one in sorted(run.running, key=lambda one: one.n_pending):
+            n = min(one.n_pending, n_free)
             if n == 0:
                 break
             n_free -= n
             taken.append(one)
-            goes_on = n == one.n_unread and not one.reads_only
-            tokens = one.tokens[one.n_read : one.n_read + n]
+            goes_on = n == one.n_pending and not one.reads_only
+            tokens = one.tokens[one.n_evaluated : one.n_evaluated + n]
             parts.append(SequenceTokens(one.sequence, tokens, int(goes_on), with_features=True))
         for one, result in zip(taken, self._cache.forward(parts), strict=True):
             if result.features is not None:
-                one.keep(result.features)
+                one.add_features(result.features)
             if len(result.rows):
                 one.tokens.append(self._sample(one, result.rows))
-            if len(result.rows) or one.n_unread == 0:
+            if len(result.rows) or one.n_pending == 0:
                 self._end_if_finished(run, one)
 
     def _sample(self, one: RunningText, rows: Rows) -> int:
@@ -270,12 +309,12 @@ class TargetWriter(Closing):
         with self._errors:
             return sampler.sample(rows[0], _NO_PREFIX, coin, -1)
 
-    def _end_if_finished(self, run: _FillState, one: RunningText) -> None:
+    def _end_if_finished(self, run: WritingRun, one: RunningText) -> None:
         if not one.reads_only and len(one.tokens) < one.n_end and not self.model.is_eog(one.tokens[-1]):
             return
         run.running.remove(one)
         self._cache.release(one.sequence)
-        if not run.writer.append(one.finished()):
+        if not run.writer.append(one.as_training_text()):
             run.full = True
             return
         run.n_texts += 1
@@ -286,7 +325,7 @@ class TargetWriter(Closing):
 
 
 def prompt_tokens(model: Model, prompt: TextPrompt) -> list[int]:
-    """Return the tokens of a prompt, through the model's chat template where it has one."""
+    """Tokenize a prompt, through the model's chat template if it has one."""
     if model.chat_template is None:
         return model.tokenize(prompt.turns[-1], add_special=True, parse_special=False)
     roles = ("user", "assistant")
@@ -296,7 +335,7 @@ def prompt_tokens(model: Model, prompt: TextPrompt) -> list[int]:
 
 
 def temperature_of(key: int, seed: int = 0) -> float:
-    """Return the temperature at which the text of a prompt is written; the same for a seed."""
+    """Return the temperature of a prompt's text, a function of its key and the seed."""
     if is_held_out(key):
         return 0.0
     share = _mixed(key, seed) / 2**64
@@ -306,12 +345,12 @@ def temperature_of(key: int, seed: int = 0) -> float:
 
 
 def _mixed(key: int, seed: int) -> int:
-    """Return a number of 64 bits that is another one for each seed."""
+    """Hash a key with a seed to 64 bits."""
     return (key * _MIX + seed * (_MIX >> 1)) % 2**64
 
 
 def _texts_that_fit(model: Model, settings: WritingSettings, longest: int, on_message: MessageFn) -> int:
-    """Return how many texts the memory has room for, at most those asked for. Raises EdgespecError."""
+    """Return how many texts fit in memory, at most those asked for. Raises EdgespecError."""
     available = available_bytes()
     n_texts = settings.n_texts if model.can_rewind else 1
     while available is not None:

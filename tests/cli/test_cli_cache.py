@@ -199,7 +199,7 @@ def test_clear_takes_own_texts_from_what_drafts_are_made_from(edgespec, history,
     keep_draft(tmp_path / "models", "of-built-in", tiny_path, data={"prompt:built-in": 5})
     _, line = edgespec("clear", code=2)
     assert f"1 documents in {history_root()} and 2 texts in {forge_root()} without a terminal" in line
-    assert forge.size().n_texts == 3
+    assert len(list(forge.texts())) == 3
     text, _ = edgespec("clear", "--yes")
     assert text.splitlines() == [
         f"{history.path}: deleted, 1 documents",
@@ -225,12 +225,12 @@ def test_clear_all_that_drafts_are_made_from(edgespec, forge):
 
 def test_clear_beside_a_process_that_makes_a_draft(edgespec, history, forge):
     history.append([1])
-    with DraftStore("my-target", forge.target.sha256).opened():
+    with DraftStore("my-target", forge.target.sha256).locked_folder():
         text, line = edgespec("clear", "--yes", code=1)
     assert text == f"{history.path}: deleted, 1 documents\n"
     assert "another process makes drafts for my-target" in line
     assert line.count("\n") == 1
-    assert forge.size().n_texts == 3
+    assert len(list(forge.texts())) == 3
 
 
 @pytest.mark.parametrize(("answer", "deleted"), [(b"y\n", True), (b"n\n", False), (b"\n", False)])

@@ -68,12 +68,8 @@ def test_what_is_written_is_read_again(dataset: Dataset, tmp_path: Path) -> None
     assert [path.name for path in dataset.shards()] == ["00001.npz", "00002.npz"]
     for one in (dataset, Dataset(TARGET, dataset.folder)):
         assert all(same(a, b) for a, b in zip(texts, one.texts(), strict=True))
-    size = dataset.size()
-    assert (size.n_texts, size.n_tokens) == (len(texts), sum(len(text.tokens) for text in texts))
-    assert size.n_answer_tokens == size.n_tokens - 5 * len(texts)
-    assert size.n_bytes == sum(path.stat().st_size for path in dataset.shards())
-    assert size.sources == {READ: 15, BUILT_IN: 59}
-    assert dataset.keys() == {text.key for text in texts}
+    assert dataset.n_answer_tokens() == sum(len(text.tokens) - 5 for text in texts)
+    assert dataset.n_bytes() == sum(path.stat().st_size for path in dataset.shards())
 
 
 def test_the_format_is_numpys(dataset: Dataset) -> None:
@@ -105,7 +101,7 @@ def test_held_out_texts_are_told_by_their_prompts(dataset: Dataset) -> None:
     apart = [[text.key for text in dataset.texts(held_out=which)] for which in (True, False)]
     assert all(map(is_held_out, apart[0])) and not any(map(is_held_out, apart[1]))
     assert sorted(apart[0] + apart[1]) == sorted(text.key for text in texts)
-    assert 0 < len(apart[0]) == dataset.size().n_held_out < 40
+    assert 0 < len(apart[0]) < 40
     # These never change: a draft trained before would otherwise be judged by what it learnt.
     assert [i for i in range(100) if is_held_out(key_of(str(i).encode()))] == [39, 51, 55]
 

@@ -68,9 +68,9 @@ def test_llama_cpp_computes_what_was_trained(target, tmp_path, exact, type_, tol
     path = tmp_path / "head.gguf"
     head.export(params, path, type_)
     batch = a_batch(head, TinyTexts(target, 1, lengths=(40, 41)).all)
-    walk = HeadRollout(head, params, batch)
+    rollout = HeadRollout(head, params, batch)
     at = batch.answers[0][batch.weights[0] > 0]
-    expected = [np.asarray(walk.step())[0, : len(at)] for _ in range(3)]
+    expected = [np.asarray(rollout.step())[0, : len(at)] for _ in range(3)]
     tokens, features = batch.tokens[0], batch.features[0].astype(np.float32)
 
     llama = LlamaHead(path, target)
@@ -118,9 +118,9 @@ def test_a_walk_is_right_where_a_slow_loop_is(target, exact):
     params = head.init(jax.random.key(2))
     batch = a_batch(head, texts.all)
     output = head.target.rows(head.target.output, IDS)
-    right = np.asarray(head.walk(params, head.frozen, batch, 3))
-    walk = HeadRollout(head, params, batch)
-    features = [np.asarray(walk.step()) for _ in range(3)]
+    right = np.asarray(head.rollout(params, head.frozen, batch, 3))
+    rollout = HeadRollout(head, params, batch)
+    features = [np.asarray(rollout.step()) for _ in range(3)]
     n_right = 0
     for row, i in zip(*np.nonzero(starts(batch, 3)), strict=True):
         column = batch.answers[row, i]

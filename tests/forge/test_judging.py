@@ -16,6 +16,7 @@ from edgespec.forge.evaluation_process import (
     EvaluationSettings,
     EvaluationTask,
 )
+from edgespec.forge.progress import StageContext
 from tiny_gguf import write_tiny_gguf
 
 SETTINGS = EvaluationSettings(n_predict=12, rounds=2, n_threads=1, kernels="off")
@@ -34,7 +35,7 @@ def own_folders(tmp_path, monkeypatch):
 @pytest.fixture
 def judging(tmp_path, tiny_path):
     def judging(**more):
-        return Evaluator(tiny_path, QUESTIONS, SETTINGS, tmp_path / "judging", **more)
+        return Evaluator(tiny_path, QUESTIONS, SETTINGS, tmp_path / "judging", StageContext(**more))
 
     return judging
 
@@ -63,9 +64,9 @@ def test_drafts_beside_plain_decoding(judging, tiny_path, tiny_draft_path, tmp_p
         Candidate("small", tiny_draft_path, was_there=True),
         Candidate("none", None),
     ]
-    found = judging(on_progress=seen.append, on_message=said.append).judge(contenders)
+    found = judging(on_progress=seen.append, on_message=said.append).evaluate(contenders)
     assert said == []
-    assert [one.contender for one in found] == contenders
+    assert [one.candidate for one in found] == contenders
     itself, small, none = found
     assert itself.timing.acceptance == pytest.approx((1.0,) * 4), "it is its own target"
     assert small.timing.cost_ratio > 0
@@ -83,17 +84,17 @@ def test_drafts_beside_plain_decoding(judging, tiny_path, tiny_draft_path, tmp_p
 
 
 def test_what_was_judged_is_not_judged_again(judging, tiny_draft_path, tmp_path):
-    contender = Candidate("small", tiny_draft_path)
-    first = judging().judge([contender])
+    candidate = Candidate("small", tiny_draft_path)
+    first = judging().evaluate([candidate])
     files = sorted((tmp_path / "judging").iterdir())
     assert len(files) == 3, "the timing and two rounds"
     seen = []
-    assert judging(on_progress=seen.append).judge([contender]) == first
+    assert judging(on_progress=seen.append).evaluate([candidate]) == first
     assert seen == []
     files[0].write_text(files[0].read_text()[:-9])
-    again = judging(on_progress=seen.append).judge([contender])
+    again = judging(on_progress=seen.append).evaluate([candidate])
     assert len({step.detail for step in seen}) == 1, "the damaged part alone"
-    assert again[0].contender == contender
+    assert again[0].candidate == candidate
     assert json.loads(files[0].read_text())["runs"]
 
 
@@ -101,14 +102,14 @@ def test_who_cannot_run_is_left_out(judging, tiny_draft_path, tmp_path):
     stranger = tmp_path / "stranger.gguf"
     stranger.write_bytes(b"GGUF and nothing")
     said = []
-    found = judging(on_message=said.append).judge(
+    found = judging(on_message=said.append).evaluate(
         [Candidate("stranger", stranger), Candidate("small", tiny_draft_path)]
     )
-    assert [one.contender.name for one in found] == ["small"]
+    assert [one.candidate.name for one in found] == ["small"]
     (line,) = said
     assert line.startswith("stranger is left out: ")
     with pytest.raises(EdgespecError, match="no draft could be judged"):
-        judging().judge([Candidate("stranger", stranger)])
+        judging().evaluate([Candidate("stranger", stranger)])
 
 
 def test_only_the_best_go_on(tmp_path, tiny_path, monkeypatch):
@@ -134,7 +135,9 @@ def test_only_the_best_go_on(tmp_path, tiny_path, monkeypatch):
 
     monkeypatch.setattr(EvaluationTask, "runs", runs)
     contenders = [Candidate(name, file, was_there=name == "old") for name, file in files.items()]
-    found = Evaluator(tiny_path, QUESTIONS, SETTINGS, tmp_path / "judging").judge(contenders)
+    found = Evaluator(tiny_path, QUESTIONS, SETTINGS, tmp_path / "judging", StageContext()).evaluate(
+        contenders
+    )
     assert {name for name, round_ in asked if round_ == 1} == {"fast", "middle", "old"}
     assert [one.rounds for one in found] == [2, 2, 1, 2]
     assert found[0].gains.greedy == pytest.approx(2.0)
@@ -142,14 +145,14 @@ def test_only_the_best_go_on(tmp_path, tiny_path, monkeypatch):
 
 def test_without_questions(tmp_path, tiny_path):
     with pytest.raises(EdgespecError, match="no prompt to judge drafts by"):
-        Evaluator(tiny_path, (), SETTINGS, tmp_path)
+        Evaluator(tiny_path, (), SETTINGS, tmp_path, StageContext())
 
 
 def test_questions_that_do_not_fit(tmp_path, tiny_path, tiny_draft_path):
     path = write_tiny_gguf(tmp_path / "short.gguf", n_ctx=16)
     said = []
     with pytest.raises(EdgespecError, match="no draft could be judged"):
-        Evaluator(path, QUESTIONS, SETTINGS, tmp_path / "j", on_message=said.append).judge(
+        Evaluator(path, QUESTIONS, SETTINGS, tmp_path / "j", StageContext(on_message=said.append)).evaluate(
             [Candidate("small", tiny_draft_path)]
         )
     assert "no prompt with 12 tokens of answer fits in a context of 16" in said[0]

@@ -141,7 +141,7 @@ def test_beside_a_process_that_makes_a_draft():
     stored(READ)
     (kept,) = find_stored()
     with (
-        DraftStore("my-target", TARGET.sha256).opened(),
+        DraftStore("my-target", TARGET.sha256).locked_folder(),
         pytest.raises(EdgespecError, match="another process makes drafts for my-target") as raised,
     ):
         delete_user_texts(kept)

@@ -13,7 +13,8 @@ from edgespec.forge import builder, families
 from edgespec.forge.builder import TrainingRequest
 from edgespec.forge.data_stage import DataRequest, default_tokens
 from edgespec.forge.dataset import forge_root
-from edgespec.forge.draft_store import remove_data, remove_draft
+from edgespec.forge.dataset_store import delete_dataset
+from edgespec.forge.draft_store import remove_draft
 from edgespec.forge.make import LEAST_GAIN, make
 from edgespec.forge.progress import StageContext
 from edgespec.llama.backend import llama
@@ -40,8 +41,8 @@ def left(folder):
 
 def test_a_draft_is_made_judged_and_used(request_, tiny_path, source, tmp_path):
     seen, said = [], []
-    around = StageContext(on_progress=seen.append, on_message=said.append)
-    made = make(replace(request_, force=True), around)
+    context = StageContext(on_progress=seen.append, on_message=said.append)
+    made = make(replace(request_, force=True), context)
     assert list(dict.fromkeys(step.stage for step in seen)) == [
         "hashing the target",
         "writing",
@@ -53,7 +54,7 @@ def test_a_draft_is_made_judged_and_used(request_, tiny_path, source, tmp_path):
     ((candidate, judged),) = made.candidates
     assert candidate.label == "cut-q8_0"
     assert made.gain == pytest.approx(judged.gains.mean / max(1, made.before.gains.mean) - 1)
-    assert made.before.contender.path is None, "the target had no draft"
+    assert made.before.candidate.path is None, "the target had no draft"
 
     record = made.kept
     assert record.name == "target-cut-q8_0"
@@ -110,7 +111,7 @@ def test_it_has_to_beat_the_draft_that_is_there(request_, speeds, tiny_path):
     request = replace(request_, training=replace(request_.training, types=("f16",)))
     speeds["cut-f16"] = 1.4
     second = make(request)
-    assert second.before.contender.name == first.kept.name
+    assert second.before.candidate.name == first.kept.name
     assert second.kept is None
     assert read_record(first.path).gains.mean == pytest.approx(1.39), "its record says what was measured last"
     speeds["cut-f16"] = 1.45
@@ -170,13 +171,13 @@ def test_other_options_begin_anew_with_the_same_texts(request_, tmp_path):
 
 def test_a_run_that_kept_nothing_goes_on_by_force(request_, speeds):
     said, seen = [], []
-    around = StageContext(on_message=said.append, on_progress=seen.append)
+    context = StageContext(on_message=said.append, on_progress=seen.append)
     assert make(request_).kept is None
-    made = make(replace(request_, force=True, name="mine"), around)
+    made = make(replace(request_, force=True, name="mine"), context)
     assert said == ["going on with the last run, which kept nothing: its drafts are judged again"]
     assert not {"writing", "choosing tokens"} & {step.stage for step in seen}
     assert made.kept.name == "mine"
-    make(replace(request_, force=True), around)
+    make(replace(request_, force=True), context)
     assert len(said) == 1, "that one was kept: a new run"
 
 
@@ -252,9 +253,9 @@ def test_removing(request_, speeds, tiny_path, tmp_path):
     assert choose_models(str(tiny_path), None) == (str(tiny_path), None)
     folder = forge_root() / record.target_sha256[:16]
     n_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    assert remove_data(record.target_name, record.target_sha256) == (folder, n_bytes)
+    assert delete_dataset(record.target_name, record.target_sha256) == (folder, n_bytes)
     assert not folder.exists()
-    assert remove_data(record.target_name, record.target_sha256) == (None, 0)
+    assert delete_dataset(record.target_name, record.target_sha256) == (None, 0)
     with pytest.raises(UsageError, match="no draft that was made here is called 'mine'"):
         remove_draft("mine")
 

@@ -16,7 +16,7 @@ from edgespec.forge.user_texts import (
     CONTEXT,
     PASSAGE,
     HistoryTexts,
-    asked_of,
+    all_prompts,
     file_prompts,
     file_texts,
     in_turns,
@@ -139,13 +139,13 @@ def test_what_is_asked_is_the_users_own_and_built_in_in_turns(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # other tests' texts are a history too
     path = tmp_path / "book.txt"
     path.write_text("".join(f"This is line {i}, and it says so.\n" for i in range(60)))
-    found = list(islice(asked_of(tiny_target, [path]), 20))
+    found = list(islice(all_prompts(tiny_target, [path]), 20))
     assert [one.source for one in found[:6]] == [FROM_FILE, READ, BUILT_IN] * 2
     assert [one.source for one in found[-8:]] == [BUILT_IN] * 8
     with pytest.raises(UsageError, match="no such file"):
-        asked_of(tiny_target, [path, tmp_path / "none"])
+        all_prompts(tiny_target, [path, tmp_path / "none"])
     with pytest.raises(EdgespecError, match="the history has 0 tokens"):
-        asked_of(tiny_target, from_history=True)
+        all_prompts(tiny_target, from_history=True)
 
 
 def test_sources_are_taken_in_turns() -> None:

@@ -10,7 +10,7 @@ import pytest
 from edgespec.errors import UsageError
 from edgespec.forge.training.weights import ModelWeights
 from edgespec.forge.vocabulary_cut import SourceVocabulary, read_vocabulary
-from edgespec.forge.vocabulary_ranking import coverage, expectations, rank
+from edgespec.forge.vocabulary_ranking import expectations, rank
 from edgespec.llama.batch import SequenceTokens
 from edgespec.llama.gguf_header import check_model_file
 from edgespec.llama.kv_cache import KVCache, KVCacheSize
@@ -39,7 +39,7 @@ def test_required_then_written_then_asked_then_small_ids():
     ranking = rank(VOCABULARY, texts)
     assert ranking.order[:6].tolist() == [3, 300, 150, 250, 200, 201]
     assert ranking.order[6:10].tolist() == [0, 1, 2, 4], "then by id, as tokenizers number by frequency"
-    assert (ranking.n_required, ranking.n_ranked_on) == (2, 6)
+    assert ranking.n_required == 2
     assert sorted(ranking.order) == list(range(318)), "no padding, each id once"
 
 
@@ -59,14 +59,6 @@ def test_sizes_that_cannot_be_cut(size, problem):
     with pytest.raises(UsageError, match=problem) as error:
         rank(VOCABULARY, []).cut(size)
     assert error.value.field == "keep"
-    assert rank(VOCABULARY, []).sizes() == []
-
-
-def test_coverage_counts_what_was_written_not_what_was_asked():
-    texts = [sample([1, 1, 1, 1], [5, 6, 7, 8])]
-    assert coverage(np.array([1]), texts) == 0.0
-    assert coverage(np.array([5, 7, 8]), texts) == 0.75
-    assert coverage(np.array([5]), []) == 0.0
 
 
 @pytest.fixture(scope="module")

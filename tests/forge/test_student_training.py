@@ -240,13 +240,13 @@ def test_it_learns_what_the_target_says(source, target, settings):
     one = make(source("qwen2"), target, layers=(0, 3), **settings)
     batch = jax.tree.map(jnp.asarray, batch_of(one, target))
     params, key = one.init(jax.random.key(0)), jax.random.key(1)
-    slopes = jax.jit(jax.value_and_grad(one.loss, has_aux=True))
+    gradients = jax.jit(jax.value_and_grad(one.loss, has_aux=True))
     optimizer = optax.adam(1e-2)
     moments, first = optimizer.init(params), None
     for _ in range(100):
-        (_, shown), slope = slopes(params, one.frozen, batch, key)
+        (_, shown), gradient = gradients(params, one.frozen, batch, key)
         first = first or shown
-        updates, moments = optimizer.update(slope, moments)
+        updates, moments = optimizer.update(gradient, moments)
         params = optax.apply_updates(params, updates)
     assert shown["divergence"] < 0.5 * first["divergence"]
     assert shown["overlap"] > first["overlap"]
@@ -283,7 +283,7 @@ def test_walks_are_right_where_each_likeliest_token_is_the_texts(source, target)
     batch, params = batch_of(one, target), one.init(jax.random.key(0))
     likeliest = one.token_ids[np.asarray(one.logits(params, one.frozen, batch)).argmax(-1)]
     likeliest = likeliest.reshape(batch.answers.shape)
-    right = np.asarray(one.walk(params, one.frozen, batch, 3))
+    right = np.asarray(one.rollout(params, one.frozen, batch, 3))
     answered = batch.weights > 0
     following = batch.tokens[np.arange(2)[:, None], batch.answers + 1]
     for r, i in zip(*np.nonzero(answered), strict=True):

@@ -30,6 +30,5 @@ def test_files_and_the_history_are_asked_beside_built_in_prompts(
         questions = [model.tokenize_chat([{"role": "user", "content": f"What is {i}?"}]) for i in range(40)]
         History(tokenizer_fingerprint(model)).extend([[*question, *range(60)] for question in questions])
         write_texts(model, dataset, request, request.until(dataset), 1, StageContext())
-    size = dataset.size()
-    assert size.n_answer_tokens >= 6_000
-    assert set(size.sources or {}) == {BUILT_IN, FROM_FILE, FROM_HISTORY, READ}
+    assert dataset.n_answer_tokens() >= 6_000
+    assert {text.source for text in dataset.texts()} == {BUILT_IN, FROM_FILE, FROM_HISTORY, READ}

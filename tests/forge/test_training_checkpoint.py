@@ -23,11 +23,11 @@ def test_any_damage_is_found(tmp_path):
         data = bytearray(sound)
         data[at] ^= int(rng.integers(1, 256))
         path.write_bytes(data)
-        with pytest.raises(checkpoint.DamagedError):
+        with pytest.raises(checkpoint.DamagedFileError):
             checkpoint.read_arrays(path, TREE)
     for n in (0, 1, len(sound) // 2, len(sound) - 1):
         path.write_bytes(sound[:n])
-        with pytest.raises(checkpoint.DamagedError):
+        with pytest.raises(checkpoint.DamagedFileError):
             checkpoint.read_arrays(path, TREE)
     path.write_bytes(sound)
     tree, facts = checkpoint.read_arrays(path, TREE)

@@ -6,13 +6,15 @@ import signal
 
 import pytest
 
-from edgespec.forge.training.loop import ending
+pytest.importorskip("jax", reason="drafts are trained with JAX: pip install 'edgespec[forge]'")
+
+from edgespec.forge.training.loop import stop_signals
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals(number):
     before = signal.getsignal(number)
-    with ending() as asked:
+    with stop_signals() as asked:
         assert not asked.is_set()
         signal.raise_signal(number)
         assert asked.is_set()

@@ -24,7 +24,7 @@ from edgespec.forge.prompts import TextPrompt, TokenPrompt
 from edgespec.forge.writing import (
     TEMPERATURES,
     TargetWriter,
-    WritingProgress,
+    WritingRun,
     WritingSettings,
     prompt_tokens,
     temperature_of,
@@ -250,7 +250,7 @@ def test_prompts_that_are_too_long_are_left_out(writing: TargetWriter, dataset: 
 
 def test_it_ends_when_enough_is_written_and_goes_on_later(writing: TargetWriter, dataset: Dataset) -> None:
     prompts = prompts_of(60)
-    seen: list[WritingProgress] = []
+    seen: list[WritingRun] = []
     with dataset.writer(PLENTY) as writer:
         written = writing.fill(writer, prompts, until=300, on_progress=seen.append)
     assert 300 <= written.n_tokens <= 300 + SMALL.n_texts * SMALL.n_predict
@@ -272,11 +272,11 @@ def test_a_budget_is_kept_and_used_up(writing: TargetWriter, dataset: Dataset) -
     assert written.n_texts == 0
     with dataset.writer(PLENTY) as writer:
         assert not writing.fill(writer, prompts_of(60), until=1 << 30).full
-    assert len(dataset.keys()) == 60
+    assert len({text.key for text in dataset.texts()}) == 60
 
 
 def test_ctrl_c_keeps_the_finished_texts_and_the_cache(writing: TargetWriter, dataset: Dataset) -> None:
-    def stop(progress: WritingProgress) -> None:
+    def stop(progress: WritingRun) -> None:
         if progress.n_tokens > 200:
             raise KeyboardInterrupt
 

@@ -1,4 +1,4 @@
-"""How many tokens of a draft would be accepted, on texts that it was not trained on."""
+"""Acceptance of a draft on held-out texts, computed during training."""
 
 from __future__ import annotations
 
@@ -6,28 +6,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
+from jax import Array
 
-from edgespec.forge.training.batches import BatchSize, EpochPosition, TextPacking, Written, batches
+from edgespec.forge.dataset import TrainingText
+from edgespec.forge.training.batches import BatchSize, EpochPosition, TextPacking, batches
 from edgespec.forge.training.family import Params, TrainableFamily, TrainingBatch
 
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """What greedy drafts of a fixed length are worth.
+    """Acceptance of greedy drafts of a fixed length that begin everywhere in the target's answers.
 
-    A draft began at every place of the texts that the target wrote; its token at position n counts only if
-    all before it were right, as at run time.
+    A token at position n counts only if all before it were right, as at run time.
     """
 
     n_drafts: int
     accepted: tuple[int, ...]
-    """Drafts whose first n tokens are the target's, for n = 1, 2, ..."""
+    """Drafts whose first n tokens were right, for n = 1, 2, ..."""
 
     @property
     def by_position(self) -> tuple[float, ...]:
-        """Return the share of right tokens at each position, of the drafts right up to there."""
+        """The share of right tokens at each position, of the drafts right up to there."""
         tested = (self.n_drafts, *self.accepted)
         return tuple(
             right / before if before else 0.0 for right, before in zip(self.accepted, tested, strict=False)
@@ -35,23 +37,23 @@ class Acceptance:
 
     @property
     def mean_accepted(self) -> float:
-        """Return the mean number of accepted tokens of a draft."""
+        """The mean number of accepted tokens of a draft."""
         return sum(self.accepted) / self.n_drafts if self.n_drafts else 0.0
 
 
 class AcceptanceEvaluation:
-    """Held-out texts, packed once; and the family's walk, compiled once."""
+    """Held-out texts, packed once, and the family's rollout, compiled once."""
 
     def __init__(
         self,
         family: TrainableFamily,
-        texts: Sequence[Written],
+        texts: Sequence[TrainingText],
         rows: BatchSize,
         *,
         n_positions: int,
         n_most: int,
     ) -> None:
-        """Judge by up to `n_most` answers of `texts`, in drafts of `n_positions` tokens."""
+        """Evaluate on up to `n_most` answers of `texts`, in drafts of `n_positions` tokens."""
         packing = TextPacking(texts, rows)
         self._n = n_positions
         self._batches: list[TrainingBatch] = []
@@ -61,7 +63,7 @@ class AcceptanceEvaluation:
             n_answers += float(batch.weights.sum())
             if place.epoch or n_answers >= n_most:
                 break
-        self._walk = jax.jit(family.walk, static_argnums=3)
+        self._walk = jax.jit(family.rollout, static_argnums=3)
         self._frozen = family.frozen
 
     def __call__(self, params: Params) -> Acceptance:
@@ -76,7 +78,7 @@ class AcceptanceEvaluation:
 
 
 def starts(batch: TrainingBatch, n: int) -> npt.NDArray[np.bool_]:
-    """Return bool (rows, a): whether `n` answers of one text begin at each answer."""
+    """Return bool (rows, a): whether a draft of `n` tokens fits into its text at each answer."""
     answers = np.asarray(batch.answers)
     last = np.full_like(answers, -1)
     weights = np.zeros_like(batch.weights)
@@ -84,3 +86,13 @@ def starts(batch: TrainingBatch, n: int) -> npt.NDArray[np.bool_]:
     weights[:, : answers.shape[1] - n + 1] = batch.weights[:, n - 1 :]
     found: npt.NDArray[np.bool_] = (np.asarray(batch.weights) > 0) & (weights > 0) & (last == answers + n - 1)
     return found
+
+
+def likeliest_is_next(logits: Array, row: Array, batch: TrainingBatch) -> Array:
+    """Return bool (rows, a): whether the likeliest token after each answer's column is the text's.
+
+    `logits`: (rows * a, kept); `row`: each token's index among the kept ones.
+    """
+    last = batch.tokens.shape[1] - 1
+    following = jnp.take_along_axis(batch.tokens, jnp.minimum(batch.answers + 1, last), 1)
+    return logits.argmax(-1).reshape(following.shape) == row[following]

@@ -1,8 +1,7 @@
-"""The parts that decoders have in common, for training on processors.
+"""Arithmetic that decoders share, for training on processors.
 
-Matrix products take up nearly all of the time. Where the processor multiplies bfloat16 at twice the speed of
-float32 (AVX512-BF16, AMX) their factors are rounded to it; sums are float32, and so are the weights that the
-optimizer keeps.
+Matrix products take nearly all of the time. Where the processor multiplies bfloat16 at twice the speed of
+float32 (AVX512-BF16, AMX), factors are rounded to it; sums and the optimizer's weights are float32.
 """
 
 from __future__ import annotations
@@ -14,10 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from edgespec.forge.training.family import TrainingBatch
 from edgespec.platform.cpu import read_cpu
 
 FACTOR: Any = jnp.bfloat16 if {"avx512_bf16", "amx_bf16"} & read_cpu().flags else jnp.float32
-"""What factors of products are rounded to."""
+"""Type that factors of products are rounded to."""
+
+MASKED = -1e9
+"""An attention score that softmax turns into 0."""
 
 
 def dot(x: Array, y: Array, x_dim: int, y_dim: int) -> Array:
@@ -33,9 +36,9 @@ def _rows(x: Array) -> Array:
 
 
 def _transposed(x: Array) -> Array:
-    """Return x transposed, in a form that XLA does not fold into the product that follows.
+    """Transpose x so that XLA does not fold that into the next product.
 
-    Its products over the first dimensions of both factors run at a third of the speed of the others.
+    XLA's products over the first dimensions of both factors run at a third of the speed.
     """
     half = x.shape[1] // 2
     return jnp.concatenate([x[:, :half].T.astype(FACTOR), x[:, half:].T.astype(FACTOR)])
@@ -49,10 +52,10 @@ def _project_forward(x: Array, weight: Array) -> tuple[Array, tuple[Array, Array
     return _product(x, weight), (x.astype(FACTOR), weight)
 
 
-def _project_backward(kept: tuple[Array, Array], slope: Array) -> tuple[Array, Array]:
-    x, weight = kept
-    slopes = _rows(slope)
-    return dot(slopes, weight, 1, 1).reshape(x.shape), dot(_transposed(_rows(x)), slopes, 1, 0)
+def _project_backward(saved: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
+    x, weight = saved
+    gradients = _rows(gradient)
+    return dot(gradients, weight, 1, 1).reshape(x.shape), dot(_transposed(_rows(x)), gradients, 1, 0)
 
 
 _project: Any = jax.custom_vjp(_product)
@@ -72,8 +75,8 @@ def _score_forward(x: Array, rows: Array) -> tuple[Array, Array]:
     return _row_products(x, rows), rows
 
 
-def _score_backward(rows: Array, slope: Array) -> tuple[Array, None]:
-    return dot(slope, rows, 1, 0), None
+def _score_backward(rows: Array, gradient: Array) -> tuple[Array, None]:
+    return dot(gradient, rows, 1, 0), None
 
 
 _score: Any = jax.custom_vjp(_row_products)
@@ -81,8 +84,13 @@ _score.defvjp(_score_forward, _score_backward)
 
 
 def score(x: Array, rows: Array) -> Array:
-    """Return the products of `x`, (n, k), with frozen `rows`, (v, k): shape (n, v). Rows learn nothing."""
+    """Return the products of `x`, (n, k), with frozen `rows`, (v, k): shape (n, v)."""
     return _score(x, rows)
+
+
+def at_answers(x: Array, batch: TrainingBatch) -> Array:
+    """Return the answers' columns of x, (n, m, width): shape (n, a, width)."""
+    return jnp.take_along_axis(x, batch.answers[:, :, None], 1)
 
 
 def rms_norm(x: Array, weight: Array, epsilon: float) -> Array:
@@ -97,9 +105,9 @@ def rope_turns(n: int, width: int, base: float) -> tuple[Any, Any]:
 
 
 def rope(x: Array, cosine: Array, sine: Array, *, interleaved: bool) -> Array:
-    """Turn pairs of elements of x, (..., heads, width), by angles of shape (..., width / 2).
+    """Rotate pairs of elements of x, (..., heads, width), by angles of shape (..., width / 2).
 
-    Pairs are neighbours (llama) or, not `interleaved`, half a width apart (NeoX: qwen2 and others).
+    Pairs are neighbours if `interleaved` (llama), else half a width apart (NeoX: qwen2 and others).
     """
     cosine, sine = cosine[..., None, :], sine[..., None, :]
     if interleaved:

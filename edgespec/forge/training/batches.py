@@ -1,45 +1,19 @@
-"""Texts in rows of equal length, several texts in one row: what is computed is rarely padding.
+"""Batches: texts packed into rows of equal length, several in a row, with little padding.
 
-A text longer than a row is cut into pieces, each of which begins with columns of the piece before it, for
-attention only. The order is a function of the seed and the epoch: a training that goes on meets the batches
-that it would have met.
+A text longer than a row is cut into pieces, each beginning with columns of the piece before, for attention
+only. Seed and epoch determine the order, so a resumed training sees the same batches.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from edgespec.forge.dataset import TrainingText
 from edgespec.forge.training.family import TrainingBatch
-
-
-class Written(Protocol):
-    """A text of the dataset."""
-
-    @property
-    def tokens(self) -> npt.NDArray[np.int32]:
-        """Return prompt and answer."""
-
-    @property
-    def n_prompt(self) -> int:
-        """Return how many of the tokens are the prompt's."""
-
-    @property
-    def first(self) -> int:
-        """Return the first token whose feature is kept."""
-
-    @property
-    def features(self) -> npt.NDArray[np.float16]:
-        """Return the hidden states of tokens `first` .. len(tokens) - 2."""
-
-    @property
-    def temperature(self) -> float:
-        """Return at which temperature the target wrote it."""
-
 
 EmbedFn = Callable[[npt.NDArray[np.int32]], npt.NDArray[np.float16]]
 
@@ -51,14 +25,14 @@ class BatchSize:
     n: int = 2
     columns: int = 640
     answers: int = 448
-    """Most answers of a row."""
+    """Most answers in a row."""
     overlap: int = 128
-    """Columns that a piece of a long text has of the piece before."""
+    """Columns that a piece of a long text shares with the piece before."""
 
 
 @dataclass(frozen=True, slots=True)
 class _TextPiece:
-    """Columns begin .. end - 1 of a text, of which those from `learnt` on are answers."""
+    """Columns begin .. end - 1 of a text; those from `learnt` on are answers."""
 
     text: int
     begin: int
@@ -75,26 +49,26 @@ class _TextPiece:
 
 
 class TextPacking:
-    """The rows that texts are packed into; the same for the same texts, seed and epoch."""
+    """Rows that texts are packed into."""
 
-    def __init__(self, texts: Sequence[Written], rows: BatchSize) -> None:
-        """Pack `texts`; those without an answer are left out."""
+    def __init__(self, texts: Sequence[TrainingText], rows: BatchSize) -> None:
+        """Prepare to pack `texts`, without those that have no answer."""
         self._texts, self._rows = texts, rows
         self._pieces = [piece for i, text in enumerate(texts) for piece in self._cut(i, text)]
         self.n_answers = sum(piece.answers for piece in self._pieces)
 
     def epoch(self, seed: int, epoch: int) -> list[list[_TextPiece]]:
-        """Return the rows of an epoch, in the order in which they are trained on."""
+        """Return the rows of an epoch in training order."""
         order = np.random.default_rng([seed, epoch]).permutation(len(self._pieces))
         rows: list[list[_TextPiece]] = []
-        # Large ones first, by the hundred: packed tightly, yet other neighbours in each epoch.
+        # By the hundred, large pieces first: packed tightly, with other neighbours in each epoch.
         for at in range(0, len(order), 100):
             some = sorted((self._pieces[i] for i in order[at : at + 100]), key=lambda piece: -piece.columns)
             rows += self._pack(some)
         return [rows[i] for i in np.random.default_rng([seed, epoch, 1]).permutation(len(rows))]
 
     def batch(self, rows: Sequence[Sequence[_TextPiece]], embed: EmbedFn) -> TrainingBatch:
-        """Return the batch of at most `BatchSize.n` rows; missing ones are padding."""
+        """Return the batch of at most `BatchSize.n` rows; missing rows are padding."""
         size = self._rows
         width = self._texts[0].features.shape[1]
         tokens = np.zeros((size.n, size.columns), np.int32)
@@ -109,8 +83,8 @@ class TextPacking:
                 n = piece.columns
                 tokens[r, at : at + n] = source.tokens[piece.begin : piece.end]
                 text[r, at : at + n] = number
-                kept = source.features[piece.begin - source.first : piece.end - 1 - source.first]
-                features[r, at : at + n - 1] = kept
+                features_of_piece = source.features[piece.begin - source.first : piece.end - 1 - source.first]
+                features[r, at : at + n - 1] = features_of_piece
                 learnt = at + piece.learnt - piece.begin
                 here = slice(n_answers, n_answers + piece.answers)
                 answers[r, here] = np.arange(learnt, at + n - 1)
@@ -118,12 +92,11 @@ class TextPacking:
                 at, n_answers = at + n, n_answers + piece.answers
         return TrainingBatch(tokens, embed(tokens), features, text, answers, weights)
 
-    def _cut(self, number: int, text: Written) -> Iterator[_TextPiece]:
+    def _cut(self, number: int, text: TrainingText) -> Iterator[_TextPiece]:
         size = self._rows
         end = len(text.tokens)
         learnt = max(text.n_prompt - 1, text.first + 1)
         while learnt < end - 1:
-            # The last column of a piece is the token that its last answer predicts.
             begin = max(text.first, learnt - size.overlap)
             if end - text.first <= size.columns and end - 1 - learnt <= size.answers:
                 begin = text.first
@@ -132,7 +105,7 @@ class TextPacking:
             learnt = stop - 1
 
     def _pack(self, pieces: Sequence[_TextPiece]) -> list[list[_TextPiece]]:
-        """Put each piece into the first row with room for it."""
+        """Put each piece into the first row with room."""
         rows: list[tuple[list[_TextPiece], int, int]] = []
         for piece in pieces:
             for i, (row, columns, answers) in enumerate(rows):
@@ -150,17 +123,17 @@ class TextPacking:
 
 @dataclass(frozen=True, slots=True)
 class EpochPosition:
-    """Where a training is in its data."""
+    """Position of a training in its data."""
 
     epoch: int = 0
     row: int = 0
-    """Of the epoch; the next batch begins there."""
+    """Row of the epoch at which the next batch begins."""
 
 
 def batches(
     packing: TextPacking, embed: EmbedFn, n: int, seed: int, place: EpochPosition
 ) -> Iterator[tuple[TrainingBatch, EpochPosition]]:
-    """Yield batches of `n` rows from `place` on, without end, each with the place after it."""
+    """Yield batches of `n` rows from `place` on, without end, each with the position after it."""
     epoch, at = place.epoch, place.row
     while True:
         rows = packing.epoch(seed, epoch)

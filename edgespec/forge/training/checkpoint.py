@@ -1,9 +1,9 @@
-"""What a training needs to go on: kept every few minutes, so that nothing ends it for good.
+"""Checkpoints of a training, from which it resumes.
 
     latest.npz     the arrays by name, and "facts" as JSON
-    before.npz     the one before it, for when that is damaged
+    before.npz     the checkpoint before, in case the latest is damaged
 
-A file is written whole or not at all. It ends with the SHA-256 of the rest, which is no part of the zip.
+A file is complete or missing. It ends with the SHA-256 of the rest, after the zip.
 """
 
 from __future__ import annotations
@@ -21,23 +21,20 @@ import numpy as np
 from edgespec.errors import EdgespecError, describe_os_error
 from edgespec.platform.files import replacing
 from edgespec.platform.messages import MessageFn, silent
+from edgespec.platform.state_file import DamagedFileError
 
 LATEST, BEFORE = "latest.npz", "before.npz"
 
 _DIGEST = hashlib.sha256().digest_size
 
 Tree = Any
-"""Arrays in any nesting that JAX knows."""
-
-
-class DamagedError(Exception):
-    """A checkpoint cannot be used; `str(error)` says why."""
+"""A JAX pytree of arrays."""
 
 
 def save(folder: Path, tree: Tree, facts: Mapping[str, Any]) -> None:
-    """Keep `tree` and `facts`, which JSON can hold, as the latest checkpoint of `folder`.
+    """Write `tree` and `facts`, which JSON can hold, as the latest checkpoint of `folder`.
 
-    Raises EdgespecError when they cannot be written; the checkpoints that are there stay.
+    Raises EdgespecError when they cannot be written; earlier checkpoints stay.
     """
     latest, new = folder / LATEST, folder / "new.npz"
     write_arrays(new, tree, facts)
@@ -50,10 +47,7 @@ def save(folder: Path, tree: Tree, facts: Mapping[str, Any]) -> None:
 
 
 def load(folder: Path, like: Tree, *, on_message: MessageFn = silent) -> tuple[Tree, dict[str, Any]] | None:
-    """Return the newest sound checkpoint of `folder`, in the nesting of `like`; None if there is none.
-
-    A damaged one is said in a line.
-    """
+    """Return the newest intact checkpoint of `folder`, in the structure of `like`; None if there is none."""
     for name in (LATEST, BEFORE):
         path = folder / name
         is_last = name == BEFORE or not (folder / BEFORE).exists()
@@ -61,7 +55,7 @@ def load(folder: Path, like: Tree, *, on_message: MessageFn = silent) -> tuple[T
             return read_arrays(path, like)
         except FileNotFoundError:
             continue
-        except DamagedError as error:
+        except DamagedFileError as error:
             instead = "training begins anew" if is_last else "the one before it is used"
             on_message(f"{path}: damaged ({error}); {instead}")
         except OSError as error:
@@ -70,10 +64,7 @@ def load(folder: Path, like: Tree, *, on_message: MessageFn = silent) -> tuple[T
 
 
 def write_arrays(path: Path, tree: Tree, facts: Mapping[str, Any]) -> None:
-    """Write arrays and facts as one file, whole or not at all, and its folder if that is missing.
-
-    Raises EdgespecError when it cannot be written.
-    """
+    """Write arrays and facts as one file, and make its folder. Raises EdgespecError."""
     named: dict[str, Any] = {f"a{name}": np.asarray(leaf) for name, leaf in _named(tree)}
     named["facts"] = np.frombuffer(json.dumps(facts).encode(), np.uint8)
     try:
@@ -89,9 +80,9 @@ def write_arrays(path: Path, tree: Tree, facts: Mapping[str, Any]) -> None:
 
 
 def read_arrays(path: Path, like: Tree) -> tuple[Tree, dict[str, Any]]:
-    """Return what `write_arrays` wrote, in the nesting of `like`.
+    """Read what `write_arrays` wrote, in the structure of `like`.
 
-    Raises OSError, DamagedError, and EdgespecError for arrays of other names or shapes than those of `like`.
+    Raises OSError, DamagedFileError, and EdgespecError for arrays of other names or shapes.
     """
     expected = _named(like)
     with path.open("rb") as file:
@@ -99,7 +90,7 @@ def read_arrays(path: Path, like: Tree) -> tuple[Tree, dict[str, Any]]:
         wanted = file.read()
         file.seek(0)
         if not size or _digest(file, size) != wanted:
-            raise DamagedError("its checksum is wrong")
+            raise DamagedFileError("its checksum is wrong")
         file.seek(0)
         with np.load(file, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}

@@ -15,11 +15,11 @@ from jax import Array
 
 from edgespec.errors import UsageError
 from edgespec.forge.training import arithmetic
-from edgespec.forge.training.arithmetic import project, rms_norm, rope
+from edgespec.forge.training.arithmetic import MASKED, project, rms_norm, rope
 from edgespec.forge.training.weights import BlockShape, ModelWeights
 
 ARCHITECTURES = {"llama": True, "qwen2": False, "qwen3": False}
-"""Those whose layers are known here; whether RoPE turns neighbours (else elements half a head apart)."""
+"""Architecture -> whether RoPE rotates neighbours (else elements half a head apart)."""
 
 _MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 _NEEDED = {"attn_norm.weight", "ffn_norm.weight", *(f"{name}.weight" for name in _MATRICES)}
@@ -28,12 +28,11 @@ _POSSIBLE = _NEEDED | {
     *("attn_q_norm.weight", "attn_k_norm.weight"),
 }
 _ROPE_FACTORS = "rope_freqs.weight"
-_KEPT = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
-_NEVER = -1e9  # a score that no softmax notices
+_SAVED_PRODUCTS = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
 
 
 class LowRankMatrix(NamedTuple):
-    """A matrix (k, n) that stays, and the product of two narrow ones that is added to it."""
+    """A frozen matrix (k, n), plus the product of two narrow ones."""
 
     frozen: Array
     down: Array
@@ -45,20 +44,20 @@ class LowRankMatrix(NamedTuple):
 Layer: TypeAlias = Mapping[str, Array | LowRankMatrix]
 """A layer's tensors: names as in the file without "blk.N."; matrices transposed, (k, n).
 
-Of several layers: the same, each tensor with one more dimension in front.
+Several layers have one more dimension in front.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayers:
-    """What the layers of a model compute."""
+    """Computation of a model's layers."""
 
     shape: BlockShape
     interleaved: bool
     parts: tuple[str, ...]
-    """The tensors of each layer."""
+    """Tensors of each layer."""
     frequencies: npt.NDArray[np.float64]
-    """RoPE's, radians a position, (head_dim / 2,)."""
+    """RoPE, in radians per position, (head_dim / 2,)."""
 
     def hidden(self, layers: Layer, x: Array, text: Array) -> Array:
         """Return the hidden states, before the last norm, of embeddings `x`, (n, m, n_embd).
@@ -68,23 +67,23 @@ class DecoderLayers:
         m = x.shape[1]
         angles = np.arange(m)[:, None] * self.frequencies
         turns = np.cos(angles).astype(np.float32)[None], np.sin(angles).astype(np.float32)[None]
-        seen = (text[:, :, None] == text[:, None, :]) & np.tri(m, dtype=bool)
+        mask = (text[:, :, None] == text[:, None, :]) & np.tri(m, dtype=bool)
 
-        # The layers are a loop, so that one is compiled; of each, large products alone are kept for the way
-        # back. Attention is computed anew there: it takes little time and would take most of the memory.
-        @partial(jax.checkpoint, prevent_cse=False, policy=_KEPT)
+        # A loop, so that one layer is compiled. The backward pass has its large products, but computes
+        # attention again: that takes little time and would take most of the memory.
+        @partial(jax.checkpoint, prevent_cse=False, policy=_SAVED_PRODUCTS)
         def through(x: Array, layer: Layer) -> tuple[Array, None]:
-            return self._layer(layer, x, seen, turns=turns), None
+            return self._layer(layer, x, mask, turns=turns), None
 
         return jax.lax.scan(through, x, dict(layers))[0]
 
-    def _layer(self, layer: Layer, x: Array, seen: Array, *, turns: tuple[Array, Array]) -> Array:
+    def _layer(self, layer: Layer, x: Array, mask: Array, *, turns: tuple[Array, Array]) -> Array:
         shape = self.shape
         h = rms_norm(x, layer["attn_norm.weight"], shape.epsilon)
         q = self._heads(layer, "attn_q", h, shape.n_head) * shape.head_dim**-0.5
         k, v = (self._heads(layer, name, h, shape.n_head_kv) for name in ("attn_k", "attn_v"))
         q, k = (rope(each, *turns, interleaved=self.interleaved) for each in (q, k))
-        x = x + _product(layer, "attn_output", _attend(q, k, v, seen))
+        x = x + _product(layer, "attn_output", _attend(q, k, v, mask))
         h = rms_norm(x, layer["ffn_norm.weight"], shape.epsilon)
         h = jax.nn.silu(_product(layer, "ffn_gate", h)) * _product(layer, "ffn_up", h)
         return x + _product(layer, "ffn_down", h)
@@ -96,8 +95,8 @@ class DecoderLayers:
         return x if norm is None else rms_norm(x, norm, self.shape.epsilon)
 
 
-def _attend(q: Array, k: Array, v: Array, seen: Array) -> Array:
-    """Return what queries (n, m, n_head, width) find in keys and values (n, m, n_head_kv, width).
+def _attend(q: Array, k: Array, v: Array, mask: Array) -> Array:
+    """Return the attention of queries (n, m, n_head, width) to keys and values (n, m, n_head_kv, width).
 
     Heads that share keys are rows of one matrix: three products where an einsum makes many small ones.
     """
@@ -106,13 +105,13 @@ def _attend(q: Array, k: Array, v: Array, seen: Array) -> Array:
     q = q.reshape(n, m, n_kv, -1, width).transpose(0, 2, 3, 1, 4).reshape(n * n_kv, -1, width)
     k, v = (each.transpose(0, 2, 1, 3).reshape(n * n_kv, m, width) for each in (k, v))
     scores = _batched(q, k, 2).reshape(n, n_kv, -1, m, m)
-    shares = jax.nn.softmax(jnp.where(seen[:, None, None], scores, _NEVER), -1)
+    shares = jax.nn.softmax(jnp.where(mask[:, None, None], scores, MASKED), -1)
     found = _batched(shares.reshape(n * n_kv, -1, m), v, 1)
     return found.reshape(n, n_head, m, width).transpose(0, 2, 1, 3).reshape(n, m, -1)
 
 
 def _batched(x: Array, y: Array, y_dim: int) -> Array:
-    """Return the products, in float32, of the matrices of x and y over dimension 2 of x, `y_dim` of y."""
+    """Return the float32 products of the matrices in x and y over dimension 2 of x, `y_dim` of y."""
     dimensions = (((2,), (y_dim,)), ((0,), (0,)))
     x, y = x.astype(arithmetic.FACTOR), y.astype(arithmetic.FACTOR)
     return jax.lax.dot_general(x, y, dimensions, preferred_element_type=jnp.float32)
@@ -132,7 +131,7 @@ def _product(layer: Layer, name: str, x: Array) -> Array:
 
 
 def read_decoder(source: ModelWeights) -> DecoderLayers:
-    """Return what the layers of `source` compute. Raises UsageError for a model that is not known here."""
+    """Return the layers of `source`. Raises UsageError for a model that is not known here."""
     header, shape = source.header, source.shape()
     if header.architecture not in ARCHITECTURES:
         raise _unknown(source, f"a {header.architecture} model")

@@ -1,12 +1,12 @@
-"""What the trainer asks of a family of drafts, and the batches that it hands out.
+"""Interface between the training loop and a family of drafts: the family's methods, and batches.
 
-A batch has n rows of m columns. A row holds the ends of one or several texts, one after another: a family
-keeps attention inside one text (`text` tells them apart). Column c means the same everywhere:
+A batch has n rows of m columns. A row holds the ends of one or several texts; attention stays inside a text
+(`text` tells them apart). For a column c:
 
-    tokens[c]      the token that is read there
-    features[c]    the target's hidden state after reading it: what the target predicts tokens[c + 1] from
+    tokens[c]      its token
+    features[c]    the target's hidden state after it, from which the target predicts tokens[c + 1]
 
-A draft learns the columns listed in `answers`, of which the next token is the target's own.
+A draft learns to predict what follows the columns in `answers`: the target wrote it.
 """
 
 from __future__ import annotations
@@ -26,88 +26,90 @@ Params = Any
 
 
 class TrainingBatch(NamedTuple):
-    """The texts of one training step; numpy arrays on the host, JAX arrays inside a traced function."""
+    """Texts of one training step: numpy arrays on the host, JAX arrays in a traced function."""
 
     tokens: Any
     """int32 (n, m)."""
     embeddings: Any
     """float16 (n, m, width): `TrainableFamily.embed` of the tokens."""
     features: Any
-    """float16 (n, m, n_embd); 0 where it is not known (the last token of a text, padding)."""
+    """float16 (n, m, n_embd); 0 where unknown (last token of a text, padding)."""
     text: Any
-    """int32 (n, m): which text of its row a column belongs to, from 0; -1 for padding at the row's end.
+    """int32 (n, m): number of the column's text in its row, from 0; -1: padding at the row's end.
 
-    RoPE turns by the distance of two columns only, so that a column's number serves as its position.
+    RoPE depends on distances only, so a column's number serves as its position.
     """
     answers: Any
-    """int32 (n, a): columns c to learn, ascending; 0 for padding. tokens[c + 1] is of the same text and was
-    written by the target, features[c] is known; c is not the text's first column. A text's answers are
-    neighbours: c, c + 1, c + 2, ..."""
+    """int32 (n, a): columns c to learn, ascending; 0: padding.
+
+    tokens[c + 1] is of the same text and the target wrote it, features[c] is known, c is not the text's first
+    column. A text's answers are neighbours: c, c + 1, c + 2, ...
+    """
     weights: Any
     """float32 (n, a): 1 for an answer, 0 for padding."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingRecipe:
-    """How a family of drafts is trained, whatever the data and the time."""
+    """Hyperparameters of a family."""
 
     matrices: Literal["muon", "adam"]
     rate: float
-    """Of matrices, after the warm-up. Muon: the length of a step in each direction."""
+    """Learning rate of matrices, after the warm-up. Muon: step length in each direction."""
     vector_rate: float
-    """Of vectors (norms, biases) and numbers."""
+    """Learning rate of vectors (norms, biases) and numbers."""
     warm_up: int
-    """Steps until the rates are reached."""
+    """Steps."""
     n_rows: int
-    """Rows of a batch (batches.Rows)."""
+    """Rows of a batch."""
     clip: float = 0.5
-    """Longest gradient."""
+    """Longest global norm of gradients."""
     decay: float = 0.01
     """Weight decay of matrices (arXiv 1711.05101)."""
 
 
 class TrainableFamily(Protocol):
-    """A kind of draft: its parameters, what they are trained for, and the file that it becomes."""
+    """A kind of draft: parameters, loss, and the file that it becomes."""
 
     @property
     def name(self) -> str:
-        """Return the name of the family, as in `--families`."""
+        """The family, as in `--families`."""
 
     @property
     def recipe(self) -> TrainingRecipe:
-        """Return how it is trained."""
+        """Hyperparameters."""
 
     @property
     def frozen(self) -> Params:
-        """Return arrays that `loss` and `walk` read and training leaves alone, such as the output matrix.
+        """Arrays that training does not change, such as the output matrix; argument of `loss` and `rollout`.
 
-        Handed to them as an argument: what a traced function reads from outside is copied into the program.
+        A traced function would copy arrays that are no arguments into its program.
         """
 
     def init(self, key: jax.Array) -> Params:
-        """Return the parameters that training starts from; `key` for what is random of them."""
+        """Return new parameters; `key` for random ones."""
 
     def embed(self, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.float16]:
-        """Return the input embeddings of tokens, shape (*tokens.shape, width); called on the host."""
+        """Return input embeddings, shape (*tokens.shape, width); called on the host."""
 
     def loss(
         self, params: Params, frozen: Params, batch: TrainingBatch, key: jax.Array
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """Return what is to be made small, a mean over the batch's answers, and numbers to show by name.
+        """Return the loss, a mean over the batch's answers, and numbers to report by name; traced by JAX.
 
-        Traced by JAX; `key` for what is random (noise).
+        `key` is for noise.
         """
 
-    def walk(self, params: Params, frozen: Params, batch: TrainingBatch, n: int) -> jax.Array:
-        """Return bool (rows, a, n): whether the draft, walking on its own, likes the text's next tokens best.
+    def rollout(self, params: Params, frozen: Params, batch: TrainingBatch, n: int) -> jax.Array:
+        """Return bool (rows, a, n): whether a draft from each answer has the text's next tokens.
 
-        [row, i, s]: the draft has the target's features up to column answers[i] - 1 only, read the tokens up
-        to column answers[i] + s, and its likeliest next one is tokens[answers[i] + s + 1]. Undefined where
-        answers[i] + s is not an answer of the same text. Traced by JAX.
+        Traced by JAX. [row, i, s]: given the target's features up to column answers[i] - 1 and the tokens up
+        to column answers[i] + s, the draft's likeliest next token is tokens[answers[i] + s + 1]. Undefined
+        where answers[i] + s is no answer of the same text.
         """
 
     def export(self, params: Params, path: Path, type_: str) -> None:
-        """Write the draft as the GGUF file `path`, quantized to `type_` ("q4_0", "q8_0", "f16", "f32").
+        """Write the draft as a GGUF file, quantized to `type_` ("q4_0", "q8_0", "f16", "f32").
 
-        The file appears complete or not at all. Raises EdgespecError when it cannot be written.
+        The file is complete or missing. Raises EdgespecError when it cannot be written.
         """

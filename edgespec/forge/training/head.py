@@ -1,19 +1,19 @@
-"""The family "head": one decoder block that predicts the target's next hidden state from its last one.
+"""The family "head": a decoder block that predicts the target's next hidden state from its last one.
 
     x = We e(token c) + Wf f(c - 1);  f'(c) = norm(block(x));  logits = k W_out[cut] f'(c)
 
-e is the target's own input embedding, f its hidden state after the last norm (EAGLE-1, arXiv 2401.15077), k a
-number that is learnt: how sure the head may be. The file has it in its output matrix.
-A head that drafts several tokens reads its own f' from the second on. It is trained on that too (HASS, arXiv
-2408.15766): in step s all answers are predicted once more, each by a draft that began s columns before it.
+e is the target's input embedding, f its hidden state after the last norm (EAGLE-1, arXiv 2401.15077), k a
+learned number, the head's confidence; the file's output matrix includes it.
+From its second token on a draft reads the head's own f', so training does too (HASS, arXiv 2408.15766): in
+step s all answers are predicted once more, each by a draft that began s columns before it.
 
     column                  c-3   c-2   c-1    c
     drafted by step 0                          o      reads f(c-1)
     drafted by step 1                     o -> o      reads f'(c-1) of step 0
     drafted by step 2               o ->  o -> o      reads f'(c-1) of step 1
 
-A query sees what a draft's would: the keys of the target's features up to where the draft began, then the
-draft's own. Only answers are queries; of the prompt's columns just keys and values are computed.
+A query sees what a draft's would: keys of the target's features up to where the draft began, then the draft's
+own. Only answers are queries; the prompt's columns have keys and values alone.
 """
 
 from __future__ import annotations
@@ -30,8 +30,18 @@ import numpy.typing as npt
 from jax import Array
 
 from edgespec.errors import UsageError
-from edgespec.forge.training.arithmetic import FACTOR, project, rms_norm, rope, rope_turns, score
-from edgespec.forge.training.batches import Written
+from edgespec.forge.dataset import TrainingText
+from edgespec.forge.training.acceptance import likeliest_is_next
+from edgespec.forge.training.arithmetic import (
+    FACTOR,
+    MASKED,
+    at_answers,
+    project,
+    rms_norm,
+    rope,
+    rope_turns,
+    score,
+)
 from edgespec.forge.training.family import Params, TrainingBatch
 from edgespec.forge.training.head_file import HeadMetadata, read_params, write_head
 from edgespec.forge.training.losses import choose_tokens
@@ -40,32 +50,33 @@ from edgespec.forge.training.warm_start import fit_fusion
 from edgespec.forge.training.weights import EMBEDDINGS, OUTPUT_NORM, BlockShape, ModelWeights
 
 _CONFIDENCE = 0.5
-"""Factor of a new head's logits. Its features are as long as the target's, whatever it knows: with a factor
-of 1 a fitted head is off by 3.9 nats, with this by 2.3."""
+"""Factor of a new head's logits, whose features are as long as the target's although it knows little.
 
-_SCALED_BY = 16384  # embeddings, the first ones: the same for every choice of tokens
-_ADDED = 0.1  # what a new block adds to its input, of what a usual one does
-_NEVER = -1e9  # a score that no softmax notices
+With 1 a fitted head is off by 3.9 nats, with this by 2.3.
+"""
+
+_N_SCALED_BY = 16384  # first embeddings: the same for every choice of tokens
+_NEW_BLOCK_SCALE = 0.1  # a new block adds little to its input
 
 
 @dataclass(frozen=True, slots=True)
 class HeadSettings:
-    """How a head is built and trained."""
+    """Sizes and training of a head."""
 
     n_ff: int | None = None
-    """Width of the feed-forward layer; None: twice the target's hidden state."""
+    """Width of the feed-forward layer; None: twice n_embd."""
     n_steps: int = 3
     """Tokens drafted in training."""
     later: float = 0.8
-    """Weight of a step's loss, of that of the step before."""
+    """Weight of a step's loss relative to the step before."""
     noise: float = 0.1
-    """Features that are read are off by up to this, so that small errors of a draft do not grow."""
+    """Uniform noise on features that are read, so that small errors of a draft do not grow."""
     n_likeliest: int = 1536
-    """Tokens whose logits are compared: those that the target likes best, over a batch ..."""
+    """Tokens whose logits are compared: the target's likeliest over a batch ..."""
     n_others: int = 512
-    """... and some at random, standing for all others. With more than are kept, all are compared."""
+    """... and a random sample of the others."""
     n_fitted: int = 50_000
-    """Columns that a new head's fusion is fitted to."""
+    """Columns that the fusion of a new head is fitted to."""
 
 
 class HeadFamily:
@@ -80,12 +91,9 @@ class HeadFamily:
         target_sha256: str,
         token_ids: npt.NDArray[np.int64],
         settings: HeadSettings | None = None,
-        sample: Iterable[Written] = (),
+        sample: Iterable[TrainingText] = (),
     ) -> None:
-        """Train for `target`, a file with that SHA-256, a head that can say `token_ids`, ascending.
-
-        `sample`: texts whose first `HeadSettings.n_fitted` columns a new head is fitted to (warm_start.py).
-        """
+        """Prepare a head that can say `token_ids`, ascending; `sample`: texts to fit a new head to."""
         self._sample = sample
         self.target, self.target_sha256, self.token_ids = target, target_sha256, token_ids
         self.settings = settings or HeadSettings()
@@ -94,26 +102,21 @@ class HeadFamily:
         self.shape = BlockShape(
             own.n_embd, n_ff, own.n_head, own.n_head_kv, own.head_dim, own.rope_base, own.epsilon
         )
-        # Inputs are scaled to a mean square of about 1, so that one learning rate suits both matrices.
-        # The file's fusion matrix takes them as they are.
+        # Inputs are scaled to a mean square of 1, so that one rate suits both matrices; not in the file.
         n_vocab = target.info(EMBEDDINGS).rows
-        self.embedding_scale = _rms(target.rows(EMBEDDINGS, np.arange(min(n_vocab, _SCALED_BY))))
+        self.embedding_scale = _rms(target.rows(EMBEDDINGS, np.arange(min(n_vocab, _N_SCALED_BY))))
         self.feature_scale = _rms(target.vector(OUTPUT_NORM))
-        row = np.full(n_vocab, -1, np.int32)
-        row[token_ids] = np.arange(len(token_ids))
         self.frozen: Params = {
             "output": jnp.asarray(target.rows(target.output, token_ids)).astype(FACTOR),
-            "row": jnp.asarray(row),
+            "row": jnp.asarray(target.output_rows(token_ids)),
         }
 
     def embed(self, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.float16]:
-        """Return the target's input embeddings of tokens, shape (*tokens.shape, n_embd)."""
-        used, where = np.unique(tokens, return_inverse=True)
-        rows = self.target.rows(EMBEDDINGS, used).astype(np.float16)
-        return rows[where.reshape(tokens.shape)]
+        """Return the target's input embeddings of tokens."""
+        return self.target.embed(tokens)
 
     def init(self, key: Array) -> Params:
-        """Return a block that adds little, after a fusion fitted to the sample, or a random one."""
+        """Return a block that adds little, and a fusion fitted to the sample, or random."""
         shape = self.shape
         n, heads, kv = shape.n_embd, shape.n_head * shape.head_dim, shape.n_head_kv * shape.head_dim
         sizes = {
@@ -137,7 +140,7 @@ class HeadFamily:
             params["embedding"] = jnp.asarray(fitted[0] * self.embedding_scale)
             params["feature"] = jnp.asarray(fitted[1] * self.feature_scale)
         for name in ("o", "down"):
-            params[name] *= _ADDED
+            params[name] *= _NEW_BLOCK_SCALE
         ones = {name: jnp.ones(n) for name in ("attention_norm", "ff_norm")}
         own = {"output_norm": jnp.asarray(norm), "confidence": jnp.asarray(_CONFIDENCE)}
         return {**params, **ones, **own}
@@ -147,15 +150,15 @@ class HeadFamily:
     def loss(
         self, params: Params, frozen: Params, batch: TrainingBatch, key: Array
     ) -> tuple[Array, dict[str, Array]]:
-        """Return the loss over all steps, and "divergence" of the first alone: KL(target || head), in nats.
+        """Return the loss over all steps, and the first step's "divergence": KL(target || head) in nats.
 
-        Nothing holds f' near the target's own f: what the head's next step needs of it, training over all
-        steps teaches (docs/measurements/drafts.md).
+        No term holds f' near f: training over all steps teaches what the next step needs of it
+        (docs/measurements/drafts.md).
         """
         settings = self.settings
         noise, choice = jax.random.split(key)
-        walk = HeadRollout(self, params, batch, noise)
-        features = walk.at_answers(batch.features.astype(jnp.float32))
+        rollout = HeadRollout(self, params, batch, noise)
+        features = at_answers(batch.features.astype(jnp.float32), batch)
         compared = choose_tokens(
             features,
             batch.weights,
@@ -165,8 +168,8 @@ class HeadFamily:
         )
         total, shown = jnp.zeros(()), {}
         for step in range(settings.n_steps):
-            predicted = walk.step()
-            weights = walk.weights(step)
+            predicted = rollout.step()
+            weights = rollout.weights(step)
             n = jnp.maximum(weights.sum(), 1.0)
             own = predicted.reshape(-1, self.shape.n_embd) * params["confidence"]
             divergences = compared.divergence(own)
@@ -176,22 +179,17 @@ class HeadFamily:
                 shown = {"divergence": divergence}
         return total, shown
 
-    def walk(self, params: Params, frozen: Params, batch: TrainingBatch, n: int) -> Array:
-        """Return bool (rows, a, n): whether the next tokens are the walking head's likeliest."""
-        walk = HeadRollout(self, params, batch)
-        following = jnp.take_along_axis(
-            batch.tokens, jnp.minimum(batch.answers + 1, batch.tokens.shape[1] - 1), 1
-        )
-        said = frozen["row"][following]
+    def rollout(self, params: Params, frozen: Params, batch: TrainingBatch, n: int) -> Array:
+        """Return bool (rows, a, n): whether the next tokens are the head's likeliest."""
+        rollout = HeadRollout(self, params, batch)
         right = []
         for step in range(n):
-            logits = score(walk.step().reshape(-1, self.shape.n_embd), frozen["output"])
-            likeliest = logits.argmax(-1).reshape(said.shape)
-            right.append(jnp.roll(likeliest == said, -step, 1))
+            logits = score(rollout.step().reshape(-1, self.shape.n_embd), frozen["output"])
+            right.append(jnp.roll(likeliest_is_next(logits, frozen["row"], batch), -step, 1))
         return jnp.stack(right, -1)
 
     def export(self, params: Params, path: Path, type_: str) -> None:
-        """Write the head as the GGUF file `path` with matrices of `type_` (head_file.write_head)."""
+        """Write the head as the GGUF file `path` with matrices of `type_` (head_file.py)."""
         head = HeadMetadata(self.shape, self.target_sha256, len(self.frozen["row"]), self.token_ids)
         params = {
             **params,
@@ -202,7 +200,7 @@ class HeadFamily:
         write_head(path, head, params, output, type_)
 
     def read(self, path: Path) -> Params:
-        """Return the parameters of a head that `export` wrote, as far as its type kept them.
+        """Return the parameters of an exported head, rounded to its type.
 
         Raises UsageError and EdgespecError if there is none, or one of another shape.
         """
@@ -215,12 +213,12 @@ class HeadFamily:
 
 
 class HeadRollout:
-    """The passes of a head over a batch: `step` drafts all answers, each time one column longer."""
+    """Passes of a head over a batch: each `step` drafts all answers by one column more."""
 
     def __init__(
         self, head: HeadFamily, params: Params, batch: TrainingBatch, key: Array | None = None
     ) -> None:
-        """Draft for `batch`; the features that are read are off by a little if there is a `key`."""
+        """Begin on `batch`; with a `key`, features have noise."""
         shape = head.shape
         self._shape, self._params, self._batch = shape, params, batch
         self._feature_scale = head.feature_scale
@@ -232,7 +230,7 @@ class HeadRollout:
         embeddings = batch.embeddings.astype(jnp.float32) / head.embedding_scale
         self._embedded = project(embeddings, params["embedding"])
         x = self._embedded + self._after(features)
-        # A text's first column has no feature before it: it is neither drafted nor looked at.
+        # A text's first column has no feature before it: it is neither drafted nor seen.
         before = _shifted(batch.text + 1, 1) - 1
         usable = (batch.text >= 0) & (batch.text == before)
         text = jnp.take_along_axis(batch.text, batch.answers, 1)
@@ -240,28 +238,24 @@ class HeadRollout:
         self._columns = jnp.arange(n_columns)
         cosine, sine = rope_turns(n_columns, shape.head_dim, shape.rope_base)
         self._turns = jnp.asarray(cosine)[batch.answers], jnp.asarray(sine)[batch.answers]
-        self._keys, self._values = self._seen(x, (cosine[None], sine[None]))
-        self._embedded = self.at_answers(self._embedded)
-        self._x = self.at_answers(x)
+        self._keys, self._values = self._keys_values(x, (cosine[None], sine[None]))
+        self._embedded = at_answers(self._embedded, batch)
+        self._x = at_answers(x, batch)
         self._own: list[tuple[Array, Array]] = []
         self._n = 0
 
-    def at_answers(self, x: Array) -> Array:
-        """Return the answers' columns of x, (n, m, width): shape (n, a, width)."""
-        return jnp.take_along_axis(x, self._batch.answers[:, :, None], 1)
-
     def weights(self, step: int) -> Array:
-        """Return the weights, (n, a), of what a step predicted: 0 where no draft can have begun."""
+        """Return the weights (n, a) of a step's predictions: 0 where no draft can have begun."""
         answers, n = self._batch.answers, len(self._columns)
         began = _shifted(answers + n, step) - n
         return self._batch.weights * (began == answers - step)
 
     def step(self) -> Array:
-        """Return the features that are predicted at the answers, (n, a, n_embd)."""
+        """Predict the features at the answers, (n, a, n_embd)."""
         shape, params = self._shape, self._params
         x = self._x
         if self._n:
-            self._own.append(self._seen(x, self._turns))
+            self._own.append(self._keys_values(x, self._turns))
         h = rms_norm(x, params["attention_norm"], shape.epsilon)
         x = x + project(self._attend(self._heads(project(h, params["q"]))), params["o"])
         h = rms_norm(x, params["ff_norm"], shape.epsilon)
@@ -272,10 +266,10 @@ class HeadRollout:
         return predicted
 
     def _after(self, features: Array) -> Array:
-        """Return what the columns after the features read of them."""
+        """Return what features add to the input of the next column."""
         return project(_shifted(features / self._feature_scale, 1), self._params["feature"])
 
-    def _seen(self, x: Array, turns: tuple[Any, Any]) -> tuple[Array, Array]:
+    def _keys_values(self, x: Array, turns: tuple[Any, Any]) -> tuple[Array, Array]:
         """Return keys and values, each (n, columns, n_head_kv, head_dim)."""
         h = rms_norm(x, self._params["attention_norm"], self._shape.epsilon)
         size = (*x.shape[:2], self._shape.n_head_kv, self._shape.head_dim)
@@ -283,20 +277,20 @@ class HeadRollout:
         return keys, project(h, self._params["v"]).reshape(size)
 
     def _heads(self, q: Array) -> Array:
-        """Return queries, turned, as (n, a, n_head_kv, heads that share keys, head_dim)."""
+        """Return queries with RoPE, (n, a, n_head_kv, heads that share keys, head_dim)."""
         shape = self._shape
         q = rope(q.reshape(*q.shape[:2], shape.n_head, shape.head_dim), *self._turns, interleaved=True)
         q *= shape.head_dim**-0.5
         return q.reshape(*q.shape[:2], shape.n_head_kv, -1, shape.head_dim)
 
     def _attend(self, q: Array) -> Array:
-        """Return what the queries of this step find, (n, a, n_head * head_dim)."""
+        """Return the attention of this step's queries, (n, a, n_head * head_dim)."""
         n_columns = len(self._columns)
         began = self._batch.answers - self._n
         seen = self._same & (self._columns <= began[:, :, None])
         scores = jnp.einsum("nagqd,nmgd->nagqm", q, self._keys)
-        scores = jnp.where(seen[:, :, None, None, :], scores, _NEVER)
-        # The draft's own columns: that of step i was passed n - i columns ago.
+        scores = jnp.where(seen[:, :, None, None, :], scores, MASKED)
+        # The draft's own columns: step i's lies n - i columns back.
         own = [(_shifted(k, self._n - i), _shifted(v, self._n - i)) for i, (k, v) in enumerate(self._own, 1)]
         more = [jnp.einsum("nagqd,nagd->nagq", q, keys)[..., None] for keys, _ in own]
         shares = jax.nn.softmax(jnp.concatenate([scores, *more], -1), -1)
@@ -307,7 +301,7 @@ class HeadRollout:
 
 
 def _shifted(x: Array, n: int) -> Array:
-    """Return x with all columns, dimension 1, moved right by `n`; zeros come in."""
+    """Move all columns, dimension 1, right by `n`; zeros come in."""
     if n == 0:
         return x
     return jnp.pad(x, ((0, 0), (n, 0), *((0, 0),) * (x.ndim - 2)))[:, : x.shape[1]]

@@ -1,6 +1,6 @@
-"""Writes a trained head as a GGUF of one block, which llama.cpp runs; and reads it to train it on.
+"""File of a head: a GGUF of one block, which llama.cpp runs; read again to resume training.
 
-token_embd                the kept rows of the target's output matrix; its own output matrix too
+token_embd                the kept rows of the target's output matrix, as output matrix too
 output_norm, blk.0.*      the block
 after the last tensor     the fusion matrix [We | Wf], where no GGUF parser looks
 """
@@ -25,7 +25,7 @@ from edgespec.llama.head_file import FUSION_OFFSET, FUSION_TYPE, TARGET, read_fu
 from edgespec.platform.files import replacing
 
 _ARCHITECTURE = "llama"
-_CONTEXT = 32768  # tokens; RoPE turns by distances, and a head looks back on a few hundred
+_CONTEXT = 32768  # tokens; a head looks back on a few hundred
 _MATRICES = {
     "q": "attn_q",
     "k": "attn_k",
@@ -36,22 +36,21 @@ _MATRICES = {
     "down": "ffn_down",
 }
 _NORMS = {"attention_norm": "attn_norm", "ff_norm": "ffn_norm"}
-_COMPARED = 1024  # rows of the output matrix
+_N_COMPARED = 1024  # rows of the output matrix
 
 Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
 class HeadMetadata:
-    """What a head's file says beside its weights."""
+    """Metadata of a head's file."""
 
     shape: BlockShape
     target_sha256: str
-    """Of the target's file."""
     n_vocab: int
     """Tokens of the target."""
     token_ids: npt.NDArray[np.int64]
-    """Those that the head can say, ascending: the rows of its output matrix."""
+    """Tokens that the head can say, ascending: rows of its output matrix."""
 
 
 def write_head(path: Path, head: HeadMetadata, params: Params, output: Floats, type_: str) -> None:
@@ -81,7 +80,7 @@ def write_head(path: Path, head: HeadMetadata, params: Params, output: Floats, t
     fusion_kind = kind if type_ in ("f16", "f32") else type_number("q8_0")
 
     infos = [info for info, _ in tensors]
-    # The offset of the fusion matrix takes eight bytes whatever it is, so it can be filled in later.
+    # Any offset of the fusion matrix takes eight bytes, so 0 stands for it here.
     start = aligned(len(_metadata(head, infos, fusion_kind, 0)))
     try:
         with replacing(path) as file:
@@ -94,7 +93,7 @@ def write_head(path: Path, head: HeadMetadata, params: Params, output: Floats, t
 
 
 def read_params(path: Path, target: ModelWeights) -> Params:
-    """Return the parameters of the head in `path`, made for `target`, as far as its type kept them.
+    """Return the parameters of the head in `path`, made for `target`, rounded to its type.
 
     Raises UsageError and EdgespecError if it is no such head.
     """
@@ -110,7 +109,7 @@ def read_params(path: Path, target: ModelWeights) -> Params:
     fusion = read_fusion(head)
     params["embedding"], params["feature"] = fusion[:, : head.n_embd].T, fusion[:, head.n_embd :].T
     # The output matrix is the target's, times the confidence.
-    wanted = target.rows(target.output, head.token_ids[:_COMPARED])
+    wanted = target.rows(target.output, head.token_ids[:_N_COMPARED])
     own = weights.rows(EMBEDDINGS, np.arange(len(wanted)))
     params["confidence"] = np.float32((own * wanted).sum() / (wanted**2).sum())
     return params

@@ -1,7 +1,7 @@
-"""The training loop: batches in, a draft out, for as long as one has time.
+"""Training loop.
 
-It may be ended at any moment (Ctrl-C, SIGTERM, kill -9, a power cut) and goes on from its last checkpoint
-with the batch that it would have trained on next.
+A training may be stopped at any moment (Ctrl-C, SIGTERM, kill -9, a power cut). It resumes from its last
+checkpoint with the next batch.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -23,46 +23,41 @@ import numpy as np
 import optax
 
 from edgespec.errors import EdgespecError, UsageError
+from edgespec.forge.dataset import Dataset
 from edgespec.forge.training import checkpoint
 from edgespec.forge.training.acceptance import Acceptance, AcceptanceEvaluation
-from edgespec.forge.training.batches import BatchSize, EpochPosition, TextPacking, Written, batches
+from edgespec.forge.training.batches import BatchSize, EpochPosition, TextPacking, batches
 from edgespec.forge.training.family import Params, TrainableFamily, TrainingBatch, TrainingRecipe
 from edgespec.forge.training.optimizer import optimizer
 from edgespec.platform.messages import MessageFn, silent
+from edgespec.platform.state_file import DamagedFileError
 
 BEST = "best.npz"
-"""The parameters that were accepted most often on held-out texts; in the folder of a training."""
+"""File of the parameters with the best acceptance, in the folder of a training."""
 
-_WARM_LENGTH = 0.5  # of steps from another training's weights: whole ones first undo what that one learnt
-
-
-class Texts(Protocol):
-    """A dataset."""
-
-    def texts(self, *, held_out: bool | None = None) -> Iterable[Written]:
-        """Return its texts; `held_out`: only those that are, or are not."""
+_WARM_START_RATE = 0.5  # with another training's weights: at the full rate they are unlearned first
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingSettings:
-    """How long and how a draft is trained. The first of `hours` and `tokens` that is used up ends it."""
+    """Length and conditions of a training, which ends when `hours` or `tokens` are used up."""
 
     hours: float | None = None
     tokens: int | None = None
-    """Answers trained on, each as often as it was."""
+    """Repetitions counted."""
     recipe: TrainingRecipe | None = None
     """None: the family's own."""
     rows: BatchSize | None = None
-    """None: as many as the recipe has, of the usual size."""
+    """None: of the usual size, as many as the recipe says."""
     seed: int = 0
     checkpoint_s: float = 180.0
     evaluate_s: float = 300.0
     patience: int = 8
-    """Evaluations without a better one that end it."""
+    """Evaluations without improvement that end the training."""
     n_positions: int = 5
-    """Tokens of a draft in evaluations."""
+    """Length of drafts in evaluations."""
     n_held_out: int = 8192
-    """Most answers of held-out texts in an evaluation."""
+    """Most answers in an evaluation."""
 
 
 Ended = Literal["hours", "tokens", "no better"]
@@ -70,34 +65,32 @@ Ended = Literal["hours", "tokens", "no better"]
 
 @dataclass(frozen=True, slots=True)
 class TrainingProgress:
-    """Where a training is."""
+    """Progress of a training."""
 
     what: Literal["compiling", "training", "evaluating"]
     n_steps: int
     n_tokens: int
-    """Answers trained on so far."""
     tokens_per_s: float
     elapsed_s: float
-    """Of all runs that this training took."""
+    """Earlier runs included."""
     share: float
-    """Of the way, 0 to 1."""
+    """0 to 1."""
     left_s: float
     shown: dict[str, float]
-    """The family's own numbers, means since the last evaluation."""
+    """Means of the family's numbers since the last evaluation."""
     acceptance: Acceptance | None
-    """The latest, if there was an evaluation."""
+    """Acceptance at the last evaluation."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingResult:
-    """What came of a training."""
+    """Outcome of a training."""
 
     params: Params
-    """The best by held-out texts."""
+    """Parameters with the best acceptance."""
     acceptance: Acceptance
-    """Theirs."""
     history: tuple[tuple[int, float, Acceptance], ...]
-    """Of each evaluation the tokens trained on, the seconds, and the acceptance."""
+    """Tokens, seconds and acceptance at each evaluation."""
     n_tokens: int
     elapsed_s: float
     ended: Ended
@@ -105,7 +98,7 @@ class TrainingResult:
 
 def train(
     family: TrainableFamily,
-    dataset: Texts,
+    dataset: Dataset,
     settings: TrainingSettings,
     folder: Path,
     *,
@@ -113,11 +106,11 @@ def train(
     on_progress: Callable[[TrainingProgress], None] = lambda _now: None,
     on_message: MessageFn = silent,
 ) -> TrainingResult:
-    """Train a draft of `family` on `dataset`; checkpoints are kept in `folder`, from which it also goes on.
+    """Train a draft of `family` on `dataset`, with checkpoints in `folder`, from which it also resumes.
 
-    `start`: parameters to begin with, or the folder of an earlier training that has them. `on_progress` is
-    called after each step. SIGINT and SIGTERM end the training after the step under way, with a checkpoint
-    and a KeyboardInterrupt. Raises UsageError and EdgespecError in one line.
+    `start`: parameters, or the folder of an earlier training that has them. `on_progress` is called after
+    each step. SIGINT and SIGTERM end the training after a step, with a checkpoint and a KeyboardInterrupt.
+    Raises UsageError and EdgespecError.
     """
     if settings.hours is None and settings.tokens is None:
         raise UsageError("say how long to train: hours or tokens")
@@ -126,7 +119,7 @@ def train(
 
 @dataclass(slots=True)
 class _TrainingState:
-    """All that a checkpoint holds beside the arrays."""
+    """Facts of a checkpoint."""
 
     place: EpochPosition = field(default_factory=EpochPosition)
     n_texts: int = 0
@@ -160,7 +153,7 @@ class _Training:
     def __init__(
         self,
         family: TrainableFamily,
-        dataset: Texts,
+        dataset: Dataset,
         settings: TrainingSettings,
         folder: Path,
         on_progress: Callable[[TrainingProgress], None],
@@ -195,9 +188,9 @@ class _Training:
         key: jax.Array,
         length: jax.Array,
     ) -> tuple[Params, optax.OptState, dict[str, jax.Array]]:
-        slopes = jax.value_and_grad(self._family.loss, has_aux=True)
-        (loss, shown), slope = slopes(params, frozen, batch, key)
-        updates, moments = self._optimizer.update(slope, moments, params)
+        gradients = jax.value_and_grad(self._family.loss, has_aux=True)
+        (loss, shown), gradient = gradients(params, frozen, batch, key)
+        updates, moments = self._optimizer.update(gradient, moments, params)
         params = jax.tree.map(lambda x, step: x + length * step, params, updates)
         return params, moments, {"loss": loss, **shown}
 
@@ -205,9 +198,9 @@ class _Training:
         params, moments = self._begin(start)
         settings, state = self._settings, self._state
         began, kept = time.monotonic() - state.elapsed_s, time.monotonic()
-        key, longest = jax.random.key(settings.seed), 1.0 if start is None else _WARM_LENGTH
+        key, longest = jax.random.key(settings.seed), 1.0 if start is None else _WARM_START_RATE
         feed = batches(self._packing, self._family.embed, self._rows.n, settings.seed, state.place)
-        with ending() as asked:
+        with stop_signals() as asked:
             self._tell("compiling")
             while (share := self._share()) < 1 and state.n_since_best < settings.patience:
                 batch, place = next(feed)
@@ -224,7 +217,7 @@ class _Training:
                 state.elapsed_s = time.monotonic() - began
                 self._tell("training")
                 if state.elapsed_s - state.evaluated_s >= settings.evaluate_s and not asked.is_set():
-                    self._judge(params)
+                    self._evaluate_now(params)
                     state.elapsed_s = time.monotonic() - began
                 if asked.is_set() or time.monotonic() - kept >= settings.checkpoint_s:
                     checkpoint.save(self._folder, (params, moments), state.facts())
@@ -232,13 +225,13 @@ class _Training:
                 if asked.is_set():
                     raise KeyboardInterrupt
             if not state.history or state.history[-1][0] != state.n_tokens:
-                self._judge(params)
+                self._evaluate_now(params)
             state.elapsed_s = time.monotonic() - began
             checkpoint.save(self._folder, (params, moments), state.facts())
         return self._trained(params)
 
     def _begin(self, start: Path | Params | None) -> tuple[Params, Any]:
-        """Return parameters and the optimizer's moments: of the last checkpoint, of `start`, or new."""
+        """Return parameters and optimizer state: the last checkpoint's, those of `start`, or new ones."""
         params = self._family.init(jax.random.key(self._settings.seed))
         moments = self._optimizer.init(params)
         found = checkpoint.load(self._folder, (params, moments), on_message=self._on_message)
@@ -246,7 +239,7 @@ class _Training:
             (params, moments), facts = found
             n_texts = self._state.n_texts
             self._state = _TrainingState.of(facts)
-            if self._state.n_texts != n_texts:  # texts came or went: other rows, so begin with all of them
+            if self._state.n_texts != n_texts:  # texts came or went: begin a new epoch
                 self._state.place, self._state.n_texts = (
                     EpochPosition(self._state.place.epoch + 1, 0),
                     n_texts,
@@ -260,7 +253,7 @@ class _Training:
         time_share = state.elapsed_s / (3600 * settings.hours) if settings.hours else 0.0
         return max(time_share, state.n_tokens / settings.tokens if settings.tokens else 0.0)
 
-    def _judge(self, params: Params) -> None:
+    def _evaluate_now(self, params: Params) -> None:
         state = self._state
         self._tell("evaluating")
         acceptance = self._evaluate(params)
@@ -288,8 +281,7 @@ class _Training:
         )
 
     def _tell(self, what: Literal["compiling", "training", "evaluating"]) -> None:
-        state = self._state
-        shown = self._shown
+        state, shown = self._state, self._shown
         names = shown[0] if shown else {}
         share = min(1.0, self._share())
         now = TrainingProgress(
@@ -307,26 +299,26 @@ class _Training:
 
 
 def best_params(folder: Path, like: Params) -> Params:
-    """Return the best parameters of the training in `folder`, of the shapes of `like`.
+    """Return the best parameters of the training in `folder`.
 
-    Raises EdgespecError if there are none, or those of a draft of another shape.
+    Raises EdgespecError if there are none, or none of the shapes of `like`.
     """
     try:
         return checkpoint.read_arrays(folder / BEST, like)[0]
-    except (OSError, checkpoint.DamagedError) as error:
+    except (OSError, DamagedFileError) as error:
         raise EdgespecError(f"{folder / BEST}: cannot start from it: {error}") from None
 
 
 def _cosine(share: float) -> float:
-    """Return how long steps are at that share of the way."""
+    """Return the learning rate's factor after that share of the training."""
     return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * min(1.0, share)))
 
 
 @contextmanager
-def ending() -> Iterator[threading.Event]:
-    """Give an event that the first SIGINT or SIGTERM sets; a second one ends the work at once.
+def stop_signals() -> Iterator[threading.Event]:
+    """Give an event that the first SIGINT or SIGTERM sets; the second has its usual effect.
 
-    Outside of the main thread, which gets no signals, it is never set.
+    Outside the main thread, which alone gets signals, it is never set.
     """
     asked = threading.Event()
     if threading.current_thread() is not threading.main_thread():

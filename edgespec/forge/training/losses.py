@@ -1,4 +1,4 @@
-"""How far a prediction is from the target's."""
+"""Distance of a draft's predictions from the target's."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from edgespec.forge.training.arithmetic import score
 
 @dataclass(frozen=True)
 class ComparedTokens:
-    """The tokens whose logits are compared, and how likely the target finds them."""
+    """Tokens whose logits are compared, with the target's probabilities."""
 
     output: Array
-    """Their rows of the output matrix, (v, n_embd)."""
+    """Rows of the output matrix, (v, n_embd)."""
     stands_for: Array
-    """Logarithm of how many tokens each stands for, (v,)."""
+    """Logarithm of the number of tokens that each stands for, (v,)."""
     log_probs: Array
     """The target's, (answers, v)."""
 
@@ -32,13 +32,11 @@ class ComparedTokens:
 def choose_tokens(
     features: Array, weights: Array, output: Array, n: tuple[int, int], key: Array
 ) -> ComparedTokens:
-    """Choose the n[0] tokens that the target likes best, over all answers, and n[1] of the others at random.
+    """Choose the target's n[0] likeliest tokens over all answers, and a random n[1] of the others.
 
-    `features` are the target's, (rows, a, n_embd), `weights` those of the answers, (rows, a), `output` the
-    matrix of all kept tokens, (kept, n_embd). With more than there are, all are compared.
-
-    The gradient for tokens that are unlikely is tiny but for their sum, so that a sample does; it saves most
-    of the work with the output matrix.
+    `features` are the target's, (rows, a, n_embd), `weights` the answers', (rows, a), `output` the matrix of
+    all kept tokens, (kept, n_embd). A sample of unlikely tokens suffices, as the gradients of single ones are
+    tiny; it saves most of the work with the output matrix.
     """
     n_kept = len(output)
     if sum(n) >= n_kept:
@@ -48,12 +46,12 @@ def choose_tokens(
         lambda row: (jax.nn.softmax(score(row[0], output), -1) * row[1][:, None]).sum(0), (features, weights)
     ).sum(0)
     _, likeliest = jax.lax.top_k(mass, n[0])
-    # At random among the others: those with the greatest of independent random numbers.
+    # A random sample: the greatest of independent random numbers.
     chance = jax.random.uniform(key, (n_kept,)).at[likeliest].set(-1.0)
     _, others = jax.lax.top_k(chance, n[1])
     each = np.log((n_kept - n[0]) / n[1])
     stands_for = jnp.concatenate([jnp.zeros(n[0]), jnp.full(n[1], each)])
-    # Columns of the logits are slower to gather than rows of the matrix and a second product.
+    # Gathering rows of the matrix for a second product is faster than gathering columns of the logits.
     rows = output[jnp.concatenate([likeliest, others])]
     logits = score(features.reshape(-1, features.shape[-1]), rows)
     return ComparedTokens(rows, stands_for, jax.nn.log_softmax(logits + stands_for, -1))

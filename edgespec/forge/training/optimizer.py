@@ -1,9 +1,8 @@
-"""How parameters are changed: Muon or AdamW for matrices, Adam for vectors and numbers.
+"""The optimizer: Muon or AdamW for matrices, Adam for vectors and numbers.
 
-Muon (K. Jordan, 2024, https://kellerjordan.github.io/posts/muon; arXiv 2502.16982) makes the steps of all
-directions of a matrix equally long. A new head learns from it about twice as much a step as from AdamW, and
-bears greater steps: those of AdamW for all its elements add up to a few directions, which overshoot. It costs
-some products of each matrix with itself, too much for a model of many layers.
+Muon (K. Jordan, 2024, https://kellerjordan.github.io/posts/muon; arXiv 2502.16982) makes steps equally long
+in all directions of a matrix. A new head learns about twice as much from a step as with AdamW, and bears
+longer steps. Muon multiplies each matrix with itself: too slow for a model of many layers.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ from jax import Array
 from edgespec.forge.training.arithmetic import FACTOR, dot
 from edgespec.forge.training.family import Params, TrainingRecipe
 
-_ITERATIONS = 4  # of 5, the author's, a head learns no more
-_QUINTIC = (3.4445, -4.7750, 2.0315)  # of the Newton-Schulz iteration, chosen by its author for speed
+_ITERATIONS = 4  # with the author's 5 a head learns no more
+_QUINTIC = (3.4445, -4.7750, 2.0315)  # coefficients of the Newton-Schulz iteration, its author's
 _MOMENTUM = 0.95
 
 MUON = TrainingRecipe("muon", rate=7e-3, vector_rate=5e-4, warm_up=10, n_rows=6)
 
 
 def optimizer(recipe: TrainingRecipe) -> optax.GradientTransformation:
-    """Return the transformation of gradients to steps, downhill, as long as after the warm-up."""
+    """Return the transformation of gradients to full-length steps downhill."""
     adam = optax.scale_by_adam(b1=0.9, b2=0.95)
     matrices = adam
     if recipe.matrices == "muon":
@@ -42,18 +41,18 @@ def optimizer(recipe: TrainingRecipe) -> optax.GradientTransformation:
     )
 
 
-def _orthogonalize(slopes: Params, _params: Params) -> Params:
-    return jax.tree.map(orthogonal, slopes)
+def _orthogonalize(gradients: Params, _params: Params) -> Params:
+    return jax.tree.map(orthogonal, gradients)
 
 
-def orthogonal(slope: Array) -> Array:
-    """Return about U V^T of a matrix U S V^T, (k, n), times sqrt(n / k) if it is wide.
+def orthogonal(gradient: Array) -> Array:
+    """Approximate U V^T of a matrix U S V^T, (k, n), times sqrt(n / k) if it is wide.
 
-    Singular values become 0.7 to 1.2, where they were not tiny. With the factor a step changes each output
-    by the same length whatever the matrix's shape.
+    Singular values become 0.7 to 1.2, but for tiny ones. With the factor, the change of an output does not
+    depend on the matrix's shape.
     """
-    k, n = slope.shape
-    x = slope.T if k > n else slope
+    k, n = gradient.shape
+    x = gradient.T if k > n else gradient
     x = (x / (jnp.linalg.norm(x) + 1e-9)).astype(FACTOR)
     a, b, c = _QUINTIC
     for _ in range(_ITERATIONS):

@@ -1,7 +1,7 @@
-"""The families "shallow" and "whole": a small model of the target's family, taught by distillation.
+"""The families "shallow" and "whole": a small model of the target's family, trained by distillation.
 
     whole      all layers of the small model, with a cut output vocabulary
-    shallow    fewer of its layers: those left out that are missed least (choose_layers)
+    shallow    without the layers that matter least (choose_layers)
 
 The student reads tokens alone, so its file is an ordinary model's (vocabulary_cut.py). It learns the target's
 distribution over the kept tokens, softmax(W_out[cut] f), where the target itself wrote (arXiv 2310.08461
@@ -21,35 +21,37 @@ import numpy.typing as npt
 from jax import Array
 
 from edgespec.errors import UsageError
-from edgespec.forge.training.arithmetic import FACTOR, rms_norm, score
-from edgespec.forge.training.batches import BatchSize, TextPacking, Written
+from edgespec.forge.dataset import TrainingText
+from edgespec.forge.training.acceptance import likeliest_is_next
+from edgespec.forge.training.arithmetic import FACTOR, at_answers, rms_norm, score
+from edgespec.forge.training.batches import BatchSize, TextPacking
 from edgespec.forge.training.decoder import LowRankMatrix, multiply, read_decoder
 from edgespec.forge.training.family import Params, TrainingBatch, TrainingRecipe
-from edgespec.forge.training.weights import EMBEDDINGS, OUTPUT_NORM, ModelWeights
+from edgespec.forge.training.weights import OUTPUT_NORM, ModelWeights
 from edgespec.forge.vocabulary_cut import TensorChanges, cut
 from edgespec.models.pull import hash_file
 
-# At twice the rate of whole matrices, what the source knew was lost faster than it was taught.
+# At twice this rate the student lost what the source knew.
 _WHOLE_MATRICES = TrainingRecipe("adam", rate=5e-5, vector_rate=5e-5, warm_up=60, n_rows=2)
 _LOW_RANK = TrainingRecipe("adam", rate=5e-4, vector_rate=5e-4, warm_up=60, n_rows=2)
 
-_FEW = BatchSize(n=2, columns=384, answers=320)  # what the choice of layers reads
+_FEW = BatchSize(n=2, columns=384, answers=320)  # for the choice of layers
 
 
 @dataclass(frozen=True, slots=True)
 class StudentSettings:
-    """Which part of a small model becomes the draft, and what of it is trained."""
+    """Layers of a small model that become the draft, and what is trained."""
 
     layers: tuple[int, ...] | None = None
-    """Layers of the source that stay, ascending; None: all."""
+    """Layers of the source to use, ascending; None: all."""
     rank: int | None = None
-    """Train only a change of this rank to each matrix (LoRA, arXiv 2106.09685); None: the matrices."""
+    """Rank of the change to each matrix (LoRA, arXiv 2106.09685); None: train whole matrices."""
     output: bool = True
     """Train the output matrix too."""
 
 
 class StudentFamily:
-    """A student of one target, with a cut vocabulary."""
+    """A small model that learns from one target, with a cut vocabulary."""
 
     def __init__(
         self,
@@ -59,20 +61,18 @@ class StudentFamily:
         token_ids: npt.NDArray[np.int64],
         settings: StudentSettings | None = None,
     ) -> None:
-        """Teach the model `source` to say `token_ids`, ascending, as `target` does; both have one vocabulary.
+        """Prepare `source`, of the target's vocabulary, to say `token_ids`, ascending.
 
-        Raises UsageError for a source whose architecture cannot be trained.
+        Raises UsageError for an architecture that cannot be trained.
         """
         self.name, self.token_ids = name, token_ids
         self._source, self._settings = source, settings or StudentSettings()
         self.recipe = _LOW_RANK if self._settings.rank else _WHOLE_MATRICES
         self._layers = self._settings.layers or tuple(range(source.header.n_layer))
         self._decoder = read_decoder(source)
-        row = np.full(source.info(EMBEDDINGS).rows, -1, np.int32)
-        row[token_ids] = np.arange(len(token_ids))
         self.frozen: Params = {
             "target": _as_factor(target.rows(target.output, token_ids)),
-            "row": jnp.asarray(row),
+            "row": jnp.asarray(source.output_rows(token_ids)),
             "layers": {},
         }
         if self._settings.rank is not None:
@@ -82,13 +82,11 @@ class StudentFamily:
             self.frozen["output"] = _as_factor(self._output())
 
     def embed(self, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.float16]:
-        """Return the source's own input embeddings of tokens, shape (*tokens.shape, n_embd)."""
-        used, where = np.unique(tokens, return_inverse=True)
-        rows = self._source.rows(EMBEDDINGS, used).astype(np.float16)
-        return rows[where.reshape(tokens.shape)]
+        """Return the source's input embeddings of tokens."""
+        return self._source.embed(tokens)
 
     def init(self, key: Array) -> Params:
-        """Return the parameters as the source has them; of a change of low rank one factor is random."""
+        """Return the source's parameters; low-rank changes begin as 0."""
         parts = [part for part in self._decoder.parts if not self._is_narrow(part)]
         own = {part: jnp.asarray(self._layers_of(part)) for part in parts}
         params: Params = {"layers": own, "norm": jnp.asarray(self._source.vector(OUTPUT_NORM))}
@@ -108,12 +106,12 @@ class StudentFamily:
     ) -> tuple[Array, dict[str, Array]]:
         """Return the mean of KL(target || student) over the kept tokens, in nats, and two shares.
 
-        "overlap" is the sum of min(p, q): what is accepted at temperature 1. "agreement" is how often
-        both like the same token best: at temperature 0.
+        "overlap", the sum of min(p, q), is accepted at temperature 1; "agreement" of the likeliest tokens at
+        temperature 0.
         """
         del key
         logits = self.logits(params, frozen, batch)
-        features = _at_answers(batch.features, batch.answers).astype(jnp.float32)
+        features = at_answers(batch.features, batch).astype(jnp.float32)
         wanted = score(features.reshape(-1, features.shape[-1]), frozen["target"])
         p, q = jax.nn.log_softmax(wanted, -1), jax.nn.log_softmax(logits, -1)
         weights = batch.weights.reshape(-1)
@@ -123,36 +121,33 @@ class StudentFamily:
         agreement = ((p.argmax(-1) == q.argmax(-1)) * weights).sum() / n
         return divergence, {"divergence": divergence, "overlap": overlap, "agreement": agreement}
 
-    def walk(self, params: Params, frozen: Params, batch: TrainingBatch, n: int) -> Array:
+    def rollout(self, params: Params, frozen: Params, batch: TrainingBatch, n: int) -> Array:
         """Return bool (rows, a, n): whether the next tokens are the student's likeliest.
 
-        Where all before were right, a student that reads its own tokens reads those of the text.
+        Where all before were right, the student's own tokens are those of the text.
         """
-        last = batch.tokens.shape[1] - 1
-        following = jnp.take_along_axis(batch.tokens, jnp.minimum(batch.answers + 1, last), 1)
-        likeliest = self.logits(params, frozen, batch).argmax(-1).reshape(following.shape)
-        right = likeliest == frozen["row"][following]
+        right = likeliest_is_next(self.logits(params, frozen, batch), frozen["row"], batch)
         return jnp.stack([jnp.roll(right, -step, 1) for step in range(n)], -1)
 
     def logits(self, params: Params, frozen: Params, batch: TrainingBatch) -> Array:
-        """Return the student's logits of what follows each answer, (rows * a, kept)."""
+        """Return the logits after each answer's column, (rows * a, kept)."""
         layers = {
             part: _matrix(params["layers"].get(part), frozen["layers"].get(part))
             for part in self._decoder.parts
         }
         x = self._decoder.hidden(layers, batch.embeddings.astype(jnp.float32), batch.text)
-        x = _at_answers(x, batch.answers).reshape(-1, x.shape[-1])
+        x = at_answers(x, batch).reshape(-1, x.shape[-1])
         x = rms_norm(x, params["norm"], self._decoder.shape.epsilon)
         return multiply(x, _matrix(params.get("output"), frozen.get("output")))
 
     # ---- the source's tensors; matrices transposed, (k, n) ----
 
     def _is_narrow(self, part: str) -> bool:
-        """Whether a change of low rank is trained of a layer's tensor."""
+        """Return whether a low-rank change is trained for a layer's tensor."""
         return self._settings.rank is not None and self._source.info(f"blk.0.{part}").is_matrix
 
     def _layers_of(self, part: str) -> npt.NDArray[np.float32]:
-        """Return a tensor of all layers that stay, shape (n_layers, ...)."""
+        """Return a tensor of all used layers, shape (n_layers, ...)."""
         return np.stack([self._read(f"blk.{i}.{part}") for i in self._layers])
 
     def _output(self) -> npt.NDArray[np.float32]:
@@ -162,7 +157,7 @@ class StudentFamily:
         return self._source.rows(name).T if self._source.info(name).is_matrix else self._source.vector(name)
 
     def _change(self, shape: tuple[int, ...], key: Array) -> Params:
-        """Return two narrow factors of a change to matrices of a shape (..., k, n); their product is 0."""
+        """Return the factors of a low-rank change to matrices of a shape (..., k, n); their product is 0."""
         *layers, k, n = shape
         rank = self._settings.rank or 0
         down = jax.random.normal(key, (*layers, k, rank)) * k**-0.5
@@ -182,7 +177,7 @@ class StudentFamily:
         )
 
     def _exported(self, params: Params, name: str) -> npt.NDArray[np.float32] | None:
-        """Return a tensor as the file has it, by its name there; None: it is the source's."""
+        """Return a tensor for the file, by its name there; None: it is the source's."""
         if name == OUTPUT_NORM:
             return np.asarray(params["norm"])
         if name == self._source.output:
@@ -204,7 +199,7 @@ class StudentFamily:
 
 
 def _matrix(own: Params | None, frozen: Array | None) -> Array | LowRankMatrix:
-    """Return what is trained of a tensor, what is frozen of it, or both together."""
+    """Return a tensor that is trained, frozen, or frozen with a low-rank change."""
     if own is None:
         return frozen
     return LowRankMatrix(frozen, own["down"], own["up"]) if isinstance(own, dict) else own
@@ -215,33 +210,27 @@ def _as_factor(matrices: npt.NDArray[np.float32]) -> Array:
     return jnp.asarray(matrices).astype(FACTOR)
 
 
-def _at_answers(x: Array, answers: Array) -> Array:
-    """Return the answers' columns of x, (n, m, width): shape (n, a, width)."""
-    return jnp.take_along_axis(x, answers[:, :, None], 1)
-
-
 def choose_layers(
     source: ModelWeights,
     target: ModelWeights,
     token_ids: npt.NDArray[np.int64],
-    texts: Sequence[Written],
+    texts: Sequence[TrainingText],
     n_kept: int,
     *,
     on_progress: Callable[[float], None] = lambda _share: None,
 ) -> tuple[int, ...]:
-    """Return the layers of `source` that a shallow student of `n_kept` layers has, ascending.
+    """Return the `n_kept` layers of `source` that a shallow student has, ascending.
 
-    Neighbours are left out (arXiv 2403.17887), there where what is left is nearest to the target before it is
-    trained: of 24 layers of Qwen2.5-Coder-0.5B the target agrees with 55 % without layers 7 to 14, and with
-    10 % without 14 to 21. Reads some hundred tokens of `texts` for each place. Raises UsageError for an
-    `n_kept` that leaves nothing or everything.
+    Leaves out neighbours (arXiv 2403.17887), where the rest is nearest to the target before training: without
+    layers 7 to 14 of 24, Qwen2.5-Coder-0.5B agrees with the target in 55 %, without 14 to 21 in 10 %. Reads
+    some hundred tokens of `texts` for each place. Raises UsageError unless 2 <= n_kept < all.
     """
     n_layer = source.header.n_layer
     if not 2 <= n_kept < n_layer:
         raise UsageError(
             f"a shallow student has 2 to {n_layer - 1} of the model's {n_layer} layers", value=n_kept
         )
-    # A change of rank 1, which begins as none, leaves the matrices in 16 bits.
+    # With a change of rank 1, which begins as 0, the matrices stay in 16 bits.
     whole = StudentFamily("whole", source, target, token_ids, StudentSettings(rank=1, output=False))
     packing = TextPacking(texts, _FEW)
     batch = packing.batch(packing.epoch(0, 0)[: _FEW.n], whole.embed)

@@ -1,4 +1,4 @@
-"""What training reads of a target's file: its shape, and tensors as floats."""
+"""Weights of a model's file as training reads them: its sizes, and tensors as floats."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class BlockShape:
     head_dim: int
     rope_base: float
     epsilon: float
-    """Of the RMS norms."""
+    """RMS norms add it."""
 
 
 class ModelWeights:
-    """The tensors of a model's file, by name; the file is mapped."""
+    """Tensors of a model's file, by name; the file is mapped."""
 
     def __init__(self, header: GGUFHeader) -> None:
-        """Map the model of `header`. Raises UsageError for one that is split over several files."""
+        """Open the model of `header`. Raises UsageError for one that is split over several files."""
         if header.other_parts:
             raise UsageError(
                 f"{header.path}: split over several files; join them with llama.cpp's gguf-split first"
@@ -47,7 +47,7 @@ class ModelWeights:
         return name in self._infos
 
     def info(self, name: str) -> TensorInfo:
-        """Return a tensor's shape and type. Raises UsageError if there is none of that name."""
+        """Return a tensor's shape and type. Raises UsageError for an unknown name."""
         try:
             return self._infos[name]
         except KeyError:
@@ -56,7 +56,7 @@ class ModelWeights:
             ) from None
 
     def rows(self, name: str, rows: npt.NDArray[np.integer] | None = None) -> Floats:
-        """Return rows of a matrix (default all), shape (n, columns), by ggml's own conversion."""
+        """Return rows of a matrix (default all), shape (n, columns), dequantized by ggml."""
         info = self.info(name)
         size = row_bytes(info.kind, info.columns)
         start = self.header.gguf.data_start + info.offset
@@ -67,6 +67,18 @@ class ModelWeights:
         """Return a vector, such as a norm's weights."""
         floats: Floats = self.rows(name)[0]
         return floats
+
+    def embed(self, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.float16]:
+        """Return the input embeddings of tokens, shape (*tokens.shape, n_embd)."""
+        used, where = np.unique(tokens, return_inverse=True)
+        rows = self.rows(EMBEDDINGS, used).astype(np.float16)
+        return rows[where.reshape(tokens.shape)]
+
+    def output_rows(self, token_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+        """Return for each token of the model its index in `token_ids`, ascending; -1: not among them."""
+        index = np.full(self.info(EMBEDDINGS).rows, -1, np.int32)
+        index[token_ids] = np.arange(len(token_ids))
+        return index
 
     @property
     def output(self) -> str:

@@ -66,7 +66,7 @@ LONGEST = (
     "test_server_page.py",
     "test_install.py",
 )
-"""Files that take longest, which begin first: so two workers end together. Their order changes no result."""
+"""Files that take longest: they begin first, so that two workers end together, and are `slow` as a whole."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for the groups
@@ -81,6 +81,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         is_pair, _ = place(item)
         item.add_marker(pytest.mark.xdist_group("pair" if is_pair else item.path.name))
+        if item.path.name in LONGEST:
+            item.add_marker(pytest.mark.slow)
     items.sort(key=place)
 
 

@@ -85,6 +85,7 @@ def test_a_server_that_does_not_come_up(model: Path, monkeypatch: pytest.MonkeyP
         Server("slow", [sys.executable, "-c", "import time; time.sleep(60)"], timeout_s=0.2)
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_count_its_tokens(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -142,6 +143,7 @@ def test_figures() -> None:
     assert sorted(ratios([one, other, *older], goal, "older auto", 0.0)) == [1.0, 2.0]
 
 
+@pytest.mark.slow
 def test_the_server_under_load(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

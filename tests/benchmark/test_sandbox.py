@@ -343,6 +343,7 @@ def test_its_directory_is_empty_and_goes(tmp_path: Path, monkeypatch: pytest.Mon
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "program",
     [

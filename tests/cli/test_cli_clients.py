@@ -115,6 +115,7 @@ def test_what_is_refused(bench: Run, options: tuple[str, ...], words: tuple[str,
     failed(bench(*options), 2, *words)
 
 
+@pytest.mark.slow
 def test_a_comparison(run: Run) -> None:
     matrix = ("--targets", "target.gguf", "--drafts", "none,suffix", "--no-accuracy", *QUICK)
     outcome = outcome_of(run("compare", *matrix, "--json"))

@@ -17,6 +17,7 @@ from terminals import Terminal
 # ---- limits of the machine ----
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kilobytes", [60_000, 220_000, 300_000])
 def test_memory_that_ulimit_refuses_is_said_to_be_so(tiny_path, child_environment, kilobytes):
     """While modules are loaded, before the model is, and where llama.cpp starts threads for it."""
@@ -128,6 +129,7 @@ def test_a_switch_of_the_environment_in_any_case(environment, tiny_path, word):
     assert '"kernels": "stock"' in process.stdout, process.stderr
 
 
+@pytest.mark.slow
 def test_a_url_of_the_hub_is_a_model(environment):
     """Without a network: what is asked for is the right file."""
     url = "https://huggingface.co/me/repo/blob/main/x.gguf"
@@ -165,6 +167,7 @@ def written(environment, tiny_path):
     return lambda prompt: run_cli("run", prompt, "-m", tiny_path, *GREEDY, env=environment).stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shell", "prompt"),
     [
@@ -199,6 +202,7 @@ def test_what_is_piped_in_follows_the_prompt(environment, tiny_path, tmp_path, w
     assert written("question") != written("question\n\nthe notes\n"), "they can be told apart"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["pipe", "socket", "pipe of a grandparent"])
 def test_an_open_stdin_that_nobody_writes_to_is_not_waited_for(environment, tiny_path, written, kind):
     """As programs start others: with a pipe (Python) or a socket (Node) that they keep open."""

@@ -82,6 +82,7 @@ def test_what_is_measured_is_of_these_nodes(tmp_path, path):
     assert measured["key"]["kernels"] in bench.stdout
 
 
+@pytest.mark.slow
 def test_chat_goes_on_after_a_node_was_lost(tmp_path, path):
     env = user_environment(tmp_path)
     options = ("--target", path, "--threads", 1, "--drafter", "none", "--temp", 0, "-n", 20)
@@ -105,6 +106,7 @@ def begun(process):
     assert process.stdout.read(20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "why"), [(signal.SIGKILL, "it closed"), (signal.SIGSTOP, "no answer for 1 s")]
 )
@@ -125,6 +127,7 @@ def test_a_lost_node_ends_run_in_one_line(tmp_path, path, number, why):
     assert error.startswith(f"edgespec: error: the node 127.0.0.1:{ready['port']} is lost: {why}")
 
 
+@pytest.mark.slow
 def test_ctrl_c_during_a_pass_that_does_not_end(tmp_path, path):
     with (
         node(tmp_path) as (ready, _),
@@ -140,6 +143,7 @@ def test_ctrl_c_during_a_pass_that_does_not_end(tmp_path, path):
     assert "Traceback" not in said.decode()
 
 
+@pytest.mark.slow
 def test_the_server_answers_503_and_goes_on_when_the_node_is_back(tmp_path, path):
     body = {"model": "tiny", "prompt": "a b c", "max_tokens": 8, "temperature": 0}
     with node(tmp_path) as (ready, process):

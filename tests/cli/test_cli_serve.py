@@ -157,6 +157,7 @@ def test_help_shows_an_example(environment):
 # ---- serving ----
 
 
+@pytest.mark.slow
 def test_parallel_says_how_many_answers_are_written_at_once(serve):
     ready = serve("--parallel", 3, "--prefix-cache", 0).ready
     assert (ready["parallel"], ready["cache_tokens"]) == (3, 8192)
@@ -166,6 +167,7 @@ def test_parallel_says_how_many_answers_are_written_at_once(serve):
     assert one.ask(5).json()["usage"]["completion_tokens"] == 5
 
 
+@pytest.mark.slow
 def test_it_says_where_it_serves_and_answers(environment, tiny_path, tiny_draft_path):
     process = subprocess.Popen(
         [*COMMAND, "--target", tiny_path, "--draft", tiny_draft_path, "--port", "0", "--threads", "1"],
@@ -196,6 +198,7 @@ def test_it_says_where_it_serves_and_answers(environment, tiny_path, tiny_draft_
     assert (process.returncode, said) == (0, b"")
 
 
+@pytest.mark.slow
 def test_limits_and_a_key_of_a_file_that_others_can_read(serve, tmp_path):
     key = tmp_path / "key"
     key.write_text("a-secret-key\n")
@@ -217,6 +220,7 @@ def test_limits_and_a_key_of_a_file_that_others_can_read(serve, tmp_path):
 # ---- the end ----
 
 
+@pytest.mark.slow
 def test_sigterm_completes_the_answer_and_refuses_others(serve):
     running = serve()
     with running.streaming(1500) as lines:
@@ -230,6 +234,7 @@ def test_sigterm_completes_the_answer_and_refuses_others(serve):
     assert running.ends(0) == ""
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_the_answer(serve):
     running = serve()
     with running.streaming() as lines:
@@ -242,6 +247,7 @@ def test_a_second_signal_ends_the_answer(serve):
     assert running.ends(130) == ""
 
 
+@pytest.mark.slow
 def test_a_client_that_goes_away_ends_its_generation(serve):
     running = serve()
     with running.streaming():
@@ -256,6 +262,7 @@ def test_a_client_that_goes_away_ends_its_generation(serve):
     assert float(written.split()[1]) < 8000
 
 
+@pytest.mark.slow
 def test_killed_and_started_again_on_the_same_port(serve):
     running = serve()
     text = running.ask().json()["choices"][0]["text"]
@@ -268,6 +275,7 @@ def test_killed_and_started_again_on_the_same_port(serve):
     assert again.ask().json()["choices"][0]["text"] == text
 
 
+@pytest.mark.slow
 def test_malformed_requests_and_many_of_them_leave_it_serving(serve):
     running = serve()
     host, port = running.address.removeprefix("http://").split(":")

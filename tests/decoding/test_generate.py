@@ -118,6 +118,7 @@ def test_same_seed_same_text(sessions):
     assert tokens_of(target, draft, WARM, seed=8)[0] != first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["block", "chain"])
 def test_emitted_tokens_follow_the_targets_distribution(sessions, rule):
     """Second emitted token, marginal: chi-square of speculative against the target's exact probabilities."""

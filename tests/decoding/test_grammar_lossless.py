@@ -208,6 +208,7 @@ def test_every_policy_is_exact(clock, name, rule):
     assert runs.totals["forced"] > N_RUNS / 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["block", "chain"])
 @pytest.mark.parametrize("name", ["filtered", "penalties", "banned"])
 def test_a_grammar_and_filters_are_exact(clock, name, rule):
@@ -215,12 +216,14 @@ def test_a_grammar_and_filters_are_exact(clock, name, rule):
     assert p_value(runs, N_RUNS) > 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["block", "chain"])
 def test_a_draft_that_knows_no_grammar_is_exact(clock, rule):
     runs = Runs(clock, PARAMS["warm"], Policy(suffix=False, staged=False, gamma=3), rule, masks_draft=False)
     assert p_value(runs, N_RUNS) > 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["block", "chain"])
 def test_a_row_that_is_not_masked_is_caught(clock, rule):
     policy = Policy(suffix=False, staged=False, gamma=3)
@@ -231,6 +234,7 @@ def test_a_row_that_is_not_masked_is_caught(clock, rule):
         assert "impossible" in str(error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PARAMS)
 def test_with_the_match_rule_the_text_is_a_function_of_the_seed(clock, name):
     params = PARAMS[name]

@@ -92,6 +92,7 @@ PAIRS = [(name, "its own matrices") for name in TARGETS] + [("llama", file) for 
 PAIRS += [(name, "blocks") for name in ("qwen3", "openai-moe", "qwen35", "gemma4")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "file"), PAIRS)
 def test_the_text_is_plain_decodings_own(name, file, head_of, plain):
     """Greedy, and sampled for a seed, with chains of several tokens."""

@@ -1,0 +1,33 @@
+"""A stand-in for a larger target: it says what the small model says, and every layer's bytes are there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgespec.decoding.sampling import SamplingParams
+from edgespec.engine.engine import Engine
+from edgespec.llama.gguf_header import check_model_file
+from larger_target import write_larger
+from tiny_gguf import write_tiny_gguf
+
+
+def written(path: Path) -> tuple[int, ...]:
+    with Engine(path, drafter="none", n_threads=1) as engine:
+        return engine.generate("one two three", params=SamplingParams(temperature=0), n_predict=40).token_ids
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+def test_it_says_the_same_with_more_layers(tmp_path: Path, architecture: str) -> None:
+    small = write_tiny_gguf(tmp_path / "small.gguf", architecture=architecture)
+    larger = write_larger(small, 7, tmp_path / "larger.gguf")
+    assert check_model_file(larger).n_layer == 7
+    assert larger.stat().st_size > 2 * small.stat().st_size
+    assert written(larger) == written(small)
+
+
+def test_layers_that_are_there_are_no_larger_model(tmp_path: Path) -> None:
+    small = write_tiny_gguf(tmp_path / "small.gguf")
+    with pytest.raises(ValueError, match="has 2 layers"):
+        write_larger(small, 2, tmp_path / "larger.gguf")

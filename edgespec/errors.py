@@ -61,10 +61,10 @@ class NodeLost(EdgespecError):  # noqa: N818 - what happened, as its reader says
 
 
 class LogitsOf:
-    """What is computed from one model's logits: where they are no numbers, the error names its file.
+    """Context manager: computing from logits that are no numbers raises an error that names the model's file.
 
-    The C core refuses such rows, and rows of which nothing can be sampled, with an ArithmeticError. A context
-    manager; to be entered as often as one likes.
+    The C core refuses such rows, and rows of which nothing can be sampled, with an ArithmeticError. It may be
+    entered more than once.
     """
 
     def __init__(self, path: object) -> None:

@@ -290,22 +290,29 @@ def test_many_drafts_take_turns(target_path, tiny_draft_path, alone):
             assert stream.result.token_ids == alone(one).token_ids
 
 
+REAL_PROMPTS = [
+    "Write a quicksort in Python.",
+    "What is a semaphore? Answer in two sentences.",
+    "Write a quicksort in Python, then explain it.",
+    "List the first twelve prime numbers.",
+    "Repeat this: the cat sat on the mat, the cat sat on the mat, the cat sat on the mat.",
+]
+
+
+@pytest.fixture(scope="module")
+def written_alone(pair):
+    with Engine(*pair, profile=False) as engine:
+        return [
+            engine.generate(prompt, params=GREEDY, n_predict=40, drafter="none").token_ids
+            for prompt in REAL_PROMPTS
+        ]
+
+
 @pytest.mark.pair
 @pytest.mark.parametrize("drafter", ["auto", "model", "none"])
-def test_the_real_pair_writes_each_text_as_alone(pair, kernels, drafter):
-    prompts = [
-        "Write a quicksort in Python.",
-        "What is a semaphore? Answer in two sentences.",
-        "Write a quicksort in Python, then explain it.",
-        "List the first twelve prime numbers.",
-        "Repeat this: the cat sat on the mat, the cat sat on the mat, the cat sat on the mat.",
-    ]
-    with Engine(*pair, profile=False) as engine:
-        expected = [
-            engine.generate(p, params=GREEDY, n_predict=40, drafter="none").token_ids for p in prompts
-        ]
+def test_the_real_pair_writes_each_text_as_alone(pair, kernels, written_alone, drafter):
     with Engine(*pair, parallel=3, n_cells=2048, profile=False, prefix_cache=0) as engine:
-        waiting, running, found = list(enumerate(prompts)), [], {}
+        waiting, running, found = list(enumerate(REAL_PROMPTS)), [], {}
         while waiting or running:
             if waiting and engine.has_room(60, 40):
                 i, prompt = waiting.pop(0)
@@ -316,4 +323,4 @@ def test_the_real_pair_writes_each_text_as_alone(pair, kernels, drafter):
                 if stream.finished:
                     found[i] = stream.result.token_ids
                     running.remove((i, stream))
-    assert [found[i] for i in range(len(prompts))] == expected
+    assert [found[i] for i in range(len(REAL_PROMPTS))] == written_alone

@@ -49,9 +49,13 @@ def plain_session(engine):
 
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_greedy_speculation_is_greedy_decoding_up_to_near_ties(engine, plain_session, prompt):
-    """Each token is what plain decoding likes best after the same tokens, or all but tied with that."""
+    """The text is plain decoding's; where it is not, each token is all but tied with what that likes best."""
     result = engine.generate(prompt, params=GREEDY, n_predict=N_TOKENS, gamma=4)
     assert result.stats.n_accepted > 0
+    plain = engine.generate(prompt, params=GREEDY, n_predict=N_TOKENS, gamma=0)
+    if plain.token_ids == result.token_ids:
+        return
+    assert not engine.target.uses_kernels, "their logits are the same for every batch size"
     plain_session.clear()
     row = plain_session.eval(engine.prompt_tokens(prompt))[0]
     ties = []
@@ -61,11 +65,8 @@ def test_greedy_speculation_is_greedy_decoding_up_to_near_ties(engine, plain_ses
             ties.append((position, margin))
         row = plain_session.eval([token])[0]
     print(f"{len(result.token_ids)} tokens, alpha {result.stats.alpha:.2f}, near-ties (at, margin): {ties}")
-    assert max((margin for _, margin in ties), default=0.0) <= NEAR_TIE
-    assert len(ties) <= (0 if engine.target.uses_kernels else MOST_TIES)
-    if not ties:
-        plain = engine.generate(prompt, params=GREEDY, n_predict=N_TOKENS, gamma=0)
-        assert plain.token_ids == result.token_ids
+    assert 0 < len(ties) <= MOST_TIES
+    assert max(margin for _, margin in ties) <= NEAR_TIE
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +167,7 @@ def test_ctrl_c_while_the_prompt_is_read(pair, child_environment, tmp_path):
     prompt.write_text("All work and no play makes Jack a dull boy. " * 1500)
     with started("run", "-f", prompt, "-n", 5, env=child_environment) as process:
         with pytest.raises(subprocess.TimeoutExpired):  # far from done: the whole prompt takes minutes
-            process.wait(timeout=8)
+            process.wait(timeout=5)
         process.send_signal(signal.SIGINT)
         stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 130

@@ -18,7 +18,6 @@ from edgespec.server.choices import ChoicesWriting
 from edgespec.server.faults import Fault, from_engine, invalid
 from edgespec.server.requests import ALIAS, PreparedChoices, PreparedRequest, RequestReader, Service
 from edgespec.server.schema import ChatRequest, CompletionRequest
-from edgespec.server.writing import ChatWriting, Head, TextWriting, Written
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,30 +149,16 @@ class LocalWriter:
         if url == PLAIN:
             url, body = self._plain_request(body)
         try:
-            if url == CHAT:
-                chat = ChatRequest.model_validate(body)
-                return self._of(request, self._reader.chats(chat), bool(chat.logprobs), is_chat=True)
-            text = CompletionRequest.model_validate(body)
-            return self._of(request, self._reader.texts(text), text.logprobs is not None, is_chat=False)
+            kind = ChatRequest if url == CHAT else CompletionRequest
+            asked = kind.model_validate(body)
+            prepared = self._reader.choices(asked)
+            model, name = self._engine.target, self._service.name
+            writing = ChoicesWriting.of(asked, prepared, model, name, self._fingerprint)
+            return _OpenRequest(request, prepared, writing)
         except ValidationError as error:
             raise invalid(error.errors(), body) from None
         except RecursionError:
             raise Fault(400, "the request is too deeply nested") from None
-
-    def _of(
-        self, request: BatchRequest, prepared: PreparedChoices, keeps_tokens: bool, *, is_chat: bool
-    ) -> _OpenRequest:
-        """Return a request with the writers of its choices."""
-        head = Head.new("chatcmpl" if is_chat else "cmpl", self._service.name, self._fingerprint)
-        writings: list[ChatWriting | TextWriting] = []
-        for i, text in enumerate(prepared.texts):
-            written = Written(self._engine.target, keeps_tokens=keeps_tokens)
-            writings.append(
-                ChatWriting(head, written, text.answer, i)
-                if is_chat
-                else TextWriting(head, written, i, echo=text.echo, prompt=text.tokens)
-            )
-        return _OpenRequest(request, prepared, ChoicesWriting(prepared, writings))
 
     def _plain_request(self, fields: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         """Return url and body of a plain prompt: a chat where the model has a template. Raises Fault."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+
+from pydantic import BaseModel
 
 from edgespec.decoding.records import Result, Token
+from edgespec.llama.weights import Model
 from edgespec.server.answers import ChatChunk, ChatCompletion, TextCompletion, Usage
 from edgespec.server.requests import PreparedChoices
-from edgespec.server.writing import ChatWriting, TextWriting
+from edgespec.server.schema import ChatRequest, CompletionRequest
+from edgespec.server.streaming import AnswerWriter
+from edgespec.server.writing import ChatWriting, Head, TextWriting, Written
 
 Chunk = ChatChunk | TextCompletion
 Writing = ChatWriting | TextWriting
@@ -22,6 +27,29 @@ class ChoicesWriting:
         self._writings = writings
         self._results: dict[int, Result] = {}
         self._logprobs = [0.0] * len(writings)
+
+    @classmethod
+    def of(
+        cls,
+        request: ChatRequest | CompletionRequest,
+        prepared: PreparedChoices,
+        model: Model,
+        name: str,
+        fingerprint: str,
+    ) -> ChoicesWriting:
+        """Begin the answer to `request` of the `model` that is served as `name`."""
+        is_chat = isinstance(request, ChatRequest)
+        head = Head.new("chatcmpl" if is_chat else "cmpl", name, fingerprint)
+        keeps_tokens = bool(request.logprobs) if is_chat else request.logprobs is not None
+        writings: list[Writing] = []
+        for i, text in enumerate(prepared.texts):
+            written = Written(model, keeps_tokens=keeps_tokens)
+            writings.append(
+                ChatWriting(head, written, text.answer, i)
+                if is_chat
+                else TextWriting(head, written, i, echo=text.echo, prompt=text.tokens)
+            )
+        return cls(prepared, writings)
 
     @property
     def is_complete(self) -> bool:
@@ -81,3 +109,43 @@ class ChoicesWriting:
 
     def _mean_logprob(self, index: int) -> float:
         return self._logprobs[index] / max(1, len(self._results[index].token_ids))
+
+
+class ChoicesEvents(AnswerWriter):
+    """Writes such an answer as JSON, or its chunks as server-sent events."""
+
+    def __init__(self, writing: ChoicesWriting, *, usage: bool) -> None:
+        """Write what `writing` makes; with `usage` a stream ends with a chunk of it."""
+        self._writing = writing
+        self._usage = usage
+
+    def begin(self) -> str:
+        """Return the first chunks."""
+        return _events(self._writing.begin())
+
+    def add(self, index: int, tokens: Sequence[Token]) -> str:
+        """Return the chunks of `tokens`."""
+        return _events(self._writing.add(index, tokens))
+
+    def finish(self, index: int, result: Result) -> str:
+        """Return the last chunks of a text, and what ends the answer with its last one."""
+        last = _events(self._writing.finish(index, result))
+        if not self._writing.is_complete:
+            return last
+        return last + (_events([self._writing.usage()]) if self._usage else "") + "data: [DONE]\n\n"
+
+    def collect(self, index: int, tokens: Sequence[Token]) -> None:
+        """Add `tokens` to a text."""
+        for _ in self._writing.add(index, tokens):
+            pass
+
+    def whole(self, results: Sequence[Result]) -> str:
+        """Return the answer."""
+        for i, result in enumerate(results):
+            for _ in self._writing.finish(i, result):
+                pass
+        return self._writing.whole().model_dump_json(exclude_unset=True)
+
+
+def _events(chunks: Iterable[BaseModel]) -> str:
+    return "".join(f"data: {chunk.model_dump_json(exclude_unset=True)}\n\n" for chunk in chunks)

@@ -76,7 +76,7 @@ def _of_fields(request: Sampled) -> Iterator[AnswerConstraint]:
     if request.guided_json is not None:
         yield AnswerConstraint("guided_json", "schema", _schema(request.guided_json, "guided_json"))
     if request.guided_choice is not None:
-        yield AnswerConstraint("guided_choice", "choice", _choices(request.guided_choice, "guided_choice"))
+        yield AnswerConstraint("guided_choice", "choice", json.dumps(request.guided_choice))
     if request.guided_regex is not None:
         yield AnswerConstraint("guided_regex", "regex", request.guided_regex)
     if request.guided_grammar is not None:
@@ -92,7 +92,7 @@ def _of_structured(wanted: StructuredOutputs) -> Iterator[AnswerConstraint]:
     if wanted.json_object:
         yield AnswerConstraint(f"{name}.json_object", "schema", _ANY_OBJECT)
     if wanted.choice is not None:
-        yield AnswerConstraint(f"{name}.choice", "choice", _choices(wanted.choice, f"{name}.choice"))
+        yield AnswerConstraint(f"{name}.choice", "choice", json.dumps(wanted.choice))
     if wanted.regex is not None:
         yield AnswerConstraint(f"{name}.regex", "regex", wanted.regex)
     if wanted.grammar is not None:
@@ -109,13 +109,6 @@ def _schema(given: dict[str, Any] | str, field: str) -> str:
         line = f"{field}: is not the text of a JSON schema: {error}"
         raise Fault(400, line, param=field.partition(".")[0]) from None
     return given
-
-
-def _choices(given: list[str], field: str) -> str:
-    if not given or "" in given:
-        line = f"{field}: must be a list of texts, of which none is empty"
-        raise Fault(400, line, param=field.partition(".")[0])
-    return json.dumps(given)
 
 
 class Grammars:

@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from starlette.concurrency import run_in_threadpool
 
+from edgespec.decoding.records import Result, StopReason, Token
 from edgespec.llama.weights import Model
-from edgespec.server.answers import ErrorAnswer
+from edgespec.server.answers import ErrorAnswer, Usage
 from edgespec.server.description import refusals, streamed
-from edgespec.server.faults import from_engine
-from edgespec.server.infill import InfillAnswer, InfillPart, InfillRequest, InfillWriting
-from edgespec.server.jobs import Waiting
-from edgespec.server.requests import RequestReader, Service
-from edgespec.server.running import (
-    ALIVE_S,
-    CLIENT_GONE,
-    Gone,
-    RunningAnswer,
-    StreamedAnswer,
-    client_of,
-    warned,
-)
+from edgespec.server.infill import InfillAnswer, InfillPart, InfillRequest, StopType, Timings
+from edgespec.server.requests import PreparedChoices, PreparedRequest, RequestReader, Service
+from edgespec.server.streaming import Answerer, AnswerWriter, warned
 from edgespec.server.tokenizing import (
     DetokenizeRequest,
     Text,
@@ -35,22 +26,18 @@ from edgespec.server.tokenizing import (
     tokenizer_facts,
     tokens_of,
 )
-from edgespec.server.worker import Worker
 from edgespec.server.writing import Written
 
 
 def add_llama_routes(
     app: FastAPI,
     target: Model,
-    worker: Worker,
     service: Service,
     reader: RequestReader,
-    *,
-    log: Callable[[str], None],
+    answerer: Answerer,
 ) -> None:
-    """Add the routes to `app`; they answer from the same queue as the others."""
+    """Add the routes to `app`."""
     refused = refusals(ErrorAnswer)
-    infiller = _Infiller(target, worker, service, reader, log)
 
     @app.post(
         "/infill",
@@ -59,7 +46,12 @@ def add_llama_routes(
     )
     async def infill(request: Request, body: InfillRequest) -> Response:
         """Write what stands between two texts, as llama-server does."""
-        return await infiller.answer(request, body)
+        text = await run_in_threadpool(reader.infill, body)
+        writer = InfillWriting(body, service.name, Written(target, keeps_tokens=False), text)
+        found = await answerer.answer(
+            request, PreparedChoices((text,)), writer, streams=bool(body.stream), user=body.user
+        )
+        return warned(found, body.warnings)
 
     @app.post("/tokenize", responses=refused, response_model_exclude_unset=True)
     async def tokenize(body: TokenizeRequest) -> Tokens:
@@ -81,52 +73,94 @@ def add_llama_routes(
         return tokenizer_facts(target)
 
 
-class _Infiller:
-    """Answers requests to /infill."""
+class InfillWriting(AnswerWriter):
+    """Turns the tokens of a text into llama-server's answer."""
 
     def __init__(
-        self,
-        target: Model,
-        worker: Worker,
-        service: Service,
-        reader: RequestReader,
-        log: Callable[[str], None],
+        self, request: InfillRequest, model: str, written: Written, prepared: PreparedRequest
     ) -> None:
-        self._target, self._worker, self._service = target, worker, service
-        self._reader, self._log = reader, log
+        """Begin the answer to `request` by `model`."""
+        self._request, self._model, self._written = request, model, written
+        self._prepared = prepared
+        self._reads_only = request.n_predict == 0
+        self._n = 0
 
-    async def answer(self, request: Request, body: InfillRequest) -> Response:
-        """Fill a gap, in events or as a whole."""
-        prepared = await run_in_threadpool(self._reader.infill, body)
-        written = Written(self._target, keeps_tokens=False)
-        writing = InfillWriting(
-            body, self._service.name, written, len(prepared.tokens), is_cut=prepared.is_cut
+    def add(self, index: int, tokens: Sequence[Token]) -> str:
+        """Return the event of `tokens`, if they have text."""
+        text = "" if self._reads_only else self._written.add(tokens)
+        self._n += len(tokens)
+        if not text:
+            return ""
+        n_prompt = len(self._prepared.tokens)
+        part = InfillPart(content=text, tokens_predicted=self._n, tokens_evaluated=n_prompt)
+        return f"data: {part.model_dump_json()}\n\n"
+
+    def finish(self, index: int, result: Result) -> str:
+        """Return the last event."""
+        return f"data: {self._end(result, streamed=True)}\n\n"
+
+    def collect(self, index: int, tokens: Sequence[Token]) -> None:
+        """Add `tokens`."""
+        if not self._reads_only:
+            self._written.add(tokens)
+
+    def whole(self, results: Sequence[Result]) -> str:
+        """Return the answer."""
+        return self._end(results[0], streamed=False)
+
+    def _end(self, result: Result, *, streamed: bool) -> str:
+        n = 0 if self._reads_only else len(result.token_ids)
+        stats = result.stats
+        decoding_s = max(0.0, stats.total_s - (stats.ttft_s or stats.total_s))
+        stops = self._request.stop or []
+        word = stops if isinstance(stops, str) else stops[0] if len(stops) == 1 else ""
+        answer = InfillAnswer(
+            content="" if streamed else self._written.text,
+            model=self._model,
+            tokens_predicted=n,
+            tokens_evaluated=result.prompt_tokens,
+            tokens_cached=result.prompt_tokens + n,
+            has_new_line="\n" in self._written.text,
+            truncated=self._prepared.is_cut,
+            stop_type=_stop_type(result.stop_reason, has_stops=bool(stops)),
+            stopping_word=word if result.stop_reason == "stop" else "",
+            timings=Timings(
+                cache_n=result.n_cached,
+                prompt_n=result.prompt_tokens - result.n_cached,
+                prompt_ms=1e3 * stats.prefill_s,
+                prompt_per_token_ms=_each_ms(stats.prompt_tokens_per_s),
+                prompt_per_second=stats.prompt_tokens_per_s,
+                predicted_n=n,
+                predicted_ms=1e3 * decoding_s,
+                predicted_per_token_ms=_each_ms(stats.generation_tokens_per_s),
+                predicted_per_second=stats.generation_tokens_per_s,
+            ),
+            edgespec=Usage.of(result, warnings=self._request.warnings).edgespec,
         )
-        client = client_of(request, body.user)
-        run = RunningAnswer(self._worker.run(prepared.tokens, prepared.options, client=client))
-        if body.stream:
-            await run.settle(self._log)
-            return warned(StreamedAnswer(run, self._events(run, writing), "text/event-stream"), body.warnings)
-        result = await run.collect(request.receive, writing.add, self._log)
-        if result is None:
-            return Response(status_code=CLIENT_GONE)
-        whole = json.dumps(writing.end(result, streamed=False), ensure_ascii=False)
-        return warned(Response(whole, media_type="application/json"), body.warnings)
+        whole = answer.model_dump()
+        if not answer.edgespec.warnings:
+            del whole["edgespec"]["warnings"]
+        wanted = self._request.response_fields
+        return json.dumps(_picked(whole, wanted) if wanted else whole, ensure_ascii=False)
 
-    async def _events(self, run: RunningAnswer, writing: InfillWriting) -> AsyncGenerator[str]:
-        try:
-            async for item in run.items(ALIVE_S):
-                if item is None:
-                    yield ": waiting\n\n"
-                elif isinstance(item, Waiting):
-                    yield f": queue {item.place}\n\n"
-                elif isinstance(item, list):
-                    if part := writing.add(item):
-                        yield f"data: {part.model_dump_json()}\n\n"
-                else:
-                    last = json.dumps(writing.end(item, streamed=True), ensure_ascii=False)
-                    yield f"data: {last}\n\n"
-        except Gone:
-            pass
-        except Exception as error:  # noqa: BLE001 - the status is sent: all of them become an event
-            yield f"data: {json.dumps(from_engine(error, self._log).body())}\n\n"
+
+def _each_ms(rate: float | None) -> float | None:
+    return 1e3 / rate if rate else None
+
+
+def _stop_type(reason: StopReason, *, has_stops: bool) -> StopType:
+    if reason == "eog":
+        return "eos"
+    return "word" if reason == "stop" and has_stops else "limit"
+
+
+def _picked(answer: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Return the fields of these names, of which one such as `timings/prompt_n` is in another."""
+    found: dict[str, Any] = {}
+    for name in names:
+        value: Any = answer
+        for step in name.split("/"):
+            value = value.get(step) if isinstance(value, dict) else None
+        if value is not None:
+            found[name] = value
+    return found

@@ -20,19 +20,12 @@ from edgespec.server.filling import Gap, filled_prompt, fim_of
 from edgespec.server.infill import InfillRequest, time_limit
 from edgespec.server.prompts import ChatPrompts
 from edgespec.server.request_options import asked_tokens, options_of, seed_of_choice
-from edgespec.server.schema import (
-    ChatRequest,
-    CompletionRequest,
-    NamedTool,
-    Sampled,
-    Tool,
-)
+from edgespec.server.schema import ChatRequest, CompletionRequest, NamedTool, Sampled, Tool
 from edgespec.server.writing import first_call
 
 ALIAS = "edgespec"
 """The name by which every server knows its model."""
 
-_KEPT_GRAMMARS = 16
 _LEAST_GAP = 256  # tokens that there is room for where a request says nothing else
 
 
@@ -147,16 +140,10 @@ class RequestReader:
         answer = replace(prompt.answer, forced=forced)
         return PreparedRequest(tokens, options, answer, _warnings(grammar))
 
-    def chats(self, request: ChatRequest) -> PreparedChoices:
-        """Prepare all answers that a chat completion asks for."""
-        return PreparedChoices(_choices(self.chat(request), request.n or 1))
-
-    def text(self, request: CompletionRequest) -> PreparedRequest:
-        """Prepare the first text of a text completion."""
-        return self.texts(request).texts[0]
-
-    def texts(self, request: CompletionRequest) -> PreparedChoices:
-        """Prepare all texts that a text completion asks for."""
+    def choices(self, request: ChatRequest | CompletionRequest) -> PreparedChoices:
+        """Prepare all texts that a request asks for."""
+        if isinstance(request, ChatRequest):
+            return PreparedChoices(_choices(self.chat(request), request.n or 1))
         self._service.check_name(request.model)
         n, best_of = request.n or 1, request.best_of or request.n or 1
         if best_of < n:

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from edgespec import Engine, SamplingParams
-from edgespec.server import api
+from edgespec.server import streaming
 from edgespec.server.strict import strict_json
 from server_app import Served, serving
 from tiny_gguf import write_tiny_gguf
@@ -278,7 +278,7 @@ def test_characters_are_never_cut(client: httpx.Client):
 
 
 def test_a_stream_that_waits_sends_comments(served: Served, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(api, "ALIVE_S", 0.01)
+    monkeypatch.setattr(streaming, "ALIVE_S", 0.01)
     long = ASK | GREEDY | {"max_tokens": 400, "speculative": {"drafter": "none"}, "user": "same"}
 
     async def all_at_once() -> str:

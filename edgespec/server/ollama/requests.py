@@ -39,6 +39,10 @@ class OllamaReader:
         self._service = service
         self._model = model
 
+    def read(self, body: ChatBody | GenerateBody) -> PreparedRequest:
+        """Prepare a request that asks for an answer."""
+        return self.chat(body) if isinstance(body, ChatBody) else self.generate(body)
+
     def chat(self, body: ChatBody) -> PreparedRequest:
         """Prepare a request to /api/chat, which has messages."""
         messages = as_openai(body.messages or ())
@@ -109,7 +113,7 @@ class OllamaReader:
         if body.logprobs:
             fields["logprobs"] = body.top_logprobs or 0
         with _Renamed("prompt"):
-            prepared = self._reader.text(_read(CompletionRequest, fields))
+            prepared = self._reader.choices(_read(CompletionRequest, fields)).texts[0]
         return self._fitted(prepared, options, "prompt")
 
     def _fitted(self, prepared: PreparedRequest, options: ReadOptions, param: str) -> PreparedRequest:

@@ -6,9 +6,8 @@ by their Origin, and `route_class` those that a browser tells of in another way.
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -16,9 +15,9 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 
-from edgespec.decoding.records import Result
 from edgespec.engine.engine import Engine
-from edgespec.server.faults import Fault, from_engine
+from edgespec.llama.weights import Model
+from edgespec.server.faults import Fault
 from edgespec.server.ollama.answers import (
     ChatLine,
     GenerateLine,
@@ -30,26 +29,16 @@ from edgespec.server.ollama.answers import (
     Version,
 )
 from edgespec.server.ollama.facts import Facts, rfc3339
-from edgespec.server.ollama.requests import OllamaReader, renamed
+from edgespec.server.ollama.requests import OllamaReader
 from edgespec.server.ollama.schema import ChatBody, GenerateBody, Generation, ShowBody
 from edgespec.server.ollama.writing import Context, Kind, LineWriting
-from edgespec.server.requests import PreparedRequest, RequestReader, Service
-from edgespec.server.running import (
-    ALIVE_S,
-    CLIENT_GONE,
-    Gone,
-    RunningAnswer,
-    StreamedAnswer,
-    client_of,
-)
+from edgespec.server.requests import PreparedChoices, RequestReader, Service
+from edgespec.server.streaming import Answerer
 from edgespec.server.strict import route_class
-from edgespec.server.worker import Worker
 from edgespec.server.writing import ChatWriting, Head, Written
 
 SPOKEN = "0.12.11"
 """The version of Ollama whose API this is: clients ask for the least that they need."""
-
-NDJSON = "application/x-ndjson"
 
 _ONE_MODEL = "this server has one model, chosen when it starts: edgespec serve --target MODEL"
 _NO_VECTORS = "this server writes text: it makes no embeddings"
@@ -69,9 +58,9 @@ Log = Callable[[str], None]
 
 
 def add_ollama(
-    app: FastAPI, engine: Engine, worker: Worker, service: Service, reader: RequestReader, *, log: Log
+    app: FastAPI, engine: Engine, service: Service, reader: RequestReader, answerer: Answerer, *, log: Log
 ) -> None:
-    """Add Ollama's routes to `app`; they answer from the same queue as OpenAI's, with the same limits."""
+    """Add Ollama's routes to `app`; `log` takes a line for each failure that is not the client's fault."""
     known = {
         "completion": True,
         "tools": reader.takes_tools,
@@ -86,9 +75,8 @@ def add_ollama(
         responses={code: {"model": OllamaError} for code in _REFUSALS},
     )
     own = OllamaReader(reader, service, engine.target)
-    answerer = _Answerer(engine, worker, service, own, facts, log)
     _add_facts(router, facts)
-    _add_generations(router, answerer)
+    _add_generations(router, engine.target, own, facts, answerer, service.fingerprint(engine))
     for (method, path), line in _ABSENT.items():
         router.add_api_route(path, _absent(line), methods=[method], include_in_schema=False)
     app.include_router(router)
@@ -124,92 +112,44 @@ def _add_facts(router: APIRouter, facts: Facts) -> None:
         return Response(shown.model_dump_json(exclude_unset=True), media_type="application/json")
 
 
-def _add_generations(router: APIRouter, answerer: _Answerer) -> None:
+def _add_generations(
+    router: APIRouter, target: Model, reader: OllamaReader, facts: Facts, answerer: Answerer, fingerprint: str
+) -> None:
+    async def answer(request: Request, body: ChatBody | GenerateBody, kind: Kind) -> Response:
+        began = time.perf_counter()
+        facts.names.check(body.model)
+        if not (body.messages if isinstance(body, ChatBody) else body.prompt):
+            return _nothing_asked(body, kind)
+        text = await run_in_threadpool(reader.read, body)
+        head = Head.new("ollama", facts.names.full, fingerprint)
+        written = Written(target, keeps_tokens=bool(body.logprobs))
+        writer = LineWriting(
+            kind,
+            body.model,
+            ChatWriting(head, written, text.answer),
+            began=began,
+            context=_context(target, body, text.tokens),
+            warnings=text.warnings,
+        )
+        streams = body.stream is not False
+        return await answerer.answer(request, PreparedChoices((text,)), writer, streams=streams)
+
     @router.post("/chat", response_model=ChatLine, responses=_lines(ChatLine))
     async def chat(request: Request, body: ChatBody) -> Response:
         """Answer a conversation; without messages say that the model is loaded."""
-        return await answerer.answer(request, body, "chat")
+        return await answer(request, body, "chat")
 
     @router.post("/generate", response_model=GenerateLine, responses=_lines(GenerateLine))
     async def generate(request: Request, body: GenerateBody) -> Response:
         """Answer a prompt; without one say that the model is loaded."""
-        return await answerer.answer(request, body, "generate")
+        return await answer(request, body, "generate")
 
 
-class _Answerer:
-    """Answers the requests that generate."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        worker: Worker,
-        service: Service,
-        reader: OllamaReader,
-        facts: Facts,
-        log: Log,
-    ) -> None:
-        self._target = target = engine.target
-        self._end_of_turn = target.eos if target.eot is None else target.eot
-        self._worker = worker
-        self._reader = reader
-        self._facts = facts
-        self._log = log
-        self._fingerprint = service.fingerprint(engine)
-
-    async def answer(self, request: Request, body: ChatBody | GenerateBody, kind: Kind) -> Response:
-        """Generate, in lines or as a whole."""
-        began = time.perf_counter()
-        context: Context | None = None
-        self._facts.names.check(body.model)
-        if isinstance(body, ChatBody):
-            if not body.messages:
-                return _nothing_asked(body, kind)
-            prepared = await run_in_threadpool(self._reader.chat, body)
-        else:
-            if not body.prompt:
-                return _nothing_asked(body, kind)
-            prepared = await run_in_threadpool(self._reader.generate, body)
-            if not (body.raw or body.suffix or self._target.chat_template is None):
-                context = Context(prepared.tokens, self._end_of_turn)
-        writing = LineWriting(
-            kind,
-            body.model,
-            self._writing(prepared, bool(body.logprobs)),
-            began=began,
-            context=context,
-            warnings=prepared.warnings,
-        )
-        run = RunningAnswer(self._worker.run(prepared.tokens, prepared.options, client=client_of(request)))
-        if body.stream is not False:
-            await run.settle(self._log)
-            return StreamedAnswer(run, self._lines(run, writing), NDJSON)
-        result = await run.collect(request.receive, writing.collect, self._log)
-        if result is None:
-            return Response(status_code=CLIENT_GONE)
-        return Response(writing.whole(result), media_type="application/json")
-
-    def _writing(self, prepared: PreparedRequest, logprobs: bool) -> ChatWriting:
-        head = Head.new("ollama", self._facts.names.full, self._fingerprint)
-        return ChatWriting(head, Written(self._target, keeps_tokens=logprobs), prepared.answer)
-
-    async def _lines(self, run: RunningAnswer, writing: LineWriting) -> AsyncGenerator[str]:
-        spoke = time.monotonic()
-        try:
-            async for item in run.items(ALIVE_S):
-                lines = ""
-                if isinstance(item, Result):
-                    lines = "".join(writing.finish(item))
-                elif isinstance(item, list):
-                    lines = "".join(writing.add(item))
-                if not lines and (item is None or time.monotonic() > spoke + ALIVE_S):
-                    lines = writing.idle()
-                if lines:
-                    yield lines
-                    spoke = time.monotonic()
-        except Gone:
-            pass
-        except Exception as error:  # noqa: BLE001 - the status is sent: all of them become a line
-            yield json.dumps({"error": str(renamed(from_engine(error, self._log)))}) + "\n"
+def _context(target: Model, body: ChatBody | GenerateBody, prompt: Sequence[int]) -> Context | None:
+    """Return what makes the `context` of an answer; None where it has none."""
+    if isinstance(body, ChatBody) or body.raw or body.suffix or target.chat_template is None:
+        return None
+    return Context(prompt, target.eos if target.eot is None else target.eot)
 
 
 def _nothing_asked(body: Generation, kind: Kind) -> Response:
@@ -241,4 +181,4 @@ def _lines(line: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
         "type": "string",
         "description": f"Each line is a {line.__name__}; one that failed an OllamaError.",
     }
-    return {200: {"description": "The answer.", "content": {NDJSON: {"schema": text}}}}
+    return {200: {"description": "The answer.", "content": {LineWriting.media_type: {"schema": text}}}}

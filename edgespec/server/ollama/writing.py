@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from edgespec.decoding.records import Result, Token
 from edgespec.server.answers import CallDelta, ChatChunk, TokenLogprob, Usage
+from edgespec.server.faults import Fault
 from edgespec.server.ollama.answers import (
     ChatLine,
     GenerateLine,
@@ -18,6 +19,8 @@ from edgespec.server.ollama.answers import (
     OllamaMessage,
 )
 from edgespec.server.ollama.facts import rfc3339
+from edgespec.server.ollama.requests import renamed
+from edgespec.server.streaming import AnswerWriter
 from edgespec.server.writing import ChatWriting, finish_reason
 
 Kind = Literal["chat", "generate"]
@@ -59,11 +62,10 @@ class Part:
         return self
 
 
-class LineWriting:
-    """An answer in Ollama's form. For a stream `add` tokens as they come, then `finish`.
+class LineWriting(AnswerWriter):
+    """Writes an answer in Ollama's form: lines, or one."""
 
-    For one that does not stream `collect` them, then `whole`.
-    """
+    media_type = "application/x-ndjson"
 
     def __init__(
         self,
@@ -89,34 +91,42 @@ class LineWriting:
         self._all = Part()
         self._call: _Call | None = None  # the one that is being written
 
-    def add(self, tokens: Sequence[Token]) -> Iterator[str]:
-        """Yield the lines of `tokens`."""
-        return map(self._line, self._parts(self._writing.add(tokens)))
+    def add(self, index: int, tokens: Sequence[Token]) -> str:
+        """Return the lines of `tokens`."""
+        return "".join(map(self._line, self._parts(self._writing.add(tokens))))
 
-    def idle(self) -> str:
-        """Return a line that adds nothing, for proxies that close a silent connection."""
-        return self._line(Part())
-
-    def finish(self, result: Result) -> Iterator[str]:
-        """Yield the last lines."""
-        rest = Part()
+    def finish(self, index: int, result: Result) -> str:
+        """Return the last lines."""
+        lines, rest = "", Part()
         for part in self._last_parts(result):
             if part.content or part.thinking or part.calls:
-                yield self._line(part)
+                lines += self._line(part)
             else:  # the last tokens' logprobs come with the figures
                 rest += part
-        yield self._line(rest, self._end(result))
+        return lines + self._line(rest, self._end(result))
 
-    def collect(self, tokens: Sequence[Token]) -> None:
-        """Add `tokens` for `whole`."""
+    def collect(self, index: int, tokens: Sequence[Token]) -> None:
+        """Add `tokens`."""
         for part in self._parts(self._writing.add(tokens)):
             self._all += part
 
-    def whole(self, result: Result) -> str:
-        """Return the answer of a request that does not stream."""
-        for part in self._last_parts(result):
+    def whole(self, results: Sequence[Result]) -> str:
+        """Return the answer."""
+        for part in self._last_parts(results[0]):
             self._all += part
-        return self._line(self._all, self._end(result))
+        return self._line(self._all, self._end(results[0]))
+
+    def idle(self, *, is_waiting: bool) -> str:
+        """Return a line that adds nothing."""
+        return self._line(Part())
+
+    def queued(self, place: int) -> str:
+        """Return nothing: Ollama's clients know of no queue."""
+        return ""
+
+    def failed(self, fault: Fault) -> str:
+        """Return the line of a stream that failed."""
+        return json.dumps({"error": str(renamed(fault))}) + "\n"
 
     # ---- from chunks ----
 

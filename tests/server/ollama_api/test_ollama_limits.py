@@ -47,9 +47,9 @@ def test_limits_are_those_of_the_other_api(target: Path, monkeypatch: pytest.Mon
 
 
 def test_a_stream_that_waits_sends_lines_that_add_nothing(served: Served, monkeypatch: pytest.MonkeyPatch):
-    from edgespec.server.ollama import routes
+    from edgespec.server import streaming
 
-    monkeypatch.setattr(routes, "ALIVE_S", 0.01)
+    monkeypatch.setattr(streaming, "ALIVE_S", 0.01)
 
     async def all_at_once() -> list[dict[str, Any]]:
         async with httpx.AsyncClient(base_url=served.url, timeout=60) as client:

@@ -1,9 +1,12 @@
-"""The texts of an answer under way: receives the worker's tokens for a reader that may be slow or go away."""
+"""Sends what the worker generates for a request, whole or as it comes, to a client that may go away."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
+import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from typing import TypeAlias
@@ -13,8 +16,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from edgespec.decoding.records import Result, Token
-from edgespec.server.faults import from_engine
+from edgespec.server.faults import Fault, from_engine
 from edgespec.server.jobs import Waiting
+from edgespec.server.requests import PreparedChoices
+from edgespec.server.worker import Worker
 
 ALIVE_S = 10.0
 """Seconds without a token after which a stream sends something, so that no proxy closes it as dead."""
@@ -97,7 +102,7 @@ class RunningTexts:
             self.close()
             raise from_engine(self._refused, log) from None
 
-    async def all_items(self, alive_s: float | None = None) -> AsyncIterator[tuple[int, Item] | None]:
+    async def items(self, alive_s: float | None = None) -> AsyncIterator[tuple[int, Item] | None]:
         """Yield places in the queue and tokens of each text as they come, then its Result; each by its index.
 
         None is yielded after each `alive_s` seconds without any of them.
@@ -115,19 +120,19 @@ class RunningTexts:
             yield item
             n_left -= isinstance(item[1], Result)
 
-    async def collect_all(
-        self, receive: Receive, add: Callable[[int, list[Token]], object], log: Callable[[str], None]
+    async def collect(
+        self, receive: Receive, collect: Callable[[int, list[Token]], object], log: Callable[[str], None]
     ) -> list[Result] | None:
-        """Give all tokens to `add` and return the results; None if the client went away. Raises Fault."""
+        """Give all tokens to `collect` and return the results; None if the client went away. Raises Fault."""
         self.watch(receive)
         results: dict[int, Result] = {}
         try:
-            async for found in self.all_items():
+            async for found in self.items():
                 index, item = found or (0, None)
                 if isinstance(item, Result):
                     results[index] = item
                 elif isinstance(item, list):
-                    add(index, item)
+                    collect(index, item)
         except Gone:
             return None
         except Exception as error:  # noqa: BLE001 - all of them become an answer
@@ -144,24 +149,45 @@ class RunningTexts:
             self._watch.cancel()
 
 
-class RunningAnswer(RunningTexts):
-    """Receives what a worker yields of one text."""
+class AnswerWriter(ABC):
+    """Writes the answer to one request in the form of an API, whole or in parts; "": nothing is sent.
 
-    def __init__(self, source: AsyncGenerator[Item]) -> None:
-        """Begin to receive from `source`."""
-        super().__init__([source])
+    What is said of a wait and of failures is said in server-sent events, unless an API has another way.
+    """
 
-    async def items(self, alive_s: float | None = None) -> AsyncIterator[Item | None]:
-        """Yield places in the queue and tokens as they come, then the Result: see `all_items`."""
-        async for found in self.all_items(alive_s):
-            yield found[1] if found else None
+    media_type = "text/event-stream"
 
-    async def collect(
-        self, receive: Receive, add: Callable[[list[Token]], object], log: Callable[[str], None]
-    ) -> Result | None:
-        """Give all tokens to `add` and return the Result; None if the client went away. Raises Fault."""
-        results = await self.collect_all(receive, lambda _index, tokens: add(tokens), log)
-        return results[0] if results else None
+    def begin(self) -> str:
+        """Return what a stream begins with."""
+        return ""
+
+    @abstractmethod
+    def add(self, index: int, tokens: Sequence[Token]) -> str:
+        """Return the part of a stream for `tokens` of the text number `index`."""
+
+    @abstractmethod
+    def finish(self, index: int, result: Result) -> str:
+        """Return the part of a stream for a text's end."""
+
+    @abstractmethod
+    def collect(self, index: int, tokens: Sequence[Token]) -> None:
+        """Add `tokens` to a text, for `whole`."""
+
+    @abstractmethod
+    def whole(self, results: Sequence[Result]) -> str:
+        """Return the answer of a request that does not stream, whose texts ended with `results`."""
+
+    def idle(self, *, is_waiting: bool) -> str:
+        """Return what keeps a silent connection open: it waits, or a call is not complete yet."""
+        return f": {'waiting' if is_waiting else 'writing'}\n\n"  # a comment, as below: clients skip it
+
+    def queued(self, place: int) -> str:
+        """Return what tells the request's place in the queue."""
+        return f": queue {place}\n\n"
+
+    def failed(self, fault: Fault) -> str:
+        """Return what ends a stream that failed."""
+        return f"data: {json.dumps(fault.body())}\n\n"
 
 
 class StreamedAnswer(Response):
@@ -187,6 +213,63 @@ class StreamedAnswer(Response):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             self._run.close()
+
+
+class Answerer:
+    """Has the worker generate, and answers with what it writes."""
+
+    def __init__(self, worker: Worker, log: Callable[[str], None]) -> None:
+        """Let `worker` generate; `log` takes a line for each failure that is not the client's fault."""
+        self._worker = worker
+        self._log = log
+
+    async def answer(
+        self,
+        request: Request,
+        prepared: PreparedChoices,
+        writer: AnswerWriter,
+        *,
+        streams: bool,
+        user: str | None = None,
+    ) -> Response:
+        """Return the answer to `request` in the form of `writer`; `user` waits in the queue."""
+        client, worker = client_of(request, user), self._worker
+        sources = [
+            worker.run(text.tokens, text.options, client=client, follows=i >= worker.parallel)
+            for i, text in enumerate(prepared.texts)
+        ]
+        n_each = len(prepared.texts) // prepared.n_prompts
+        run = RunningTexts(sources, at_once=worker.parallel, n_each=n_each)
+        if streams:
+            await run.settle(self._log)
+            return StreamedAnswer(run, self._parts(run, writer), writer.media_type)
+        results = await run.collect(request.receive, writer.collect, self._log)
+        if results is None:
+            return Response(status_code=CLIENT_GONE)
+        return Response(writer.whole(results), media_type="application/json")
+
+    async def _parts(self, run: RunningTexts, writer: AnswerWriter) -> AsyncGenerator[str]:
+        if first := writer.begin():
+            yield first
+        spoke = time.monotonic()
+        try:
+            async for found in run.items(ALIVE_S):
+                part = _part(writer, *found) if found else ""
+                if not part and (found is None or time.monotonic() > spoke + ALIVE_S):
+                    part = writer.idle(is_waiting=found is None)
+                if part:
+                    yield part
+                    spoke = time.monotonic()
+        except Gone:
+            pass
+        except Exception as error:  # noqa: BLE001 - the status is sent: all of them become a part
+            yield writer.failed(from_engine(error, self._log))
+
+
+def _part(writer: AnswerWriter, index: int, item: Item) -> str:
+    if isinstance(item, Waiting):
+        return writer.queued(item.place)
+    return writer.finish(index, item) if isinstance(item, Result) else writer.add(index, item)
 
 
 def warned(answer: Response, warnings: Sequence[str]) -> Response:

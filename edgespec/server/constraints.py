@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -13,7 +13,6 @@ from edgespec.decoding.grammar.source import GrammarSource
 from edgespec.errors import UsageError
 from edgespec.llama.weights import Model
 from edgespec.server.faults import Fault
-from edgespec.server.fields import StructuredOutputs
 from edgespec.server.schema import (
     ChatRequest,
     CompletionRequest,
@@ -23,7 +22,23 @@ from edgespec.server.schema import (
     SchemaFormat,
 )
 
-Kind = Literal["schema", "grammar", "choice", "regex"]
+ConstraintKind = Literal["schema", "grammar", "choice", "regex"]
+
+_FIELDS: dict[str, ConstraintKind] = {
+    "json_schema": "schema",
+    "grammar": "grammar",
+    "guided_json": "schema",
+    "guided_choice": "choice",
+    "guided_regex": "regex",
+    "guided_grammar": "grammar",
+}
+_STRUCTURED: dict[str, ConstraintKind] = {
+    "structured_outputs.json": "schema",
+    "structured_outputs.json_object": "schema",
+    "structured_outputs.choice": "choice",
+    "structured_outputs.regex": "regex",
+    "structured_outputs.grammar": "grammar",
+}
 _KEPT_GRAMMARS = 16
 _ANY_OBJECT = '{"type": "object"}'
 
@@ -34,7 +49,7 @@ class AnswerConstraint:
 
     field: str
     """The request's own name of it, such as `structured_outputs.regex`."""
-    kind: Kind
+    kind: ConstraintKind
     text: str
     """The schema or the list of choices as JSON, the grammar, or the pattern."""
     strict: bool = False
@@ -69,34 +84,23 @@ def _of_format(wanted: ResponseFormat | None) -> Iterator[AnswerConstraint]:
 
 
 def _of_fields(request: Sampled) -> Iterator[AnswerConstraint]:
-    if request.json_schema is not None:
-        yield AnswerConstraint("json_schema", "schema", json.dumps(request.json_schema))
-    if request.grammar:  # llama-server's clients send "" for none
-        yield AnswerConstraint("grammar", "grammar", request.grammar)
-    if request.guided_json is not None:
-        yield AnswerConstraint("guided_json", "schema", _schema(request.guided_json, "guided_json"))
-    if request.guided_choice is not None:
-        yield AnswerConstraint("guided_choice", "choice", json.dumps(request.guided_choice))
-    if request.guided_regex is not None:
-        yield AnswerConstraint("guided_regex", "regex", request.guided_regex)
-    if request.guided_grammar is not None:
-        yield AnswerConstraint("guided_grammar", "grammar", request.guided_grammar)
+    yield from _of_values(vars(request), _FIELDS)
     if request.structured_outputs is not None:
-        yield from _of_structured(request.structured_outputs)
+        given = request.structured_outputs.model_dump(by_alias=True)
+        values = {f"structured_outputs.{name}": value for name, value in given.items()}
+        yield from _of_values(values, _STRUCTURED)
 
 
-def _of_structured(wanted: StructuredOutputs) -> Iterator[AnswerConstraint]:
-    name = "structured_outputs"
-    if wanted.json_ is not None:
-        yield AnswerConstraint(f"{name}.json", "schema", _schema(wanted.json_, f"{name}.json"))
-    if wanted.json_object:
-        yield AnswerConstraint(f"{name}.json_object", "schema", _ANY_OBJECT)
-    if wanted.choice is not None:
-        yield AnswerConstraint(f"{name}.choice", "choice", json.dumps(wanted.choice))
-    if wanted.regex is not None:
-        yield AnswerConstraint(f"{name}.regex", "regex", wanted.regex)
-    if wanted.grammar is not None:
-        yield AnswerConstraint(f"{name}.grammar", "grammar", wanted.grammar)
+def _of_values(values: Mapping[str, Any], kinds: Mapping[str, ConstraintKind]) -> Iterator[AnswerConstraint]:
+    for name, kind in kinds.items():
+        value = values[name]
+        if value is None or value is False or (name == "grammar" and not value):  # llama-server's send ""
+            continue
+        if kind == "schema":
+            value = _ANY_OBJECT if value is True else _schema(value, name)
+        elif kind == "choice":
+            value = json.dumps(value)
+        yield AnswerConstraint(name, kind, value)
 
 
 def _schema(given: dict[str, Any] | str, field: str) -> str:

@@ -14,10 +14,6 @@ from edgespec.server.fields import RequestPart
 from edgespec.server.schema import Sampled
 
 StopType = Literal["none", "eos", "limit", "word"]
-IN_PART = {
-    "samplers": "samplers are applied in llama.cpp's default order",
-}
-"""Fields that editors always send, and what is done of them."""
 
 
 class OtherFile(RequestPart):
@@ -50,8 +46,8 @@ class InfillRequest(Sampled):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What of it is done only in part."""
-        return tuple(line for name, line in IN_PART.items() if getattr(self, name))
+        """Lines on what is done only in part."""
+        return ("samplers are applied in llama.cpp's default order",) if self.samplers else ()
 
 
 class Timings(BaseModel):

@@ -18,7 +18,6 @@ class QueueFull(EdgespecError):  # noqa: N818 - what happened, as its reader say
 
     def __init__(self, n_waiting: int) -> None:
         super().__init__(f"{n_waiting} requests wait already; try again later")
-        self.n_waiting = n_waiting
 
 
 class TimedOut(EdgespecError):  # noqa: N818 - what happened, as its reader says it
@@ -27,7 +26,6 @@ class TimedOut(EdgespecError):  # noqa: N818 - what happened, as its reader says
     def __init__(self, seconds: float, *, in_queue: bool) -> None:
         what = "its turn did not come" if in_queue else "the answer was not complete"
         super().__init__(f"{what} within {seconds:g} s; try again later, or ask for less")
-        self.in_queue = in_queue
 
 
 class ShuttingDown(EdgespecError):  # noqa: N818 - what happened, as its reader says it

@@ -16,8 +16,10 @@ DEFAULT_MAX_TOKENS = 16
 """Default max_tokens of /v1/completions, as in OpenAI's API."""
 
 _SAMPLING = ("top_k", "min_p", "typical_p", "repeat_penalty", "presence_penalty", "frequency_penalty")
-_LEAST_TEMPERATURE = 1e-3  # the engine's least; some clients send 1e-8 and mean greedy
-_LEAST_TOP_P = 1e-9  # keeps one token, as 0 does in OpenAI's API
+LEAST_TEMPERATURE = 1e-3
+"""The engine's least: some clients send 1e-8 and mean greedy."""
+LEAST_TOP_P = 1e-9
+"""The least that keeps one token, as 0 does in OpenAI's and Ollama's API."""
 
 
 def options_of(request: Sampled, model: Model, n_predict: int | None) -> Options:
@@ -36,9 +38,9 @@ def options_of(request: Sampled, model: Model, n_predict: int | None) -> Options
 def _sampling(request: Sampled, model: Model) -> dict[str, Any]:
     given = {name: value for name in _SAMPLING if (value := getattr(request, name)) is not None}
     if request.temperature is not None:
-        given["temperature"] = request.temperature if request.temperature >= _LEAST_TEMPERATURE else 0.0
+        given["temperature"] = request.temperature if request.temperature >= LEAST_TEMPERATURE else 0.0
     if request.top_p is not None:
-        given["top_p"] = max(request.top_p, _LEAST_TOP_P)
+        given["top_p"] = max(request.top_p, LEAST_TOP_P)
     if request.repeat_last_n is not None:
         given["penalty_last_n"] = request.repeat_last_n
     if request.repetition_penalty is not None:

@@ -12,6 +12,7 @@ from edgespec.engine.engine import Engine
 from edgespec.llama.gguf import STRING, Field
 from edgespec.llama.gguf_header import GGUFHeader, read_tensors
 from edgespec.models.hashes import known_sha256
+from edgespec.server.faults import Fault
 from edgespec.server.ollama.answers import (
     ListedModel,
     LoadedModel,
@@ -19,8 +20,10 @@ from edgespec.server.ollama.answers import (
     ShownModel,
     TensorFacts,
 )
-from edgespec.server.ollama.names import Names
-from edgespec.server.requests import Service
+from edgespec.server.requests import ALIAS, Service
+
+LATEST = "latest"
+"""The tag of a name without one."""
 
 FOREVER = "2318-01-01T00:00:00Z"
 """When the model leaves the memory: never while the server runs. Ollama's longest time ends about then."""
@@ -118,6 +121,31 @@ class Facts:
         if field.kind == STRING:
             return [text.decode(errors="replace") for text in gguf.texts(field.key)]
         return gguf.numbers(field.key).tolist()
+
+
+class Names:
+    """The served model's name, its aliases, and what may stand after a colon."""
+
+    def __init__(self, service: Service, quantization: str, size: str) -> None:
+        """Know `service`'s model, also without its `quantization`, or with that or its `size` as a tag."""
+        self.full = service.name if ":" in service.name else f"{service.name}:{LATEST}"
+        """The name that lists show."""
+        names = {name.lower() for name in (service.name, *service.aliases)}
+        self._names = names | {name.removesuffix(f"-{quantization.lower()}") for name in names}
+        self._tags = {LATEST, quantization.lower(), size.lower()}
+
+    def check(self, asked: str) -> None:
+        """Raise a Fault if no model of this name is served, in Ollama's words."""
+        if not asked:
+            raise Fault(400, "model is required", param="model")
+        if not self._is_served(asked.lower()):
+            line = f"model '{asked[:80]}' not found: this server has '{self.full}', also called '{ALIAS}'"
+            raise Fault(404, line, param="model", code="model_not_found")
+
+    def _is_served(self, asked: str) -> bool:
+        name, _, tag = asked.rpartition(":")
+        # Ollama writes qwen2.5-coder:1.5b for what is qwen2.5-coder-1.5b-q4_k_m here.
+        return bool({asked, f"{name}-{tag}"} & self._names) or (name in self._names and tag in self._tags)
 
 
 def digest(header: GGUFHeader) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.errors import UsageError
 from edgespec.server.faults import Fault
+from edgespec.server.request_options import LEAST_TEMPERATURE, LEAST_TOP_P
 
 DEFAULTS: Mapping[str, float] = {"temperature": 0.8, "top_p": 0.9, "min_p": 0.0}
 """Ollama's own, which its clients expect where they name none; the others are as edgespec's."""
@@ -51,9 +52,6 @@ NUMBERS = (
 )
 HONOURED = (*INTEGERS, *NUMBERS, "stop")
 """Options that do what they do in Ollama."""
-
-_LEAST_TEMPERATURE = 1e-3  # the engine's least; below it greedy is meant
-_LEAST_TOP_P = 1e-9  # keeps one token, as 0 does
 
 
 @dataclass(frozen=True)
@@ -101,10 +99,10 @@ def _check_other(name: str, value: Any) -> None:  # noqa: ANN401 - JSON
 
 
 def _params(sampling: dict[str, float], numbers: Mapping[str, int]) -> SamplingParams:
-    if sampling["temperature"] < _LEAST_TEMPERATURE and sampling["temperature"] >= 0:
+    if 0 <= sampling["temperature"] < LEAST_TEMPERATURE:
         sampling["temperature"] = 0.0
-    if 0 <= sampling["top_p"] < _LEAST_TOP_P:
-        sampling["top_p"] = _LEAST_TOP_P
+    if 0 <= sampling["top_p"] < LEAST_TOP_P:
+        sampling["top_p"] = LEAST_TOP_P
     try:
         return SamplingParams(
             **sampling,  # type: ignore[arg-type] # its names are those of NUMBERS

@@ -27,7 +27,7 @@ from edgespec.benchmark.runs import PLAIN, Cell, Run, rotated
 from edgespec.benchmark.summary import summarise_cell
 from edgespec.decoding.choices import DrafterName
 from edgespec.models.suites import Prompt
-from edgespec.server.filling import Gap, filled_prompt, fim_of
+from edgespec.server.fim_prompt import FimGap, filled_prompt, fim_of
 from ratios import shown_interval
 from script import Measuring, parser, start
 
@@ -46,7 +46,7 @@ class Task:
     """A gap in a file."""
 
     name: str
-    gap: Gap
+    gap: FimGap
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def tasks(modules: Sequence[str], each: int) -> Iterator[Task]:
             begin, end = first + third, last - third
             before = "".join(lines[max(0, begin - BEFORE) : begin])
             after = "".join(lines[end : end + AFTER])
-            yield Task(f"{name}.{function.name}", Gap(before, after))
+            yield Task(f"{name}.{function.name}", FimGap(before, after))
 
 
 def fill(engine: Engine, task: Task, variant: str, n_predict: int, turn: int) -> Filled:

@@ -27,8 +27,8 @@ from typing import Any, BinaryIO
 
 from edgespec.batch.records import BatchAnswer, BatchRequest
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.server.faults import Fault
-from edgespec.server.strict import strict_json
+from edgespec.server.api_errors import ApiError
+from edgespec.server.json_routes import strict_json
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -133,9 +133,9 @@ def _request(place: int, number: int, line: bytes | None, names: set[str]) -> Ba
         content = _parsed(line)
         given = _custom_id(content)
         if given in names:
-            raise Fault(400, f"custom_id {given[:80]!r} is that of an earlier line", param="custom_id")
+            raise ApiError(400, f"custom_id {given[:80]!r} is that of an earlier line", param="custom_id")
         url, body = _url_and_body(content)
-    except Fault as fault:
+    except ApiError as fault:
         own = given if given is not None and given not in names else _free_name(number, names)
         names.add(own)
         return BatchRequest(place, own, refused=BatchAnswer.error(fault.status, fault.body()))
@@ -146,40 +146,42 @@ def _request(place: int, number: int, line: bytes | None, names: set[str]) -> Ba
 
 def _parsed(line: bytes | None) -> dict[str, Any]:
     if line is None:
-        raise Fault(400, f"the line is longer than {MAX_LINE >> 20} MiB", code="line_too_long")
+        raise ApiError(400, f"the line is longer than {MAX_LINE >> 20} MiB", code="line_too_long")
     try:
         content = strict_json(line)
     except json.JSONDecodeError as error:
         why = error.msg.replace("line 1 column", "column")  # of this line, not of the file's first
         hint = 'a plain prompt is a JSON string, "in quotation marks"'
-        raise Fault(400, f"the line is not valid JSON: {why}; {hint}", code="invalid_json") from None
+        raise ApiError(400, f"the line is not valid JSON: {why}; {hint}", code="invalid_json") from None
     if isinstance(content, str):
         content = {"prompt": content}
     if not isinstance(content, dict):
-        raise Fault(400, "the line is neither a JSON object nor a string", code="invalid_request")
+        raise ApiError(400, "the line is neither a JSON object nor a string", code="invalid_request")
     return content
 
 
 def _custom_id(content: dict[str, Any]) -> str | None:
     given = content.get("custom_id")
     if given is not None and not (isinstance(given, str) and given):
-        raise Fault(400, "custom_id: must be a string that is not empty", param="custom_id")
+        raise ApiError(400, "custom_id: must be a string that is not empty", param="custom_id")
     return given
 
 
 def _url_and_body(content: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return url and body of a line's request. Raises Fault."""
+    """Return url and body of a line's request. Raises ApiError."""
     if not content.keys() & {"url", "body", "method"}:
         if ("prompt" in content) == ("messages" in content):
-            raise Fault(400, "the line must have url and body, or prompt, or messages")
+            raise ApiError(400, "the line must have url and body, or prompt, or messages")
         return PLAIN, {name: value for name, value in content.items() if name != "custom_id"}
     method, url, body = content.get("method"), content.get("url"), content.get("body")
     if method not in (None, "POST"):
-        raise Fault(400, f"method: {str(method)[:20]!r}; must be POST", param="method")
+        raise ApiError(400, f"method: {str(method)[:20]!r}; must be POST", param="method")
     if url not in (CHAT, TEXT):
-        raise Fault(400, f"url: {str(url)[:80]!r}; must be {CHAT} or {TEXT}", param="url", code="invalid_url")
+        raise ApiError(
+            400, f"url: {str(url)[:80]!r}; must be {CHAT} or {TEXT}", param="url", code="invalid_url"
+        )
     if not isinstance(body, dict):
-        raise Fault(400, "body: must be an object", param="body")
+        raise ApiError(400, "body: must be an object", param="body")
     return str(url), body
 
 

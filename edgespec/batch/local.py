@@ -14,10 +14,10 @@ from edgespec.batch.records import BatchAnswer, BatchRequest
 from edgespec.engine.engine import Engine
 from edgespec.engine.stream import Stream
 from edgespec.platform.messages import MessageFn, silent
-from edgespec.server.choices import ChoicesWriting
-from edgespec.server.faults import Fault, from_engine, invalid
-from edgespec.server.requests import ALIAS, PreparedChoices, PreparedRequest, RequestReader, Service
-from edgespec.server.schema import ChatRequest, CompletionRequest
+from edgespec.server.api_errors import ApiError, from_engine, invalid
+from edgespec.server.openai_writer import ChoicesWriter
+from edgespec.server.request_reader import ALIAS, PreparedRequest, PreparedText, RequestReader, Service
+from edgespec.server.request_schema import ChatRequest, CompletionRequest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,13 +40,13 @@ class _OpenRequest:
     """A request under way, with one or more choices."""
 
     request: BatchRequest
-    prepared: PreparedChoices
-    writing: ChoicesWriting
+    prepared: PreparedRequest
+    writing: ChoicesWriter
     prefilled: set[int] = field(default_factory=set)
     """Prompts that are prefilled: their other choices share the prefix."""
 
     @property
-    def texts(self) -> Sequence[PreparedRequest]:
+    def texts(self) -> Sequence[PreparedText]:
         """The choices, as many for each prompt."""
         return self.prepared.texts
 
@@ -59,7 +59,7 @@ class _PendingChoice:
     index: int
 
     @property
-    def prepared(self) -> PreparedRequest:
+    def prepared(self) -> PreparedText:
         return self.of.texts[self.index]
 
     @property
@@ -144,7 +144,7 @@ class LocalWriter:
         self._waiting.clear()
 
     def _prepare(self, request: BatchRequest) -> _OpenRequest:
-        """Check a request and turn it into tokens. Raises Fault."""
+        """Check a request and turn it into tokens. Raises ApiError."""
         url, body = request.url, request.body or {}
         if url == PLAIN:
             url, body = self._plain_request(body)
@@ -153,24 +153,24 @@ class LocalWriter:
             asked = kind.model_validate(body)
             prepared = self._reader.choices(asked)
             model, name = self._engine.target, self._service.name
-            writing = ChoicesWriting.of(asked, prepared, model, name, self._fingerprint)
+            writing = ChoicesWriter.of(asked, prepared, model, name, self._fingerprint)
             return _OpenRequest(request, prepared, writing)
         except ValidationError as error:
             raise invalid(error.errors(), body) from None
         except RecursionError:
-            raise Fault(400, "the request is too deeply nested") from None
+            raise ApiError(400, "the request is too deeply nested") from None
 
     def _plain_request(self, fields: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        """Return url and body of a plain prompt: a chat where the model has a template. Raises Fault."""
+        """Return url and body of a plain prompt: a chat where the model has a template. Raises ApiError."""
         body = {"model": ALIAS} | self._defaults.fields() | fields
         if "messages" in body:
             return CHAT, body
         prompt, system = body["prompt"], body.pop("system", self._defaults.system)
         if not isinstance(prompt, str) or not prompt:
-            raise Fault(400, "prompt: must be a string that is not empty", param="prompt")
+            raise ApiError(400, "prompt: must be a string that is not empty", param="prompt")
         if self._engine.target.chat_template is None:
             if system is not None:
-                raise Fault(400, "system: this model has no chat template to put it into", param="system")
+                raise ApiError(400, "system: this model has no chat template to put it into", param="system")
             return TEXT, body
         messages = [{"role": "user", "content": body.pop("prompt")}]
         if system is not None:
@@ -235,8 +235,8 @@ class LocalWriter:
         return BatchAnswer.error(fault.status, fault.body())
 
 
-def _too_long(n_tokens: int) -> Fault:
-    return Fault(
+def _too_long(n_tokens: int) -> ApiError:
+    return ApiError(
         400,
         f"the prompt's {n_tokens} tokens and its answer do not fit into the cache: "
         "shorten the prompt, lower max_tokens, or begin with a larger --ctx",

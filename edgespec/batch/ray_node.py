@@ -18,7 +18,7 @@ from edgespec.llama.choices import CacheType, KernelsChoice
 from edgespec.llama.fingerprints import file_fingerprint
 from edgespec.llama.gguf_header import check_model_file
 from edgespec.models.resolve import resolve
-from edgespec.server.requests import Service
+from edgespec.server.request_reader import Service
 
 WORK_S = 0.5
 """Most seconds of a call of `NodeWorker.work`."""

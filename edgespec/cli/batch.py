@@ -231,7 +231,7 @@ class _BatchRun:
         from edgespec.batch.local import LocalWriter
         from edgespec.cli.loading import load_engine
         from edgespec.platform.signals import SignalPipe
-        from edgespec.server.requests import Service
+        from edgespec.server.request_reader import Service
 
         with (
             meter if meter.available else nullcontext(),

@@ -132,10 +132,10 @@ def serve_command(
     from edgespec.energy import EnergyMeter
     from edgespec.platform.signals import Cancellation
     from edgespec.server.api import create_app
-    from edgespec.server.limits import MIB, Gate, Limits, is_loopback
+    from edgespec.server.gate import MIB, Gate, RequestLimits, is_loopback
+    from edgespec.server.http_server import bind, serve
     from edgespec.server.metrics import Metrics
-    from edgespec.server.requests import Service
-    from edgespec.server.serving import bind, serve
+    from edgespec.server.request_reader import Service
     from edgespec.server.worker import Worker
 
     key = read_key(address.api_key_file)
@@ -143,7 +143,7 @@ def serve_command(
         loopback = is_loopback(bound.getsockname()[0])
         if not loopback and key is None:
             address.check_reach()
-        gate = Limits(max_body=limits.max_body * MIB, api_key=key, loopback=loopback)
+        gate = RequestLimits(max_body=limits.max_body * MIB, api_key=key, loopback=loopback)
         meter = EnergyMeter.choose(assume_watts=assume_watts, on_message=message)
         names = models.pull(loading.drafter)
         with (

@@ -12,27 +12,27 @@ from starlette.concurrency import run_in_threadpool
 
 from edgespec.decoding.choices import DrafterName
 from edgespec.engine.engine import Engine
-from edgespec.server.answers import (
+from edgespec.server.api_errors import ApiError
+from edgespec.server.json_routes import add_error_handlers, route_class
+from edgespec.server.llama_server_routes import add_llama_routes
+from edgespec.server.metrics import CONTENT_TYPE, Metrics
+from edgespec.server.ollama.routes import add_ollama
+from edgespec.server.openai_writer import ChoicesWriter, OpenAIWriter
+from edgespec.server.openapi import described, refusals, streamed
+from edgespec.server.page import add_page
+from edgespec.server.request_reader import RequestReader, Service
+from edgespec.server.request_schema import ChatRequest, CompletionRequest
+from edgespec.server.response_schema import (
     ChatChunk,
     ChatCompletion,
     ErrorAnswer,
     Health,
-    ModelFacts,
     ModelList,
     ServedModel,
+    ServedModelFacts,
     TextCompletion,
 )
-from edgespec.server.choices import ChoicesEvents, ChoicesWriting
-from edgespec.server.description import described, refusals, streamed
-from edgespec.server.faults import Fault
-from edgespec.server.llama_routes import add_llama_routes
-from edgespec.server.metrics import CONTENT_TYPE, Metrics
-from edgespec.server.ollama.routes import add_ollama
-from edgespec.server.page import add_page
-from edgespec.server.requests import RequestReader, Service
-from edgespec.server.schema import ChatRequest, CompletionRequest
 from edgespec.server.streaming import Answerer, warned
-from edgespec.server.strict import add_fault_handlers, route_class
 from edgespec.server.worker import Worker
 
 Log = Callable[[str], None]
@@ -64,7 +64,7 @@ def create_app(
         responses=refusals(ErrorAnswer),
     )
     app.router.route_class = route_class(log)
-    add_fault_handlers(app)
+    add_error_handlers(app)
     reader = RequestReader(engine.target, service)
     answerer = Answerer(worker, log)
     _add_reports(app, worker, metrics)
@@ -94,7 +94,7 @@ def _add_reports(app: FastAPI, worker: Worker, metrics: Metrics | None) -> None:
     async def show_metrics() -> Response:
         """Return the counters for Prometheus."""
         if metrics is None:
-            raise Fault(404, "this server counts nothing")
+            raise ApiError(404, "this server counts nothing")
         return Response(metrics.render(), media_type=CONTENT_TYPE)
 
 
@@ -102,7 +102,7 @@ def _add_models(app: FastAPI, engine: Engine, service: Service, *, takes_tools: 
     served = ServedModel(
         id=service.name,
         created=int(engine.target.path.stat().st_mtime),
-        edgespec=ModelFacts(
+        edgespec=ServedModelFacts(
             aliases=[*service.aliases],
             draft=engine.draft.name if engine.draft else None,
             drafters=_drafters(engine),
@@ -133,9 +133,9 @@ def _add_completions(
 
     async def answer(request: Request, body: ChatRequest | CompletionRequest) -> Response:
         prepared = await run_in_threadpool(reader.choices, body)
-        writing = ChoicesWriting.of(body, prepared, engine.target, service.name, fingerprint)
+        writing = ChoicesWriter.of(body, prepared, engine.target, service.name, fingerprint)
         usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        writer, streams = ChoicesEvents(writing, usage=usage), bool(body.stream)
+        writer, streams = OpenAIWriter(writing, usage=usage), bool(body.stream)
         found = await answerer.answer(request, prepared, writer, streams=streams, user=body.user)
         return warned(found, prepared.warnings)
 

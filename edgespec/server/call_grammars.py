@@ -12,11 +12,17 @@ from edgespec.decoding.grammar.grammar import Grammar
 from edgespec.decoding.grammar.source import GrammarSource
 from edgespec.errors import UsageError
 from edgespec.llama.weights import Model
-from edgespec.server.calls.forcing import Forced, after_thought, forced_calls, of_function, unenforced
-from edgespec.server.calls.forms import HERMES, Form
-from edgespec.server.calls.reader import AnswerForm
-from edgespec.server.faults import Fault
-from edgespec.server.schema import ChatRequest, NamedTool
+from edgespec.server.api_errors import ApiError
+from edgespec.server.request_schema import ChatRequest, NamedTool
+from edgespec.server.tool_calls.answer_reader import AnswerForm
+from edgespec.server.tool_calls.call_forms import HERMES, CallForm
+from edgespec.server.tool_calls.forced_grammar import (
+    ForcedCalls,
+    after_thought,
+    forced_calls,
+    of_function,
+    unenforced,
+)
 
 _KEPT = 16
 
@@ -53,23 +59,23 @@ class CallGrammars:
             grammar = self._kept(form, wanted, many, thought_end, source)
         except UsageError as error:
             name = "tools" if functions else str(error.field)
-            raise Fault(400, str(error), param=name) from None
+            raise ApiError(400, str(error), param=name) from None
         strict = tuple(
             of_function(tool.function.name) for tool in request.tools or () if tool.function.strict
         )
         refused = [line for line in grammar.warnings if line.endswith(strict)] if functions else []
         if refused:
-            raise Fault(400, f"tools: cannot be enforced: {', '.join(refused)}", param="tools")
+            raise ApiError(400, f"tools: cannot be enforced: {', '.join(refused)}", param="tools")
         return grammar
 
     def _made(
-        self, form: Form, wanted: str, many: bool, thought_end: str | None, answer: GrammarSource | None
+        self, form: CallForm, wanted: str, many: bool, thought_end: str | None, answer: GrammarSource | None
     ) -> Grammar:
         find = self._model.control_token
         warnings = answer.warnings if answer else ()
         if wanted:
             functions: Mapping[str, Mapping[str, Any]] = json.loads(wanted)
-            forced = Forced(form, functions, many, otherwise=answer is not None, thought_end=thought_end)
+            forced = ForcedCalls(form, functions, many, otherwise=answer is not None, thought_end=thought_end)
             lark, warnings = forced_calls(forced, find), (*warnings, *unenforced(forced))
         else:
             lark = after_thought(thought_end or "", find)

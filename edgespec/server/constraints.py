@@ -12,13 +12,13 @@ from edgespec.decoding.grammar.grammar import Grammar
 from edgespec.decoding.grammar.source import GrammarSource
 from edgespec.errors import UsageError
 from edgespec.llama.weights import Model
-from edgespec.server.faults import Fault
-from edgespec.server.schema import (
+from edgespec.server.api_errors import ApiError
+from edgespec.server.request_schema import (
     ChatRequest,
     CompletionRequest,
+    GenerationRequest,
     JsonFormat,
     ResponseFormat,
-    Sampled,
     SchemaFormat,
 )
 
@@ -61,14 +61,14 @@ class AnswerConstraint:
         return self.field.partition(".")[0]
 
 
-def constraint_of(request: Sampled) -> AnswerConstraint | None:
+def constraint_of(request: GenerationRequest) -> AnswerConstraint | None:
     """Return the constraint of a request, if it has one. Raises Fault for two: one would be dropped."""
     form = request.response_format if isinstance(request, ChatRequest | CompletionRequest) else None
     found = [*_of_format(form), *_of_fields(request)]
     if len(found) > 1:
         first, second = found[0].field, found[1].field
         line = f"{second} and {first} contradict each other: an answer matches one of them; leave one out"
-        raise Fault(400, line, param=found[1].param)
+        raise ApiError(400, line, param=found[1].param)
     return found[0] if found else None
 
 
@@ -83,7 +83,7 @@ def _of_format(wanted: ResponseFormat | None) -> Iterator[AnswerConstraint]:
         yield AnswerConstraint(name, "schema", _ANY_OBJECT)
 
 
-def _of_fields(request: Sampled) -> Iterator[AnswerConstraint]:
+def _of_fields(request: GenerationRequest) -> Iterator[AnswerConstraint]:
     yield from _of_values(vars(request), _FIELDS)
     if request.structured_outputs is not None:
         given = request.structured_outputs.model_dump(by_alias=True)
@@ -111,7 +111,7 @@ def _schema(given: dict[str, Any] | str, field: str) -> str:
             raise ValueError("it is no object")
     except (ValueError, RecursionError) as error:
         line = f"{field}: is not the text of a JSON schema: {error}"
-        raise Fault(400, line, param=field.partition(".")[0]) from None
+        raise ApiError(400, line, param=field.partition(".")[0]) from None
     return given
 
 
@@ -129,7 +129,7 @@ class Grammars:
             return self._kept(constraint)
         except UsageError as error:
             told = " ".join(error.spelled(constraint.field).split())
-            raise Fault(400, told, param=constraint.param) from None
+            raise ApiError(400, told, param=constraint.param) from None
 
     def _compile(self, constraint: AnswerConstraint) -> Grammar:
         model, text, name = self._model, constraint.text, constraint.field

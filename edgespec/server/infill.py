@@ -9,9 +9,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 from edgespec.decoding.records import Token
-from edgespec.server.answers import DraftUsage
-from edgespec.server.fields import RequestPart
-from edgespec.server.schema import Sampled
+from edgespec.server.request_fields import RequestPart
+from edgespec.server.request_schema import GenerationRequest
+from edgespec.server.response_schema import DraftUsage
 
 StopType = Literal["none", "eos", "limit", "word"]
 
@@ -24,7 +24,7 @@ class OtherFile(RequestPart):
     time: Any = Field(None, description="llama.vim's; changes nothing.")
 
 
-class InfillRequest(Sampled):
+class InfillRequest(GenerationRequest):
     """The body of POST /infill: the text before the cursor is `input_prefix`, then `prompt`."""
 
     model: str = Field("edgespec", description="The model that is served.")
@@ -50,7 +50,7 @@ class InfillRequest(Sampled):
         return ("samplers are applied in llama.cpp's default order",) if self.samplers else ()
 
 
-class Timings(BaseModel):
+class InfillTimings(BaseModel):
     """How long an answer took, in milliseconds."""
 
     cache_n: int
@@ -92,7 +92,7 @@ class InfillAnswer(BaseModel):
     truncated: bool = Field(description="Whether a part of the text was left out of the prompt.")
     stop_type: StopType
     stopping_word: str
-    timings: Timings
+    timings: InfillTimings
     edgespec: DraftUsage
 
 

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgespec.engine.batcher import StepSummary
 from edgespec.server.page import PATHS
-from edgespec.server.worker import Ended, Outcome, Worker
+from edgespec.server.worker import EndedRequest, Outcome, Worker
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 """Of what `Metrics.render` returns."""
@@ -108,7 +108,7 @@ class Metrics:
         self._waiting.set_function(lambda: worker.n_waiting)
         self._busy.set_function(lambda: worker.busy)
 
-    def _count(self, ended: Ended) -> None:
+    def _count(self, ended: EndedRequest) -> None:
         """Count a job; called on the worker's thread."""
         self._generations.labels(_OUTCOMES[ended.outcome]).inc()
         self._waited.observe(ended.waited_s)

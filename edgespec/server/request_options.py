@@ -9,8 +9,8 @@ from typing import Any
 from edgespec.decoding.options import Options
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.llama.weights import Model
-from edgespec.server.faults import Fault
-from edgespec.server.schema import ChatRequest, CompletionRequest, Sampled
+from edgespec.server.api_errors import ApiError
+from edgespec.server.request_schema import ChatRequest, CompletionRequest, GenerationRequest
 
 DEFAULT_MAX_TOKENS = 16
 """Default max_tokens of /v1/completions, as in OpenAI's API."""
@@ -22,7 +22,7 @@ LEAST_TOP_P = 1e-9
 """The least that keeps one token, as 0 does in OpenAI's and Ollama's API."""
 
 
-def options_of(request: Sampled, model: Model, n_predict: int | None) -> Options:
+def options_of(request: GenerationRequest, model: Model, n_predict: int | None) -> Options:
     """Return the options of a request's first text, which may have `n_predict` tokens. Raises Fault."""
     return Options(
         params=SamplingParams(**_sampling(request, model)),
@@ -35,7 +35,7 @@ def options_of(request: Sampled, model: Model, n_predict: int | None) -> Options
     )
 
 
-def _sampling(request: Sampled, model: Model) -> dict[str, Any]:
+def _sampling(request: GenerationRequest, model: Model) -> dict[str, Any]:
     given = {name: value for name in _SAMPLING if (value := getattr(request, name)) is not None}
     if request.temperature is not None:
         given["temperature"] = request.temperature if request.temperature >= LEAST_TEMPERATURE else 0.0
@@ -56,7 +56,7 @@ def _sampling(request: Sampled, model: Model) -> dict[str, Any]:
     return given
 
 
-def asked_tokens(request: Sampled) -> int | None:
+def asked_tokens(request: GenerationRequest) -> int | None:
     """Return how many tokens a request asks for; None: as many as the context holds. Raises Fault."""
     given = {"max_tokens": request.max_tokens, "n_predict": request.n_predict}
     if isinstance(request, ChatRequest):
@@ -73,13 +73,13 @@ def asked_tokens(request: Sampled) -> int | None:
         and not getattr(request, "echo", None)
     ):
         line = f"{name}: must be at least 1; 0 is for a text completion with echo, its prompt alone"
-        raise Fault(400, line, param=name)
+        raise ApiError(400, line, param=name)
     return None if asked < 0 else asked
 
 
-def _contradiction(name: str, other: str) -> Fault:
+def _contradiction(name: str, other: str) -> ApiError:
     line = f"{name} and {other} are two names of one field, and have different values: leave one out"
-    return Fault(400, line, param=name)
+    return ApiError(400, line, param=name)
 
 
 def seed_of_choice(seed: int | None, index: int) -> int | None:

@@ -16,9 +16,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from edgespec.decoding.records import Result, Token
-from edgespec.server.faults import Fault, from_engine
-from edgespec.server.jobs import Waiting
-from edgespec.server.requests import PreparedChoices
+from edgespec.server.api_errors import ApiError, from_engine
+from edgespec.server.request_queue import QueuePlace
+from edgespec.server.request_reader import PreparedRequest
 from edgespec.server.worker import Worker
 
 ALIVE_S = 10.0
@@ -32,15 +32,15 @@ CLIENT_GONE = 499
 
 _SETTLE_S = 0.1
 
-Item: TypeAlias = list[Token] | Waiting | Result
+Item: TypeAlias = list[Token] | QueuePlace | Result
 """What a worker yields of a request."""
 
 
-class Gone(Exception):  # noqa: N818 - no error: nobody is there to be answered
+class ClientGone(Exception):  # noqa: N818 - no error: nobody is there to be answered
     """The client went away."""
 
 
-class RunningTexts:
+class RequestRun:
     """Receives what a worker yields of several texts, each in an asyncio task of its own.
 
     So the reader can wait for the next tokens with a time limit. It can also end the generations with one
@@ -69,12 +69,12 @@ class RunningTexts:
                 await has_read.wait()
             async with self._turns, aclosing(source):
                 async for item in source:
-                    if not isinstance(item, Waiting):
+                    if not isinstance(item, QueuePlace):
                         self._begun = True
                         has_read.set()
                     self._news.put_nowait((index, item))
         except asyncio.CancelledError:
-            self._news.put_nowait(Gone())
+            self._news.put_nowait(ClientGone())
             raise
         except Exception as error:  # noqa: BLE001 - raised where it is read
             if not self._begun:
@@ -133,7 +133,7 @@ class RunningTexts:
                     results[index] = item
                 elif isinstance(item, list):
                     collect(index, item)
-        except Gone:
+        except ClientGone:
             return None
         except Exception as error:  # noqa: BLE001 - all of them become an answer
             raise from_engine(error, log) from None
@@ -185,15 +185,15 @@ class AnswerWriter(ABC):
         """Return what tells the request's place in the queue."""
         return f": queue {place}\n\n"
 
-    def failed(self, fault: Fault) -> str:
+    def failed(self, fault: ApiError) -> str:
         """Return what ends a stream that failed."""
         return f"data: {json.dumps(fault.body())}\n\n"
 
 
-class StreamedAnswer(Response):
+class StreamingAnswer(Response):
     """The text of a generation as it comes; the generation ends when the client goes away."""
 
-    def __init__(self, run: RunningTexts, parts: AsyncGenerator[str], media_type: str) -> None:
+    def __init__(self, run: RequestRun, parts: AsyncGenerator[str], media_type: str) -> None:
         """Send what `parts` yields of `run`."""
         super().__init__(
             media_type=media_type, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -226,7 +226,7 @@ class Answerer:
     async def answer(
         self,
         request: Request,
-        prepared: PreparedChoices,
+        prepared: PreparedRequest,
         writer: AnswerWriter,
         *,
         streams: bool,
@@ -239,16 +239,16 @@ class Answerer:
             for i, text in enumerate(prepared.texts)
         ]
         n_each = len(prepared.texts) // prepared.n_prompts
-        run = RunningTexts(sources, at_once=worker.parallel, n_each=n_each)
+        run = RequestRun(sources, at_once=worker.parallel, n_each=n_each)
         if streams:
             await run.settle(self._log)
-            return StreamedAnswer(run, self._parts(run, writer), writer.media_type)
+            return StreamingAnswer(run, self._parts(run, writer), writer.media_type)
         results = await run.collect(request.receive, writer.collect, self._log)
         if results is None:
             return Response(status_code=CLIENT_GONE)
         return Response(writer.whole(results), media_type="application/json")
 
-    async def _parts(self, run: RunningTexts, writer: AnswerWriter) -> AsyncGenerator[str]:
+    async def _parts(self, run: RequestRun, writer: AnswerWriter) -> AsyncGenerator[str]:
         if first := writer.begin():
             yield first
         spoke = time.monotonic()
@@ -260,14 +260,14 @@ class Answerer:
                 if part:
                     yield part
                     spoke = time.monotonic()
-        except Gone:
+        except ClientGone:
             pass
         except Exception as error:  # noqa: BLE001 - the status is sent: all of them become a part
             yield writer.failed(from_engine(error, self._log))
 
 
 def _part(writer: AnswerWriter, index: int, item: Item) -> str:
-    if isinstance(item, Waiting):
+    if isinstance(item, QueuePlace):
         return writer.queued(item.place)
     return writer.finish(index, item) if isinstance(item, Result) else writer.add(index, item)
 

@@ -27,13 +27,21 @@ from edgespec.engine.batcher import StepSummary
 from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError
 from edgespec.platform.signals import Cancellation
-from edgespec.server.jobs import Abandoned, Job, QueueFull, ShuttingDown, TimedOut, Turns, Waiting
+from edgespec.server.request_queue import (
+    Abandoned,
+    QueuedRequest,
+    QueueFull,
+    QueuePlace,
+    RequestQueue,
+    ShuttingDown,
+    TimedOut,
+)
 
 Outcome = Literal["finished", "cancelled", "timed out", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndedRequest:
     """How a job ended."""
 
     outcome: Outcome
@@ -57,7 +65,7 @@ class Worker:
         *,
         max_queue: int = 64,
         max_seconds: float = 600.0,
-        on_end: Callable[[Ended], None] = lambda _ended: None,
+        on_end: Callable[[EndedRequest], None] = lambda _ended: None,
     ) -> None:
         """Let at most `max_queue` jobs wait, each for up to `max_seconds`; then it may run as long again."""
         self._engine = engine
@@ -70,8 +78,8 @@ class Worker:
         self.on_pass: Callable[[StepSummary], None] = lambda _passed: None
         """Told of each pass of the target."""
         self._changed = threading.Condition()
-        self._turns = Turns()
-        self._running: list[Job] = []
+        self._turns = RequestQueue()
+        self._running: list[QueuedRequest] = []
         self._moved = False  # whether places in the queue may be others than those told
         self._stopping = False
         self._thread = threading.Thread(target=self._work, name="edgespec worker", daemon=True)
@@ -125,7 +133,7 @@ class Worker:
 
     async def run(
         self, tokens: Sequence[int], options: Options, *, client: str, follows: bool = False
-    ) -> AsyncGenerator[list[Token] | Waiting | Result]:
+    ) -> AsyncGenerator[list[Token] | QueuePlace | Result]:
         """Wait for the turn of `client`, then yield the tokens of a generation as they come, and its Result.
 
         The tokens of a step come together. Before them come the job's places in the queue, if it must wait.
@@ -135,7 +143,7 @@ class Worker:
         engine raises.
         """
         loop = asyncio.get_running_loop()
-        job = Job(tokens, options, client, loop, came=time.perf_counter())
+        job = QueuedRequest(tokens, options, client, loop, came=time.perf_counter())
         self._put(job, follows=follows)
         told = 0
         try:
@@ -146,7 +154,7 @@ class Worker:
                 end = job.end  # read before the list, which then holds all tokens made before the end
                 if end is None and (place := job.place) != told:
                     told = place
-                    yield Waiting(place)
+                    yield QueuePlace(place)
                 if made := job.take():
                     yield made
                 if isinstance(end, BaseException):
@@ -161,7 +169,7 @@ class Worker:
 
     # ---- the event loop's side ----
 
-    def _put(self, job: Job, *, follows: bool) -> None:
+    def _put(self, job: QueuedRequest, *, follows: bool) -> None:
         with self._changed:
             if self._stopping:
                 raise ShuttingDown
@@ -172,7 +180,7 @@ class Worker:
             self._moved = True
             self._changed.notify()
 
-    def _cancel(self, job: Job, reason: BaseException) -> None:
+    def _cancel(self, job: QueuedRequest, reason: BaseException) -> None:
         """End `job`, in the queue or under way; do nothing if it has ended."""
         with self._changed:
             if job.end is not None or job.cancelled:
@@ -188,10 +196,10 @@ class Worker:
         self._count(_outcome(job, reason), time.perf_counter() - job.came)
         job.tell()
 
-    def _time_out(self, job: Job) -> None:
+    def _time_out(self, job: QueuedRequest) -> None:
         self._cancel(job, TimedOut(self._max_seconds, in_queue=job not in self._running))
 
-    def _begin_clock(self, job: Job) -> None:
+    def _begin_clock(self, job: QueuedRequest) -> None:
         if job.timer and not job.cancelled and job.end is None:
             job.timer.cancel()
             job.timer = job.loop.call_later(self._max_seconds, self._time_out, job)
@@ -214,7 +222,7 @@ class Worker:
                 self._changed.wait()
             return True
 
-    def _next(self) -> Job | None:
+    def _next(self) -> QueuedRequest | None:
         """Return the job whose turn it is, which now runs; None if there is none or no room for it."""
         with self._changed:
             job = next(iter(self._turns.in_order(self._running)), None)
@@ -226,7 +234,7 @@ class Worker:
             job.place = 0
             return job
 
-    def _begin(self, job: Job) -> None:
+    def _begin(self, job: QueuedRequest) -> None:
         job.waited_s = time.perf_counter() - job.came
         job.tell(partial(self._begin_clock, job))
         job.tell()  # of its place
@@ -267,7 +275,7 @@ class Worker:
         for job in [*self._running]:
             self._hand_over(job, error)
 
-    def _hand_over(self, job: Job, error: Exception | None) -> None:
+    def _hand_over(self, job: QueuedRequest, error: Exception | None) -> None:
         """Give a job's new tokens to its reader, and end it if nothing follows or the pass failed."""
         assert job.stream  # noqa: S101 - for the type checker: a job without one has ended
         try:
@@ -280,7 +288,7 @@ class Worker:
         elif job.stream.finished or job.cancelled:
             self._end(job)
 
-    def _end(self, job: Job, error: BaseException | None = None) -> None:
+    def _end(self, job: QueuedRequest, error: BaseException | None = None) -> None:
         """Take `job` out of those that run and tell its reader how it ended; a failure is its own alone."""
         if job.stream:
             with contextlib.suppress(Exception):
@@ -303,10 +311,10 @@ class Worker:
 
     def _count(self, outcome: Outcome, waited_s: float, end: Result | BaseException | None = None) -> None:
         with contextlib.suppress(Exception):  # an error in counting jobs must not end one
-            self.on_end(Ended(outcome, waited_s, end if isinstance(end, Result) else None))
+            self.on_end(EndedRequest(outcome, waited_s, end if isinstance(end, Result) else None))
 
 
-def _outcome(job: Job, end: Result | BaseException) -> Outcome:
+def _outcome(job: QueuedRequest, end: Result | BaseException) -> Outcome:
     if isinstance(end, Result) and end.stop_reason != "interrupted":
         return "finished"
     if job.cancelled:

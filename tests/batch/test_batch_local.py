@@ -12,7 +12,7 @@ from edgespec.batch.lines import CHAT, TEXT, open_input
 from edgespec.batch.local import LocalWriter, PromptDefaults
 from edgespec.batch.records import BatchRequest
 from edgespec.batch.run import BatchRate, run_batch
-from edgespec.server.requests import Service
+from edgespec.server.request_reader import Service
 from server_app import serving
 from shared_engine import SharedEngine
 from tiny_gguf import write_tiny_gguf

@@ -17,7 +17,7 @@ import pytest
 
 from edgespec import Engine, SamplingParams
 from edgespec.server import streaming
-from edgespec.server.strict import strict_json
+from edgespec.server.json_routes import strict_json
 from server_app import Served, serving
 from tiny_gguf import write_tiny_gguf
 

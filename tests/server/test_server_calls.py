@@ -15,10 +15,17 @@ from hypothesis import strategies as st
 from chat_templates import FAMILIES
 from edgespec.llama.chat_template import ChatTemplate
 from edgespec.llama.template_traits import TemplateTraits
-from edgespec.server.calls.choosing import choose_form
-from edgespec.server.calls.forms import HERMES, Form
-from edgespec.server.calls.reader import AnswerForm, AnswerReader
-from edgespec.server.calls.source import Arguments, Begun, Ended, Event, Said, Thought
+from edgespec.server.tool_calls.answer_reader import AnswerForm, AnswerReader
+from edgespec.server.tool_calls.call_forms import HERMES, CallForm
+from edgespec.server.tool_calls.form_choice import choose_form
+from edgespec.server.tool_calls.text_source import (
+    CallArguments,
+    CallEnd,
+    CallStart,
+    Event,
+    PlainText,
+    ThoughtText,
+)
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -35,7 +42,7 @@ FUNCTIONS = {"f": SCHEMA, "get.it_now-2": {}, "g": {}}
 THINK = ("<think>", "</think>")
 
 
-def form_of(family: str) -> Form | None:
+def form_of(family: str) -> CallForm | None:
     return choose_form(TemplateTraits(ChatTemplate(FAMILIES[family], bos="<s>", eos="</s>")))
 
 
@@ -52,16 +59,16 @@ class Read:
             self.events += reader.feed(piece)
         self.events += reader.finish()
         text = "".join(pieces)
-        self.said = "".join(text[e.start : e.end] for e in self.events if type(e) is Said)
-        self.thought = "".join(text[e.start : e.end] for e in self.events if type(e) is Thought)
+        self.said = "".join(text[e.start : e.end] for e in self.events if type(e) is PlainText)
+        self.thought = "".join(text[e.start : e.end] for e in self.events if type(e) is ThoughtText)
         self.calls: list[tuple[str, str]] = []
         self.complete = True
         for event in self.events:
-            if isinstance(event, Begun):
+            if isinstance(event, CallStart):
                 self.calls.append((event.name, ""))
-            elif isinstance(event, Arguments):
+            elif isinstance(event, CallArguments):
                 self.calls[-1] = (event and self.calls[-1][0], self.calls[-1][1] + event.text)
-            elif isinstance(event, Ended):
+            elif isinstance(event, CallEnd):
                 self.complete = event.complete
 
     @property
@@ -230,11 +237,11 @@ def test_the_name_comes_first_and_nothing_of_the_call_is_text(family: str, text:
     for n in range(len(text)):
         reader = AnswerReader(expected)
         so_far = list(reader.feed(text[:n]))
-        said = "".join(text[e.start : e.end] for e in so_far if isinstance(e, Said))
+        said = "".join(text[e.start : e.end] for e in so_far if isinstance(e, PlainText))
         assert whole.said.startswith(said)
-        begun = [e.name for e in so_far if isinstance(e, Begun)]
+        begun = [e.name for e in so_far if isinstance(e, CallStart)]
         assert begun == [name for name, _ in whole.calls][: len(begun)]
-    parts = [e for e in Read([*text], expected).events if isinstance(e, Arguments)]
+    parts = [e for e in Read([*text], expected).events if isinstance(e, CallArguments)]
     assert len(parts) >= 2 or "{}" in whole.calls[0] or text.startswith('<tool_call>{"arguments"')
 
 
@@ -328,11 +335,11 @@ def test_markers_that_are_control_tokens_are_seen_and_not_shown():
     shown = "So: [f(days=1)]. <|im_end|>"
     events = [*reader.feed("So: ", "<|tool_call_start|>"), *reader.feed("[f(days=1)]", "<|tool_call_end|>")]
     events += [*reader.feed(". ", "<|reserved|>"), *reader.feed("<|im_end|>"), *reader.finish()]
-    assert [e.name for e in events if isinstance(e, Begun)] == ["f"]
-    assert "".join(shown[e.start : e.end] for e in events if isinstance(e, Said)) == "So:. <|im_end|>"
+    assert [e.name for e in events if isinstance(e, CallStart)] == ["f"]
+    assert "".join(shown[e.start : e.end] for e in events if isinstance(e, PlainText)) == "So:. <|im_end|>"
     typed = AnswerReader(AnswerForm(FUNCTIONS, FORMS["lfm"]))
     events = [*typed.feed("a"), *typed.feed("", "<|tool_call_start|>"), *typed.feed(" b"), *typed.finish()]
-    assert [(e.start, e.end) for e in events if isinstance(e, Said)][-1][1] == 3, (
+    assert [(e.start, e.end) for e in events if isinstance(e, PlainText)][-1][1] == 3, (
         "the marker has no place in the text"
     )
 
@@ -348,6 +355,9 @@ def test_long_answers_take_time_in_proportion():
     text = "word and { more } of it <\n" * 20_000
     reader = AnswerReader(AnswerForm(FUNCTIONS, HERMES))
     said = sum(
-        e.end - e.start for piece in pieces_of(text, [4]) for e in reader.feed(piece) if isinstance(e, Said)
+        e.end - e.start
+        for piece in pieces_of(text, [4])
+        for e in reader.feed(piece)
+        if isinstance(e, PlainText)
     )
     assert said > len(text) - 10

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.server import faults
-from edgespec.server.schema import ChatRequest
+from edgespec.server import api_errors
+from edgespec.server.request_schema import ChatRequest
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ from edgespec.server.schema import ChatRequest
 )
 def test_a_field_that_the_client_set_is_its_mistake(error, message, param):
     logged: list[str] = []
-    fault = faults.from_engine(error, logged.append)
+    fault = api_errors.from_engine(error, logged.append)
     assert (fault.status, str(fault), fault.param) == (400, message, param)
     assert not logged
 
@@ -52,12 +52,12 @@ def test_a_field_that_the_client_set_is_its_mistake(error, message, param):
 )
 def test_anything_else_is_told_to_the_log_alone(error):
     logged: list[str] = []
-    fault = faults.from_engine(error, logged.append)
+    fault = api_errors.from_engine(error, logged.append)
     assert fault.status == 500
     assert str(error) not in str(fault)
     assert str(error) in logged[0]
 
 
 def test_every_field_is_one_of_a_request():
-    for name in faults._FIELDS.values():
+    for name in api_errors._FIELDS.values():
         assert name.partition(".")[0] in ChatRequest.model_fields

@@ -14,8 +14,8 @@ import openai
 import pytest
 
 from edgespec import Engine, SamplingParams
-from edgespec.server.fields import HARMLESS, OFF
-from edgespec.server.schema import ChatRequest, CompletionRequest
+from edgespec.server.request_fields import HARMLESS, OFF
+from edgespec.server.request_schema import ChatRequest, CompletionRequest
 from server_app import Served, serving
 from tiny_gguf import write_tiny_gguf
 

@@ -15,11 +15,17 @@ from edgespec.decoding.grammar.source import GrammarSource
 from edgespec.errors import UsageError
 from edgespec.llama.chat_template import ChatTemplate
 from edgespec.llama.template_traits import TemplateTraits
-from edgespec.server.calls.choosing import choose_form
-from edgespec.server.calls.forcing import Forced, after_thought, closed, forced_calls, unenforced
-from edgespec.server.calls.forms import HERMES, Form
-from edgespec.server.calls.reader import AnswerForm, AnswerReader
-from edgespec.server.calls.source import Arguments, Begun, Ended, Said, Thought
+from edgespec.server.tool_calls.answer_reader import AnswerForm, AnswerReader
+from edgespec.server.tool_calls.call_forms import HERMES, CallForm
+from edgespec.server.tool_calls.forced_grammar import (
+    ForcedCalls,
+    after_thought,
+    closed,
+    forced_calls,
+    unenforced,
+)
+from edgespec.server.tool_calls.form_choice import choose_form
+from edgespec.server.tool_calls.text_source import CallArguments, CallEnd, CallStart, PlainText, ThoughtText
 from matching import verdicts
 from schema_corpus import generators, models, tools
 
@@ -43,7 +49,7 @@ def no_token(_text: str) -> None:
     return None
 
 
-def form_of(family: str) -> Form:
+def form_of(family: str) -> CallForm:
     form = choose_form(TemplateTraits(ChatTemplate(FAMILIES[family], bos="<s>", eos="</s>")))
     assert form
     return form
@@ -73,19 +79,19 @@ def walk(compiled: str, seed: int, most: int = 1500, *, whole: bool = True) -> s
     return text.decode() if matcher.is_accepting() else ""
 
 
-def read(text: str, form: Form, **fields: Any) -> tuple[str, list[tuple[str, Any]]]:
+def read(text: str, form: CallForm, **fields: Any) -> tuple[str, list[tuple[str, Any]]]:
     """Return what is said and what is called, with the arguments as objects."""
     reader = AnswerReader(AnswerForm(FUNCTIONS, form, **fields))
     said, calls = "", []
     for event in [*reader.feed(text), *reader.finish()]:
-        if isinstance(event, Begun):
+        if isinstance(event, CallStart):
             calls.append((event.name, ""))
-        elif isinstance(event, Arguments):
+        elif isinstance(event, CallArguments):
             calls[-1] = (calls[-1][0], calls[-1][1] + event.text)
-        elif isinstance(event, Said) and not isinstance(event, Thought):
+        elif isinstance(event, PlainText) and not isinstance(event, ThoughtText):
             said += text[event.start : event.end]
         else:
-            assert not isinstance(event, Ended) or event.complete
+            assert not isinstance(event, CallEnd) or event.complete
     return said, [(name, json.loads(arguments)) for name, arguments in calls]
 
 
@@ -104,8 +110,8 @@ def check(name: str, arguments: dict[str, Any]) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_forced_calls_are_in_the_familys_form_and_fit_the_schema(family: str):
     form, names = form_of(family), set()
-    lark = forced_calls(Forced(form, FUNCTIONS), no_token)
-    several = forced_calls(Forced(form, FUNCTIONS, many=True), no_token)
+    lark = forced_calls(ForcedCalls(form, FUNCTIONS), no_token)
+    several = forced_calls(ForcedCalls(form, FUNCTIONS, many=True), no_token)
     for seed in range(12):
         said, calls = read(walk(GrammarSource.lark(lark, "tools").compiled, seed), form, forced=True)
         assert said == "" and len(calls) == 1
@@ -124,7 +130,7 @@ def test_a_forced_call_is_what_the_template_writes(family: str):
     properties = {key: {"type": "string"} for key in ("key_one", "key_two")}
     schema = {"type": "object", "properties": properties, "required": [*properties]}
     functions = {"probe_alpha": schema, "probe_beta": schema, "bare": {}}
-    lark = forced_calls(Forced(form_of(family), functions, many=True), no_token)
+    lark = forced_calls(ForcedCalls(form_of(family), functions, many=True), no_token)
     texts = [traits.samples.one, (traits.samples.bare or "").replace("probe_alpha", "bare")]
     if traits.samples.two:
         texts.append(traits.samples.two)
@@ -140,7 +146,7 @@ def test_a_call_or_an_answer_in_a_format(family: str):
     form = form_of(family)
     schema = {"type": "object", "properties": {"name": {"enum": ["x"]}}, "required": ["name"]}
     answer = GrammarSource.json_schema(schema, "response_format")
-    source = answer.inside(forced_calls(Forced(form, FUNCTIONS, otherwise=True), no_token))
+    source = answer.inside(forced_calls(ForcedCalls(form, FUNCTIONS, otherwise=True), no_token))
     outcomes = set()
     for seed in range(16):
         said, calls = read(walk(source.compiled, seed), form)
@@ -155,12 +161,12 @@ def test_a_call_or_an_answer_in_a_format(family: str):
 
 def test_a_thought_that_the_prompt_has_begun_comes_first():
     thinking = ("<think>", "</think>")
-    lark = forced_calls(Forced(HERMES, FUNCTIONS, thought_end="</think>"), no_token)
+    lark = forced_calls(ForcedCalls(HERMES, FUNCTIONS, thought_end="</think>"), no_token)
     for seed in range(4):
         text = "Hm, <tool_call>!" + "</think>\n\n"
         matcher = llguidance.LLMatcher(TOKENIZER, lark)
         assert matcher.try_consume_tokens([*text.encode()]) == len(text)
-        whole = text + walk(forced_calls(Forced(HERMES, FUNCTIONS), no_token), seed)
+        whole = text + walk(forced_calls(ForcedCalls(HERMES, FUNCTIONS), no_token), seed)
         assert read(whole, HERMES, thinking=thinking, thinks_at_once=True)[0] == ""
         assert llguidance.LLMatcher(TOKENIZER, lark).try_consume_tokens([*whole.encode()]) == len(
             whole.encode()
@@ -175,7 +181,7 @@ def test_a_thought_that_the_prompt_has_begun_comes_first():
 
 def test_markers_that_are_control_tokens_are_tokens_of_the_grammar():
     lark = forced_calls(
-        Forced(form_of("lfm"), {"now": {}}), {"<|tool_call_start|>": 300, "<|tool_call_end|>": 301}.get
+        ForcedCalls(form_of("lfm"), {"now": {}}), {"<|tool_call_start|>": 300, "<|tool_call_end|>": 301}.get
     )
     assert lark.splitlines()[0] == 'start: <[300]> "[" call  ")]" <[301]>'
     assert "<[7]>" in after_thought("</think>", {"</think>": 7}.get)
@@ -202,7 +208,8 @@ def test_a_function_without_parameters_takes_none(parameters: dict[str, Any] | N
 def test_a_schema_that_no_grammar_can_hold_is_named():
     with pytest.raises(UsageError) as caught:
         forced_calls(
-            Forced(HERMES, {"f": {"type": "object", "properties": {"a": {"$ref": "#/$defs/no"}}}}), no_token
+            ForcedCalls(HERMES, {"f": {"type": "object", "properties": {"a": {"$ref": "#/$defs/no"}}}}),
+            no_token,
         )
     assert caught.value.field == "tools"
 
@@ -223,7 +230,7 @@ LOOSE = {
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_a_call_is_not_held_to_is_named(family: str):
     form = form_of(family)
-    told = unenforced(Forced(form, {"f": LOOSE, **FUNCTIONS}))
+    told = unenforced(ForcedCalls(form, {"f": LOOSE, **FUNCTIONS}))
     wanted = ["uniqueItems", 'format "path"']
     if form.keyed:
         wanted += ['"anyOf" beside properties']
@@ -240,10 +247,10 @@ def test_a_schema_by_reference_is_that_of_the_arguments(family: str):
     functions = {
         "get_weather": {"$ref": "#/$defs/Weather", "$defs": {**WEATHER["$defs"], "Weather": WEATHER}}
     }
-    assert unenforced(Forced(form, functions)) == ()
+    assert unenforced(ForcedCalls(form, functions)) == ()
     for seed in range(4):
         text = walk(
-            GrammarSource.lark(forced_calls(Forced(form, functions), no_token), "tools").compiled, seed
+            GrammarSource.lark(forced_calls(ForcedCalls(form, functions), no_token), "tools").compiled, seed
         )
         (_, [(name, arguments)]) = read(text, form, forced=True)
         check(name, arguments)
@@ -258,11 +265,11 @@ def test_forced_calls_fit_the_schemas_that_clients_send(family: str):
     form = form_of(family)
     for row in CORPUS:
         functions = {"f": row.schema}
-        forced = Forced(form, functions)
+        forced = ForcedCalls(form, functions)
         compiled = GrammarSource.lark(forced_calls(forced, no_token), "tools").compiled
         text = walk(compiled, 1, whole=False)
         reader = AnswerReader(AnswerForm(functions, form, forced=True))
         events = [*reader.feed(text), *reader.finish()]
-        arguments = "".join(event.text for event in events if isinstance(event, Arguments))
+        arguments = "".join(event.text for event in events if isinstance(event, CallArguments))
         if text and not unenforced(forced):
             assert all(verdicts(row.schema, json.loads(arguments))), (row.name, text, arguments)

@@ -14,10 +14,10 @@ import pytest
 from chat_templates import DEEPSEEK, FAMILIES, HERMES, MISTRAL, SILENT, THINKING_CODER, function
 from edgespec.decoding.records import Token
 from edgespec.llama.weights import Model
-from edgespec.server.faults import Fault
-from edgespec.server.requests import PreparedRequest, RequestReader, Service
-from edgespec.server.schema import ChatRequest
-from edgespec.server.writing import ChatWriting, Head, Written
+from edgespec.server.api_errors import ApiError
+from edgespec.server.choice_writers import AnswerHead, AnswerText, ChatChoiceWriter
+from edgespec.server.request_reader import PreparedText, RequestReader, Service
+from edgespec.server.request_schema import ChatRequest
 from server_app import serving
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
@@ -33,7 +33,7 @@ class Asked:
         self.model = Model(file, vocab_only=True)
         self.reader = RequestReader(self.model, Service("served", (), 8192))
 
-    def ask(self, messages: Any = HELLO, **fields: Any) -> PreparedRequest:
+    def ask(self, messages: Any = HELLO, **fields: Any) -> PreparedText:
         body = {"model": "served", "messages": messages} | fields
         return self.reader.chat(ChatRequest.model_validate(body))
 
@@ -41,8 +41,8 @@ class Asked:
         tokens = self.ask(messages, **fields).tokens
         return b"".join(self.model.piece(token, special=True) for token in tokens).decode()
 
-    def refused(self, messages: Any = HELLO, **fields: Any) -> Fault:
-        with pytest.raises(Fault) as caught:
+    def refused(self, messages: Any = HELLO, **fields: Any) -> ApiError:
+        with pytest.raises(ApiError) as caught:
             self.ask(messages, **fields)
         assert "\n" not in str(caught.value)
         return caught.value
@@ -52,8 +52,8 @@ class Asked:
     ) -> tuple[dict[str, Any], str, list[Any]]:
         """Return the message, the finish_reason and the deltas of an answer of this text."""
         prepared = self.ask(**fields)
-        writing = ChatWriting(
-            Head("id", 0, "m", "fp"), Written(self.model, keeps_tokens=False), prepared.answer
+        writing = ChatChoiceWriter(
+            AnswerHead("id", 0, "m", "fp"), AnswerText(self.model, keeps_tokens=False), prepared.answer
         )
         tokens = self.model.tokenize(text, add_special=False, parse_special=True)
         chunks = []

@@ -14,8 +14,8 @@ from edgespec import Engine, SamplingParams
 from edgespec.decoding.grammar.grammar import Grammar
 from edgespec.decoding.options import Options
 from edgespec.decoding.records import Result, Token
-from edgespec.server.jobs import Job, ShuttingDown, TimedOut, Turns, Waiting
 from edgespec.server.metrics import Metrics
+from edgespec.server.request_queue import QueuedRequest, QueuePlace, RequestQueue, ShuttingDown, TimedOut
 from edgespec.server.worker import Worker
 from worker_jobs import FAILURES, OPTIONS, Gate, Pipe, WatchedEngine, hold, read, until, values, working
 
@@ -260,13 +260,13 @@ def test_time_ends_one_answer_of_several(engine, pipe, prompts, alone):
 # ---- the queue ----
 
 
-def job_of(client: str, loop: asyncio.AbstractEventLoop) -> Job:
-    return Job([1], Options(), client, loop, came=0.0)
+def job_of(client: str, loop: asyncio.AbstractEventLoop) -> QueuedRequest:
+    return QueuedRequest([1], Options(), client, loop, came=0.0)
 
 
 def test_turns_go_to_the_client_with_the_fewest_jobs_under_way():
     loop = asyncio.new_event_loop()
-    turns, running, begun = Turns(), [], []
+    turns, running, begun = RequestQueue(), [], []
     for client in "aaaabbc":
         turns.add(job_of(client, loop))
     expected = [job.client for job in turns.in_order(running)]
@@ -326,7 +326,7 @@ def test_who_waits_is_told_its_place_as_it_moves(engine, pipe, prompts):
             await asyncio.gather(*tasks)
         return items
 
-    places = [[item.place for item in seen if isinstance(item, Waiting)] for seen in asyncio.run(main())]
+    places = [[item.place for item in seen if isinstance(item, QueuePlace)] for seen in asyncio.run(main())]
     assert places == [[1, 0], [2, 1, 0]]
 
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from edgespec.decoding.records import Token
 from edgespec.llama.weights import Model
-from edgespec.server.calls.forms import HERMES
-from edgespec.server.calls.reader import AnswerForm, AnswerReader
-from edgespec.server.calls.source import Arguments, Begun, Event, Said
-from edgespec.server.schema import Tool
-from edgespec.server.writing import ChatWriting, Head, Written
+from edgespec.server.choice_writers import AnswerHead, AnswerText, ChatChoiceWriter
+from edgespec.server.request_schema import Tool
+from edgespec.server.tool_calls.answer_reader import AnswerForm, AnswerReader
+from edgespec.server.tool_calls.call_forms import HERMES
+from edgespec.server.tool_calls.text_source import CallArguments, CallStart, Event, PlainText
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
 Called = tuple[str, str]
@@ -37,13 +37,13 @@ def read(text: str, cuts: list[int]) -> tuple[str, list[Called]]:
     for start, end in itertools.pairwise(edges):
         parts += reads.feed(text[start:end])
     parts += reads.finish()
-    said = [part for part in parts if isinstance(part, Said)]
+    said = [part for part in parts if isinstance(part, PlainText)]
     assert all(a.end <= b.start for a, b in itertools.pairwise(said)), "in order, nothing twice"
     calls: list[Called] = []
     for part in parts:
-        if isinstance(part, Begun):
+        if isinstance(part, CallStart):
             calls.append((part.name, ""))
-        elif isinstance(part, Arguments):
+        elif isinstance(part, CallArguments):
             calls[-1] = (calls[-1][0], calls[-1][1] + part.text)
     return "".join(text[part.start : part.end] for part in said), calls
 
@@ -111,15 +111,15 @@ def test_nothing_is_lost_that_is_no_call(parts: list[str]):
 
 def test_text_is_not_held_longer_than_needed():
     reads = reader("f")
-    assert list(reads.feed("Hello ")) == [Said(0, 5)]
-    assert list(reads.feed("there <to")) == [Said(5, 11)]
-    assert list(reads.feed("p> x")) == [Said(11, 19)]
+    assert list(reads.feed("Hello ")) == [PlainText(0, 5)]
+    assert list(reads.feed("there <to")) == [PlainText(5, 11)]
+    assert list(reads.feed("p> x")) == [PlainText(11, 19)]
 
 
 def test_a_call_in_chunks(tiny_target: Model):
     """The name comes first, then the arguments; the text around keeps its origins."""
-    writing = ChatWriting(
-        Head("id", 0, "m", "fp"), Written(tiny_target, keeps_tokens=False), AnswerForm({"f": {}})
+    writing = ChatChoiceWriter(
+        AnswerHead("id", 0, "m", "fp"), AnswerText(tiny_target, keeps_tokens=False), AnswerForm({"f": {}})
     )
     text = f"So: {TAGGED}"
     tokens = [Token(5, text[i : i + 3], "accepted") for i in range(0, len(text), 3)]

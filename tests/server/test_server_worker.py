@@ -9,8 +9,8 @@ import time
 import pytest
 
 from edgespec import EdgespecError, EnergyMeter, Engine, SamplingParams, UsageError
-from edgespec.server.jobs import QueueFull, ShuttingDown, TimedOut
 from edgespec.server.metrics import Metrics
+from edgespec.server.request_queue import QueueFull, ShuttingDown, TimedOut
 from edgespec.server.worker import Worker
 from tiny_gguf import write_tiny_gguf
 from worker_jobs import (

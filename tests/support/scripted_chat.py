@@ -17,9 +17,9 @@ from starlette.routing import Route
 
 from browser import Visit
 from edgespec.decoding.records import Origin
-from edgespec.server.answers import ChatChunk, ChatChunkChoice, Delta, FinishReason, Origins
+from edgespec.server.choice_writers import AnswerHead
 from edgespec.server.page import add_page
-from edgespec.server.writing import Head
+from edgespec.server.response_schema import ChatChunk, ChatChunkChoice, FinishReason, MessageDelta, Origins
 
 
 class ScriptedChat:
@@ -28,7 +28,9 @@ class ScriptedChat:
     url = ""
 
     def __init__(self) -> None:
-        self._said: queue.SimpleQueue[tuple[str, Origin] | Delta | FinishReason | int] = queue.SimpleQueue()
+        self._said: queue.SimpleQueue[tuple[str, Origin] | MessageDelta | FinishReason | int] = (
+            queue.SimpleQueue()
+        )
 
     def say(self, text: str, origin: Origin = "target") -> None:
         """Send `text` in a chunk of its own."""
@@ -36,7 +38,7 @@ class ScriptedChat:
 
     def think(self, text: str) -> None:
         """Send `text` as a thought."""
-        self._said.put(Delta(reasoning_content=text))
+        self._said.put(MessageDelta(reasoning_content=text))
 
     def wait(self, place: int) -> None:
         """Say that the request waits at this place of the queue, or begins: 0."""
@@ -77,7 +79,7 @@ class ScriptedChat:
         return StreamingResponse(self._events(), media_type="text/event-stream")
 
     async def _events(self) -> AsyncIterator[str]:
-        head = Head.new("chatcmpl", "scripted", "fp")
+        head = AnswerHead.new("chatcmpl", "scripted", "fp")
         while True:
             try:
                 said = self._said.get_nowait()
@@ -89,15 +91,17 @@ class ScriptedChat:
                 continue
             if isinstance(said, str):
                 yield _event(
-                    ChatChunk(**vars(head), choices=[ChatChunkChoice(delta=Delta(), finish_reason=said)])
+                    ChatChunk(
+                        **vars(head), choices=[ChatChunkChoice(delta=MessageDelta(), finish_reason=said)]
+                    )
                 )
                 yield "data: [DONE]\n\n"
                 return
-            if isinstance(said, Delta):
+            if isinstance(said, MessageDelta):
                 yield _event(ChatChunk(**vars(head), choices=[ChatChunkChoice(delta=said)]))
                 continue
             text, origin = said
-            chunk = ChatChunk(**vars(head), choices=[ChatChunkChoice(delta=Delta(content=text))])
+            chunk = ChatChunk(**vars(head), choices=[ChatChunkChoice(delta=MessageDelta(content=text))])
             chunk.edgespec = Origins(origins=[(len(text), origin)], n_tokens=1)
             yield _event(chunk)
 

@@ -18,7 +18,7 @@ from edgespec import Engine
 from edgespec.platform.signals import Cancellation
 from edgespec.server.api import create_app
 from edgespec.server.metrics import Metrics
-from edgespec.server.requests import Service
+from edgespec.server.request_reader import Service
 from edgespec.server.worker import Worker
 
 

@@ -14,7 +14,7 @@ from edgespec.decoding.options import Options
 from edgespec.decoding.records import Result
 from edgespec.drafting.proposal import DraftStep
 from edgespec.platform.signals import Cancellation
-from edgespec.server.jobs import Waiting
+from edgespec.server.request_queue import QueuePlace
 from edgespec.server.worker import Worker
 
 N_PREDICT = 40
@@ -96,7 +96,7 @@ async def read(worker, tokens, *, client="one", began=None, **options):
         if isinstance(item, Result):
             assert list(item.token_ids) == ids
             return item
-        if isinstance(item, Waiting):
+        if isinstance(item, QueuePlace):
             assert not ids
             continue
         assert item

@@ -8,7 +8,7 @@ from typing import Any
 
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.errors import UsageError
-from edgespec.server.faults import Fault
+from edgespec.server.api_errors import ApiError
 from edgespec.server.request_options import LEAST_TEMPERATURE, LEAST_TOP_P
 
 DEFAULTS: Mapping[str, float] = {"temperature": 0.8, "top_p": 0.9, "min_p": 0.0}
@@ -111,7 +111,7 @@ def _params(sampling: dict[str, float], numbers: Mapping[str, int]) -> SamplingP
         )
     except UsageError as error:
         name = "repeat_last_n" if error.field == "penalty_last_n" else str(error.field)
-        raise Fault(400, error.spelled(f"options.{name}"), param="options") from None
+        raise ApiError(400, error.spelled(f"options.{name}"), param="options") from None
 
 
 def _n_predict(asked: int) -> int | None:
@@ -150,5 +150,5 @@ def _number(name: str, value: Any, wanted: str = "a number") -> float:  # noqa: 
     return value
 
 
-def _fault(name: str, problem: str) -> Fault:
-    return Fault(400, f"options.{name[:80]}: {problem}", param="options")
+def _fault(name: str, problem: str) -> ApiError:
+    return ApiError(400, f"options.{name[:80]}: {problem}", param="options")

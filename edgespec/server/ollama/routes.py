@@ -17,25 +17,30 @@ from starlette.concurrency import run_in_threadpool
 
 from edgespec.engine.engine import Engine
 from edgespec.llama.weights import Model
-from edgespec.server.faults import Fault
-from edgespec.server.ollama.answers import (
+from edgespec.server.api_errors import ApiError
+from edgespec.server.choice_writers import AnswerHead, AnswerText, ChatChoiceWriter
+from edgespec.server.json_routes import route_class
+from edgespec.server.ollama.line_writer import ContextTokens, Kind, OllamaWriter
+from edgespec.server.ollama.model_facts import OllamaModelFacts, rfc3339
+from edgespec.server.ollama.request_reader import OllamaReader
+from edgespec.server.ollama.request_schema import (
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+    OllamaGenerationRequest,
+    OllamaShowRequest,
+)
+from edgespec.server.ollama.response_schema import (
     ChatLine,
     GenerateLine,
     LoadedModels,
     ModelTags,
     OllamaError,
     OllamaMessage,
+    OllamaVersion,
     ShownModel,
-    Version,
 )
-from edgespec.server.ollama.facts import Facts, rfc3339
-from edgespec.server.ollama.requests import OllamaReader
-from edgespec.server.ollama.schema import ChatBody, GenerateBody, Generation, ShowBody
-from edgespec.server.ollama.writing import Context, Kind, LineWriting
-from edgespec.server.requests import PreparedChoices, RequestReader, Service
+from edgespec.server.request_reader import PreparedRequest, RequestReader, Service
 from edgespec.server.streaming import Answerer
-from edgespec.server.strict import route_class
-from edgespec.server.writing import ChatWriting, Head, Written
 
 SPOKEN = "0.12.11"
 """The version of Ollama whose API this is: clients ask for the least that they need."""
@@ -68,7 +73,7 @@ def add_ollama(
         "thinking": reader.thinks,
     }
     capabilities = [name for name, has in known.items() if has]
-    facts = Facts(engine, service, capabilities)
+    facts = OllamaModelFacts(engine, service, capabilities)
     router = APIRouter(
         prefix="/api",
         route_class=route_class(log, any_type=True),
@@ -85,7 +90,7 @@ def add_ollama(
 _REFUSALS = (400, 401, 403, 404, 408, 413, 500, 503, 504)
 
 
-def _add_facts(router: APIRouter, facts: Facts) -> None:
+def _add_facts(router: APIRouter, facts: OllamaModelFacts) -> None:
     async def tags() -> ModelTags:
         """List the one model."""
         return ModelTags(models=[facts.listed()])
@@ -94,9 +99,9 @@ def _add_facts(router: APIRouter, facts: Facts) -> None:
         """List the one model, which is always loaded."""
         return LoadedModels(models=[facts.loaded()])
 
-    async def spoken() -> Version:
+    async def spoken() -> OllamaVersion:
         """Return the version of Ollama whose API this is, and edgespec's."""
-        return Version(version=SPOKEN, edgespec=version("edgespec"))
+        return OllamaVersion(version=SPOKEN, edgespec=version("edgespec"))
 
     for path, answer in (("/tags", tags), ("/ps", loaded), ("/version", spoken)):
         router.add_api_route(path, answer, methods=["GET"])
@@ -105,7 +110,7 @@ def _add_facts(router: APIRouter, facts: Facts) -> None:
         )  # some look whether we live
 
     @router.post("/show", response_model=ShownModel)
-    async def show(body: ShowBody) -> Response:
+    async def show(body: OllamaShowRequest) -> Response:
         """Tell of the model: what it can do, its template, the metadata of its file."""
         facts.names.check(body.model or body.name)
         shown = await run_in_threadpool(facts.shown, verbose=bool(body.verbose))
@@ -113,46 +118,55 @@ def _add_facts(router: APIRouter, facts: Facts) -> None:
 
 
 def _add_generations(
-    router: APIRouter, target: Model, reader: OllamaReader, facts: Facts, answerer: Answerer, fingerprint: str
+    router: APIRouter,
+    target: Model,
+    reader: OllamaReader,
+    facts: OllamaModelFacts,
+    answerer: Answerer,
+    fingerprint: str,
 ) -> None:
-    async def answer(request: Request, body: ChatBody | GenerateBody, kind: Kind) -> Response:
+    async def answer(
+        request: Request, body: OllamaChatRequest | OllamaGenerateRequest, kind: Kind
+    ) -> Response:
         began = time.perf_counter()
         facts.names.check(body.model)
-        if not (body.messages if isinstance(body, ChatBody) else body.prompt):
+        if not (body.messages if isinstance(body, OllamaChatRequest) else body.prompt):
             return _nothing_asked(body, kind)
         text = await run_in_threadpool(reader.read, body)
-        head = Head.new("ollama", facts.names.full, fingerprint)
-        written = Written(target, keeps_tokens=bool(body.logprobs))
-        writer = LineWriting(
+        head = AnswerHead.new("ollama", facts.names.full, fingerprint)
+        written = AnswerText(target, keeps_tokens=bool(body.logprobs))
+        writer = OllamaWriter(
             kind,
             body.model,
-            ChatWriting(head, written, text.answer),
+            ChatChoiceWriter(head, written, text.answer),
             began=began,
             context=_context(target, body, text.tokens),
             warnings=text.warnings,
         )
         streams = body.stream is not False
-        return await answerer.answer(request, PreparedChoices((text,)), writer, streams=streams)
+        return await answerer.answer(request, PreparedRequest((text,)), writer, streams=streams)
 
     @router.post("/chat", response_model=ChatLine, responses=_lines(ChatLine))
-    async def chat(request: Request, body: ChatBody) -> Response:
+    async def chat(request: Request, body: OllamaChatRequest) -> Response:
         """Answer a conversation; without messages say that the model is loaded."""
         return await answer(request, body, "chat")
 
     @router.post("/generate", response_model=GenerateLine, responses=_lines(GenerateLine))
-    async def generate(request: Request, body: GenerateBody) -> Response:
+    async def generate(request: Request, body: OllamaGenerateRequest) -> Response:
         """Answer a prompt; without one say that the model is loaded."""
         return await answer(request, body, "generate")
 
 
-def _context(target: Model, body: ChatBody | GenerateBody, prompt: Sequence[int]) -> Context | None:
+def _context(
+    target: Model, body: OllamaChatRequest | OllamaGenerateRequest, prompt: Sequence[int]
+) -> ContextTokens | None:
     """Return what makes the `context` of an answer; None where it has none."""
-    if isinstance(body, ChatBody) or body.raw or body.suffix or target.chat_template is None:
+    if isinstance(body, OllamaChatRequest) or body.raw or body.suffix or target.chat_template is None:
         return None
-    return Context(prompt, target.eos if target.eot is None else target.eot)
+    return ContextTokens(prompt, target.eos if target.eot is None else target.eot)
 
 
-def _nothing_asked(body: Generation, kind: Kind) -> Response:
+def _nothing_asked(body: OllamaGenerationRequest, kind: Kind) -> Response:
     """Return Ollama's answer to a request that only loads the model, or frees it: here it always stays."""
     fields: dict[str, Any] = {
         "model": body.model,
@@ -170,7 +184,7 @@ def _nothing_asked(body: Generation, kind: Kind) -> Response:
 
 def _absent(line: str) -> Callable[[], Any]:
     async def refuse() -> Response:
-        raise Fault(501, line)
+        raise ApiError(501, line)
 
     return refuse
 
@@ -181,4 +195,4 @@ def _lines(line: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
         "type": "string",
         "description": f"Each line is a {line.__name__}; one that failed an OllamaError.",
     }
-    return {200: {"description": "The answer.", "content": {LineWriting.media_type: {"schema": text}}}}
+    return {200: {"description": "The answer.", "content": {OllamaWriter.media_type: {"schema": text}}}}

@@ -14,10 +14,10 @@ import httpx
 import ollama
 import pytest
 
-from edgespec.server.limits import Gate, Limits
+from edgespec.server.gate import Gate, RequestLimits
 from edgespec.server.metrics import Metrics
 from edgespec.server.ollama.options import HARMLESS, HONOURED, ONLY
-from edgespec.server.ollama.schema import ChatBody, GenerateBody
+from edgespec.server.ollama.request_schema import OllamaChatRequest, OllamaGenerateRequest
 from ollama_requests import GREEDY, HELLO
 from server_app import Served, serving
 
@@ -73,7 +73,7 @@ def test_a_stream_that_waits_sends_lines_that_add_nothing(served: Served, monkey
 
 
 def test_the_gate_holds_for_these_routes_and_answers_in_their_form(served: Served):
-    async def ask(limits: Limits, **headers: str) -> httpx.Response:
+    async def ask(limits: RequestLimits, **headers: str) -> httpx.Response:
         transport = httpx.ASGITransport(Gate(served.app, limits))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost:8080") as client:
             return await client.post("/api/show", content=b'{"model": "edgespec"}', headers=headers)
@@ -88,22 +88,22 @@ def test_the_gate_holds_for_these_routes_and_answers_in_their_form(served: Serve
         ({"sec-fetch-site": "same-site"}, 403, "no other web page"),
         ({"host": "evil.example"}, 403, "localhost"),
     ):
-        answer = asyncio.run(ask(Limits(), **headers))
+        answer = asyncio.run(ask(RequestLimits(), **headers))
         assert answer.status_code == status, headers
         if status != 200:
             assert set(answer.json()) == {"error"} and words in answer.json()["error"]
-    keyed = Limits(api_key="right-key", loopback=False)
+    keyed = RequestLimits(api_key="right-key", loopback=False)
     answer = asyncio.run(ask(keyed))
     assert (answer.status_code, "API key" in answer.json()["error"]) == (401, True)
     assert asyncio.run(ask(keyed, authorization="Bearer right-key")).status_code == 200
-    assert asyncio.run(ask(Limits(max_body=5))).json() == {"error": "the body is larger than 5 bytes"}
+    assert asyncio.run(ask(RequestLimits(max_body=5))).json() == {"error": "the body is larger than 5 bytes"}
 
 
 def test_these_routes_are_counted_as_the_others(served: Served):
     metrics = Metrics()
 
     async def ask() -> None:
-        transport = httpx.ASGITransport(metrics.counting(Gate(served.app, Limits())))
+        transport = httpx.ASGITransport(metrics.counting(Gate(served.app, RequestLimits())))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             await client.get("/api/version")
             await client.post("/api/show", content=b'{"model": "edgespec"}')
@@ -156,7 +156,11 @@ def test_the_examples_of_the_page(served: Served, capsys: pytest.CaptureFixture[
 
 def test_the_page_names_every_field_and_option():
     text = PAGE.read_text(encoding="utf-8")
-    fields = {*ChatBody.model_fields, *GenerateBody.model_fields} - {"model", "stream", "debug_render_only"}
+    fields = {*OllamaChatRequest.model_fields, *OllamaGenerateRequest.model_fields} - {
+        "model",
+        "stream",
+        "debug_render_only",
+    }
     named = fields - {"width", "height", "steps"} | {*HONOURED, *HARMLESS, *ONLY}
     assert [name for name in sorted(named) if f"`{name}`" not in text] == []
     links = re.findall(r"\]\(([^)#]+\.md)\)", text)

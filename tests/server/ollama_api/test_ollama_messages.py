@@ -13,11 +13,11 @@ import ollama
 import pytest
 
 from edgespec.decoding.records import Result, Tally, Token, summarise
-from edgespec.server.calls.reader import AnswerForm
-from edgespec.server.ollama.requests import as_openai
-from edgespec.server.ollama.schema import ChatBody
-from edgespec.server.ollama.writing import LineWriting
-from edgespec.server.writing import ChatWriting, Head, Written
+from edgespec.server.choice_writers import AnswerHead, AnswerText, ChatChoiceWriter
+from edgespec.server.ollama.line_writer import OllamaWriter
+from edgespec.server.ollama.request_reader import as_openai
+from edgespec.server.ollama.request_schema import OllamaChatRequest
+from edgespec.server.tool_calls.answer_reader import AnswerForm
 from ollama_requests import GREEDY, HELLO, refused
 from server_app import serving
 from tiny_gguf import write_tiny_gguf
@@ -47,7 +47,7 @@ def called(*names: str, **ids: str) -> dict[str, Any]:
 )  # fmt: skip
 def test_results_belong_to_their_calls(messages: list[dict[str, Any]], ids: list[str]):
     """Ollama's clients send no ids; templates may need them."""
-    read = ChatBody.model_validate({"messages": [*HELLO, *messages]}).messages or []
+    read = OllamaChatRequest.model_validate({"messages": [*HELLO, *messages]}).messages or []
     found: list[str] = []
     for message in as_openai(read):
         for call in message.get("tool_calls", ()):
@@ -62,10 +62,10 @@ def lines_of(
     text: str, *, stream: bool, expected: AnswerForm, stop_reason: Any = "eog"
 ) -> list[dict[str, Any]]:
     """Return the lines of an answer whose tokens are characters."""
-    head = Head.new("ollama", "m", "fp")
+    head = AnswerHead.new("ollama", "m", "fp")
     plain: Any = SimpleNamespace(is_control=lambda _token: False)  # a model of which no more is asked
-    written = Written(plain, keeps_tokens=False)
-    writing = LineWriting("chat", "m", ChatWriting(head, written, expected), began=0)
+    written = AnswerText(plain, keeps_tokens=False)
+    writing = OllamaWriter("chat", "m", ChatChoiceWriter(head, written, expected), began=0)
     tokens = [Token(0, character, "target") for character in text]
     stats = summarise(Tally(), n_prompt=1, n_tokens=len(text), ttft_s=0.1, total_s=0.2, peak_rss_bytes=0)
     result = Result(

@@ -1,0 +1,130 @@
+"""A request for the engine while it waits, runs and ends; and whose turn it is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from edgespec.decoding.options import Options
+from edgespec.decoding.records import Result, Token
+from edgespec.engine.stream import Stream
+from edgespec.errors import EdgespecError
+
+
+class QueueFull(EdgespecError):  # noqa: N818 - what happened, as its reader says it
+    """The queue is full."""
+
+    def __init__(self, n_waiting: int) -> None:
+        super().__init__(f"{n_waiting} requests wait already; try again later")
+
+
+class TimedOut(EdgespecError):  # noqa: N818 - what happened, as its reader says it
+    """The answer took too long, or its turn did not come in time."""
+
+    def __init__(self, seconds: float, *, in_queue: bool) -> None:
+        what = "its turn did not come" if in_queue else "the answer was not complete"
+        super().__init__(f"{what} within {seconds:g} s; try again later, or ask for less")
+
+
+class ShuttingDown(EdgespecError):  # noqa: N818 - what happened, as its reader says it
+    """The server ends."""
+
+    def __init__(self) -> None:
+        super().__init__("the server is shutting down")
+
+
+class Abandoned(Exception):  # noqa: N818 - no error: its reader went away
+    """Nobody reads the answer any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePlace:
+    """A request waits in the queue."""
+
+    place: int
+    """1 for the one that begins next; 0 once it has begun."""
+
+
+@dataclass(eq=False, slots=True)
+class QueuedRequest:
+    """One request for a generation; its reader is on an event loop, the engine on a thread."""
+
+    tokens: Sequence[int]
+    options: Options
+    client: str
+    loop: asyncio.AbstractEventLoop
+    came: float
+    """By `time.perf_counter`."""
+    waited_s: float = 0.0
+    """Seconds in the queue, once it has left it."""
+    place: int = 0
+    """In the queue, from 1; 0: not known yet, or it has begun."""
+    stream: Stream | None = None
+    """Its generation, once it runs."""
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    made: deque[list[Token]] = field(default_factory=deque)
+    """Steps that the event loop has not taken yet."""
+    timer: asyncio.TimerHandle | None = None
+    cancelled: BaseException | None = None
+    """Why it must end; only the first reason is kept."""
+    end: Result | BaseException | None = None
+
+    def tell(self, change: Callable[[], object] | None = None) -> None:
+        """Wake the job's reader, or call `change` on its event loop; from any thread."""
+        try:
+            self.loop.call_soon_threadsafe(change or self.news.set)
+        except RuntimeError:  # the loop is closed: nobody reads any more
+            self.cancelled = self.cancelled or Abandoned()
+
+    def hand_over(self, step: list[Token]) -> None:
+        """Give the tokens of a step to the reader."""
+        if step:
+            self.made.append(step)
+            self.tell()
+
+    def take(self) -> list[Token]:
+        """Return the tokens that were handed over since the last call."""
+        return [token for _ in range(len(self.made)) for token in self.made.popleft()]
+
+
+class RequestQueue:
+    """The jobs that wait, in turns by client.
+
+    The next job is one of the client with the fewest jobs under way; among equal ones that of the client who
+    has waited longest for a turn. The jobs of one client come in their order.
+    """
+
+    def __init__(self) -> None:
+        self._queues: OrderedDict[str, deque[QueuedRequest]] = OrderedDict()  # who has waited longest first
+
+    def __len__(self) -> int:
+        return sum(map(len, self._queues.values()))
+
+    def add(self, job: QueuedRequest) -> None:
+        """Let `job` wait."""
+        self._queues.setdefault(job.client, deque()).append(job)
+
+    def remove(self, job: QueuedRequest) -> None:
+        """Take `job` out, which leaves without having had its turn."""
+        queue = self._queues[job.client]
+        queue.remove(job)
+        if not queue:
+            del self._queues[job.client]
+
+    def begin(self, job: QueuedRequest) -> None:
+        """Take `job` out, whose turn has come: its client's next one comes after those of others."""
+        self.remove(job)
+        if job.client in self._queues:
+            self._queues.move_to_end(job.client)
+
+    def in_order(self, running: Iterable[QueuedRequest]) -> list[QueuedRequest]:
+        """Return all jobs in the order in which they begin, if none of `running` ends meanwhile."""
+        n_running = Counter(job.client for job in running)
+        places = [
+            ((n_running[client] + i, i, turn), job)
+            for turn, (client, queue) in enumerate(self._queues.items())
+            for i, job in enumerate(queue)
+        ]
+        return [job for _, job in sorted(places, key=lambda placed: placed[0])]

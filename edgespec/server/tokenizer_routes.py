@@ -1,0 +1,116 @@
+"""llama-server's and vLLM's routes to the tokenizer: requests, answers, and what they do."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field
+
+from edgespec.llama.weights import Model
+from edgespec.server.api_errors import ApiError
+from edgespec.server.request_fields import RequestPart
+
+
+class TokenizeRequest(RequestPart):
+    """The body of POST /tokenize: the text is `content` in llama-server's API, `prompt` in vLLM's."""
+
+    model: str | None = None
+    content: str | None = None
+    prompt: str | None = None
+    add_special: bool | None = Field(None, description="Add BOS and EOS if the model wants them.")
+    add_special_tokens: bool | None = Field(None, description="vLLM's name of add_special.")
+    parse_special: bool | None = Field(None, description="Read the names of control tokens; default true.")
+    with_pieces: bool | None = Field(None, description="Tell the text of each token, too.")
+    return_token_strs: bool | None = Field(None, description="vLLM's: tell the texts in a list.")
+
+
+class DetokenizeRequest(RequestPart):
+    """The body of POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[Annotated[int, Field(ge=0, lt=1 << 31)]]
+
+
+class TokenPiece(BaseModel):
+    """A token with its text, or its bytes if it is part of a character."""
+
+    id: int
+    piece: str | list[int]
+
+
+class TokenizedText(BaseModel):
+    """The answer of /tokenize."""
+
+    tokens: list[int] | list[TokenPiece]
+    count: int
+    max_model_len: int
+    token_strs: list[str] | None = None
+
+
+class DetokenizedText(BaseModel):
+    """The answer of /detokenize, under both servers' names."""
+
+    content: str
+    prompt: str
+
+
+class TokenizerFacts(BaseModel):
+    """The answer of /tokenizer_info, as vLLM's."""
+
+    tokenizer_class: str
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None = None
+    add_bos_token: bool
+    chat_template: str | None
+
+
+def tokens_of(model: Model, request: TokenizeRequest, n_ctx: int) -> TokenizedText:
+    """Return the tokens of a text. Raises Fault."""
+    text = request.content if request.content is not None else request.prompt
+    if text is None or None not in (request.content, request.prompt):
+        raise ApiError(400, "content: send the text as content, or as prompt", param="content")
+    # llama-server adds none by default, vLLM does.
+    adds = request.add_special if request.content is not None else request.add_special_tokens is not False
+    special = request.parse_special is not False
+    tokens = model.tokenize(text, add_special=bool(adds), parse_special=special)
+    pieces = [model.piece(token, special=True) for token in tokens]
+    found: dict[str, Any] = {"tokens": tokens, "count": len(tokens), "max_model_len": n_ctx}
+    if request.with_pieces:
+        found["tokens"] = [
+            TokenPiece(id=token, piece=_piece(piece)) for token, piece in zip(tokens, pieces, strict=True)
+        ]
+    if request.return_token_strs:
+        found["token_strs"] = [piece.decode(errors="replace") for piece in pieces]
+    return TokenizedText(**found)
+
+
+def text_of(model: Model, request: DetokenizeRequest) -> DetokenizedText:
+    """Return the text of tokens. Raises Fault."""
+    for token in request.tokens:
+        if token >= model.n_vocab:
+            raise ApiError(400, f"token {token}: the model's are 0 to {model.n_vocab - 1}", param="tokens")
+    text = b"".join(model.piece(token, special=True) for token in request.tokens).decode(errors="replace")
+    return DetokenizedText(content=text, prompt=text)
+
+
+def tokenizer_facts(model: Model) -> TokenizerFacts:
+    """Return what a client must know of the tokenizer."""
+
+    def name(token: int | None) -> str | None:
+        return None if token is None else model.piece(token, special=True).decode(errors="replace")
+
+    return TokenizerFacts(
+        tokenizer_class=model.tokenizer_type,
+        bos_token=name(model.bos) if model.add_bos else None,
+        eos_token=name(model.eos),
+        add_bos_token=model.add_bos,
+        chat_template=model.chat_template,
+    )
+
+
+def _piece(piece: bytes) -> str | list[int]:
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return [*piece]

@@ -1,0 +1,37 @@
+"""What all readers of calls' bodies have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from edgespec.server.tool_calls.text_source import CallArguments, CallEnd, CallStart, Event, TextSource
+
+Functions = Mapping[str, Mapping[str, Any]]
+"""JSON schemas of the arguments of the functions that may be called, by name."""
+
+
+class CallReader:
+    """Reads calls of known functions from a source.
+
+    A reader stands at the call's beginning and returns whether there is one. Up to the name of a known
+    function, and the beginning of its arguments, nothing is told: what fails until then is text. What comes
+    after is the call, whatever it is.
+    """
+
+    def __init__(self, source: TextSource, tell: Callable[[Event], None], functions: Functions) -> None:
+        """Read calls of `functions` from `source`, and `tell` what is found."""
+        self._source = source
+        self._tell = tell
+        self._functions = functions
+
+    def _begin(self, name: str) -> None:
+        """Tell that a call begins: there is no way back from here."""
+        self._tell(CallStart(name))
+        self._source.forget()
+
+    def _add(self, text: str) -> None:
+        self._tell(CallArguments(text))
+
+    def _end(self, *, complete: bool) -> None:
+        self._tell(CallEnd(complete))

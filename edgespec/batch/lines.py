@@ -135,10 +135,10 @@ def _request(place: int, number: int, line: bytes | None, names: set[str]) -> Ba
         if given in names:
             raise ApiError(400, f"custom_id {given[:80]!r} is that of an earlier line", param="custom_id")
         url, body = _url_and_body(content)
-    except ApiError as fault:
+    except ApiError as error:
         own = given if given is not None and given not in names else _free_name(number, names)
         names.add(own)
-        return BatchRequest(place, own, refused=BatchAnswer.error(fault.status, fault.body()))
+        return BatchRequest(place, own, refused=BatchAnswer.error(error.status, error.body()))
     name = given if given is not None else _free_name(number, names)
     names.add(name)
     return BatchRequest(place, name, url, body)

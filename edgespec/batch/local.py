@@ -231,8 +231,8 @@ class LocalWriter:
         self._ended.append((answering.request, answer))
 
     def _error(self, error: Exception) -> BatchAnswer:
-        fault = from_engine(error, self._log)
-        return BatchAnswer.error(fault.status, fault.body())
+        error = from_engine(error, self._log)
+        return BatchAnswer.error(error.status, error.body())
 
 
 def _too_long(n_tokens: int) -> ApiError:

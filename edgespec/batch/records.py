@@ -21,7 +21,7 @@ class BatchAnswer:
 
     @classmethod
     def error(cls, status: int, body: dict[str, Any]) -> BatchAnswer:
-        """Return an answer with an error; `body` as from `Fault.body`."""
+        """Return an answer with an error; `body` as from `ApiError.body`."""
         return cls(status, msgspec.json.encode(body))
 
 

@@ -1,7 +1,7 @@
 """Errors in the form of OpenAI's API: {"error": {"message", "type", "param", "code"}} and a status.
 
 Below /api/ they have the form of Ollama's: {"error": "message"}. No answer holds a path or a traceback: what
-is not the client's mistake is logged in one line, and the client only gets a 500.
+is not the client's mistake is logged in one line, and the client gets a 500 without it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from edgespec.server.request_schema import ChatRequest, CompletionRequest
 
 
 class ApiError(Exception):
-    """An answer that refuses a request. `str(fault)` is the line for the client."""
+    """An answer that refuses a request. `str(error)` is the line for the client."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class ApiError(Exception):
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """Answer with `status`; `param` is the field at fault, `code` a name that programs can look for."""
+        """Answer with `status`; `param` is the field at fault, `code` a name for programs."""
         super().__init__(message)
         self.status = status
         self.param = param
@@ -122,7 +122,7 @@ _FIELDS = {
         )
     },
 }
-"""What a request calls the fields that a client sets; the last ones are the names of its grammars."""
+"""The request's names of the engine's fields; the last ones are the names of its grammars."""
 
 
 # ---- mistakes in a request ----
@@ -137,7 +137,7 @@ _ALLOWED = {
     "logit_bias": "an object of token ids as strings, each with a number from -100 to 100",
     "guided_json": "a JSON schema, as an object or as its text",
 }
-"""What may stand in fields that take values of several kinds, or of an uncommon one."""
+"""Values of fields that take several kinds, or an uncommon one."""
 
 _WORDS = {
     "string_type": "must be a string",
@@ -172,7 +172,7 @@ class ValidationMistake(NamedTuple):
 
 
 def first_mistake(errors: Sequence[Mapping[str, Any]], body: object) -> ValidationMistake:
-    """Return what `errors`, pydantic's about `body`, say first."""
+    """Return the first mistake of `errors`, which are pydantic's about `body`."""
     ours = [error for error in errors if error["type"] == "value_error"]
     placed = [(_place(error, body), error) for error in ours or errors]
     # Of a field that takes several kinds of values, the kind that fits best is meant.
@@ -235,7 +235,7 @@ def _in_words(error: Mapping[str, Any]) -> str:
 
 
 def _unknown(place: Place) -> str:
-    """Say of an unknown field what is to be done."""
+    """Return advice about an unknown field."""
     advice = "leave it out; the OpenAPI description lists the fields"
     if len(place) == 1:
         names = {*ChatRequest.model_fields, *CompletionRequest.model_fields}

@@ -36,7 +36,7 @@ class CallGrammars:
         self._kept = lru_cache(maxsize=_KEPT)(self._made)
 
     def of(self, request: ChatRequest, expected: AnswerForm, answer: Grammar | None) -> Grammar | None:
-        """Return the grammar that the answer to `request` is held to; None if it is free. Raises Fault.
+        """Return the grammar that the answer to `request` is held to; None if it is free. Raises ApiError.
 
         `expected`: what the answer may consist of; `answer`: what it must match where it is no call.
         """

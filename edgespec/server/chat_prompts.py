@@ -75,7 +75,7 @@ class ChatPrompts:
             return frozenset()
 
     def write(self, request: ChatRequest, tools: Sequence[Tool]) -> ChatPrompt:
-        """Return the prompt of `request`, in which `tools` are offered. Raises Fault."""
+        """Return the prompt of `request`, in which `tools` are offered. Raises ApiError."""
         used = self._template(tools=bool(tools))
         variables = request.chat_template_kwargs or {}
         self._check_variables(variables, used.traits)
@@ -111,7 +111,7 @@ class ChatPrompts:
         return len(self._model.tokenize(marker, add_special=False, parse_special=True)) == 1
 
     def _broken(self, error: EdgespecError, traits: TemplateTraits) -> ApiError:
-        """Return the fault of a template that fails: at any messages, or at these."""
+        """Return the error of a template that fails: at any messages, or at these."""
         where = f"the chat template of {self._name}"
         if traits.works:
             return ApiError(400, f"{where} fails at these messages: {error}", param="messages")
@@ -119,7 +119,7 @@ class ChatPrompts:
         return ApiError(400, f"{where} is broken: {error}; {cure}, or use /v1/completions", param="model")
 
     def _check_variables(self, variables: Mapping[str, Any], traits: TemplateTraits) -> None:
-        """Raise Fault for what the template would not read, or gets from elsewhere."""
+        """Raise ApiError for what the template would not read, or gets from elsewhere."""
         name = "chat_template_kwargs"
         for key, value in variables.items():
             if key in _OWN_FIELDS:
@@ -133,14 +133,14 @@ class ChatPrompts:
             if key in read or value is None:
                 continue
             if key in _THINKING_SWITCHES and bool(value) is (traits.thinking is not None):
-                continue  # as it is in any case
+                continue  # always so
             known = f"it reads {', '.join(sorted(read))}" if read else "it reads none"
             line = f"{name}.{key}: the chat template of {self._name} does not read it; {known}"
             raise ApiError(400, line, param=name)
 
 
 def _continues(request: ChatRequest) -> bool:
-    """Return whether the last message is to be continued. Raises Fault for contradictions."""
+    """Return whether the last message is to be continued. Raises ApiError for contradictions."""
     if not request.continue_final_message:
         return False
     name = "continue_final_message"

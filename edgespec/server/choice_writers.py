@@ -43,7 +43,7 @@ from edgespec.server.tool_calls.text_source import (
 )
 
 LEAST = -9999.0
-"""What OpenAI's API writes for the logarithm of 0, which JSON has no number for."""
+"""OpenAI's stand-in for the logarithm of 0, for which JSON has no number."""
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ def feed(reader: AnswerReader, model: Model, tokens: Iterable[Token]) -> list[Ev
 
 
 def first_call(expected: AnswerForm, model: Model) -> Callable[[], Callable[[Token], bool]]:
-    """Return what ends a text after its first call, for `Options.until`."""
+    """Return the condition that ends a text after its first call, for `Options.until`."""
 
     def begin() -> Callable[[Token], bool]:
         reader = AnswerReader(expected)

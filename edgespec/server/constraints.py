@@ -1,4 +1,4 @@
-"""What an answer must match: the one constraint that a request has, whatever its client calls it."""
+"""The constraint that an answer must match, by whichever field a request names it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _ANY_OBJECT = '{"type": "object"}'
 
 @dataclass(frozen=True)
 class AnswerConstraint:
-    """What an answer must match."""
+    """A schema, grammar, list of choices or pattern that an answer must match."""
 
     field: str
     """The request's own name of it, such as `structured_outputs.regex`."""
@@ -62,7 +62,7 @@ class AnswerConstraint:
 
 
 def constraint_of(request: GenerationRequest) -> AnswerConstraint | None:
-    """Return the constraint of a request, if it has one. Raises Fault for two: one would be dropped."""
+    """Return the constraint of a request, if it has one. Raises ApiError for two: one would be dropped."""
     form = request.response_format if isinstance(request, ChatRequest | CompletionRequest) else None
     found = [*_of_format(form), *_of_fields(request)]
     if len(found) > 1:
@@ -124,7 +124,7 @@ class Grammars:
         self._kept = lru_cache(maxsize=_KEPT_GRAMMARS)(self._compile)
 
     def of(self, constraint: AnswerConstraint) -> Grammar:
-        """Return the grammar of `constraint`, for any thread. Raises Fault."""
+        """Return the grammar of `constraint`, for any thread. Raises ApiError."""
         try:
             return self._kept(constraint)
         except UsageError as error:

@@ -34,7 +34,7 @@ class FimPrompt:
 
 
 def fim_of(model: Model, param: str) -> FimTokens:
-    """Return the tokens with which `model` fills gaps. Raises Fault if it has none."""
+    """Return the tokens with which `model` fills gaps. Raises ApiError if it has none."""
     if model.fim is None:
         line = f"{param}: {model.name} cannot fill in the middle: its file names no tokens for it"
         raise ApiError(400, line, param=param)
@@ -63,7 +63,7 @@ def filled_prompt(model: Model, fim: FimTokens, gap: FimGap, room: int) -> FimPr
 def _beside(
     model: Model, fim: FimTokens, files: Sequence[tuple[str | None, str]], room: int
 ) -> tuple[list[int], bool]:
-    """Return the tokens of other files, as many of the last as fit, and whether any was left out."""
+    """Return the tokens of the last files that fit, and whether any file was left out."""
     head: list[int] = []
     if fim.repository is not None and fim.file is not None:
         head = [fim.repository, *_plain(model, f"{_REPOSITORY}\n")]

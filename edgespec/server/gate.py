@@ -41,7 +41,7 @@ class RequestLimits:
     body_s: float = 30.0
     """Seconds in which the whole body must have come."""
     api_key: str | None = None
-    """What `Authorization: Bearer` must hold; None: no key is needed."""
+    """The key that `Authorization: Bearer` must hold; None: no key is needed."""
     loopback: bool = True
     """Whether Host must be a name of this machine (localhost, 127.0.0.1); checked only without a key."""
 
@@ -62,8 +62,8 @@ class Gate:
             headers = Headers(scope=scope)
             self._check_sender(scope["path"], headers)
             body = await self._read(headers, receive)
-        except ApiError as fault:
-            await _refuse(fault, scope, receive, send)
+        except ApiError as error:
+            await _refuse(error, scope, receive, send)
             return
         if body is not None:
             _forget_encoding(scope)
@@ -115,7 +115,7 @@ class Gate:
 def decoded(body: bytes, encoding: str, most: int) -> bytes:
     """Return a body that was sent in a Content-Encoding, of which no more than `most` bytes are unpacked.
 
-    Raises Fault for other encodings than gzip and deflate, and for what is not in them.
+    Raises ApiError for other encodings than gzip and deflate, and for what is not in them.
     """
     encoding = encoding.strip().lower()
     if encoding in ("", "identity"):
@@ -140,7 +140,7 @@ def _forget_encoding(scope: Scope) -> None:
     scope["headers"] = [header for header in scope["headers"] if header[0] != b"content-encoding"]
 
 
-async def _refuse(fault: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
     """Answer and close the connection.
 
     A client may lose the answer if the connection closes while it still sends. So the answer is sent at once,
@@ -150,7 +150,7 @@ async def _refuse(fault: ApiError, scope: Scope, receive: Receive, send: Send) -
     async def hold(message: Message) -> None:
         await send({**message, "more_body": True} if message["type"] == "http.response.body" else message)
 
-    response = fault.response(scope["path"])
+    response = error.response(scope["path"])
     response.headers["connection"] = "close"
     await response(scope, receive, hold)
     with contextlib.suppress(TimeoutError):

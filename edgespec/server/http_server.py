@@ -32,7 +32,7 @@ GRACE_S = 20.0
 _KEEP_ALIVE_S = 30  # between two requests; editors ask again after a moment of typing
 _CLOSE_S = 3  # for the last bytes of answers that have ended
 _MAX_HEADERS = 32 * 1024  # bytes
-_SPARE_CONNECTIONS = 64  # beside those whose requests wait or are answered
+_SPARE_CONNECTIONS = 64  # more than those whose requests wait or are answered
 
 
 class HttpProtocol(H11Protocol):
@@ -75,7 +75,7 @@ class HttpProtocol(H11Protocol):
     def _watch_headers(self) -> None:
         """Run the timer while headers are awaited: those of the first request, or of one that has begun.
 
-        Between two requests uvicorn has a timer of its own, which the first byte of the next one stops.
+        Between two requests uvicorn has its own timer, which the first byte of the next one stops.
         """
         waits = self.conn.their_state is h11.IDLE and self.timeout_keep_alive_task is None
         if not waits and self._headers_timer:

@@ -1,4 +1,4 @@
-"""llama-server's `/infill`: what a request has, and what an answer says."""
+"""llama-server's `/infill`: requests and answers."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class InfillAnswer(BaseModel):
 
 
 def time_limit(milliseconds: int) -> Callable[[], Callable[[Token], bool]]:
-    """Return what ends a text so long after its first token, once it has a line break (`Options.until`)."""
+    """Return the time limit of a text with a line break, counted from its first token (`Options.until`)."""
 
     def begin() -> Callable[[Token], bool]:
         deadline = 0.0

@@ -52,7 +52,7 @@ def route_class(log: Callable[[str], None], *, any_type: bool = False) -> type[A
 
 
 def _said_to_be_json(request: Request) -> MutableMapping[str, Any]:
-    """Return the scope of a request with JSON's Content-Type. Raises Fault for one of another web page.
+    """Return the scope of a request with JSON's Content-Type. Raises ApiError for one of another web page.
 
     Without JSON's Content-Type a browser lets any page send it. The gate refuses pages by their Origin; this
     is for a browser that tells the page by its newer header alone.
@@ -105,7 +105,7 @@ def add_error_handlers(app: FastAPI) -> None:
     """Have `app` answer everything that goes wrong in the form of the API that was asked."""
 
     @app.exception_handler(ApiError)
-    async def fault(request: Request, error: ApiError) -> JSONResponse:
+    async def api_error(request: Request, error: ApiError) -> JSONResponse:
         return error.response(request.url.path)
 
     @app.exception_handler(RequestValidationError)

@@ -18,7 +18,7 @@ from edgespec.server.page import PATHS
 from edgespec.server.worker import EndedRequest, Outcome, Worker
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
-"""Of what `Metrics.render` returns."""
+"""The type of what `Metrics.render` returns."""
 
 _OUTCOMES: dict[Outcome, str] = {
     "finished": "finished",

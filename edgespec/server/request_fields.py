@@ -1,4 +1,4 @@
-"""The fields that a request may have, besides the ones that its form in schema.py describes.
+"""The fields that a request may have, besides those in request_schema.py.
 
 Three kinds of fields: *honoured* ones are declared where they are used; *harmless* ones do not change what is
 answered, and may have any value; of those that are *off*, only the value that changes nothing is accepted.
@@ -102,7 +102,7 @@ OFF: dict[str, tuple[tuple[Any, ...], str]] = {
     "enable_thinking": ((), "use chat_template_kwargs"),
     "think": ((), "use chat_template_kwargs"),
 }
-"""Fields of other servers: the values that change nothing, beside null, and what to do instead.
+"""Fields of other servers: the values besides null that change nothing, and what to do instead.
 
 Parameters of a sampler that is off, such as mirostat_tau, change nothing either."""
 

@@ -23,7 +23,7 @@ LEAST_TOP_P = 1e-9
 
 
 def options_of(request: GenerationRequest, model: Model, n_predict: int | None) -> Options:
-    """Return the options of a request's first text, which may have `n_predict` tokens. Raises Fault."""
+    """Return the options of a request's first text, which may have `n_predict` tokens. Raises ApiError."""
     return Options(
         params=SamplingParams(**_sampling(request, model)),
         n_predict=n_predict,
@@ -57,7 +57,7 @@ def _sampling(request: GenerationRequest, model: Model) -> dict[str, Any]:
 
 
 def asked_tokens(request: GenerationRequest) -> int | None:
-    """Return how many tokens a request asks for; None: as many as the context holds. Raises Fault."""
+    """Return how many tokens a request asks for; None: as many as the context holds. Raises ApiError."""
     given = {"max_tokens": request.max_tokens, "n_predict": request.n_predict}
     if isinstance(request, ChatRequest):
         given["max_completion_tokens"] = request.max_completion_tokens

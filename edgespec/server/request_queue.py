@@ -1,4 +1,4 @@
-"""A request for the engine while it waits, runs and ends; and whose turn it is."""
+"""Requests for the engine, from the queue to their end, and the order in which they begin."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class QueuedRequest:
     client: str
     loop: asyncio.AbstractEventLoop
     came: float
-    """By `time.perf_counter`."""
+    """When it came, by `time.perf_counter`."""
     waited_s: float = 0.0
     """Seconds in the queue, once it has left it."""
     place: int = 0
@@ -79,7 +79,7 @@ class QueuedRequest:
             self.cancelled = self.cancelled or Abandoned()
 
     def hand_over(self, step: list[Token]) -> None:
-        """Give the tokens of a step to the reader."""
+        """Give the reader the tokens of a step."""
         if step:
             self.made.append(step)
             self.tell()
@@ -90,10 +90,10 @@ class QueuedRequest:
 
 
 class RequestQueue:
-    """The jobs that wait, in turns by client.
+    """The requests that wait, in turns by client.
 
-    The next job is one of the client with the fewest jobs under way; among equal ones that of the client who
-    has waited longest for a turn. The jobs of one client come in their order.
+    The next one is of the client with the fewest running; ties go to the client who has waited longest for a
+    turn. The requests of one client keep their order.
     """
 
     def __init__(self) -> None:
@@ -103,24 +103,24 @@ class RequestQueue:
         return sum(map(len, self._queues.values()))
 
     def add(self, job: QueuedRequest) -> None:
-        """Let `job` wait."""
+        """Add `job` to the queue."""
         self._queues.setdefault(job.client, deque()).append(job)
 
     def remove(self, job: QueuedRequest) -> None:
-        """Take `job` out, which leaves without having had its turn."""
+        """Remove `job`, which leaves before its turn."""
         queue = self._queues[job.client]
         queue.remove(job)
         if not queue:
             del self._queues[job.client]
 
     def begin(self, job: QueuedRequest) -> None:
-        """Take `job` out, whose turn has come: its client's next one comes after those of others."""
+        """Remove `job`, whose turn has come: its client's next one comes after the others' next."""
         self.remove(job)
         if job.client in self._queues:
             self._queues.move_to_end(job.client)
 
     def in_order(self, running: Iterable[QueuedRequest]) -> list[QueuedRequest]:
-        """Return all jobs in the order in which they begin, if none of `running` ends meanwhile."""
+        """Return all requests in the order in which they begin if none of `running` ends before."""
         n_running = Counter(job.client for job in running)
         places = [
             ((n_running[client] + i, i, turn), job)

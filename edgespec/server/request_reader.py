@@ -31,7 +31,7 @@ _LEAST_GAP = 256  # tokens that there is room for where a request says nothing e
 
 @dataclass(frozen=True)
 class Service:
-    """What a server serves."""
+    """The model that a server serves: its names and the limits of its requests."""
 
     name: str
     """Name of the model in every answer."""
@@ -72,9 +72,9 @@ class PreparedText:
     tokens: list[int]
     options: Options
     answer: AnswerForm = PLAIN
-    """What the text may consist of beside plain text."""
+    """The parts that the text may have."""
     warnings: tuple[str, ...] = ()
-    """What of the request is done only in part."""
+    """Lines on parts of the request that are done only in part."""
     is_cut: bool = False
     """Whether a part of the text around a gap was left out of the prompt."""
     echo: str | None = None
@@ -86,19 +86,19 @@ class PreparedRequest:
     """A request that is answered by several texts."""
 
     texts: tuple[PreparedText, ...]
-    """As many for each prompt; those of one prompt follow each other."""
+    """The same number for each prompt; those of one prompt follow each other."""
     n_prompts: int = 1
     n_best: int | None = None
     """How many texts of each prompt, the likeliest, are the answer; None: all."""
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What of the request is done only in part."""
+        """Lines on parts of the request that are done only in part."""
         return self.texts[0].warnings
 
 
 class RequestReader:
-    """Reads requests to one model. Its methods are for any thread, and raise Fault."""
+    """Reads requests to one model. Its methods are for any thread, and raise ApiError."""
 
     def __init__(self, model: Model, service: Service) -> None:
         """Read requests to `model`. Grammars are kept, since conversations send theirs again."""
@@ -197,7 +197,7 @@ class RequestReader:
         return filled.tokens
 
     def infill(self, request: InfillRequest) -> PreparedText:
-        """Prepare what fills the gap between two texts."""
+        """Prepare the text for a gap between two others."""
         self._service.check_name(request.model)
         fim = fim_of(self._model, "input_suffix")
         constraint = constraint_of(request)
@@ -286,11 +286,11 @@ def _constrained(options: Options, grammar: Grammar, request: GenerationRequest)
 
 
 def _warnings(grammar: Grammar | None) -> tuple[str, ...]:
-    """Return what of a grammar is not enforced, with the field that asked for it."""
+    """Return the parts of a grammar that are not enforced, with the field that asked for it."""
     return tuple(f"{grammar.name}: not enforced: {line}" for line in grammar.warnings) if grammar else ()
 
 
 def _choices(text: PreparedText, n: int) -> tuple[PreparedText, ...]:
-    """Return `n` texts like `text`, each with a seed of its own."""
+    """Return `n` texts like `text`, each with its own seed."""
     seed = text.options.seed
     return tuple(replace(text, options=replace(text.options, seed=seed_of_choice(seed, i))) for i in range(n))

@@ -1,4 +1,4 @@
-"""What clients send, as in OpenAI's API; fields of other servers are in fields.py.
+"""Requests in the form of OpenAI's API; fields of other servers are in request_fields.py.
 
 Types are strict ("1" is no number), as our OpenAPI description says.
 """
@@ -42,7 +42,7 @@ Content = str | Annotated[list[TextPart], Field(min_length=1)]
 
 
 class NamedMessage(RequestPart):
-    """What messages have in common."""
+    """The fields that all messages have."""
 
     name: str | None = Field(None, description="Who speaks: handed to the chat template.")
     cache_control: Any = Field(None, description="Anthropic's; changes nothing.")
@@ -56,7 +56,7 @@ class SystemMessage(NamedMessage):
 
 
 class UserMessage(NamedMessage):
-    """What the user says."""
+    """A message of the user."""
 
     role: Literal["user"]
     content: Content
@@ -92,7 +92,7 @@ class AssistantMessage(NamedMessage):
 
 
 class ToolMessage(NamedMessage):
-    """What a called function returned."""
+    """The result of a called function."""
 
     role: Literal["tool"]
     content: Content
@@ -174,7 +174,7 @@ class SpeculativeOptions(RequestPart):
 
 
 class StreamOptions(RequestPart):
-    """What a stream ends with."""
+    """The options of a stream."""
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = Field(None, description="OpenAI's; changes nothing.")
@@ -182,7 +182,7 @@ class StreamOptions(RequestPart):
 
 
 class GenerationRequest(ConstraintFields, OtherFields):
-    """What both kinds of completion have in common."""
+    """The fields of all requests for a generation."""
 
     model: str = Field(description='A name that /v1/models lists; "edgespec" is always the served one.')
     stream: bool | None = None
@@ -239,7 +239,7 @@ class ChatRequest(GenerationRequest):
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = Field(
-        None, description='What the chat template reads besides, such as {"enable_thinking": false}.'
+        None, description='More variables of the chat template, such as {"enable_thinking": false}.'
     )
     continue_final_message: bool | None = Field(
         None, description="Go on with the last message, which is the assistant's."
@@ -266,7 +266,7 @@ class CompletionRequest(GenerationRequest):
     )
     logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     best_of: int | None = Field(
-        None, ge=1, le=MAX_CHOICES, description="Write so many; the n likeliest a token are the answer."
+        None, ge=1, le=MAX_CHOICES, description="Write this many; the n likeliest a token are the answer."
     )
     echo: bool | None = Field(None, description="Whether the answer begins with the prompt.")
     suffix: str | None = Field(None, description="What follows the answer; needs a model trained for it.")

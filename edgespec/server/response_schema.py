@@ -1,4 +1,4 @@
-"""What clients get, as in OpenAI's API; `edgespec` fields are ours, and other clients ignore them."""
+"""Answers in the form of OpenAI's API; `edgespec` fields are ours, and other clients ignore them."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class CachedTokens(BaseModel):
-    """Of the prompt."""
+    """How much of the prompt was in the cache."""
 
     cached_tokens: int
 
 
 class SourceCount(BaseModel):
-    """What one source of drafts did."""
+    """Tokens that one source of drafts proposed, and those accepted."""
 
     drafted: int
     accepted: int
 
 
 class DraftUsage(BaseModel):
-    """What drafting did for an answer."""
+    """The figures of an answer: what drafting did for it, its time, its energy."""
 
     drafted: int
     accepted: int
-    cached_tokens: int = Field(description="Prompt tokens that were not read again.")
+    cached_tokens: int = Field(description="Prompt tokens that were in the cache.")
     tokens_per_second: float | None = Field(
         description="Tokens after the first over the time after it; of several texts the mean."
     )
@@ -43,7 +43,7 @@ class DraftUsage(BaseModel):
         description="The same seed gives this text again; null if timing influenced it, so no seed does."
     )
     note: str = Field(description="Why drafting was on or off.")
-    warnings: list[str] = Field([], description="What of the request is done only in part.")
+    warnings: list[str] = Field([], description="Parts of the request that are done only in part.")
 
 
 class Usage(BaseModel):
@@ -95,7 +95,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def _sources(results: Sequence[Result]) -> dict[str, SourceCount]:
-    """Return what each source of drafts did in all of `results`."""
+    """Return the counts of each source of drafts over all of `results`."""
     found: dict[str, SourceCount] = {}
     for result in results:
         for name, (drafted, accepted) in result.sources.items():
@@ -133,7 +133,7 @@ class FunctionCall(BaseModel):
 
 
 class AnswerToolCall(BaseModel):
-    """A call that the model wants made."""
+    """A call that the model asks for."""
 
     id: str
     type: Literal["function"] = "function"
@@ -161,7 +161,7 @@ class ChatChoice(BaseModel):
 
 
 class CompletionBase(BaseModel):
-    """What all answers and chunks begin with."""
+    """The fields that all answers and chunks begin with."""
 
     id: str
     created: int = Field(description="Seconds since 1970.")
@@ -194,7 +194,7 @@ class ToolCallDelta(BaseModel):
 
 
 class MessageDelta(BaseModel):
-    """What a chunk adds to the message."""
+    """The part of a message that a chunk adds."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
@@ -229,7 +229,7 @@ class ChatChunk(CompletionBase):
 
 
 class TextLogprobs(BaseModel):
-    """As ChatLogprobs, in the form of the older API; null for a prompt's first token."""
+    """Logprobs as in ChatLogprobs, in the form of the older API; null for a prompt's first token."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -256,7 +256,7 @@ class TextCompletion(CompletionBase):
 
 
 class ServedModel(BaseModel):
-    """What /v1/models says of the model."""
+    """The model in the answer of /v1/models."""
 
     id: str
     object: Literal["model"] = "model"
@@ -266,7 +266,7 @@ class ServedModel(BaseModel):
 
 
 class ServedModelFacts(BaseModel):
-    """What a client may want to know of the pair."""
+    """The served pair: its names, its draft, what it can do."""
 
     aliases: list[str]
     draft: str | None
@@ -296,7 +296,7 @@ class Health(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """What was wrong."""
+    """The error within an ErrorAnswer."""
 
     message: str
     type: str

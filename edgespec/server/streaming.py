@@ -25,7 +25,7 @@ ALIVE_S = 10.0
 """Seconds without a token after which a stream sends something, so that no proxy closes it as dead."""
 
 WARNING = "X-Edgespec-Warning"
-"""Header that says what of a request is done only in part; once for each part."""
+"""Header for a part of a request that is done only in part; once for each."""
 
 CLIENT_GONE = 499
 """Status of an answer that nobody reads, as in nginx."""
@@ -33,7 +33,7 @@ CLIENT_GONE = 499
 _SETTLE_S = 0.1
 
 Item: TypeAlias = list[Token] | QueuePlace | Result
-"""What a worker yields of a request."""
+"""An item that a worker yields for a request."""
 
 
 class ClientGone(Exception):  # noqa: N818 - no error: nobody is there to be answered
@@ -41,7 +41,7 @@ class ClientGone(Exception):  # noqa: N818 - no error: nobody is there to be ans
 
 
 class RequestRun:
-    """Receives what a worker yields of several texts, each in an asyncio task of its own.
+    """The texts of a request: receives what a worker yields, each text in its own asyncio task.
 
     So the reader can wait for the next tokens with a time limit. It can also end the generations with one
     call that does not wait, even while the reader itself is being cancelled.
@@ -92,7 +92,7 @@ class RequestRun:
         self._watch = asyncio.create_task(wait())
 
     async def settle(self, log: Callable[[str], None]) -> None:
-        """Wait a moment, so that a refusal that comes at once still gets its own status. Raises Fault."""
+        """Wait a moment, so that a refusal that comes at once still gets its own status. Raises ApiError."""
         try:
             await asyncio.wait(self._tasks, timeout=_SETTLE_S, return_when=asyncio.FIRST_COMPLETED)
         except BaseException:
@@ -123,7 +123,7 @@ class RequestRun:
     async def collect(
         self, receive: Receive, collect: Callable[[int, list[Token]], object], log: Callable[[str], None]
     ) -> list[Result] | None:
-        """Give all tokens to `collect` and return the results; None if the client went away. Raises Fault."""
+        """Give all tokens to `collect`; return the results, None if the client left. Raises ApiError."""
         self.watch(receive)
         results: dict[int, Result] = {}
         try:
@@ -185,9 +185,9 @@ class AnswerWriter(ABC):
         """Return what tells the request's place in the queue."""
         return f": queue {place}\n\n"
 
-    def failed(self, fault: ApiError) -> str:
+    def failed(self, error: ApiError) -> str:
         """Return what ends a stream that failed."""
-        return f"data: {json.dumps(fault.body())}\n\n"
+        return f"data: {json.dumps(error.body())}\n\n"
 
 
 class StreamingAnswer(Response):

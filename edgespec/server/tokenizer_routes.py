@@ -66,7 +66,7 @@ class TokenizerFacts(BaseModel):
 
 
 def tokens_of(model: Model, request: TokenizeRequest, n_ctx: int) -> TokenizedText:
-    """Return the tokens of a text. Raises Fault."""
+    """Return the tokens of a text. Raises ApiError."""
     text = request.content if request.content is not None else request.prompt
     if text is None or None not in (request.content, request.prompt):
         raise ApiError(400, "content: send the text as content, or as prompt", param="content")
@@ -86,7 +86,7 @@ def tokens_of(model: Model, request: TokenizeRequest, n_ctx: int) -> TokenizedTe
 
 
 def text_of(model: Model, request: DetokenizeRequest) -> DetokenizedText:
-    """Return the text of tokens. Raises Fault."""
+    """Return the text of tokens. Raises ApiError."""
     for token in request.tokens:
         if token >= model.n_vocab:
             raise ApiError(400, f"token {token}: the model's are 0 to {model.n_vocab - 1}", param="tokens")

@@ -2,7 +2,7 @@
 
 The event loop hands jobs over and gets lists of tokens back; neither side waits for the other with a lock
 held. Before each pass the thread lets waiting jobs begin as long as the engine has room, in turns by client
-(jobs.py); each pass then serves all jobs that run (batcher.py). A job that must end is only marked; the
+(request_queue.py); each pass then serves all jobs that run. A job that must end is only marked; the
 thread ends it after the pass, so the others are not disturbed. A pass is interrupted only if all jobs under
 way must end. One lock guards the queue and which jobs run.
 
@@ -48,11 +48,11 @@ class EndedRequest:
     waited_s: float
     """Seconds in the queue."""
     result: Result | None
-    """What was written, complete or not; None for a job that never began or that failed."""
+    """The text that was written, complete or not; None for a request that never began or that failed."""
 
 
 class Worker:
-    """Runs generations on a thread of its own, as many at once as the engine may.
+    """Runs generations on its own thread, as many at once as the engine may.
 
     `engine` was made with `cancellation` as its signals; from `start` to the end of `stop` only that thread
     uses it. `on_end` and `on_pass` are called on that thread.

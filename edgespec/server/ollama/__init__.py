@@ -1,1 +1,1 @@
-"""Ollama's API beside OpenAI's: its requests become ours, and our chunks become its lines."""
+"""Ollama's API, translated: its requests become OpenAI's, and chunks become its lines."""

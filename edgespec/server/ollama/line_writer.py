@@ -44,7 +44,7 @@ class ContextTokens:
 
 @dataclass
 class LinePart:
-    """What a line adds to an answer."""
+    """The part of an answer that a line adds."""
 
     content: str = ""
     thinking: str = ""
@@ -124,9 +124,9 @@ class OllamaWriter(AnswerWriter):
         """Return nothing: Ollama's clients know of no queue."""
         return ""
 
-    def failed(self, fault: ApiError) -> str:
+    def failed(self, error: ApiError) -> str:
         """Return the line of a stream that failed."""
-        return json.dumps({"error": str(renamed(fault))}) + "\n"
+        return json.dumps({"error": str(renamed(error))}) + "\n"
 
     # ---- from chunks ----
 

@@ -1,4 +1,4 @@
-"""What Ollama's API tells of the served model: its names, its size, the metadata of its file."""
+"""The served model as Ollama's API describes it: its names, its size, the metadata of its file."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class OllamaModelFacts:
         self.names = ServedNames(service, self._details.quantization_level, self._details.parameter_size)
 
     def listed(self) -> ListedModel:
-        """Return what /api/tags says."""
+        """Return the model for /api/tags."""
         return ListedModel(
             name=self.names.full,
             model=self.names.full,
@@ -70,7 +70,7 @@ class OllamaModelFacts:
         )
 
     def loaded(self) -> LoadedModel:
-        """Return what /api/ps says."""
+        """Return the model for /api/ps."""
         engine = self._engine
         weights = engine.target.size_bytes + (engine.draft.size_bytes if engine.draft else 0)
         return LoadedModel(
@@ -85,7 +85,7 @@ class OllamaModelFacts:
         )
 
     def shown(self, *, verbose: bool) -> ShownModel:
-        """Return what /api/show says."""
+        """Return the model for /api/show."""
         template = self._engine.target.chat_template or ""
         shown = ShownModel(
             modelfile=f"# The one model of this server, made from no Modelfile.\nFROM {self.names.full}\n",
@@ -127,7 +127,7 @@ class ServedNames:
     """The served model's name, its aliases, and what may stand after a colon."""
 
     def __init__(self, service: Service, quantization: str, size: str) -> None:
-        """Know `service`'s model, also without its `quantization`, or with that or its `size` as a tag."""
+        """Accept the model's name also without its `quantization`, or with that or its `size` as a tag."""
         self.full = service.name if ":" in service.name else f"{service.name}:{LATEST}"
         """The name that lists show."""
         names = {name.lower() for name in (service.name, *service.aliases)}
@@ -135,7 +135,7 @@ class ServedNames:
         self._tags = {LATEST, quantization.lower(), size.lower()}
 
     def check(self, asked: str) -> None:
-        """Raise a Fault if no model of this name is served, in Ollama's words."""
+        """Raise a ApiError if no model of this name is served, in Ollama's words."""
         if not asked:
             raise ApiError(400, "model is required", param="model")
         if not self._is_served(asked.lower()):

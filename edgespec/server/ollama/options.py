@@ -56,7 +56,7 @@ HONOURED = (*INTEGERS, *NUMBERS, "stop")
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """What a request's options ask for."""
+    """The options of a request, as the engine takes them."""
 
     params: SamplingParams
     n_predict: int | None
@@ -70,7 +70,7 @@ class ReadOptions:
 
 
 def read_options(given: Mapping[str, Any]) -> ReadOptions:
-    """Return what `given` asks for. Raises Fault for an option that cannot be honoured."""
+    """Return what `given` asks for. Raises ApiError for an option that cannot be honoured."""
     values = {name: value for name, value in given.items() if value is not None}
     for name in values.keys() - set(HONOURED):
         _check_other(name, values[name])

@@ -30,14 +30,14 @@ _NAMES = {
     "response_format": "format",
     "chat_template_kwargs": "think",
 }
-"""What Ollama's API calls a field of OpenAI's."""
+"""Ollama's names of OpenAI's fields."""
 
 _EFFORT = "reasoning_effort"
 _SWITCHES = r"\.enable_thinking|\.reasoning_effort"
 
 
 class OllamaReader:
-    """Reads Ollama's requests to one model. Its methods are for any thread, and raise Fault."""
+    """Reads Ollama's requests to one model. Its methods are for any thread, and raise ApiError."""
 
     def __init__(self, reader: RequestReader, service: Service, model: Model) -> None:
         """Let `reader` prepare requests to `model`."""
@@ -88,7 +88,7 @@ class OllamaReader:
         return self._fitted(prepared, options, param)
 
     def _thinking(self, body: OllamaGenerationRequest) -> dict[str, Any]:
-        """Return what the chat template is told of thinking. Raises Fault."""
+        """Return the chat template's variables for thinking. Raises ApiError."""
         reader = self._reader
         if not reader.thinks:
             if body.think:
@@ -148,7 +148,7 @@ class OllamaReader:
 
 
 class _Renamed:
-    """A context manager in which faults speak of Ollama's fields instead of OpenAI's."""
+    """A context manager in which errors name Ollama's fields instead of OpenAI's."""
 
     def __init__(self, prompt: str) -> None:
         """Call the messages `prompt`."""
@@ -162,14 +162,14 @@ class _Renamed:
             raise renamed(error, self._prompt) from None
 
 
-def renamed(fault: ApiError, prompt: str = "messages") -> ApiError:
-    """Return `fault` with the field at fault called as in Ollama's API."""
-    old = fault.param or ""
+def renamed(error: ApiError, prompt: str = "messages") -> ApiError:
+    """Return `error` with the field at fault called as in Ollama's API."""
+    old = error.param or ""
     new = prompt if old in ("messages", "prompt") else _NAMES.get(old, old)
     if not old or new == old:
-        return fault
-    line = re.sub(rf"(?<![\w.]){re.escape(old)}({_SWITCHES})?(?!\w)", new, str(fault))
-    return ApiError(fault.status, line, param=new, code=fault.code, headers=fault.headers)
+        return error
+    line = re.sub(rf"(?<![\w.]){re.escape(old)}({_SWITCHES})?(?!\w)", new, str(error))
+    return ApiError(error.status, line, param=new, code=error.code, headers=error.headers)
 
 
 def _read(kind: type[_Request], fields: Mapping[str, Any]) -> _Request:

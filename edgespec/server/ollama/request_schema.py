@@ -1,4 +1,4 @@
-"""What Ollama's clients send. Fields are those of its API; one that is not is refused by its name."""
+"""Requests in the form of Ollama's API. A field that it lacks is refused by its name."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class OllamaRequestMessage(OllamaRequestPart):
 
 
 class OllamaGenerationRequest(OllamaRequest):
-    """What /api/chat and /api/generate have in common."""
+    """The fields of /api/chat and /api/generate."""
 
     stream: bool | None = Field(None, description="Lines as they are written, unless it is false.")
     format: Literal["", "json"] | dict[str, Any] | None = Field(

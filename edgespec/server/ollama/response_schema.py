@@ -1,4 +1,4 @@
-"""What Ollama's clients get; `edgespec` fields are ours, and other clients ignore them."""
+"""Answers in the form of Ollama's API; `edgespec` fields are ours, and other clients ignore them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class OllamaFunction(BaseModel):
 
 
 class OllamaCall(BaseModel):
-    """A call that the model wants made."""
+    """A call that the model asks for."""
 
     id: str
     function: OllamaFunction
@@ -71,7 +71,7 @@ class GenerateLine(AnswerLine):
 
 
 class ModelDetails(BaseModel):
-    """What a model is."""
+    """The model's family, size and quantization."""
 
     parent_model: str
     format: Literal["gguf"]
@@ -84,7 +84,7 @@ class ModelDetails(BaseModel):
 
 
 class ListedModel(BaseModel):
-    """What /api/tags says of the model."""
+    """The model in the answer of /api/tags."""
 
     name: str
     model: str
@@ -102,7 +102,7 @@ class ModelTags(BaseModel):
 
 
 class LoadedModel(BaseModel):
-    """What /api/ps says of the model."""
+    """The model in the answer of /api/ps."""
 
     name: str
     model: str

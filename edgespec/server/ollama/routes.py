@@ -1,6 +1,6 @@
 """The routes of Ollama's API: chat, generate, what is served; and a clear line for each that is not here.
 
-Clients may send any Content-Type or none, as `curl -d` does. The gate (limits.py) keeps other web pages out
+Clients may send any Content-Type or none, as `curl -d` does. The gate (gate.py) keeps other web pages out
 by their Origin, and `route_class` those that a browser tells of in another way.
 """
 

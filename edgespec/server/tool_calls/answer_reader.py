@@ -24,14 +24,14 @@ from edgespec.server.tool_calls.untagged_calls import calls_of, may_be_calls
 
 @dataclass(frozen=True)
 class AnswerForm:
-    """What an answer may consist of beside text."""
+    """The parts that an answer may have: calls, thoughts, text."""
 
     functions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """JSON schemas of the arguments, by the functions' names; if empty, no calls are looked for."""
     form: CallForm | None = None
     """The model's own form of calls; None if it is not known."""
     thinking: tuple[str, str] | None = None
-    """What thoughts begin and end with, where the model has any."""
+    """The markers that thoughts begin and end with; None if the model has none."""
     thinks_at_once: bool = False
     """Whether the prompt ends where a thought has begun."""
     forced: bool = False

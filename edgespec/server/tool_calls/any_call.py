@@ -1,4 +1,4 @@
-"""What stands in a call: an object of JSON, a name with an object or with tagged values, Python's call."""
+"""Reads a call in any form: an object of JSON, a name with an object or with tagged values, Python's call."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_WORDS = 4  # before a name: its type, an id
 
 
 class AnyCallReader:
-    """Reads calls of known functions from a source, whatever they are written as."""
+    """Reads calls of known functions from a source, in whichever form they are written."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class AnyCallReader:
         functions: Functions,
         forms: Sequence[CallForm],
     ) -> None:
-        """Read calls of `functions` from `source`, and `tell` what is found; `forms` says what is tried."""
+        """Read calls of `functions` from `source`, in `forms` among others; `tell` gets the events."""
         self._source = source
         self._functions = functions
         self._json = JsonCallReader(source, tell, functions)

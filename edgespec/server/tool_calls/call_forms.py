@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001 - DeepSeek's markers have a wide bar
-"""Forms of calls: found in what a template writes for a sample, or known by the markers of a family."""
+"""Forms of calls: found in a template's text of a sample call, or known by the markers of a family."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class ArgumentForm:
     following: str
     closing: str
     none: str
-    """What follows the name where there are no arguments."""
+    """The text after the name where there are no arguments."""
     quoted: bool
     """Whether values are Python's literals; else they are bare text."""
     quote: str = ""
-    """What stands around texts, where other values have no such marks."""
+    """The mark around texts, where other values have none."""
 
     def write(self, arguments: Mapping[str, Any]) -> str:
         """Return the text of arguments."""
@@ -66,7 +66,7 @@ class CallForm:
 
     @property
     def openers(self) -> tuple[str, ...]:
-        """Markers with which a call begins; () if it has none, and is an answer of its own."""
+        """Markers with which a call begins; () if it has none, and is a whole answer."""
         found = _JSON_START.search(self.before)
         lead = self.before[: found.start()] if found else self.before
         if self.keyed and self.keyed.quoted:
@@ -306,11 +306,11 @@ FAMILIES: tuple[_Family, ...] = (
     _Family(r"<tool_calls>", _listed("<tool_calls>", "</tool_calls>")),
     _Family(r'<\|python_tag\|>|"name": function name, "parameters"', LLAMA),
 )
-"""By sign, the likeliest first."""
+"""Known families, the likeliest first."""
 
 
 def readable_forms(own: CallForm | None) -> Sequence[CallForm]:
-    """Return the forms that are read where a model's own is `own`; if it is not known, all."""
+    """Return the forms to read where the model's own is `own`: all, if it is not known."""
     if own is None:
         return [HERMES, *(family.form for family in FAMILIES if family.form != HERMES)]
     return [own] if own == HERMES else [own, HERMES]

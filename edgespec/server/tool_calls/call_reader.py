@@ -1,4 +1,4 @@
-"""What all readers of calls' bodies have."""
+"""The base of the readers of calls."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ Functions = Mapping[str, Mapping[str, Any]]
 class CallReader:
     """Reads calls of known functions from a source.
 
-    A reader stands at the call's beginning and returns whether there is one. Up to the name of a known
-    function, and the beginning of its arguments, nothing is told: what fails until then is text. What comes
-    after is the call, whatever it is.
+    A reader begins where a call may begin, and returns whether there is one. Nothing is told before the name
+    of a known function and the beginning of its arguments: a text that fails there is no call. All that
+    follows is the call's.
     """
 
     def __init__(self, source: TextSource, tell: Callable[[Event], None], functions: Functions) -> None:
-        """Read calls of `functions` from `source`, and `tell` what is found."""
+        """Read calls of `functions` from `source`; `tell` gets the events."""
         self._source = source
         self._tell = tell
         self._functions = functions
 
     def _begin(self, name: str) -> None:
-        """Tell that a call begins: there is no way back from here."""
+        """Tell that a call begins, from where the cursor cannot go back."""
         self._tell(CallStart(name))
         self._source.forget()
 

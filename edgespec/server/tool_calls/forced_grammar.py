@@ -44,7 +44,7 @@ _OBJECT = re.compile(r'\{\s*"(\w+)":\s*"",\s*"(\w+)":\s*')
 
 @dataclass(frozen=True)
 class ForcedCalls:
-    """What an answer is held to."""
+    """The calls that an answer is held to."""
 
     form: CallForm
     functions: Mapping[str, Schema]
@@ -52,9 +52,9 @@ class ForcedCalls:
     many: bool = False
     """Whether there may be several calls, where the form has a way to write them."""
     otherwise: bool = False
-    """Whether the answer may be what @answer stands for instead of calls."""
+    """Whether the answer may also be what @answer stands for, without calls."""
     thought_end: str | None = None
-    """What ends the thought that the prompt has begun."""
+    """The end of the thought that the prompt has begun."""
 
 
 def forced_calls(forced: ForcedCalls, find_token: FindToken) -> str:
@@ -83,7 +83,7 @@ def closed(parameters: Schema | None) -> dict[str, Any]:
 
 
 def unenforced(forced: ForcedCalls) -> tuple[str, ...]:
-    """Return what of the functions' schemas the grammar of calls does not hold the arguments to."""
+    """Return the parts of the functions' schemas that the grammar of calls does not enforce."""
     told: dict[str, None] = {}
     for name, parameters in forced.functions.items():
         schema = closed(parameters)
@@ -111,7 +111,7 @@ def _loose_texts(schema: Schema) -> Iterator[str]:
 
 
 def _followed(schema: Any, whole: Schema) -> Schema:  # noqa: ANN401 - JSON
-    """Return a part of `whole` together with what it refers to."""
+    """Return a part of `whole` merged with the definition that it refers to."""
     found: Schema = schema if isinstance(schema, Mapping) else {}
     for _ in range(_MOST_REFERENCES):
         target = pointed(found.get("$ref"), whole)
@@ -289,7 +289,7 @@ def _python(schema: Schema, whole: Schema) -> str:
 
 
 def _with_definitions(schema: Schema, whole: Schema) -> dict[str, Any]:
-    """Return a part of a schema as one of its own: with the definitions that it may refer to."""
+    """Return a part of a schema as a whole one, with the definitions that it may refer to."""
     kept = {key: whole[key] for key in ("$defs", "definitions") if key in whole}
     target = pointed(schema.get("$ref"), whole)
     return {**kept, **schema} if target is None or kept else dict(target)

@@ -13,17 +13,17 @@ from edgespec.server.tool_calls.untagged_calls import ARGUMENT_KEYS, NAME_KEYS
 
 @dataclass
 class _Object:
-    """What was read of an object."""
+    """The part of an object that was read."""
 
     name: str = ""
     arguments: str = ""
-    """Those that came before the name."""
+    """Arguments that came before the name."""
     told: bool = False
     """Whether a call was told."""
 
 
 class JsonCallReader(CallReader):
-    """Reads such objects."""
+    """Reads calls that are JSON objects."""
 
     def read_list(self) -> Steps[bool]:
         """Read the objects of a list, after its bracket."""

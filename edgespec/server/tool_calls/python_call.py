@@ -13,7 +13,7 @@ _KEY = re.compile(r"\s*([A-Za-z_$@][\w$@.\-]*)\s*=(?!=)")  # also names that Pyt
 
 
 class PythonCallReader(CallReader):
-    """Reads such calls."""
+    """Reads calls as Python writes them."""
 
     def read(self, name: str = "") -> Steps[bool]:
         """Read calls as Python writes them, separated by commas: of `name`, at its bracket, or any."""

@@ -15,7 +15,7 @@ _BARE = re.compile(r"[^\s,:{}\[\]<]+")
 
 
 class TaggedCallReader(CallReader):
-    """Reads such arguments, and tells them as one object of JSON."""
+    """Reads tagged arguments, and tells them as one object of JSON."""
 
     def read_arguments(self, name: str, keyed: ArgumentForm) -> Steps[bool]:
         """Read the arguments of `name`, which are written as `keyed` says."""

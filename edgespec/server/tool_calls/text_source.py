@@ -1,4 +1,4 @@
-"""A text that comes in pieces, read by generators that pause where it ends, and what they find in it."""
+"""A text that comes in pieces, read by generators that pause at its end; the events that they find in it."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class TextSource:
 
     @property
     def rest(self) -> str:
-        """What follows the cursor, as far as it has come."""
+        """The text after the cursor, as far as it has come."""
         return self._text[self._at :]
 
     def take(self, n: int) -> str:

@@ -42,7 +42,8 @@ class MessageWriter:
         return [self._message(message) for message in messages]
 
     def _message(self, message: Message) -> dict[str, Any]:
-        made: dict[str, Any] = {"role": message.role, "content": self._content(message.content)}
+        text = _text(message.content)
+        made: dict[str, Any] = {"role": message.role, "content": self._parts(text)}
         if message.role == "developer":
             made["role"] = "system"  # templates do not know OpenAI's newer name
         if name := getattr(message, "name", None):
@@ -52,23 +53,14 @@ class MessageWriter:
         if isinstance(message, AssistantMessage):
             if message.reasoning_content is not None:
                 made["reasoning_content"] = message.reasoning_content
-            if message.tool_calls and self._leaves_calls_out:
-                said = _text(message.content)
-                made["content"] = self._parts(
-                    "\n".join(filter(None, [said, self._written(message.tool_calls)]))
-                )
+            if message.tool_calls and self._traits.takes_tools and not self._traits.shows_calls:
+                # The template offers tools, and yet leaves earlier calls out.
+                written = self._written(message.tool_calls)
+                made["content"] = self._parts("\n".join(filter(None, [text, written])))
             elif message.tool_calls:
                 made["content"] = made["content"] or self._traits.style.content
                 made["tool_calls"] = [self._call(call) for call in message.tool_calls]
         return made
-
-    @property
-    def _leaves_calls_out(self) -> bool:
-        """Whether the template offers tools, and yet leaves earlier calls out."""
-        return self._traits.takes_tools and not self._traits.shows_calls
-
-    def _content(self, content: Content | None) -> Any:  # noqa: ANN401 - text, or a list of parts
-        return self._parts(_text(content))
 
     def _parts(self, text: str) -> Any:  # noqa: ANN401
         return [{"type": "text", "text": text}] if self._traits.typed_content else text

@@ -278,7 +278,7 @@ class TextChoiceWriter:
         self._head = head
         self._index = index
         self._written = written
-        self._logprobs = _no_logprobs()
+        self._tokens: list[Token] = []
         self._offset = 0  # of the next token's text
 
     def begin(self) -> TextCompletion | None:
@@ -309,7 +309,10 @@ class TextChoiceWriter:
         """Return the whole text."""
         logprobs = None
         if self._written.keeps_tokens:
-            logprobs = self._with_prompt(result) if self._echo is not None else self._logprobs
+            tokens = self._tokens if self._echo is None else self._with_prompt(result)
+            logprobs, _ = _older_form(self._written.model, tokens)
+            if self._echo is not None:
+                logprobs.token_logprobs[0] = logprobs.top_logprobs[0] = None
         reason = finish_reason(result)
         text = (self._echo or "") + self._written.text
         return TextChoice(index=self._index, text=text, logprobs=logprobs, finish_reason=reason)
@@ -317,48 +320,21 @@ class TextChoiceWriter:
     def _chunk(self, text: str, reason: FinishReason | None = None) -> TextCompletion:
         choice = TextChoice(index=self._index, text=text, logprobs=None, finish_reason=reason)
         if self._written.keeps_tokens and (taken := self._written.take()):
-            choice.logprobs = self._older_form(taken)
+            choice.logprobs, self._offset = _older_form(self._written.model, taken, self._offset)
+            self._tokens += taken
         return self._made([choice])
 
-    def _older_form(self, tokens: Sequence[Token]) -> TextLogprobs:
-        model, everything = self._written.model, self._logprobs
-        made = _no_logprobs()
-        for token in tokens:
-            text = _name(model.piece(token.id, special=True))
-            made.tokens.append(text)
-            made.token_logprobs.append(max(token.logprob or 0.0, LEAST))
-            made.top_logprobs.append(
-                {_name(model.piece(i, special=True)): max(value, LEAST) for i, value in token.top}
-            )
-            made.text_offset.append(self._offset)
-            self._offset += len(text)
-        everything.tokens += made.tokens
-        everything.token_logprobs += made.token_logprobs
-        everything.top_logprobs += made.top_logprobs
-        everything.text_offset += made.text_offset
-        return made
-
-    def _with_prompt(self, result: Result) -> TextLogprobs:
-        """Return the logprobs of prompt and text, and of the token that ended it, which has no text.
+    def _with_prompt(self, result: Result) -> list[Token]:
+        """Return the tokens of prompt and text, and the one that ended it, which has no text.
 
         Programs that score texts leave out the last token of an answer of one.
         """
-        if result.end_token and result.stop_reason == "eog":
-            self._older_form([result.end_token])
-        written, self._logprobs, self._offset = self._logprobs, _no_logprobs(), 0
         prompt = [
             Token(token, "", "target", said.logprob if said else None, said.top if said else ())
             for token, said in zip(self._prompt, (None, *result.prompt_logprobs), strict=True)
         ]
-        found = self._older_form(prompt)
-        found.token_logprobs[0] = found.top_logprobs[0] = None
-        n = self._offset
-        return TextLogprobs(
-            tokens=found.tokens + written.tokens,
-            token_logprobs=found.token_logprobs + written.token_logprobs,
-            top_logprobs=found.top_logprobs + written.top_logprobs,
-            text_offset=found.text_offset + [n + offset for offset in written.text_offset],
-        )
+        end = [result.end_token] if result.end_token and result.stop_reason == "eog" else []
+        return [*prompt, *self._tokens, *end]
 
     def _made(self, choices: list[TextChoice], usage: Usage | None = None) -> TextCompletion:
         made = TextCompletion(**vars(self._head), object="text_completion", choices=choices)
@@ -367,8 +343,19 @@ class TextChoiceWriter:
         return made
 
 
-def _no_logprobs() -> TextLogprobs:
-    return TextLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
+def _older_form(model: Model, tokens: Iterable[Token], offset: int = 0) -> tuple[TextLogprobs, int]:
+    """Return the logprobs of `tokens`, whose text begins at `offset`, and where it ends."""
+    made = TextLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
+    for token in tokens:
+        text = _name(model.piece(token.id, special=True))
+        made.tokens.append(text)
+        made.token_logprobs.append(max(token.logprob or 0.0, LEAST))
+        made.top_logprobs.append(
+            {_name(model.piece(i, special=True)): max(value, LEAST) for i, value in token.top}
+        )
+        made.text_offset.append(offset)
+        offset += len(text)
+    return made, offset
 
 
 def _logprob(model: Model, token: Token) -> TokenLogprob:

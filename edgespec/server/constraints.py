@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -24,20 +24,19 @@ from edgespec.server.request_schema import (
 
 ConstraintKind = Literal["schema", "grammar", "choice", "regex"]
 
-_FIELDS: dict[str, ConstraintKind] = {
+_STRUCTURED = "structured_outputs"
+_KINDS: dict[str, ConstraintKind] = {
     "json_schema": "schema",
     "grammar": "grammar",
     "guided_json": "schema",
     "guided_choice": "choice",
     "guided_regex": "regex",
     "guided_grammar": "grammar",
-}
-_STRUCTURED: dict[str, ConstraintKind] = {
-    "structured_outputs.json": "schema",
-    "structured_outputs.json_object": "schema",
-    "structured_outputs.choice": "choice",
-    "structured_outputs.regex": "regex",
-    "structured_outputs.grammar": "grammar",
+    f"{_STRUCTURED}.json": "schema",
+    f"{_STRUCTURED}.json_object": "schema",
+    f"{_STRUCTURED}.choice": "choice",
+    f"{_STRUCTURED}.regex": "regex",
+    f"{_STRUCTURED}.grammar": "grammar",
 }
 _KEPT_GRAMMARS = 16
 _ANY_OBJECT = '{"type": "object"}'
@@ -84,16 +83,10 @@ def _of_format(wanted: ResponseFormat | None) -> Iterator[AnswerConstraint]:
 
 
 def _of_fields(request: GenerationRequest) -> Iterator[AnswerConstraint]:
-    yield from _of_values(vars(request), _FIELDS)
-    if request.structured_outputs is not None:
-        given = request.structured_outputs.model_dump(by_alias=True)
-        values = {f"structured_outputs.{name}": value for name, value in given.items()}
-        yield from _of_values(values, _STRUCTURED)
-
-
-def _of_values(values: Mapping[str, Any], kinds: Mapping[str, ConstraintKind]) -> Iterator[AnswerConstraint]:
-    for name, kind in kinds.items():
-        value = values[name]
+    given = request.model_dump(include={name.partition(".")[0] for name in _KINDS}, by_alias=True)
+    given |= {f"{_STRUCTURED}.{name}": value for name, value in (given[_STRUCTURED] or {}).items()}
+    for name, kind in _KINDS.items():
+        value = given.get(name)
         if value is None or value is False or (name == "grammar" and not value):  # llama-server's send ""
             continue
         if kind == "schema":

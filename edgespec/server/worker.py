@@ -152,7 +152,7 @@ class Worker:
                 await job.news.wait()
                 job.news.clear()
                 end = job.end  # read before the list, which then holds all tokens made before the end
-                if end is None and (place := job.place) != told:
+                if not isinstance(end, BaseException) and (place := job.place) != told:
                     told = place
                     yield QueuePlace(place)
                 if made := job.take():

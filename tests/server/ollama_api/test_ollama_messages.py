@@ -71,14 +71,14 @@ def lines_of(
     result = Result(
         text, (0,) * len(text), 1, stop_reason, None, "m", None, "stock", {}, "", stats,
     )  # fmt: skip
-    made: list[str] = []
+    made = ""
     for token in tokens:
         if stream:
-            made += writing.add([token])
+            made += writing.add(0, [token])
         else:
-            writing.collect([token])
-    made += writing.finish(result) if stream else [writing.whole(result)]
-    return [json.loads(line) for line in made]
+            writing.collect(0, [token])
+    made += writing.finish(0, result) if stream else writing.whole([result])
+    return [json.loads(line) for line in made.splitlines()]
 
 
 CALLS = AnswerForm({"f": {}, "g": {}})

@@ -13,8 +13,8 @@ from starlette.concurrency import run_in_threadpool
 from edgespec.decoding.choices import DrafterName
 from edgespec.engine.engine import Engine
 from edgespec.server.api_errors import ApiError
+from edgespec.server.infill_routes import add_infill
 from edgespec.server.json_routes import add_error_handlers, route_class
-from edgespec.server.llama_server_routes import add_llama_routes
 from edgespec.server.metrics import CONTENT_TYPE, Metrics
 from edgespec.server.ollama.routes import add_ollama
 from edgespec.server.openai_writer import ChoicesWriter, OpenAIWriter
@@ -33,6 +33,7 @@ from edgespec.server.response_schema import (
     TextCompletion,
 )
 from edgespec.server.streaming import Answerer, warned
+from edgespec.server.tokenizer_routes import add_tokenizer
 from edgespec.server.worker import Worker
 
 Log = Callable[[str], None]
@@ -71,7 +72,8 @@ def create_app(
     _add_models(app, engine, service, takes_tools=reader.takes_tools)
     _add_completions(app, engine, service, reader, answerer)
     add_ollama(app, engine, service, reader, answerer, log=log)
-    add_llama_routes(app, engine.target, service, reader, answerer)
+    add_infill(app, engine.target, service, reader, answerer)
+    add_tokenizer(app, engine.target, service)
     add_page(app)
     app.openapi_schema = described(app.openapi())
     return app

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Coroutine, MutableMapping
-from typing import Any, NoReturn
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -14,6 +14,7 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from edgespec.server.api_errors import ApiError, from_engine, invalid
+from edgespec.server.tool_calls.argument_values import refuse_constant
 
 
 def route_class(log: Callable[[str], None], *, any_type: bool = False) -> type[APIRoute]:
@@ -82,11 +83,10 @@ def strict_json(data: bytes) -> Any:  # noqa: ANN401 - JSON
             raise ValueError(f"the number {text[:20]} is too large")
         return value
 
-    def refuse(text: str) -> NoReturn:
-        raise ValueError(f"{text} is no JSON")
-
     try:
-        found = json.loads(data.decode(), object_pairs_hook=unique, parse_float=number, parse_constant=refuse)
+        found = json.loads(
+            data.decode(), object_pairs_hook=unique, parse_float=number, parse_constant=refuse_constant
+        )
         json.dumps(found, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         reason = "a string holds half a surrogate pair, which is no Unicode"

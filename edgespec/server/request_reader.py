@@ -18,7 +18,7 @@ from edgespec.server.chat_prompts import ChatPrompts
 from edgespec.server.choice_writers import first_call
 from edgespec.server.constraints import Grammars, constraint_of
 from edgespec.server.fim_prompt import FimGap, filled_prompt, fim_of
-from edgespec.server.infill import InfillRequest, time_limit
+from edgespec.server.infill_schema import InfillRequest, time_limit
 from edgespec.server.request_options import asked_tokens, options_of, seed_of_choice
 from edgespec.server.request_schema import ChatRequest, CompletionRequest, GenerationRequest, NamedTool, Tool
 from edgespec.server.tool_calls.answer_reader import PLAIN, AnswerForm

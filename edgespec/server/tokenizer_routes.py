@@ -1,14 +1,17 @@
-"""llama-server's and vLLM's routes to the tokenizer: requests, answers, and what they do."""
+"""The routes to the tokenizer: llama-server's /tokenize and /detokenize, vLLM's /tokenizer_info."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
+from fastapi import FastAPI
 from pydantic import BaseModel, Field
+from starlette.concurrency import run_in_threadpool
 
 from edgespec.llama.weights import Model
 from edgespec.server.api_errors import ApiError
 from edgespec.server.request_fields import RequestPart
+from edgespec.server.request_reader import Service
 
 
 class TokenizeRequest(RequestPart):
@@ -65,7 +68,36 @@ class TokenizerFacts(BaseModel):
     chat_template: str | None
 
 
-def tokens_of(model: Model, request: TokenizeRequest, n_ctx: int) -> TokenizedText:
+def add_tokenizer(app: FastAPI, target: Model, service: Service) -> None:
+    """Add the routes to `app`."""
+
+    @app.post("/tokenize", response_model_exclude_unset=True)
+    async def tokenize(body: TokenizeRequest) -> TokenizedText:
+        """Return the tokens of a text."""
+        if body.model is not None:
+            service.check_name(body.model)
+        return await run_in_threadpool(_tokens_of, target, body, service.n_ctx)
+
+    @app.post("/detokenize")
+    async def detokenize(body: DetokenizeRequest) -> DetokenizedText:
+        """Return the text of tokens."""
+        if body.model is not None:
+            service.check_name(body.model)
+        return await run_in_threadpool(_text_of, target, body)
+
+    @app.get("/tokenizer_info")
+    async def tokenizer_info() -> TokenizerFacts:
+        """Return what a client must know of the tokenizer."""
+        return TokenizerFacts(
+            tokenizer_class=target.tokenizer_type,
+            bos_token=_name(target, target.bos) if target.add_bos else None,
+            eos_token=_name(target, target.eos),
+            add_bos_token=target.add_bos,
+            chat_template=target.chat_template,
+        )
+
+
+def _tokens_of(model: Model, request: TokenizeRequest, n_ctx: int) -> TokenizedText:
     """Return the tokens of a text. Raises ApiError."""
     text = request.content if request.content is not None else request.prompt
     if text is None or None not in (request.content, request.prompt):
@@ -85,7 +117,7 @@ def tokens_of(model: Model, request: TokenizeRequest, n_ctx: int) -> TokenizedTe
     return TokenizedText(**found)
 
 
-def text_of(model: Model, request: DetokenizeRequest) -> DetokenizedText:
+def _text_of(model: Model, request: DetokenizeRequest) -> DetokenizedText:
     """Return the text of tokens. Raises ApiError."""
     for token in request.tokens:
         if token >= model.n_vocab:
@@ -94,19 +126,8 @@ def text_of(model: Model, request: DetokenizeRequest) -> DetokenizedText:
     return DetokenizedText(content=text, prompt=text)
 
 
-def tokenizer_facts(model: Model) -> TokenizerFacts:
-    """Return what a client must know of the tokenizer."""
-
-    def name(token: int | None) -> str | None:
-        return None if token is None else model.piece(token, special=True).decode(errors="replace")
-
-    return TokenizerFacts(
-        tokenizer_class=model.tokenizer_type,
-        bos_token=name(model.bos) if model.add_bos else None,
-        eos_token=name(model.eos),
-        add_bos_token=model.add_bos,
-        chat_template=model.chat_template,
-    )
+def _name(model: Model, token: int | None) -> str | None:
+    return None if token is None else model.piece(token, special=True).decode(errors="replace")
 
 
 def _piece(piece: bytes) -> str | list[int]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -83,7 +84,7 @@ class OllamaReader:
             fields |= {"logprobs": True, "top_logprobs": body.top_logprobs}
         if body.format:
             fields["response_format"] = _format(body.format)
-        with _Renamed(param):
+        with _renaming(param):
             prepared = self._reader.chat(_read(ChatRequest, fields))
         return self._fitted(prepared, options, param)
 
@@ -118,7 +119,7 @@ class OllamaReader:
             fields["suffix"] = body.suffix
         if body.logprobs:
             fields["logprobs"] = body.top_logprobs or 0
-        with _Renamed("prompt"):
+        with _renaming("prompt"):
             prepared = self._reader.choices(_read(CompletionRequest, fields)).texts[0]
         return self._fitted(prepared, options, "prompt")
 
@@ -147,19 +148,13 @@ class OllamaReader:
         return replace(prepared, options=made, warnings=tuple(warnings))
 
 
-class _Renamed:
-    """A context manager in which errors name Ollama's fields instead of OpenAI's."""
-
-    def __init__(self, prompt: str) -> None:
-        """Call the messages `prompt`."""
-        self._prompt = prompt
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if isinstance(error, ApiError):
-            raise renamed(error, self._prompt) from None
+@contextmanager
+def _renaming(prompt: str) -> Iterator[None]:
+    """Have errors name Ollama's fields instead of OpenAI's; the messages are called `prompt`."""
+    try:
+        yield
+    except ApiError as error:
+        raise renamed(error, prompt) from None
 
 
 def renamed(error: ApiError, prompt: str = "messages") -> ApiError:

@@ -39,6 +39,7 @@ from edgespec.server.ollama.response_schema import (
     OllamaVersion,
     ShownModel,
 )
+from edgespec.server.openapi import refusals
 from edgespec.server.request_reader import PreparedRequest, RequestReader, Service
 from edgespec.server.streaming import Answerer
 
@@ -77,7 +78,7 @@ def add_ollama(
     router = APIRouter(
         prefix="/api",
         route_class=route_class(log, any_type=True),
-        responses={code: {"model": OllamaError} for code in _REFUSALS},
+        responses=refusals(OllamaError),
     )
     own = OllamaReader(reader, service, engine.target)
     _add_facts(router, facts)
@@ -85,9 +86,6 @@ def add_ollama(
     for (method, path), line in _ABSENT.items():
         router.add_api_route(path, _absent(line), methods=[method], include_in_schema=False)
     app.include_router(router)
-
-
-_REFUSALS = (400, 401, 403, 404, 408, 413, 500, 503, 504)
 
 
 def _add_facts(router: APIRouter, facts: OllamaModelFacts) -> None:

@@ -1,4 +1,4 @@
-"""llama-server's routes: /infill, /tokenize, /detokenize; and vLLM's /tokenizer_info."""
+"""llama-server's route /infill, and its answers."""
 
 from __future__ import annotations
 
@@ -12,38 +12,19 @@ from starlette.concurrency import run_in_threadpool
 from edgespec.decoding.records import Result, StopReason, Token
 from edgespec.llama.weights import Model
 from edgespec.server.choice_writers import AnswerText
-from edgespec.server.infill import InfillAnswer, InfillPart, InfillRequest, InfillTimings, StopType
-from edgespec.server.openapi import refusals, streamed
+from edgespec.server.infill_schema import InfillAnswer, InfillPart, InfillRequest, InfillTimings, StopType
+from edgespec.server.openapi import streamed
 from edgespec.server.request_reader import PreparedRequest, PreparedText, RequestReader, Service
-from edgespec.server.response_schema import ErrorAnswer, Usage
+from edgespec.server.response_schema import Usage
 from edgespec.server.streaming import Answerer, AnswerWriter, warned
-from edgespec.server.tokenizer_routes import (
-    DetokenizedText,
-    DetokenizeRequest,
-    TokenizedText,
-    TokenizeRequest,
-    TokenizerFacts,
-    text_of,
-    tokenizer_facts,
-    tokens_of,
-)
 
 
-def add_llama_routes(
-    app: FastAPI,
-    target: Model,
-    service: Service,
-    reader: RequestReader,
-    answerer: Answerer,
+def add_infill(
+    app: FastAPI, target: Model, service: Service, reader: RequestReader, answerer: Answerer
 ) -> None:
-    """Add the routes to `app`."""
-    refused = refusals(ErrorAnswer)
+    """Add the route to `app`."""
 
-    @app.post(
-        "/infill",
-        response_model=InfillAnswer | dict[str, Any],
-        responses={**refused, **streamed(InfillPart)},
-    )
+    @app.post("/infill", response_model=InfillAnswer | dict[str, Any], responses=streamed(InfillPart))
     async def infill(request: Request, body: InfillRequest) -> Response:
         """Write what stands between two texts, as llama-server does."""
         text = await run_in_threadpool(reader.infill, body)
@@ -52,25 +33,6 @@ def add_llama_routes(
             request, PreparedRequest((text,)), writer, streams=bool(body.stream), user=body.user
         )
         return warned(found, body.warnings)
-
-    @app.post("/tokenize", responses=refused, response_model_exclude_unset=True)
-    async def tokenize(body: TokenizeRequest) -> TokenizedText:
-        """Return the tokens of a text."""
-        if body.model is not None:
-            service.check_name(body.model)
-        return await run_in_threadpool(tokens_of, target, body, service.n_ctx)
-
-    @app.post("/detokenize", responses=refused)
-    async def detokenize(body: DetokenizeRequest) -> DetokenizedText:
-        """Return the text of tokens."""
-        if body.model is not None:
-            service.check_name(body.model)
-        return await run_in_threadpool(text_of, target, body)
-
-    @app.get("/tokenizer_info")
-    async def tokenizer_info() -> TokenizerFacts:
-        """Return what a client must know of the tokenizer."""
-        return tokenizer_facts(target)
 
 
 class InfillWriter(AnswerWriter):

@@ -1,4 +1,4 @@
-"""llama-server's `/infill`: requests and answers."""
+"""Requests to llama-server's `/infill`, and the parts of its answers."""
 
 from __future__ import annotations
 

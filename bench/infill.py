@@ -27,7 +27,7 @@ from edgespec.benchmark.runs import PLAIN, Cell, Run, rotated
 from edgespec.benchmark.summary import summarise_cell
 from edgespec.decoding.choices import DrafterName
 from edgespec.models.suites import Prompt
-from edgespec.server.fim_prompt import FimGap, filled_prompt, fim_of
+from edgespec.server.fim_prompt import FimGap, fim_of, make_fim_prompt
 from ratios import shown_interval
 from script import Measuring, parser, start
 
@@ -83,7 +83,7 @@ def fill(engine: Engine, task: Task, variant: str, n_predict: int, turn: int) ->
     """Fill a gap once."""
     engine.forget()
     target = engine.target
-    prompt = filled_prompt(target, fim_of(target, "target"), task.gap, 1 << 15).tokens
+    prompt = make_fim_prompt(target, fim_of(target, "target"), task.gap, 1 << 15).tokens
     result = engine.generate(
         prompt,
         params=SamplingParams(temperature=0),

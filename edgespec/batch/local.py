@@ -14,7 +14,7 @@ from edgespec.batch.records import BatchAnswer, BatchRequest
 from edgespec.engine.engine import Engine
 from edgespec.engine.stream import Stream
 from edgespec.platform.messages import MessageFn, silent
-from edgespec.server.api_errors import ApiError, from_engine, invalid
+from edgespec.server.api_errors import ApiError, engine_error, validation_error
 from edgespec.server.openai_writer import ChoicesWriter
 from edgespec.server.request_reader import ALIAS, PreparedRequest, PreparedText, RequestReader, Service
 from edgespec.server.request_schema import ChatRequest, CompletionRequest
@@ -156,7 +156,7 @@ class LocalWriter:
             writing = ChoicesWriter.of(asked, prepared, model, name, self._fingerprint)
             return _OpenRequest(request, prepared, writing)
         except ValidationError as error:
-            raise invalid(error.errors(), body) from None
+            raise validation_error(error.errors(), body) from None
         except RecursionError:
             raise ApiError(400, "the request is too deeply nested") from None
 
@@ -231,7 +231,7 @@ class LocalWriter:
         self._ended.append((answering.request, answer))
 
     def _error(self, error: Exception) -> BatchAnswer:
-        error = from_engine(error, self._log)
+        error = engine_error(error, self._log)
         return BatchAnswer.error(error.status, error.body())
 
 

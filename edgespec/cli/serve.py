@@ -87,7 +87,7 @@ class ListenOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RequestLimits:
+class GateLimits:
     """Limits of requests."""
 
     max_queue: Annotated[
@@ -118,7 +118,7 @@ def serve_command(
     models: ModelChoice,
     loading: ServeLoading,
     address: ListenOptions,
-    limits: RequestLimits,
+    limits: GateLimits,
     assume_watts: WattsOption = None,
     json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object when it is ready.", rich_help_panel="Output")
@@ -132,7 +132,7 @@ def serve_command(
     from edgespec.energy import EnergyMeter
     from edgespec.platform.signals import Cancellation
     from edgespec.server.api import create_app
-    from edgespec.server.gate import MIB, Gate, RequestLimits, is_loopback
+    from edgespec.server.gate import MIB, Gate, GateLimits, is_loopback
     from edgespec.server.http_server import bind, serve
     from edgespec.server.metrics import Metrics
     from edgespec.server.request_reader import Service
@@ -143,7 +143,7 @@ def serve_command(
         loopback = is_loopback(bound.getsockname()[0])
         if not loopback and key is None:
             address.check_reach()
-        gate = RequestLimits(max_body=limits.max_body * MIB, api_key=key, loopback=loopback)
+        gate = GateLimits(max_body=limits.max_body * MIB, api_key=key, loopback=loopback)
         meter = EnergyMeter.choose(assume_watts=assume_watts, on_message=message)
         names = models.pull(loading.drafter)
         with (

@@ -18,7 +18,7 @@ from edgespec.server.json_routes import add_error_handlers, route_class
 from edgespec.server.metrics import CONTENT_TYPE, Metrics
 from edgespec.server.ollama.routes import add_ollama
 from edgespec.server.openai_writer import ChoicesWriter, OpenAIWriter
-from edgespec.server.openapi import described, refusals, streamed
+from edgespec.server.openapi import error_responses, openapi_description, stream_responses
 from edgespec.server.page import add_page
 from edgespec.server.request_reader import RequestReader, Service
 from edgespec.server.request_schema import ChatRequest, CompletionRequest
@@ -32,7 +32,7 @@ from edgespec.server.response_schema import (
     ServedModelFacts,
     TextCompletion,
 )
-from edgespec.server.streaming import Answerer, warned
+from edgespec.server.streaming import Answerer, with_warnings
 from edgespec.server.tokenizer_routes import add_tokenizer
 from edgespec.server.worker import Worker
 
@@ -62,7 +62,7 @@ def create_app(
         summary="OpenAI's API, and Ollama's, over one pair of local models, with exact speculative decoding.",
         docs_url=None,  # these pages load scripts from other hosts
         redoc_url=None,
-        responses=refusals(ErrorAnswer),
+        responses=error_responses(ErrorAnswer),
     )
     app.router.route_class = route_class(log)
     add_error_handlers(app)
@@ -75,7 +75,7 @@ def create_app(
     add_infill(app, engine.target, service, reader, answerer)
     add_tokenizer(app, engine.target, service)
     add_page(app)
-    app.openapi_schema = described(app.openapi())
+    app.openapi_schema = openapi_description(app.openapi())
     return app
 
 
@@ -139,14 +139,14 @@ def _add_completions(
         usage = body.stream_options is not None and bool(body.stream_options.include_usage)
         writer, streams = OpenAIWriter(writing, usage=usage), bool(body.stream)
         found = await answerer.answer(request, prepared, writer, streams=streams, user=body.user)
-        return warned(found, prepared.warnings)
+        return with_warnings(found, prepared.warnings)
 
-    @app.post("/v1/chat/completions", response_model=ChatCompletion, responses=streamed(ChatChunk))
+    @app.post("/v1/chat/completions", response_model=ChatCompletion, responses=stream_responses(ChatChunk))
     async def chat(request: Request, body: ChatRequest) -> Response:
         """Answer a conversation."""
         return await answer(request, body)
 
-    @app.post("/v1/completions", response_model=TextCompletion, responses=streamed(TextCompletion))
+    @app.post("/v1/completions", response_model=TextCompletion, responses=stream_responses(TextCompletion))
     async def complete(request: Request, body: CompletionRequest) -> Response:
         """Continue a text."""
         return await answer(request, body)

@@ -52,7 +52,7 @@ _OLLAMA = "/api/"
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
-def invalid(errors: Sequence[Mapping[str, Any]], body: object = None) -> ApiError:
+def validation_error(errors: Sequence[Mapping[str, Any]], body: object = None) -> ApiError:
     """Return the 400 for what pydantic found wrong with `body`: the first mistake, in one line."""
     if errors[0]["type"] == "json_invalid":
         return ApiError(400, f"the body is not valid JSON: {errors[0]['ctx']['error']}", code="invalid_json")
@@ -60,7 +60,7 @@ def invalid(errors: Sequence[Mapping[str, Any]], body: object = None) -> ApiErro
     return ApiError(400, mistake.message, param=mistake.field)
 
 
-def from_engine(error: Exception, log: Callable[[str], None]) -> ApiError:
+def engine_error(error: Exception, log: Callable[[str], None]) -> ApiError:
     """Return the answer for what the engine or the worker raised.
 
     A mistake in a field that the request set is told with the request's name of it. Anything else may hold a

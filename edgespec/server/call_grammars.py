@@ -21,7 +21,7 @@ from edgespec.server.tool_calls.forced_grammar import (
     after_thought,
     forced_calls,
     of_function,
-    unenforced,
+    unenforced_parts,
 )
 
 _KEPT = 16
@@ -76,7 +76,7 @@ class CallGrammars:
         if wanted:
             functions: Mapping[str, Mapping[str, Any]] = json.loads(wanted)
             forced = ForcedCalls(form, functions, many, otherwise=answer is not None, thought_end=thought_end)
-            lark, warnings = forced_calls(forced, find), (*warnings, *unenforced(forced))
+            lark, warnings = forced_calls(forced, find), (*warnings, *unenforced_parts(forced))
         else:
             lark = after_thought(thought_end or "", find)
         source = answer.inside(lark) if answer else GrammarSource.lark(lark, "tools")

@@ -41,7 +41,7 @@ def fim_of(model: Model, param: str) -> FimTokens:
     return model.fim
 
 
-def filled_prompt(model: Model, fim: FimTokens, gap: FimGap, room: int) -> FimPrompt:
+def make_fim_prompt(model: Model, fim: FimTokens, gap: FimGap, room: int) -> FimPrompt:
     """Return the prompt for `gap`, in at most `room` tokens.
 
     What does not fit is left out: of the text before the gap the beginning, of that after it the end, and

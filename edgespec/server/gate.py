@@ -33,7 +33,7 @@ MIB = 1 << 20
 
 
 @dataclass(frozen=True)
-class RequestLimits:
+class GateLimits:
     """The requests that a server accepts."""
 
     max_body: int = 4 * MIB
@@ -49,7 +49,7 @@ class RequestLimits:
 class Gate:
     """ASGI middleware: refuses what is outside `limits`, and passes the rest on with its body read."""
 
-    def __init__(self, app: ASGIApp, limits: RequestLimits) -> None:
+    def __init__(self, app: ASGIApp, limits: GateLimits) -> None:
         self._app = app
         self._limits = limits
 

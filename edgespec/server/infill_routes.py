@@ -13,10 +13,10 @@ from edgespec.decoding.records import Result, StopReason, Token
 from edgespec.llama.weights import Model
 from edgespec.server.choice_writers import AnswerText
 from edgespec.server.infill_schema import InfillAnswer, InfillPart, InfillRequest, InfillTimings, StopType
-from edgespec.server.openapi import streamed
+from edgespec.server.openapi import stream_responses
 from edgespec.server.request_reader import PreparedRequest, PreparedText, RequestReader, Service
 from edgespec.server.response_schema import Usage
-from edgespec.server.streaming import Answerer, AnswerWriter, warned
+from edgespec.server.streaming import Answerer, AnswerWriter, with_warnings
 
 
 def add_infill(
@@ -24,7 +24,7 @@ def add_infill(
 ) -> None:
     """Add the route to `app`."""
 
-    @app.post("/infill", response_model=InfillAnswer | dict[str, Any], responses=streamed(InfillPart))
+    @app.post("/infill", response_model=InfillAnswer | dict[str, Any], responses=stream_responses(InfillPart))
     async def infill(request: Request, body: InfillRequest) -> Response:
         """Write what stands between two texts, as llama-server does."""
         text = await run_in_threadpool(reader.infill, body)
@@ -32,7 +32,7 @@ def add_infill(
         found = await answerer.answer(
             request, PreparedRequest((text,)), writer, streams=bool(body.stream), user=body.user
         )
-        return warned(found, body.warnings)
+        return with_warnings(found, body.warnings)
 
 
 class InfillWriter(AnswerWriter):

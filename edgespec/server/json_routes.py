@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
-from edgespec.server.api_errors import ApiError, from_engine, invalid
+from edgespec.server.api_errors import ApiError, engine_error, validation_error
 from edgespec.server.tool_calls.argument_values import refuse_constant
 
 
@@ -45,7 +45,7 @@ def route_class(log: Callable[[str], None], *, any_type: bool = False) -> type[A
                 except RecursionError:  # Python could parse it, but it is too deep to validate
                     raise ApiError(400, "the request is too deeply nested") from None
                 except Exception as error:  # noqa: BLE001 - no traceback leaves the server
-                    raise from_engine(error, log) from None
+                    raise engine_error(error, log) from None
 
             return handler
 
@@ -110,7 +110,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def mistake(request: Request, error: RequestValidationError) -> JSONResponse:
-        return invalid(error.errors(), error.body).response(request.url.path)
+        return validation_error(error.errors(), error.body).response(request.url.path)
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:

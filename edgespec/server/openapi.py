@@ -15,12 +15,12 @@ _PLACE = "#/components/schemas/{model}"
 _REFUSALS = (400, 401, 403, 404, 408, 413, 415, 500, 503, 504)
 
 
-def refusals(answer: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+def error_responses(answer: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
     """Return the description of what any route may answer instead, in the form of `answer`."""
     return {code: {"model": answer} for code in _REFUSALS}
 
 
-def streamed(chunk: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+def stream_responses(chunk: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
     """Return the description of an answer that may be a stream of `chunk` events."""
     data = {
         "type": "string",
@@ -42,7 +42,7 @@ def streamed(chunk: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
     }
 
 
-def described(description: dict[str, Any]) -> dict[str, Any]:
+def openapi_description(description: dict[str, Any]) -> dict[str, Any]:
     """Return FastAPI's `description` with the chunks of streams, and without its answer 422 to mistakes.
 
     This server answers 400, as OpenAI's API does.

@@ -22,7 +22,7 @@ LEAST_TOP_P = 1e-9
 """The least that keeps one token, as 0 does in OpenAI's and Ollama's API."""
 
 
-def options_of(request: GenerationRequest, model: Model, n_predict: int | None) -> Options:
+def engine_options(request: GenerationRequest, model: Model, n_predict: int | None) -> Options:
     """Return the options of a request's first text, which may have `n_predict` tokens. Raises ApiError."""
     return Options(
         params=SamplingParams(**_sampling(request, model)),
@@ -56,7 +56,7 @@ def _sampling(request: GenerationRequest, model: Model) -> dict[str, Any]:
     return given
 
 
-def asked_tokens(request: GenerationRequest) -> int | None:
+def requested_tokens(request: GenerationRequest) -> int | None:
     """Return how many tokens a request asks for; None: as many as the context holds. Raises ApiError."""
     given = {"max_tokens": request.max_tokens, "n_predict": request.n_predict}
     if isinstance(request, ChatRequest):

@@ -17,9 +17,9 @@ from edgespec.server.call_grammars import CallGrammars
 from edgespec.server.chat_prompts import ChatPrompts
 from edgespec.server.choice_writers import first_call
 from edgespec.server.constraints import Grammars, constraint_of
-from edgespec.server.fim_prompt import FimGap, filled_prompt, fim_of
+from edgespec.server.fim_prompt import FimGap, fim_of, make_fim_prompt
 from edgespec.server.infill_schema import InfillRequest, time_limit
-from edgespec.server.request_options import asked_tokens, options_of, seed_of_choice
+from edgespec.server.request_options import engine_options, requested_tokens, seed_of_choice
 from edgespec.server.request_schema import ChatRequest, CompletionRequest, GenerationRequest, NamedTool, Tool
 from edgespec.server.tool_calls.answer_reader import PLAIN, AnswerForm
 
@@ -128,8 +128,8 @@ class RequestReader:
         prompt = self._prompts.write(request, tools)
         grammar = self._call_grammars.of(request, prompt.answer, wanted)
         tokens = self._model.tokenize_rendered(prompt.text)
-        n_predict = _n_predict(asked_tokens(request), len(tokens), self._service, "messages")
-        options = options_of(request, self._model, n_predict)
+        n_predict = _n_predict(requested_tokens(request), len(tokens), self._service, "messages")
+        options = engine_options(request, self._model, n_predict)
         if grammar:
             options = _constrained(options, grammar, request)
         elif tools and request.parallel_tool_calls is False:
@@ -164,10 +164,10 @@ class RequestReader:
 
     def _one_text(self, request: CompletionRequest, prompt: object, grammar: Grammar | None) -> PreparedText:
         """Prepare a text that continues one prompt."""
-        asked = asked_tokens(request)
+        asked = requested_tokens(request)
         tokens = self._around(request, prompt, asked) if request.suffix else self._prompt_tokens(prompt)
         n_predict = _n_predict(asked, len(tokens), self._service, "prompt")
-        options = options_of(request, self._model, n_predict or None)
+        options = engine_options(request, self._model, n_predict or None)
         if grammar:
             options = _constrained(options, grammar, request)
         if request.logprobs is not None:
@@ -190,7 +190,7 @@ class RequestReader:
         if not isinstance(prompt, str):
             raise ApiError(400, "prompt: must be text where there is a suffix", param="prompt")
         room = self._service.n_ctx - (asked or 0) - 1
-        filled = filled_prompt(self._model, fim, FimGap(prompt, request.suffix or ""), max(room, 0))
+        filled = make_fim_prompt(self._model, fim, FimGap(prompt, request.suffix or ""), max(room, 0))
         if filled.is_cut:
             line = "prompt and suffix do not fit in the context: shorten them"
             raise ApiError(400, line, param="prompt", code="context_length_exceeded")
@@ -201,7 +201,7 @@ class RequestReader:
         self._service.check_name(request.model)
         fim = fim_of(self._model, "input_suffix")
         constraint = constraint_of(request)
-        asked = asked_tokens(request)
+        asked = requested_tokens(request)
         gap = FimGap(
             request.input_prefix + (request.prompt or ""),
             request.input_suffix,
@@ -209,9 +209,9 @@ class RequestReader:
         )
         n_ctx = min(self._service.n_ctx, (self._service.max_prompt or self._service.n_ctx) + 1)
         n_written = min(asked or _LEAST_GAP, n_ctx // 2)
-        filled = filled_prompt(self._model, fim, gap, n_ctx - n_written)
+        filled = make_fim_prompt(self._model, fim, gap, n_ctx - n_written)
         n_predict = _n_predict(asked, len(filled.tokens), self._service, "input_prefix")
-        options = options_of(request, self._model, 1 if n_predict == 0 else n_predict)
+        options = engine_options(request, self._model, 1 if n_predict == 0 else n_predict)
         if constraint:
             options = _constrained(options, self._grammars.of(constraint), request)
         if request.t_max_predict_ms:

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from edgespec.decoding.records import Result, Token
-from edgespec.server.api_errors import ApiError, from_engine
+from edgespec.server.api_errors import ApiError, engine_error
 from edgespec.server.request_queue import QueuePlace
 from edgespec.server.request_reader import PreparedRequest
 from edgespec.server.worker import Worker
@@ -100,7 +100,7 @@ class RequestRun:
             raise
         if self._refused:
             self.close()
-            raise from_engine(self._refused, log) from None
+            raise engine_error(self._refused, log) from None
 
     async def items(self, alive_s: float | None = None) -> AsyncIterator[tuple[int, Item] | None]:
         """Yield places in the queue and tokens of each text as they come, then its Result; each by its index.
@@ -136,7 +136,7 @@ class RequestRun:
         except ClientGone:
             return None
         except Exception as error:  # noqa: BLE001 - all of them become an answer
-            raise from_engine(error, log) from None
+            raise engine_error(error, log) from None
         finally:
             self.close()
         return [results[i] for i in range(self._n)]
@@ -263,7 +263,7 @@ class Answerer:
         except ClientGone:
             pass
         except Exception as error:  # noqa: BLE001 - the status is sent: all of them become a part
-            yield writer.failed(from_engine(error, self._log))
+            yield writer.failed(engine_error(error, self._log))
 
 
 def _part(writer: AnswerWriter, index: int, item: Item) -> str:
@@ -272,7 +272,7 @@ def _part(writer: AnswerWriter, index: int, item: Item) -> str:
     return writer.finish(index, item) if isinstance(item, Result) else writer.add(index, item)
 
 
-def warned(answer: Response, warnings: Sequence[str]) -> Response:
+def with_warnings(answer: Response, warnings: Sequence[str]) -> Response:
     """Return `answer` with a header for each of `warnings`."""
     for warning in warnings:
         line = " ".join(warning.split())

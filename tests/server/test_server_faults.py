@@ -36,7 +36,7 @@ from edgespec.server.request_schema import ChatRequest
 )
 def test_a_field_that_the_client_set_is_its_mistake(error, message, param):
     logged: list[str] = []
-    fault = api_errors.from_engine(error, logged.append)
+    fault = api_errors.engine_error(error, logged.append)
     assert (fault.status, str(fault), fault.param) == (400, message, param)
     assert not logged
 
@@ -52,7 +52,7 @@ def test_a_field_that_the_client_set_is_its_mistake(error, message, param):
 )
 def test_anything_else_is_told_to_the_log_alone(error):
     logged: list[str] = []
-    fault = api_errors.from_engine(error, logged.append)
+    fault = api_errors.engine_error(error, logged.append)
     assert fault.status == 500
     assert str(error) not in str(fault)
     assert str(error) in logged[0]

@@ -20,9 +20,9 @@ from edgespec.server.tool_calls.call_forms import HERMES, CallForm
 from edgespec.server.tool_calls.forced_grammar import (
     ForcedCalls,
     after_thought,
-    closed,
+    arguments_schema,
     forced_calls,
-    unenforced,
+    unenforced_parts,
 )
 from edgespec.server.tool_calls.form_choice import choose_form
 from edgespec.server.tool_calls.text_source import CallArguments, CallEnd, CallStart, PlainText, ThoughtText
@@ -202,7 +202,7 @@ def test_markers_that_are_control_tokens_are_tokens_of_the_grammar():
     ],
 )
 def test_a_function_without_parameters_takes_none(parameters: dict[str, Any] | None, made: dict[str, Any]):
-    assert closed(parameters) == made
+    assert arguments_schema(parameters) == made
 
 
 def test_a_schema_that_no_grammar_can_hold_is_named():
@@ -230,7 +230,7 @@ LOOSE = {
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_a_call_is_not_held_to_is_named(family: str):
     form = form_of(family)
-    told = unenforced(ForcedCalls(form, {"f": LOOSE, **FUNCTIONS}))
+    told = unenforced_parts(ForcedCalls(form, {"f": LOOSE, **FUNCTIONS}))
     wanted = ["uniqueItems", 'format "path"']
     if form.keyed:
         wanted += ['"anyOf" beside properties']
@@ -247,7 +247,7 @@ def test_a_schema_by_reference_is_that_of_the_arguments(family: str):
     functions = {
         "get_weather": {"$ref": "#/$defs/Weather", "$defs": {**WEATHER["$defs"], "Weather": WEATHER}}
     }
-    assert unenforced(ForcedCalls(form, functions)) == ()
+    assert unenforced_parts(ForcedCalls(form, functions)) == ()
     for seed in range(4):
         text = walk(
             GrammarSource.lark(forced_calls(ForcedCalls(form, functions), no_token), "tools").compiled, seed
@@ -271,5 +271,5 @@ def test_forced_calls_fit_the_schemas_that_clients_send(family: str):
         reader = AnswerReader(AnswerForm(functions, form, forced=True))
         events = [*reader.feed(text), *reader.finish()]
         arguments = "".join(event.text for event in events if isinstance(event, CallArguments))
-        if text and not unenforced(forced):
+        if text and not unenforced_parts(forced):
             assert all(verdicts(row.schema, json.loads(arguments))), (row.name, text, arguments)

@@ -12,7 +12,7 @@ import pytest
 
 from edgespec import Engine, SamplingParams
 from edgespec.llama.weights import Model
-from edgespec.server.fim_prompt import FimGap, filled_prompt
+from edgespec.server.fim_prompt import FimGap, make_fim_prompt
 from server_app import Served, serving
 from tiny_gguf import write_tiny_gguf
 from tiny_vocabulary import CONTROL_TOKENS
@@ -105,7 +105,7 @@ def test_other_files_of_the_project_come_before(client: httpx.Client, served: Se
     ]
     gap = FimGap(BEFORE, AFTER, [("a.py", "x = 1\n"), (None, "y = 2")])
     assert model.fim is not None
-    assert filled_prompt(model, model.fim, gap, 400).tokens == expected
+    assert make_fim_prompt(model, model.fim, gap, 400).tokens == expected
     assert fill(client, input_extra=extra)["tokens_evaluated"] == len(expected)
 
 
@@ -115,14 +115,14 @@ def test_what_does_not_fit_is_left_out_and_told(client: httpx.Client, served: Se
     before, after = "b" * 300, "a" * 300
     files = [("one", "1" * 200), ("two", "2" * 20)]
     for room in (650, 400, 100, 40, 8, 3):
-        filled = filled_prompt(model, model.fim, FimGap(before, after, files), room)
+        filled = make_fim_prompt(model, model.fim, FimGap(before, after, files), room)
         assert len(filled.tokens) <= room
         assert filled.is_cut
     text = model.piece
-    kept = filled_prompt(model, model.fim, FimGap(before + "!", "?" + after), 100)
+    kept = make_fim_prompt(model, model.fim, FimGap(before + "!", "?" + after), 100)
     shown = b"".join(text(token, special=True) for token in kept.tokens).decode()
     assert "b!<|suf|>?a" in shown, "what is next to the gap is kept"
-    assert not filled_prompt(model, model.fim, FimGap("b", "a" * 90), 100).is_cut, (
+    assert not make_fim_prompt(model, model.fim, FimGap("b", "a" * 90), 100).is_cut, (
         "one takes what the other leaves"
     )
     body = fill(client, input_prefix="x " * 600, input_suffix="y " * 600)

@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from edgespec.errors import EdgespecError
 from edgespec.server import http_server
-from edgespec.server.gate import Gate, RequestLimits, is_loopback
+from edgespec.server.gate import Gate, GateLimits, is_loopback
 from edgespec.server.metrics import Metrics
 
 
@@ -117,7 +117,7 @@ def refused(answer, status, *words):
 
 
 def test_a_server_of_loopback_answers_its_own_names_alone():
-    with running(RequestLimits()) as (port, app, metrics):
+    with running(GateLimits()) as (port, app, metrics):
         for host in ("localhost", f"localhost:{port}", "127.0.0.1:9", "[::1]:8080", "LOCALHOST", "127.1.2.3"):
             assert exchange(port, post(b"abc", host=host)).endswith(b"\r\n\r\n3"), host
         asked = len(app.asked)
@@ -138,7 +138,7 @@ def test_a_server_of_loopback_answers_its_own_names_alone():
 
 
 def test_other_web_pages_are_refused_and_the_servers_own_is_not():
-    with running(RequestLimits()) as (port, app, _):
+    with running(GateLimits()) as (port, app, _):
         own = f"http://localhost:{port}"
         assert exchange(port, post(b"abc", host=f"localhost:{port}", Origin=own)).endswith(b"3")
         for origin in (
@@ -154,7 +154,7 @@ def test_other_web_pages_are_refused_and_the_servers_own_is_not():
 
 
 def test_with_a_key_everything_but_health_and_the_page_needs_it():
-    with running(RequestLimits(api_key="right-key", loopback=False)) as (port, app, _):
+    with running(GateLimits(api_key="right-key", loopback=False)) as (port, app, _):
         for given in (None, "Bearer", "Bearer wrong", "Bearer right-key2", "Basic right-key", "right-key"):
             answer = exchange(port, post(b"abc", host="any.example", Authorization=given))
             refused(answer, 401, "API key")
@@ -184,7 +184,7 @@ def test_addresses_of_this_machine_alone():
 
 
 def test_a_body_may_be_as_large_as_allowed_and_no_larger():
-    with running(RequestLimits(max_body=100_000)) as (port, app, _):
+    with running(GateLimits(max_body=100_000)) as (port, app, _):
         assert exchange(port, post(b"x" * 100_000)).endswith(b"\r\n\r\n100000")
         refused(exchange(port, post(b"x" * 100_001)), 413, "100000 bytes")
         chunk = b"4000\r\n" + b"x" * 0x4000 + b"\r\n"
@@ -196,7 +196,7 @@ def test_a_body_may_be_as_large_as_allowed_and_no_larger():
 
 def test_a_huge_body_is_refused_before_it_is_read():
     """The client announces a terabyte and has sent nothing of it when the answer is there."""
-    with running(RequestLimits(max_body=1000)) as (port, app, _):
+    with running(GateLimits(max_body=1000)) as (port, app, _):
         refused(exchange(port, post(Content_Length=10**12, close=False)), 413)
         refused(exchange(port, post(Content_Length=10**12, close=False), b"x" * 3_000_000), 413)
         assert app.asked == []
@@ -207,7 +207,7 @@ def test_a_huge_body_is_refused_before_it_is_read():
     [("gzip", gzip.compress), ("x-gzip", gzip.compress), ("deflate", zlib.compress), ("GZIP", gzip.compress)],
 )
 def test_a_packed_body_is_unpacked_as_far_as_is_allowed(encoding, pack):
-    with running(RequestLimits(max_body=100_000)) as (port, app, _):
+    with running(GateLimits(max_body=100_000)) as (port, app, _):
         sent = post(pack(b"x" * 100_000), Content_Encoding=encoding)
         assert exchange(port, sent).endswith(b"\r\n\r\n100000")
         refused(exchange(port, post(pack(b"x" * 100_001), Content_Encoding=encoding)), 413, "unpacked")
@@ -218,21 +218,21 @@ def test_a_packed_body_is_unpacked_as_far_as_is_allowed(encoding, pack):
 
 
 def test_other_encodings_are_refused_in_words():
-    with running(RequestLimits()) as (port, _app, _metrics):
+    with running(GateLimits()) as (port, _app, _metrics):
         refused(exchange(port, post(b"x", Content_Encoding="br")), 415, "'br'", "uncompressed, or with gzip")
         refused(exchange(port, post(b"x", Content_Encoding="gzip, gzip")), 415)
         assert exchange(port, post(b"x", Content_Encoding="identity")).endswith(b"\r\n\r\n1")
 
 
 def test_a_body_that_trickles_in_is_ended():
-    with running(RequestLimits(body_s=0.2)) as (port, app, _):
+    with running(GateLimits(body_s=0.2)) as (port, app, _):
         refused(exchange(port, post(Content_Length=10, close=False), b"abc"), 408, "0.2 s")
         assert app.asked == []
 
 
 def test_headers_that_trickle_in_are_ended(monkeypatch):
     monkeypatch.setattr(http_server, "HEADERS_S", 0.2)
-    with running(RequestLimits()) as (port, app, _):
+    with running(GateLimits()) as (port, app, _):
         assert exchange(port, b"POST /size HTTP/1.1\r\nHost: lo") == b""
         assert exchange(port) == b"", "nor may a connection stay that says nothing"
         whole = post(b"abc", close=False)
@@ -243,7 +243,7 @@ def test_headers_that_trickle_in_are_ended(monkeypatch):
 
 
 def test_endless_headers_and_what_is_no_http_are_refused():
-    with running(RequestLimits()) as (port, app, _):
+    with running(GateLimits()) as (port, app, _):
         endless = b"POST /size HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 1_000_000
         assert exchange(port, endless)[:13] in (b"HTTP/1.1 400 ", b""), "an answer, where it is still read"
         assert exchange(port, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n").startswith(
@@ -256,7 +256,7 @@ def test_endless_headers_and_what_is_no_http_are_refused():
 def test_who_does_not_read_is_cut_off(monkeypatch):
     monkeypatch.setattr(http_server, "STALLED_S", 0.2)
     with (
-        running(RequestLimits()) as (port, app, _),
+        running(GateLimits()) as (port, app, _),
         socket.create_connection(("127.0.0.1", port)) as connection,
     ):
         connection.sendall(b"GET /endless HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -264,7 +264,7 @@ def test_who_does_not_read_is_cut_off(monkeypatch):
 
 
 def test_more_connections_than_allowed_get_503():
-    with running(RequestLimits(), connections=3) as (port, _, _), contextlib.ExitStack() as stack:
+    with running(GateLimits(), connections=3) as (port, _, _), contextlib.ExitStack() as stack:
         for _ in range(3):
             stack.enter_context(socket.create_connection(("127.0.0.1", port)))
         assert exchange(port, post(b"abc")).startswith(b"HTTP/1.1 503 ")

@@ -9,7 +9,7 @@ from importlib import resources
 import pytest
 
 from browser import Visit, violations
-from edgespec.server.gate import Gate, RequestLimits
+from edgespec.server.gate import Gate, GateLimits
 from edgespec.server.page import PATHS
 from server_app import serving
 
@@ -137,7 +137,7 @@ def test_stop_ends_what_waits_and_leaves_it_out(visit):
 
 def test_a_key_is_asked_for_and_kept_for_the_tab(browser, tiny_path):
     with serving(tiny_path) as locked:
-        locked.app.add_middleware(Gate, limits=RequestLimits(api_key="sesame"))
+        locked.app.add_middleware(Gate, limits=GateLimits(api_key="sesame"))
         visit = Visit(browser, locked.url)
         visit.page.get_by_label("This server asks for an API key").fill("wrong")
         visit.page.get_by_role("button", name="Use the key").click()

@@ -12,7 +12,7 @@ from edgespec.decoding.records import Result, Token
 from edgespec.server.api_errors import ApiError
 from edgespec.server.choice_writers import ChatChoiceWriter, finish_reason
 from edgespec.server.ollama.model_facts import rfc3339
-from edgespec.server.ollama.request_reader import renamed
+from edgespec.server.ollama.request_reader import with_ollama_names
 from edgespec.server.ollama.response_schema import (
     ChatLine,
     GenerateLine,
@@ -126,7 +126,7 @@ class OllamaWriter(AnswerWriter):
 
     def failed(self, error: ApiError) -> str:
         """Return the line of a stream that failed."""
-        return json.dumps({"error": str(renamed(error))}) + "\n"
+        return json.dumps({"error": str(with_ollama_names(error))}) + "\n"
 
     # ---- from chunks ----
 

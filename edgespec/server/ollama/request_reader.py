@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from edgespec.errors import UsageError
 from edgespec.llama.weights import Model
-from edgespec.server.api_errors import ApiError, invalid
+from edgespec.server.api_errors import ApiError, validation_error
 from edgespec.server.ollama.options import ReadOptions, read_options
 from edgespec.server.ollama.request_schema import (
     OllamaChatRequest,
@@ -52,7 +52,7 @@ class OllamaReader:
 
     def chat(self, body: OllamaChatRequest) -> PreparedText:
         """Prepare a request to /api/chat, which has messages."""
-        messages = as_openai(body.messages or ())
+        messages = openai_messages(body.messages or ())
         fields: dict[str, Any] = {"messages": messages}
         if body.tools:
             fields["tools"] = [_tool(tool) for tool in body.tools]
@@ -154,10 +154,10 @@ def _renaming(prompt: str) -> Iterator[None]:
     try:
         yield
     except ApiError as error:
-        raise renamed(error, prompt) from None
+        raise with_ollama_names(error, prompt) from None
 
 
-def renamed(error: ApiError, prompt: str = "messages") -> ApiError:
+def with_ollama_names(error: ApiError, prompt: str = "messages") -> ApiError:
     """Return `error` with the field at fault called as in Ollama's API."""
     old = error.param or ""
     new = prompt if old in ("messages", "prompt") else _NAMES.get(old, old)
@@ -171,7 +171,7 @@ def _read(kind: type[_Request], fields: Mapping[str, Any]) -> _Request:
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
-        raise invalid(error.errors(), fields) from None
+        raise validation_error(error.errors(), fields) from None
 
 
 def _format(wanted: str | dict[str, Any]) -> dict[str, Any]:
@@ -184,7 +184,7 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     return {"type": "function", **tool}  # clients may leave the type out
 
 
-def as_openai(messages: Sequence[OllamaRequestMessage]) -> list[dict[str, Any]]:
+def openai_messages(messages: Sequence[OllamaRequestMessage]) -> list[dict[str, Any]]:
     """Return messages as OpenAI's API has them: calls with ids, and their arguments as text.
 
     Ollama's clients send no ids. They are made up here, as templates may need them: nine letters and digits,

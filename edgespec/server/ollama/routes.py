@@ -39,7 +39,7 @@ from edgespec.server.ollama.response_schema import (
     OllamaVersion,
     ShownModel,
 )
-from edgespec.server.openapi import refusals
+from edgespec.server.openapi import error_responses
 from edgespec.server.request_reader import PreparedRequest, RequestReader, Service
 from edgespec.server.streaming import Answerer
 
@@ -78,7 +78,7 @@ def add_ollama(
     router = APIRouter(
         prefix="/api",
         route_class=route_class(log, any_type=True),
-        responses=refusals(OllamaError),
+        responses=error_responses(OllamaError),
     )
     own = OllamaReader(reader, service, engine.target)
     _add_facts(router, facts)

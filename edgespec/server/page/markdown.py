@@ -35,7 +35,7 @@ def blocks(source: str, *, is_open: bool = False) -> list[dict[str, Any]]:
     """
     source = _settled(source) if is_open else source
     try:
-        return [*_Reader(source, is_open=is_open).blocks()]
+        return [*_MarkdownReader(source, is_open=is_open).blocks()]
     except RecursionError:  # a thousand strong texts within each other
         return [{"raw": source, "node": _as_written(source)}]
 
@@ -77,7 +77,7 @@ _MARKDOWN.inline.ruler.at("link", _noting_source(link))
 _MARKDOWN.inline.ruler.at("image", _noting_source(image))
 
 
-class _Reader:
+class _MarkdownReader:
     """Reads one text."""
 
     def __init__(self, source: str, *, is_open: bool) -> None:

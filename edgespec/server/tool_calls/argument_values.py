@@ -68,10 +68,10 @@ def _kinds(schema: Any, whole: Mapping[str, Any], depth: int) -> Iterator[str]: 
     for key in ("anyOf", "oneOf", "allOf"):
         for part in schema.get(key) or []:
             yield from _kinds(part, whole, depth - 1)
-    yield from _kinds(pointed(schema.get("$ref"), whole), whole, depth - 1)
+    yield from _kinds(referenced(schema.get("$ref"), whole), whole, depth - 1)
 
 
-def pointed(reference: object, whole: Mapping[str, Any]) -> Any:  # noqa: ANN401 - JSON
+def referenced(reference: object, whole: Mapping[str, Any]) -> Any:  # noqa: ANN401 - JSON
     """Return the part of `whole` that a reference "#/..." points to; None if there is none."""
     return target(reference, whole) if str(reference).startswith("#") else None
 
@@ -85,7 +85,7 @@ def kind_of(value: object) -> str:
     return next((kind for kind, types in _KINDS.items() if isinstance(value, types)), "string")
 
 
-def typed(text: str, schema: Mapping[str, Any], whole: Mapping[str, Any]) -> str:
+def typed_json(text: str, schema: Mapping[str, Any], whole: Mapping[str, Any]) -> str:
     """Return the JSON text of a value that was written without quotes, by the type that `schema` says.
 
     A text that is no value of that type stays a string.

@@ -14,7 +14,7 @@ from typing import Any
 
 from edgespec.decoding.grammar.source import GrammarSource
 from edgespec.llama.template_traits import CALL_ID
-from edgespec.server.tool_calls.argument_values import kinds, pointed, write_json
+from edgespec.server.tool_calls.argument_values import kinds, referenced, write_json
 from edgespec.server.tool_calls.call_forms import HERMES, ArgumentForm, CallForm
 
 Schema = Mapping[str, Any]
@@ -68,13 +68,13 @@ def after_thought(end: str, find_token: FindToken) -> str:
     return "\n".join(["start: thought @answer", *writer.thought(end)])
 
 
-def closed(parameters: Schema | None) -> dict[str, Any]:
+def arguments_schema(parameters: Schema | None) -> dict[str, Any]:
     """Return the schema of a function's arguments: an object of the named properties and no others.
 
     So it is unless the schema says itself what other properties there may be.
     """
     schema = {**(parameters or {}), "type": "object"}
-    target = pointed(schema.get("$ref"), schema)
+    target = referenced(schema.get("$ref"), schema)
     if target and "$ref" not in target and "properties" not in schema:  # as Go's generators write it
         schema = {**target, **{key: value for key, value in schema.items() if key != "$ref"}}
     if not any(key in schema for key in _COMBINING):
@@ -82,11 +82,11 @@ def closed(parameters: Schema | None) -> dict[str, Any]:
     return schema
 
 
-def unenforced(forced: ForcedCalls) -> tuple[str, ...]:
+def unenforced_parts(forced: ForcedCalls) -> tuple[str, ...]:
     """Return the parts of the functions' schemas that the grammar of calls does not enforce."""
     told: dict[str, None] = {}
     for name, parameters in forced.functions.items():
-        schema = closed(parameters)
+        schema = arguments_schema(parameters)
         lines = [*GrammarSource.json_schema(schema, "tools").warnings]
         if forced.form.keyed:
             together = [word for word in sorted(schema.keys() & _TOGETHER) if schema[word] is not False]
@@ -114,7 +114,7 @@ def _followed(schema: Any, whole: Schema) -> Schema:  # noqa: ANN401 - JSON
     """Return a part of `whole` merged with the definition that it refers to."""
     found: Schema = schema if isinstance(schema, Mapping) else {}
     for _ in range(_MOST_REFERENCES):
-        target = pointed(found.get("$ref"), whole)
+        target = referenced(found.get("$ref"), whole)
         if not isinstance(target, Mapping):
             break
         found = {**target, **{key: value for key, value in found.items() if key != "$ref"}}
@@ -149,13 +149,13 @@ class _Writer:
             yield from self.thought(forced.thought_end)
         yield "call: " + " | ".join(f"call_{i}" for i, _ in enumerate(forced.functions))
         for i, (name, parameters) in enumerate(forced.functions.items()):
-            schema = closed(parameters)
+            schema = arguments_schema(parameters)
             if form.keyed:
                 yield from self._keyed(f"call_{i}", name, schema, form.keyed)
             elif self._whole_objects:
-                yield f"call_{i}: {embedded(_call_object(form, name, schema))}"
+                yield f"call_{i}: {json_expression(_call_object(form, name, schema))}"
             else:
-                yield f"call_{i}: {_quoted(name)} {self._text(form.after)} {embedded(schema)}"
+                yield f"call_{i}: {_quoted(name)} {self._text(form.after)} {json_expression(schema)}"
 
     def thought(self, end: str) -> Iterator[str]:
         """Yield the rules of a thought."""
@@ -229,7 +229,7 @@ class _Writer:
                 yield f"{rule}: {quote} {rule}_text {closing}"
                 yield f"{rule}_text{options}: {text}"
         else:
-            yield f"{rule}: {embedded(_with_definitions(schema, whole))} {closing}"
+            yield f"{rule}: {json_expression(_with_definitions(schema, whole))} {closing}"
 
 
 def _characters(schema: Schema) -> str:
@@ -267,7 +267,7 @@ def _moved(schema: Any, place: str) -> Any:  # noqa: ANN401 - JSON
     }
 
 
-def embedded(schema: Schema) -> str:
+def json_expression(schema: Schema) -> str:
     """Return an expression for the JSON values that `schema` allows, spaced as models space them.
 
     Raises UsageError, which speaks of tools.
@@ -285,13 +285,13 @@ def _python(schema: Schema, whole: Schema) -> str:
         return '"True" | "False"'
     if allowed == {"null"}:
         return '"None"'
-    return embedded(_with_definitions(schema, whole))
+    return json_expression(_with_definitions(schema, whole))
 
 
 def _with_definitions(schema: Schema, whole: Schema) -> dict[str, Any]:
     """Return a part of a schema as a whole one, with the definitions that it may refer to."""
     kept = {key: whole[key] for key in ("$defs", "definitions") if key in whole}
-    target = pointed(schema.get("$ref"), whole)
+    target = referenced(schema.get("$ref"), whole)
     return {**kept, **schema} if target is None or kept else dict(target)
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from edgespec.server.tool_calls.argument_values import is_text, literal_json, typed, write_json
+from edgespec.server.tool_calls.argument_values import is_text, literal_json, typed_json, write_json
 from edgespec.server.tool_calls.call_forms import ArgumentForm
 from edgespec.server.tool_calls.call_reader import CallReader
 from edgespec.server.tool_calls.text_source import Steps, n_open
@@ -68,7 +68,7 @@ class TaggedCallReader(CallReader):
         value = yield from self._text_until(closing)
         if value is None:
             return False
-        self._add(typed(value.removesuffix("\n") if own_line else value, schema, whole))
+        self._add(typed_json(value.removesuffix("\n") if own_line else value, schema, whole))
         return True
 
     def read_marked(self, name: str, quote: str) -> Steps[None]:

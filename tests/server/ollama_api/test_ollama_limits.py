@@ -14,7 +14,7 @@ import httpx
 import ollama
 import pytest
 
-from edgespec.server.gate import Gate, RequestLimits
+from edgespec.server.gate import Gate, GateLimits
 from edgespec.server.metrics import Metrics
 from edgespec.server.ollama.options import HARMLESS, HONOURED, ONLY
 from edgespec.server.ollama.request_schema import OllamaChatRequest, OllamaGenerateRequest
@@ -73,7 +73,7 @@ def test_a_stream_that_waits_sends_lines_that_add_nothing(served: Served, monkey
 
 
 def test_the_gate_holds_for_these_routes_and_answers_in_their_form(served: Served):
-    async def ask(limits: RequestLimits, **headers: str) -> httpx.Response:
+    async def ask(limits: GateLimits, **headers: str) -> httpx.Response:
         transport = httpx.ASGITransport(Gate(served.app, limits))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost:8080") as client:
             return await client.post("/api/show", content=b'{"model": "edgespec"}', headers=headers)
@@ -88,22 +88,22 @@ def test_the_gate_holds_for_these_routes_and_answers_in_their_form(served: Serve
         ({"sec-fetch-site": "same-site"}, 403, "no other web page"),
         ({"host": "evil.example"}, 403, "localhost"),
     ):
-        answer = asyncio.run(ask(RequestLimits(), **headers))
+        answer = asyncio.run(ask(GateLimits(), **headers))
         assert answer.status_code == status, headers
         if status != 200:
             assert set(answer.json()) == {"error"} and words in answer.json()["error"]
-    keyed = RequestLimits(api_key="right-key", loopback=False)
+    keyed = GateLimits(api_key="right-key", loopback=False)
     answer = asyncio.run(ask(keyed))
     assert (answer.status_code, "API key" in answer.json()["error"]) == (401, True)
     assert asyncio.run(ask(keyed, authorization="Bearer right-key")).status_code == 200
-    assert asyncio.run(ask(RequestLimits(max_body=5))).json() == {"error": "the body is larger than 5 bytes"}
+    assert asyncio.run(ask(GateLimits(max_body=5))).json() == {"error": "the body is larger than 5 bytes"}
 
 
 def test_these_routes_are_counted_as_the_others(served: Served):
     metrics = Metrics()
 
     async def ask() -> None:
-        transport = httpx.ASGITransport(metrics.counting(Gate(served.app, RequestLimits())))
+        transport = httpx.ASGITransport(metrics.counting(Gate(served.app, GateLimits())))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             await client.get("/api/version")
             await client.post("/api/show", content=b'{"model": "edgespec"}')

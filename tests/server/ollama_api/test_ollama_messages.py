@@ -15,7 +15,7 @@ import pytest
 from edgespec.decoding.records import Result, Tally, Token, summarise
 from edgespec.server.choice_writers import AnswerHead, AnswerText, ChatChoiceWriter
 from edgespec.server.ollama.line_writer import OllamaWriter
-from edgespec.server.ollama.request_reader import as_openai
+from edgespec.server.ollama.request_reader import openai_messages
 from edgespec.server.ollama.request_schema import OllamaChatRequest
 from edgespec.server.tool_calls.answer_reader import AnswerForm
 from ollama_requests import GREEDY, HELLO, refused
@@ -49,7 +49,7 @@ def test_results_belong_to_their_calls(messages: list[dict[str, Any]], ids: list
     """Ollama's clients send no ids; templates may need them."""
     read = OllamaChatRequest.model_validate({"messages": [*HELLO, *messages]}).messages or []
     found: list[str] = []
-    for message in as_openai(read):
+    for message in openai_messages(read):
         for call in message.get("tool_calls", ()):
             assert json.loads(call["function"]["arguments"]) == {"n": 1}
             found.append(call["id"])

@@ -47,14 +47,23 @@ class RequestRun:
     call that does not wait, even while the reader itself is being cancelled.
     """
 
-    def __init__(self, sources: Sequence[AsyncGenerator[Item]], *, at_once: int = 1, n_each: int = 1) -> None:
-        """Begin to receive from `sources`, at most `at_once` of them: the next begins when one has ended.
+    def __init__(
+        self, worker: Worker, prepared: PreparedRequest, client: str, log: Callable[[str], None]
+    ) -> None:
+        """Have `worker` write as many texts at once as it may; `client` waits in the queue.
 
-        Of `n_each` that continue one prompt the first reads it: the others begin once it has, and share it.
+        The first text of each prompt reads it: the others begin once it has, and share it. `log` takes a line
+        for each failure that is not the client's fault.
         """
+        sources = [
+            worker.run(text.tokens, text.options, client=client, follows=i >= worker.parallel)
+            for i, text in enumerate(prepared.texts)
+        ]
+        n_each = len(sources) // prepared.n_prompts
+        self._log = log
         self._news: asyncio.Queue[tuple[int, Item] | Exception] = asyncio.Queue()
         self._n = len(sources)
-        self._turns = asyncio.Semaphore(at_once)
+        self._turns = asyncio.Semaphore(worker.parallel)
         self._n_each = n_each
         self._has_read = [asyncio.Event() for _ in range(0, len(sources), n_each)]
         self._begun = False
@@ -91,7 +100,7 @@ class RequestRun:
 
         self._watch = asyncio.create_task(wait())
 
-    async def settle(self, log: Callable[[str], None]) -> None:
+    async def settle(self) -> None:
         """Wait a moment, so that a refusal that comes at once still gets its own status. Raises ApiError."""
         try:
             await asyncio.wait(self._tasks, timeout=_SETTLE_S, return_when=asyncio.FIRST_COMPLETED)
@@ -100,7 +109,7 @@ class RequestRun:
             raise
         if self._refused:
             self.close()
-            raise engine_error(self._refused, log) from None
+            raise engine_error(self._refused, self._log) from None
 
     async def items(self, alive_s: float | None = None) -> AsyncIterator[tuple[int, Item] | None]:
         """Yield places in the queue and tokens of each text as they come, then its Result; each by its index.
@@ -121,7 +130,7 @@ class RequestRun:
             n_left -= isinstance(item[1], Result)
 
     async def collect(
-        self, receive: Receive, collect: Callable[[int, list[Token]], object], log: Callable[[str], None]
+        self, receive: Receive, collect: Callable[[int, list[Token]], object]
     ) -> list[Result] | None:
         """Give all tokens to `collect`; return the results, None if the client left. Raises ApiError."""
         self.watch(receive)
@@ -136,7 +145,7 @@ class RequestRun:
         except ClientGone:
             return None
         except Exception as error:  # noqa: BLE001 - all of them become an answer
-            raise engine_error(error, log) from None
+            raise engine_error(error, self._log) from None
         finally:
             self.close()
         return [results[i] for i in range(self._n)]
@@ -152,7 +161,7 @@ class RequestRun:
 class AnswerWriter(ABC):
     """Writes the answer to one request in the form of an API, whole or in parts; "": nothing is sent.
 
-    What is said of a wait and of failures is said in server-sent events, unless an API has another way.
+    Waits and failures are told in server-sent events, unless an API has another way.
     """
 
     media_type = "text/event-stream"
@@ -233,17 +242,11 @@ class Answerer:
         user: str | None = None,
     ) -> Response:
         """Return the answer to `request` in the form of `writer`; `user` waits in the queue."""
-        client, worker = client_of(request, user), self._worker
-        sources = [
-            worker.run(text.tokens, text.options, client=client, follows=i >= worker.parallel)
-            for i, text in enumerate(prepared.texts)
-        ]
-        n_each = len(prepared.texts) // prepared.n_prompts
-        run = RequestRun(sources, at_once=worker.parallel, n_each=n_each)
+        run = RequestRun(self._worker, prepared, client_of(request, user), self._log)
         if streams:
-            await run.settle(self._log)
+            await run.settle()
             return StreamingAnswer(run, self._parts(run, writer), writer.media_type)
-        results = await run.collect(request.receive, writer.collect, self._log)
+        results = await run.collect(request.receive, writer.collect)
         if results is None:
             return Response(status_code=CLIENT_GONE)
         return Response(writer.whole(results), media_type="application/json")
@@ -280,7 +283,7 @@ def with_warnings(answer: Response, warnings: Sequence[str]) -> Response:
     return answer
 
 
-def client_of(request: Request, user: str | None = None) -> str:
+def client_of(request: Request, user: str | None) -> str:
     """Return who takes a turn in the queue: the user, else the API key, else the address."""
     if user:
         return f"user {user}"

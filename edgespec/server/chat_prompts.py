@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from edgespec.errors import EdgespecError
@@ -22,16 +22,13 @@ _RESERVED = (*_OWN_FIELDS, "documents", "bos_token", "eos_token", "raise_excepti
 _THINKING_SWITCHES = ("enable_thinking", "thinking", "reasoning_effort")
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Template:
-    """One template, its traits and the form of its calls."""
+    """The traits of a template, the form of its calls, and what writes its messages."""
 
     traits: TemplateTraits
     form: CallForm | None
-    writer: MessageWriter = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.writer = MessageWriter(self.traits, self.form)
+    writer: MessageWriter
 
 
 @dataclass(frozen=True)
@@ -104,7 +101,8 @@ class ChatPrompts:
     def _template(self, *, tools: bool) -> _Template:
         if tools not in self._templates:
             traits = TemplateTraits(self._model.template(tools=tools))
-            self._templates[tools] = _Template(traits, choose_form(traits, self._is_token))
+            form = choose_form(traits, self._is_token)
+            self._templates[tools] = _Template(traits, form, MessageWriter(traits, form))
         return self._templates[tools]
 
     def _is_token(self, marker: str) -> bool:

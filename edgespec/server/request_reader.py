@@ -225,10 +225,7 @@ class RequestReader:
         if isinstance(prompt, str):
             return self._model.tokenize(prompt, add_special=True, parse_special=True)
         tokens = [token for token in prompt if isinstance(token, int)] if isinstance(prompt, list) else []
-        for token in tokens:
-            if not 0 <= token < self._model.n_vocab:
-                last = self._model.n_vocab - 1
-                raise ApiError(400, f"token {token}: the model's are 0 to {last}", param="prompt")
+        check_tokens(tokens, self._model, "prompt")
         return tokens
 
     # ---- tools and grammars ----
@@ -253,6 +250,14 @@ class RequestReader:
             line = f"the chat template of {self._service.name} knows no tools: leave them out"
             raise ApiError(400, line, param="tools")
         return tools
+
+
+def check_tokens(tokens: Sequence[int], model: Model, param: str) -> None:
+    """Raise an ApiError for a token that `model` lacks."""
+    for token in tokens:
+        if not 0 <= token < model.n_vocab:
+            last = model.n_vocab - 1
+            raise ApiError(400, f"{param}: token {token}: the model's are 0 to {last}", param=param)
 
 
 def _names(tools: Sequence[Tool]) -> frozenset[str]:

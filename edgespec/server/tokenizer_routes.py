@@ -11,7 +11,7 @@ from starlette.concurrency import run_in_threadpool
 from edgespec.llama.weights import Model
 from edgespec.server.api_errors import ApiError
 from edgespec.server.request_fields import RequestPart
-from edgespec.server.request_reader import Service
+from edgespec.server.request_reader import Service, check_tokens
 
 
 class TokenizeRequest(RequestPart):
@@ -119,9 +119,7 @@ def _tokens_of(model: Model, request: TokenizeRequest, n_ctx: int) -> TokenizedT
 
 def _text_of(model: Model, request: DetokenizeRequest) -> DetokenizedText:
     """Return the text of tokens. Raises ApiError."""
-    for token in request.tokens:
-        if token >= model.n_vocab:
-            raise ApiError(400, f"token {token}: the model's are 0 to {model.n_vocab - 1}", param="tokens")
+    check_tokens(request.tokens, model, "tokens")
     text = b"".join(model.piece(token, special=True) for token in request.tokens).decode(errors="replace")
     return DetokenizedText(content=text, prompt=text)
 

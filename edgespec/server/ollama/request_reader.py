@@ -22,7 +22,7 @@ from edgespec.server.ollama.request_schema import (
     OllamaRequestMessage,
     OllamaToolCall,
 )
-from edgespec.server.request_reader import ALIAS, PreparedText, RequestReader, Service
+from edgespec.server.request_reader import ALIAS, PreparedText, RequestReader, Service, check_tokens
 from edgespec.server.request_schema import ChatRequest, CompletionRequest
 
 _Request = TypeVar("_Request", bound=BaseModel)
@@ -47,11 +47,10 @@ class OllamaReader:
         self._model = model
 
     def read(self, body: OllamaChatRequest | OllamaGenerateRequest) -> PreparedText:
-        """Prepare a request that asks for an answer."""
-        return self.chat(body) if isinstance(body, OllamaChatRequest) else self.generate(body)
+        """Prepare a request that has messages or a prompt."""
+        return self._conversation(body) if isinstance(body, OllamaChatRequest) else self._prompt(body)
 
-    def chat(self, body: OllamaChatRequest) -> PreparedText:
-        """Prepare a request to /api/chat, which has messages."""
+    def _conversation(self, body: OllamaChatRequest) -> PreparedText:
         messages = openai_messages(body.messages or ())
         fields: dict[str, Any] = {"messages": messages}
         if body.tools:
@@ -60,8 +59,7 @@ class OllamaReader:
             fields["continue_final_message"] = True  # Ollama goes on with what an answer begins with
         return self._chat(body, fields, "messages")
 
-    def generate(self, body: OllamaGenerateRequest) -> PreparedText:
-        """Prepare a request to /api/generate, which has a prompt."""
+    def _prompt(self, body: OllamaGenerateRequest) -> PreparedText:
         if body.raw or body.suffix or self._model.chat_template is None:
             return self._text(body)
         system = [{"role": "system", "content": body.system}] if body.system else []
@@ -69,9 +67,7 @@ class OllamaReader:
         prepared = self._chat(body, {"messages": messages}, "prompt")
         if not body.context:
             return prepared
-        for token in body.context:
-            if not 0 <= token < self._model.n_vocab:
-                raise ApiError(400, f"context: token {token}: the model's are 0 to {self._model.n_vocab - 1}")
+        check_tokens(body.context, self._model, "context")
         longer = replace(prepared, tokens=[*body.context, *prepared.tokens])
         return self._fitted(longer, read_options(body.options or {}), "prompt")
 

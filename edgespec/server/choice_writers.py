@@ -124,7 +124,8 @@ class ChatChoiceWriter:
         self._short_ids = expected.short_ids
         self._said: list[str] = []
         self._thought: list[str] = []
-        self._calls: list[AnswerToolCall] = []
+        self.calls: list[AnswerToolCall] = []
+        """The calls that have begun; all but the last are complete."""
         self._cut = False  # whether the last call is not complete
         self._logprobs: list[TokenLogprob] = []
 
@@ -159,12 +160,12 @@ class ChatChoiceWriter:
         """Return the whole answer."""
         content = "".join(self._said)
         message = AnswerMessage(
-            role="assistant", content=content or (None if self._calls else ""), refusal=None
+            role="assistant", content=content or (None if self.calls else ""), refusal=None
         )
         if self._thought:
             message.reasoning_content = "".join(self._thought)
-        if self._calls:
-            message.tool_calls = self._calls
+        if self.calls:
+            message.tool_calls = self.calls
         logprobs = ChatLogprobs(content=self._logprobs) if self._written.keeps_tokens else None
         reason = self._finish_reason(result)
         return ChatChoice(index=self._index, message=message, logprobs=logprobs, finish_reason=reason)
@@ -191,14 +192,14 @@ class ChatChoiceWriter:
 
     def _write_call(self, event: CallStart | CallArguments) -> ToolCallDelta:
         if isinstance(event, CallArguments):
-            self._calls[-1].function.arguments += event.text
-            return ToolCallDelta(index=len(self._calls) - 1, function=FunctionDelta(arguments=event.text))
+            self.calls[-1].function.arguments += event.text
+            return ToolCallDelta(index=len(self.calls) - 1, function=FunctionDelta(arguments=event.text))
         call_id = secrets.token_hex(16)[:9] if self._short_ids else f"call_{secrets.token_hex(12)}"
         function = FunctionCall(name=event.name, arguments="")
-        self._calls.append(AnswerToolCall(id=call_id, type="function", function=function))
+        self.calls.append(AnswerToolCall(id=call_id, type="function", function=function))
         self._cut = True
         return ToolCallDelta(
-            index=len(self._calls) - 1,
+            index=len(self.calls) - 1,
             id=call_id,
             type="function",
             function=FunctionDelta(name=event.name, arguments=""),
@@ -206,7 +207,7 @@ class ChatChoiceWriter:
 
     def _finish_reason(self, result: Result) -> FinishReason:
         ended = finish_reason(result)
-        return "tool_calls" if self._calls and not (self._cut and ended == "length") else ended
+        return "tool_calls" if self.calls and not (self._cut and ended == "length") else ended
 
     def _chunk(self, delta: MessageDelta, reason: FinishReason | None = None) -> ChatChunk:
         choice = ChatChunkChoice(index=self._index, delta=delta, finish_reason=reason)

@@ -20,7 +20,7 @@ from edgespec.server.ollama.response_schema import (
     OllamaFunction,
     OllamaMessage,
 )
-from edgespec.server.response_schema import ChatChunk, TokenLogprob, ToolCallDelta, Usage
+from edgespec.server.response_schema import AnswerToolCall, ChatChunk, TokenLogprob, Usage
 from edgespec.server.streaming import AnswerWriter
 
 Kind = Literal["chat", "generate"]
@@ -89,7 +89,7 @@ class OllamaWriter(AnswerWriter):
         self._context = context
         self._warnings = warnings
         self._all = LinePart()
-        self._call: _PartialCall | None = None  # the one that is being written
+        self._n_calls = 0  # that were written
 
     def add(self, index: int, tokens: Sequence[Token]) -> str:
         """Return the lines of `tokens`."""
@@ -132,36 +132,25 @@ class OllamaWriter(AnswerWriter):
 
     def _last_parts(self, result: Result) -> Iterator[LinePart]:
         yield from self._parts(self._writing.finish(result))
-        yield from self._end_call()
+        yield from self._new_calls(self._writing.calls)
 
     def _parts(self, chunks: Iterable[ChatChunk]) -> Iterator[LinePart]:
-        """Yield what `chunks` add; a call comes as one, when it is complete."""
+        """Yield what `chunks` add; a call comes as one, where text or another call begins."""
         for chunk in chunks:
             for choice in chunk.choices:
                 delta = choice.delta
                 if delta.content or delta.tool_calls:
-                    yield from self._begin(delta.tool_calls or ())
+                    yield from self._new_calls(self._writing.calls[: -1 if delta.tool_calls else None])
                 thinking = getattr(delta, "reasoning_content", None) or ""
                 logprobs = choice.logprobs.content if choice.logprobs else []
                 if part := LinePart(delta.content or "", thinking, [], [*logprobs]):
                     yield part
 
-    def _begin(self, deltas: Iterable[ToolCallDelta]) -> Iterator[LinePart]:
-        """Yield the call that ends where text or another call begins, and add to the one under way."""
-        deltas = [*deltas]
-        if not deltas:
-            yield from self._end_call()
-        for delta in deltas:
-            if self._call and self._call.index != delta.index:
-                yield from self._end_call()
-            if self._call is None:
-                self._call = _PartialCall(delta.index)
-            self._call.add(delta)
-
-    def _end_call(self) -> Iterator[LinePart]:
-        call, self._call = self._call, None
-        if call is not None:
-            yield call.part()
+    def _new_calls(self, complete: Sequence[AnswerToolCall]) -> Iterator[LinePart]:
+        """Yield the calls that were not yielded before."""
+        for index in range(self._n_calls, len(complete)):
+            self._n_calls += 1
+            yield _call_part(index, complete[index])
 
     # ---- lines ----
 
@@ -200,28 +189,15 @@ class OllamaWriter(AnswerWriter):
         return end
 
 
-@dataclass
-class _PartialCall:
-    """A call whose parts come one after another."""
-
-    index: int
-    id: str = ""
-    name: str = ""
-    arguments: str = ""
-
-    def add(self, delta: ToolCallDelta) -> None:
-        self.id = delta.id or self.id
-        self.name = delta.function.name or self.name
-        self.arguments += delta.function.arguments or ""
-
-    def part(self) -> LinePart:
-        """Return the call; one that was cut off has no object of arguments, and is text."""
-        try:
-            arguments = json.loads(self.arguments or "{}")
-        except ValueError:
-            return LinePart(content=f'{{"name": {json.dumps(self.name)}, "arguments": {self.arguments}')
-        function = OllamaFunction(index=self.index, name=self.name, arguments=arguments)
-        return LinePart(calls=[OllamaCall(id=self.id, function=function)])
+def _call_part(index: int, call: AnswerToolCall) -> LinePart:
+    """Return a call; one that was cut off has no object of arguments, and is text."""
+    name, text = call.function.name, call.function.arguments
+    try:
+        arguments = json.loads(text or "{}")
+    except ValueError:
+        return LinePart(content=f'{{"name": {json.dumps(name)}, "arguments": {text}')
+    function = OllamaFunction(index=index, name=name, arguments=arguments)
+    return LinePart(calls=[OllamaCall(id=call.id, function=function)])
 
 
 def _ns(seconds: float) -> int:

@@ -87,7 +87,7 @@ class ListenOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GateLimits:
+class RequestLimits:
     """Limits of requests."""
 
     max_queue: Annotated[
@@ -118,7 +118,7 @@ def serve_command(
     models: ModelChoice,
     loading: ServeLoading,
     address: ListenOptions,
-    limits: GateLimits,
+    limits: RequestLimits,
     assume_watts: WattsOption = None,
     json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object when it is ready.", rich_help_panel="Output")

@@ -24,7 +24,7 @@ from edgespec.benchmark.runs import Cell, Run
 from edgespec.benchmark.summary import summarise_cell
 from edgespec.benchmark.tradeoff import ALWAYS, NEVER, SHARES, curve, read_answers
 from edgespec.benchmark.variants import PLAIN_VARIANT, Variant, parse_variants
-from edgespec.cli.options import parse_span
+from edgespec.cli.calibrate import parse_span
 from edgespec.decoding.choices import Signal
 from edgespec.decoding.options import SPAN, Span, Waking
 from edgespec.engine.model_choice import choose_models

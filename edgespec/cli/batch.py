@@ -229,16 +229,14 @@ class _BatchRun:
     ) -> None:
         """Load the models and answer what has no result yet, or until Ctrl-C."""
         from edgespec.batch.local import LocalWriter
-        from edgespec.cli.loading import load_engine
         from edgespec.platform.signals import SignalPipe
         from edgespec.server.request_reader import Service
 
         with (
             meter if meter.available else nullcontext(),
             SignalPipe() as signals,
-            load_engine(
+            loading.compute.load_engine(
                 names,
-                loading.compute,
                 drafter=loading.drafter,
                 n_ctx=loading.ctx,
                 signals=signals,

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from edgespec.cli.bench_options import SuitePrompts, VariantChoice
+from edgespec.cli.bench_options import ReportOutputs, SuitePrompts, VariantChoice
 from edgespec.cli.console import message
 from edgespec.cli.groups import grouped
 from edgespec.cli.options import ComputeOnNodes, ModelChoice, WattsOption, refuse_contradictions
-from edgespec.cli.outputs import ReportOutputs
 from edgespec.cli.progress import pull_named
 from edgespec.decoding.choices import DrafterName
 from edgespec.errors import UsageError
@@ -82,7 +81,6 @@ def bench_command(
     from edgespec.benchmark.clients import prompts_for
     from edgespec.cli.bench_runs import RunningBench, draft_of_peers, llama_cpp
     from edgespec.cli.energy import know_idle
-    from edgespec.cli.loading import load_engine
     from edgespec.energy import EnergyMeter
     from edgespec.engine.model_choice import choose_models
     from edgespec.platform.signals import SignalPipe
@@ -111,8 +109,8 @@ def bench_command(
     with meter, SignalPipe() as signals:
         know_idle(meter)
         parallel = max(settings.clients, default=1)
-        with load_engine(
-            names, compute, drafter=drafter, meter=meter, signals=signals, parallel=parallel
+        with compute.load_engine(
+            names, drafter=drafter, meter=meter, signals=signals, parallel=parallel
         ) as engine:
             peers = [] if peer.bin_ is None else [llama_cpp(peer.bin_, engine, peers_draft, suite, settings)]
             return RunningBench(engine, suite, settings, limits, peers).run(outputs)

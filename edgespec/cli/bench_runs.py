@@ -21,8 +21,8 @@ from edgespec.benchmark.clients import Measured, prompts_for
 from edgespec.benchmark.machine import MachineWatch, facts
 from edgespec.benchmark.peers import LlamaCpp, LlamaCppPeer, context_for
 from edgespec.benchmark.runs import BenchmarkOutcome, Cell, PassTime, Run, Throughput
+from edgespec.cli.bench_options import ReportOutputs
 from edgespec.cli.console import INTERRUPTED, err, line_of, message
-from edgespec.cli.outputs import ReportOutputs
 from edgespec.cli.progress import WorkDisplay, pull_named
 from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError

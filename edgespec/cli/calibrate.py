@@ -11,13 +11,14 @@ import typer
 from edgespec.cli.bench_options import SuiteChoice, TokensOption
 from edgespec.cli.console import message, out
 from edgespec.cli.groups import grouped
-from edgespec.cli.options import LOSSY, Compute, ModelChoice, parse_span, refuse_contradictions
+from edgespec.cli.options import LOSSY, Compute, ModelChoice, refuse_contradictions
 from edgespec.cli.progress import WorkDisplay
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.models.suites import DEFAULT, HUMAN_EVAL, evenly
 
 if TYPE_CHECKING:
     from edgespec.cli.calibrate_choices import CalibrationQuestions
+    from edgespec.decoding.options import Span
     from edgespec.engine.lossy.calibration import ThresholdChoice
 
 _ACCURACY = "Accuracy"
@@ -99,7 +100,6 @@ def calibrate_command(
     """
     from edgespec.benchmark.tradeoff import SIGNALS, read_answers
     from edgespec.cli.calibrate_choices import Calibrator, as_json, print_choice
-    from edgespec.cli.loading import load_engine
     from edgespec.decoding.options import SPAN
     from edgespec.engine.lossy.calibration import check_storable, store
     from edgespec.platform.signals import SignalPipe
@@ -110,7 +110,7 @@ def calibrate_command(
     names = models.pull("model", writes=True)
     with (
         SignalPipe() as signals,
-        load_engine(names, compute, signals=signals) as engine,
+        compute.load_engine(names, signals=signals) as engine,
         WorkDisplay() as display,
     ):
         headers = engine.target.header, engine.check_cascade().header
@@ -151,6 +151,15 @@ def _check(
         raise UsageError("--problems and --humaneval-file need --humaneval: add it, or leave them out")
     if humaneval.humaneval and own_prompts:
         raise UsageError("--humaneval has its own prompts: leave out --suite, --category, --per-category")
+
+
+def parse_span(text: str) -> Span:
+    """Return a span as users write it. Raises UsageError."""
+    if text == "rest":
+        return "rest"
+    if not (text.isascii() and text.isdecimal()) or not 1 <= len(text) <= 9 or int(text) < 1:
+        raise UsageError("must be 1 or more, or rest", field="span", value=text)
+    return int(text)
 
 
 def _questions(prompts: CalibrationPrompts, humaneval: HumanEvalOptions) -> CalibrationQuestions:

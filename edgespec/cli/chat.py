@@ -89,7 +89,6 @@ def chat_command(
 ) -> int:
     """Talk with a model. From a pipe, each line is a turn. /help says what else can be typed."""
     from edgespec.cli.chat_lines import Chat, ChatSettings, check_unicode
-    from edgespec.cli.loading import load_engine
     from edgespec.decoding.options import Options
     from edgespec.platform.signals import SignalPipe
 
@@ -116,9 +115,8 @@ def chat_command(
     names = models.pull(drafter)
     with (
         SignalPipe() as signals,
-        load_engine(
+        length.compute.load_engine(
             names,
-            length.compute,
             drafter=drafter,
             n_ctx=length.ctx,
             history=drafting.cache,
@@ -143,14 +141,17 @@ def chat_command(
 def _type(chat: Chat, *, cache: bool) -> None:
     """Answer what is typed in a terminal."""
     from edgespec.cli.chat_lines import COMMANDS
-    from edgespec.cli.plain_lines import PlainLines, is_dumb
+    from edgespec.cli.line_editor import (  # takes 0.1 s to import
+        LineEditor,
+        PlainLines,
+        is_dumb,
+        open_history,
+    )
 
     editor: PlainLines | LineEditor
     if is_dumb():
         editor = PlainLines()
     else:
-        from edgespec.cli.line_editor import LineEditor, open_history  # takes 0.1 s to import, here only
-
         history = cache_root() / "chat-lines" if cache else None
         if history and (reason := open_history(history)):
             message(f"lines are not kept: {reason}")

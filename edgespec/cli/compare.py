@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgespec.cli.bench_options import SuitePrompts, VariantChoice
+from edgespec.cli.bench_options import ReportOutputs, SuitePrompts, VariantChoice
 from edgespec.cli.completion import complete_models
 from edgespec.cli.console import message
 from edgespec.cli.groups import grouped
 from edgespec.cli.options import ThreadsOption, WattsOption
-from edgespec.cli.outputs import ReportOutputs
 from edgespec.errors import UsageError, check_choice
 from edgespec.llama.choices import KernelsChoice
 from edgespec.models.suites import DEFAULT, evenly, load_suite

@@ -1,8 +1,10 @@
-"""Reads lines typed in `edgespec chat`, with prompt_toolkit's editing, history and completion."""
+"""Reads lines typed in `edgespec chat`: with prompt_toolkit's editing, or plainly in a dumb terminal."""
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,6 +19,7 @@ from prompt_toolkit.output.defaults import create_output
 from edgespec.errors import describe_os_error
 
 _PROMPT, _CONTINUED = "> ", "  "
+_DUMB = ("", "dumb", "unknown")  # values of TERM
 
 
 class LineEditor:
@@ -41,6 +44,23 @@ class LineEditor:
         """
         with _signals_kept():
             return self._session.prompt(_PROMPT, default=default)
+
+
+class PlainLines:
+    """Reads lines in a terminal that takes no escape sequences: an editor's shell, a serial line."""
+
+    def read(self, _default: str = "") -> str:
+        """Return the next line. Raises EOFError for Ctrl-D, KeyboardInterrupt for Ctrl-C."""
+        print(_PROMPT, end="", file=sys.stdout if sys.stdout.isatty() else sys.stderr, flush=True)
+        line = sys.stdin.buffer.readline()
+        if not line:
+            raise EOFError
+        return line.decode(errors="surrogateescape").rstrip("\n")
+
+
+def is_dumb() -> bool:
+    """Whether the terminal takes no escape sequences."""
+    return os.environ.get("TERM", "").lower() in _DUMB
 
 
 def open_history(file: Path) -> str | None:

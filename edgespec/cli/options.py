@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypedDict, Unpack
 
 import typer
 
 from edgespec.cli.completion import complete_model, complete_pair
+from edgespec.cli.console import err, message
 from edgespec.cli.progress import pull_named
 from edgespec.decoding.choices import DRAFTLESS, DrafterName
 from edgespec.decoding.sampling import SamplingParams
@@ -18,8 +19,11 @@ from edgespec.llama.choices import CacheType, KernelsChoice
 from edgespec.models.registry import load_registry
 
 if TYPE_CHECKING:  # not at run time: a shell completes options without loading llama.cpp or numpy
-    from edgespec.decoding.options import Span
+    from edgespec.decoding.choices import Objective
+    from edgespec.energy import EnergyMeter
+    from edgespec.engine.engine import Engine
     from edgespec.nodes.addresses import NodeAddress
+    from edgespec.platform.signals import Cancellation
 
 DRAFTING = "Drafting"
 ENERGY = "Energy"
@@ -161,6 +165,20 @@ class DraftingOptions:
         return "none" if self.gamma == 0 and not cascade else self.drafter or "auto"
 
 
+class EngineKeywords(TypedDict, total=False):
+    """Keyword arguments of an `Engine` besides its models and `Compute`."""
+
+    drafter: DrafterName
+    n_ctx: int | None
+    objective: Objective
+    history: bool
+    meter: EnergyMeter | None
+    signals: Cancellation
+    prefix_cache: int
+    parallel: int | None
+    chat_template: str | None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Compute:
     """Threads and kernels of the models' passes."""
@@ -176,6 +194,27 @@ class Compute:
             help="Keys and values of the target's cache; q8_0: half the memory, logits change a little."
         ),
     ] = "f16"
+
+    def addresses(self) -> tuple[NodeAddress, ...]:
+        """Return the addresses of the nodes that hold layers of the target."""
+        return ()
+
+    def load_engine(
+        self, models: tuple[str | None, str | None], **keywords: Unpack[EngineKeywords]
+    ) -> Engine:
+        """Return the engine of a target and a draft; print its messages to stderr."""
+        from edgespec.engine.engine import Engine
+
+        with err.status("loading the models"):
+            return Engine(
+                *models,
+                n_threads=self.threads,
+                kernels=self.kernels,
+                cache_type=self.cache_type,
+                nodes=self.addresses(),
+                on_message=message,
+                **keywords,
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,7 +240,7 @@ class ComputeOnNodes(Compute):
     ] = False
 
     def addresses(self) -> tuple[NodeAddress, ...]:
-        """Return where the nodes are. Raises UsageError."""
+        """Return the addresses of the nodes. Raises UsageError."""
         from edgespec.nodes.addresses import read_addresses
 
         return read_addresses(self.nodes, unsafe=self.unsafe_no_ssh) if self.nodes else ()
@@ -302,15 +341,6 @@ class Sampling:
 
 
 # ---- what users write ----
-
-
-def parse_span(text: str) -> Span:
-    """Return a span as users write it. Raises UsageError."""
-    if text == "rest":
-        return "rest"
-    if not (text.isascii() and text.isdecimal()) or not 1 <= len(text) <= 9 or int(text) < 1:
-        raise UsageError("must be 1 or more, or rest", field="span", value=text)
-    return int(text)
 
 
 def parse_bias(entries: list[str]) -> dict[int, float]:

@@ -39,7 +39,6 @@ def profile_command(
     Run it once, on a quiet machine: later runs with these models, threads and kernels begin with what
     was measured instead of a guess. What earlier runs learnt of acceptance is kept.
     """
-    from edgespec.cli.loading import load_engine
     from edgespec.drafting.measure import measure
     from edgespec.drafting.profile import ProfileKey
     from edgespec.platform.signals import SignalPipe
@@ -49,7 +48,7 @@ def profile_command(
     drafter: DrafterName = "model" if draft else "mtp" if has_mtp_head(locate(target)) else "none"
     with (
         SignalPipe() as signals,
-        load_engine((target, draft), compute, drafter=drafter, signals=signals) as engine,
+        compute.load_engine((target, draft), drafter=drafter, signals=signals) as engine,
     ):
         key = ProfileKey.of(
             engine.target.header,

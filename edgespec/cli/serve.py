@@ -128,7 +128,6 @@ def serve_command(
     refuse_contradictions(models.contradictions(loading.drafter))
     if missing := [name for name in _EXTRA if importlib.util.find_spec(name) is None]:
         raise EdgespecError(f"edgespec serve needs {missing[0]}: pip install 'edgespec[serve]'")
-    from edgespec.cli.loading import load_engine
     from edgespec.energy import EnergyMeter
     from edgespec.platform.signals import Cancellation
     from edgespec.server.api import create_app
@@ -149,9 +148,8 @@ def serve_command(
         with (
             meter if meter.available else nullcontext(),
             Cancellation() as cancellation,
-            load_engine(
+            loading.compute.load_engine(
                 names,
-                loading.compute,
                 drafter=loading.drafter,
                 n_ctx=loading.ctx,
                 meter=meter if meter.available else None,

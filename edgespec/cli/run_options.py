@@ -1,0 +1,322 @@
+"""Options of `edgespec run`, in groups, and the reading of its prompt and grammar."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from edgespec.cli.console import message
+from edgespec.cli.options import (
+    DRAFTING,
+    ENERGY,
+    LOSSY,
+    OUTPUT,
+    PROMPT,
+    ChatTemplateOption,
+    ComputeOnNodes,
+    DraftingOptions,
+    Explanation,
+    ShowDraftOption,
+    SystemOption,
+    WattsOption,
+)
+from edgespec.decoding.choices import Objective, Rule
+from edgespec.errors import EdgespecError, UsageError
+from edgespec.platform.standard_input import read_piped
+
+if TYPE_CHECKING:
+    from edgespec.decoding.grammar.source import GrammarSource
+    from edgespec.decoding.options import Waking
+    from edgespec.decoding.records import Result
+
+StatsChoice = Literal["short", "full", "none"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptOptions:
+    """The prompt, and how it is put to the model."""
+
+    prompt: Annotated[
+        str | None,
+        typer.Argument(help="The prompt; what is piped in follows it. Without one, or for -: stdin."),
+    ] = None
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "--file",
+            "-f",
+            help="Read the prompt from a file; what is piped in follows it.",
+            rich_help_panel=PROMPT,
+        ),
+    ] = None
+    system: SystemOption = None
+    chat_template: ChatTemplateOption = None
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Insist on the model's chat template.", rich_help_panel=PROMPT)
+    ] = False
+    raw: Annotated[
+        bool,
+        typer.Option("--raw", help="Continue the prompt as it is, without template.", rich_help_panel=PROMPT),
+    ] = False
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(help="Stop before this text; may be repeated.", rich_help_panel=PROMPT),
+    ] = None
+
+    @property
+    def reads_stdin(self) -> bool:
+        """Whether all of it comes from standard input."""
+        return self.file is None and self.prompt in (None, "-")
+
+    @property
+    def in_template(self) -> bool | None:
+        """Whether the chat template is used; None: if the model has one."""
+        return True if self.chat else False if self.raw else None
+
+    def read(self) -> str:
+        """Return the prompt or the text of the file, followed by what is piped to stdin; or all of stdin.
+
+        Raises UsageError and EdgespecError.
+        """
+        if self.reads_stdin:
+            return _read_stdin(is_named=self.prompt == "-")
+        if self.file is None:
+            text = self.prompt or ""
+        else:
+            try:
+                text = _decode(self.file.read_bytes(), str(self.file))
+            except OSError as error:
+                raise UsageError(f"--file {self.file}: {error.strerror}") from None
+        if not text.strip():
+            raise UsageError(f"{self.file}: the prompt is empty" if self.file else "the prompt is empty")
+        piped = _decode(read_piped(message), "stdin")
+        return f"{text}\n\n{piped}" if piped.strip() else text
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunDrafting(DraftingOptions):
+    """The drafter, how much it drafts and to what end, and the acceptance rule."""
+
+    rule: Annotated[
+        Rule | None,
+        typer.Option(
+            help="Acceptance rule; all are exact.",
+            show_default="match with --seed or at temperature 0, else block",
+            rich_help_panel=DRAFTING,
+        ),
+    ] = None
+    objective: Annotated[
+        Objective, typer.Option(help="What drafting is to save.", rich_help_panel=DRAFTING)
+    ] = "latency"
+    explain: Annotated[
+        Explanation | None,
+        typer.Option(
+            help="Print to stderr what each step knew, chose and got (steps), or also its tree of tokens "
+            "after each pass over it (ir); in a terminal the text follows.",
+            rich_help_panel=DRAFTING,
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossyOptions:
+    """The modes that are not exact."""
+
+    mode: Annotated[
+        Literal["exact", "cascade"],
+        typer.Option(
+            help="cascade: the small model writes, and wakes the target where it is unsure.",
+            rich_help_panel=LOSSY,
+        ),
+    ] = "exact"
+    threshold: Annotated[
+        float | None,
+        typer.Option(
+            help="The target is woken where the small model's likeliest token is no further ahead of the "
+            "next: 0 never, 1 always.",
+            show_default="that of `edgespec calibrate`",
+            rich_help_panel=LOSSY,
+        ),
+    ] = None
+    lenience: Annotated[
+        float,
+        typer.Option(
+            help="Accept drafted tokens that the target likes L times as much as the exact rule wants.",
+            metavar="L",
+            show_default="1: exact",
+            rich_help_panel=LOSSY,
+        ),
+    ] = 1.0
+
+    def waking(self) -> Waking | None:
+        """Return when a cascade wakes its target; None for no cascade. Raises UsageError."""
+        from edgespec.decoding.options import Waking
+
+        if self.mode == "cascade":
+            return Waking(threshold=self.threshold)
+        if self.threshold is not None:
+            raise UsageError("--threshold needs --mode cascade: add it, or leave it out")
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunLength:
+    """How much may be written, and read before."""
+
+    n_predict: Annotated[
+        int, typer.Option("--n-predict", "-n", help="Most tokens; -1: to the end of the context.")
+    ] = 256
+    ctx: Annotated[
+        int | None,
+        typer.Option(
+            "--ctx",
+            "-c",
+            min=1,
+            help="Context in tokens.",
+            show_default="what is needed, with -n -1 the prompt and 4096",
+        ),
+    ] = None
+    compute: ComputeOnNodes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Structure:
+    """The grammar, schema or pattern that the text must match; at most one of these."""
+
+    grammar: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write only text that matches this grammar: llama.cpp's GBNF, or Lark (- reads stdin).",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None
+    json_schema: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|JSON",
+            help="Write only JSON that this schema describes: a file, the schema itself, or - for stdin.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None
+    regex: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATTERN",
+            help="Write only text that this regular expression matches as a whole.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None
+
+    def contradictions(self, *, cascade: bool, reads_stdin: bool) -> dict[str, bool]:
+        """Return which of these options contradict each other, or a cascade, or a prompt from stdin."""
+        given = {
+            f"--{name.replace('_', '-')}": value for name, value in vars(self).items() if value is not None
+        }
+        names = [*given]
+        found = {" and ".join(names): len(names) > 1}
+        for name, value in given.items():
+            found[f"{name} and --mode cascade"] = cascade
+            found[f"a prompt from stdin and {name} -"] = value == "-" and reads_stdin
+        return found
+
+    def read(self) -> GrammarSource | None:
+        """Return what the text must match; None for any text. Raises UsageError, before models are loaded."""
+        if self.grammar is None and self.json_schema is None and self.regex is None:
+            return None
+        from edgespec.decoding.grammar.source import GrammarSource
+
+        if self.grammar is not None:
+            name = f"--grammar {self.grammar}"
+            text = _read_constraint(self.grammar, name)
+            is_lark = self.grammar.lower().endswith(".lark")
+            return GrammarSource.lark(text, name) if is_lark else GrammarSource.any(text, name)
+        if self.regex is not None:
+            return GrammarSource.regex(self.regex, "--regex")
+        given = self.json_schema or ""
+        if given.lstrip().startswith(("{", "[")):
+            return GrammarSource.json_schema(given, "--json-schema")
+        name = f"--json-schema {given}"
+        return GrammarSource.json_schema(_read_constraint(given, name), name)
+
+    def tell_if_cut(self, result: Result) -> None:
+        """Tell the user that a text does not match, because it ends too early."""
+        limit = {"length": "-n", "context": "--ctx", "stop": "--stop"}.get(result.stop_reason)
+        if limit and (self.grammar or self.json_schema or self.regex):
+            whole = "be whole JSON" if self.json_schema else "match as a whole"
+            message(f"the text was cut by {limit} and may not {whole}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOutput:
+    """The output, its statistics and its constraints."""
+
+    energy: Annotated[
+        bool,
+        typer.Option(
+            "--energy", help="Count the joules too (see `edgespec energy`).", rich_help_panel=ENERGY
+        ),
+    ] = False
+    assume_watts: WattsOption = None
+    structure: Structure
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object at the end.", rich_help_panel=OUTPUT)
+    ] = False
+    stats: Annotated[
+        StatsChoice,
+        typer.Option(help="Statistics on stderr: two lines, all of them, or none.", rich_help_panel=OUTPUT),
+    ] = "short"
+    no_stats: Annotated[
+        bool, typer.Option("--no-stats", help="The same as --stats none.", rich_help_panel=OUTPUT)
+    ] = False
+    show_draft: ShowDraftOption = False
+
+    @property
+    def counts_joules(self) -> bool:
+        """Whether energy is measured, or estimated."""
+        return self.energy or self.assume_watts is not None
+
+    @property
+    def shows_stats(self) -> bool:
+        """Whether any statistics are printed beside the text."""
+        return self.stats != "none" and not self.no_stats
+
+
+# ---- reading ----
+
+
+def _read_stdin(*, is_named: bool) -> str:
+    if sys.stdin is None or (not is_named and sys.stdin.isatty()):
+        raise UsageError(
+            'no prompt: give one, as in `edgespec run "Write a quicksort"`, or -f FILE, or a pipe'
+        )
+    text = _decode(sys.stdin.buffer.read(), "stdin")
+    if not text.strip():
+        raise UsageError("stdin: the prompt is empty")
+    return text
+
+
+def _decode(data: bytes, name: str) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise EdgespecError(
+            f"{name} is not UTF-8 text: byte 0x{data[error.start]:02x} at position {error.start}; "
+            "convert it first"
+        ) from None
+
+
+def _read_constraint(path: str, name: str) -> str:
+    """Return the text of a file, or of stdin for "-", without a byte order mark."""
+    try:
+        data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError(f"{name}: {error.strerror}") from None
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{name}: not UTF-8 text at byte {error.start}; convert it first") from None

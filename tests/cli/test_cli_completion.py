@@ -15,7 +15,7 @@ from edgespec import SamplingParams
 from edgespec.benchmark.accuracy import WINDOW
 from edgespec.benchmark.bench import BUDGET_S, PRECISION, BenchSettings
 from edgespec.benchmark.variants import parse_variants
-from edgespec.cli import app, bench, bench_options, compare, draft_options, options
+from edgespec.cli import app, bench, bench_options, calibrate, compare, draft_options, options
 from edgespec.decoding.options import SPAN
 from edgespec.forge import builder, data_stage
 from edgespec.forge.evaluation_process import EvaluationSettings
@@ -252,7 +252,8 @@ def test_defaults_that_are_written_down_here_are_those_of_the_package():
     """What they are is not imported where options are declared: it would load numpy."""
     sampling, params = options.Sampling(), SamplingParams()
     assert sampling.params() == params
-    assert options.SpanOption.__metadata__[0].show_default == str(SPAN)
+    (span,) = get_type_hints(calibrate.CalibrationGoal, include_extras=True)["span"].__metadata__
+    assert span.show_default == str(SPAN)
     prompts = bench_options.SuitePrompts(suite=bench_options.SuiteChoice())
     variants = bench_options.VariantChoice()
     measuring = bench.BenchMeasuring(variants=variants)

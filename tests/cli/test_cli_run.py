@@ -758,12 +758,13 @@ def test_a_closed_pipe_is_one_line_everywhere(command, tiny_path, tiny_draft_pat
 
 
 def test_ctrl_c_before_the_first_token_is_one_line(monkeypatch, capsys, tiny_path):
-    from edgespec.cli import app, loading
+    from edgespec.cli import app
+    from edgespec.engine import engine
 
     def interrupted(*_arguments, **_options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(loading, "Engine", interrupted)
+    monkeypatch.setattr(engine, "Engine", interrupted)
     assert app.main(["run", "-t", str(tiny_path), "--drafter", "none", "abc"]) == 130
     assert capsys.readouterr().err == "edgespec: error: interrupted\n"
 

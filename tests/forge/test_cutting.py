@@ -98,12 +98,14 @@ def same_logits(source, path, ids):
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_logits_of_what_is_kept_are_the_full_models(quantized, tmp_path, architecture, tied):
     assert same_logits(quantized(architecture, "q8_0", tied), tmp_path / "cut.gguf", some_ids())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("type_", ["q4_0", "q4_1", "q5_0", "q4_k_m", "q6_k", "q2_k", "iq4_nl"])
 def test_logits_in_each_quantization(quantized, tmp_path, type_):
     assert same_logits(quantized(type_=type_), tmp_path / "cut.gguf", some_ids())
@@ -292,6 +294,7 @@ def test_greedy_text_is_the_targets(pair_of_cut, prompt):
     assert drafted.token_ids == plain.token_ids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["match", "block"])
 def test_what_is_sampled_is_distributed_as_the_target_alone_would(pair_of_cut, rule):
     """Chi-square over three tokens; the draft has q = 0 for most of what the target may say."""

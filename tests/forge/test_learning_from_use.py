@@ -57,6 +57,7 @@ def test_a_history_that_is_too_small(request_, tiny_target):
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.slow
 def test_the_second_draft_learns_from_use_and_that_is_remembered(request_, speeds, tiny_path, tiny_target):
     request_ = replace(request_, force=True)
     first = make(request_).kept

@@ -121,6 +121,7 @@ def changed(params, seed=1):
     return jax.tree.map(lambda x: x + 0.1 * rng.normal(0, 1, x.shape) / np.sqrt(x.shape[0]), params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"layers": (0, 2, 3)}, {"rank": 4}], ids=str)
 @pytest.mark.parametrize("architecture", SOURCES)
 def test_llama_cpp_computes_the_same_of_the_file(source, target, tmp_path, architecture, settings):
@@ -193,6 +194,7 @@ def test_untrained_it_is_the_cut_model_requantized(source, target, tmp_path, typ
         assert np.array_equal(tensor.data, theirs[name].data), name
 
 
+@pytest.mark.slow
 def test_the_layers_that_are_left_out_are_those_missed_least(tmp_path, target):
     """Of this source two layers in a row do nothing at all."""
     path = write_tiny_gguf(tmp_path / "source.gguf", **{**SHAPE, "n_layer": 6, "n_padding": 4})
@@ -235,6 +237,7 @@ def test_a_shallow_student_has_the_layers_it_was_given(source, target, tmp_path)
     assert not any(name.startswith("blk.3.") for name in made)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"rank": 8}, {"rank": 8, "output": False}], ids=str)
 def test_it_learns_what_the_target_says(source, target, settings):
     one = make(source("qwen2"), target, layers=(0, 3), **settings)

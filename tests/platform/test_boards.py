@@ -139,6 +139,7 @@ def board(child_environment, tmp_path):
     return board
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import NamedTuple
 
 import numpy as np
 
 from edgespec.decoding.features import TargetFeatures
 from edgespec.drafting.head_model import HeadModel
+from edgespec.llama.outputs import ForwardResult
 from toy_sessions import ToySession
 
 _STATES = 1 << 12  # different hidden states
@@ -20,42 +21,19 @@ def state_of(prefix: Sequence[int]) -> float:
     return float(hash(tuple(prefix)) % _STATES)
 
 
-class _Piece(NamedTuple):
-    session: ToySession
-    tokens: Sequence[int]
-    n_logits: int
-    parents: Sequence[int] | None
-    inputs: np.ndarray | None
-
-
-class _ToyCache:
-    """Evaluates the pieces of toy sessions, one after the other."""
-
-    def __init__(self) -> None:
-        self.features: list[np.ndarray] = []
-
-    def eval(self, pieces: Sequence[_Piece], *, with_features: bool = False) -> list[np.ndarray]:
-        rows = []
-        self.features = []
-        for session, tokens, n_logits, parents, inputs in pieces:
-            if with_features:
-                assert len(tokens) <= session.n_features_max
-                self.features.append(session.states(tokens, parents, inputs))
-            rows.append(session.evaluated(tokens, n_logits, parents, inputs))
-        return rows
-
-
 class ToyTargetSession(ToySession):
     """Its hidden states are known too."""
 
     n_features_max = 40
 
-    def __init__(self, *args, **options) -> None:
-        super().__init__(*args, **options)
-        self.cache = _ToyCache()
-
-    def piece(self, tokens, *, n_logits=1, parents=None, inputs=None):
-        return _Piece(self, tokens, n_logits, parents, inputs)
+    def forward(self, parts):
+        (part,) = parts
+        started, features = time.perf_counter(), None
+        if part.with_features:
+            assert len(part.tokens) <= self.n_features_max
+            features = self.states(part.tokens, part.parents, part.inputs)
+        rows = self.evaluated(part.tokens, part.n_logits, part.parents, part.inputs)
+        return [ForwardResult(rows, time.perf_counter() - started, len(part.tokens), features)]
 
     def evaluated(self, tokens, n_logits, parents, _inputs):
         return self.eval(tokens, n_logits=n_logits, parents=parents)
@@ -75,16 +53,11 @@ class ToyHeadSession(ToySession):
 
     def __init__(self, n_kept: int, *, beside: bool = False, **options) -> None:
         super().__init__(lambda prefix: np.zeros(n_kept), n_kept, **options)
-        self.cache = _ToyCache()
         self._beside = beside  # inputs are states that come beside the tokens
         self.inputs: list[tuple[int, float]] = []
         """(token, state) of all that was read: what follows the first `n_past` was taken back."""
 
-    piece = ToyTargetSession.piece
-
-    @property
-    def tokens(self) -> list[int]:
-        return list(self.tokens)
+    forward = ToyTargetSession.forward
 
     def eval(self, tokens, **_options):
         raise AssertionError("a head takes inputs")

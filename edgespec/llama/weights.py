@@ -24,9 +24,9 @@ from edgespec.platform.closing import Closing
 from edgespec.platform.memory import MappedPages
 from edgespec.platform.signals import is_requested
 
-_LOAD_MODE_NONE, _LOAD_MODE_MMAP = 0, 1
 _NO_TOKEN = -1
 _NEVER_BACK = {"deepseek4"}  # a cache of its own kind, whose parts of sequences the library does not copy
+_LOAD_MODE_MMAP = 1
 _DROP_EVERY = 64 << 20  # bytes loaded: little beside a model, but /proc/self/maps is read rarely
 
 _TOKENIZERS = {1: "SPM", 2: "BPE", 3: "WPM", 4: "UGM", 5: "RWKV", 6: "PLaMo-2"}  # enum llama_vocab_type
@@ -57,11 +57,10 @@ class Model(Closing):
     """How its passes give hidden states."""
     _with_mtp = False  # whether the head in its file is loaded too
 
-    def __init__(  # noqa: PLR0913 - all that a model is loaded with
+    def __init__(
         self,
         path: str | Path,
         *,
-        use_mmap: bool = True,
         repack: bool = True,
         check_tensors: bool = True,
         kernels: bool = True,
@@ -71,8 +70,8 @@ class Model(Closing):
     ) -> None:
         """Load `path`; Ctrl-C stops the loading. Models are loaded one at a time.
 
-        `use_mmap` maps the file instead of copying it. `repack` lets the library rearrange some
-        quantized weights for its faster kernels: more memory and a longer load for faster decoding.
+        `repack` lets the library rearrange some quantized weights for its faster kernels: more memory and a
+        longer load for faster decoding.
         `check_tensors` refuses blocks with impossible numbers (0.07 s for a cached 1.1 GB). `kernels`
         packs the weights for edgespec's kernels if they can be used (kernels.py); otherwise the model runs
         exactly as in llama.cpp. `vocab_only` loads the tokenizer but no weights. `header`: what
@@ -85,7 +84,7 @@ class Model(Closing):
         self.sessions: weakref.WeakSet[Closing] = weakref.WeakSet()
         params = llama.llama_model_default_params()
         params.n_gpu_layers = 0
-        params.load_mode = _LOAD_MODE_MMAP if use_mmap else _LOAD_MODE_NONE
+        params.load_mode = _LOAD_MODE_MMAP
         params.use_extra_bufts = repack
         params.check_tensors = check_tensors
         params.vocab_only = vocab_only

@@ -141,7 +141,7 @@ def test_properties(tiny_target: Model, tiny_path: Path) -> None:
     assert [model.is_control(token) for token in (EOS, BOS, 5)] == [True, True, False]
 
 
-@pytest.mark.parametrize("options", [{"use_mmap": False}, {"repack": False}, {"check_tensors": False}])
+@pytest.mark.parametrize("options", [{"repack": False}, {"check_tensors": False}])
 def test_ways_of_loading(tiny_path: Path, options: dict[str, bool]) -> None:
     with Model(tiny_path, header=check_model_file(tiny_path), **options) as model:
         assert model.n_vocab == N_WORDS + 4

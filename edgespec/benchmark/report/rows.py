@@ -161,13 +161,13 @@ def fixed(value: float | None, digits: int) -> str:
     return UNAVAILABLE if value is None else f"{value:.{digits}f}"
 
 
-def significant(value: float | None, digits: int = 3) -> str:
-    """Return a figure with `digits` significant digits, never as a power of ten."""
+def significant(value: float | None) -> str:
+    """Return a figure with three significant digits, never as a power of ten."""
     if value is None:
         return UNAVAILABLE
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
-    return f"{value:.{max(0, digits - 1 - math.floor(math.log10(abs(value))))}f}"
+    return f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
 
 
 def rate(variant: VariantSummary, value: float | None) -> str:

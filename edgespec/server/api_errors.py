@@ -137,7 +137,7 @@ _ALLOWED = {
     "logit_bias": "an object of token ids as strings, each with a number from -100 to 100",
     "guided_json": "a JSON schema, as an object or as its text",
 }
-"""Values of fields that take several kinds, or an uncommon one."""
+"""The values of fields that take several kinds, or an uncommon one."""
 
 _WORDS = {
     "string_type": "must be a string",

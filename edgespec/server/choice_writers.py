@@ -262,7 +262,7 @@ def _joined(events: Iterable[Event]) -> Iterator[Event]:
 
 
 class TextChoiceWriter:
-    """One text of a text completion, as ChatWriting."""
+    """One text of a text completion, used like ChatChoiceWriter."""
 
     def __init__(
         self,

@@ -97,7 +97,7 @@ class ChoicesWriter:
         return Usage.of(*self.results, n_prompts=self._prepared.n_prompts, warnings=self._prepared.warnings)
 
     def _chosen(self) -> list[int]:
-        """Return which texts are the answer: those of each prompt that are likeliest, by token."""
+        """Return the texts that are the answer: of each prompt the likeliest by token."""
         n_all, n_best = len(self._writings), self._prepared.n_best
         if n_best is None:
             return [*range(n_all)]
@@ -112,7 +112,7 @@ class ChoicesWriter:
 
 
 class OpenAIWriter(AnswerWriter):
-    """Writes such an answer as JSON, or its chunks as server-sent events."""
+    """Writes an answer of several texts as JSON, or its chunks as server-sent events."""
 
     def __init__(self, writing: ChoicesWriter, *, usage: bool) -> None:
         """Write what `writing` makes; with `usage` a stream ends with a chunk of it."""

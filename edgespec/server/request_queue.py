@@ -72,7 +72,7 @@ class QueuedRequest:
     end: Result | BaseException | None = None
 
     def tell(self, change: Callable[[], object] | None = None) -> None:
-        """Wake the job's reader, or call `change` on its event loop; from any thread."""
+        """Wake the request's reader, or call `change` on its event loop; from any thread."""
         try:
             self.loop.call_soon_threadsafe(change or self.news.set)
         except RuntimeError:  # the loop is closed: nobody reads any more
@@ -102,29 +102,29 @@ class RequestQueue:
     def __len__(self) -> int:
         return sum(map(len, self._queues.values()))
 
-    def add(self, job: QueuedRequest) -> None:
-        """Add `job` to the queue."""
-        self._queues.setdefault(job.client, deque()).append(job)
+    def add(self, request: QueuedRequest) -> None:
+        """Add `request` to the queue."""
+        self._queues.setdefault(request.client, deque()).append(request)
 
-    def remove(self, job: QueuedRequest) -> None:
-        """Remove `job`, which leaves before its turn."""
-        queue = self._queues[job.client]
-        queue.remove(job)
+    def remove(self, request: QueuedRequest) -> None:
+        """Remove `request`, which leaves before its turn."""
+        queue = self._queues[request.client]
+        queue.remove(request)
         if not queue:
-            del self._queues[job.client]
+            del self._queues[request.client]
 
-    def begin(self, job: QueuedRequest) -> None:
-        """Remove `job`, whose turn has come: its client's next one comes after the others' next."""
-        self.remove(job)
-        if job.client in self._queues:
-            self._queues.move_to_end(job.client)
+    def begin(self, request: QueuedRequest) -> None:
+        """Remove `request`, whose turn has come: its client's next one comes after the others' next."""
+        self.remove(request)
+        if request.client in self._queues:
+            self._queues.move_to_end(request.client)
 
     def in_order(self, running: Iterable[QueuedRequest]) -> list[QueuedRequest]:
         """Return all requests in the order in which they begin if none of `running` ends before."""
-        n_running = Counter(job.client for job in running)
+        n_running = Counter(request.client for request in running)
         places = [
-            ((n_running[client] + i, i, turn), job)
+            ((n_running[client] + i, i, turn), request)
             for turn, (client, queue) in enumerate(self._queues.items())
-            for i, job in enumerate(queue)
+            for i, request in enumerate(queue)
         ]
-        return [job for _, job in sorted(places, key=lambda placed: placed[0])]
+        return [request for _, request in sorted(places, key=lambda placed: placed[0])]

@@ -115,7 +115,7 @@ class RequestRun:
         """Yield places in the queue and tokens of each text as they come, then its Result; each by its index.
 
         None is yielded after each `alive_s` seconds without any of them.
-        Raises what the worker raises, and Gone.
+        Raises what the worker raises, and ClientGone.
         """
         n_left = self._n
         while n_left:

@@ -1,13 +1,13 @@
 """The thread that runs the engine for all requests at once.
 
-The event loop hands jobs over and gets lists of tokens back; neither side waits for the other with a lock
-held. Before each pass the thread lets waiting jobs begin as long as the engine has room, in turns by client
-(request_queue.py); each pass then serves all jobs that run. A job that must end is only marked; the
-thread ends it after the pass, so the others are not disturbed. A pass is interrupted only if all jobs under
-way must end. One lock guards the queue and which jobs run.
+The event loop hands requests over and gets lists of tokens back; neither side waits for the other with a lock
+held. Before each pass the thread lets waiting requests begin while the engine has room, in turns by client
+(request_queue.py); each pass then serves all that run. A request that must end is only marked: the thread
+ends it after the pass, so the others are not disturbed. A pass is interrupted only if all requests under way
+must end. One lock guards the queue and which requests run.
 
-Tokens that nobody has read yet wait in a list of their job, so a slow reader stalls nobody. The list is never
-longer than the answer, which n_predict and the context limit.
+Tokens that nobody has read yet wait in a list of their request, so a slow reader stalls nobody. The list is
+never longer than the answer, which n_predict and the context limit.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Outcome = Literal["finished", "cancelled", "timed out", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class EndedRequest:
-    """How a job ended."""
+    """How a request ended."""
 
     outcome: Outcome
     waited_s: float
@@ -67,18 +67,18 @@ class Worker:
         max_seconds: float = 600.0,
         on_end: Callable[[EndedRequest], None] = lambda _ended: None,
     ) -> None:
-        """Let at most `max_queue` jobs wait, each for up to `max_seconds`; then it may run as long again."""
+        """Let at most `max_queue` requests wait, each up to `max_seconds`; then it may run as long again."""
         self._engine = engine
         self._cancellation = cancellation
         self.parallel = engine.parallel
-        """Most jobs under way at once."""
+        """Most requests under way at once."""
         self._max_queue = max_queue
         self._max_seconds = max_seconds
         self.on_end = on_end
         self.on_pass: Callable[[StepSummary], None] = lambda _passed: None
         """Told of each pass of the target."""
         self._changed = threading.Condition()
-        self._turns = RequestQueue()
+        self._queue = RequestQueue()
         self._running: list[QueuedRequest] = []
         self._moved = False  # whether places in the queue may be others than those told
         self._stopping = False
@@ -86,23 +86,23 @@ class Worker:
 
     @property
     def n_waiting(self) -> int:
-        """Jobs in the queue, without those that run."""
+        """Requests in the queue, without those that run."""
         with self._changed:
-            return len(self._turns)
+            return len(self._queue)
 
     @property
     def n_running(self) -> int:
-        """Jobs under way."""
+        """Requests under way."""
         return len(self._running)
 
     @property
     def busy(self) -> bool:
-        """Whether a job has the engine."""
+        """Whether a request has the engine."""
         return bool(self._running)
 
     @property
     def stopping(self) -> bool:
-        """Whether new jobs are refused because the server ends."""
+        """Whether new requests are refused because the server ends."""
         return self._stopping
 
     def start(self) -> None:
@@ -110,21 +110,21 @@ class Worker:
         self._thread.start()
 
     async def stop(self, *, grace_s: float) -> None:
-        """Refuse new and waiting jobs, let those that run go on for `grace_s` seconds, end the thread.
+        """Refuse new and waiting requests, let those that run go on for `grace_s` seconds, end the thread.
 
         May be called again with a shorter time meanwhile. Afterwards the caller may use the engine again.
         """
         with self._changed:
             self._stopping = True
-            waiting = self._turns.in_order(self._running)
+            waiting = self._queue.in_order(self._running)
             running = [*self._running]
             self._changed.notify()
-        for job in waiting:
-            self._cancel(job, ShuttingDown())
+        for request in waiting:
+            self._cancel(request, ShuttingDown())
 
         def end() -> None:
-            for job in running:
-                self._cancel(job, ShuttingDown())
+            for request in running:
+                self._cancel(request, ShuttingDown())
 
         timer = asyncio.get_running_loop().call_later(grace_s, end) if running else None
         await asyncio.to_thread(self._thread.join)
@@ -136,26 +136,26 @@ class Worker:
     ) -> AsyncGenerator[list[Token] | QueuePlace | Result]:
         """Wait for the turn of `client`, then yield the tokens of a generation as they come, and its Result.
 
-        The tokens of a step come together. Before them come the job's places in the queue, if it must wait.
+        The tokens of a step come together. Before them come its places in the queue, if it must wait.
         Closing the generator, or cancelling the task that waits for it, ends the generation after the pass
         under way or takes it out of the queue. `follows`: it takes the place of an earlier text of the same
         request, and is not refused for a full queue. Raises QueueFull, TimedOut, ShuttingDown, and what the
         engine raises.
         """
         loop = asyncio.get_running_loop()
-        job = QueuedRequest(tokens, options, client, loop, came=time.perf_counter())
-        self._put(job, follows=follows)
+        request = QueuedRequest(tokens, options, client, loop, came=time.perf_counter())
+        self._put(request, follows=follows)
         told = 0
         try:
-            job.timer = loop.call_later(self._max_seconds, self._time_out, job)
+            request.timer = loop.call_later(self._max_seconds, self._time_out, request)
             while True:
-                await job.news.wait()
-                job.news.clear()
-                end = job.end  # read before the list, which then holds all tokens made before the end
-                if not isinstance(end, BaseException) and (place := job.place) != told:
+                await request.news.wait()
+                request.news.clear()
+                end = request.end  # read before the list, which then holds all tokens made before the end
+                if not isinstance(end, BaseException) and (place := request.place) != told:
                     told = place
                     yield QueuePlace(place)
-                if made := job.take():
+                if made := request.take():
                     yield made
                 if isinstance(end, BaseException):
                     raise end
@@ -163,85 +163,85 @@ class Worker:
                     yield end
                     return
         finally:
-            self._cancel(job, Abandoned())
-            if job.timer:
-                job.timer.cancel()
+            self._cancel(request, Abandoned())
+            if request.timer:
+                request.timer.cancel()
 
     # ---- the event loop's side ----
 
-    def _put(self, job: QueuedRequest, *, follows: bool) -> None:
+    def _put(self, request: QueuedRequest, *, follows: bool) -> None:
         with self._changed:
             if self._stopping:
                 raise ShuttingDown
-            n_waiting = len(self._turns)
+            n_waiting = len(self._queue)
             if not follows and n_waiting + len(self._running) >= self._max_queue + self.parallel:
                 raise QueueFull(n_waiting)
-            self._turns.add(job)
+            self._queue.add(request)
             self._moved = True
             self._changed.notify()
 
-    def _cancel(self, job: QueuedRequest, reason: BaseException) -> None:
-        """End `job`, in the queue or under way; do nothing if it has ended."""
+    def _cancel(self, request: QueuedRequest, reason: BaseException) -> None:
+        """End `request`, in the queue or under way; do nothing if it has ended."""
         with self._changed:
-            if job.end is not None or job.cancelled:
+            if request.end is not None or request.cancelled:
                 return
-            job.cancelled = reason
-            if job in self._running:
+            request.cancelled = reason
+            if request in self._running:
                 if all(running.cancelled for running in self._running):
                     self._cancellation.cancel()
                 return
-            self._turns.remove(job)
+            self._queue.remove(request)
             self._moved = True
-            job.end = reason
-        self._count(_outcome(job, reason), time.perf_counter() - job.came)
-        job.tell()
+            request.end = reason
+        self._count(_outcome(request, reason), time.perf_counter() - request.came)
+        request.tell()
 
-    def _time_out(self, job: QueuedRequest) -> None:
-        self._cancel(job, TimedOut(self._max_seconds, in_queue=job not in self._running))
+    def _time_out(self, request: QueuedRequest) -> None:
+        self._cancel(request, TimedOut(self._max_seconds, in_queue=request not in self._running))
 
-    def _begin_clock(self, job: QueuedRequest) -> None:
-        if job.timer and not job.cancelled and job.end is None:
-            job.timer.cancel()
-            job.timer = job.loop.call_later(self._max_seconds, self._time_out, job)
+    def _begin_clock(self, request: QueuedRequest) -> None:
+        if request.timer and not request.cancelled and request.end is None:
+            request.timer.cancel()
+            request.timer = request.loop.call_later(self._max_seconds, self._time_out, request)
 
     # ---- the thread's side ----
 
     def _work(self) -> None:
         while self._wait():
-            while job := self._next():
-                self._begin(job)
+            while request := self._next():
+                self._begin(request)
             self._tell_places()
             self._step()
 
     def _wait(self) -> bool:
         """Wait until there is something to do; return False when the worker must end."""
         with self._changed:
-            while not self._running and not self._turns:
+            while not self._running and not self._queue:
                 if self._stopping:
                     return False
                 self._changed.wait()
             return True
 
     def _next(self) -> QueuedRequest | None:
-        """Return the job whose turn it is, which now runs; None if there is none or no room for it."""
+        """Return the request whose turn it is, which now runs; None if there is none or no room for it."""
         with self._changed:
-            job = next(iter(self._turns.in_order(self._running)), None)
-            if job is None or not self._engine.has_room(len(job.tokens), job.options.n_predict):
+            request = next(iter(self._queue.in_order(self._running)), None)
+            if request is None or not self._engine.has_room(len(request.tokens), request.options.n_predict):
                 return None
-            self._turns.begin(job)
-            self._running.append(job)
+            self._queue.begin(request)
+            self._running.append(request)
             self._moved = True
-            job.place = 0
-            return job
+            request.place = 0
+            return request
 
-    def _begin(self, job: QueuedRequest) -> None:
-        job.waited_s = time.perf_counter() - job.came
-        job.tell(partial(self._begin_clock, job))
-        job.tell()  # of its place
+    def _begin(self, request: QueuedRequest) -> None:
+        request.waited_s = time.perf_counter() - request.came
+        request.tell(partial(self._begin_clock, request))
+        request.tell()  # of its place
         try:
-            job.stream = self._engine.stream(job.tokens, job.options)
-        except BaseException as error:  # noqa: BLE001 - it ends this job, not the thread
-            self._end(job, error)
+            request.stream = self._engine.stream(request.tokens, request.options)
+        except BaseException as error:  # noqa: BLE001 - it ends this request, not the thread
+            self._end(request, error)
 
     def _tell_places(self) -> None:
         """Tell those who wait their places in the queue, where these have changed."""
@@ -249,74 +249,74 @@ class Worker:
             if not self._moved:
                 return
             self._moved = False
-            for place, job in enumerate(self._turns.in_order(self._running), 1):
-                if place != job.place:
-                    job.place = place
-                    job.tell()
+            for place, request in enumerate(self._queue.in_order(self._running), 1):
+                if place != request.place:
+                    request.place = place
+                    request.tell()
 
     def _step(self) -> None:
-        """Make a pass for all jobs that run; hand their tokens over and end those that must end."""
-        for job in [*self._running]:
-            if job.cancelled:
-                self._end(job)
+        """Make a pass for all requests that run; hand their tokens over and end those that must end."""
+        for request in [*self._running]:
+            if request.cancelled:
+                self._end(request)
         if not self._running:
             return
         error: Exception | None = None
         try:
             self._engine.step()
-        except Exception as raised:  # noqa: BLE001 - no single job's: a job's own comes with its tokens
+        except Exception as raised:  # noqa: BLE001 - no single request's: a request's own comes with its tokens
             error = raised
         except BaseException:  # noqa: BLE001 - raised to end the pass; it must not end this thread
             # What interrupted this pass must not interrupt the next one. Whoever asked for it is marked.
             self._cancellation.drain()
         else:
-            with contextlib.suppress(Exception):  # an error in counting passes must not end a job
+            with contextlib.suppress(Exception):  # an error in counting passes must not end a request
                 self.on_pass(self._engine.last_pass)
-        for job in [*self._running]:
-            self._hand_over(job, error)
+        for request in [*self._running]:
+            self._hand_over(request, error)
 
-    def _hand_over(self, job: QueuedRequest, error: Exception | None) -> None:
-        """Give a job's new tokens to its reader, and end it if nothing follows or the pass failed."""
-        assert job.stream  # noqa: S101 - for the type checker: a job without one has ended
+    def _hand_over(self, request: QueuedRequest, error: Exception | None) -> None:
+        """Give a request's new tokens to its reader, and end it if nothing follows or the pass failed."""
+        assert request.stream  # noqa: S101 - for the type checker: a request without one has ended
         try:
-            job.hand_over(job.stream.made())
-        except BaseException as raised:  # noqa: BLE001 - it ends this job, not the thread
-            self._end(job, raised)
+            request.hand_over(request.stream.made())
+        except BaseException as raised:  # noqa: BLE001 - it ends this request, not the thread
+            self._end(request, raised)
             return
-        if error and not job.stream.finished:
-            self._end(job, error)
-        elif job.stream.finished or job.cancelled:
-            self._end(job)
+        if error and not request.stream.finished:
+            self._end(request, error)
+        elif request.stream.finished or request.cancelled:
+            self._end(request)
 
-    def _end(self, job: QueuedRequest, error: BaseException | None = None) -> None:
-        """Take `job` out of those that run and tell its reader how it ended; a failure is its own alone."""
-        if job.stream:
+    def _end(self, request: QueuedRequest, error: BaseException | None = None) -> None:
+        """Take `request` out of those that run, and tell its reader how it ended."""
+        if request.stream:
             with contextlib.suppress(Exception):
-                job.stream.close()
+                request.stream.close()
         is_interrupt = not (error is None or isinstance(error, Exception))
         end: Result | BaseException
-        if job.stream and (error is None or (is_interrupt and job.cancelled)):
-            end = job.stream.result
+        if request.stream and (error is None or (is_interrupt and request.cancelled)):
+            end = request.stream.result
         elif error and not is_interrupt:
             end = error
         else:
             end = EdgespecError("the generation was interrupted")
-        outcome = _outcome(job, end)
-        self._count(outcome, job.waited_s, end)
+        outcome = _outcome(request, end)
+        self._count(outcome, request.waited_s, end)
         with self._changed:
-            self._running.remove(job)
+            self._running.remove(request)
             self._moved = True
-            job.end = job.cancelled if outcome in ("cancelled", "timed out") else end
-        job.tell()
+            request.end = request.cancelled if outcome in ("cancelled", "timed out") else end
+        request.tell()
 
     def _count(self, outcome: Outcome, waited_s: float, end: Result | BaseException | None = None) -> None:
-        with contextlib.suppress(Exception):  # an error in counting jobs must not end one
+        with contextlib.suppress(Exception):  # an error in counting requests must not end one
             self.on_end(EndedRequest(outcome, waited_s, end if isinstance(end, Result) else None))
 
 
-def _outcome(job: QueuedRequest, end: Result | BaseException) -> Outcome:
+def _outcome(request: QueuedRequest, end: Result | BaseException) -> Outcome:
     if isinstance(end, Result) and end.stop_reason != "interrupted":
         return "finished"
-    if job.cancelled:
-        return "timed out" if isinstance(job.cancelled, TimedOut) else "cancelled"
+    if request.cancelled:
+        return "timed out" if isinstance(request.cancelled, TimedOut) else "cancelled"
     return "failed"

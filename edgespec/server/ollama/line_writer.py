@@ -79,8 +79,8 @@ class OllamaWriter(AnswerWriter):
     ) -> None:
         """Begin an answer for the model that the request called `model`.
 
-        `began`: when the request came, by `time.perf_counter`. `context`: makes the last line's.
-        `warnings`: what of the request is done only in part.
+        `began`: when the request came, by `time.perf_counter`. `context`: the tokens for the last line's.
+        `warnings`: lines on what is done only in part.
         """
         self._kind = kind
         self._model = model

@@ -135,7 +135,7 @@ class ServedNames:
         self._tags = {LATEST, quantization.lower(), size.lower()}
 
     def check(self, asked: str) -> None:
-        """Raise a ApiError if no model of this name is served, in Ollama's words."""
+        """Raise an ApiError if no model of this name is served, in Ollama's words."""
         if not asked:
             raise ApiError(400, "model is required", param="model")
         if not self._is_served(asked.lower()):

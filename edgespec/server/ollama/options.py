@@ -12,7 +12,7 @@ from edgespec.server.api_errors import ApiError
 from edgespec.server.request_options import LEAST_TEMPERATURE, LEAST_TOP_P
 
 DEFAULTS: Mapping[str, float] = {"temperature": 0.8, "top_p": 0.9, "min_p": 0.0}
-"""Ollama's own, which its clients expect where they name none; the others are as edgespec's."""
+"""Ollama's defaults that differ from edgespec's: its clients expect them where they name none."""
 
 HARMLESS: Mapping[str, str] = {
     "num_thread": "edgespec uses the cores it may use",
@@ -38,7 +38,7 @@ ONLY: Mapping[str, tuple[float, str]] = {
     "vocab_only": (False, "this server writes text"),
     "embedding_only": (False, "this server writes text"),
 }
-"""Options of which one value is accepted, the one that changes nothing; and what any other is told."""
+"""Options of which only the value that changes nothing is accepted, and the answer to any other."""
 
 INTEGERS = ("num_predict", "num_ctx", "seed", "top_k", "repeat_last_n", "draft_num_predict")
 NUMBERS = (
@@ -70,7 +70,7 @@ class ReadOptions:
 
 
 def read_options(given: Mapping[str, Any]) -> ReadOptions:
-    """Return what `given` asks for. Raises ApiError for an option that cannot be honoured."""
+    """Return the options `given`. Raises ApiError for an option that cannot be honoured."""
     values = {name: value for name, value in given.items() if value is not None}
     for name in values.keys() - set(HONOURED):
         _check_other(name, values[name])

@@ -29,7 +29,7 @@ _FILES = (
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 
 PATHS = frozenset({"/", *(f"/{name}" for name in _FILES)})
-"""The page's paths. They hold nothing of anybody's, so they need no API key: the page asks for it."""
+"""The paths of the page's files. They hold no user's data, so they need no API key: the page asks for it."""
 
 _HEADERS = {
     "Content-Security-Policy": (

@@ -98,7 +98,7 @@ def unenforced_parts(forced: ForcedCalls) -> tuple[str, ...]:
 
 
 def of_function(name: str) -> str:
-    """Return how a line of `unenforced` on the function `name` ends."""
+    """Return the end of a line of `unenforced_parts` on the function `name` ends."""
     return f" (arguments of {name})"
 
 

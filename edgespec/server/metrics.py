@@ -109,7 +109,7 @@ class Metrics:
         self._busy.set_function(lambda: worker.busy)
 
     def _count(self, ended: EndedRequest) -> None:
-        """Count a job; called on the worker's thread."""
+        """Count a request; called on the worker's thread."""
         self._generations.labels(_OUTCOMES[ended.outcome]).inc()
         self._waited.observe(ended.waited_s)
         if ended.result is None:

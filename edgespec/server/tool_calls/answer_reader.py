@@ -51,7 +51,7 @@ PLAIN = AnswerForm()
 
 
 class AnswerReader:
-    """Reads one answer. Text is told as soon as it cannot be a part of a call any more."""
+    """Reads one answer. Text is emitted as soon as it cannot be a part of a call any more."""
 
     def __init__(self, expected: AnswerForm) -> None:
         """Begin to read an answer in the form that is expected."""
@@ -59,14 +59,14 @@ class AnswerReader:
         forms = readable_forms(expected.form) if expected.functions else ()
         self._source = TextSource()
         self._events: list[Event] = []
-        self._bodies = AnyCallReader(self._source, self._tell, expected.functions, forms)
+        self._bodies = AnyCallReader(self._source, self._emit, expected.functions, forms)
         self._openers = tuple(dict.fromkeys(opener for form in forms for opener in form.openers))
         self._closers = tuple(dict.fromkeys(closer for form in forms for closer in form.closers))
         own = expected.form
         self._is_bare = bool(own and own.is_bare and expected.functions)
         thinking = (marker for part in expected.thinking or () for marker in markers_in(part))
         self._markers = frozenset([*thinking, *(marker for form in forms for marker in form.markers)])
-        self._told = 0  # the position up to which all is decided
+        self._emitted = 0  # the position up to which all is decided
         self._called = False
         self.n_calls = 0
         """Calls that have ended."""
@@ -89,17 +89,17 @@ class AnswerReader:
         events, self._events = self._events, []
         yield from events
 
-    def _tell(self, event: Event) -> None:
+    def _emit(self, event: Event) -> None:
         self._called = self._called or isinstance(event, CallStart)
         self.n_calls += isinstance(event, CallEnd)
         self._events.append(event)
 
     def _decide(self, kind: type[PlainText] | None = None) -> None:
-        """Tell all up to the cursor as text of this kind, or drop it."""
-        start, end = self._source.visible(self._told), self._source.visible(self._source.position)
-        self._told = self._source.position
+        """Emit all up to the cursor as text of this kind, or drop it."""
+        start, end = self._source.visible(self._emitted), self._source.visible(self._source.position)
+        self._emitted = self._source.position
         if kind and end > start:
-            self._tell(kind(start, end))
+            self._emit(kind(start, end))
         self._source.forget()
 
     # ---- the parts of an answer, in order ----
@@ -109,8 +109,8 @@ class AnswerReader:
         if not (yield from self._read_bare()):
             yield from self._read_text()
         if self._expected.forced and not self._called and len(self._expected.functions) == 1:
-            self._tell(CallStart(next(iter(self._expected.functions))))
-            self._tell(CallEnd(complete=False))
+            self._emit(CallStart(next(iter(self._expected.functions))))
+            self._emit(CallEnd(complete=False))
 
     def _read_thoughts(self) -> Steps[None]:
         """Read a thought, if the answer begins with one."""
@@ -119,17 +119,17 @@ class AnswerReader:
         opener, closer = self._expected.thinking
         yield from self._source.skip_space()
         if not (yield from self._source.literal([opener])) and not self._expected.thinks_at_once:
-            self._source.back(self._told)
+            self._source.back(self._emitted)
             return
         yield from self._source.skip_space()
         self._decide()
-        yield from self._tell_until([closer], ThoughtText)
+        yield from self._emit_until([closer], ThoughtText)
         yield from self._source.literal([closer])
         yield from self._source.skip_space()
         self._decide()
 
-    def _tell_until(self, ends: Sequence[str], kind: type[PlainText]) -> Steps[str]:
-        """Tell text up to the first of `ends` and the white space before it; return that, "" for none."""
+    def _emit_until(self, ends: Sequence[str], kind: type[PlainText]) -> Steps[str]:
+        """Emit text up to the first of `ends` and the white space before it; return that, "" for none."""
         pattern = re.compile("|".join(map(re.escape, sorted(ends, key=len, reverse=True))) or r"(?!)")
         while True:
             rest = self._source.rest
@@ -137,7 +137,7 @@ class AnswerReader:
             waits = not self._source.ended or self._expected.forced
             stop = found.start() if found else len(rest) - (n_open(rest, ends) if waits else 0)
             self._source.take(len(rest[:stop].rstrip()))
-            if self._source.position > self._told:
+            if self._source.position > self._emitted:
                 self._decide(kind)
             if found:
                 self._source.take(stop - len(rest[:stop].rstrip()))
@@ -148,7 +148,7 @@ class AnswerReader:
 
     def _read_text(self) -> Steps[None]:
         """Read text and calls to the end."""
-        while (yield from self._tell_until(self._openers, PlainText)):
+        while (yield from self._emit_until(self._openers, PlainText)):
             start = self._source.position
             if (yield from self._read_calls()):
                 self._decide()
@@ -175,13 +175,13 @@ class AnswerReader:
                 self._source.take(len(self._source.rest))
                 self._decide()
                 return True
-        self._source.back(self._told)
+        self._source.back(self._emitted)
         functions = self._expected.functions
         while may_be_calls(self._source.rest, functions):
             if self._source.ended:
                 calls = calls_of(self._source.rest, functions)
                 for event in (event for call in calls for event in call):
-                    self._tell(event)
+                    self._emit(event)
                 return bool(calls)
             yield
         return False

@@ -24,16 +24,16 @@ class AnyCallReader:
     def __init__(
         self,
         source: TextSource,
-        tell: Callable[[Event], None],
+        emit: Callable[[Event], None],
         functions: Functions,
         forms: Sequence[CallForm],
     ) -> None:
-        """Read calls of `functions` from `source`, in `forms` among others; `tell` gets the events."""
+        """Read calls of `functions` from `source`, in `forms` among others; `emit` gets the events."""
         self._source = source
         self._functions = functions
-        self._json = JsonCallReader(source, tell, functions)
-        self._keyed = TaggedCallReader(source, tell, functions)
-        self._python = PythonCallReader(source, tell, functions)
+        self._json = JsonCallReader(source, emit, functions)
+        self._keyed = TaggedCallReader(source, emit, functions)
+        self._python = PythonCallReader(source, emit, functions)
         self._keyed_forms = [form.keyed for form in forms if form.keyed and not form.keyed.quoted]
         self._edges = {mark for form in forms for mark in (*form.openers[:1], *form.closers)}
         self._reads_python = any(form.keyed and form.keyed.quoted for form in forms)

@@ -14,24 +14,24 @@ Functions = Mapping[str, Mapping[str, Any]]
 class CallReader:
     """Reads calls of known functions from a source.
 
-    A reader begins where a call may begin, and returns whether there is one. Nothing is told before the name
-    of a known function and the beginning of its arguments: a text that fails there is no call. All that
+    A reader begins where a call may begin, and returns whether there is one. Nothing is emitted before the
+    name of a known function and the beginning of its arguments: a text that fails there is no call. All that
     follows is the call's.
     """
 
-    def __init__(self, source: TextSource, tell: Callable[[Event], None], functions: Functions) -> None:
-        """Read calls of `functions` from `source`; `tell` gets the events."""
+    def __init__(self, source: TextSource, emit: Callable[[Event], None], functions: Functions) -> None:
+        """Read calls of `functions` from `source`; `emit` gets the events."""
         self._source = source
-        self._tell = tell
+        self._emit = emit
         self._functions = functions
 
     def _begin(self, name: str) -> None:
-        """Tell that a call begins, from where the cursor cannot go back."""
-        self._tell(CallStart(name))
+        """Emit the start of a call, from where the cursor cannot go back."""
+        self._emit(CallStart(name))
         self._source.forget()
 
     def _add(self, text: str) -> None:
-        self._tell(CallArguments(text))
+        self._emit(CallArguments(text))
 
     def _end(self, *, complete: bool) -> None:
-        self._tell(CallEnd(complete))
+        self._emit(CallEnd(complete))

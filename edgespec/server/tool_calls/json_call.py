@@ -18,8 +18,8 @@ class _Object:
     name: str = ""
     arguments: str = ""
     """Arguments that came before the name."""
-    told: bool = False
-    """Whether a call was told."""
+    emitted: bool = False
+    """Whether a call was emitted."""
 
 
 class JsonCallReader(CallReader):
@@ -47,15 +47,15 @@ class JsonCallReader(CallReader):
             if following == ",":
                 source.take(1)
             elif not (yield from self._read_pair(read)):
-                return read.told
-        if not read.told and read.name and (following == "}" or read.arguments):
+                return read.emitted
+        if not read.emitted and read.name and (following == "}" or read.arguments):
             self._begin(read.name)
             self._add(read.arguments or "{}")
             self._end(complete=True)
-            read.told = True
+            read.emitted = True
         if following == "}":
             source.take(1)
-        return read.told
+        return read.emitted
 
     def _read_pair(self, read: _Object) -> Steps[bool]:
         """Read a key and its value; return whether the object may go on."""
@@ -65,28 +65,28 @@ class JsonCallReader(CallReader):
         if key is None or not (yield from source.literal([":"])):
             return False
         value = yield from source.skip_space()
-        if key == "function" and value == "{" and not read.told:
-            read.told = yield from self.read_object()
-            return read.told
-        if key in (*NAME_KEYS, "function") and value == '"' and not read.told:
+        if key == "function" and value == "{" and not read.emitted:
+            read.emitted = yield from self.read_object()
+            return read.emitted
+        if key in (*NAME_KEYS, "function") and value == '"' and not read.emitted:
             read.name = (yield from self._read_string()) or ""
             return read.name in self._functions
-        if key in ARGUMENT_KEYS and value == "{" and read.name and not read.told:
+        if key in ARGUMENT_KEYS and value == "{" and read.name and not read.emitted:
             yield from self.stream_object(read.name)
-            read.told = True
+            read.emitted = True
             return True
-        if key in self._functions and value == "{" and not (read.name or read.told):
+        if key in self._functions and value == "{" and not (read.name or read.emitted):
             yield from self.stream_object(key)  # {NAME: {...}}
-            read.told = True
+            read.emitted = True
             return True
         raw = yield from self._collect_value()
-        if raw is not None and key in ARGUMENT_KEYS and not read.told:
+        if raw is not None and key in ARGUMENT_KEYS and not read.emitted:
             read.arguments = _object_text(raw)
             return bool(read.arguments)
         return raw is not None
 
     def stream_object(self, name: str) -> Steps[None]:
-        """Tell a call whose arguments begin here as a JSON object."""
+        """Emit a call whose arguments begin here as a JSON object."""
         self._begin(name)
         complete = yield from self._read_value(self._add)
         self._end(complete=complete)

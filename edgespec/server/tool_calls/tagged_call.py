@@ -15,7 +15,7 @@ _BARE = re.compile(r"[^\s,:{}\[\]<]+")
 
 
 class TaggedCallReader(CallReader):
-    """Reads tagged arguments, and tells them as one object of JSON."""
+    """Reads tagged arguments, and emits them as one object of JSON."""
 
     def read_arguments(self, name: str, keyed: ArgumentForm) -> Steps[bool]:
         """Read the arguments of `name`, which are written as `keyed` says."""
@@ -100,14 +100,14 @@ class TaggedCallReader(CallReader):
         self._end(complete=False)
 
     def _copy_string(self) -> Steps[bool]:
-        """Tell the rest of a JSON string; return whether it ends."""
+        """Emit the rest of a JSON string; return whether it ends."""
         while (char := (yield from self._source.peek())) and char != '"':
             self._add(self._source.take(1 + (char == "\\" and len((yield from self._source.peek(2))) > 1)))
         self._add(self._source.take(1))
         return bool(char)
 
     def _stream_text(self, closing: str, *, own_line: bool) -> Steps[bool]:
-        """Tell text up to `closing` as the inside of a JSON string; return whether that came.
+        """Emit text up to `closing` as the inside of a JSON string; return whether that came.
 
         `own_line`: a line end before it does not count.
         """

@@ -48,7 +48,7 @@ test: $(VENV)/.dev test-c ## Run all tests, two at once (pulls 1.6 GB of models)
 test-c: $(BUILT)/.tests ## Run the C tests alone
 	$(BIN)/ctest --test-dir $(BUILT) --parallel 2 --output-on-failure
 
-lint: $(VENV)/.dev ## Check style, types, and which package imports which
+lint: $(VENV)/.dev house ## Check style, types, which package imports which, and the house rules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated
 
@@ -44,11 +45,7 @@ def quantize_command(
     from edgespec.models.quantizations import expected_bytes, parse_types
 
     types = parse_types(type_, "type")
-    file = output if output and output.suffix.lower() == ".gguf" and not output.is_dir() else None
-    if file and len(types) > 1:
-        raise UsageError(f"-o {file}: one file for {len(types)} types; name a directory, or one type")
-    if output and not file and output.exists() and not output.is_dir():
-        raise UsageError(f"-o {output}: not a directory, and a file's name ends in .gguf")
+    file = _single_file(output, len(types))
     with PullDisplay() as display:
         src = resolve(source, on_progress=display.on_progress, on_message=display.on_message)
 
@@ -60,17 +57,9 @@ def quantize_command(
         )
     directory = file.parent if file else output or src.parent
     targets = {name: file or directory / f"{src.stem}-{name}.gguf" for name in types}
-    if file and file.exists() and file.samefile(src):
-        raise UsageError(f"-o {file}: that is the source; choose another file")
-    existing = [str(target) for target in targets.values() if target.exists()]
-    if existing and not force:
-        raise UsageError(f"{', '.join(existing)}: exists already; replace with --force, or choose another -o")
-    check_disk(
-        directory,
-        sum(expected_bytes(src, name) for name in types),
-        ", ".join(types),
-        "free some, or choose another -o",
-    )
+    _refuse_overwriting(src, targets.values(), force=force)
+    n_bytes = sum(expected_bytes(src, name) for name in types)
+    check_disk(directory, n_bytes, ", ".join(types), "free some, or choose another -o")
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -85,3 +74,24 @@ def quantize_command(
     if json:
         files = [{"type": name, "path": str(t), "size": t.stat().st_size} for name, t in targets.items()]
         out.print_json(data={"source": str(src), "pure": pure, "files": files})
+
+
+def _single_file(output: Path | None, n_types: int) -> Path | None:
+    """Return the file that -o names; None if it names a directory, or nothing. Raises UsageError."""
+    file = output if output and output.suffix.lower() == ".gguf" and not output.is_dir() else None
+    if file and n_types > 1:
+        raise UsageError(f"-o {file}: one file for {n_types} types; name a directory, or one type")
+    if output and not file and output.exists() and not output.is_dir():
+        raise UsageError(f"-o {output}: not a directory, and a file's name ends in .gguf")
+    return file
+
+
+def _refuse_overwriting(source: Path, targets: Collection[Path], *, force: bool) -> None:
+    """Raise UsageError if a target is the source, or is there already and not to be replaced."""
+    existing = [target for target in targets if target.exists()]
+    for target in existing:
+        if target.samefile(source):
+            raise UsageError(f"-o {target}: that is the source; choose another file")
+    if existing and not force:
+        names = ", ".join(map(str, existing))
+        raise UsageError(f"{names}: exists already; replace with --force, or choose another -o")

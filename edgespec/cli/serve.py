@@ -77,9 +77,9 @@ class ListenOptions:
         ),
     ] = False
 
-    def check_reach(self) -> None:
+    def check_reach(self, *, loopback: bool, key: str | None) -> None:
         """Raise UsageError if other machines could ask without a key and the user did not allow it."""
-        if not self.unsafe_no_api_key:
+        if not loopback and key is None and not self.unsafe_no_api_key:
             raise UsageError(
                 f"--host {self.host} can be reached from other machines: give an API key with "
                 f"--api-key-file or {KEY_VARIABLE}, or --unsafe-no-api-key"
@@ -140,8 +140,7 @@ def serve_command(
     key = read_key(address.api_key_file)
     with bind(address.host, address.port) as bound:
         loopback = is_loopback(bound.getsockname()[0])
-        if not loopback and key is None:
-            address.check_reach()
+        address.check_reach(loopback=loopback, key=key)
         gate = GateLimits(max_body=limits.max_body * MIB, api_key=key, loopback=loopback)
         meter = EnergyMeter.choose(assume_watts=assume_watts, on_message=message)
         names = models.pull(loading.drafter)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from importlib.metadata import version
 from typing import get_args
 
@@ -12,6 +11,7 @@ from starlette.concurrency import run_in_threadpool
 
 from edgespec.decoding.choices import DrafterName
 from edgespec.engine.engine import Engine
+from edgespec.platform.messages import MessageFn
 from edgespec.server.api_errors import ApiError
 from edgespec.server.infill_routes import add_infill
 from edgespec.server.json_routes import add_error_handlers, route_class
@@ -36,8 +36,6 @@ from edgespec.server.streaming import Answerer, with_warnings
 from edgespec.server.tokenizer_routes import add_tokenizer
 from edgespec.server.worker import Worker
 
-Log = Callable[[str], None]
-
 
 def _log(line: str) -> None:
     sys.stderr.write(f"edgespec: {line}\n")
@@ -49,7 +47,7 @@ def create_app(
     *,
     metrics: Metrics | None = None,
     service: Service | None = None,
-    log: Log = _log,
+    log: MessageFn = _log,
 ) -> FastAPI:
     """Return the application that answers for `engine`, which `worker` runs.
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fastapi.responses import JSONResponse
 
 from edgespec.errors import EdgespecError, NodeLost
+from edgespec.platform.messages import MessageFn
 from edgespec.server.request_queue import QueueFull, ShuttingDown, TimedOut
 from edgespec.server.request_schema import ChatRequest, CompletionRequest
 
@@ -60,7 +61,7 @@ def validation_error(errors: Sequence[Mapping[str, Any]], body: object = None) -
     return ApiError(400, mistake.message, param=mistake.field)
 
 
-def engine_error(error: Exception, log: Callable[[str], None]) -> ApiError:
+def engine_error(error: Exception, log: MessageFn) -> ApiError:
     """Return the answer for what the engine or the worker raised.
 
     A mistake in a field that the request set is told with the request's name of it. Anything else may hold a

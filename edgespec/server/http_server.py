@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from edgespec.errors import EdgespecError
+from edgespec.platform.messages import MessageFn
 from edgespec.server.worker import Worker
 
 HEADERS_S = 10.0
@@ -141,7 +142,7 @@ def serve(
     *,
     max_queue: int,
     on_ready: Callable[[], None],
-    on_message: Callable[[str], None],
+    on_message: MessageFn,
     grace_s: float = GRACE_S,
 ) -> bool:
     """Start `worker` and answer requests on `bound` until SIGTERM or Ctrl-C; return once all has ended.
@@ -172,7 +173,7 @@ async def _serve(
     worker: Worker,
     bound: socket.socket,
     grace_s: float,
-    on_message: Callable[[str], None],
+    on_message: MessageFn,
 ) -> bool:
     loop = asyncio.get_running_loop()
     signals: asyncio.Queue[int] = asyncio.Queue()
@@ -194,7 +195,7 @@ async def _end(
     worker: Worker,
     signals: asyncio.Queue[int],
     grace_s: float,
-    on_message: Callable[[str], None],
+    on_message: MessageFn,
 ) -> bool:
     """Wait for a signal and end the server; return whether a second one came."""
     await signals.get()

@@ -13,11 +13,12 @@ from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
+from edgespec.platform.messages import MessageFn
 from edgespec.server.api_errors import ApiError, engine_error, validation_error
 from edgespec.server.tool_calls.argument_values import refuse_constant
 
 
-def route_class(log: Callable[[str], None], *, any_type: bool = False) -> type[APIRoute]:
+def route_class(log: MessageFn, *, any_type: bool = False) -> type[APIRoute]:
     """Return the class of routes that report their failures to `log`.
 
     `any_type`: the body is read as JSON whatever its Content-Type says.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -83,15 +84,10 @@ class ChoicesWriter:
 
     def whole(self) -> ChatCompletion | TextCompletion:
         """Return the answer of a request that does not stream, once it is complete."""
-        chosen = [(self._writings[i], self._results[i]) for i in self._chosen()]
-        writing = self._writings[0]
-        if isinstance(writing, ChatChoiceWriter):
-            chats = [one.choice(result) for one, result in chosen if isinstance(one, ChatChoiceWriter)]
-            return writing.whole(chats, self._usage())
-        texts = [one.choice(result) for one, result in chosen if isinstance(one, TextChoiceWriter)]
-        for index, text in enumerate(texts):
-            text.index = index
-        return writing.whole(texts, self._usage())
+        choices: list[Any] = [self._writings[i].choice(self._results[i]) for i in self._chosen()]
+        for index, choice in enumerate(choices):
+            choice.index = index
+        return self._writings[0].whole(choices, self._usage())
 
     def _usage(self) -> Usage:
         return Usage.of(*self.results, n_prompts=self._prepared.n_prompts, warnings=self._prepared.warnings)

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from edgespec.decoding.records import Result, Token
+from edgespec.platform.messages import MessageFn
 from edgespec.server.api_errors import ApiError, engine_error
 from edgespec.server.request_queue import QueuePlace
 from edgespec.server.request_reader import PreparedRequest
@@ -47,9 +48,7 @@ class RequestRun:
     call that does not wait, even while the reader itself is being cancelled.
     """
 
-    def __init__(
-        self, worker: Worker, prepared: PreparedRequest, client: str, log: Callable[[str], None]
-    ) -> None:
+    def __init__(self, worker: Worker, prepared: PreparedRequest, client: str, log: MessageFn) -> None:
         """Have `worker` write as many texts at once as it may; `client` waits in the queue.
 
         The first text of each prompt reads it: the others begin once it has, and share it. `log` takes a line
@@ -227,7 +226,7 @@ class StreamingAnswer(Response):
 class Answerer:
     """Has the worker generate, and answers with what it writes."""
 
-    def __init__(self, worker: Worker, log: Callable[[str], None]) -> None:
+    def __init__(self, worker: Worker, log: MessageFn) -> None:
         """Let `worker` generate; `log` takes a line for each failure that is not the client's fault."""
         self._worker = worker
         self._log = log

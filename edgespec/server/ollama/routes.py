@@ -17,6 +17,7 @@ from starlette.concurrency import run_in_threadpool
 
 from edgespec.engine.engine import Engine
 from edgespec.llama.weights import Model
+from edgespec.platform.messages import MessageFn
 from edgespec.server.api_errors import ApiError
 from edgespec.server.choice_writers import AnswerHead, AnswerText, ChatChoiceWriter
 from edgespec.server.json_routes import route_class
@@ -60,11 +61,15 @@ _ABSENT = {
 }
 """Ollama's routes that are not here, and what to do instead."""
 
-Log = Callable[[str], None]
-
 
 def add_ollama(
-    app: FastAPI, engine: Engine, service: Service, reader: RequestReader, answerer: Answerer, *, log: Log
+    app: FastAPI,
+    engine: Engine,
+    service: Service,
+    reader: RequestReader,
+    answerer: Answerer,
+    *,
+    log: MessageFn,
 ) -> None:
     """Add Ollama's routes to `app`; `log` takes a line for each failure that is not the client's fault."""
     known = {

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from edgespec.server.tool_calls.argument_values import read_json
 from edgespec.server.tool_calls.call_reader import CallReader
-from edgespec.server.tool_calls.text_source import Steps
+from edgespec.server.tool_calls.text_source import BracketScan, Steps
 from edgespec.server.tool_calls.untagged_calls import ARGUMENT_KEYS, NAME_KEYS
 
 
@@ -119,50 +119,33 @@ class JsonCallReader(CallReader):
             yield
 
 
-class _JsonScan:
+class _JsonScan(BracketScan):
     """Finds the end of a JSON value, a piece at a time."""
 
     _outside = frozenset('{}[],:+-.0123456789 \t\r\n"abcdefghijklmnopqrstuvwxyzEINT')
 
     def __init__(self) -> None:
+        super().__init__('"')
         self.done = False
-        self._depth = 0
-        self._in_string = self._escaped = self._begun = False
+        self._begun = False
 
     @property
     def is_scalar(self) -> bool:
         """Whether the value, so far, is a number or a name, which only what follows ends."""
-        return self._begun and not self._depth and not self._in_string
+        return self._begun and not self.depth and not self.quote
 
     def advance(self, text: str) -> int:
         """Return how many characters of `text` belong to the value."""
         for i, char in enumerate(text):
-            if self._in_string:
-                if self._escaped:
-                    self._escaped = False
-                elif char == "\\":
-                    self._escaped = True
-                elif char == '"':
-                    self._in_string = False
-                    if not self._depth:
-                        self.done = True
-                        return i + 1
-                continue
-            if not self._depth and self._begun and char in ",}] \t\r\n":
-                self.done = True
-                return i
-            if char not in self._outside:
-                return i
+            if not self.quote:
+                self.done = self.is_scalar and char in ",}] \t\r\n"
+                if self.done or char not in self._outside:
+                    return i
             self._begun = True
-            if char == '"':
-                self._in_string = True
-            elif char in "{[":
-                self._depth += 1
-            elif char in "}]":
-                self._depth -= 1
-                if self._depth <= 0:
-                    self.done = True
-                    return i + 1
+            self.step(char)
+            if not self.quote and self.depth <= 0 and char in '"}]':
+                self.done = True
+                return i + 1
         return len(text)
 
 

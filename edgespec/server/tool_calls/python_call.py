@@ -6,7 +6,7 @@ import re
 
 from edgespec.server.tool_calls.argument_values import literal_json, write_json
 from edgespec.server.tool_calls.call_reader import CallReader
-from edgespec.server.tool_calls.text_source import Steps
+from edgespec.server.tool_calls.text_source import BracketScan, Steps
 
 _NAME = re.compile(r"[\w.\-]+")
 _KEY = re.compile(r"\s*([A-Za-z_$@][\w$@.\-]*)\s*=(?!=)")  # also names that Python does not have
@@ -55,7 +55,7 @@ class PythonCallReader(CallReader):
 
     def _argument(self) -> Steps[tuple[str, str]]:
         """Return the text of an argument and the sign that ends it, "," or ")"; "" where the text ends."""
-        source, scan = self._source, _PythonScan()
+        source, scan = self._source, _PythonScan("\"'")
         parts: list[str] = []
         while True:
             rest = source.rest
@@ -68,30 +68,13 @@ class PythonCallReader(CallReader):
             yield
 
 
-class _PythonScan:
+class _PythonScan(BracketScan):
     """Finds the comma or the bracket that ends an argument, a piece at a time."""
-
-    def __init__(self) -> None:
-        self._depth = 0
-        self._quote = ""
-        self._escaped = False
 
     def advance(self, text: str) -> int:
         """Return how many characters of `text` belong to the argument."""
         for i, char in enumerate(text):
-            if self._quote:
-                if self._escaped:
-                    self._escaped = False
-                elif char == "\\":
-                    self._escaped = True
-                elif char == self._quote:
-                    self._quote = ""
-            elif char in "\"'":
-                self._quote = char
-            elif not self._depth and char in ",)":
+            if not self.quote and not self.depth and char in ",)":
                 return i
-            elif char in "([{":
-                self._depth += 1
-            elif char in ")]}":
-                self._depth -= 1
+            self.step(char)
         return len(text)

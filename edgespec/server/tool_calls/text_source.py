@@ -151,6 +151,33 @@ class TextSource:
             yield
 
 
+class BracketScan:
+    """Follows the strings and brackets of a value, character by character."""
+
+    def __init__(self, quotes: str) -> None:
+        """Begin outside of strings, which stand between equal ones of `quotes`."""
+        self.quote = ""
+        """The quote of the string that is open; "" outside of strings."""
+        self.depth = 0
+        """Brackets that are open."""
+        self._quotes = quotes
+        self._escaped = False
+
+    def step(self, char: str) -> None:
+        """Take the next character."""
+        if self._escaped:
+            self._escaped = False
+        elif self.quote:
+            self._escaped = char == "\\"
+            self.quote = "" if char == self.quote else self.quote
+        elif char in self._quotes:
+            self.quote = char
+        elif char in "([{":
+            self.depth += 1
+        elif char in ")]}":
+            self.depth -= 1
+
+
 def n_open(text: str, literals: Sequence[str]) -> int:
     """Return how many characters at the end of `text` may begin one of `literals`."""
     longest = max((len(one) for one in literals), default=0)

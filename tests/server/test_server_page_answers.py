@@ -276,6 +276,20 @@ def test_only_the_end_of_a_long_answer_is_read_again(visit, scripted):
     assert len(growing) >= 30 and all(is_open and n <= 3 * n_each for is_open, n in growing)
 
 
+def test_what_the_server_does_not_read_is_shown_as_written(visit, scripted):
+    page = visit.page
+    scripted.say("One **bold**.\n\nTwo.\n\nThree.\n\nFour.")
+    visit.ask("lost")
+    page.locator(".answer p", has_text="Four.").wait_for()
+    page.route("**/page/markdown*", lambda route: route.abort())
+    scripted.say(" *Five*.")
+    scripted.end()
+    visit.finish()
+    answer = page.locator(".answer .text").last
+    assert answer.locator("p").all_text_contents() == ["One bold.", "Two.", "Three.\n\nFour. *Five*."]
+    visit.complaints.clear()
+
+
 def test_a_name_may_be_told_after_the_link_to_it(visit, scripted):
     answer = scripted.show(
         visit,

@@ -1,8 +1,9 @@
 // An answer's text on the page while it grows: drawn at most once a frame, and no more of it than may still change.
 
 import { copyFrom, element, patch } from "./dom.js";
-import { blocks } from "./markdown.js";
+import { blocks, unread } from "./markdown.js";
 
+const LOST = 100; // ms: what a draw counts as while the server does not answer
 const REST = 9; // times what drawing took, until the next: where the model has this processor, it needs it
 
 export class GrowingText {
@@ -29,8 +30,10 @@ export class GrowingText {
   /** Draw the whole text: a name at its end may be what a link before it goes to. */
   async finish() {
     this.#ended = true;
-    const { made } = await blocks(this.#source, (...range) => this.#between(...range));
-    patch(this.element, made.map((each) => each.element));
+    const read = await blocks(this.#source, (...range) => this.#between(...range));
+    if (read) return patch(this.element, read.made.map((each) => each.element));
+    const { end, nBlocks } = this.#settled;
+    patch(this.element, [unread(this.#source.slice(end), (from, to) => this.#between(end + from, end + to))], nBlocks);
   }
 
   async #drawWhileGrowing() {
@@ -47,8 +50,9 @@ export class GrowingText {
   /** Draw what may still change; return the milliseconds that it took here and on the server. */
   async #draw() {
     const { end, nBlocks } = this.#settled;
-    const { made, ms } = await blocks(this.#source.slice(end), (from, to) => this.#between(end + from, end + to), true);
-    if (this.#ended) return 0;
+    const read = await blocks(this.#source.slice(end), (from, to) => this.#between(end + from, end + to), true);
+    if (this.#ended || !read) return LOST;
+    const { made, ms } = read;
     const began = performance.now();
     patch(this.element, made.map((each) => each.element), nBlocks);
     // The line under way may yet belong to the block before it: two blocks are open.

@@ -7,11 +7,11 @@ import { markdownBlocks } from "./stream.js";
 /**
  * Return the blocks of `source`, each {element, end}: the next one begins at `end`; and the `ms` that reading took.
  * `runs(start, end)` yields the [length, origin] of the characters between them. With `open` more is to come: a caret
- * is at the end, and what is half written there is shown as what it is about to be.
+ * is at the end, and what is half written there is shown as what it is about to be. Null where the server is gone.
  */
 export async function blocks(source, runs, open = false) {
-  const read = await markdownBlocks(source, open).catch(() => (
-    { ms: 0, blocks: source ? [{ raw: source, node: { kind: "source", text: source } }] : [] })); // the server is gone
+  const read = await markdownBlocks(source, open).catch(() => null);
+  if (!read) return null;
   const made = [];
   let start = 0;
   for (const { raw, node } of read.blocks) {
@@ -19,6 +19,11 @@ export async function blocks(source, runs, open = false) {
   }
   if (open && made.length) addCaret(made.at(-1).element);
   return { made, ms: read.ms };
+}
+
+/** Return `source` as it is written, in one element. */
+export function unread(source, runs) {
+  return new Block(source, 0, runs).node({ kind: "source", text: source });
 }
 
 function addCaret(block) {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +15,7 @@ from edgespec.engine.stream import Stream
 from edgespec.platform.messages import MessageFn, silent
 from edgespec.server.api_errors import ApiError, engine_error, validation_error
 from edgespec.server.openai_writer import ChoicesWriter
-from edgespec.server.request_reader import ALIAS, PreparedRequest, PreparedText, RequestReader, Service
+from edgespec.server.request_reader import ALIAS, PreparedText, RequestReader, Service
 from edgespec.server.request_schema import ChatRequest, CompletionRequest
 
 
@@ -40,15 +39,10 @@ class _OpenRequest:
     """A request under way, with one or more choices."""
 
     request: BatchRequest
-    prepared: PreparedRequest
+    prepared: PreparedText
     writing: ChoicesWriter
     prefilled: set[int] = field(default_factory=set)
     """Prompts that are prefilled: their other choices share the prefix."""
-
-    @property
-    def texts(self) -> Sequence[PreparedText]:
-        """The choices, as many for each prompt."""
-        return self.prepared.texts
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,27 +54,27 @@ class _PendingChoice:
 
     @property
     def prepared(self) -> PreparedText:
-        return self.of.texts[self.index]
+        return self.of.prepared.texts[self.index]
 
     @property
     def prompt(self) -> int:
         """Index of its prompt among the request's."""
-        return self.index * self.of.prepared.n_prompts // len(self.of.texts)
+        return self.index * self.of.prepared.n_prompts // len(self.of.prepared.texts)
 
     @property
     def may_begin(self) -> bool:
         """Whether its prompt is prefilled, or no other choice prefills it."""
-        n_each = len(self.of.texts) // self.of.prepared.n_prompts
+        n_each = len(self.of.prepared.texts) // self.of.prepared.n_prompts
         return self.index % n_each == 0 or self.prompt in self.of.prefilled
 
 
 @dataclass(frozen=True, eq=False)
 class _RunningChoice(_PendingChoice):
-    text: Stream
+    stream: Stream
 
 
 class LocalWriter:
-    """A `Writer` over one engine. For one thread."""
+    """A `BatchWriter` over one engine, for one thread."""
 
     def __init__(
         self,
@@ -117,12 +111,12 @@ class LocalWriter:
     def begin(self, request: BatchRequest) -> None:
         """Begin a request, or queue it until there is room for its tokens."""
         try:
-            answering = self._prepare(request)
+            opened = self._prepare(request)
         except Exception as error:  # noqa: BLE001 - an error of this request alone
             self._ended.append((request, self._error(error)))
             return
-        self._open.append(answering)
-        self._waiting += [_PendingChoice(answering, i) for i in range(len(answering.texts))]
+        self._open.append(opened)
+        self._waiting += [_PendingChoice(opened, i) for i in range(len(opened.prepared.texts))]
         self._admit()
 
     def finished(self) -> list[tuple[BatchRequest, BatchAnswer]]:
@@ -139,7 +133,7 @@ class LocalWriter:
     def close(self) -> None:
         """End all requests."""
         for running in self._running:
-            running.text.close()
+            running.stream.close()
         self._running, self._open = [], []
         self._waiting.clear()
 
@@ -180,55 +174,55 @@ class LocalWriter:
     def _admit(self) -> None:
         """Begin queued choices while there is room."""
         while self._waiting:
-            text = self._waiting[0]
-            if not text.may_begin:
+            choice = self._waiting[0]
+            if not choice.may_begin:
                 return
-            tokens, options = text.prepared.tokens, text.prepared.options
+            tokens, options = choice.prepared.tokens, choice.prepared.options
             try:
                 if not self._engine.has_room(len(tokens), options.n_predict):
                     if self._running:
                         return
                     raise _too_long(len(tokens))
                 self._running.append(
-                    _RunningChoice(text.of, text.index, self._engine.stream(tokens, options))
+                    _RunningChoice(choice.of, choice.index, self._engine.stream(tokens, options))
                 )
                 self._waiting.popleft()
             except Exception as error:  # noqa: BLE001 - an error of this request alone
-                self._end(text.of, self._error(error))
+                self._end(choice.of, self._error(error))
 
     def _take(self, running: _RunningChoice) -> None:
         """Take the new tokens of a choice, and end its request if that is complete."""
-        text, writing, answering = running.text, running.of.writing, running.of
+        stream, writing, opened = running.stream, running.of.writing, running.of
         try:
-            tokens = text.made()
+            tokens = stream.made()
             self.n_tokens += len(tokens)
             if tokens:
-                answering.prefilled.add(running.prompt)
+                opened.prefilled.add(running.prompt)
             for _ in writing.add(running.index, tokens):
                 pass
-            if not text.finished:
+            if not stream.finished:
                 return
-            text.made()  # raises what ended the text, if it failed: only when no tokens are left
-            answering.prefilled.add(running.prompt)
-            for _ in writing.finish(running.index, text.result):
+            stream.made()  # raises what ended the stream, if it failed
+            opened.prefilled.add(running.prompt)
+            for _ in writing.finish(running.index, stream.result):
                 pass
             self._running.remove(running)
             if writing.is_complete:
                 body = writing.whole().model_dump_json(exclude_unset=True).encode()
                 n_tokens = sum(len(result.token_ids) for result in writing.results)
-                self._end(answering, BatchAnswer(200, body, n_tokens))
+                self._end(opened, BatchAnswer(200, body, n_tokens))
         except Exception as error:  # noqa: BLE001 - an error of this request alone
-            self._end(answering, self._error(error))
+            self._end(opened, self._error(error))
 
-    def _end(self, answering: _OpenRequest, answer: BatchAnswer) -> None:
+    def _end(self, opened: _OpenRequest, answer: BatchAnswer) -> None:
         """End a request, and its choices that are left, with `answer`."""
         for running in [*self._running]:
-            if running.of is answering:
-                running.text.close()
+            if running.of is opened:
+                running.stream.close()
                 self._running.remove(running)
-        self._waiting = deque(text for text in self._waiting if text.of is not answering)
-        self._open.remove(answering)
-        self._ended.append((answering.request, answer))
+        self._waiting = deque(one for one in self._waiting if one.of is not opened)
+        self._open.remove(opened)
+        self._ended.append((opened.request, answer))
 
     def _error(self, error: Exception) -> BatchAnswer:
         error = engine_error(error, self._log)

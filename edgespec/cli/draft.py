@@ -46,7 +46,7 @@ def make_command(
     making: MakeOptions,
     data: DataOptions,
     training: TrainingOptions,
-    judging: EvaluationOptions,
+    evaluation: EvaluationOptions,
     compute: Compute,
     json: _Json = False,
 ) -> None:
@@ -58,7 +58,7 @@ def make_command(
     """
     from edgespec.cli.draft_report import made_document, print_made
     from edgespec.forge.builder import small_model
-    from edgespec.forge.evaluation_process import N_QUESTIONS
+    from edgespec.forge.evaluation_process import N_PROMPTS
     from edgespec.forge.families import require_jax
     from edgespec.forge.make import MakeRequest, make
     from edgespec.forge.progress import StageContext
@@ -71,7 +71,7 @@ def make_command(
         target=target,
         data=data.request(trained),
         training=trained,
-        judging=judging.settings(N_QUESTIONS, compute.threads, compute.kernels),
+        evaluation=evaluation.settings(N_PROMPTS, compute.threads, compute.kernels),
         name=making.name,
         force=making.force,
     )
@@ -122,7 +122,7 @@ def eval_command(
         ),
     ] = None,
     questions: Annotated[int, typer.Option(min=1, help="How many prompts, spread over the suite.")] = 12,
-    judging: EvaluationOptions,
+    evaluation: EvaluationOptions,
     compute: Compute,
     json: _Json = False,
 ) -> None:
@@ -140,7 +140,7 @@ def eval_command(
     asked = None
     if suite is not None:
         asked = [EvaluationPrompt.of(prompt) for prompt in evenly(load_suite(suite).interleaved(), questions)]
-    settings = judging.settings(questions, compute.threads, compute.kernels)
+    settings = evaluation.settings(questions, compute.threads, compute.kernels)
     with SignalPipe() as signals, StageDisplay() as display:
         context = StageContext(on_progress=display.show, on_message=message, signals=signals)
         found = evaluate_draft(name, target, asked, settings, context)

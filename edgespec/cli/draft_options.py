@@ -190,12 +190,12 @@ class EvaluationOptions:
         typer.Option("--n-predict", "-n", min=2, help="Tokens of an answer.", rich_help_panel=_JUDGING),
     ] = 64
 
-    def settings(self, n_questions: int, threads: int | None, kernels: str) -> EvaluationSettings:
+    def settings(self, n_prompts: int, threads: int | None, kernels: str) -> EvaluationSettings:
         """Return them as the judge wants them."""
         from edgespec.forge.evaluation_process import EvaluationSettings
 
         off = kernels == "off"
-        return EvaluationSettings(self.n_predict, self.rounds, n_questions, threads, "off" if off else "auto")
+        return EvaluationSettings(self.n_predict, self.rounds, n_prompts, threads, "off" if off else "auto")
 
 
 def count(text: str, field: str) -> int:

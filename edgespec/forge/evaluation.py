@@ -145,7 +145,7 @@ class Evaluator:
         task = EvaluationTask(
             target=str(self._target),
             draft=str(one.path) if one.path else None,
-            questions=self._prompts,
+            prompts=self._prompts,
             settings=self._settings,
             round=round_,
         )
@@ -246,7 +246,7 @@ def evaluate_draft(
     if prompts is None:
         made_for = DatasetTarget.of(check_model_file(model.path), model.name, sha256)
         dataset = Dataset(made_for, on_message=context.on_message)
-        prompts = evaluation_prompts(dataset, settings.n_questions)
+        prompts = evaluation_prompts(dataset, settings.n_prompts)
     mine, other = Candidate(name, path), _other(record, model)
     with tempfile.TemporaryDirectory() as folder:
         evaluator = Evaluator(model.path, prompts, settings, Path(folder), context)

@@ -29,7 +29,7 @@ GREEDY, SAMPLED = 0.0, 0.8
 DRAFTING = "auto"
 """The variant that is compared with plain decoding: the default."""
 
-N_QUESTIONS = 6
+N_PROMPTS = 6
 """Default number of prompts."""
 
 _TIMED = Variant("model", "model", 4)
@@ -58,7 +58,7 @@ class EvaluationSettings:
     n_predict: int = 64
     """Most tokens of an answer."""
     rounds: int = 3
-    n_questions: int = N_QUESTIONS
+    n_prompts: int = N_PROMPTS
     n_threads: int | None = None
     kernels: KernelsChoice = "auto"
 
@@ -70,7 +70,7 @@ class EvaluationTask:
     target: str
     draft: str | None
     """None: no draft model, only text seen before."""
-    questions: tuple[EvaluationPrompt, ...]
+    prompts: tuple[EvaluationPrompt, ...]
     settings: EvaluationSettings
     round: int | None
     """None: the timing. Runs at SAMPLED are numbered after all greedy rounds."""
@@ -78,15 +78,15 @@ class EvaluationTask:
     @property
     def n_runs(self) -> int:
         """Most runs that this takes."""
-        return (2 if self.round is None else 4) * len(self.questions)
+        return (2 if self.round is None else 4) * len(self.prompts)
 
     def runs(self) -> Iterator[Run]:
         """Start the process and yield its runs as they end. Raises EdgespecError if it fails."""
-        conversation = ReportingChild("edgespec.forge.evaluation_process", "_in_child", self)
-        for kind, value in conversation:
+        child = ReportingChild("edgespec.forge.evaluation_process", "_in_child", self)
+        for kind, value in child:
             if kind == "run":
                 yield msgspec.convert(value, Run)
-        ended = conversation.ended
+        ended = child.ended
         if ended.code == REFUSED:
             raise EdgespecError(ended.complaint)
         if ended.code != 0:
@@ -165,33 +165,33 @@ def _answer_all(
     engine: Engine, task: EvaluationTask, drafting: Variant, temperature: float, round_: int
 ) -> None:
     """Answer each prompt plainly and drafting, in turns, and report the runs."""
-    questions, variants = _fitting(engine, task), (PLAIN_VARIANT, drafting)
+    prompts, variants = _fitting(engine, task), (PLAIN_VARIANT, drafting)
 
-    def generate(question: EvaluationPrompt, variant: Variant) -> Run:
+    def generate(prompt: EvaluationPrompt, variant: Variant) -> Run:
         engine.forget(tables=task.round is not None)
         result = engine.generate(
-            question.tokens or question.text,
+            prompt.tokens or prompt.text,
             params=SamplingParams(temperature=temperature),
             seed=round_,
             n_predict=task.settings.n_predict,
             drafter=variant.drafter,
             gamma=variant.gamma,
         )
-        return run_of(result, Prompt(question.id, question.category, question.text), variant.name, round_)
+        return run_of(result, Prompt(prompt.id, prompt.category, prompt.text), variant.name, round_)
 
-    longest = max(questions, key=lambda one: len(one.tokens) or len(one.text))
+    longest = max(prompts, key=lambda one: len(one.tokens) or len(one.text))
     for variant in variants:
         generate(longest, variant)  # warm-up: contexts grow, weights are read
-    for place, question in enumerate(questions):
+    for place, prompt in enumerate(prompts):
         for variant in rotated(variants, round_ + place):
-            say("run", generate(question, variant))
+            say("run", generate(prompt, variant))
 
 
 def _fitting(engine: Engine, task: EvaluationTask) -> list[EvaluationPrompt]:
     """Return the prompts whose answers fit in the context. Raises EdgespecError if none do."""
     n_predict, n_ctx = task.settings.n_predict, engine.target.n_ctx_train
     found = []
-    for one in task.questions:
+    for one in task.prompts:
         n_prompt = len(one.tokens) or len(engine.prompt_tokens(one.text))
         if n_prompt + n_predict < n_ctx:
             found.append(one)

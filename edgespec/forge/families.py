@@ -160,9 +160,9 @@ def _layers(job: TrainingJob) -> tuple[int, ...] | None:
     assert job.source is not None  # noqa: S101 - as above
     if job.family == "whole":
         return None
-    kept = _stored_layers(job.folder)
-    if kept is not None:
-        return kept
+    stored = _stored_layers(job.folder)
+    if stored is not None:
+        return stored
     layers = _stored_layers(job.start) if job.start else None
     if layers is None:
         texts = list(islice(job.dataset.texts(held_out=False), _TEXTS_FOR_LAYERS))

@@ -56,7 +56,7 @@ class MakeRequest:
     target: str
     data: DataRequest
     training: TrainingRequest
-    judging: EvaluationSettings = field(default_factory=EvaluationSettings)
+    evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
     name: str | None = None
     """None: named after the target, the family and the quantization."""
     force: bool = False
@@ -100,8 +100,8 @@ class _MakeRun:
         self._target = model_file(request.target)
         self._header = check_model_file(self._target.path)
         check_target(self._header)
-        self._kernels = request.judging.kernels == "auto"
-        self._threads = request.judging.n_threads or default_threads()
+        self._kernels = request.evaluation.kernels == "auto"
+        self._threads = request.evaluation.n_threads or default_threads()
         fits_in_memory([(self._header, min(self._header.n_ctx_train, USUAL_CTX))])
         self._builder = DraftBuilder(self._target, self._header, request.training)
         self._sha256 = sha256_of(self._target.path, self._hashing)
@@ -122,13 +122,13 @@ class _MakeRun:
         return Candidate(name or "no draft", path, was_there=True)
 
     def run(self) -> MakeResult:
-        with self._store.locked_folder() as room, EnergyMeter.choose() as meter:
+        with self._store.locked_folder() as drafts_folder, EnergyMeter.choose() as meter:
             try:
-                return self._run(room, meter)
+                return self._run(drafts_folder, meter)
             except OSError as error:
                 raise EdgespecError(f"cannot make a draft: {describe_os_error(error)}") from error
 
-    def _run(self, room: Path, meter: EnergyMeter) -> MakeResult:
+    def _run(self, drafts_folder: Path, meter: EnergyMeter) -> MakeResult:
         context, folder = self._context, self._dataset.folder
         self._store.check_space(self._builder.expected_bytes())
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -143,7 +143,7 @@ class _MakeRun:
         self._state = self._state.with_sources(self._tokens_by_source())
         runs.save(folder, self._state)
         with self._part(meter):
-            drafts = self._builder.build(self._dataset, room, self._run_folder, context)
+            drafts = self._builder.build(self._dataset, drafts_folder, self._run_folder, context)
         with self._part(meter):
             measured = self._evaluate(drafts)
         made = self._store_best(drafts, measured)
@@ -179,11 +179,11 @@ class _MakeRun:
 
     def _evaluate(self, drafts: Sequence[DraftFile]) -> dict[str, CandidateResult]:
         """Return the measurements by name: a new draft's label, or the present draft's name."""
-        settings = self._request.judging
+        settings = self._request.evaluation
         self._context.on_progress(StageProgress("judging", 0.0))
         evaluator = Evaluator(
             self._target.path,
-            evaluation_prompts(self._dataset, settings.n_questions),
+            evaluation_prompts(self._dataset, settings.n_prompts),
             replace(settings, n_threads=self._threads),
             self._dataset.folder / "judging",
             self._context,

@@ -21,17 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
-from edgespec.llama import gguf_encoding
-from edgespec.llama.embeddings import (
-    KIND,
-    N_VOCAB,
-    OFFSET,
-    SCALE,
-    SOURCE,
-    TOKEN_IDS,
-    WIDTH,
-    read_cut,
-)
+from edgespec.llama import embeddings, gguf_encoding
 from edgespec.llama.ggml_types import block_size, from_floats, to_floats, type_number
 from edgespec.llama.gguf import (
     FLOAT32,
@@ -100,7 +90,7 @@ def check_source(header: GGUFHeader) -> None:
         raise UsageError(
             f"{header.path}: a {header.architecture} model; the vocabulary can be cut of {known} models only"
         )
-    if read_cut(header):
+    if embeddings.read_cut(header):
         raise UsageError(f"{header.path}: its vocabulary is cut already; name the model it was made from")
 
 
@@ -184,13 +174,13 @@ class _CutFile:
 
     def _metadata(self, infos: list[TensorInfo], offset: int) -> bytes:
         own = [
-            gguf_encoding.encode_text(SOURCE, self._sha256),
-            gguf_encoding.encode_number(N_VOCAB, UINT32, self._n_vocab),
-            gguf_encoding.encode_numbers(TOKEN_IDS, UINT32, self._ids),
-            gguf_encoding.encode_number(WIDTH, UINT32, self._embeddings.shape[0]),
-            gguf_encoding.encode_number(KIND, UINT32, self._embeddings.kind),
-            gguf_encoding.encode_number(OFFSET, UINT64, offset),
-            gguf_encoding.encode_number(SCALE, FLOAT32, self._scale),
+            gguf_encoding.encode_text(embeddings.SOURCE, self._sha256),
+            gguf_encoding.encode_number(embeddings.N_VOCAB, UINT32, self._n_vocab),
+            gguf_encoding.encode_numbers(embeddings.TOKEN_IDS, UINT32, self._ids),
+            gguf_encoding.encode_number(embeddings.WIDTH, UINT32, self._embeddings.shape[0]),
+            gguf_encoding.encode_number(embeddings.KIND, UINT32, self._embeddings.kind),
+            gguf_encoding.encode_number(embeddings.OFFSET, UINT64, offset),
+            gguf_encoding.encode_number(embeddings.SCALE, FLOAT32, self._scale),
         ]
         # The architecture comes first, as everywhere.
         fields = [self._encode(field) for field in self._gguf.fields.values()]

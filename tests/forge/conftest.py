@@ -26,7 +26,7 @@ def request_(tiny_path, source):
         training=TrainingRequest(
             families=("whole",), hours=0.0, source=str(source), keep=272, types=("q8_0",)
         ),
-        judging=EvaluationSettings(n_predict=8, rounds=1, n_questions=2, n_threads=1, kernels="off"),
+        evaluation=EvaluationSettings(n_predict=8, rounds=1, n_prompts=2, n_threads=1, kernels="off"),
     )
 
 

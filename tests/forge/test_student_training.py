@@ -243,24 +243,22 @@ def test_it_learns_what_the_target_says(source, target, settings):
     one = make(source("qwen2"), target, layers=(0, 3), **settings)
     batch = jax.tree.map(jnp.asarray, batch_of(one, target))
     params, key = one.init(jax.random.key(0)), jax.random.key(1)
-    gradients = jax.jit(jax.value_and_grad(one.loss, has_aux=True))
+    gradients = jax.jit(jax.value_and_grad(one.loss))
     optimizer = optax.adam(1e-2)
-    moments, first = optimizer.init(params), None
+    moments, losses = optimizer.init(params), []
     for _ in range(100):
-        (_, shown), gradient = gradients(params, one.frozen, batch, key)
-        first = first or shown
+        loss, gradient = gradients(params, one.frozen, batch, key)
+        losses.append(float(loss))
         updates, moments = optimizer.update(gradient, moments)
         params = optax.apply_updates(params, updates)
-    assert shown["divergence"] < 0.5 * first["divergence"]
-    assert shown["overlap"] > first["overlap"]
-    assert shown["agreement"] > first["agreement"] + 0.1
+    assert losses[-1] < 0.5 * losses[0]
     assert ("output" in params) == settings.get("output", True)
 
 
 def test_the_loss_is_the_divergence_over_the_kept_tokens(source, target):
     one = make(source("llama"), target)
     batch, params = batch_of(one, target), changed(one.init(jax.random.key(0)))
-    loss, shown = one.loss(params, one.frozen, batch, jax.random.key(0))
+    loss = one.loss(params, one.frozen, batch, jax.random.key(0))
     own = batch.weights.reshape(-1) > 0
     q = np.asarray(one.logits(params, one.frozen, batch), np.float64)[own]
     rows = np.arange(2)[:, None]
@@ -268,8 +266,6 @@ def test_the_loss_is_the_divergence_over_the_kept_tokens(source, target):
     p = features.astype(np.float64) @ target.rows(target.output, one.token_ids).T
     p, q = (x - np.log(np.exp(x).sum(1, keepdims=True)) for x in (p, q))
     assert float(loss) == pytest.approx((np.exp(p) * (p - q)).sum(1).mean(), rel=1e-3)
-    assert float(shown["overlap"]) == pytest.approx(np.exp(np.minimum(p, q)).sum(1).mean(), rel=1e-3)
-    assert float(shown["agreement"]) == pytest.approx((p.argmax(1) == q.argmax(1)).mean(), abs=1e-6)
 
 
 def test_a_change_of_low_rank_begins_as_no_change(source, target):

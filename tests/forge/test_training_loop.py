@@ -56,11 +56,10 @@ def end_after(n_steps: int):
 
 def test_a_training_learns(whole):
     trained, folder, told = whole
-    assert trained.ended == "tokens"
     assert trained.n_tokens >= 3000
     assert min(trained.acceptance.by_position) > 0.3  # of 140 tokens
     assert trained.acceptance == trained.history[-1][2]
-    losses = [now.shown["loss"] for now in told if now.what == "training" and now.shown]
+    losses = [now.loss for now in told if now.what == "training"]
     assert losses[-1] < 0.8 * losses[0]
     assert (folder / BEST).exists()
     assert told[-1].share == 1.0
@@ -123,7 +122,6 @@ def test_both_checkpoints_damaged_is_said_and_it_begins_anew(target, dataset, tm
 def test_it_ends_when_acceptance_no_longer_rises(target, dataset, tmp_path):
     settings = replace(SETTINGS, recipe=STILL, evaluate_s=0.0, patience=2)
     trained = train(tiny_head(target), dataset, settings, tmp_path)
-    assert trained.ended == "no better"
     assert len(trained.history) == 3
 
 

@@ -92,13 +92,8 @@ class TrainableFamily(Protocol):
     def embed(self, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.float16]:
         """Return input embeddings, shape (*tokens.shape, width); called on the host."""
 
-    def loss(
-        self, params: Params, frozen: Params, batch: TrainingBatch, key: jax.Array
-    ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """Return the loss, a mean over the batch's answers, and numbers to report by name; traced by JAX.
-
-        `key` is for noise.
-        """
+    def loss(self, params: Params, frozen: Params, batch: TrainingBatch, key: jax.Array) -> jax.Array:
+        """Return the loss, a mean over the batch's answers; `key` is for noise. Traced by JAX."""
 
     def rollout(self, params: Params, frozen: Params, batch: TrainingBatch, n: int) -> jax.Array:
         """Return bool (rows, a, n): whether a draft from each answer has the text's next tokens.

@@ -147,10 +147,8 @@ class HeadFamily:
 
     # ---- what JAX traces ----
 
-    def loss(
-        self, params: Params, frozen: Params, batch: TrainingBatch, key: Array
-    ) -> tuple[Array, dict[str, Array]]:
-        """Return the loss over all steps, and the first step's "divergence": KL(target || head) in nats.
+    def loss(self, params: Params, frozen: Params, batch: TrainingBatch, key: Array) -> Array:
+        """Return the weighted sum of KL(target || head) over all steps, in nats.
 
         No term holds f' near f: training over all steps teaches what the next step needs of it
         (docs/measurements/drafts.md).
@@ -166,18 +164,15 @@ class HeadFamily:
             (settings.n_likeliest, settings.n_others),
             choice,
         )
-        total, shown = jnp.zeros(()), {}
+        total = jnp.zeros(())
         for step in range(settings.n_steps):
             predicted = rollout.step()
             weights = rollout.weights(step)
             n = jnp.maximum(weights.sum(), 1.0)
             own = predicted.reshape(-1, self.shape.n_embd) * params["confidence"]
             divergences = compared.divergence(own)
-            divergence = (divergences * weights.reshape(-1)).sum() / n
-            total += settings.later**step * divergence
-            if step == 0:
-                shown = {"divergence": divergence}
-        return total, shown
+            total += settings.later**step * (divergences * weights.reshape(-1)).sum() / n
+        return total
 
     def rollout(self, params: Params, frozen: Params, batch: TrainingBatch, n: int) -> Array:
         """Return bool (rows, a, n): whether the next tokens are the head's likeliest."""

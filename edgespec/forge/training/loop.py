@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+import msgspec
 import optax
 
 from edgespec.errors import EdgespecError, UsageError
@@ -60,9 +60,6 @@ class TrainingSettings:
     """Most answers in an evaluation."""
 
 
-Ended = Literal["hours", "tokens", "no better"]
-
-
 @dataclass(frozen=True, slots=True)
 class TrainingProgress:
     """Progress of a training."""
@@ -70,14 +67,11 @@ class TrainingProgress:
     what: Literal["compiling", "training", "evaluating"]
     n_steps: int
     n_tokens: int
-    tokens_per_s: float
-    elapsed_s: float
-    """Earlier runs included."""
     share: float
     """0 to 1."""
     left_s: float
-    shown: dict[str, float]
-    """Means of the family's numbers since the last evaluation."""
+    loss: float | None
+    """Loss of the last step."""
     acceptance: Acceptance | None
     """Acceptance at the last evaluation."""
 
@@ -93,7 +87,6 @@ class TrainingResult:
     """Tokens, seconds and acceptance at each evaluation."""
     n_tokens: int
     elapsed_s: float
-    ended: Ended
 
 
 def train(
@@ -128,16 +121,6 @@ class _TrainingState:
     elapsed_s: float = 0.0
     evaluated_s: float = 0.0
     history: list[tuple[int, float, Acceptance]] = field(default_factory=list)
-
-    def facts(self) -> dict[str, Any]:
-        return {**asdict(self), "history": [(n, s, asdict(one)) for n, s, one in self.history]}
-
-    @classmethod
-    def of(cls, facts: dict[str, Any]) -> _TrainingState:
-        history = [
-            (n, s, Acceptance(one["n_drafts"], tuple(one["accepted"]))) for n, s, one in facts["history"]
-        ]
-        return cls(**{**facts, "place": EpochPosition(**facts["place"]), "history": history})
 
     @property
     def best(self) -> float:
@@ -177,7 +160,7 @@ class _Training:
         self._optimizer = optimizer(self._recipe)
         self._step = jax.jit(self._traced_step, donate_argnums=(0, 1))
         self._state = _TrainingState(n_texts=len(texts))
-        self._shown: list[dict[str, Any]] = []
+        self._loss: float | None = None
 
     def _traced_step(
         self,
@@ -187,12 +170,11 @@ class _Training:
         batch: TrainingBatch,
         key: jax.Array,
         length: jax.Array,
-    ) -> tuple[Params, optax.OptState, dict[str, jax.Array]]:
-        gradients = jax.value_and_grad(self._family.loss, has_aux=True)
-        (loss, shown), gradient = gradients(params, frozen, batch, key)
+    ) -> tuple[Params, optax.OptState, jax.Array]:
+        loss, gradient = jax.value_and_grad(self._family.loss)(params, frozen, batch, key)
         updates, moments = self._optimizer.update(gradient, moments, params)
         params = jax.tree.map(lambda x, step: x + length * step, params, updates)
-        return params, moments, {"loss": loss, **shown}
+        return params, moments, loss
 
     def run(self, start: Path | Params | None) -> TrainingResult:
         params, moments = self._begin(start)
@@ -206,11 +188,11 @@ class _Training:
                 batch, place = next(feed)
                 length = longest * min(1.0, (state.n_steps + 1) / self._recipe.warm_up) * _cosine(share)
                 own = jax.random.fold_in(key, state.n_steps)
-                params, moments, shown = self._step(
+                params, moments, loss = self._step(
                     params, moments, self._family.frozen, batch, own, jnp.float32(length)
                 )
-                self._shown.append(jax.tree.map(float, shown))
-                if not math.isfinite(self._shown[-1]["loss"]):
+                self._loss = float(loss)
+                if not math.isfinite(self._loss):
                     raise EdgespecError(f"the training diverged at step {state.n_steps}; lower its rate")
                 state.place, state.n_steps = place, state.n_steps + 1
                 state.n_tokens += int(batch.weights.sum())
@@ -220,14 +202,14 @@ class _Training:
                     self._evaluate_now(params)
                     state.elapsed_s = time.monotonic() - began
                 if asked.is_set() or time.monotonic() - kept >= settings.checkpoint_s:
-                    checkpoint.save(self._folder, (params, moments), state.facts())
+                    checkpoint.save(self._folder, (params, moments), msgspec.to_builtins(state))
                     kept = time.monotonic()
                 if asked.is_set():
                     raise KeyboardInterrupt
             if not state.history or state.history[-1][0] != state.n_tokens:
                 self._evaluate_now(params)
             state.elapsed_s = time.monotonic() - began
-            checkpoint.save(self._folder, (params, moments), state.facts())
+            checkpoint.save(self._folder, (params, moments), msgspec.to_builtins(state))
         return self._trained(params)
 
     def _begin(self, start: Path | Params | None) -> tuple[Params, Any]:
@@ -238,12 +220,10 @@ class _Training:
         if found is not None:
             (params, moments), facts = found
             n_texts = self._state.n_texts
-            self._state = _TrainingState.of(facts)
+            self._state = msgspec.convert(facts, _TrainingState)
             if self._state.n_texts != n_texts:  # texts came or went: begin a new epoch
-                self._state.place, self._state.n_texts = (
-                    EpochPosition(self._state.place.epoch + 1, 0),
-                    n_texts,
-                )
+                self._state.place = EpochPosition(self._state.place.epoch + 1, 0)
+                self._state.n_texts = n_texts
         elif start is not None:
             params = best_params(start, params) if isinstance(start, Path) else start
         return jax.tree.map(jnp.asarray, params), jax.tree.map(jnp.asarray, moments)
@@ -263,36 +243,23 @@ class _Training:
         if better:
             checkpoint.write_arrays(self._folder / BEST, params, asdict(acceptance))
         self._tell("training")
-        self._shown.clear()
 
     def _trained(self, params: Params) -> TrainingResult:
-        state, settings = self._state, self._settings
+        state = self._state
         best = max((one for _, _, one in state.history), key=lambda one: one.mean_accepted)
-        ended: Ended = "no better" if self._share() < 1 else "hours"
-        if settings.tokens and state.n_tokens >= settings.tokens:
-            ended = "tokens"
-        return TrainingResult(
-            best_params(self._folder, params),
-            best,
-            tuple(state.history),
-            state.n_tokens,
-            state.elapsed_s,
-            ended,
-        )
+        found = best_params(self._folder, params)
+        return TrainingResult(found, best, tuple(state.history), state.n_tokens, state.elapsed_s)
 
     def _tell(self, what: Literal["compiling", "training", "evaluating"]) -> None:
-        state, shown = self._state, self._shown
-        names = shown[0] if shown else {}
+        state = self._state
         share = min(1.0, self._share())
         now = TrainingProgress(
             what=what,
             n_steps=state.n_steps,
             n_tokens=state.n_tokens,
-            tokens_per_s=state.n_tokens / state.elapsed_s if state.elapsed_s else 0.0,
-            elapsed_s=state.elapsed_s,
             share=share,
             left_s=state.elapsed_s * (1 / share - 1) if share else math.inf,
-            shown={name: float(np.mean([one[name] for one in shown])) for name in names},
+            loss=self._loss,
             acceptance=state.history[-1][2] if state.history else None,
         )
         self._on_progress(now)

@@ -101,25 +101,15 @@ class StudentFamily:
 
     # ---- what JAX traces ----
 
-    def loss(
-        self, params: Params, frozen: Params, batch: TrainingBatch, key: Array
-    ) -> tuple[Array, dict[str, Array]]:
-        """Return the mean of KL(target || student) over the kept tokens, in nats, and two shares.
-
-        "overlap", the sum of min(p, q), is accepted at temperature 1; "agreement" of the likeliest tokens at
-        temperature 0.
-        """
+    def loss(self, params: Params, frozen: Params, batch: TrainingBatch, key: Array) -> Array:
+        """Return the mean of KL(target || student) over the kept tokens, in nats."""
         del key
         logits = self.logits(params, frozen, batch)
         features = at_answers(batch.features, batch).astype(jnp.float32)
         wanted = score(features.reshape(-1, features.shape[-1]), frozen["target"])
         p, q = jax.nn.log_softmax(wanted, -1), jax.nn.log_softmax(logits, -1)
         weights = batch.weights.reshape(-1)
-        n = jnp.maximum(weights.sum(), 1.0)
-        divergence = ((jnp.exp(p) * (p - q)).sum(-1) * weights).sum() / n
-        overlap = (jnp.exp(jnp.minimum(p, q)).sum(-1) * weights).sum() / n
-        agreement = ((p.argmax(-1) == q.argmax(-1)) * weights).sum() / n
-        return divergence, {"divergence": divergence, "overlap": overlap, "agreement": agreement}
+        return ((jnp.exp(p) * (p - q)).sum(-1) * weights).sum() / jnp.maximum(weights.sum(), 1.0)
 
     def rollout(self, params: Params, frozen: Params, batch: TrainingBatch, n: int) -> Array:
         """Return bool (rows, a, n): whether the next tokens are the student's likeliest.
@@ -240,7 +230,7 @@ def choose_layers(
         params, frozen = (
             {**tree, "layers": jax.tree.map(lambda x: x[layers], tree["layers"])} for tree in trees
         )
-        return whole.loss(params, frozen, batch, jax.random.key(0))[0]
+        return whole.loss(params, frozen, batch, jax.random.key(0))
 
     divergence = jax.jit(divergence)
 

@@ -15,7 +15,7 @@ from edgespec.engine.stream import Stream
 from edgespec.platform.messages import MessageFn, silent
 from edgespec.server.api_errors import ApiError, engine_error, validation_error
 from edgespec.server.openai_writer import ChoicesWriter
-from edgespec.server.request_reader import ALIAS, PreparedText, RequestReader, Service
+from edgespec.server.request_reader import ALIAS, PreparedRequest, PreparedText, RequestReader, Service
 from edgespec.server.request_schema import ChatRequest, CompletionRequest
 
 
@@ -39,7 +39,7 @@ class _OpenRequest:
     """A request under way, with one or more choices."""
 
     request: BatchRequest
-    prepared: PreparedText
+    prepared: PreparedRequest
     writing: ChoicesWriter
     prefilled: set[int] = field(default_factory=set)
     """Prompts that are prefilled: their other choices share the prefix."""

@@ -46,7 +46,6 @@ class _RayWorker:
     """A worker on a node, as the batch sees it."""
 
     node: str
-    """Ray's node id."""
     name: str
     """The node's address, for the user."""
     actor: Any
@@ -57,9 +56,7 @@ class _RayWorker:
     parallel: int = 0
     pid: int = 0
     given: dict[int, BatchRequest] = field(default_factory=dict)
-    """Its requests, by place."""
     unsent: list[BatchRequest] = field(default_factory=list)
-    """Requests for its next call."""
     n_tokens: int = 0
     alone: bool = False
     """Whether it must have its one request only."""

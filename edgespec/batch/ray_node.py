@@ -57,7 +57,6 @@ class WorkerReport(NamedTuple):
     n_tokens: int
     """Tokens since the worker began, unfinished answers included."""
     messages: list[str]
-    """Lines for the user."""
 
 
 def model_facts(target: str, draft: str | None) -> dict[str, str]:

@@ -13,11 +13,9 @@ class BatchAnswer:
     """Answer to a request, as the server would send it."""
 
     status: int
-    """HTTP status."""
     body: bytes
     """JSON: a completion, or {"error": ...}."""
     n_tokens: int = 0
-    """Tokens of the answer."""
 
     @classmethod
     def error(cls, status: int, body: dict[str, Any]) -> BatchAnswer:
@@ -32,7 +30,6 @@ class BatchRequest:
     place: int
     """Place of its result in the output, from 0; blank lines do not count."""
     custom_id: str
-    """Unique name of the line."""
     url: str = ""
     """Route of the server; "": a plain prompt, whose fields are in `body`."""
     body: dict[str, Any] | None = None

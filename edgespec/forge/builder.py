@@ -48,7 +48,6 @@ from edgespec.models.resolve import locate, resolve
 FAMILIES: tuple[Family, ...] = get_args(Family)
 
 TYPES = ("q4_0", "q8_0")
-"""Quantizations to try, by default."""
 
 KEEP = 16384
 """Tokens that a draft can say by default, where the target has more."""

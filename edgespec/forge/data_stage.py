@@ -20,7 +20,6 @@ from edgespec.models.sources import format_size
 from edgespec.models.suites import evenly
 
 BUDGET = 2_000_000_000
-"""Bytes of a dataset by default."""
 
 TOKENS_PER_HOUR = 200_000
 """Tokens to write for an hour of training, which reads them about nine times, all families together.
@@ -29,7 +28,6 @@ A head still learns from the fourth time. Writing takes 40 minutes where a lapto
 """
 
 LEAST_TOKENS, MOST_TOKENS = 20_000, 1_000_000
-"""Bounds of the default number of tokens."""
 
 _LEAST_BUDGET = 16_000_000  # bytes: room for a few texts of a small target
 _N_BEFORE_ESTIMATE = 100  # tokens; the first passes prefill only, so they say nothing of the speed
@@ -43,13 +41,11 @@ class DataRequest:
     tokens: int
     """Tokens in all, earlier runs included; with prompts of the user, tokens to add."""
     n_predict: int = WritingSettings().n_predict
-    """Most tokens of an answer."""
     budget: int = BUDGET
     """Most bytes of texts and hidden states on disk."""
     prompts: tuple[Path, ...] = ()
     """Files of prompts and texts."""
     from_history: bool = False
-    """Whether to use the prompts of the history."""
 
     def __post_init__(self) -> None:
         """Raise UsageError for values out of range and missing files."""

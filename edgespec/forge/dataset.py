@@ -81,7 +81,6 @@ class TrainingText:
     temperature: float
     """Sampling temperature; NaN: the target only read the text."""
     source: str
-    """BUILT_IN, FROM_HISTORY, FROM_FILE or READ."""
     key: int
     """`key_of` its prompt."""
 

@@ -24,13 +24,11 @@ from edgespec.models.suites import Prompt
 from edgespec.platform.child import REFUSED, ReportingChild, answer, say
 
 GREEDY, SAMPLED = 0.0, 0.8
-"""Temperatures at which drafts are evaluated."""
 
 DRAFTING = "auto"
 """The variant that is compared with plain decoding: the default."""
 
 N_PROMPTS = 6
-"""Default number of prompts."""
 
 _TIMED = Variant("model", "model", 4)
 
@@ -56,7 +54,6 @@ class EvaluationSettings:
     """Length and conditions of an evaluation."""
 
     n_predict: int = 64
-    """Most tokens of an answer."""
     rounds: int = 3
     n_prompts: int = N_PROMPTS
     n_threads: int | None = None

@@ -53,7 +53,6 @@ class TrainingSummary:
     acceptance: tuple[float, ...]
     """Share accepted of held-out texts at position 1, at position 2 given that the first was, ..."""
     curve: tuple[tuple[int, float, tuple[float, ...]], ...]
-    """Tokens, hours and acceptance at each evaluation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +63,14 @@ class TrainingJob:
     dataset: Dataset
     target: ModelWeights
     source: ModelWeights | None
-    """The small model that a family of MADE_OF_SOURCE starts from."""
     token_ids: Ids
     """Tokens that the draft can say, ascending."""
     hours: float | None
     tokens: int | None
-    """The training ends when either is used up."""
     folder: Path
-    """Folder of checkpoints, which the training resumes from."""
     start: Path | None
     """Weights to start from: the folder of an earlier training of this family, or the file of a head."""
     seed: int = 0
-    """Seed of the order of texts: another one in each run."""
 
 
 def require_jax() -> None:

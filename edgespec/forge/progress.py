@@ -17,7 +17,6 @@ class StageProgress:
     share: float
     """0 to 1."""
     detail: str = ""
-    """Figures, in words."""
     left_s: float | None = None
     """Seconds left, where the stage knows them."""
 
@@ -28,6 +27,5 @@ class StageContext:
 
     on_progress: Callable[[StageProgress], None] = lambda _progress: None
     on_message: MessageFn = silent
-    """Takes lines that the user should know."""
     signals: Cancellation | None = None
     """Lets Ctrl-C end a running pass."""

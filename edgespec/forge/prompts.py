@@ -37,7 +37,6 @@ class TextPrompt:
     """A prompt in words, with the turns before it."""
 
     source: str
-    """BUILT_IN, FROM_HISTORY or FROM_FILE."""
     turns: tuple[str, ...]
     """Turns of the user and the target; the first and the last are the user's."""
     follow_up: str = ""

@@ -34,11 +34,9 @@ class LibraryFunction:
 
     name: str
     signature: str
-    """From `def` to the colon."""
     doc: str
     """First paragraph of the docstring, on one line; "": none."""
     code: str
-    """The whole function, dedented."""
 
 
 def library() -> list[Path]:

@@ -39,18 +39,15 @@ class RunState:
     key: str
     """Hash of the request; another request does not resume this run."""
     number: int = 1
-    """Counts the runs for a target from 1."""
     until: int = 0
     """Tokens that the dataset is to have; 0: not decided yet."""
     written: bool = False
-    """Whether the target has written its texts."""
     ended: bool = False
     kept: str | None = None
     """The draft that was stored; None: none yet, or none was better."""
     joules: float | None = 0.0
     """None: they cannot be measured."""
     joules_reason: str = ""
-    """Why not."""
     sources: dict[str, int] = field(default_factory=dict)
     """Source -> tokens that this run, and those before it, learnt from."""
 

@@ -26,7 +26,6 @@ from edgespec.llama.weights import Model
 from edgespec.models.suites import load_suite, read_contents
 
 PASSAGE = 512
-"""Tokens of a passage of a file."""
 
 CONTEXT = 64
 """Tokens at the beginning of a passage that are its prompt."""

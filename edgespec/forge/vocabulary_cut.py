@@ -64,7 +64,6 @@ class SourceVocabulary:
     """Ids that every cut keeps, ascending: tokens that are no plain text (control, end of generation, byte),
     tokens of a single byte, and tokens that the tokenizer's settings name."""
     unused: npt.NDArray[np.int64]
-    """Padding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +71,6 @@ class TensorChanges:
     """Tensors of a cut model that are not the source's."""
 
     layers: tuple[int, ...]
-    """Layers of the source to keep, ascending."""
     type_: str
     """ggml's type of matrices; Q8_0 or F16 where a row is not a whole number of its blocks."""
     tensor: Callable[[str], npt.NDArray[np.float32] | None]

@@ -36,7 +36,6 @@ class VocabularyRanking:
     """The tokens of a vocabulary, best first."""
 
     order: Ids
-    """All ids that a text may have."""
     n_required: int
     """Ids at the start that every cut keeps."""
 

@@ -51,7 +51,6 @@ class WritingSettings:
     n_texts: int = 16
     """Texts at once; fewer where memory has no room for their KV cache."""
     n_predict: int = 400
-    """Most tokens of an answer."""
     longest_prompt: int = LONGEST_PROMPT
     """Most tokens of a prompt; longer prompts are skipped."""
     window: int = 192
@@ -69,9 +68,7 @@ class RunningText:
     tokens: list[int]
     n_prompt: int
     n_end: int
-    """Most tokens of the text."""
     sequence: int
-    """Sequence in the KV cache."""
     first: int
     """The first token whose hidden state is stored."""
     features: npt.NDArray[np.float16]
@@ -80,7 +77,6 @@ class RunningText:
     """NaN: the text is only read."""
     coins: Coins
     n_evaluated: int = 0
-    """Tokens in the KV cache."""
 
     @property
     def reads_only(self) -> bool:
@@ -137,7 +133,6 @@ class WritingRun:
     """Prompts that follow from answers."""
     n_texts: int = 0
     n_finished: int = 0
-    """Tokens of finished texts."""
     n_skipped: int = 0
     """Prompts that were too long."""
     full: bool = False

@@ -17,7 +17,6 @@ from edgespec.forge.training.family import TrainingBatch
 from edgespec.platform.cpu import read_cpu
 
 FACTOR: Any = jnp.bfloat16 if {"avx512_bf16", "amx_bf16"} & read_cpu().flags else jnp.float32
-"""Type that factors of products are rounded to."""
 
 MASKED = -1e9
 """An attention score that softmax turns into 0."""

@@ -127,7 +127,6 @@ class EpochPosition:
 
     epoch: int = 0
     row: int = 0
-    """Row of the epoch at which the next batch begins."""
 
 
 def batches(

@@ -28,7 +28,6 @@ LATEST, BEFORE = "latest.npz", "before.npz"
 _DIGEST = hashlib.sha256().digest_size
 
 Tree = Any
-"""A JAX pytree of arrays."""
 
 
 def save(folder: Path, tree: Tree, facts: Mapping[str, Any]) -> None:

@@ -57,15 +57,11 @@ class TrainingRecipe:
     rate: float
     """Learning rate of matrices, after the warm-up. Muon: step length in each direction."""
     vector_rate: float
-    """Learning rate of vectors (norms, biases) and numbers."""
     warm_up: int
-    """Steps."""
     n_rows: int
-    """Rows of a batch."""
     clip: float = 0.5
     """Longest global norm of gradients."""
     decay: float = 0.01
-    """Weight decay of matrices (arXiv 1711.05101)."""
 
 
 class TrainableFamily(Protocol):

@@ -76,7 +76,6 @@ class HeadSettings:
     n_others: int = 512
     """... and a random sample of the others."""
     n_fitted: int = 50_000
-    """Columns that the fusion of a new head is fitted to."""
 
 
 class HeadFamily:

@@ -48,7 +48,6 @@ class HeadMetadata:
     shape: BlockShape
     target_sha256: str
     n_vocab: int
-    """Tokens of the target."""
     token_ids: npt.NDArray[np.int64]
     """Tokens that the head can say, ascending: rows of its output matrix."""
 

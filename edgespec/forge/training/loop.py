@@ -55,9 +55,7 @@ class TrainingSettings:
     patience: int = 8
     """Evaluations without improvement that end the training."""
     n_positions: int = 5
-    """Length of drafts in evaluations."""
     n_held_out: int = 8192
-    """Most answers in an evaluation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +66,9 @@ class TrainingProgress:
     n_steps: int
     n_tokens: int
     share: float
-    """0 to 1."""
     left_s: float
     loss: float | None
-    """Loss of the last step."""
     acceptance: Acceptance | None
-    """Acceptance at the last evaluation."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,6 @@ class StudentSettings:
     rank: int | None = None
     """Rank of the change to each matrix (LoRA, arXiv 2106.09685); None: train whole matrices."""
     output: bool = True
-    """Train the output matrix too."""
 
 
 class StudentFamily:

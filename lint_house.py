@@ -1,4 +1,4 @@
-"""The house rules that ruff, mypy and import-linter have no rule for: `make house` prints what breaks them.
+"""The house rules that ruff, mypy and import-linter have no rule for, as `make lint` runs them.
 
 Each finding is one line: where, what, and what to do. docs/development.md lists the rules.
 """
@@ -44,7 +44,7 @@ NOTICE = re.compile(
 
 @dataclass(frozen=True, order=True)
 class Finding:
-    """One line that `make house` prints."""
+    """One line about what breaks a rule."""
 
     path: str
     line: int

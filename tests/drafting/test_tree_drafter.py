@@ -191,7 +191,7 @@ def test_a_draft_model_that_sleeps_wakes_and_slides_is_exact(clock, rule):
 @pytest.mark.parametrize("policy", [FixedPolicy(suffix=False, staged=False, gamma=3), Policy(suffix=False)])
 def test_dropping_a_sampled_token_by_its_own_probability_is_caught(clock, policy, rule):
     """Even with p = q, for a fixed length and for lengths that the data decides."""
-    n = 8_000
+    n = 4_000
     target = ToyModel(1)
     counts, _ = counts_of(clock, target, target, WARM, rule, n, policy, kind=DropsUnlikely)
     assert chi_square_p_value(counts, n * expected(target, WARM)) < 1e-6

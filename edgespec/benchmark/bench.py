@@ -11,7 +11,6 @@ learnt from them: no answer is drafted from an earlier answer, and each run begi
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from edgespec.benchmark.runs import Run, rotated
+from edgespec.benchmark.runs import Run, rotated, text_hash
 from edgespec.benchmark.summary import noise
 from edgespec.benchmark.variants import PLAIN_VARIANT, Variant
 from edgespec.decoding.choices import Rule
@@ -182,7 +181,7 @@ def run_of(result: Result, prompt: Prompt, variant: str, round_: int) -> Run:
         n_emitted=stats.n_emitted,
         histogram=stats.histogram,
         stop_reason=result.stop_reason,
-        text_sha256=hashlib.sha256(" ".join(map(str, result.token_ids)).encode()).hexdigest(),
+        text_sha256=text_hash(result.token_ids),
         energy=result.energy,
         target_share=result.target_share,
     )

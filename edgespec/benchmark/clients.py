@@ -11,7 +11,6 @@ texts would get in a second if each pass gave each its next token and nothing el
 
 from __future__ import annotations
 
-import hashlib
 import statistics
 import time
 from collections import deque
@@ -25,7 +24,7 @@ from edgespec.benchmark.bench import (
     BenchSettings,
     leaving_no_trace,
 )
-from edgespec.benchmark.runs import PassTime, Throughput, rotated
+from edgespec.benchmark.runs import PassTime, Throughput, rotated, text_hash
 from edgespec.benchmark.variants import PLAIN_VARIANT, Variant
 from edgespec.decoding.options import Options
 from edgespec.drafting.timings import TimedSession
@@ -149,7 +148,7 @@ class _ConcurrentAnswers:
         ids = one.stream.result.token_ids
         self.n_tokens += len(ids)
         self.ttft_s.append(now - one.began if one.ttft_s is None else one.ttft_s)
-        self.texts[one.prompt.id] = hashlib.sha256(" ".join(map(str, ids)).encode()).hexdigest()
+        self.texts[one.prompt.id] = text_hash(ids)
 
     def close(self) -> None:
         """End what is still running."""

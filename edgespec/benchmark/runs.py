@@ -8,8 +8,9 @@ Outcome                the machine, the versions, the settings, the warnings
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -61,7 +62,7 @@ class Run:
     """(drafted, accepted, steps): the source of tau, alpha and the acceptance by position."""
     stop_reason: str = ""
     text_sha256: str | None = None
-    """Hash of the emitted token ids, as decimal numbers separated by spaces."""
+    """`text_hash` of the emitted token ids."""
     energy: Measurement | None = None
     """None: not asked for. A Measurement without joules: could not be measured."""
     exact: bool = True
@@ -211,6 +212,11 @@ def rotated(these: Sequence[_T], n: int) -> tuple[_T, ...]:
     """Return `these` rotated by `n` places, so that over all `n` each is first equally often."""
     first = n % len(these)
     return (*these[first:], *these[:first])
+
+
+def text_hash(token_ids: Iterable[int]) -> str:
+    """Return the SHA-256 of token ids written as decimal numbers separated by spaces."""
+    return hashlib.sha256(" ".join(map(str, token_ids)).encode()).hexdigest()
 
 
 def as_json(record: object) -> bytes:

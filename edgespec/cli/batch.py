@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgespec.cli.batch_cluster import RayOption, check_cluster, open_cluster
 from edgespec.cli.console import INTERRUPTED, message
 from edgespec.cli.groups import grouped
 from edgespec.cli.options import OUTPUT, ModelChoice, SharedModels, WattsOption, refuse_contradictions
@@ -24,6 +23,7 @@ from edgespec.errors import EdgespecError, UsageError
 if TYPE_CHECKING:
     from edgespec.batch.lines import BatchInput
     from edgespec.batch.local import PromptDefaults
+    from edgespec.batch.ray_cluster import RayWriter
     from edgespec.batch.results import Journal, PipedResults
     from edgespec.batch.run import BatchWriter
     from edgespec.energy import EnergyMeter, Measurement
@@ -75,7 +75,14 @@ class BatchFiles:
 class BatchLoading(SharedModels):
     """How the models are loaded, and where."""
 
-    ray: RayOption = None
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Spread the lines over the nodes of this Ray cluster.",
+            show_default="this machine alone",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,8 +134,8 @@ def batch_command(
     from edgespec.energy import EnergyMeter
 
     files.check()
-    if loading.ray is not None:
-        check_cluster()
+    if loading.ray is not None and importlib.util.find_spec("ray") is None:
+        raise EdgespecError("edgespec batch --ray needs ray: pip install 'edgespec[ray]'")
     defaults = plain.defaults()
     with ExitStack() as stack:
         found = open_input(files.requests, None if files.piped else files.out.absolute().parent)
@@ -259,7 +266,7 @@ class _BatchRun:
         self, address: str, names: tuple[str, str | None], loading: BatchLoading, defaults: PromptDefaults
     ) -> None:
         """Have the nodes of a Ray cluster answer what has no result yet, or until Ctrl-C."""
-        with closing(open_cluster(address, names, loading, defaults)) as writer:
+        with closing(_open_cluster(address, names, loading, defaults)) as writer:
             self._write(writer)
 
     def _write(self, writer: BatchWriter) -> None:
@@ -311,3 +318,35 @@ class _BatchRun:
             about = "about " if self._energy and self._energy.estimated else ""
             parts.append(f"{about}{joules:.0f} J")
         message("; ".join(parts))
+
+
+def _open_cluster(
+    address: str,
+    names: tuple[str, str | None],
+    loading: BatchLoading,
+    defaults: PromptDefaults,
+) -> RayWriter:
+    """Return what answers on the cluster at `address`. Raises EdgespecError."""
+    from edgespec.batch.ray_cluster import RayWriter
+    from edgespec.batch.ray_node import NodeSettings
+    from edgespec.llama.chat_template import template_text
+
+    (target, draft), template = names, loading.chat_template
+    settings = NodeSettings(
+        target=_for_nodes(target),
+        draft=_for_nodes(draft) if draft else None,
+        drafter=loading.drafter,
+        n_ctx=loading.ctx,
+        parallel=loading.parallel,
+        n_threads=loading.compute.threads,
+        kernels=loading.compute.kernels,
+        cache_type=loading.compute.cache_type,
+        chat_template=template and template_text(template),
+        defaults=defaults,
+    )
+    return RayWriter(address, settings, on_message=message)
+
+
+def _for_nodes(name: str) -> str:
+    """Return a model's name as nodes understand it: a file by its whole path."""
+    return str(Path(name).absolute()) if Path(name).is_file() else name

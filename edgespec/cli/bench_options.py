@@ -19,10 +19,22 @@ if TYPE_CHECKING:
     from edgespec.benchmark.bench import BenchSettings
     from edgespec.benchmark.runs import BenchmarkOutcome
 
+ACCURACY = "Accuracy"
 _PANEL = "Prompts"
 
 TokensOption = Annotated[
     int, typer.Option("--n-predict", "-n", min=2, help="Most tokens of an answer.", rich_help_panel=_PANEL)
+]
+
+
+HumanEvalFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="HumanEval.jsonl.gz.",
+        show_default="the installed package's",
+        rich_help_panel=ACCURACY,
+    ),
 ]
 
 
@@ -168,3 +180,13 @@ class ReportOutputs:
                 stack.callback(write_report, outcome, self.report, summaries)
             if self.csv:
                 stack.callback(write_csv, outcome, self.csv, summaries)
+
+
+def read_text(file: Path) -> str:
+    """Return the text of the file that --text names. Raises UsageError."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise UsageError("not UTF-8 text; convert it first", field="text", value=file) from None
+    except OSError as error:
+        raise UsageError(str(error.strerror), field="text", value=file) from None

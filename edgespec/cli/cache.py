@@ -12,6 +12,7 @@ from rich.table import Table
 
 from edgespec.cli.completion import complete_model
 from edgespec.cli.console import err, message, out, print_table
+from edgespec.cli.options import JsonOption
 from edgespec.errors import UsageError
 from edgespec.models.sources import format_size
 from edgespec.platform.files import expand_user
@@ -34,7 +35,7 @@ _NOTE = (
 
 @cache_app.command("info", epilog="Example: edgespec cache info --json")
 def info_command(
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Show what is stored, and where: histories, a file for each tokenizer, and what drafts are made from."""
     from edgespec.drafting.history import MAX_TOKENS, find_histories, history_root

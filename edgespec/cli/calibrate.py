@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgespec.cli.bench_options import SuiteChoice, TokensOption
+from edgespec.cli.bench_options import ACCURACY, HumanEvalFileOption, SuiteChoice, TokensOption
 from edgespec.cli.console import message, out
 from edgespec.cli.groups import grouped
 from edgespec.cli.options import LOSSY, Compute, ModelChoice, refuse_contradictions
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from edgespec.decoding.options import Span
     from edgespec.engine.lossy.calibration import ThresholdChoice
 
-_ACCURACY = "Accuracy"
 _PROBLEMS = 20
 
 
@@ -33,7 +31,7 @@ class CalibrationGoal:
         float,
         typer.Option(
             help="Loss that is allowed: of tokens, or with --humaneval of problems.",
-            rich_help_panel=_ACCURACY,
+            rich_help_panel=ACCURACY,
         ),
     ] = 0.02
     """Default loss: two of a hundred tokens may differ from the target's."""
@@ -65,22 +63,14 @@ class HumanEvalOptions:
         typer.Option(
             "--humaneval",
             help="Count problems of HumanEval that are solved no more (in a sandbox, slow), not tokens.",
-            rich_help_panel=_ACCURACY,
+            rich_help_panel=ACCURACY,
         ),
     ] = False
     problems: Annotated[
         int | None,
-        typer.Option(min=1, help="Problems of it.", show_default=str(_PROBLEMS), rich_help_panel=_ACCURACY),
+        typer.Option(min=1, help="Problems of it.", show_default=str(_PROBLEMS), rich_help_panel=ACCURACY),
     ] = None
-    humaneval_file: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="HumanEval.jsonl.gz.",
-            show_default="the installed package's",
-            rich_help_panel=_ACCURACY,
-        ),
-    ] = None
+    humaneval_file: HumanEvalFileOption = None
 
 
 @grouped

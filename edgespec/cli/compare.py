@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgespec.cli.bench_options import ReportOutputs, SuitePrompts, VariantChoice
+from edgespec.cli.bench_options import (
+    ACCURACY,
+    HumanEvalFileOption,
+    ReportOutputs,
+    SuitePrompts,
+    VariantChoice,
+    read_text,
+)
 from edgespec.cli.completion import complete_models
 from edgespec.cli.console import message
 from edgespec.cli.groups import grouped
@@ -22,8 +29,6 @@ if TYPE_CHECKING:
     from edgespec.benchmark.bench import BenchSettings
     from edgespec.benchmark.humaneval import Problem
     from edgespec.cli.compare_runs import ScoringOptions
-
-_ACCURACY = "Accuracy"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +90,7 @@ class AccuracyOptions:
         typer.Option(
             "--accuracy/--no-accuracy",
             help="Compare each quantization's answers with the best one's, on a text.",
-            rich_help_panel=_ACCURACY,
+            rich_help_panel=ACCURACY,
         ),
     ] = True
     text: Annotated[
@@ -94,11 +99,11 @@ class AccuracyOptions:
             metavar="FILE",
             help="The text.",
             show_default="the default suite's prompts",
-            rich_help_panel=_ACCURACY,
+            rich_help_panel=ACCURACY,
         ),
     ] = None
     text_tokens: Annotated[
-        int, typer.Option(min=512, help="Tokens of it, at most.", rich_help_panel=_ACCURACY)
+        int, typer.Option(min=512, help="Tokens of it, at most.", rich_help_panel=ACCURACY)
     ] = 1024
     """At least one window of `benchmark.accuracy`; by default two."""
     humaneval: Annotated[
@@ -106,22 +111,14 @@ class AccuracyOptions:
         typer.Option(
             "--humaneval",
             help="Run the programs that each target writes for HumanEval, in a sandbox: pass@1.",
-            rich_help_panel=_ACCURACY,
+            rich_help_panel=ACCURACY,
         ),
     ] = False
     problems: Annotated[
         int | None,
-        typer.Option(min=1, help="Problems of HumanEval.", show_default="all 164", rich_help_panel=_ACCURACY),
+        typer.Option(min=1, help="Problems of HumanEval.", show_default="all 164", rich_help_panel=ACCURACY),
     ] = None
-    humaneval_file: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="HumanEval.jsonl.gz.",
-            show_default="the installed package's",
-            rich_help_panel=_ACCURACY,
-        ),
-    ] = None
+    humaneval_file: HumanEvalFileOption = None
 
     def check(self) -> None:
         """Raise UsageError for options that contradict each other."""
@@ -149,12 +146,7 @@ class AccuracyOptions:
     def _read(self) -> str:
         if not self.text:
             return "\n\n".join(prompt.text for prompt in load_suite(DEFAULT).prompts)
-        try:
-            return self.text.read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            raise UsageError("not UTF-8 text; convert it first", field="text", value=self.text) from None
-        except OSError as error:
-            raise UsageError(str(error.strerror), field="text", value=self.text) from None
+        return read_text(self.text)
 
 
 @dataclass(frozen=True, kw_only=True)

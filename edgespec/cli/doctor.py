@@ -10,10 +10,11 @@ from rich.table import Table
 
 from edgespec.cli.completion import complete_model
 from edgespec.cli.console import out, print_line, print_table
+from edgespec.cli.options import JsonOption
 from edgespec.errors import EdgespecError
 
 if TYPE_CHECKING:
-    from edgespec.cli.machine import Report
+    from edgespec.cli.doctor_report import Report
 
 ROOT = Path("/")
 """Below which the machine is looked at; tests bring trees of their own."""
@@ -43,7 +44,7 @@ def doctor_command(
     unsafe_no_ssh: Annotated[
         bool, typer.Option("--unsafe-no-ssh", help="Connect to nodes without ssh.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+    json: JsonOption = False,
 ) -> int:
     """Report the machine, the kernels in use and why, which pairs of models fit, and the weights packed.
 
@@ -68,7 +69,7 @@ def doctor_command(
 
 
 def _print(report: Report, *, asked: bool) -> None:
-    from edgespec.cli.machine import print_energy, print_machine, print_pairs, size
+    from edgespec.cli.doctor_report import size
 
     threads, memory = report["threads"], report["memory"]
     features = report["cpu"]["features"]
@@ -76,14 +77,14 @@ def _print(report: Report, *, asked: bool) -> None:
     absent = [name for name, has in features.items() if not has]
     print_line("cpu", report["cpu"]["model"])
     print_line("", " ".join(present) + (f"; not {' '.join(absent)}" if absent else ""))
-    print_machine(report["machine"])
+    _print_machine(report["machine"])
     print_line("threads", _threads_line(threads))
     print_line(
         "memory",
         f"{size(memory['total'])}, {size(memory['available'])} of it available{_under(memory)}; "
         f"{size(memory['peak_rss'])} used here at the peak",
     )
-    print_energy(report["energy"])
+    _print_energy(report["energy"])
     libraries = report["libraries"]
     built_for = f" for {libraries['built_for']}" if libraries["built_for"] else ""
     print_line(
@@ -95,12 +96,45 @@ def _print(report: Report, *, asked: bool) -> None:
     if reason := report["nodes"]["reason"]:
         print_line("nodes", reason)
     out.print()
-    print_pairs(report["pairs"])
+    _print_pairs(report["pairs"])
     if not report["models"] and not asked:
         out.print()
         print_line("models", "the default pair is not here; name a model to see what of it is packed")
     for model in report["models"]:
         _print_model(model)
+
+
+def _print_machine(report: Report) -> None:
+    """Print what is known of the machine; leave out what it does not have."""
+    if report["model"]:
+        revision = f", revision {report['revision']}" if report["revision"] else ""
+        print_line("board", f"{report['model']}{revision}, {report['processors']} processors")
+    if speed := report["clock_mhz"]:
+        now = f", now {speed['now']:.0f}" if speed["now"] else ""
+        governors = f", governor {', '.join(speed['governors'])}" if speed["governors"] else ""
+        print_line("clock", f"{speed['least']:.0f} to {speed['most']:.0f} MHz{now}{governors}")
+    if report["degrees"]:
+        hottest, degrees = [*report["degrees"].items()][-1]
+        print_line("heat", f"{degrees:.0f} degrees ({hottest})")
+    if slowed := report["firmware"]:
+        now, since_start = (", ".join(slowed[when]) or "all is well" for when in ("now", "since_start"))
+        print_line("firmware", f"now {now}; since the start {since_start}")
+
+
+def _print_energy(report: Report) -> None:
+    """Print the source of joules, or why there is none."""
+    print_line("energy", report["source"] or f"unavailable: {report['reason']}")
+
+
+def _print_pairs(report: list[Report]) -> None:
+    """Print the pairs as a table."""
+    from edgespec.cli.doctor_report import size
+
+    table = Table("pair", "target", "memory", "", box=None, pad_edge=False)
+    for row in report:
+        fits = {True: "fits", False: "too large", None: "unknown"}[row["fits"]]
+        table.add_row(row["pair"], row["target"], size(row["needed"]), fits + ", best" * row["best"])
+    print_table(table)
 
 
 def _threads_line(threads: Report) -> str:
@@ -134,7 +168,7 @@ def _print_kernels(found: Report) -> None:
 
 def _rollback_line(rollback: Report) -> str:
     """Say how tokens are taken back, where that is not as usual."""
-    from edgespec.cli.machine import size
+    from edgespec.cli.doctor_report import size
 
     if rollback["by"] is None:
         return "tokens cannot be taken back: nothing drafts for it"
@@ -155,7 +189,7 @@ def _architecture_line(architecture: Report) -> str:
 
 
 def _print_model(model: Report) -> None:
-    from edgespec.cli.machine import size
+    from edgespec.cli.doctor_report import size
     from edgespec.engine.capacity import Capacity
 
     out.print()

@@ -10,8 +10,7 @@ import msgspec
 from rich.table import Table
 
 from edgespec.cli.console import err, line_of, message, out, print_line, print_table
-from edgespec.cli.doctor_report import model_paths
-from edgespec.cli.machine import Report, size
+from edgespec.cli.doctor_report import Report, model_paths, size
 from edgespec.errors import EdgespecError
 from edgespec.llama import kernels
 from edgespec.llama.gguf_header import check_model_file

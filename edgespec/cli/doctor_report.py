@@ -5,20 +5,17 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 
-from edgespec.cli.console import err, line_of
-from edgespec.cli.machine import (
-    Report,
-    energy_report,
-    machine_report,
-    pairs_report,
-)
+from edgespec.benchmark.machine import processor_clock, temperatures, throttling
+from edgespec.cli.console import err, line_of, message
+from edgespec.energy import EnergyMeter
 from edgespec.engine.capacity import expected_capacity
 from edgespec.engine.model_choice import choose_models
 from edgespec.errors import EdgespecError
@@ -31,12 +28,19 @@ from edgespec.llama.kernels import STOCK, Kernels, PackedTensor
 from edgespec.llama.mtp import MtpTarget, why_no_mtp
 from edgespec.llama.prefetch import PrefetchChoice
 from edgespec.llama.weights import Model
+from edgespec.models.fitting import best_pair, fitting_pairs
 from edgespec.models.footprint import fits_in_memory, states_bytes, target_rollback
+from edgespec.models.registry import load_registry
 from edgespec.models.resolve import resolve
-from edgespec.platform.boards import hwcaps, wheel_board
+from edgespec.models.sources import format_size
+from edgespec.models.store import Store
+from edgespec.platform.boards import device_model, device_revision, hwcaps, wheel_board
 from edgespec.platform.cpu import default_threads, physical_cores, read_cpu
 from edgespec.platform.limits import cpu_quota
 from edgespec.platform.memory import available_bytes, memory_left, peak_rss_bytes, total_bytes
+
+Report = dict[str, Any]
+"""The object that --json prints."""
 
 _X86_FEATURES = (
     *("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512vl", "avx512dq"),
@@ -56,12 +60,12 @@ def full_report(root: Path, models: Sequence[str] | None, *, retest: bool) -> Re
     report: Report = {
         "edgespec": version("edgespec"),
         "cpu": _cpu(root),
-        "machine": machine_report(root),
+        "machine": _machine(root),
         "libraries": _libraries(),
         "threads": _threads(root),
         "memory": _memory(root),
-        "energy": energy_report(root),
-        "pairs": pairs_report(root),
+        "energy": _energy(root),
+        "pairs": _pairs(root),
         "kernels": _kernels(loaded),
         "nodes": {"reason": rpc.missing()},
         "models": [_model(name, path, loaded, root) for name, path in paths.items()],
@@ -88,6 +92,33 @@ def _cpu(root: Path) -> Report:
     flags = hwcaps() or cpu.flags
     features = _ARM_FEATURES if flags & {"asimd", "neon"} else _X86_FEATURES
     return {"model": cpu.model, "features": {name: name in flags for name in features}}
+
+
+def _machine(root: Path) -> Report:
+    """Return what the system and the firmware tell of the machine; None: unknown."""
+    speed, slowed = processor_clock(root), throttling(root)
+    return {
+        "model": device_model(root) or None,
+        "revision": device_revision(root) or None,
+        "processors": read_cpu(root / "proc/cpuinfo").count,
+        "clock_mhz": speed and asdict(speed),
+        "degrees": temperatures(root),
+        "firmware": slowed and asdict(slowed),
+    }
+
+
+def _energy(root: Path) -> Report:
+    """Return the source of joules that would be chosen, or why there is none."""
+    with EnergyMeter.choose(root, on_message=message) as meter:
+        return {"source": meter.source or None, "reason": meter.reason}
+
+
+def _pairs(root: Path) -> list[Report]:
+    """Return the pairs of models.toml by the memory that they need, and which of them fit."""
+    registry = load_registry()
+    pairs = fitting_pairs(registry, Store.default(), root)
+    best = best_pair(pairs, registry, root)
+    return [asdict(fit) | {"best": fit.pair == best} for fit in pairs]
 
 
 def _threads(root: Path) -> Report:
@@ -252,3 +283,8 @@ def _why(tensor: TensorInfo, matrices: Iterable[TensorInfo], packed: dict[str, P
     if any(other.type == tensor.type and other.name in packed for other in matrices):
         return f"shape {tensor.rows} x {tensor.columns}"
     return f"type {tensor.type}"
+
+
+def size(n_bytes: int | None) -> str:
+    """Return a number of bytes for people."""
+    return "unknown" if n_bytes is None else format_size(n_bytes)

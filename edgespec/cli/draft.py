@@ -9,7 +9,6 @@ import typer
 
 from edgespec.cli.completion import complete_draft
 from edgespec.cli.console import message, out, print_table
-from edgespec.cli.draft_display import StageDisplay
 from edgespec.cli.draft_options import (
     DataOptions,
     EvaluationOptions,
@@ -19,8 +18,8 @@ from edgespec.cli.draft_options import (
 )
 from edgespec.cli.groups import grouped
 from edgespec.cli.made_drafts import described, full_table
-from edgespec.cli.options import Compute
-from edgespec.cli.progress import pull_named
+from edgespec.cli.options import Compute, JsonOption
+from edgespec.cli.progress import StageDisplay, pull_named
 from edgespec.engine.model_choice import choose_models
 from edgespec.models.draft_records import draft_records
 from edgespec.models.sources import format_size
@@ -31,7 +30,6 @@ draft_app = typer.Typer(
     epilog="Example: edgespec draft make --hours 2",
 )
 
-_Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 _Name = Annotated[str, typer.Argument(help="A name of `edgespec draft list`.", autocompletion=complete_draft)]
 
 
@@ -48,7 +46,7 @@ def make_command(
     training: TrainingOptions,
     evaluation: EvaluationOptions,
     compute: Compute,
-    json: _Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Make the draft that makes a model fastest on this machine; keep it if it beats the one that is there.
 
@@ -94,7 +92,7 @@ def make_command(
 
 
 @draft_app.command("list", epilog="Example: edgespec draft list --json")
-def list_command(json: _Json = False) -> None:
+def list_command(json: JsonOption = False) -> None:
     """List the drafts that were made here: for which file, from what, and what was measured of them."""
     drafts = draft_records(on_message=message)
     if json:
@@ -124,7 +122,7 @@ def eval_command(
     questions: Annotated[int, typer.Option(min=1, help="How many prompts, spread over the suite.")] = 12,
     evaluation: EvaluationOptions,
     compute: Compute,
-    json: _Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Judge a draft again: tokens a second with it, with the target's other draft, and with neither.
 

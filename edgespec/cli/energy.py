@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 
 from edgespec.cli.console import message, out, print_line, print_table
+from edgespec.cli.options import JsonOption, WattsOption
 from edgespec.cli.progress import WorkDisplay
 from edgespec.energy import EnergyMeter, Resolution, idle_path, measure_idle, store_idle_power
 
@@ -24,16 +25,8 @@ def energy_command(
     seconds: Annotated[
         float, typer.Option("--seconds", min=1.0, max=3600.0, help="How long to measure it, in seconds.")
     ] = 10.0,
-    assume_watts: Annotated[
-        float | None,
-        typer.Option(
-            "--assume-watts",
-            metavar="WATTS",
-            help="Take this power for that of the machine; its joules are called estimates.",
-            show_default="measured only",
-        ),
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+    assume_watts: WattsOption = None,
+    json: JsonOption = False,
 ) -> int:
     """Report what tells this machine's joules, and how to make it readable; measure the idle power.
 

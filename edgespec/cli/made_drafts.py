@@ -31,11 +31,7 @@ def drafts_table(drafts: Sequence[DraftRecord]) -> Table:
     table.pad_edge = False
     for draft in drafts:
         table.add_row(
-            draft.name,
-            draft.family,
-            draft.target_name,
-            draft.target_sha256[:_SHORT],
-            made_from(draft),
+            *_origin(draft),
             acceptance_text(draft.acceptance),
             f"{draft.cost_ratio:.2f}",
             f"{draft.gains.mean:.2f}x",
@@ -52,11 +48,7 @@ def full_table(drafts: Sequence[DraftRecord]) -> Table:
     table.add_column("made")
     for draft in drafts:
         table.add_row(
-            draft.name,
-            draft.family,
-            draft.target_name,
-            draft.target_sha256[:_SHORT],
-            made_from(draft),
+            *_origin(draft),
             _short(draft.tokens_seen) if draft.tokens_seen else "-",
             f"{draft.hours:.1f}" if draft.hours else "-",
             acceptance_text(draft.acceptance),
@@ -69,18 +61,19 @@ def full_table(drafts: Sequence[DraftRecord]) -> Table:
     return table
 
 
+def _origin(draft: DraftRecord) -> list[str]:
+    """Return the cells of the first five columns."""
+    sha256 = draft.target_sha256[:_SHORT]
+    return [draft.name, draft.family, draft.target_name, sha256, sources_text(draft.data)]
+
+
 def acceptance_text(shares: Sequence[float]) -> str:
     """Return shares by position, such as "0.61 0.55 0.50"."""
     return " ".join(f"{share:.2f}" for share in shares) or "-"
 
 
-def made_from(draft: DraftRecord) -> str:
-    """Return what a draft was made from, such as "built-in 1.2 M, history 30 k tokens"."""
-    return sources_text(draft.data)
-
-
 def sources_text(tokens: Mapping[str, int]) -> str:
-    """Return tokens by source as people write them; "-" for none."""
+    """Return tokens by source, such as "built-in 1.2 M, history 30 k tokens"; "-" for none."""
     parts = [f"{_SOURCES.get(source, source)} {_short(n)}" for source, n in tokens.items() if n]
     return ", ".join(parts) + " tokens" if parts else "-"
 

@@ -13,6 +13,7 @@ from edgespec.cli.completion import complete_model, complete_name
 from edgespec.cli.console import err, message, out, print_table
 from edgespec.cli.made_drafts import described, drafts_table
 from edgespec.cli.models_pair import pair_command
+from edgespec.cli.options import JsonOption
 from edgespec.cli.progress import PullDisplay, pull_shown
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.draft_records import draft_records
@@ -31,8 +32,6 @@ models_app = typer.Typer(
     help="List, pull, check and remove models.",
     epilog="Example: edgespec models pull default",
 )
-
-_Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 
 def _state(entry: Entry, store: Store, registry: Registry) -> str:
@@ -66,7 +65,7 @@ def _describe(entry: Entry, store: Store, registry: Registry) -> dict[str, Any]:
 
 
 @models_app.command("list", epilog="Example: edgespec models list --json")
-def list_command(json: _Json = False) -> None:
+def list_command(json: JsonOption = False) -> None:
     """List the models known by name, whether they are here, the pairs, and drafts made here."""
     registry, store = load_registry(), Store.default()
     known = {entry.name: _describe(entry, store, registry) for entry in registry.entries.values()}
@@ -109,7 +108,7 @@ def pull_command(
             autocompletion=complete_name,
         ),
     ],
-    json: _Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Download models, or make those derived from others. A stopped pull goes on where it was."""
     registry, store = load_registry(), Store.default()
@@ -127,7 +126,7 @@ def path_command(
     name: Annotated[
         str, typer.Argument(help="A model, or hf:OWNER/REPO/FILE.gguf.", autocompletion=complete_model)
     ],
-    json: _Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Print where a model's file is. Fails if it is not on this machine; pulls nothing."""
     file = resolve(name, pull_missing=False).absolute()
@@ -161,7 +160,7 @@ def verify_command(
         list[str] | None,
         typer.Argument(metavar="NAME", help="Default: all that are here.", autocompletion=complete_name),
     ] = None,
-    json: _Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Hash model files again and compare. Exits with 1 if one differs from what it should be."""
     registry, store = load_registry(), Store.default()

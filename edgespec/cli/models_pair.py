@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edgespec.cli.bench_options import read_text
 from edgespec.cli.completion import complete_model
 from edgespec.cli.console import err, out, print_line
+from edgespec.cli.options import JsonOption
 from edgespec.cli.progress import pull_named
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.suites import DEFAULT, load_suite
@@ -42,7 +44,7 @@ def pair_command(
     measure: Annotated[
         bool, typer.Option("--measure", help="Run both models on a few prompts: the acceptance is measured.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Compare two models' vocabularies: should the one draft for the other?
 
@@ -125,12 +127,7 @@ def _print(overlap: Overlap) -> None:
 
 
 def _read(file: Path) -> str:
-    try:
-        text = file.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise UsageError("not UTF-8 text; convert it first", field="text", value=file) from None
-    except OSError as error:
-        raise UsageError(str(error.strerror), field="text", value=file) from None
+    text = read_text(file)
     if not text.strip():
         raise UsageError("empty; give a text of a few lines or more", field="text", value=file)
     return text

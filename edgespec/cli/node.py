@@ -11,7 +11,7 @@ import typer
 
 from edgespec.cli.console import message, out, print_line
 from edgespec.cli.groups import grouped
-from edgespec.cli.options import Compute
+from edgespec.cli.options import Compute, JsonOption
 
 if TYPE_CHECKING:
     from edgespec.nodes.description import NodeDescription, NodeSpeed, RunningNode
@@ -72,7 +72,7 @@ def node_command(
     describe: Annotated[
         bool, typer.Option("--describe", help="Say what this machine is as a node, and end.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+    json: JsonOption = False,
 ) -> int:
     """Hold layers of models for other machines, until Ctrl-C: `edgespec run --nodes user@this-machine`.
 

@@ -39,6 +39,7 @@ Explanation = Literal["steps", "ir"]
 
 # ---- single options ----
 
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 ThreadsOption = Annotated[
     int | None,
     typer.Option(min=1, max=1024, show_default="physical cores, or as a CPU quota allows", help="Threads."),
@@ -48,7 +49,7 @@ WattsOption = Annotated[
     typer.Option(
         "--assume-watts",
         metavar="W",
-        help="Reckon with W watts all the time instead of measuring. Labelled as estimated.",
+        help="Assume a constant power of W watts instead of measuring; joules are labelled as estimated.",
         rich_help_panel=ENERGY,
     ),
 ]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from threading import RLock
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from rich.progress import (
     BarColumn,
@@ -31,6 +31,9 @@ from edgespec.models.entries import Entry
 from edgespec.models.pull import Phase, Puller, PullProgress
 from edgespec.models.resolve import locate
 from edgespec.models.sources import format_size
+
+if TYPE_CHECKING:
+    from edgespec.forge.progress import StageProgress
 
 _VERBS: dict[Phase, str] = {"download": "pulling", "hash": "checking", "quantize": "quantizing"}
 _LONG = ("pulling", "compiling")  # kinds of work for which more than one line is printed
@@ -94,6 +97,59 @@ class WorkDisplay(ProgressDisplay):
         elif what != self._last and done < total:
             err.print(what, markup=False)
         self._last = what
+
+
+class StageDisplay(ProgressDisplay):
+    """A row for each stage: its name, a bar, its figures, the time left. All on stderr.
+
+    Elsewhere than in a terminal a line when a stage begins, and one for each tenth of it that has figures.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[left]}", style="progress.remaining"),
+            TextColumn("{task.fields[detail]}"),
+            transient=False,
+        )
+        self._tasks: dict[str, TaskID] = {}
+        self._next_line: dict[str, float] = {}
+
+    def show(self, step: StageProgress) -> None:
+        """Show how far a stage is; the stages before it are over."""
+        if err.is_terminal:
+            self._draw(step)
+        else:
+            self._print(step)
+
+    def _draw(self, step: StageProgress) -> None:
+        if step.stage not in self._tasks:
+            for task in self._tasks.values():
+                self.bars.update(task, completed=1.0, left="")
+            self._tasks[step.stage] = self.bars.add_task(step.stage, total=1.0, detail="", left="")
+        self.bars.update(self._tasks[step.stage], completed=step.share, detail=step.detail, left=_left(step))
+
+    def _print(self, step: StageProgress) -> None:
+        if step.stage not in self._next_line:
+            err.print(step.stage, markup=False)
+            self._next_line[step.stage] = _LINE_EVERY
+        elif step.share >= self._next_line[step.stage] and step.detail:
+            left = _left(step)
+            figures = ", ".join(filter(None, (step.detail, left)))
+            err.print(f"{step.stage}: {step.share:.0%}, {figures}", markup=False)
+            while self._next_line[step.stage] <= step.share:
+                self._next_line[step.stage] += _LINE_EVERY
+
+
+def _left(step: StageProgress) -> str:
+    if step.left_s is None or step.left_s == float("inf"):
+        return ""
+    hours, minutes = divmod(round(step.left_s / 60), 60)
+    if hours:
+        return f"{hours} h {minutes:02} min left"
+    return f"{minutes} min left" if minutes else f"{step.left_s:.0f} s left"
 
 
 class _Amount(DownloadColumn):

@@ -2,10 +2,9 @@
 
     rows.py      an outcome as numbered rows, and sentences about it
     drawing.py   matplotlib's figures as SVG and PNG, and their colours
-    labels.py    texts beside points that do not overlap
-    looks.py     colours and shapes of rows
+    marks.py     colours, shapes and labels of rows
     charts.py    the charts
-    throughput.py, curve_charts.py   many texts at once: as text, and drawn
+    throughput.py   throughput of many requests as text
     scatters.py  the charts of speed against something else
     page.py      the page around the charts
     elements.py  the page's elements

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, NullLocator
 
-from edgespec.benchmark.report.curve_charts import curve_charts
+from edgespec.benchmark.curves import ThroughputCurve
 from edgespec.benchmark.report.drawing import Chart, Palette, add_legend, marker, new_figure
-from edgespec.benchmark.report.labels import place_labels
-from edgespec.benchmark.report.looks import Looks
+from edgespec.benchmark.report.marks import RowStyles, place_labels
 from edgespec.benchmark.report.rows import ReportData, Row
 from edgespec.benchmark.report.scatters import scatters
+from edgespec.benchmark.report.throughput import cell_name, names
 from edgespec.benchmark.summary import Interval
 from edgespec.models.suites import OVERALL
 
 _PHASES = ("prefill", "draft", "verify", "rest")
 _FEW = 3  # for more variants, the categories do not fit in one chart
 
+_THROUGHPUT_CAPTION = (
+    "Tokens a second of all texts together, the median of the rounds with the slowest and the fastest. "
+    "Dashed: n / T(n), what passes over n tokens allow without drafts and without reading prompts."
+)
+
 
 def charts(reading: ReportData) -> tuple[Chart, ...]:
     """Return the charts of an outcome; a chart without figures says so instead."""
     if reading.curves:
-        return tuple(curve_charts(reading))
+        return tuple(_throughput(reading))
     return (
         *scatters(reading),
         *_speedups(reading),
@@ -72,10 +78,10 @@ def _whiskers(key: str, title: str, whiskers: list[_Whisker], rows: list[Row], *
         gap = 0.5 if per_block > 1 and not by_row else 0.0
         heights = [i + gap * blocks.index(category) for i, (category, _, _) in enumerate(whiskers)]
         figure, axes = new_figure(palette, 0.75 + (0.16 if by_row else 0.24) * (heights[-1] + 1))
-        looks = Looks.of(rows)
+        styles = RowStyles.of(rows)
         axes.axvline(1.0, color=palette.ink, linewidth=1.0)
         for y, (_, row, speedup) in zip(heights, whiskers, strict=True):
-            dot = marker(palette, looks.series(row), size=5.5)
+            dot = marker(palette, styles.series(row), size=5.5)
             dot.set_data([speedup.median], [y])
             axes.add_line(dot)
             if speedup.low is not None and speedup.high is not None:
@@ -95,8 +101,8 @@ def _whiskers(key: str, title: str, whiskers: list[_Whisker], rows: list[Row], *
         axes.margins(x=0.08)
         axes.autoscale_view(scaley=False)
         axes.set_xlabel("times as fast as plain decoding")
-        if len(looks.names) > 1:
-            looks.legend(figure, palette, rows)
+        if len(styles.names) > 1:
+            styles.legend(figure, palette, rows)
         return figure
 
     caption = "Median of paired whole generations with its 95 % interval; right of 1 is faster."
@@ -118,11 +124,11 @@ def _acceptance(reading: ReportData) -> Chart:
 
     def draw(palette: Palette) -> Figure:
         figure, axes = new_figure(palette, 3.0)
-        looks = Looks.of(rows)
+        styles = RowStyles.of(rows)
         ends = []
         for row in rows:
             shares = row.variant.acceptance_by_position
-            line = marker(palette, looks.series(row), size=4)
+            line = marker(palette, styles.series(row), size=4)
             line.set_data(range(1, len(shares) + 1), shares)
             line.set_color(line.get_markeredgecolor())
             line.set_linestyle("-")
@@ -135,8 +141,8 @@ def _acceptance(reading: ReportData) -> Chart:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel("position in the draft")
         axes.set_ylabel("share accepted")
-        if len(looks.names) > 1:
-            looks.legend(figure, palette, rows)
+        if len(styles.names) > 1:
+            styles.legend(figure, palette, rows)
         place_labels(figure, axes, palette, sorted(ends, key=lambda end: (-end[0], end[1])), right=True)
         return figure
 
@@ -207,3 +213,51 @@ def _shares(key: str, title: str, caption: str, bars: list[tuple[Row, dict[str, 
         return figure
 
     return Chart(key, title, caption, draw)
+
+
+# ---- throughput ----
+
+
+def _throughput(reading: ReportData) -> list[Chart]:
+    """Return a chart for each cell whose throughput was measured."""
+    several = len(reading.curves) > 1
+    return [
+        Chart(
+            f"throughput-{i}",
+            f"Throughput: {cell_name(curve)}" if several else "Throughput of many texts at once",
+            _THROUGHPUT_CAPTION,
+            lambda palette, curve=curve: _draw_curve(palette, curve),  # type: ignore[misc] # keeps this one
+        )
+        for i, curve in enumerate(reading.curves, 1)
+    ]
+
+
+def _draw_curve(palette: Palette, curve: ThroughputCurve) -> Figure:
+    figure, axes = new_figure(palette, 3.0)
+    limits = {point.at_once: point.limit for point in curve.points if point.limit is not None}
+    entries = []
+    if limits:
+        line = Line2D([*limits], [*limits.values()], color=palette.ink, linewidth=1.0, linestyle=(0, (4, 3)))
+        axes.add_line(line)
+        entries.append(("limit n / T(n)", line))
+    for series, variant in enumerate(curve.variants):
+        points = curve.of(variant)
+        line = marker(palette, series, size=5.5)
+        colour = line.get_markeredgecolor()
+        line.set(color=colour, linestyle="-", linewidth=1.4)
+        line.set_data([point.at_once for point in points], [point.tokens_per_s for point in points])
+        axes.add_line(line)
+        for point in points:
+            axes.plot([point.at_once] * 2, [point.low, point.high], color=colour, linewidth=1.6, zorder=1.9)
+        entries.append((names(variant), line))
+    numbers = sorted({point.at_once for point in curve.points})
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(numbers, [str(n) for n in numbers])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.margins(0.06, 0.08)
+    axes.autoscale_view()
+    axes.set_ylim(bottom=0.0)
+    axes.set_xlabel("texts at once")
+    axes.set_ylabel("tokens/s, all texts together")
+    add_legend(figure, palette, entries)
+    return figure

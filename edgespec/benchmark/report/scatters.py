@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from matplotlib.figure import Figure
 
 from edgespec.benchmark.report.drawing import Chart, Palette, marker, new_figure
-from edgespec.benchmark.report.labels import place_labels
-from edgespec.benchmark.report.looks import Looks
+from edgespec.benchmark.report.marks import RowStyles, place_labels
 from edgespec.benchmark.report.rows import ReportData, Row, energy_reason
 from edgespec.benchmark.runs import PLAIN
 
@@ -73,7 +72,7 @@ def _scatter(reading: ReportData, abscissa: _Abscissa) -> Chart | None:
 def _draw(palette: Palette, points: Sequence[_Point], front: Sequence[_Point], label: str) -> Figure:
     figure, axes = new_figure(palette, 3.0)
     rows = [row for row, _, _ in points]
-    looks = Looks.of(rows)
+    styles = RowStyles.of(rows)
     axes.plot(
         [x for _, x, _ in front],
         [y for _, _, y in front],
@@ -83,8 +82,8 @@ def _draw(palette: Palette, points: Sequence[_Point], front: Sequence[_Point], l
         zorder=1.5,
     )
     for row, x, y in points:
-        hollow = row.variant.variant == PLAIN and looks.hollow(rows)
-        dot = marker(palette, looks.series(row), hollow=hollow)
+        hollow = row.variant.variant == PLAIN and styles.hollow(rows)
+        dot = marker(palette, styles.series(row), hollow=hollow)
         dot.set_data([x], [y])
         axes.add_line(dot)
         if (row, x, y) in front:
@@ -102,7 +101,7 @@ def _draw(palette: Palette, points: Sequence[_Point], front: Sequence[_Point], l
     axes.set_ylim(bottom=max(0.0, axes.get_ylim()[0]))
     axes.set_xlabel(label)
     axes.set_ylabel("whole generations, tokens/s")
-    looks.legend(figure, palette, rows)
+    styles.legend(figure, palette, rows)
     place_labels(figure, axes, palette, [(x, y, str(row.number)) for row, x, y in points])
     return figure
 

@@ -22,7 +22,7 @@ export PROMPT PI
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help run serve check test test-c lint format sanitize bench forge models-supported wheel pi pi4 pi5 pi-test pi-count deploy clean
+.PHONY: help run serve check test test-c lint house format sanitize bench forge models-supported wheel pi pi4 pi5 pi-test pi-count deploy clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z0-9 -]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -53,7 +53,9 @@ lint: $(VENV)/.dev house ## Check style, types, which package imports which, and
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python lint_house.py
+
+house: ## Check the house rules: names, lengths, docstrings (docs/development.md)
+	$(PYTHON) lint_house.py
 
 format: $(VENV)/.dev ## Format the Python code
 	$(BIN)/ruff check --fix .

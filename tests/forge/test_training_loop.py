@@ -54,6 +54,7 @@ def end_after(n_steps: int):
     return on_progress
 
 
+@pytest.mark.slow
 def test_a_training_learns(whole):
     trained, folder, told = whole
     assert trained.n_tokens >= 3000
@@ -65,6 +66,7 @@ def test_a_training_learns(whole):
     assert told[-1].share == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_steps", [3, 17])
 def test_it_goes_on_as_if_it_had_never_ended(target, dataset, whole, tmp_path, n_steps):
     with pytest.raises(KeyboardInterrupt):
@@ -82,6 +84,7 @@ def damaged(path: Path) -> None:
     path.write_bytes(data)
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_said_and_the_one_before_it_used(target, dataset, whole, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         train(tiny_head(target), dataset, SETTINGS, tmp_path, on_progress=end_after(4))
@@ -97,6 +100,7 @@ def test_a_damaged_checkpoint_is_said_and_the_one_before_it_used(target, dataset
     jax.tree.map(np.testing.assert_array_equal, trained.params, whole[0].params)
 
 
+@pytest.mark.slow
 def test_both_checkpoints_damaged_is_said_and_it_begins_anew(target, dataset, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         train(tiny_head(target), dataset, SETTINGS, tmp_path, on_progress=end_after(2))
@@ -119,12 +123,14 @@ def test_both_checkpoints_damaged_is_said_and_it_begins_anew(target, dataset, tm
     assert told[0].n_steps == 0
 
 
+@pytest.mark.slow
 def test_it_ends_when_acceptance_no_longer_rises(target, dataset, tmp_path):
     settings = replace(SETTINGS, recipe=STILL, evaluate_s=0.0, patience=2)
     trained = train(tiny_head(target), dataset, settings, tmp_path)
     assert len(trained.history) == 3
 
 
+@pytest.mark.slow
 def test_a_second_training_starts_from_the_first_ones_weights(target, dataset, whole, tmp_path):
     settings = replace(SETTINGS, tokens=1, recipe=STILL)
     trained = train(tiny_head(target), dataset, settings, tmp_path, start=whole[1])

@@ -38,6 +38,7 @@ def ended(process, *, timeout=20):
         pytest.fail("the node goes on")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "qwen3moe", "rwkv7"])
 def test_layers_on_a_node_have_the_bits_of_this_machine(kernels, tmp_path, name):
     path = make_tiny(name, tmp_path / "tiny.gguf", weights_type="q4_0")
@@ -60,6 +61,7 @@ def test_a_node_without_the_kernels_has_the_bits_of_llama_cpp(tmp_path):
             np.testing.assert_array_equal(logits(model, TOKENS), here)
 
 
+@pytest.mark.slow
 def test_weights_come_once_and_damaged_ones_again(tmp_path):
     path = write_tiny_gguf(tmp_path / "wide.gguf", n_layer=1, n_embd=1024, n_ff=2816)
     with loaded(path, kernels=False) as model:
@@ -108,6 +110,7 @@ def test_a_write_that_fails_while_the_node_serves_costs_only_time(tmp_path):
     assert {file.name for file in (tmp_path / "kept").iterdir()} <= {".lock", "checked.json"}
 
 
+@pytest.mark.slow
 def test_a_second_node_with_the_same_folder_keeps_nothing(tmp_path):
     path = write_tiny_gguf(tmp_path / "wide.gguf", n_layer=1, n_embd=1024, n_ff=2816)
     with node(tmp_path), node(tmp_path) as (ready, process):

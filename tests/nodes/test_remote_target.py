@@ -56,6 +56,7 @@ def texts(found):
     return [found.generate(PROMPT, n_predict=24, chat=False, **way).text for way in WAYS]
 
 
+@pytest.mark.slow
 def test_texts_are_those_of_one_machine(kernels, tmp_path, path, tiny_draft_path):
     with engine(path, tiny_draft_path) as found:
         here = texts(found)
@@ -212,6 +213,7 @@ def test_a_head_in_the_targets_file_drafts_unless_layers_go_to_a_node(tmp_path):
             engine(path, nodes=f"{nodes}=1", kernels="off", drafter="mtp")
 
 
+@pytest.mark.slow
 def test_more_layers_than_there_are(tmp_path, path):
     with node(tmp_path) as (ready, _), pytest.raises(UsageError, match="nodes"):
         engine(path, nodes=at(ready, 5))

@@ -686,6 +686,7 @@ def publish(registry, folder, *arguments, **options):
     registry.wheels[file.name] = file.read_bytes()
 
 
+@pytest.mark.slow
 def test_packages_are_those_that_the_board_needs(registry, tmp_path):
     at = tmp_path / "published"
     publish(registry, at, "fast", "1.0", tag="cp313-cp313-manylinux_2_17_x86_64")

@@ -161,6 +161,7 @@ def test_no_nesting_is_too_deep(visit, scripted, text):
     assert len(scripted.show(visit, text, 5_000).text_content()) > 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["> " * 100 + "deep", "\n".join("  " * i + "- deep" for i in range(100))])
 def test_deep_nesting_keeps_to_a_phone(browser, scripted, text):
     visit = Visit(browser, scripted.url, viewport={"width": 320, "height": 640})

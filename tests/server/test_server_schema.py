@@ -59,6 +59,7 @@ def description(served: Served) -> Any:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "path", "mode", "n"),
     [

@@ -48,7 +48,7 @@ class BenchSettings:
     """The settings that all runs of a benchmark share."""
 
     variants: tuple[Variant, ...]
-    """The variants measured beside plain decoding."""
+    """The variants measured in addition to plain decoding."""
     n_predict: int = 128
     temperature: float = 0.0
     seed: int = 0
@@ -56,7 +56,7 @@ class BenchSettings:
     rule: Rule | None = None
     """None: "match", which writes the same texts as plain decoding."""
     clients: tuple[int, ...] = ()
-    """Numbers of texts at once whose throughput is measured (clients.py); (): one text at a time is."""
+    """Numbers of concurrent requests whose throughput is measured (clients.py); (): single requests are."""
 
     def __post_init__(self) -> None:
         """Raise UsageError for values that no generation accepts, before anything is loaded."""
@@ -157,7 +157,7 @@ def generate(
     run = run_of(stream.result, prompt, variant.name, round_)
     if variant.exact:
         return run
-    agreement, kl = _beside(engine, stream, alone, greedy=settings.params.greedy)
+    agreement, kl = _compared_with_target(engine, stream, alone, greedy=settings.params.greedy)
     return replace(run, exact=False, agreement=agreement, kl=kl)
 
 
@@ -187,7 +187,7 @@ def run_of(result: Result, prompt: Prompt, variant: str, round_: int) -> Run:
     )
 
 
-def _beside(
+def _compared_with_target(
     engine: Engine, stream: Stream, alone: Sequence[bool], *, greedy: bool
 ) -> tuple[float | None, float | None]:
     """Return the share of tokens that are the target's likeliest, and the mean KL divergence of their writer.

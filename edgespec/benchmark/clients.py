@@ -1,11 +1,11 @@
-"""Measures throughput: every prompt answered once, with 1, 2, 4, ... texts at a time in one engine.
+"""Measures throughput: every prompt answered once, with 1, 2, 4, ... requests at a time in one engine.
 
     round 0   1 at once: T(1), plain, auto    2 at once: T(2), auto, plain    ...
     round 1   2 at once: T(2), plain, auto    4 at once: ...
 
 All numbers have the same prompts, as many as the largest: those of smaller numbers follow when a text has
 ended. In each round another number begins, and with each number another variant, so that a machine that
-becomes slower slows all alike. T(n), the target's pass over n tokens, is timed beside: n / T(n) is what n
+becomes slower slows all alike. T(n), the target's pass over n tokens, is timed too: n / T(n) is what n
 texts would get in a second if each pass gave each its next token and nothing else took time.
 """
 
@@ -36,7 +36,7 @@ from edgespec.models.suites import Prompt
 from edgespec.platform.closing import Closing
 
 MOST_CLIENTS = 256
-"""Most texts at once that may be asked for."""
+"""Most concurrent requests that may be asked for."""
 
 _TIMED = 5  # passes a round whose median is T(n)
 
@@ -44,7 +44,7 @@ Measured = Throughput | PassTime
 
 
 def parse_clients(text: str) -> tuple[int, ...]:
-    """Return the numbers of texts at once named in `text`, separated by commas, in order.
+    """Return the numbers of concurrent requests in `text`, which commas separate, sorted.
 
     Raises UsageError.
     """
@@ -69,7 +69,7 @@ class Passes(Closing):
     """Times the target's passes over n tokens, after as many as the texts have on average."""
 
     def __init__(self, engine: Engine, prompts: Sequence[Prompt], settings: BenchSettings) -> None:
-        """Read that many tokens. Raises EdgespecError when memory is short."""
+        """Prefill that many tokens. Raises EdgespecError when memory is short."""
         most = max(settings.clients)
         n_read = statistics.median_low(len(engine.prompt_tokens(prompt.text)) for prompt in prompts)
         n_past = max(1, min(n_read + settings.n_predict // 2, engine.target.n_ctx_train - most))
@@ -90,7 +90,7 @@ class Passes(Closing):
 
 @dataclass(slots=True)
 class _ClientRun:
-    """A text that is being written."""
+    """A request under way."""
 
     prompt: Prompt
     stream: Stream
@@ -100,7 +100,7 @@ class _ClientRun:
 
 @dataclass(slots=True)
 class _ConcurrentAnswers:
-    """The texts of one measurement, `at_once` of them at a time."""
+    """The requests of one measurement, `at_once` of them at a time."""
 
     engine: Engine
     variant: Variant
@@ -113,7 +113,7 @@ class _ConcurrentAnswers:
     n_tokens: int = 0
 
     def begin(self, prompt: Prompt) -> None:
-        """Begin to answer a prompt beside the running texts."""
+        """Begin to answer a prompt together with the running requests."""
         began = time.perf_counter()
         engine, settings, variant = self.engine, self.settings, self.variant
         tokens = engine.prompt_tokens(prompt.text)
@@ -134,7 +134,7 @@ class _ConcurrentAnswers:
         self.running.append(_ClientRun(prompt, stream, began))
 
     def step(self) -> None:
-        """Run one pass for all running texts, and take what they made."""
+        """Run one pass for all running requests, and take their new tokens."""
         self.engine.step()
         now = time.perf_counter()
         for one in [*self.running]:
@@ -167,7 +167,7 @@ def answer(
 ) -> Throughput:
     """Answer every prompt once in one variant, `at_once` at a time, as a new engine would.
 
-    Raises EdgespecError if the engine has no room for so many.
+    Raises EdgespecError if the engine has no room for that many.
     """
     engine.forget(tables=True)
     waiting = deque(prompts)

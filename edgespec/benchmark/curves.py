@@ -1,4 +1,4 @@
-"""Tokens a second against texts at once: the figures of a curve, from raw throughputs (clients.py).
+"""Tokens a second against concurrent requests: the figures of a curve, from raw throughputs (clients.py).
 
 Formulas are in docs/measuring.md.
 """
@@ -15,7 +15,7 @@ from edgespec.benchmark.summary import Interval, paired_interval
 
 @dataclass(frozen=True, slots=True)
 class ThroughputPoint:
-    """One variant with so many texts at once, over the rounds."""
+    """One variant with `at_once` concurrent requests, over the rounds."""
 
     variant: str
     at_once: int

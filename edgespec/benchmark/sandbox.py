@@ -45,7 +45,7 @@ class SandboxResult:
 def run_sandboxed(
     program: str, *, timeout_s: float = TIMEOUT_S, memory_bytes: int = MEMORY_BYTES
 ) -> SandboxResult:
-    """Run `program` in a process of its own, locked in, and return how it ended.
+    """Run `program` in its own process, locked in, and return how it ended.
 
     It passes if its last line has been run: an exception or an earlier exit fails. It gets `timeout_s`
     seconds of wall time and of processor time, and `memory_bytes` of address space. It cannot write a

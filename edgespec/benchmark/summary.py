@@ -118,7 +118,7 @@ def summarise_cell(cell: Cell) -> tuple[CategorySummary, ...]:
 
 
 def compare(runs: Iterable[Run], variant: str, base: str = PLAIN) -> VariantComparison:
-    """Return `variant` beside `base` over the prompts and rounds of `runs` that have both."""
+    """Return `variant` compared with `base` over the prompts and rounds of `runs` that have both."""
     variants = _by_variant(runs)
     return _comparison(variant, variants.get(variant, {}), variants.get(base, {}))
 
@@ -182,7 +182,7 @@ def _by_variant(runs: Iterable[Run]) -> dict[str, _Places]:
     return {variant: places for variant, places in variants.items() if places}
 
 
-# ---- a variant beside plain ----
+# ---- a variant compared with plain ----
 
 
 def _comparison(variant: str, places: _Places, plain: _Places) -> VariantComparison:

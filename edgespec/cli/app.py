@@ -127,11 +127,11 @@ def _load(name: str) -> Any:  # noqa: ANN401 - a command of typer's private clic
 
 
 _MAY_BE_EMPTY = ("prompt", "system")
-"""An empty prompt has a line of its own; an empty system message keeps a template's default one away."""
+"""An empty prompt has its own error; an empty system message replaces a template's default one."""
 
 
 def _refuse_empty(parameter: Any) -> None:  # noqa: ANN401 - an option of typer's private click
-    """Have a parameter refuse "": a shell's variable that was not set, and not a wish for the default."""
+    """Have a parameter refuse "": a shell variable that was not set, not a wish for the default."""
     process = parameter.process_value
 
     def checked(ctx: Any, value: Any) -> Any:  # noqa: ANN401

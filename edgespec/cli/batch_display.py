@@ -55,7 +55,7 @@ class BatchDisplay(ProgressDisplay):
             err.print(", ".join([self._done(), *self._details()]), markup=False)
 
     def _line_is_due(self, seconds: float, n_new: int) -> bool:
-        """Return whether to print a line, so long after the last one and with so many new results."""
+        """Return whether to print a line, `seconds` and `n_new` results after the last one."""
         least_s, most_s = _LINES_S
         return seconds >= (least_s if n_new >= self._n_requests * _LINE_EVERY else most_s)
 

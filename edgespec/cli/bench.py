@@ -46,7 +46,7 @@ class BenchMeasuring:
 
 @dataclass(frozen=True, kw_only=True)
 class PeerChoice:
-    """Another program that is measured beside."""
+    """Another program measured on the same prompts."""
 
     peer: Annotated[
         Literal["llama.cpp"] | None,

@@ -40,7 +40,7 @@ HumanEvalFileOption = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteChoice:
-    """Which prompts are taken."""
+    """The prompts of a suite that are used."""
 
     suite: Annotated[
         str,
@@ -80,7 +80,10 @@ class SuitePrompts:
         typer.Option(help="Temperature; 0 is greedy. The rest as in `run`.", rich_help_panel=_PANEL),
     ] = 0.0
     seed: Annotated[
-        int, typer.Option(min=0, help="Of the first round; each has the next.", rich_help_panel=_PANEL)
+        int,
+        typer.Option(
+            min=0, help="Seed of the first round; each further round adds 1.", rich_help_panel=_PANEL
+        ),
     ] = 0
 
 
@@ -103,7 +106,7 @@ class VariantChoice:
         str | None,
         typer.Option(
             metavar="1,2,4,...",
-            help="Measure instead the tokens a second of so many texts at once, each with its own prompt.",
+            help="Measure instead the throughput of this many requests at once, each with its own prompt.",
             show_default=False,
         ),
     ] = None

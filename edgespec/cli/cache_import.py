@@ -34,7 +34,9 @@ from edgespec.models.resolve import resolve
 from edgespec.models.sources import format_size
 
 _LARGEST = 1_000_000  # bytes of a text file
-_BATCH = 32_768  # tokens written at once: few beside a history, many beside the cost of searching it
+_BATCH = (
+    32_768  # tokens written at once: few compared with a history, many compared with the cost of searching it
+)
 _LINE_EVERY = 5.0  # seconds, if lines are printed instead of a bar
 
 _Tokenize = Callable[[bytes], npt.NDArray[np.int32]]

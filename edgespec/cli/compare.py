@@ -175,7 +175,7 @@ def compare_command(
 ) -> int:
     """Measure every pair of targets and drafts, each against its target alone, and their accuracy.
 
-    Each cell has a process of its own, and its raw runs are written when it ends: after Ctrl-C or a crash the
+    Each cell has its own process, and its raw runs are written when it ends: after Ctrl-C or a crash the
     same command goes on. Cells that cannot run are named with the reason and left out.
     """
     from edgespec.benchmark.clients import prompts_for

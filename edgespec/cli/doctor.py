@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from edgespec.cli.doctor_report import Report
 
 ROOT = Path("/")
-"""Below which the machine is looked at; tests bring trees of their own."""
+"""Root of the /proc and /sys that are read; tests replace it."""
 
 _MOST_NAMED = 4  # matrices named in the text for one reason; --json names all
 

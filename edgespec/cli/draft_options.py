@@ -77,7 +77,7 @@ class DataOptions:
         list[Path] | None,
         typer.Option(
             metavar="FILE",
-            help="Prompts, or texts, like yours, beside the built-in prompts; may be repeated.",
+            help="Prompts or texts like yours, in addition to the built-in prompts; may be repeated.",
             show_default=False,
             rich_help_panel=_DATA,
         ),

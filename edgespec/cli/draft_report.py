@@ -56,7 +56,7 @@ def made_document(made: MakeResult) -> dict[str, Any]:
 
 
 def print_evaluated(found: DraftEvaluation) -> None:
-    """Print a draft beside the target's other one."""
+    """Print the figures of a draft and of the target's other one."""
     out.print(f"for {found.target_name}", markup=False)
     rows = [(one.candidate.name, one) for one in (found.draft, found.other) if one]
     print_table(_table(rows))

@@ -14,7 +14,7 @@ from edgespec.cli.progress import WorkDisplay
 from edgespec.energy import EnergyMeter, Resolution, idle_path, measure_idle, store_idle_power
 
 ROOT = Path("/")
-"""Below which the sources are looked for; tests bring trees of their own."""
+"""Root of the /proc and /sys that are searched for sources; tests replace it."""
 
 _Report = dict[str, Any]
 

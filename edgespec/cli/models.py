@@ -196,7 +196,7 @@ def add_command(
         str | None, typer.Option("--name", help="Its name; default: the file's, without .gguf.")
     ] = None,
 ) -> None:
-    """Give a GGUF file of your own a name, in your models.toml."""
+    """Give your own GGUF file a name, in your models.toml."""
     from edgespec.llama.gguf_header import check_model_file
 
     path = expand_user(file).absolute()

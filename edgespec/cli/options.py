@@ -156,7 +156,7 @@ class DraftingOptions:
         bool,
         typer.Option(
             "--cache/--no-cache",
-            help="Draft from earlier prompts and answers, and keep this one (see `edgespec cache`).",
+            help="Draft from earlier prompts and answers, and store this one (see `edgespec cache`).",
             rich_help_panel=DRAFTING,
         ),
     ] = True
@@ -167,7 +167,7 @@ class DraftingOptions:
 
 
 class EngineKeywords(TypedDict, total=False):
-    """Keyword arguments of an `Engine` besides its models and `Compute`."""
+    """Keyword arguments of an `Engine` other than its models and `Compute`."""
 
     drafter: DrafterName
     n_ctx: int | None
@@ -220,7 +220,7 @@ class Compute:
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeOnNodes(Compute):
-    """The same, and machines that hold layers of the target."""
+    """Threads, kernels, and machines that hold layers of the target."""
 
     nodes: Annotated[
         str | None,

@@ -125,7 +125,7 @@ def _print(profile: Profile, measured: PairCosts) -> None:
     models = f"{key.target_name}, drafted by {key.draft_name}" if key.draft_name else key.target_name
     out.print(models, markup=False)
     out.print(
-        f"{key.kernels}, {key.threads} threads; ms a pass over n tokens, after so many tokens of context",
+        f"{key.kernels}, {key.threads} threads; ms a pass over n tokens, after that many tokens of context",
         markup=False,
     )
     columns: list[tuple[str, CostCurve]] = [("target", profile.target)]

@@ -184,7 +184,7 @@ class PullDisplay(ProgressDisplay):
     """Shows how far a pull is: inside a `with`, give it this `on_progress` and `on_message`.
 
     `expected` are the sizes in bytes of the files to come, where known; for more than one file there is also
-    a bar for all of them. `show` gives other work a row beside them.
+    a bar for all of them. `show` gives other work its own row.
     """
 
     def __init__(self, expected: Sequence[int | None] = ()) -> None:

@@ -31,7 +31,7 @@ def quantize_command(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", help="Directory for the results, or a FILE.gguf; default: beside the source."
+            "--output", "-o", help="Directory for results, or a FILE.gguf; default: next to the source."
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,

@@ -38,7 +38,7 @@ StatsChoice = Literal["short", "full", "none"]
 
 @dataclass(frozen=True, kw_only=True)
 class PromptOptions:
-    """The prompt, and how it is put to the model."""
+    """The prompt, and how it is given to the model."""
 
     prompt: Annotated[
         str | None,
@@ -69,7 +69,7 @@ class PromptOptions:
 
     @property
     def reads_stdin(self) -> bool:
-        """Whether all of it comes from standard input."""
+        """Whether the whole prompt comes from standard input."""
         return self.file is None and self.prompt in (None, "-")
 
     @property
@@ -110,13 +110,13 @@ class RunDrafting(DraftingOptions):
         ),
     ] = None
     objective: Annotated[
-        Objective, typer.Option(help="What drafting is to save.", rich_help_panel=DRAFTING)
+        Objective, typer.Option(help="The quantity that drafting minimises.", rich_help_panel=DRAFTING)
     ] = "latency"
     explain: Annotated[
         Explanation | None,
         typer.Option(
-            help="Print to stderr what each step knew, chose and got (steps), or also its tree of tokens "
-            "after each pass over it (ir); in a terminal the text follows.",
+            help="Print to stderr the inputs, choice and result of each step (steps), or also its token tree "
+            "after each forward pass (ir); in a terminal the text follows.",
             rich_help_panel=DRAFTING,
         ),
     ] = None
@@ -136,8 +136,8 @@ class LossyOptions:
     threshold: Annotated[
         float | None,
         typer.Option(
-            help="The target is woken where the small model's likeliest token is no further ahead of the "
-            "next: 0 never, 1 always.",
+            help="Margin between the small model's two likeliest tokens up to which the target is woken: "
+            "0 never, 1 always.",
             show_default="that of `edgespec calibrate`",
             rich_help_panel=LOSSY,
         ),
@@ -165,7 +165,7 @@ class LossyOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RunLength:
-    """How much may be written, and read before."""
+    """The most tokens of the answer and of the context."""
 
     n_predict: Annotated[
         int, typer.Option("--n-predict", "-n", help="Most tokens; -1: to the end of the context.")
@@ -282,7 +282,7 @@ class RunOutput:
 
     @property
     def shows_stats(self) -> bool:
-        """Whether any statistics are printed beside the text."""
+        """Whether any statistics are printed."""
         return self.stats != "none" and not self.no_stats
 
 

@@ -64,7 +64,7 @@ def place_labels(
     *,
     right: bool = False,
 ) -> None:
-    """Write a short text beside each point, away from the other points and texts.
+    """Write a short text next to each point, away from the other points and texts.
 
     `right`: only to the right of the point, for the ends of lines. If no place near a point is free, its
     text stands farther off, with a thin line to the point.

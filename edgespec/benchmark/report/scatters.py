@@ -146,7 +146,7 @@ def _accuracy(reading: ReportData) -> Chart:
 
 
 def _tradeoff(reading: ReportData) -> list[Chart]:
-    """Return the chart of speed over loss: inexact variants beside exact ones, which lose nothing."""
+    """Return the chart of speed over loss: inexact variants and exact ones, which lose nothing."""
     lossy = [row for row in reading.rows if not row.variant.exact]
     if not lossy:
         return []

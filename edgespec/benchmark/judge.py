@@ -19,7 +19,7 @@ import msgspec
 
 from edgespec.benchmark.accuracy import WINDOW, Reference, Score, score, text_tokens
 from edgespec.benchmark.humaneval import Problem, ProblemResult, pass_at_1
-from edgespec.benchmark.runs import AccuracyScore, Cell, ProblemsSolved, as_json
+from edgespec.benchmark.runs import AccuracyScore, Cell, ProblemsSolved, WorkProgressFn, as_json
 from edgespec.benchmark.variants import Variant
 from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError
@@ -36,9 +36,6 @@ from edgespec.platform.files import write_atomically
 
 _T = TypeVar("_T")
 
-ProgressFn = Callable[[str, int, int], None]
-"""Called with what is being done, how much of it is done, and how much there is."""
-
 
 @dataclass(frozen=True, slots=True)
 class AccuracyJudge:
@@ -50,7 +47,7 @@ class AccuracyJudge:
     facts: Mapping[str, FileFacts]
     kernels: KernelsChoice
     n_threads: int | None
-    on_progress: ProgressFn
+    on_progress: WorkProgressFn
     on_message: Callable[[str], None]
     """Called with the reason if a target cannot be judged."""
 

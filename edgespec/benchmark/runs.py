@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -28,6 +28,9 @@ PEER = "llama.cpp "
 
 FORMAT = 2
 """Version of the JSON format; files of other versions are not read."""
+
+WorkProgressFn = Callable[[str, int, int], None]
+"""Called with what is being done, how much of it is done, and how much there is."""
 
 _T = TypeVar("_T")
 
@@ -133,6 +136,12 @@ class Cell:
     """Many texts at once, if that was measured: then there are no `runs`."""
     passes: tuple[PassTime, ...] = ()
     """T(n) for the numbers of texts in `throughput`."""
+
+    @property
+    def name(self) -> str:
+        """Target, draft and kernels in a line."""
+        drafted = f", drafted by {self.draft}" if self.draft else ""
+        return f"{self.target}{drafted}, {self.kernels}"
 
 
 @dataclass(frozen=True, slots=True)

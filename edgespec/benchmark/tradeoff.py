@@ -16,6 +16,7 @@ from typing import get_args
 import numpy as np
 
 from edgespec.benchmark.humaneval import Problem, ProblemResult, pass_at_1
+from edgespec.benchmark.runs import WorkProgressFn
 from edgespec.decoding.choices import Signal
 from edgespec.decoding.options import Span, Waking
 from edgespec.decoding.sampling import SamplingParams
@@ -40,9 +41,6 @@ SHARES = (0.1, 0.25, 0.5, 0.75)
 
 _N_THRESHOLDS = 32
 
-ProgressFn = Callable[[str, int, int], None]
-"""Called with what is being done, how much of it is done, and how much there is."""
-
 
 # ---- of tokens ----
 
@@ -53,7 +51,7 @@ def read_answers(
     *,
     n_predict: int,
     signals: Cancellation | None = None,
-    on_progress: ProgressFn = lambda _what, _done, _total: None,
+    on_progress: WorkProgressFn = lambda _what, _done, _total: None,
 ) -> list[TeacherScores]:
     """Let the target answer `prompts` greedily and both models read the answers. `engine` has a draft."""
     assert engine.draft is not None  # noqa: S101 - for the type checker

@@ -29,7 +29,7 @@ from edgespec.benchmark.report.rows import (
     with_error,
     with_interval,
 )
-from edgespec.benchmark.report.throughput import cell_name, fewest_name, figures, sentences
+from edgespec.benchmark.report.throughput import fewest_name, figures, sentences
 from edgespec.benchmark.runs import PLAIN, BenchmarkOutcome
 from edgespec.benchmark.summary import VariantComparison, VariantSummary
 from edgespec.cli.console import out, print_table
@@ -208,7 +208,7 @@ def _print_throughput(reading: ReportData) -> None:
     for curve in reading.curves:
         out.print()
         if len(reading.curves) > 1:
-            out.print(cell_name(curve), markup=False)
+            out.print(curve.cell.name, markup=False)
         print_table(_throughput(curve))
     out.print()
     for line in sentences(reading):

@@ -12,7 +12,7 @@ from edgespec.benchmark.report.drawing import Chart, Palette, add_legend, marker
 from edgespec.benchmark.report.marks import RowStyles, place_labels
 from edgespec.benchmark.report.rows import ReportData, Row
 from edgespec.benchmark.report.scatters import scatters
-from edgespec.benchmark.report.throughput import cell_name, names
+from edgespec.benchmark.report.throughput import names
 from edgespec.benchmark.summary import Interval
 from edgespec.models.suites import OVERALL
 
@@ -224,7 +224,7 @@ def _throughput(reading: ReportData) -> list[Chart]:
     return [
         Chart(
             f"throughput-{i}",
-            f"Throughput: {cell_name(curve)}" if several else "Throughput of many texts at once",
+            f"Throughput: {curve.cell.name}" if several else "Throughput of many texts at once",
             _THROUGHPUT_CAPTION,
             lambda palette, curve=curve: _draw_curve(palette, curve),  # type: ignore[misc] # keeps this one
         )

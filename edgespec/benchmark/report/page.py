@@ -79,8 +79,8 @@ def _warnings(warnings: Sequence[str]) -> str:
 def _results(reading: ReportData) -> str:
     if reading.curves:
         return "".join(
-            f"<h3>{escaped(throughput.cell_name(curve))}</h3>\n"
-            + table(throughput.COLUMNS, map(throughput.figures, curve.points), throughput.cell_name(curve))
+            f"<h3>{escaped(curve.cell.name)}</h3>\n"
+            + table(throughput.COLUMNS, map(throughput.figures, curve.points), curve.cell.name)
             for curve in reading.curves
         )
     if not reading.rows:
@@ -232,9 +232,7 @@ def _categories(reading: ReportData) -> str:
         own = [row for row in reading.rows if row.cell is cell]
         first, last = own[0].number, own[-1].number
         names = f"Row{'s' if last > first else ''} {first}{f' to {last}' if last > first else ''}"
-        drafted = f", drafted by {cell.draft}" if cell.draft else ""
-        summary = f"{names}: {cell.target}{drafted}, {cell.kernels}"
-        parts.append(details(summary, _category_table(reading, own), opened=opened))
+        parts.append(details(f"{names}: {cell.name}", _category_table(reading, own), opened=opened))
     return "".join(parts)
 
 

@@ -58,17 +58,11 @@ def figures(point: ThroughputPoint) -> list[str]:
     ]
 
 
-def cell_name(curve: ThroughputCurve) -> str:
-    """Return target, draft and kernels in a line."""
-    drafted = f", drafted by {curve.cell.draft}" if curve.cell.draft else ""
-    return f"{curve.cell.target}{drafted}, {curve.cell.kernels}"
-
-
 def sentences(reading: ReportData) -> list[str]:
     """Return the headline, and how many texts equal those of plain decoding with the fewest at once."""
     points = [(curve, point) for curve in reading.curves for point in curve.points]
     curve, best = max(points, key=lambda one: one[1].tokens_per_s)
-    where = f" ({cell_name(curve)})" if len(reading.curves) > 1 else ""
+    where = f" ({curve.cell.name})" if len(reading.curves) > 1 else ""
     gain = f", {with_interval(best.gain)} times {fewest_name(curve, best)}" if best.gain else ""
     lines = [
         f"Most tokens a second: {best.tokens_per_s:.1f} of {_texts(best.at_once)}, "

@@ -1,4 +1,4 @@
-"""How quantization changes a model's answers: perplexity, KL divergence and top-1 agreement on a text.
+"""Effect of quantization on a model's answers: perplexity, KL divergence and top-1 agreement on a text.
 
     with Reference(folder) as reference:
         best = score(model, tokens, reference=reference, ...)      fills the reference
@@ -46,7 +46,7 @@ _LogProbs = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """How well one model predicts a text. Per token, in nats, over the scored tokens."""
+    """A model's prediction of a text. Per token, in nats, over the scored tokens."""
 
     n_tokens: int
     """Scored tokens."""

@@ -70,7 +70,7 @@ class BenchSettings:
 
     @property
     def params(self) -> SamplingParams:
-        """How tokens are chosen: llama.cpp's defaults at this temperature."""
+        """Sampling parameters: llama.cpp's defaults at this temperature."""
         return SamplingParams(temperature=self.temperature)
 
     def facts(self) -> dict[str, str | int | float]:
@@ -225,7 +225,7 @@ def turns(
 
 @dataclass(frozen=True, slots=True)
 class BenchProgress:
-    """How far a benchmark is."""
+    """Progress of a benchmark."""
 
     round: int
     done: int

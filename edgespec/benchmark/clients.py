@@ -66,7 +66,7 @@ def prompts_for(prompts: Sequence[Prompt], clients: Sequence[int]) -> list[Promp
 
 
 class Passes(Closing):
-    """Times the target's passes over n tokens, after as many as the texts have on average."""
+    """Times the target's passes over n tokens, after as many as the requests have on average."""
 
     def __init__(self, engine: Engine, prompts: Sequence[Prompt], settings: BenchSettings) -> None:
         """Prefill that many tokens. Raises EdgespecError when memory is short."""
@@ -189,7 +189,7 @@ def answer(
 def one_round(
     engine: Engine, prompts: Sequence[Prompt], settings: BenchSettings, passes: Passes, round_: int
 ) -> Iterator[Measured]:
-    """Yield T(n) and a Throughput of every variant for each number of texts at once."""
+    """Yield T(n) and a Throughput of every variant for each number of concurrent requests."""
     for place, n in enumerate(rotated(settings.clients, round_)):
         yield passes.time(n, round_)
         for variant in rotated((PLAIN_VARIANT, *settings.variants), round_ + place):

@@ -126,12 +126,12 @@ class _CellFile:
 
 @dataclass(frozen=True, slots=True)
 class ComparisonProgress:
-    """How far a comparison is."""
+    """Progress of a comparison."""
 
     combination: Combination
     round: int
     prompt: str
-    """Or how many texts at once."""
+    """Id of the prompt, or the number of concurrent requests."""
     done: int
     """Runs that are done, or skipped with their cell."""
     total: int

@@ -31,13 +31,13 @@ class ThroughputPoint:
     longest_ttft_s: float
     """The longest of a round, the median over the rounds."""
     gain: Interval | None
-    """Tokens a second over those of the same variant with the fewest texts at once; None for these."""
+    """Tokens a second over those of the same variant with the fewest requests; None for these."""
     speedup: Interval | None
     """Tokens a second over plain decoding's with as many; None for plain decoding."""
     limit: float | None
     """n / T(n): tokens a second if each pass gave each text a token and nothing else took time."""
     n_identical: int
-    """Answers equal to plain decoding's with the fewest texts at once, token by token."""
+    """Answers equal to plain decoding's with the fewest requests, token by token."""
     n_compared: int
 
 

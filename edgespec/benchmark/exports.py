@@ -1,7 +1,7 @@
 """Writes a benchmark's figures as CSV and JSON; a failed write leaves the old file as it was.
 
-A CSV has a row for each cell, category and variant, and one for each skipped cell; for many texts at once a
-row for each cell, number of texts and variant.
+A CSV has a row for each cell, category and variant, and one for each skipped cell; for concurrent
+requests a row for each cell, number of requests and variant.
 """
 
 from __future__ import annotations

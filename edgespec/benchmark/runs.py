@@ -133,7 +133,7 @@ class Cell:
     skipped: str = ""
     """Why it could not run, in one line; "" if it ran."""
     throughput: tuple[Throughput, ...] = ()
-    """Many texts at once, if that was measured: then there are no `runs`."""
+    """Concurrent requests, if they were measured: then there are no `runs`."""
     passes: tuple[PassTime, ...] = ()
     """T(n) for the numbers of texts in `throughput`."""
 
@@ -146,7 +146,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class AccuracyScore:
-    """How well a target's answers compare with those of its best quantization."""
+    """Accuracy of a target, compared with its best quantization."""
 
     target: str
     """The model, by name."""
@@ -170,7 +170,7 @@ class AccuracyScore:
 
 @dataclass(frozen=True, slots=True)
 class ProblemsSolved:
-    """How many HumanEval problems a variant that is not exact solves."""
+    """Number of HumanEval problems that a variant that is not exact solves."""
 
     target: str
     draft: str

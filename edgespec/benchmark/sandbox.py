@@ -34,7 +34,7 @@ _MOST_ANSWER = 4096  # bytes
 
 @dataclass(frozen=True, slots=True)
 class SandboxResult:
-    """How a program ended."""
+    """Result of a program."""
 
     passed: bool
     """Whether its last line was run."""

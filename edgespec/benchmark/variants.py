@@ -19,7 +19,7 @@ _LENIENT = re.compile(rf"lenience-({_NUMBER})")
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """How a generation drafts, and whether it is exact."""
+    """Drafting settings of a generation."""
 
     name: str
     drafter: DrafterName

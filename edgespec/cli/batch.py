@@ -73,7 +73,7 @@ class BatchFiles:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchLoading(SharedModels):
-    """How the models are loaded, and where."""
+    """Models of a batch, and the cluster that runs them."""
 
     ray: Annotated[
         str | None,

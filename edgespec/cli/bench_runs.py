@@ -114,7 +114,7 @@ class RunningBench:
             )
 
     def _measure_clients(self) -> str:
-        """Measure many texts at once until a limit is reached; return in words which limit."""
+        """Measure concurrent requests until a limit is reached; return in words which limit."""
         with WorkDisplay() as display:
 
             def keep(measured: Measured) -> None:

@@ -30,7 +30,7 @@ class CalibrationQuestions:
     """The questions that the target answers."""
 
     suite: str
-    """Where the prompts are from."""
+    """Name of the suite that the prompts are from."""
     prompts: list[str]
     n_predict: int
     problems: list[Problem]

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ChatLength:
-    """How long answers and the conversation may be."""
+    """Longest answer and conversation."""
 
     n_predict: Annotated[
         int, typer.Option("--n-predict", "-n", help="Most tokens of an answer; -1: to its end.")
@@ -68,7 +68,7 @@ class ChatStart:
 
 @dataclass(frozen=True, kw_only=True)
 class ChatOutput:
-    """How answers are printed."""
+    """Format of the answers."""
 
     json: Annotated[
         bool,

@@ -27,7 +27,7 @@ _ALIASES = {"/quit": "/exit", "/bye": "/exit"}
 
 @dataclass(frozen=True, slots=True)
 class ChatSettings:
-    """How questions are answered."""
+    """Settings that all answers of a chat share."""
 
     options: Options
     """Options of every answer; `seed` is the first answer's, and each further answer adds 1."""

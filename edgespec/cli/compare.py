@@ -151,7 +151,7 @@ class AccuracyOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonFolder:
-    """Where a comparison is kept."""
+    """Folder of a comparison."""
 
     out: Annotated[
         Path,

@@ -35,7 +35,7 @@ def machine_facts(assume_watts: float | None) -> dict[str, str | int | float]:
 
 @dataclass(frozen=True, slots=True)
 class ScoringOptions:
-    """How the targets' answers are scored."""
+    """Text and problems that the targets' answers are scored on."""
 
     wanted: bool
     name: str

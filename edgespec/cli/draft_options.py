@@ -107,7 +107,7 @@ class DataOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
-    """Which drafts are tried, and how long they are trained."""
+    """Drafts to try, and the time to train them."""
 
     families: Annotated[
         str | None,
@@ -182,7 +182,7 @@ class TrainingOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationOptions:
-    """How long drafts are judged."""
+    """Length of an evaluation."""
 
     rounds: Annotated[int, typer.Option(min=1, help="Rounds over all prompts.", rich_help_panel=_JUDGING)] = 3
     n_predict: Annotated[

@@ -1,4 +1,4 @@
-"""How commands show the drafts that were made on this machine: a table, or JSON."""
+"""Tables and JSON of the drafts that were made on this machine."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _UNSAFE = (
 
 @dataclass(frozen=True, kw_only=True)
 class NodeAddressOptions:
-    """Where the node listens."""
+    """Address on which the node listens."""
 
     port: Annotated[
         int,

@@ -249,7 +249,7 @@ class ComputeOnNodes(Compute):
 
 @dataclass(frozen=True, kw_only=True)
 class SharedModels:
-    """How models are loaded that answer several requests at once."""
+    """Models that answer several requests at once."""
 
     drafter: Annotated[
         DrafterName, typer.Option(help="What drafts, as in `run`; a request may choose another.")
@@ -279,7 +279,7 @@ class SharedModels:
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How a token is chosen."""
+    """Sampling parameters and the seed."""
 
     temp: Annotated[float, typer.Option(help="Temperature; 0 is greedy.", rich_help_panel=_SAMPLING)] = (
         _DEFAULT.temperature

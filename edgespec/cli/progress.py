@@ -153,7 +153,7 @@ def _left(step: StageProgress) -> str:
 
 
 class _Amount(DownloadColumn):
-    """How much is done of how much, in bytes or in the row's unit."""
+    """Work done and total, in bytes or in the row's unit."""
 
     def render(self, task: Task) -> Text:
         if task.total is None:

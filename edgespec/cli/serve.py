@@ -32,7 +32,7 @@ _LIMITS = "Limits"
 
 @dataclass(frozen=True, kw_only=True)
 class ServeLoading(SharedModels):
-    """How the models are loaded, and what is kept of conversations."""
+    """Models of the server, and its prefix cache."""
 
     prefix_cache: Annotated[
         int,
@@ -48,7 +48,7 @@ class ServeLoading(SharedModels):
 
 @dataclass(frozen=True, kw_only=True)
 class ListenOptions:
-    """Where the server listens, and to whom."""
+    """Address on which the server listens, and its API key."""
 
     host: Annotated[
         str,

@@ -77,7 +77,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class EnergyColumn:
-    """Which joules per token are shown if there is room for one figure: net if all rows have it."""
+    """The joules per token shown if there is room for one figure: net if all rows have it."""
 
     net: bool
     estimated: bool

@@ -1,4 +1,4 @@
-"""The figures of many texts at once as text: the table's columns and rows, and sentences about them.
+"""Throughput of concurrent requests as text: the table's columns and rows, and sentences about them.
 
 Shared by the page and the terminal, as rows.py is for single texts.
 """

@@ -105,16 +105,16 @@ def test_what_was_answered_is_believed_and_what_was_not_is_open():
     assert usually(10, times=8).longer(40) < usually(10, times=1).longer(40)
 
 
-def pays(lengths, n, *, price=3.0, saved=0.3, most=math.inf):
+def pays(lengths, n, *, price=3.0, saved=0.3, n_max=math.inf):
     """Whether to pay the time of three tokens for three tenths of each token from now on."""
-    return lengths.pays(price, saved, n=n, most=most, spent=5.0 + n, pace=1.0)
+    return lengths.pays(price, saved, n=n, n_max=n_max, spent=5.0 + n, pace=1.0)
 
 
 def test_where_the_length_is_not_known_one_waits_for_some_tokens():
     unknown = AnswerLengths(100.0).of("")
     first = next(n for n in range(1, 1000) if pays(unknown, n))
     assert 10 < first < 60
-    assert not pays(unknown, first, most=first + 5)  # 5 tokens more save less than that
+    assert not pays(unknown, first, n_max=first + 5)  # 5 tokens more save less than that
     assert not pays(unknown, 1000, saved=0.0)
     assert not pays(unknown, 1000, saved=-1.0)
 

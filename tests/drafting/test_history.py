@@ -344,6 +344,7 @@ def test_a_writer_killed_in_the_middle_of_a_write(history, messages, monkeypatch
 # --- Damage ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_is_never_a_wrong_token(history, messages):
     history.extend(DOCUMENTS)
     whole = history.path.read_bytes()

@@ -113,6 +113,7 @@ def test_what_is_no_head_of_this_shape_is_not_read(target, tmp_path):
         wider.read(tmp_path / "head.gguf")
 
 
+@pytest.mark.slow
 def test_a_walk_is_right_where_a_slow_loop_is(target, exact):
     texts = TinyTexts(target, 40)
     head = tiny_head(target, texts.all)  # fitted, so that some are right

@@ -142,6 +142,7 @@ def test_llama_cpp_computes_the_same_of_the_file(source, target, tmp_path, archi
             assert np.abs(mine).max() > 1
 
 
+@pytest.mark.slow
 def test_the_parts_of_llama_3_rope(tmp_path, source, target):
     """Frequencies that a file divides by factors of its own."""
     path = write_with_factors(tmp_path / "factors.gguf", source("llama").header.path)
@@ -268,6 +269,7 @@ def test_the_loss_is_the_divergence_over_the_kept_tokens(source, target):
     assert float(loss) == pytest.approx((np.exp(p) * (p - q)).sum(1).mean(), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_a_change_of_low_rank_begins_as_no_change(source, target):
     whole, narrow = (make(source("llama"), target, rank=rank) for rank in (None, 4))
     batch = batch_of(whole, target)

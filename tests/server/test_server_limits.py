@@ -202,6 +202,7 @@ def test_a_huge_body_is_refused_before_it_is_read():
         assert app.asked == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("encoding", "pack"),
     [("gzip", gzip.compress), ("x-gzip", gzip.compress), ("deflate", zlib.compress), ("GZIP", gzip.compress)],

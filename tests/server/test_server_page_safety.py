@@ -104,6 +104,7 @@ ATTRIBUTES = {
 }
 
 
+@pytest.mark.slow
 def test_nothing_that_an_answer_says_is_run_or_loaded(visit, scripted):
     page = visit.page
     page.on("dialog", lambda dialog: pytest.fail(f"a script ran: {dialog.message}"))

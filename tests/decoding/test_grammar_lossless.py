@@ -29,7 +29,7 @@ from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.tree_drafter import TreeDrafter
 from reference import filtered_probs
 from toy_models import chi_square_p_value
-from toy_schedulers import POLICIES, RandomScheduler, curves, scheduler_of
+from toy_schedulers import POLICIES, FixedPolicy, RandomScheduler, curves, scheduler_of
 from toy_sessions import ToySession
 from toy_tasks import task_of
 
@@ -219,14 +219,16 @@ def test_a_grammar_and_filters_are_exact(clock, name, rule):
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", ["block", "chain"])
 def test_a_draft_that_knows_no_grammar_is_exact(clock, rule):
-    runs = Runs(clock, PARAMS["warm"], Policy(suffix=False, staged=False, gamma=3), rule, masks_draft=False)
+    runs = Runs(
+        clock, PARAMS["warm"], FixedPolicy(suffix=False, staged=False, gamma=3), rule, masks_draft=False
+    )
     assert p_value(runs, N_RUNS) > 1e-4
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", ["block", "chain"])
 def test_a_row_that_is_not_masked_is_caught(clock, rule):
-    policy = Policy(suffix=False, staged=False, gamma=3)
+    policy = FixedPolicy(suffix=False, staged=False, gamma=3)
     runs = Runs(clock, PARAMS["warm"], policy, rule, kind=Forgetful, masks_draft=False)
     try:
         assert p_value(runs, N_RUNS) < 1e-6

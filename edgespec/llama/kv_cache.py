@@ -17,7 +17,7 @@ from edgespec._core import Interrupt
 from edgespec.errors import EdgespecError
 from edgespec.llama import backend
 from edgespec.llama.backend import llama
-from edgespec.llama.batch import Branches, EmbeddingsFn, PassInput, SequenceTokens, find_branches
+from edgespec.llama.batch import Branches, EmbeddingsFn, Inputs, PassInput, SequenceTokens, find_branches
 from edgespec.llama.context import create_context
 from edgespec.llama.decode import Decoder
 from edgespec.llama.outputs import Features, ForwardResult, Outputs
@@ -143,7 +143,7 @@ class KVCache(Closing):
     def take(self, n_ctx: int | None = None) -> int:
         """Return the number of an empty sequence of up to `n_ctx` tokens, in use until `release`."""
         sequence = self._free_sequences.pop()
-        self._n_ctx_of[sequence] = min(n_ctx or self.n_ctx, self.n_ctx)
+        self._n_ctx_of[sequence] = n_ctx or self.n_ctx
         self._written[sequence] = []
         return sequence
 
@@ -292,9 +292,8 @@ class KVCache(Closing):
             n_sides = self._share_with_leaves(parts)
             batch = self._input.parts
             n_outputs = self._input.parts.lay_out(parts, all_logits=self._outputs.all_logits)
-            tokens = [token for part in parts for token in part.tokens]
-            given = [part.inputs for part in parts if part.inputs is not None]
-            self._input.fill(batch, tokens, None, np.concatenate(given) if given else None)
+            tokens, inputs = _joined(parts)
+            self._input.fill(batch, tokens, None, inputs)
         n_wanted = first.n_logits if len(parts) == 1 else n_outputs
         self._decoder.listen(self._rollback.begin_pass(parts))
         self._decoder.decode(batch, int(batch.struct.n_tokens), n_outputs=n_outputs, n_wanted=n_wanted)
@@ -349,6 +348,15 @@ class KVCache(Closing):
         """Raise EdgespecError if the cache is closed."""
         if not self._finalizer.alive:
             raise EdgespecError(f"{self.model.path}: the session is closed")
+
+
+def _joined(parts: Sequence[SequenceTokens]) -> tuple[Sequence[int], Inputs | None]:
+    """Return the tokens of a pass, and their input rows if there are any; those of a part alone uncopied."""
+    if len(parts) == 1:
+        return parts[0].tokens, parts[0].inputs
+    given = [part.inputs for part in parts if part.inputs is not None]
+    tokens = [token for part in parts for token in part.tokens]
+    return tokens, np.concatenate(given) if given else None
 
 
 def _check_model(model: Model, n_sequences: int, *, takes_embeddings: bool) -> None:

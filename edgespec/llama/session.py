@@ -77,7 +77,7 @@ class Session(Closing):
         self.n_features_max = cache.n_logits_max if cache.all_logits else cache.n_batch
         """Most tokens of a pass that leaves hidden states."""
         self._owns_cache = owns_cache
-        self.sequence = cache.take(n_ctx)
+        self.sequence = cache.take(self.n_ctx)
         """The sequence's number in the cache."""
         self._is_open = True
 

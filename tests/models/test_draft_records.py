@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+import kept_drafts
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.draft_records import (
-    DraftRecord,
     DraftSpeedups,
     draft_records,
     drafts_for,
@@ -20,22 +20,11 @@ from edgespec.models.draft_records import (
 )
 from edgespec.models.registry import add_local, remove_local
 
-RECORD = DraftRecord(
-    name="mine",
-    family="head",
-    target_name="target",
-    target_sha256="ab" * 32,
-    target_bytes=7,
+RECORD = replace(
+    kept_drafts.RECORD,
     data={"prompt:built-in": 1000, "read": 50},
     tokens_seen=3000,
-    hours=1.5,
-    joules_reason="no counter",
     acceptance=(0.6, 0.55),
-    cost_ratio=0.06,
-    gains=DraftSpeedups(1.44, 1.21),
-    processor="some processor",
-    made="2026-01-02T03:04:05+00:00",
-    edgespec="0.1.0",
 )
 
 

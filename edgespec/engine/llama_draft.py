@@ -27,8 +27,8 @@ Ids = npt.NDArray[np.intc]
 STOCK = {1: 1.0, 2: 1.93, 3: 2.5, 4: 3.14, 6: 4.44, 8: 5.09, 12: 6.28, 16: 6.28, 32: 12.56}
 """Cost of a pass over so many tokens with llama.cpp's kernels; a pass over one token costs 1.
 
-For a 1.5B in Q4_K_M, the larger of the costs at 128 and at 2,048 tokens of context (docs/kernels.md tells how
-it was measured). From 16 tokens on, the cost is assumed to grow in proportion.
+For a 1.5B in Q4_K_M, the larger of the costs at 128 and at 2,048 tokens of context (measured as in
+docs/measurements/kernels.md). From 16 tokens on, the cost is assumed to grow in proportion.
 """
 
 PACKED = {1: 1.0, 2: 1.11, 3: 1.17, 4: 1.28, 6: 1.61, 8: 1.92, 12: 2.88, 16: 3.57, 32: 7.14}

@@ -15,8 +15,6 @@ from server_app import Served
 
 PAGE = Path(__file__).parents[2] / "docs" / "integration.md"
 ADDRESS = "http://127.0.0.1:8080"
-ONLY_COMPILED = ("with Engine() as",)
-"""What would load the real pair."""
 
 
 def blocks(language: str) -> list[str]:
@@ -53,12 +51,9 @@ def test_llama_cpp_python(
     names["llm"].close()  # type: ignore[attr-defined]
 
 
-def test_every_python_example_is_valid_and_almost_all_were_run() -> None:
-    others = [b for b in blocks("python") if "openai import" not in b and "llama_cpp" not in b]
-    assert all(any(mark in block for mark in ONLY_COMPILED) for block in others)
-    for block in blocks("python"):
-        compile(block, PAGE.name, "exec", dont_inherit=True)
-    assert len(blocks("python")) - len(others) >= 8
+def test_every_python_example_is_run_by_a_test_above() -> None:
+    assert all("openai import" in block or "llama_cpp" in block for block in blocks("python"))
+    assert len(blocks("python")) >= 8
 
 
 @pytest.mark.skipif(not shutil.which("curl"), reason="curl is not installed")

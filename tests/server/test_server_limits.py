@@ -18,9 +18,15 @@ from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 
 from edgespec.errors import EdgespecError
-from edgespec.server import http_server
+from edgespec.server import gate, http_server
 from edgespec.server.gate import Gate, GateLimits, is_loopback
 from edgespec.server.metrics import Metrics
+
+
+@pytest.fixture(autouse=True)
+def short_linger(monkeypatch):
+    """A refused client's connection closes soon: each refusal waits for it here."""
+    monkeypatch.setattr(gate, "_LINGER_S", 0.1)
 
 
 class App:

@@ -1,5 +1,5 @@
-// Of ggml's blocks: the values and scales of 32 columns, and where they lie in a packet (weights.h draws it). For
-// weights.cpp alone.
+// Of ggml's blocks: the values of 32 columns, and where they lie in a packet (weights.h draws it). For weights.cpp
+// alone.
 #pragma once
 
 #include "weights.h"
@@ -30,6 +30,18 @@ void encode_nibbles(const uint8_t *v, uint8_t *qs) {
     }
 }
 
+// TQ1_0: a byte is a fraction of 256, rounded up, whose first five ternary digits are five columns, 32 or 16 or, in the
+// last four bytes, 4 columns apart; these have four digits.
+struct Digit {
+    int byte, shift; // 3 to the power of the digit's place, 0 being the first
+    explicit Digit(int column) {
+        const int place = column < 160 ? column / 32 : column < 240 ? (column - 160) / 16 : (column - 240) / 4;
+        byte = column < 160 ? column % 32 : column < 240 ? 32 + column % 16 : 48 + column % 4;
+        constexpr int POWERS[5] = {1, 3, 9, 27, 81};
+        shift = POWERS[place];
+    }
+};
+
 inline void decode(Type type, const uint8_t *block, int s, Step &step) {
     uint8_t *v = step.values;
     switch (type) {
@@ -52,6 +64,30 @@ inline void decode(Type type, const uint8_t *block, int s, Step &step) {
     case Q8_0:
         for (int i = 0; i < 32; i++) {
             v[i] = block[2 + i];
+        }
+        return;
+    case NVFP4: // as 16 columns have a scale, so have they bytes
+        for (int i = 0; i < 32; i++) {
+            const uint8_t both = block[4 + 16 * s + i / 16 * 8 + i % 8];
+            v[i] = i / 8 % 2 ? both >> 4 : both & 15;
+        }
+        return;
+    case IQ4_XS:
+        decode_nibbles(block + 8 + 16 * s, v);
+        return;
+    case Q2_K:
+    case TQ2_0: { // four steps in 32 bytes
+        const uint8_t *qs = block + (type == Q2_K ? 16 : 0) + s / 4 * 32;
+        for (int i = 0; i < 32; i++) {
+            v[i] = qs[i] >> s % 4 * 2 & 3;
+        }
+        return;
+    }
+    case TQ1_0:
+        for (int i = 0; i < 32; i++) {
+            const Digit digit(32 * s + i);
+            const uint8_t rest = (uint8_t)(block[digit.byte] * digit.shift);
+            v[i] = (uint8_t)(rest * 3 >> 8);
         }
         return;
     case Q3_K: { // 32 bytes with the high bits of all steps, one in each bit; then low bits: four steps in 32 bytes
@@ -106,6 +142,31 @@ inline void encode(Type type, const Step &step, int s, uint8_t *block) {
     case Q8_0:
         for (int i = 0; i < 32; i++) {
             block[2 + i] = v[i];
+        }
+        return;
+    case NVFP4:
+        for (int i = 0; i < 32; i++) {
+            block[4 + 16 * s + i / 16 * 8 + i % 8] |= (uint8_t)((v[i] & 15) << i / 8 % 2 * 4);
+        }
+        return;
+    case IQ4_XS:
+        encode_nibbles(v, block + 8 + 16 * s);
+        return;
+    case Q2_K:
+    case TQ2_0: {
+        uint8_t *qs = block + (type == Q2_K ? 16 : 0) + s / 4 * 32;
+        for (int i = 0; i < 32; i++) {
+            qs[i] |= (uint8_t)((v[i] & 3) << s % 4 * 2);
+        }
+        return;
+    }
+    case TQ1_0:
+        for (int i = 0; i < 32; i++) {
+            const Digit digit(32 * s + i);
+            block[digit.byte] = (uint8_t)(block[digit.byte] + v[i] * (81 / digit.shift));
+        }
+        for (int i = 0; s == 7 && i < 52; i++) { // all digits are there
+            block[i] = (uint8_t)((block[i] * 256 + 242) / 243);
         }
         return;
     case Q3_K: {
@@ -164,6 +225,14 @@ inline void store_row(Type type, const Step &step, int lanes, uint8_t *p) {
         return;
     }
     uint8_t nibbles[16], planes[8] = {0};
+    if (FORMATS[type].step == 8) {
+        for (int i = 0; i < 32; i++) {
+            planes[i / 16 * 4 + i % 4] |= (uint8_t)((v[i] & 3) << i % 16 / 4 * 2);
+        }
+        put4(p, lanes, 0, planes);
+        put4(p, lanes, 1, planes + 4);
+        return;
+    }
     encode_nibbles(v, nibbles);
     for (int i = 0; i < 4; i++) {
         put4(p, lanes, i, nibbles + 4 * i);
@@ -207,6 +276,14 @@ inline void load_row(Type type, const uint8_t *p, int lanes, Step &step) {
         return;
     }
     uint8_t nibbles[16], planes[8];
+    if (FORMATS[type].step == 8) {
+        get4(p, lanes, 0, planes);
+        get4(p, lanes, 1, planes + 4);
+        for (int i = 0; i < 32; i++) {
+            v[i] = planes[i / 16 * 4 + i % 4] >> i % 16 / 4 * 2 & 3;
+        }
+        return;
+    }
     for (int i = 0; i < 4; i++) {
         get4(p, lanes, i, nibbles + 4 * i);
     }
@@ -224,103 +301,6 @@ inline void load_row(Type type, const uint8_t *p, int lanes, Step &step) {
         for (int i = 0; i < 32; i++) {
             v[i] |= (uint8_t)((planes[i / 16 * 4 + i % 4] >> i % 16 / 4 * 2 & 3) << 4);
         }
-    }
-}
-
-// ---- scales ----
-
-// Q4_K and Q5_K keep eight 6-bit scales and eight 6-bit minima in 12 bytes: those of steps 0..3 are the low
-// 6 bits of bytes 0..3 and 4..7; those of steps 4..7 have their low 4 bits in the halves of bytes 8..11 and
-// their high 2 bits on top of bytes 0..7.
-void decode_scales(const uint8_t *p, uint8_t *scales, uint8_t *minima) {
-    for (int i = 0; i < 4; i++) {
-        scales[i] = p[i] & 63;
-        minima[i] = p[4 + i] & 63;
-        scales[4 + i] = (uint8_t)((p[8 + i] & 15) | p[i] >> 6 << 4);
-        minima[4 + i] = (uint8_t)(p[8 + i] >> 4 | p[4 + i] >> 6 << 4);
-    }
-}
-void encode_scales(const uint8_t *scales, const uint8_t *minima, uint8_t *p) {
-    for (int i = 0; i < 4; i++) {
-        p[i] = (uint8_t)(scales[i] | scales[4 + i] >> 4 << 6);
-        p[4 + i] = (uint8_t)(minima[i] | minima[4 + i] >> 4 << 6);
-        p[8 + i] = (uint8_t)((scales[4 + i] & 15) | (minima[4 + i] & 15) << 4);
-    }
-}
-
-// Q3_K keeps sixteen signed 6-bit scales, 32 too large, in 12 bytes: the low 4 bits of scales 0..7 and 8..15 are
-// the low and the high halves of bytes 0..7; the high 2 bits of scales j, 4 + j, 8 + j and 12 + j are in byte 8 + j.
-void decode_signed_scales(const uint8_t *p, uint8_t *scales) {
-    for (int i = 0; i < 16; i++) {
-        const int low = i < 8 ? p[i] & 15 : p[i - 8] >> 4, high = p[8 + i % 4] >> i / 4 * 2 & 3;
-        scales[i] = (uint8_t)((low | high << 4) - 32);
-    }
-}
-void encode_signed_scales(const uint8_t *scales, uint8_t *p) {
-    for (int i = 0; i < 16; i++) {
-        const int scale = (scales[i] + 32) & 63;
-        p[i % 8] |= (uint8_t)((scale & 15) << i / 8 * 4);
-        p[8 + i % 4] |= (uint8_t)(scale >> 4 << i / 4 * 2);
-    }
-}
-
-// Bytes of a row's scale(s) and, for K types, of its 16 small ones, of the header of a packet.
-inline void store_scales(Type type, const uint8_t *block, int s, int lanes, int row, uint8_t *header) {
-    const size_t r = (size_t)row, n = (size_t)lanes;
-    if (type == MXFP4) {
-        header[s * n + r] = block[0];
-        return;
-    }
-    if (FORMATS[type].steps == 2) {
-        memcpy(header + 2 * (s * n + r), block, 2);
-        if (FORMATS[type].header == 8) {
-            memcpy(header + 2 * ((2 + s) * n + r), block + 2, 2);
-        }
-        return;
-    }
-    uint8_t small[16];
-    if (type == Q6_K) {
-        memcpy(header + 2 * r, block + 208, 2);
-        memcpy(small, block + 192, 16);
-    } else if (type == Q3_K) {
-        memcpy(header + 2 * r, block + 108, 2);
-        decode_signed_scales(block + 96, small);
-    } else {
-        memcpy(header + 2 * r, block, 2);
-        memcpy(header + 2 * (n + r), block + 2, 2);
-        decode_scales(block + 4, small, small + 8);
-    }
-    for (size_t i = 0; i < 16; i++) {
-        header[4 * n + i * n + r] = small[i];
-    }
-}
-inline void load_scales(Type type, const uint8_t *header, int s, int lanes, int row, uint8_t *block) {
-    const size_t r = (size_t)row, n = (size_t)lanes;
-    if (type == MXFP4) {
-        block[0] = header[s * n + r];
-        return;
-    }
-    if (FORMATS[type].steps == 2) {
-        memcpy(block, header + 2 * (s * n + r), 2);
-        if (FORMATS[type].header == 8) {
-            memcpy(block + 2, header + 2 * ((2 + s) * n + r), 2);
-        }
-        return;
-    }
-    uint8_t small[16];
-    for (size_t i = 0; i < 16; i++) {
-        small[i] = header[4 * n + i * n + r];
-    }
-    if (type == Q6_K) {
-        memcpy(block + 208, header + 2 * r, 2);
-        memcpy(block + 192, small, 16);
-    } else if (type == Q3_K) {
-        memcpy(block + 108, header + 2 * r, 2);
-        encode_signed_scales(small, block + 96);
-    } else {
-        memcpy(block, header + 2 * r, 2);
-        memcpy(block + 2, header + 2 * (n + r), 2);
-        encode_scales(small, small + 8, block + 4);
     }
 }
 

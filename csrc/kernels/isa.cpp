@@ -65,9 +65,10 @@ void quantize(const float *x, int64_t columns, Acts acts, int64_t block0, int64_
     {                                                                                                                 \
         TILES(matmul, Q4_0, LEVEL), TILES(matmul, Q4_1, LEVEL), TILES(matmul, Q5_0, LEVEL),                           \
             TILES(matmul, Q5_1, LEVEL), TILES(matmul, Q8_0, LEVEL), TILES(matmul, IQ4_NL, LEVEL),                     \
-            TILES(matmul, MXFP4, LEVEL), TILES(matmul, Q3_K, LEVEL), TILES(matmul, Q4_K, LEVEL),                      \
-            TILES(matmul, Q5_K, LEVEL), TILES(matmul, Q6_K, LEVEL), TILES(matmul_floats, F16, LEVEL),                 \
-            TILES(BF16_FUNCTION, BF16, LEVEL)                                                                         \
+            TILES(matmul, MXFP4, LEVEL), TILES(matmul, NVFP4, LEVEL), TILES(matmul, Q2_K, LEVEL),                     \
+            TILES(matmul, Q3_K, LEVEL), TILES(matmul, Q4_K, LEVEL), TILES(matmul, Q5_K, LEVEL),                       \
+            TILES(matmul, Q6_K, LEVEL), TILES(matmul, IQ4_XS, LEVEL), TILES(matmul, TQ1_0, LEVEL),                    \
+            TILES(matmul, TQ2_0, LEVEL), TILES(matmul_floats, F16, LEVEL), TILES(BF16_FUNCTION, BF16, LEVEL)          \
     }
 #define TABLE(TEXT, PAIRS, BF16_FUNCTION)                                                                             \
     {                                                                                                                 \

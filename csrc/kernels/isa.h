@@ -17,7 +17,7 @@ constexpr int Q8_BLOCK = 34;        // bytes of 32 numbers of a cache in Q8_0: a
 
 // Activations of a tile of nc tokens, quantized: for each step of 32 columns a record of nc x 32 int8, then
 // four times nc numbers: the scale d; and, S being minus the sum of the int8 and a, b its halves of 16 columns,
-//     for the simple types  8 S (int32), d S (float), nothing;
+//     for the simple types  8 S (int32), d S (float), 8 a (int32);
 //     for the K types       S (float), 32 a, 32 b (int32).
 // As floats: nc x 32 of them; or nc x 32 of BF16, then as much of nothing, where the processor multiplies these.
 constexpr int64_t record_bytes(Acts acts, int64_t nc) { return (acts == BYTES_32 || acts == BYTES_256 ? 48 : 128) * nc; }

@@ -42,6 +42,19 @@ inline F f_u8(const uint8_t *p) {
 inline F f_i8(const uint8_t *p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
 }
+// The low and the high nibbles of 16 bytes.
+inline F f_low4(const uint8_t *p) {
+    const I x = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
+    return _mm512_cvtepi32_ps(_mm512_and_si512(x, _mm512_set1_epi32(15)));
+}
+inline F f_high4(const uint8_t *p) {
+    return _mm512_cvtepi32_ps(_mm512_srli_epi32(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)), 4));
+}
+// 2^-8 times numbers of 4 bits of exponent and 3 of mantissa (E4M3); the eighth bit is ignored.
+inline F f_e4m3(const uint8_t *p) {
+    const __m256i words = _mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)p)), 7);
+    return _mm512_cvtph_ps(_mm256_and_si256(words, _mm256_set1_epi16(0x3F80)));
+}
 inline F f_cast(I x) { return _mm512_castsi512_ps(x); }
 // 2^(e - 128) of bytes e.
 inline F f_exponents(const uint8_t *p) {

@@ -67,6 +67,20 @@ inline F f_u8(const uint8_t *p) {
 inline F f_i8(const uint8_t *p) {
     return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u32(four_bytes(p))))));
 }
+// The low and the high nibbles of 4 bytes.
+inline F f_low4(const uint8_t *p) {
+    const uint8x8_t x = vand_u8(vreinterpret_u8_u32(four_bytes(p)), vdup_n_u8(15));
+    return vcvtq_f32_u32(vmovl_u16(vget_low_u16(vmovl_u8(x))));
+}
+inline F f_high4(const uint8_t *p) {
+    const uint8x8_t x = vshr_n_u8(vreinterpret_u8_u32(four_bytes(p)), 4);
+    return vcvtq_f32_u32(vmovl_u16(vget_low_u16(vmovl_u8(x))));
+}
+// 2^-8 times numbers of 4 bits of exponent and 3 of mantissa (E4M3); the eighth bit is ignored.
+inline F f_e4m3(const uint8_t *p) {
+    const uint16x4_t words = vshl_n_u16(vget_low_u16(vmovl_u8(vreinterpret_u8_u32(four_bytes(p)))), 7);
+    return vcvt_f32_f16(vreinterpret_f16_u16(vand_u16(words, vdup_n_u16(0x3F80))));
+}
 inline F f_cast(I x) { return vreinterpretq_f32_s32(x); }
 // 2^(e - 128) of bytes e.
 inline F f_exponents(const uint8_t *p) {

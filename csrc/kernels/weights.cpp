@@ -1,5 +1,6 @@
 // See weights.h. Written for clarity and for the compiler's vectorizer: packing runs once for each model.
 #include "blocks.h"
+#include "scales.h"
 
 #include <string.h>
 
@@ -99,8 +100,9 @@ Type find_type(int ggml_type) {
 #define EACH_TYPE(FUNCTION, FLOATS_FUNCTION)                                                                          \
     {                                                                                                                 \
         FUNCTION<Q4_0>, FUNCTION<Q4_1>, FUNCTION<Q5_0>, FUNCTION<Q5_1>, FUNCTION<Q8_0>, FUNCTION<IQ4_NL>,             \
-            FUNCTION<MXFP4>, FUNCTION<Q3_K>, FUNCTION<Q4_K>, FUNCTION<Q5_K>, FUNCTION<Q6_K>,                          \
-            FLOATS_FUNCTION<uint16_t>, FLOATS_FUNCTION<uint32_t>                                                      \
+            FUNCTION<MXFP4>, FUNCTION<NVFP4>, FUNCTION<Q2_K>, FUNCTION<Q3_K>, FUNCTION<Q4_K>, FUNCTION<Q5_K>,         \
+            FUNCTION<Q6_K>, FUNCTION<IQ4_XS>, FUNCTION<TQ1_0>, FUNCTION<TQ2_0>, FLOATS_FUNCTION<uint16_t>,            \
+            FLOATS_FUNCTION<uint32_t>                                                                                 \
     }
 
 void pack_group(Type type, int64_t columns, Layout layout, int rows, const uint8_t *src, uint8_t *dst) {

@@ -16,9 +16,11 @@
 //              BF16:     16 planes, plane v: columns 2v and 2v+1
 //
 // Header, each item R times: simple types (2 steps): F16 d of step 0, d of step 1, then m of both if the
-// type has minima; MXFP4: a byte for each step, its exponent. F16 and BF16 (1 step): none. K types (8 steps):
-// F16 d, F16 dmin, 16 bytes of scales: 8 scales and 8 minima of 32 columns (Q4_K, Q5_K), or 16 signed scales
-// of 16 columns (Q3_K, Q6_K, dmin unused).
+// type has minima; MXFP4: a byte for each step, its exponent; NVFP4: a byte for each 16 columns, E4M3. F16 and BF16
+// (1 step): none. K types (8 steps): F16 d, F16 dmin, 16 bytes of scales: 8 scales and 8 minima of 32 columns (Q4_K,
+// Q5_K), 16 signed scales of 16 columns (Q3_K, Q6_K, dmin unused), or 16 times a scale in the low and a minimum in the
+// high nibble (Q2_K). IQ types (8 steps): F16 d and 8 scales of 32 columns, bytes, signed (IQ4_XS). Ternary types (8
+// steps): F16 d.
 // Rows and columns missing at the end are zeros. Packing loses nothing: unpack gives the same blocks.
 #pragma once
 
@@ -27,7 +29,11 @@
 
 namespace edgespec {
 
-enum Type { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, MXFP4, Q3_K, Q4_K, Q5_K, Q6_K, F16, BF16, N_TYPES };
+enum Type {
+    Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, MXFP4, NVFP4,
+    Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_XS, TQ1_0, TQ2_0,
+    F16, BF16, N_TYPES
+};
 
 // How activations go into a product: 8 bits under one scale for each 32 or 256 columns, or as floats, which for BF16
 // weights are rounded to BF16.
@@ -49,10 +55,12 @@ constexpr Format FORMATS[N_TYPES] = {
     {"q4_0", 2, 32, 18, 2, 4, 16, BYTES_32},      {"q4_1", 3, 32, 20, 2, 8, 16, BYTES_32},
     {"q5_0", 6, 32, 22, 2, 4, 20, BYTES_32},      {"q5_1", 7, 32, 24, 2, 8, 20, BYTES_32},
     {"q8_0", 8, 32, 34, 2, 4, 32, BYTES_32},      {"iq4_nl", 20, 32, 18, 2, 4, 16, BYTES_32},
-    {"mxfp4", 39, 32, 17, 2, 2, 16, BYTES_32},    {"q3_K", 11, 256, 110, 8, 20, 12, BYTES_256},
+    {"mxfp4", 39, 32, 17, 2, 2, 16, BYTES_32},    {"nvfp4", 40, 64, 36, 2, 4, 16, BYTES_32},
+    {"q2_K", 10, 256, 84, 8, 20, 8, BYTES_256},   {"q3_K", 11, 256, 110, 8, 20, 12, BYTES_256},
     {"q4_K", 12, 256, 144, 8, 20, 16, BYTES_256}, {"q5_K", 13, 256, 176, 8, 20, 20, BYTES_256},
-    {"q6_K", 14, 256, 210, 8, 20, 24, BYTES_256}, {"f16", 1, 32, 64, 1, 0, 64, FLOATS},
-    {"bf16", 30, 32, 64, 1, 0, 64, ROUNDED_FLOATS},
+    {"q6_K", 14, 256, 210, 8, 20, 24, BYTES_256}, {"iq4_xs", 23, 256, 136, 8, 10, 16, BYTES_256},
+    {"tq1_0", 34, 256, 54, 8, 2, 8, BYTES_256},   {"tq2_0", 35, 256, 66, 8, 2, 8, BYTES_256},
+    {"f16", 1, 32, 64, 1, 0, 64, FLOATS},         {"bf16", 30, 32, 64, 1, 0, 64, ROUNDED_FLOATS},
 };
 
 // The format of a ggml type, or N_TYPES.

@@ -42,7 +42,8 @@ TOLERANCE = 0.1
 # The numbers of types in GGUF files.
 _TYPES = {
     "f32": 0, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8,
-    "q3_K": 11, "q4_K": 12, "q5_K": 13, "q6_K": 14, "iq4_nl": 20, "mxfp4": 39, "f16": 1, "bf16": 30,
+    "q2_K": 10, "q3_K": 11, "q4_K": 12, "q5_K": 13, "q6_K": 14, "iq4_nl": 20, "iq4_xs": 23,
+    "tq1_0": 34, "tq2_0": 35, "mxfp4": 39, "nvfp4": 40, "f16": 1, "bf16": 30,
 }  # fmt: skip
 
 
@@ -72,6 +73,7 @@ _LAYER = {
 _LAYER_TYPES = (
     ("q4_0", "q8_0", "q6_K", "q4_K", "q5_K", "q4_1", "q5_0", "f32"),
     ("f16", "q5_1", "q3_K", "iq4_nl", "mxfp4", "bf16", "q8_0", "f32"),
+    ("q2_K", "tq1_0", "tq2_0", "iq4_xs", "q2_K", "iq4_xs", "nvfp4", "f32"),
 )
 N_LAYERS = len(_LAYER_TYPES)
 MATRICES = {

@@ -22,12 +22,21 @@ from tree_shapes import paths, random_shape
 TYPES = {
     name: gguf.GGMLQuantizationType[name.upper()]
     for name in (
-        *("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl", "mxfp4", "q3_k", "q4_k", "q5_k", "q6_k"),
+        *("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl", "mxfp4", "nvfp4"),
+        *("q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_xs", "tq1_0", "tq2_0"),
         *("f16", "bf16"),
     )
 }
 # Where the F16 scales are in a block.
-SCALES = {"q4_1": (0, 2), "q5_1": (0, 2), "q3_k": (108,), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,)}
+SCALES = {
+    **{"q4_1": (0, 2), "q5_1": (0, 2), "q2_k": (80, 82), "q3_k": (108,), "q4_k": (0, 2), "q5_k": (0, 2)},
+    **{"q6_k": (208,), "tq1_0": (52,), "tq2_0": (64,)},
+}
+# Types whose scales are bytes: where they are, and bytes of them that are common, large, small and odd.
+BYTE_SCALES = {
+    "mxfp4": (1, range(118, 125), (200,), (0, 1), (0, 1)),
+    "nvfp4": (4, range(40, 70), (0x7E,), range(9), (0x7F, 1)),
+}
 FLOATS = ("f16", "bf16")
 ISAS = ("avx512-bf16", "avx512-vnni", "avx-vnni", "avx2", "neon-dotprod", "neon")
 MAX_TOKENS = 32
@@ -93,22 +102,36 @@ def encode_floats(name, values):
     return np.ascontiguousarray(raw).view(np.uint8).reshape(len(values), -1)
 
 
+def random_blocks(rng, name, n):
+    """Return n blocks of random bytes, of those that ggml writes: not all bytes are ternary digits."""
+    data = rng.integers(0, 256, (n, unit(name)[1]), dtype=np.uint8)
+    if name == "tq1_0":
+        digits = np.array([1] * 48 + [3] * 4)  # the last four have one digit less
+        data[:, :52] = (data[:, :52].astype(int) * 243 // 256 // digits * digits * 256 + 242) // 243
+    return data
+
+
+def set_scales(data, name, scales):
+    """Give blocks their scales, one each: F16 numbers."""
+    for offset in SCALES.get(name, (0,)):
+        data[:, offset : offset + 2] = np.float16(scales).view(np.uint8).reshape(-1, 2)
+
+
 @st.composite
 def blocks(draw, name):
     """Return the blocks of a matrix: random, and with all kinds of scales and quants."""
-    block, size = unit(name)
+    block = unit(name)[0]
     rows, columns = draw(st.integers(1, 35)), block * draw(st.integers(1, 3 if block == 256 else 9))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     fill = draw(st.sampled_from(["random", "zeros", "ones"]))
-    data = rng.integers(0, 256, (rows * columns // block, size), dtype=np.uint8)
-    data[:] = {"random": data, "zeros": 0, "ones": 255}[fill]
+    data = random_blocks(rng, name, rows * columns // block)
+    if fill != "random":
+        data[:] = 0 if fill == "zeros" else data.max(0)
     kind = draw(st.sampled_from(["normal", "zero", "negative zero", "largest", "smallest", "one large"]))
-    if name == "mxfp4":
-        exponents = rng.integers(118, 125, len(data))
-        exponents[:] = {"zero": 0, "largest": 200, "smallest": rng.integers(0, 2, len(data))}.get(
-            kind, exponents
-        )
-        data[:, 0] = exponents
+    if name in BYTE_SCALES:
+        n, common, large, small, odd = BYTE_SCALES[name]
+        choice = {"zero": (0,), "largest": large, "smallest": small, "one large": odd}.get(kind, common)
+        data[:, :n] = rng.choice(choice, (len(data), n))
         return data.reshape(rows, -1), columns
     for offset in SCALES.get(name, (0,)):
         scale = rng.normal(0, 0.02, (rows, columns) if name in FLOATS else len(data))
@@ -135,13 +158,14 @@ def sane_weights(rng, name, n_blocks=7, n_large_blocks=3):
     n = n_large_blocks if block == 256 else n_blocks
     if name in FLOATS:
         return encode_floats(name, rng.normal(0, 0.02, (37, n * block))), n * block
-    weights = rng.integers(0, 256, (37, n * size), dtype=np.uint8)
-    if name == "mxfp4":
-        weights[:, ::size] = rng.integers(118, 125, (37, n))
+    weights = random_blocks(rng, name, 37 * n)
+    if name in BYTE_SCALES:
+        n_scales, common = BYTE_SCALES[name][:2]
+        weights[:, :n_scales] = rng.choice(common, (37 * n, n_scales))
     else:
         for offset in SCALES.get(name, (0,)):
-            weights[:, offset::size], weights[:, offset + 1 :: size] = 0, 0x20 + offset
-    return weights, n * block
+            weights[:, offset : offset + 2] = 0, 0x20 + offset % 16
+    return weights.reshape(37, n * size), n * block
 
 
 @st.composite
@@ -179,7 +203,7 @@ def quantized(x, name):
         return x.astype(np.float64)
     if name == "bf16":
         return quants.dequantize(encode_floats(name, x), TYPES[name]).astype(np.float64)
-    block = 256 if name.endswith("_k") else 32
+    block = 256 if unit(name)[0] == 256 else 32
     parts = x.reshape(len(x), -1, min(block, x.shape[1]))
     largest = np.abs(parts).max(-1, keepdims=True)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -219,16 +243,17 @@ def test_products_are_those_of_the_dequantized_weights(library, name, data):
 def test_products_of_integers_are_exact(library, isa, name):
     """With scales of one: what the packed weights and the activations are multiplied and added as."""
     rng = np.random.default_rng(11)
-    block, size = unit(name)
-    weights = rng.integers(0, 256, (37, 256 // block * size), dtype=np.uint8)
+    block = unit(name)[0]
+    weights = random_blocks(rng, name, 37 * 256 // block)
     if name in FLOATS:
         weights = encode_floats(name, rng.integers(-128, 129, (37, 256)))
-    elif name == "mxfp4":
-        weights[:, ::size] = 128
+    elif name in BYTE_SCALES:
+        weights[:, : BYTE_SCALES[name][0]] = {"mxfp4": 128, "nvfp4": 8 << 3}[name]
     else:
-        for offset in SCALES.get(name, (0,)):
-            weights[:, offset::size], weights[:, offset + 1 :: size] = 0, 0x3C
-    x = rng.integers(-127, 128, (9, 256)).astype(np.float32)
+        set_scales(weights, name, np.ones(len(weights)))
+    weights = weights.reshape(37, -1)
+    most = 8 if name == "iq4_xs" else 128  # else the sums would not be whole numbers of 24 bits
+    x = rng.integers(1 - most, most, (9, 256)).astype(np.float32)
     x[:, ::32] = 127  # the largest of each block, so that the scale of its activations is one
     expected = x.astype(np.int64) @ quants.dequantize(weights, TYPES[name]).astype(np.int64).T
     assert np.abs(expected).max() < 1 << 24
@@ -380,7 +405,7 @@ def test_every_type_and_number_of_tokens_can_be_timed(stream):
 @pytest.mark.parametrize(
     "shape",
     [
-        *[MatrixShape(type_, 16, 256) for type_ in (0, 4, 9, 10, 40, 99, -1)],
+        *[MatrixShape(type_, 16, 256) for type_ in (0, 4, 9, 15, 41, 99, -1)],
         *[MatrixShape(2, rows, 256) for rows in (0, -1, (1 << 20) + 1, 1 << 62)],
         *[MatrixShape(12, 16, columns) for columns in (0, -256, 32, 257, 1 << 62)],
         MatrixShape(2, 1 << 16, 256),  # more than the stream has
@@ -624,7 +649,7 @@ def test_what_cannot_be_packed_is_refused(library, rows, columns, size):
     assert code == -1
 
 
-@pytest.mark.parametrize("type_number", [0, 4, 9, 10, 40, 99, -1])
+@pytest.mark.parametrize("type_number", [0, 4, 9, 15, 41, 99, -1])
 def test_other_types_are_refused(library, type_number):
     data = np.zeros(4096, np.uint8)
     assert library.es_kernels_repack(type_number, 16, 256, address(data), 144 * 16, address(data)) == -1

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from edgespec.decoding.forward import Forward
-from edgespec.llama.backend import llama, quantize
+from edgespec.llama.backend import QUANT_TYPES, llama, quantize
 from edgespec.llama.kv_cache import KVCache, KVCacheSize
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
@@ -29,6 +29,8 @@ TYPES = (
     "q5_1",
     "q8_0",
     "iq4_nl",
+    "iq4_xs",
+    "q2_k",
     "q3_k_m",
     "q4_k_m",
     "q5_k_m",
@@ -114,10 +116,14 @@ def test_packed_models_say_what_stock_ones_say(kernels, quantized, architecture,
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("name", ["f32", "q2_k"])
-def test_models_that_cannot_be_packed_are_exactly_stock(kernels, quantized, float_models, architecture, name):
-    path = float_models[architecture] if name == "f32" else quantized(architecture, name)
-    if name == "q2_k":  # in the mixture other matrices are packed
+@pytest.mark.parametrize("name", ["f32", "q1_0"])
+def test_models_that_cannot_be_packed_are_exactly_stock(
+    kernels, quantized, float_models, tmp_path, monkeypatch, architecture, name
+):
+    path = float_models[architecture]
+    if name == "q1_0":  # of all matrices: in the mixture others are packed
+        monkeypatch.setitem(QUANT_TYPES, name, 40)
+        path = tmp_path / "q1_0.gguf"
         quantize(float_models[architecture], path, name, pure=True)
     with Model(quantized(architecture, "q4_k_m")), Model(path) as model, Model(path, kernels=False) as stock:
         assert not model.uses_kernels

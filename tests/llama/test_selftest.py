@@ -176,7 +176,7 @@ def test_rounding_does_not_show(tmp_path: Path, stock: np.ndarray) -> None:
 def test_every_type_that_matters_is_in_the_model() -> None:
     types = {matrix.type for matrix in selftest_child.MATRICES.values()}
     assert types >= {"q4_0", "q8_0", "q4_K", "q6_K", "q5_0", "q5_K", "q4_1", "iq4_nl", "q3_K"}
-    assert types >= {"mxfp4", "f16", "bf16"}
+    assert types >= {"mxfp4", "f16", "bf16", "q2_K", "iq4_xs", "tq1_0", "tq2_0", "nvfp4"}
 
 
 # ---- the kept answer ----

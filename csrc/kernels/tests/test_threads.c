@@ -169,10 +169,14 @@ int main(void) {
         return 0;
     }
     test_matmul(2, 18, 32);    /* Q4_0 */
+    test_matmul(10, 84, 256);  /* Q2_K */
     test_matmul(11, 110, 256); /* Q3_K */
     test_matmul(12, 144, 256); /* Q4_K */
     test_matmul(14, 210, 256); /* Q6_K */
+    test_matmul(23, 136, 256); /* IQ4_XS */
+    test_matmul(34, 54, 256);  /* TQ1_0 */
     test_matmul(39, 17, 32);   /* MXFP4 */
+    test_matmul(40, 36, 64);   /* NVFP4 */
     test_matmul(1, 64, 32);    /* F16 */
     test_matmul(30, 64, 32);   /* BF16 */
     test_experts(0);

@@ -204,6 +204,9 @@ def _explain(error: BaseException) -> tuple[str, int]:
         case MemoryError() | OSError() | RuntimeError() | ImportError() if _is_refusal(error):
             reasons = why_refused() or "choose a smaller model or --ctx, or close other programs"
             return f"not enough memory: {reasons}", EdgespecError.exit_code
+        case ImportError(path=str(path)) if "/_core." in path:
+            line = f"edgespec's library cannot be loaded: {error}; install edgespec again, built for "
+            return _one_line(line + os.uname().machine), EdgespecError.exit_code
         case OSError():
             return _one_line(describe_os_error(error)), EdgespecError.exit_code
     raise error

@@ -21,7 +21,7 @@ from edgespec.engine.model_choice import choose_models
 from edgespec.errors import EdgespecError
 from edgespec.llama import kernels, rpc
 from edgespec.llama.architectures import architecture_support
-from edgespec.llama.backend import foreign_function, library_version
+from edgespec.llama.backend import cpu_backend, foreign_function, library_version
 from edgespec.llama.gguf import TensorInfo
 from edgespec.llama.gguf_header import GGUFHeader, check_model_file, read_tensors
 from edgespec.llama.kernels import STOCK, Kernels, PackedTensor
@@ -147,6 +147,7 @@ def _libraries() -> Report:
         "ggml": cast("bytes", foreign_function("ggml_version", ctypes.c_char_p)()).decode(),
         "llama_cpp_python": version("llama-cpp-python"),
         "built_for": board and board.name,
+        "cpu_backend": cpu_backend() or None,
     }
 
 

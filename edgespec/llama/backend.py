@@ -31,12 +31,21 @@ from edgespec._core import Interrupt
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.platform.boards import wheel_for_another_board
 from edgespec.platform.child import ReportingChild, answer, say
+from edgespec.platform.files import lines_of
 from edgespec.platform.limits import is_refusal, why_refused
 
 if _problem := wheel_for_another_board():
     raise EdgespecError(_problem)  # loading the library would end in SIGILL
 
-from llama_cpp import llama_cpp as llama
+try:
+    from llama_cpp import llama_cpp as llama
+except RuntimeError as error:
+    if is_refusal(str(error)):
+        raise
+    raise EdgespecError(
+        f"llama.cpp's library cannot be loaded: {error.__context__ or error}; "
+        f"install llama-cpp-python again, built for {os.uname().machine}"
+    ) from error
 from llama_cpp.llama_speculative import LlamaDraftModel
 
 __all__ = [
@@ -45,11 +54,13 @@ __all__ = [
     "LlamaDraftModel",
     "address_of",
     "clear_log",
+    "cpu_backend",
     "create",
     "failure_reason",
     "foreign_function",
     "interruptible",
     "last_log_error",
+    "library_folder",
     "library_version",
     "llama",
     "quantize",
@@ -121,12 +132,39 @@ def _stop_in_one_line(message: bytes) -> None:
     os._exit(EdgespecError.exit_code)
 
 
+def library_folder() -> Path:
+    """Return the folder of llama.cpp's libraries."""
+    return Path(llama._lib._name).parent
+
+
+def _load_cpu_backend() -> str:
+    """Load ggml's CPU backend for this processor, where it lies beside the library in several variants.
+
+    Returns "" or why there is none, in one line. Without this call the library would look for one in the
+    folder that it is called in.
+    """
+    count = foreign_function("ggml_backend_reg_count", ctypes.c_size_t)
+    if count():  # linked with the library
+        return ""
+    load_best = foreign_function("ggml_backend_load_all_from_path", None, ctypes.c_char_p)
+    folder = library_folder()
+    load_best(os.fsencode(folder))
+    if count():
+        return ""
+    return (
+        f"{folder}: none of llama.cpp's CPU backends there (libggml-cpu-*.so) runs on this processor, an "
+        f"{os.uname().machine}; install llama-cpp-python again, built for it"
+    )
+
+
 _AbortCallback = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 # The library keeps these addresses until the process ends, so the objects must live as long.
 _log_callback = llama.llama_log_callback(_keep_log_line)
 _abort_callback = _AbortCallback(_stop_in_one_line)
 llama.llama_log_set(_log_callback, ctypes.c_void_p(0))
 foreign_function("ggml_set_abort_callback", ctypes.c_void_p, _AbortCallback)(_abort_callback)
+if _problem := _load_cpu_backend():
+    raise EdgespecError(_problem)
 llama.llama_backend_init()
 
 
@@ -173,6 +211,13 @@ def whole_log() -> Iterator[list[str]]:
 def library_version() -> str:
     """Return the version of the llama.cpp build in use."""
     return cast("bytes", llama.llama_version()).decode()
+
+
+def cpu_backend() -> str:
+    """Return which variant of ggml's CPU backend is in use, such as "zen4"; "" if there is one for all."""
+    maps = lines_of(Path("/proc/self/maps"))
+    found = (re.search(r"/libggml-cpu-([^/]+)\.so$", line) for line in maps)
+    return next((name[1] for name in found if name), "")
 
 
 class Interruption:

@@ -23,7 +23,7 @@ from edgespec import _core
 from edgespec._core import Interrupt
 from edgespec.errors import EdgespecError
 from edgespec.llama import backend
-from edgespec.llama.backend import foreign_function, llama
+from edgespec.llama.backend import foreign_function
 
 GGML_VERSION = "0.25.3"
 """The ggml whose RPC backend the connections are made for, and the only one they are used with."""
@@ -117,7 +117,7 @@ _loaded: Rpc | None = None
 
 def backend_path() -> Path:
     """Return the path of the backend, in libllama's folder; it may not exist."""
-    return Path(llama._lib._name).with_name("ggml_rpc.so")
+    return backend.library_folder() / "ggml_rpc.so"
 
 
 def _transport_path() -> Path:

@@ -19,8 +19,9 @@ from edgespec.errors import EdgespecError
 from edgespec.platform.boards import BOARDS, Board
 from pi.console import BUILD, Parser, err, main, out, run
 from pi.manifest import DIST, check_wheels, read_manifest
+from pi.recipe import llama_source
 from pi.root import ensure_root
-from pi.wheels import TRIPLE, llama_source
+from pi.wheels import TRIPLE
 
 QEMU = "qemu-aarch64"
 """The one that loads plugins; Debian's static one does not."""

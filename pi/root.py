@@ -1,7 +1,8 @@
-"""A file tree of Debian bookworm for arm64: Python 3.11, its headers and the C libraries.
+"""File trees of Debian for arm64: Python, in bookworm's also its headers and OpenMP, and the C libraries.
 
     build/pi/apt     apt's lists, state, cache and configuration; the system's own are not touched
-    build/pi/root    the tree: packages unpacked, not installed (none of their scripts has run)
+    build/pi/root    bookworm's tree: packages unpacked, not installed (none of their scripts has run)
+    build/pi/apt-SUITE, build/pi/root-SUITE   another suite's
 
 Raspberry Pi OS bookworm has the same Python and C library. Wheels are built against the headers, and the
 emulator finds its libraries here.
@@ -20,9 +21,14 @@ from urllib.parse import unquote
 from edgespec.errors import EdgespecError
 from pi.console import BUILD, run
 
-_SUITE, _ARCHITECTURE = "bookworm", "arm64"
+SUITES = {"bookworm": "3.11", "trixie": "3.13", "forky": "3.14"}
+"""Debian's suites, and the version of Python in each."""
+
+_BOARDS_SUITE, _ARCHITECTURE = "bookworm", "arm64"
 _PACKAGES = ("python3.11", "python3.11-venv", "libpython3.11-dev", "libgomp1", "libstdc++6")
 """Packages asked for; apt-get adds those they depend on, the C library among them."""
+_TO_BUILD = ("libpython3.11-dev", "libgomp1")
+"""Packages left out of other suites' trees, where wheels are only tried."""
 _KEYRINGS = tuple(f"/usr/share/keyrings/debian-archive-keyring.{end}" for end in ("gpg", "pgp"))
 _STAMP = "edgespec-root.json"
 
@@ -37,43 +43,53 @@ _CAUSES = {
     "NO_PUBKEY": "the mirror's signature is not by a key in the keyring; update debian-archive-keyring",
     "is not signed": "the mirror's lists are not signed; use another mirror",
     "Release file for": "the mirror's lists are out of date; check this machine's clock",
-    "does not have a Release file": f"the mirror that this machine's apt uses has no Debian {_SUITE}",
     "don't have enough free space": "the disk is full",
 }
 """Signs in apt-get's output, and what a user is told."""
 
 
-def ensure_root() -> Path:
-    """Return the tree, made on first use: 33 MB are downloaded, 140 MB on disk.
+def ensure_root(suite: str = _BOARDS_SUITE) -> Path:
+    """Return the tree of a suite, made on first use: 33 MB are downloaded, 140 MB on disk.
 
     Raises EdgespecError if this is not Debian, without a network, keyring or space.
     """
-    root = BUILD / "root"
-    if not _is_current(root):
+    root = BUILD / f"root{_ending(suite)}"
+    if not _is_current(root, suite):
         BUILD.mkdir(parents=True, exist_ok=True)
         with (BUILD / "root.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if not _is_current(root):  # another process may have made it in the meantime
-                _make(root)
+            if not _is_current(root, suite):  # another process may have made it in the meantime
+                _make(root, suite)
     return root
 
 
-def _is_current(root: Path) -> bool:
+def _ending(suite: str) -> str:
+    return "" if suite == _BOARDS_SUITE else f"-{suite}"
+
+
+def _asked(suite: str) -> list[str]:
+    if suite == _BOARDS_SUITE:
+        return list(_PACKAGES)
+    version = SUITES[_BOARDS_SUITE], SUITES[suite]
+    return [name.replace(*version) for name in _PACKAGES if name not in _TO_BUILD]
+
+
+def _is_current(root: Path, suite: str) -> bool:
     try:
         stamp = json.loads((root / _STAMP).read_text())
     except (FileNotFoundError, ValueError):
         return False
-    return bool(stamp["suite"] == _SUITE and stamp["asked"] == list(_PACKAGES))
+    return bool(stamp["suite"] == suite and stamp["asked"] == _asked(suite))
 
 
-def _make(root: Path) -> None:
+def _make(root: Path, suite: str) -> None:
     for program in ("apt-get", "dpkg"):
         if not shutil.which(program):
             raise EdgespecError(
                 f"no {program}: Python for the boards is taken from Debian's packages; "
                 "run this on Debian, a container will do"
             )
-    packages = _download(BUILD / "apt")
+    packages = _download(BUILD / f"apt{_ending(suite)}", suite)
     new = root.with_name(f"{root.name}.new")
     shutil.rmtree(new, ignore_errors=True)
     try:
@@ -85,7 +101,7 @@ def _make(root: Path) -> None:
         )
         _make_links_relative(new)
         versions = dict(unquote(file.name).split("_")[:2] for file in packages)
-        stamp = {"suite": _SUITE, "architecture": _ARCHITECTURE, "asked": _PACKAGES, "packages": versions}
+        stamp = {"suite": suite, "architecture": _ARCHITECTURE, "asked": _asked(suite), "packages": versions}
         (new / _STAMP).write_text(json.dumps(stamp, indent=2) + "\n")
         shutil.rmtree(root, ignore_errors=True)
         new.rename(root)
@@ -95,7 +111,7 @@ def _make(root: Path) -> None:
         file.unlink()
 
 
-def _download(state: Path) -> list[Path]:
+def _download(state: Path, suite: str) -> list[Path]:
     """Return the packages' files, downloaded by apt-get with all of its state in a folder of our own."""
     archives = state / "archives"
     shutil.rmtree(archives, ignore_errors=True)  # so that no older version is unpacked too
@@ -103,16 +119,18 @@ def _download(state: Path) -> list[Path]:
         folder.mkdir(parents=True, exist_ok=True)
     (state / "status").write_text("")  # nothing is installed: everything is downloaded
     (state / "sources.list").write_text(
-        f"deb [arch={_ARCHITECTURE} signed-by={_keyring()}] {_mirror()} {_SUITE} main\n"
+        f"deb [arch={_ARCHITECTURE} signed-by={keyring()}] {mirror()} {suite} main\n"
     )
     (state / "apt.conf").write_text(_configuration(state))
     apt = ["apt-get", "-q", "-y", "-c", str(state / "apt.conf")]
-    what = f"Debian {_SUITE} for {_ARCHITECTURE}"
+    what = f"Debian {suite} for {_ARCHITECTURE}"
     log = BUILD / "apt.log"
+    none = f"the mirror that this machine's apt uses has no Debian {suite}"
+    causes = {**_CAUSES, "does not have a Release file": none}
     english = {**os.environ, "LC_ALL": "C.UTF-8"}
-    run(f"{what}: lists", [*apt, "update"], log, env=english, causes=_CAUSES)
-    command = [*apt, "install", "--download-only", *_PACKAGES]
-    run(f"{what}: packages", command, log, env=english, causes=_CAUSES)
+    run(f"{what}: lists", [*apt, "update"], log, env=english, causes=causes)
+    command = [*apt, "install", "--download-only", *_asked(suite)]
+    run(f"{what}: packages", command, log, env=english, causes=causes)
     return sorted(archives.glob("*.deb"))
 
 
@@ -145,17 +163,18 @@ Dir::State::status "{state}/status";
 """
 
 
-def _keyring() -> str:
-    for keyring in _KEYRINGS:
-        if Path(keyring).exists():
-            return keyring
+def keyring() -> str:
+    """Return the file with the keys of Debian's archive."""
+    for file in _KEYRINGS:
+        if Path(file).exists():
+            return file
     raise EdgespecError(
         f"{_KEYRINGS[0]}: not here, and Debian's packages cannot be checked without; "
         "apt install debian-archive-keyring"
     )
 
 
-def _mirror() -> str:
+def mirror() -> str:
     """Return the mirror from which this machine's own apt takes Debian."""
     command = ["apt-get", "indextargets", "--format", "$(REPO_URI)"]
     command += ["Created-By: Packages", "Origin: Debian", "Label: Debian"]

@@ -198,7 +198,7 @@ def test_a_real_tree_from_this_machines_mirror(tmp_path, monkeypatch):
     if not (shutil.which("apt-get") and shutil.which("dpkg")):
         pytest.skip("no apt-get and dpkg: not Debian")
     try:
-        room._keyring(), room._mirror()
+        room.keyring(), room.mirror()
     except EdgespecError as error:
         pytest.skip(str(error))
     monkeypatch.setattr(room, "BUILD", tmp_path)

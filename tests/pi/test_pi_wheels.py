@@ -12,7 +12,7 @@ import pytest
 
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.platform.boards import BOARDS
-from pi import count, manifest, wheels
+from pi import count, manifest, recipe, wheels
 from pi.console import ROOT
 
 QEMU = "qemu-aarch64-static"
@@ -54,7 +54,7 @@ def test_help_shows_an_example() -> None:
     ],
 )
 def test_the_c_library_that_a_wheel_needs(tag: str, needed: tuple[int, int]) -> None:
-    assert wheels.glibc(Path(f"edgespec-0.1.0-cp311-abi3-{tag}.whl")) == needed
+    assert recipe.glibc(Path(f"edgespec-0.1.0-cp311-abi3-{tag}.whl")) == needed
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_the_c_library_that_a_wheel_needs(tag: str, needed: tuple[int, int]) -> 
 )
 def test_a_wheel_that_boards_cannot_run(tag: str, words: list[str]) -> None:
     with pytest.raises(EdgespecError) as caught:
-        wheels.glibc(Path(f"edgespec-0.1.0-cp311-abi3-{tag}.whl"))
+        recipe.glibc(Path(f"edgespec-0.1.0-cp311-abi3-{tag}.whl"))
     assert all(word in str(caught.value) for word in words)
 
 
@@ -92,7 +92,7 @@ def test_a_manifest_comes_back(tmp_path: Path) -> None:
 
 
 def test_the_source_package_is_that_of_the_version_in_use() -> None:
-    assert wheels.llama_version() == "0.3.36", "see whether _LLAMA_SHA256 is of this version"
+    assert recipe.llama_version() == "0.3.36", "see whether _LLAMA_SHA256 is of this version"
 
 
 def test_counting_wants_an_emulator_with_plugins(monkeypatch: pytest.MonkeyPatch) -> None:

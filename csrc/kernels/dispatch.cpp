@@ -19,14 +19,18 @@ struct Choice {
 } // namespace
 
 #ifdef __aarch64__
-extern const Isa ISA_NEON_DOTPROD, ISA_NEON;
+extern const Isa ISA_NEON_I8MM, ISA_NEON_DOTPROD, ISA_NEON;
 
 namespace {
 
+constexpr unsigned long I8MM = 1 << 13; // in AT_HWCAP2; the kernel's headers before 5.6 do not name it
+
 bool has_dotprod() { return getauxval(AT_HWCAP) & HWCAP_ASIMDDP; }
+bool has_i8mm() { return has_dotprod() && (getauxval(AT_HWCAP2) & I8MM); }
 bool has_neon() { return true; } // all 64-bit ARM has it
 
-const Choice CHOICES[] = {{&ISA_NEON_DOTPROD, has_dotprod}, {&ISA_NEON, has_neon}};
+const Choice CHOICES[] = {
+    {&ISA_NEON_I8MM, has_i8mm}, {&ISA_NEON_DOTPROD, has_dotprod}, {&ISA_NEON, has_neon}};
 
 } // namespace
 #else

@@ -16,7 +16,7 @@ extern "C" {
 
 #define ES_API __attribute__((visibility("default")))
 
-/* The instruction set in use: "avx512-vnni", "avx-vnni", "avx2", "neon-dotprod", "neon"; "" when this CPU
+/* The instruction set in use: "avx512-vnni", "avx-vnni", "avx2", "neon-i8mm", "neon-dotprod", "neon"; "" when this CPU
  * has none of them. */
 ES_API const char *es_kernels_isa(void);
 

@@ -32,6 +32,7 @@ inline int32_t int_at(const int8_t *p, int i) {
 #else
 #include "simd_avx2.h"
 #endif
+#include "pairs.h"
 #include "matmul.h"
 #include "floats.h"
 #include "functions.h"
@@ -72,7 +73,7 @@ void quantize(const float *x, int64_t columns, Acts acts, int64_t block0, int64_
     }
 #define TABLE(TEXT, PAIRS, BF16_FUNCTION)                                                                             \
     {                                                                                                                 \
-        TEXT, {LANES, SIGNED_BYTES}, quantize<PAIRS>, {TYPES(1, BF16_FUNCTION), TYPES(2, BF16_FUNCTION)}, attend,     \
+        TEXT, {LANES, SIGNED_BYTES, PAIRED}, quantize<PAIRS>, {TYPES(1, BF16_FUNCTION), TYPES(2, BF16_FUNCTION)}, attend,     \
             merge, delta_net, state_scan, rms_norm, norm, l2_norm, add, sub, mul, divide, scale, clamp, square,       \
             square_root, negative, exponential, relu, tanh_of, sigmoid, silu, gelu, reglu, geglu, swiglu,             \
             swiglu_oai, geglu_quick, swiglu_clamp, sum, soft_max, dots, to_half, to_q8, rope, read_bytes, peak        \

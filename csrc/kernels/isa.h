@@ -15,7 +15,8 @@ constexpr int ATTN_SEGMENT = 256;   // cached tokens whose partial results are m
 constexpr int MAX_HEAD_DIM = 576;   // of keys; that of MLA
 constexpr int Q8_BLOCK = 34;        // bytes of 32 numbers of a cache in Q8_0: an F16 scale and int8
 
-// Activations of a tile of nc tokens, quantized: for each step of 32 columns a record of nc x 32 int8, then
+// Activations of a tile of nc tokens, quantized: for each step of 32 columns a record of nc x 32 int8 (token by token;
+// in pairs of tokens for an instruction set with paired weights, see pairs.h), then
 // four times nc numbers: the scale d; and, S being minus the sum of the int8 and a, b its halves of 16 columns,
 //     for the simple types  8 S (int32), d S (float), 8 a (int32);
 //     for the K types       S (float), 32 a, 32 b (int32).

@@ -48,5 +48,5 @@ int64_t peak(int64_t rounds) {
     for (I &x : sum) {
         i_forget(x); // else nothing at all would be computed
     }
-    return rounds * SUMS * 4 * (4 * LANES);
+    return rounds * SUMS * 4 * (PAIRED ? 8 : 4) * LANES;
 }

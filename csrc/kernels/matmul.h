@@ -150,13 +150,16 @@ template <int TYPE> struct Weights {
             return i_zero();
         }
         if (K_TYPE) {
-            return i_shl32<log2_of(OFFSET) - 5>(i_set1(int_at(meta, (2 + half) * NC + c)));
+            return i_shl32<log2_of(OFFSET) - 5>(i_of_token<NC>(meta + 4 * (2 + half) * NC, c));
         }
-        const int first = HALVES ? int_at(meta, 3 * NC + c) : 0;
-        return i_shl32<log2_of(OFFSET) - 3>(i_set1(HALVES && !half ? first : int_at(meta, NC + c) - first));
+        const int8_t *whole = meta + 4 * NC, *first = meta + 4 * 3 * NC;
+        const I sum = !HALVES  ? i_of_token<NC>(whole, c)
+                      : !half ? i_of_token<NC>(first, c)
+                              : i_of_difference<NC>(whole, first, c);
+        return i_shl32<log2_of(OFFSET) - 3>(sum);
     }
     template <int NC> static inline F as_float(I sum, const int8_t *meta, int c) {
-        return FLOAT_OFFSET ? f_fma(f_set1(OFFSET), f_set1(float_at(meta, NC + c)), f_int(sum)) : f_int(sum);
+        return FLOAT_OFFSET ? f_fma(f_set1(OFFSET), f_of_token<NC>(meta + 4 * NC, c), f_int(sum)) : f_int(sum);
     }
 };
 
@@ -202,12 +205,14 @@ void matmul(const uint8_t *group, int64_t packets, const int8_t *acts, float *co
                     i_dot<4, W::LARGEST, W::SPREAD, NC>(sum, v + 4 * half, acts + 16 * half);
                     EACH_TOKEN {
                         if (!W::K_TYPE) {
-                            total[c] = f_fma(f_mul(f_int(sum[c]), scale), f_set1(float_at(meta, c)), total[c]);
+                            total[c] =
+                                f_fma(f_mul(f_int(sum[c]), f_of_rows<NC>(scale, c)), f_of_token<NC>(meta, c), total[c]);
                             continue;
                         }
-                        of_packet[c] = f_fma(f_int(sum[c]), scale, of_packet[c]);
+                        of_packet[c] = f_fma(f_int(sum[c]), f_of_rows<NC>(scale, c), of_packet[c]);
                         if (W::MINUS_MIN) {
-                            of_packet[c] = f_fma(min, f_int(i_set1(int_at(meta, (2 + half) * NC + c))), of_packet[c]);
+                            const F of_half = f_int(i_of_token<NC>(meta + 4 * (2 + half) * NC, c));
+                            of_packet[c] = f_fma(f_of_rows<NC>(min, c), of_half, of_packet[c]);
                         }
                     }
                 }
@@ -219,25 +224,26 @@ void matmul(const uint8_t *group, int64_t packets, const int8_t *acts, float *co
             const F min = W::MINUS_MIN || W::PLUS_MIN ? W::minimum(header, dmin, s, 0) : f_zero();
             EACH_TOKEN {
                 if (W::K_TYPE) {
-                    of_packet[c] = f_fma(W::template as_float<NC>(sum[c], meta, c), scale, of_packet[c]);
+                    of_packet[c] = f_fma(W::template as_float<NC>(sum[c], meta, c), f_of_rows<NC>(scale, c), of_packet[c]);
                     if (W::MINUS_MIN) {
-                        of_packet[c] = f_fma(min, f_set1(float_at(meta, NC + c)), of_packet[c]);
+                        of_packet[c] = f_fma(f_of_rows<NC>(min, c), f_of_token<NC>(meta + 4 * NC, c), of_packet[c]);
                     }
                 } else {
-                    total[c] = f_fma(f_mul(f_int(sum[c]), scale), f_set1(float_at(meta, c)), total[c]);
+                    total[c] = f_fma(f_mul(f_int(sum[c]), f_of_rows<NC>(scale, c)), f_of_token<NC>(meta, c), total[c]);
                     if (W::PLUS_MIN) {
-                        total[c] = f_fnma(min, f_set1(float_at(meta, 2 * NC + c)), total[c]);
+                        total[c] = f_fnma(f_of_rows<NC>(min, c), f_of_token<NC>(meta + 4 * 2 * NC, c), total[c]);
                     }
                 }
             }
         }
         if (W::K_TYPE) {
             EACH_TOKEN {
-                total[c] = f_fma(of_packet[c], f_set1(float_at(meta, c)), total[c]);
+                total[c] = f_fma(of_packet[c], f_of_token<NC>(meta, c), total[c]);
             }
         }
         group = step;
     }
+    f_unpair<NC>(total);
     EACH_TOKEN {
         f_store_n(y[c] + first, total[c], rows);
     }
@@ -258,7 +264,7 @@ void quantize_bytes(const float *x, int64_t columns, Acts acts, int64_t block0, 
             int32_t sums[2] = {0, 0};
             for (int j = 0; j < 32; j += LANES) {
                 const F v = f_mul(f_load(x + first + i + j), f_set1(inverse));
-                sums[j / 16] += i_store_bytes(record + 32 * c + j, v);
+                sums[j / 16] += i_store_bytes(record + act_place(nc, c, j), v);
             }
             // Minus the sums, as the kernels add them: see isa.h.
             const float sum = (float)-(sums[0] + sums[1]), scaled = d * sum;
@@ -279,7 +285,9 @@ void quantize_bytes(const float *x, int64_t columns, Acts acts, int64_t block0, 
     }
     if (block1 * act_block >= columns && columns / 32 % 2) { // the last packet's second step is not there
         int8_t *record = tile + columns / 32 * record_bytes(acts, nc);
-        __builtin_memset(record + 32 * c, 0, 32);
+        for (int j = 0; j < 32; j += 8) {
+            __builtin_memset(record + act_place(nc, c, j), 0, 8);
+        }
         for (int k = 0; k < 4; k++) {
             __builtin_memset(record + 32 * nc + 4 * c + 4 * nc * k, 0, 4);
         }

@@ -1,4 +1,5 @@
-// Vectors of 4 lanes: 64-bit ARM, with dot products (sdot) where the compiler is told of them.
+// Vectors of 4 lanes: 64-bit ARM, with dot products (sdot) or products of matrices (smmla) where the compiler is told
+// of them.
 //
 // Groups of 4 rows and not of 8: totals, sums and weights of eight tokens then stay in the 32 registers. With 8
 // rows activations are loaded half as often, but a quarter of the loop's instructions went to the stack.
@@ -108,6 +109,7 @@ template <int N> inline I i_shl32(I a) { return vshlq_n_s32(a, N); }
 inline I i_lookup(const int8_t *table, I index) {
     return vreinterpretq_s32_s8(vqtbl1q_s8(vld1q_s8(table), vreinterpretq_u8_s32(index)));
 }
+#ifndef __ARM_FEATURE_MATMUL_INT8 // whose sums are in pairs.h
 // sums[c] + products of 4 or 8 planes with the activations, 4 for each plane, at acts + 32 c; LARGEST bounds the
 // weights (128: signed). Column by column, as these processors look far enough ahead for the next one's.
 template <int PLANES, int LARGEST, bool, int NC>
@@ -145,9 +147,16 @@ __attribute__((always_inline)) inline void i_dot(I *sums, const I *w, const int8
         }
     }
 }
+#endif
 // sum + products of 4 planes, none above 31, with one of activations, from registers.
 inline I i_dot_registers(I sum, const I *w, I a) {
-#ifdef __ARM_FEATURE_DOTPROD
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        sum = vmmlaq_s32(sum, bytes_of(w[i]), bytes_of(a));
+    }
+    return sum;
+#elif defined(__ARM_FEATURE_DOTPROD)
 #pragma GCC unroll 4
     for (int i = 0; i < 4; i++) {
         sum = vdotq_s32(sum, bytes_of(w[i]), bytes_of(a));

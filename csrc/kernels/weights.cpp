@@ -15,6 +15,30 @@ inline void flip_signs(Step &step, uint8_t sign) {
     }
 }
 
+// The place of columns 4v.. of row `row` of 4 in paired planes: read as the other layout, what is there is columns
+// 4 `place`.. of row `row`.
+struct PairedPlace {
+    int row, place;
+    PairedPlace(int r, int v) : row(r % 2 * 2 + v % 2), place(v / 2 * 2 + r / 2) {}
+};
+
+inline void pair_rows(const Step *rows, Step *paired) {
+    for (int r = 0; r < 4; r++) {
+        for (int v = 0; v < 8; v++) {
+            const PairedPlace to(r, v);
+            memcpy(paired[to.row].values + 4 * to.place, rows[r].values + 4 * v, 4);
+        }
+    }
+}
+inline void unpair_rows(const Step *paired, Step *rows) {
+    for (int r = 0; r < 4; r++) {
+        for (int v = 0; v < 8; v++) {
+            const PairedPlace from(r, v);
+            memcpy(rows[r].values + 4 * v, paired[from.row].values + 4 * from.place, 4);
+        }
+    }
+}
+
 typedef void PackFn(int64_t columns, Layout layout, int rows, const uint8_t *src, uint8_t *dst);
 
 template <int TYPE> void pack_group_of(int64_t columns, Layout layout, int rows, const uint8_t *src, uint8_t *dst) {
@@ -26,18 +50,24 @@ template <int TYPE> void pack_group_of(int64_t columns, Layout layout, int rows,
     const int64_t n_steps = columns / 32;
     const int steps_of_block = f.block / 32;
     memset(dst, 0, (size_t)group_bytes(type, columns, lanes));
-    for (int row = 0; row < rows; row++) {
-        for (int64_t s = 0; s < n_steps; s++) {
+    Step steps[MAX_LANES] = {}, paired[4]; // rows that are not there remain zeros
+    for (int64_t s = 0; s < n_steps; s++) {
+        uint8_t *packet = dst + s / f.steps * packet_bytes;
+        const int in_packet = (int)(s % f.steps);
+        for (int row = 0; row < rows; row++) {
             const uint8_t *block = src + row * stride + s / steps_of_block * f.block_bytes;
-            uint8_t *packet = dst + s / f.steps * packet_bytes;
-            const int in_packet = (int)(s % f.steps);
             if (s % steps_of_block == 0) {
                 store_scales(type, block, in_packet, lanes, row, packet);
             }
-            Step step;
-            decode(type, block, (int)(s % steps_of_block), step);
-            flip_signs(step, flip);
-            store_row(type, step, lanes, packet + (int64_t)(f.header + in_packet * f.step) * lanes + 4 * row);
+            decode(type, block, (int)(s % steps_of_block), steps[row]);
+            flip_signs(steps[row], flip);
+        }
+        if (layout.paired) {
+            pair_rows(steps, paired);
+        }
+        for (int row = 0; row < (layout.paired ? 4 : rows); row++) {
+            store_row(type, layout.paired ? paired[row] : steps[row], lanes,
+                      packet + (int64_t)(f.header + in_packet * f.step) * lanes + 4 * row);
         }
     }
 }
@@ -51,18 +81,24 @@ template <int TYPE> void unpack_group_of(int64_t columns, Layout layout, int row
     const int64_t n_steps = columns / 32;
     const int steps_of_block = f.block / 32;
     memset(dst, 0, (size_t)(rows * stride));
-    for (int row = 0; row < rows; row++) {
-        for (int64_t s = 0; s < n_steps; s++) {
+    Step steps[MAX_LANES], paired[4];
+    for (int64_t s = 0; s < n_steps; s++) {
+        const uint8_t *packet = src + s / f.steps * packet_bytes;
+        const int in_packet = (int)(s % f.steps);
+        for (int row = 0; row < (layout.paired ? 4 : rows); row++) {
+            load_row(type, packet + (int64_t)(f.header + in_packet * f.step) * lanes + 4 * row, lanes,
+                     layout.paired ? paired[row] : steps[row]);
+        }
+        if (layout.paired) {
+            unpair_rows(paired, steps);
+        }
+        for (int row = 0; row < rows; row++) {
             uint8_t *block = dst + row * stride + s / steps_of_block * f.block_bytes;
-            const uint8_t *packet = src + s / f.steps * packet_bytes;
-            const int in_packet = (int)(s % f.steps);
             if (s % steps_of_block == 0) {
                 load_scales(type, packet, in_packet, lanes, row, block);
             }
-            Step step;
-            load_row(type, packet + (int64_t)(f.header + in_packet * f.step) * lanes + 4 * row, lanes, step);
-            flip_signs(step, flip);
-            encode(type, step, (int)(s % steps_of_block), block);
+            flip_signs(steps[row], flip);
+            encode(type, steps[row], (int)(s % steps_of_block), block);
         }
     }
 }

@@ -15,6 +15,10 @@
 //              F16:      32 planes of R x 2 bytes, plane v: column v
 //              BF16:     16 planes, plane v: columns 2v and 2v+1
 //
+// Paired (groups of 4 rows, for instructions that multiply 2 rows by 8 columns; all types but F16 and BF16): the 4
+// bytes of column 4v.. of the rows a, b, c, d, and those of column 4v+4.. (v even), are no longer abcd and ABCD but
+// aAbB and cCdD: what 8 columns of two rows have is in one place.
+//
 // Header, each item R times: simple types (2 steps): F16 d of step 0, d of step 1, then m of both if the
 // type has minima; MXFP4: a byte for each step, its exponent; NVFP4: a byte for each 16 columns, E4M3. F16 and BF16
 // (1 step): none. K types (8 steps): F16 d, F16 dmin, 16 bytes of scales: 8 scales and 8 minima of 32 columns (Q4_K,
@@ -80,10 +84,13 @@ inline int64_t group_bytes(Type type, int64_t columns, int lanes) {
 }
 inline int64_t n_groups(int64_t rows, int lanes) { return (rows + lanes - 1) / lanes; }
 
+constexpr int MAX_LANES = 16; // of all instruction sets
+
 // How an instruction set wants its weights.
 struct Layout {
     int lanes;
     bool signed_bytes; // else 8-bit types have the sign bit flipped
+    bool paired;       // 8 columns of two rows side by side
 };
 
 // Pack the group of `rows` (<= lanes) rows at `src`, `row_bytes` apart, into group_bytes at `dst`.

@@ -247,7 +247,7 @@ def _open(path: Path, isa: str) -> Plugin:
     if isa and not plugin.set_isa(isa):
         raise UsageError(
             f"EDGESPEC_KERNELS_ISA={isa}: not an instruction set of edgespec's kernels on this processor "
-            "(avx512-bf16, avx512-vnni, avx-vnni, avx2; neon-dotprod, neon)"
+            "(avx512-bf16, avx512-vnni, avx-vnni, avx2; neon-i8mm, neon-dotprod, neon)"
         )
     return plugin
 

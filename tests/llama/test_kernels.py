@@ -38,7 +38,7 @@ BYTE_SCALES = {
     "nvfp4": (4, range(40, 70), (0x7E,), range(9), (0x7F, 1)),
 }
 FLOATS = ("f16", "bf16")
-ISAS = ("avx512-bf16", "avx512-vnni", "avx-vnni", "avx2", "neon-dotprod", "neon")
+ISAS = ("avx512-bf16", "avx512-vnni", "avx-vnni", "avx2", "neon-i8mm", "neon-dotprod", "neon")
 MAX_TOKENS = 32
 
 pytestmark = pytest.mark.skipif(not kernels.plugin_path().exists(), reason="the kernels are not built")

@@ -26,7 +26,7 @@ N_VOCAB = 256
 WINDOW = 64
 """Tokens that Gemma's attention looks back on."""
 
-ISAS = ("avx512-bf16", "avx512-vnni", "avx-vnni", "avx2", "neon-dotprod", "neon")
+ISAS = ("avx512-bf16", "avx512-vnni", "avx-vnni", "avx2", "neon-i8mm", "neon-dotprod", "neon")
 
 
 @pytest.fixture(scope="module")

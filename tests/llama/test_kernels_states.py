@@ -9,7 +9,7 @@ import pytest
 
 from edgespec.llama import kernels
 
-ISAS = ("avx512-bf16", "avx512-vnni", "avx-vnni", "avx2", "neon-dotprod", "neon")
+ISAS = ("avx512-bf16", "avx512-vnni", "avx-vnni", "avx2", "neon-i8mm", "neon-dotprod", "neon")
 N = ctypes.c_int64
 
 pytestmark = pytest.mark.skipif(not kernels.plugin_path().exists(), reason="the kernels are not built")

@@ -17,9 +17,11 @@ constexpr int Q8_BLOCK = 34;        // bytes of 32 numbers of a cache in Q8_0: a
 
 // Activations of a tile of nc tokens, quantized: for each step of 32 columns a record of nc x 32 int8 (token by token;
 // in pairs of tokens for an instruction set with paired weights, see pairs.h), then
-// four times nc numbers: the scale d; and, S being minus the sum of the int8 and a, b its halves of 16 columns,
-//     for the simple types  8 S (int32), d S (float), 8 a (int32);
-//     for the K types       S (float), 32 a, 32 b (int32).
+// four times nc numbers: their scale d; and, S being minus the sum of the int8 and a, b its halves of 16 columns,
+//     for the simple types  d (float), 8 S, d S (float), 8 a;
+//     for the K types       in even steps d (float), 32 a, 32 b, S of this step and of the next one (16 bits each),
+//                           in odd ones a and b of this step (16 bits each), 32 a, 32 b, a and b of the step before.
+// Those with a factor are int32, or as the instruction set starts its sums (start_of).
 // As floats: nc x 32 of them; or nc x 32 of BF16, then as much of nothing, where the processor multiplies these.
 constexpr int64_t record_bytes(Acts acts, int64_t nc) { return (acts == BYTES_32 || acts == BYTES_256 ? 48 : 128) * nc; }
 // Steps of `columns` columns: whole packets of the simple types; the others have whole ones anyway.

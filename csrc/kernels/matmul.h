@@ -35,12 +35,16 @@ template <int TYPE> struct Weights {
                                   : TYPE == Q3_K || TYPE == Q6_K ? 32
                                   : BYTES && !SIGNED_BYTES     ? 128
                                                                : 0;
+    // Whether sums of products start at OFFSET times minus the sum of the activations. Where not, `pairs` has it.
+    static constexpr bool STARTS = OFFSET && (!K_TYPE || HALVES);
+    static constexpr int SHIFT = STARTS ? log2_of(OFFSET) - (K_TYPE ? 5 : 3) : 0; // of what records have: see isa.h
     // Whether shuffles have time to spread activations: in the others they look up or the sums take all registers.
     static constexpr bool SPREAD = TYPE == Q4_0 || TYPE == Q8_0 || TYPE == Q3_K || TYPE == Q6_K;
-    static constexpr int LARGEST = BYTES                                  ? 128
-                                   : TYPE == Q3_K || TYPE == Q6_K         ? 63
-                                   : FORMAT.step == 20 || FP4             ? 31
-                                                                          : 15;
+    static constexpr int LARGEST = BYTES                          ? 128
+                                   : TYPE == Q3_K || TYPE == Q6_K ? 63
+                                   : FORMAT.step == 20 || FP4     ? 31
+                                   : TERNARY                      ? 2
+                                                                  : 15;
 
     // The 8 planes of a step, columns 4v.. in plane v.
     __attribute__((always_inline)) static inline void load(const uint8_t *p, I *v) {
@@ -110,56 +114,43 @@ template <int TYPE> struct Weights {
         }
     }
 
-    static inline F packet_scale(const uint8_t *header) {
-        const F d = f_half(header);
-        return TYPE == Q3_K ? f_mul(d, f_set1(0.125f)) : d; // exact
-    }
-    static inline F packet_minimum(const uint8_t *header) {
-        const F dmin = f_half(header + 2 * LANES);
-        return TYPE == Q2_K ? f_mul(dmin, f_set1(1 / 32.0f)) : dmin; // as isa.h has multiplied by 32
-    }
-    // Scales of a step; `half` 0 or 1 where 16 columns have their own.
-    static inline F scale(const uint8_t *header, F d, int s, int half) {
+    // ---- simple types: the scale, of 16 columns with HALVES, and the minimum of a step ----
+    static inline F scale(const uint8_t *header, int s, int half) {
         if (TYPE == MXFP4) {
             return f_exponents(header + LANES * s);
         }
         if (TYPE == NVFP4) { // 2^-8 from f_e4m3, half as its values are doubled
             return f_mul(f_e4m3(header + LANES * (2 * s + half)), f_set1(128));
         }
-        if (TERNARY) {
-            return d;
-        }
-        if (!K_TYPE) {
-            return f_half(header + 2 * LANES * s);
-        }
-        const uint8_t *small = header + (TYPE == IQ4_XS ? 2 : 4) * LANES + (HALVES ? 2 * s + half : s) * LANES;
-        return f_mul(d, TYPE == Q2_K ? f_low4(small) : MINUS_MIN ? f_u8(small) : f_i8(small));
+        return f_half(header + 2 * LANES * s);
     }
-    static inline F minimum(const uint8_t *header, F dmin, int s, int half) {
-        if (TYPE == Q2_K) {
-            return f_mul(dmin, f_high4(header + (4 + 2 * s + half) * LANES));
-        }
-        return K_TYPE ? f_mul(dmin, f_u8(header + (4 + 8 + s) * LANES)) : f_half(header + 2 * LANES * (2 + s));
-    }
+    static inline F minimum(const uint8_t *header, int s) { return f_half(header + 2 * LANES * (2 + s)); }
 
-    // Where the sum of a step, or of a half of it, begins: at OFFSET times minus the activations' sum. K types of 32
-    // columns add it as floats instead, exactly, as these have it in `meta` (isa.h) only so.
-    static constexpr bool FLOAT_OFFSET = K_TYPE && !HALVES && OFFSET != 0;
-    template <int NC> static inline I begin(const int8_t *meta, int half, int c) {
-        if (OFFSET == 0 || FLOAT_OFFSET) {
-            return i_zero();
-        }
-        if (K_TYPE) {
-            return i_shl32<log2_of(OFFSET) - 5>(i_of_token<NC>(meta + 4 * (2 + half) * NC, c));
-        }
-        const int8_t *whole = meta + 4 * NC, *first = meta + 4 * 3 * NC;
-        const I sum = !HALVES  ? i_of_token<NC>(whole, c)
-                      : !half ? i_of_token<NC>(first, c)
-                              : i_of_difference<NC>(whole, first, c);
-        return i_shl32<log2_of(OFFSET) - 3>(sum);
+    // ---- K types ----
+    static inline F packet_scale(const uint8_t *header) {
+        const F d = f_half(header);
+        return TYPE == Q3_K ? f_mul(d, f_set1(0.125f)) : d; // exact
     }
-    template <int NC> static inline F as_float(I sum, const int8_t *meta, int c) {
-        return FLOAT_OFFSET ? f_fma(f_set1(OFFSET), f_of_token<NC>(meta + 4 * NC, c), f_int(sum)) : f_int(sum);
+    static inline F packet_minimum(const uint8_t *header) { return f_half(header + 2 * LANES); }
+    static constexpr int SMALL = TYPE == IQ4_XS ? 2 : 4; // bytes of a row before its small scales
+    // The small scales of a step, with HALVES two of them.
+    static inline void scales(const uint8_t *header, int s, I *both) {
+        for (int half = 0; half < (HALVES ? 2 : 1); half++) {
+            const uint8_t *const small = header + (SMALL + (HALVES ? 2 * s + half : s)) * LANES;
+            both[half] = MINUS_MIN ? i_scales_u8(small) : i_scales_i8(small);
+            both[half] = TYPE == Q2_K ? i_and(both[half], i_set1(0x000F000F)) : both[half];
+        }
+    }
+    // What is multiplied with sums of activations and not with weights, two by two: the minima; or what a step is scaled
+    // with, where OFFSET is to be taken off and the products' sums do not start from it. Of 32 columns, or of 16 with HALVES.
+    static constexpr bool HAS_PAIRS = MINUS_MIN || (K_TYPE && OFFSET && !STARTS);
+    static inline I pairs(const uint8_t *header, int i) {
+        if (TERNARY) {
+            return i_set1(0x00010001);
+        }
+        const uint8_t *const small = header + (SMALL + 2 * i + (MINUS_MIN && !HALVES ? 8 : 0)) * LANES;
+        const I both = i_pairs<!MINUS_MIN>(small);
+        return TYPE == Q2_K ? i_shr16<4>(both) : both;
     }
 };
 
@@ -172,6 +163,156 @@ template <int LEVEL> inline void prefetch(const uint8_t *p, int bytes) {
 // Unrolled even where the compiler hesitates: the arrays indexed by c must end up in registers.
 #define EACH_TOKEN _Pragma("GCC unroll 8") for (int c = 0; c < NC; c++)
 
+// f(Count<n>, first) for all tokens, n at once.
+template <int N> struct Count {
+    static constexpr int VALUE = N;
+};
+template <int NC, int AT_ONCE, int FIRST = 0, class Function>
+__attribute__((always_inline)) inline void in_parts(const Function &f) {
+    if constexpr (FIRST < NC) {
+        constexpr int N = NC - FIRST < AT_ONCE ? NC - FIRST : AT_ONCE;
+        f(Count<N>(), FIRST);
+        in_parts<NC, AT_ONCE, FIRST + N>(f);
+    }
+}
+
+#ifndef ES_WORD_SUMS
+// sums[c] + scales[0] * products of all 8 planes; with HALVES scales[1] is that of the last 4. N of NC tokens, the first
+// being `first`. `starts`: of each half, if sums start from them.
+template <class W, int NC, int N>
+__attribute__((always_inline)) inline void i_dot_scaled(I *sums, const I *w, const int8_t *acts, const int8_t *const *starts,
+                                                        const I *scales, int first) {
+    constexpr int PLANES = W::HALVES ? 4 : 8;
+#pragma GCC unroll 2
+    for (int half = 0; half < 8 / PLANES; half++) {
+        I dots[N];
+#pragma GCC unroll 8
+        for (int c = 0; c < N; c++) {
+            dots[c] = W::STARTS ? i_start<W::SHIFT>(i_of_token<NC>(starts[half], first + c)) : i_zero();
+        }
+        i_dot<W, PLANES, N>(dots, w + 4 * half, acts + 16 * half);
+#pragma GCC unroll 8
+        for (int c = 0; c < N; c++) {
+            sums[c] = i_mul_add(dots[c], i_of_rows<NC>(scales[half], first + c), sums[c]);
+            i_forget(sums[c]); // else the compiler would keep both halves, to add them first
+        }
+    }
+}
+#endif
+
+// A packet of a simple type: each step has its own scale.
+template <int TYPE, int NC, int LEVEL>
+__attribute__((always_inline)) inline void simple_packet(const uint8_t *header, const int8_t *acts, int64_t ahead, F *total) {
+    typedef Weights<TYPE> W;
+    constexpr int PARTS = W::HALVES ? 2 : 1, PLANES = 8 / PARTS;
+    const uint8_t *step = header + W::HEADER;
+    prefetch<LEVEL>(header + ahead, W::HEADER);
+    for (int s = 0; s < W::STEPS; s++, step += W::STEP, acts += record_bytes(BYTES_32, NC)) {
+        I v[8];
+        W::load(step, v);
+        prefetch<LEVEL>(step + ahead, W::STEP);
+        const int8_t *const meta = acts + 32 * NC;
+        const F min = W::PLUS_MIN ? W::minimum(header, s) : f_zero();
+        for (int part = 0; part < PARTS; part++) {
+            const F scale = W::scale(header, s, part);
+            in_parts<NC, tokens_at_once<W>()>([&](auto n, int first) __attribute__((always_inline)) {
+                constexpr int N = decltype(n)::VALUE;
+                I sum[N];
+#pragma GCC unroll 8
+                for (int c = 0; c < N; c++) {
+                    sum[c] = i_zero();
+                    if constexpr (W::STARTS) {
+                        const I all = i_start<W::SHIFT>(i_of_token<NC>(meta + 4 * NC, first + c));
+                        const I half = i_start<W::SHIFT>(i_of_token<NC>(meta + 12 * NC, first + c));
+                        sum[c] = !W::HALVES ? all : part ? i_start_minus(all, half) : half;
+                    }
+                }
+                i_dot<W, PLANES, N>(sum, v + PLANES * part, acts + 32 * first + 16 * part);
+#pragma GCC unroll 8
+                for (int c = 0; c < N; c++) {
+                    F &to = total[first + c];
+                    const F scaled = f_mul(f_int(sum[c]), f_of_rows<NC>(scale, first + c));
+                    to = f_fma(scaled, f_of_token<NC>(meta, first + c), to);
+                    if (W::PLUS_MIN) {
+                        to = f_fnma(f_of_rows<NC>(min, first + c), f_of_token<NC>(meta + 8 * NC, first + c), to);
+                    }
+                }
+            });
+        }
+    }
+}
+
+// sum[c] = products of all pairs of a packet with what the records have for them.
+template <class W, int NC>
+__attribute__((always_inline)) inline void sum_pairs(const uint8_t *header, const int8_t *acts, I *sum) {
+    EACH_TOKEN {
+        sum[c] = i_zero();
+    }
+    const int8_t *meta = acts + 32 * NC; // of an even step
+    for (int i = 0; i < 4; i++, meta += 2 * record_bytes(BYTES_256, NC)) {
+        for (int part = 0; part < (W::HALVES ? 2 : 1); part++) {
+            const I pairs = W::pairs(header, W::HALVES ? 2 * i + part : i);
+            const int8_t *const of_acts = meta + 12 * NC + (W::HALVES ? record_bytes(BYTES_256, NC) - 12 * part * NC : 0);
+            EACH_TOKEN {
+                sum[c] = i_dot_pairs_of<NC>(sum[c], pairs, of_acts, c);
+                i_forget(sum[c]); // else the compiler would keep all products, to sum them in another order
+            }
+        }
+    }
+}
+
+// A packet of a K type: integers until all its steps are summed.
+template <int TYPE, int NC, int LEVEL>
+__attribute__((always_inline)) inline void k_packet(const uint8_t *header, const int8_t *acts, int64_t ahead, F *total) {
+    typedef Weights<TYPE> W;
+    const uint8_t *step = header + W::HEADER;
+    prefetch<LEVEL>(header + ahead, W::HEADER);
+    const int8_t *const first_meta = acts + 32 * NC;
+    I sum[NC];
+    F minima[NC];
+    EACH_TOKEN {
+        sum[c] = i_zero();
+        minima[c] = f_zero();
+    }
+    if constexpr (W::HAS_PAIRS) {
+        sum_pairs<W, NC>(header, acts, sum);
+        EACH_TOKEN {
+            minima[c] = W::MINUS_MIN ? f_mul(f_int(sum[c]), f_of_rows<NC>(W::packet_minimum(header), c)) : f_zero();
+            sum[c] = W::MINUS_MIN ? i_zero() : i_shl32<log2_of(W::OFFSET)>(sum[c]);
+        }
+    }
+    for (int s = 0; s < W::STEPS; s++, step += W::STEP, acts += record_bytes(BYTES_256, NC)) {
+        I v[8], scales[2];
+        W::load(step, v);
+        W::scales(header, s, scales);
+        prefetch<LEVEL>(step + ahead, W::STEP);
+        in_parts<NC, tokens_at_once<W>()>([&](auto n, int first) __attribute__((always_inline)) {
+            constexpr int N = decltype(n)::VALUE;
+            const int8_t *const starts[2] = {acts + (32 + 4) * NC, acts + (32 + 8) * NC};
+            if constexpr (W::TERNARY) {
+                I dots[N];
+#pragma GCC unroll 8
+                for (int c = 0; c < N; c++) {
+                    dots[c] = i_zero();
+                }
+                i_dot<W, 8, N>(dots, v, acts + 32 * first);
+#pragma GCC unroll 8
+                for (int c = 0; c < N; c++) {
+                    sum[first + c] = i_add(sum[first + c], dots[c]);
+                }
+            } else {
+                i_dot_scaled<W, NC, N>(sum + first, v, acts + 32 * first, starts, scales, first);
+            }
+        });
+    }
+    const F d = W::packet_scale(header);
+    EACH_TOKEN {
+        const F of_rows = f_of_rows<NC>(d, c), x = f_int(sum[c]);
+        const F scaled = W::MINUS_MIN ? f_fma(x, of_rows, minima[c]) : f_mul(x, of_rows);
+        total[c] = f_fma(scaled, f_of_token<NC>(first_meta, c), total[c]);
+    }
+}
+
 // A level of prefetching is its own function: asking for it in the loop costs 1 to 2 % of the time from cache.
 template <int TYPE, int NC, int LEVEL>
 void matmul(const uint8_t *group, int64_t packets, const int8_t *acts, float *const *y, int64_t first, int rows,
@@ -182,71 +323,46 @@ void matmul(const uint8_t *group, int64_t packets, const int8_t *acts, float *co
         total[c] = f_zero();
     }
     for (int64_t p = 0; p < packets; p++) {
-        const uint8_t *header = group, *step = group + W::HEADER;
-        prefetch<LEVEL>(header + ahead, W::HEADER);
-        const F d = W::K_TYPE ? W::packet_scale(header) : f_zero();
-        const F dmin = W::MINUS_MIN ? W::packet_minimum(header) : f_zero();
-        F of_packet[NC]; // K types: sums under the packet's activation scale
-        EACH_TOKEN {
-            of_packet[c] = f_zero();
+        if constexpr (W::K_TYPE) {
+            k_packet<TYPE, NC, LEVEL>(group, acts, ahead, total);
+        } else {
+            simple_packet<TYPE, NC, LEVEL>(group, acts, ahead, total);
         }
-        const int8_t *meta = acts;
-        for (int s = 0; s < W::STEPS; s++, step += W::STEP, acts += record_bytes(BYTES_32, NC)) {
-            I v[8];
-            W::load(step, v);
-            prefetch<LEVEL>(step + ahead, W::STEP);
-            meta = acts + 32 * NC;
-            I sum[NC];
-            if constexpr (W::HALVES) {
-                for (int half = 0; half < 2; half++) {
-                    const F scale = W::scale(header, d, s, half);
-                    const F min = W::MINUS_MIN ? W::minimum(header, dmin, s, half) : f_zero();
-                    EACH_TOKEN { sum[c] = W::template begin<NC>(meta, half, c); }
-                    i_dot<4, W::LARGEST, W::SPREAD, NC>(sum, v + 4 * half, acts + 16 * half);
-                    EACH_TOKEN {
-                        if (!W::K_TYPE) {
-                            total[c] =
-                                f_fma(f_mul(f_int(sum[c]), f_of_rows<NC>(scale, c)), f_of_token<NC>(meta, c), total[c]);
-                            continue;
-                        }
-                        of_packet[c] = f_fma(f_int(sum[c]), f_of_rows<NC>(scale, c), of_packet[c]);
-                        if (W::MINUS_MIN) {
-                            const F of_half = f_int(i_of_token<NC>(meta + 4 * (2 + half) * NC, c));
-                            of_packet[c] = f_fma(f_of_rows<NC>(min, c), of_half, of_packet[c]);
-                        }
-                    }
-                }
-                continue;
-            }
-            EACH_TOKEN { sum[c] = W::template begin<NC>(meta, 0, c); }
-            i_dot<8, W::LARGEST, W::SPREAD, NC>(sum, v, acts);
-            const F scale = W::scale(header, d, s, 0);
-            const F min = W::MINUS_MIN || W::PLUS_MIN ? W::minimum(header, dmin, s, 0) : f_zero();
-            EACH_TOKEN {
-                if (W::K_TYPE) {
-                    of_packet[c] = f_fma(W::template as_float<NC>(sum[c], meta, c), f_of_rows<NC>(scale, c), of_packet[c]);
-                    if (W::MINUS_MIN) {
-                        of_packet[c] = f_fma(f_of_rows<NC>(min, c), f_of_token<NC>(meta + 4 * NC, c), of_packet[c]);
-                    }
-                } else {
-                    total[c] = f_fma(f_mul(f_int(sum[c]), f_of_rows<NC>(scale, c)), f_of_token<NC>(meta, c), total[c]);
-                    if (W::PLUS_MIN) {
-                        total[c] = f_fnma(f_of_rows<NC>(min, c), f_of_token<NC>(meta + 4 * 2 * NC, c), total[c]);
-                    }
-                }
-            }
-        }
-        if (W::K_TYPE) {
-            EACH_TOKEN {
-                total[c] = f_fma(of_packet[c], f_of_token<NC>(meta, c), total[c]);
-            }
-        }
-        group = step;
+        group += W::HEADER + W::STEPS * W::STEP;
+        acts += W::STEPS * record_bytes(BYTES_32, NC);
     }
     f_unpair<NC>(total);
     EACH_TOKEN {
         f_store_n(y[c] + first, total[c], rows);
     }
+}
+
+// What goes with the 32 int8 of column c of a record: see isa.h. `sums`: of their halves.
+inline void put_sums(int8_t *record, int nc, int c, bool is_odd, int act_block, float d, const int32_t *sums) {
+    const int8_t *const bytes = record + 32 * c;
+    int8_t *const meta = record + 32 * nc + 4 * c;
+    const int32_t all = -(sums[0] + sums[1]), factor = act_block == 32 ? 8 : 32;
+    const int32_t starts[2] = {start_of(bytes, 16, sums[0], factor), start_of(bytes + 16, 16, sums[1], factor)};
+    if (act_block == 32) {
+        const float scaled = d * (float)all;
+        const int32_t start = start_of(bytes, 32, sums[0] + sums[1], factor);
+        __builtin_memcpy(meta, &d, 4);
+        __builtin_memcpy(meta + 4 * nc, &start, 4);
+        __builtin_memcpy(meta + 8 * nc, &scaled, 4);
+        __builtin_memcpy(meta + 12 * nc, &starts[0], 4);
+        return;
+    }
+    const int16_t halves[2] = {(int16_t)-sums[0], (int16_t)-sums[1]}, whole = (int16_t)all;
+    int8_t *const even = meta - (is_odd ? record_bytes(BYTES_256, nc) : 0), *const odd = even + record_bytes(BYTES_256, nc);
+    if (is_odd) {
+        __builtin_memcpy(odd, halves, 4);
+    } else {
+        __builtin_memcpy(even, &d, 4);
+        __builtin_memcpy(odd + 12 * nc, halves, 4);
+    }
+    __builtin_memcpy(even + 12 * nc + 2 * is_odd, &whole, 2);
+    __builtin_memcpy(meta + 4 * nc, &starts[0], 4);
+    __builtin_memcpy(meta + 8 * nc, &starts[1], 4);
 }
 
 void quantize_bytes(const float *x, int64_t columns, Acts acts, int64_t block0, int64_t block1, int8_t *tile, int nc,
@@ -266,21 +382,7 @@ void quantize_bytes(const float *x, int64_t columns, Acts acts, int64_t block0, 
                 const F v = f_mul(f_load(x + first + i + j), f_set1(inverse));
                 sums[j / 16] += i_store_bytes(record + act_place(nc, c, j), v);
             }
-            // Minus the sums, as the kernels add them: see isa.h.
-            const float sum = (float)-(sums[0] + sums[1]), scaled = d * sum;
-            const int32_t by8 = -8 * (sums[0] + sums[1]), first_by8 = -8 * sums[0];
-            const int32_t by32[2] = {-32 * sums[0], -32 * sums[1]};
-            int8_t *meta = record + 32 * nc + 4 * c;
-            __builtin_memcpy(meta, &d, 4);
-            if (act_block == 32) {
-                __builtin_memcpy(meta + 4 * nc, &by8, 4);
-                __builtin_memcpy(meta + 8 * nc, &scaled, 4);
-                __builtin_memcpy(meta + 12 * nc, &first_by8, 4);
-            } else {
-                __builtin_memcpy(meta + 4 * nc, &sum, 4);
-                __builtin_memcpy(meta + 8 * nc, &by32[0], 4);
-                __builtin_memcpy(meta + 12 * nc, &by32[1], 4);
-            }
+            put_sums(record, nc, c, (first + i) / 32 % 2, act_block, d, sums);
         }
     }
     if (block1 * act_block >= columns && columns / 32 % 2) { // the last packet's second step is not there

@@ -32,14 +32,25 @@ template <int NC> inline I i_of_token(const int8_t *numbers, int c) {
     __builtin_memcpy(&both, numbers + c / 2 * 8, 8);
     return vreinterpretq_s32_s64(vdupq_n_s64(both));
 }
-// The same of a number of `a` less that of `b`.
-template <int NC> inline I i_of_difference(const int8_t *a, const int8_t *b, int c) {
-    return vsubq_s32(i_of_token<NC>(a, c), i_of_token<NC>(b, c));
-}
 template <int NC> inline F f_of_token(const int8_t *numbers, int c) { return f_cast(i_of_token<NC>(numbers, c)); }
 // A number of each row, where token c's sums are.
 template <int NC> inline F f_of_rows(F rows, int c) {
     return !is_paired(NC, c) ? rows : c % 2 ? vzip2q_f32(rows, rows) : vzip1q_f32(rows, rows);
+}
+template <int NC> inline I i_of_rows(I rows, int c) {
+    return !is_paired(NC, c) ? rows : c % 2 ? vzip2q_s32(rows, rows) : vzip1q_s32(rows, rows);
+}
+// As i_dot_pairs, where token c's sums are.
+template <int NC> inline I i_dot_pairs_of(I sum, I pairs, const int8_t *numbers, int c) {
+    if (!is_paired(NC, c)) {
+        return i_dot_pairs(sum, pairs, int_at(numbers, c));
+    }
+    const int16x8_t rows = vreinterpretq_s16_s32(pairs), tokens = vreinterpretq_s16_s32(i_of_token<NC>(numbers, c));
+    const int16x4_t first = vget_low_s16(rows), second = vget_high_s16(rows);
+    const int16x4_t a = c % 2 ? vzip2_s16(first, first) : vzip1_s16(first, first);
+    const int16x4_t b = c % 2 ? vzip2_s16(second, second) : vzip1_s16(second, second);
+    return vmlal_s16(vmlal_s16(sum, a, vget_low_s16(vuzp1q_s16(tokens, tokens))), b,
+                     vget_low_s16(vuzp2q_s16(tokens, tokens)));
 }
 // Each token's rows in one vector.
 template <int NC> inline void f_unpair(F *sums) {
@@ -52,7 +63,7 @@ template <int NC> inline void f_unpair(F *sums) {
 }
 // sums + products of 4 or 8 planes with the activations, see simd_neon.h; of a token that is alone, all rows of a sum
 // are the same number before.
-template <int PLANES, int LARGEST, bool, int NC>
+template <class W, int PLANES, int NC>
 __attribute__((always_inline)) inline void i_dot(I *sums, const I *w, const int8_t *acts) {
 #pragma GCC unroll 4
     for (int c = 0; c + 1 < NC; c += 2) {
@@ -77,10 +88,11 @@ __attribute__((always_inline)) inline void i_dot(I *sums, const I *w, const int8
 }
 #else
 template <int NC> inline I i_of_token(const int8_t *numbers, int c) { return i_set1(int_at(numbers, c)); }
-template <int NC> inline I i_of_difference(const int8_t *a, const int8_t *b, int c) {
-    return i_set1(int_at(a, c) - int_at(b, c));
-}
 template <int NC> inline F f_of_token(const int8_t *numbers, int c) { return f_set1(float_at(numbers, c)); }
 template <int NC> inline F f_of_rows(F rows, int) { return rows; }
+template <int NC> inline I i_of_rows(I rows, int) { return rows; }
+template <int NC> inline I i_dot_pairs_of(I sum, I pairs, const int8_t *numbers, int c) {
+    return i_dot_pairs(sum, pairs, int_at(numbers, c));
+}
 template <int NC> inline void f_unpair(F *) {}
 #endif

@@ -56,19 +56,8 @@ inline float half_at(const void *p) { return _cvtsh_ss(*(const unsigned short *)
 inline void f_store_half(void *p, F x) {
     _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
-inline F f_u8(const uint8_t *p) {
-    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)));
-}
 inline F f_i8(const uint8_t *p) {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
-}
-// The low and the high nibbles of 8 bytes.
-inline F f_low4(const uint8_t *p) {
-    const I x = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p));
-    return _mm256_cvtepi32_ps(_mm256_and_si256(x, _mm256_set1_epi32(15)));
-}
-inline F f_high4(const uint8_t *p) {
-    return _mm256_cvtepi32_ps(_mm256_srli_epi32(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)), 4));
 }
 // 2^-8 times numbers of 4 bits of exponent and 3 of mantissa (E4M3); the eighth bit is ignored.
 inline F f_e4m3(const uint8_t *p) {
@@ -84,6 +73,7 @@ inline F f_exponents(const uint8_t *p) {
 }
 inline F f_int(I x) { return _mm256_cvtepi32_ps(x); }
 
+inline void i_forget(I &x) { __asm__("" : "+x"(x)); } // the compiler does not know what x is any more
 inline I i_zero() { return _mm256_setzero_si256(); }
 inline I i_load(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
 inline I i_set1(int32_t x) { return _mm256_set1_epi32(x); }
@@ -96,14 +86,30 @@ template <int N> inline I i_shl16(I a) { return _mm256_slli_epi16(a, N); }
 template <int N> inline I i_shr16(I a) { return _mm256_srli_epi16(a, N); }
 // The high nibbles of all bytes.
 inline I i_high4(I a) { return i_and(i_shr16<4>(a), i_bytes(15)); }
+inline I i_add(I a, I b) { return _mm256_add_epi32(a, b); }
 template <int N> inline I i_shl32(I a) { return _mm256_slli_epi32(a, N); }
 inline I i_lookup(const int8_t *table, I index) {
     return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)table)), index);
 }
-// sums[c] + products of 4 or 8 planes with the activations, 4 for each plane, at acts + 32 c; LARGEST bounds the
-// weights (128: signed).
-template <int PLANES, int LARGEST, bool, int NC> inline void i_dot(I *sums, const I *w, const int8_t *acts) {
+// How many tokens go through the products together: their sums, the weights and what is between them have 16 registers.
+template <class W> constexpr int tokens_at_once() {
 #ifdef __AVXVNNI__
+    return 4;
+#else
+    return W::LARGEST >= 128 ? 4 : 1;
+#endif
+}
+
+// ---- products ----
+
+// Weights are loaded as their value plus W::OFFSET. So sums start from minus OFFSET times the activations, which a record
+// has as `start`. i_dot: sums[c] of products of 4 or 8 planes with the activations, 4 for each plane, at acts + 32 c.
+#ifdef __AVXVNNI__
+template <int SHIFT> inline I i_start(I start) { return i_shl32<SHIFT>(start); }
+inline I i_start_minus(I a, I b) { return _mm256_sub_epi32(a, b); }
+inline int32_t start_of(const int8_t *, int, int32_t sum, int factor) { return -factor * sum; }
+template <class W, int PLANES, int NC>
+__attribute__((always_inline)) inline void i_dot(I *sums, const I *w, const int8_t *acts) {
 #pragma GCC unroll 8
     for (int i = 0; i < PLANES; i++) {
 #pragma GCC unroll 8
@@ -111,30 +117,106 @@ template <int PLANES, int LARGEST, bool, int NC> inline void i_dot(I *sums, cons
             sums[c] = _mm256_dpbusd_avx_epi32(sums[c], w[i], _mm256_set1_epi32(int_at(acts + 32 * c, i)));
         }
     }
+}
 #else
-    const I ones = _mm256_set1_epi16(1);
-    for (int first = 0; first < PLANES; first += 4) {
+// Sums of columns 0, 1 of each 4 and of columns 2, 3 are 16 bits each. They may overflow on the way: what counts is that
+// the whole fits.
+template <int SHIFT> inline I i_start(I start) { return i_shl16<SHIFT>(start); }
+inline I i_start_minus(I a, I b) { return _mm256_sub_epi16(a, b); }
+inline int32_t start_of(const int8_t *acts, int columns, int32_t, int factor) {
+    __m128i sum = _mm_setzero_si128();
+    for (int i = 0; i < columns; i += 16) {
+        const __m128i all = _mm_loadu_si128((const __m128i *)(acts + i));
+        sum = _mm_sub_epi16(sum, _mm_maddubs_epi16(_mm_set1_epi8(1), all));
+    }
+    sum = _mm_add_epi16(sum, _mm_shuffle_epi32(sum, 0x4E));
+    sum = _mm_add_epi16(sum, _mm_shuffle_epi32(sum, 0xB1));
+    return _mm_cvtsi128_si32(_mm_mullo_epi16(sum, _mm_set1_epi16((short)factor)));
+}
+// How many planes' products 16 bits hold.
+template <class W> constexpr int planes16() {
+    constexpr int LARGEST = W::STARTS ? W::OFFSET : W::LARGEST; // of the value itself
+    return LARGEST <= 16 ? 8 : LARGEST <= 32 ? 4 : 1;
+}
+template <class W, int PLANES> inline I i_dot16(I sum, const I *w, const int8_t *acts) {
+#pragma GCC unroll 8
+    for (int i = 0; i < PLANES; i++) {
+        const I a = _mm256_set1_epi32(int_at(acts, i));
+        const I products = W::LARGEST >= 128 ? _mm256_maddubs_epi16(_mm256_abs_epi8(w[i]), _mm256_sign_epi8(a, w[i]))
+                                             : _mm256_maddubs_epi16(w[i], a);
+        sum = i || W::STARTS ? _mm256_add_epi16(sum, products) : products;
+        i_forget(sum); // else the compiler would sum in an order that takes more registers
+    }
+    return sum;
+}
+template <class W, int PLANES, int NC>
+__attribute__((always_inline)) inline void i_dot(I *sums, const I *w, const int8_t *acts) {
+    constexpr int AT_ONCE = PLANES < planes16<W>() ? PLANES : planes16<W>();
+    static_assert(!W::STARTS || AT_ONCE == PLANES, "there is one start");
+#pragma GCC unroll 8
+    for (int i = 0; i < PLANES; i += AT_ONCE) {
+#pragma GCC unroll 8
         for (int c = 0; c < NC; c++) {
-            I s[4];
-            for (int i = 0; i < 4; i++) {
-                const I a = _mm256_set1_epi32(int_at(acts + 32 * c, first + i)), v = w[first + i];
-                s[i] = LARGEST >= 128 ? _mm256_maddubs_epi16(_mm256_abs_epi8(v), _mm256_sign_epi8(a, v))
-                                      : _mm256_maddubs_epi16(v, a);
-            }
-            // 16 bits hold 8 products of 31 * 127, 4 of 63 * 127, 2 of 128 * 127.
-            if (LARGEST <= 31) {
-                const I all = _mm256_add_epi16(_mm256_add_epi16(s[0], s[1]), _mm256_add_epi16(s[2], s[3]));
-                sums[c] = _mm256_add_epi32(sums[c], _mm256_madd_epi16(all, ones));
-            } else if (LARGEST <= 63) {
-                sums[c] = _mm256_add_epi32(sums[c], _mm256_madd_epi16(_mm256_add_epi16(s[0], s[1]), ones));
-                sums[c] = _mm256_add_epi32(sums[c], _mm256_madd_epi16(_mm256_add_epi16(s[2], s[3]), ones));
-            } else {
-                for (int i = 0; i < 4; i++) {
-                    sums[c] = _mm256_add_epi32(sums[c], _mm256_madd_epi16(s[i], ones));
-                }
-            }
+            const I products = i_dot16<W, AT_ONCE>(sums[c], w + i, acts + 32 * c + 4 * i);
+            const I dot = _mm256_madd_epi16(products, _mm256_set1_epi16(1));
+            sums[c] = i ? _mm256_add_epi32(sums[c], dot) : dot;
         }
     }
+}
+#endif
+
+// ---- integer scales ----
+
+// A byte for each lane, to be multiplied with what is summed in it: as int32, or where 16-bit sums of two neighbouring
+// columns are multiplied and added at once, as both halves.
+#ifdef __AVXVNNI__
+inline I i_scales_u8(const uint8_t *p) { return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)); }
+inline I i_scales_i8(const uint8_t *p) { return _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)); }
+#else
+inline I i_scales_u8(const uint8_t *p) {
+    int64_t all;
+    __builtin_memcpy(&all, p, sizeof all);
+    return _mm256_shuffle_epi8(_mm256_set1_epi64x(all),
+                               _mm256_setr_epi8(0, -1, 0, -1, 1, -1, 1, -1, 2, -1, 2, -1, 3, -1, 3, -1, 4, -1, 4, -1, 5,
+                                                -1, 5, -1, 6, -1, 6, -1, 7, -1, 7, -1));
+}
+inline I i_scales_i8(const uint8_t *p) {
+    const __m128i all = _mm_loadl_epi64((const __m128i *)p);
+    return _mm256_cvtepi8_epi16(_mm_unpacklo_epi8(all, all));
+}
+#endif
+#ifdef __AVXVNNI__
+inline I i_mul_add(I a, I b, I c) { return _mm256_add_epi32(c, _mm256_mullo_epi32(a, b)); }
+#else
+#define ES_WORD_SUMS
+template <class W, int NC, int N>
+__attribute__((always_inline)) inline void i_dot_scaled(I *sums, const I *w, const int8_t *acts, const int8_t *const *starts,
+                                                        const I *scales, int first) {
+    constexpr int PLANES = W::HALVES ? 4 : 8, AT_ONCE = PLANES < planes16<W>() ? PLANES : planes16<W>();
+    static_assert(!W::STARTS || AT_ONCE == PLANES, "there is one start");
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i += AT_ONCE) {
+        const int half = i / PLANES;
+#pragma GCC unroll 8
+        for (int c = 0; c < N; c++) {
+            const I start = W::STARTS ? i_start<W::SHIFT>(i_set1(int_at(starts[half], first + c))) : i_zero();
+            const I products = i_dot16<W, AT_ONCE>(start, w + i, acts + 32 * c + 4 * i);
+            sums[c] = _mm256_add_epi32(sums[c], _mm256_madd_epi16(products, scales[half]));
+        }
+    }
+}
+#endif
+// Two bytes for each lane, LANES apart, to be multiplied with two 16-bit numbers and added.
+template <bool SIGNED> inline I i_pairs(const uint8_t *p) {
+    const __m128i both = _mm_loadu_si128((const __m128i *)p), pairs = _mm_unpacklo_epi8(both, _mm_srli_si128(both, 8));
+    return SIGNED ? _mm256_cvtepi8_epi16(pairs) : _mm256_cvtepu8_epi16(pairs);
+}
+// sum + products of each lane's pair with that of `acts`.
+inline I i_dot_pairs(I sum, I pairs, int32_t acts) {
+#ifdef __AVXVNNI__
+    return _mm256_dpwssd_avx_epi32(sum, pairs, i_set1(acts));
+#else
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, i_set1(acts)));
 #endif
 }
 // sum + products of 4 planes, none above 31, with one of activations, from registers.
@@ -151,7 +233,6 @@ inline I i_dot_registers(I sum, const I *w, I a) {
     return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_add_epi16(first, second), _mm256_set1_epi16(1)));
 #endif
 }
-inline void i_forget(I &x) { __asm__("" : "+x"(x)); } // the compiler does not know what x is any more
 // 8 floats, rounded to nearest, as int8; returns their sum.
 inline int32_t i_store_bytes(int8_t *p, F x) {
     const I q = _mm256_cvtps_epi32(x);

@@ -36,19 +36,8 @@ inline float half_at(const void *p) { return _cvtsh_ss(*(const unsigned short *)
 inline void f_store_half(void *p, F x) {
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
-inline F f_u8(const uint8_t *p) {
-    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)));
-}
 inline F f_i8(const uint8_t *p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
-}
-// The low and the high nibbles of 16 bytes.
-inline F f_low4(const uint8_t *p) {
-    const I x = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
-    return _mm512_cvtepi32_ps(_mm512_and_si512(x, _mm512_set1_epi32(15)));
-}
-inline F f_high4(const uint8_t *p) {
-    return _mm512_cvtepi32_ps(_mm512_srli_epi32(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)), 4));
 }
 // 2^-8 times numbers of 4 bits of exponent and 3 of mantissa (E4M3); the eighth bit is ignored.
 inline F f_e4m3(const uint8_t *p) {
@@ -64,6 +53,7 @@ inline F f_exponents(const uint8_t *p) {
 }
 inline F f_int(I x) { return _mm512_cvtepi32_ps(x); }
 
+inline void i_forget(I &x) { __asm__("" : "+v"(x)); } // the compiler does not know what x is any more
 inline I i_zero() { return _mm512_setzero_si512(); }
 inline I i_load(const void *p) { return _mm512_loadu_si512(p); }
 inline I i_set1(int32_t x) { return _mm512_set1_epi32(x); }
@@ -89,12 +79,18 @@ inline I i_spread(I a, int i) {
     default: return _mm512_shuffle_epi32(a, _MM_PERM_DDDD);
     }
 }
+// Weights are loaded as their value plus W::OFFSET. So sums start from minus OFFSET times the activations, which a record
+// has as `start`.
+template <int SHIFT> inline I i_start(I start) { return i_shl32<SHIFT>(start); }
+inline I i_add(I a, I b) { return _mm512_add_epi32(a, b); }
+inline I i_start_minus(I a, I b) { return _mm512_sub_epi32(a, b); }
+inline int32_t start_of(const int8_t *, int, int32_t sum, int factor) { return -factor * sum; }
 // sums[c] + products of 4 or 8 planes with the activations, 4 for each plane, at acts + 32 c. Plane by plane: a
 // column's next product would wait for its last. A load for each product is as much as the processor can do: with
 // SPREAD some columns take those of 4 planes with one and spread them by shuffles, which run beside the products.
-template <int PLANES, int LARGEST, bool SPREAD, int NC>
+template <class W, int PLANES, int NC>
 __attribute__((always_inline)) inline void i_dot(I *sums, const I *w, const int8_t *acts) {
-    constexpr int SHUFFLED = SPREAD ? NC * 3 / 8 : 0; // columns: measured
+    constexpr int SHUFFLED = W::SPREAD ? NC * 3 / 8 : 0; // columns: measured
     I four[SHUFFLED + 1];
 #pragma GCC unroll 8
     for (int i = 0; i < PLANES; i++) {
@@ -108,6 +104,22 @@ __attribute__((always_inline)) inline void i_dot(I *sums, const I *w, const int8
         }
     }
 }
+template <class W> constexpr int tokens_at_once() { return MAX_TILE; }
+
+// ---- integer scales ----
+
+// A byte for each lane, to be multiplied with what is summed in it.
+inline I i_scales_u8(const uint8_t *p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)); }
+inline I i_scales_i8(const uint8_t *p) { return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)); }
+inline I i_mul_add(I a, I b, I c) { return _mm512_add_epi32(c, _mm512_mullo_epi32(a, b)); }
+// Two bytes for each lane, LANES apart, to be multiplied with two 16-bit numbers and added.
+template <bool SIGNED> inline I i_pairs(const uint8_t *p) {
+    const __m128i a = _mm_loadu_si128((const __m128i *)p), b = _mm_loadu_si128((const __m128i *)(p + 16));
+    const __m256i pairs = _mm256_set_m128i(_mm_unpackhi_epi8(a, b), _mm_unpacklo_epi8(a, b));
+    return SIGNED ? _mm512_cvtepi8_epi16(pairs) : _mm512_cvtepu8_epi16(pairs);
+}
+// sum + products of each lane's pair with that of `acts`.
+inline I i_dot_pairs(I sum, I pairs, int32_t acts) { return _mm512_dpwssd_epi32(sum, pairs, i_set1(acts)); }
 // sum + products of 4 planes with one of activations, from registers.
 inline I i_dot_registers(I sum, const I *w, I a) {
 #pragma GCC unroll 4
@@ -116,7 +128,6 @@ inline I i_dot_registers(I sum, const I *w, I a) {
     }
     return sum;
 }
-inline void i_forget(I &x) { __asm__("" : "+v"(x)); } // the compiler does not know what x is any more
 // 16 floats, rounded to nearest, as int8; returns their sum.
 inline int32_t i_store_bytes(int8_t *p, F x) {
     const __m128i q = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x));

@@ -62,20 +62,8 @@ inline uint32x2_t four_bytes(const uint8_t *p) {
     __builtin_memcpy(&x, p, 4);
     return vdup_n_u32(x);
 }
-inline F f_u8(const uint8_t *p) {
-    return vcvtq_f32_u32(vmovl_u16(vget_low_u16(vmovl_u8(vreinterpret_u8_u32(four_bytes(p))))));
-}
 inline F f_i8(const uint8_t *p) {
     return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u32(four_bytes(p))))));
-}
-// The low and the high nibbles of 4 bytes.
-inline F f_low4(const uint8_t *p) {
-    const uint8x8_t x = vand_u8(vreinterpret_u8_u32(four_bytes(p)), vdup_n_u8(15));
-    return vcvtq_f32_u32(vmovl_u16(vget_low_u16(vmovl_u8(x))));
-}
-inline F f_high4(const uint8_t *p) {
-    const uint8x8_t x = vshr_n_u8(vreinterpret_u8_u32(four_bytes(p)), 4);
-    return vcvtq_f32_u32(vmovl_u16(vget_low_u16(vmovl_u8(x))));
 }
 // 2^-8 times numbers of 4 bits of exponent and 3 of mantissa (E4M3); the eighth bit is ignored.
 inline F f_e4m3(const uint8_t *p) {
@@ -93,6 +81,7 @@ inline F f_exponents(const uint8_t *p) {
 inline F f_int(I x) { return vcvtq_f32_s32(x); }
 
 inline int8x16_t bytes_of(I x) { return vreinterpretq_s8_s32(x); }
+inline void i_forget(I &x) { __asm__("" : "+w"(x)); } // the compiler does not know what x is any more
 inline I i_zero() { return vdupq_n_s32(0); }
 inline I i_load(const void *p) { return vreinterpretq_s32_s8(vld1q_s8((const int8_t *)p)); }
 inline I i_set1(int32_t x) { return vdupq_n_s32(x); }
@@ -109,10 +98,16 @@ template <int N> inline I i_shl32(I a) { return vshlq_n_s32(a, N); }
 inline I i_lookup(const int8_t *table, I index) {
     return vreinterpretq_s32_s8(vqtbl1q_s8(vld1q_s8(table), vreinterpretq_u8_s32(index)));
 }
+// Weights are loaded as their value plus W::OFFSET. So sums start from minus OFFSET times the activations, which a record
+// has as `start`.
+template <int SHIFT> inline I i_start(I start) { return i_shl32<SHIFT>(start); }
+inline I i_add(I a, I b) { return vaddq_s32(a, b); }
+inline I i_start_minus(I a, I b) { return vsubq_s32(a, b); }
+inline int32_t start_of(const int8_t *, int, int32_t sum, int factor) { return -factor * sum; }
 #ifndef __ARM_FEATURE_MATMUL_INT8 // whose sums are in pairs.h
-// sums[c] + products of 4 or 8 planes with the activations, 4 for each plane, at acts + 32 c; LARGEST bounds the
+// sums[c] + products of 4 or 8 planes with the activations, 4 for each plane, at acts + 32 c; W::LARGEST bounds the
 // weights (128: signed). Column by column, as these processors look far enough ahead for the next one's.
-template <int PLANES, int LARGEST, bool, int NC>
+template <class W, int PLANES, int NC>
 __attribute__((always_inline)) inline void i_dot(I *sums, const I *w, const int8_t *acts) {
 #pragma GCC unroll 8
     for (int c = 0; c < NC; c++) {
@@ -128,7 +123,7 @@ __attribute__((always_inline)) inline void i_dot(I *sums, const I *w, const int8
             sums[c] = vdotq_laneq_s32(sums[c], bytes_of(v[3]), a, 3);
 #else
             // 16 bits hold the sum of two neighbouring columns' products, of as many planes.
-            constexpr int TOGETHER = LARGEST <= 31 ? 4 : LARGEST <= 63 ? 2 : 1; // 2 * it * LARGEST * 127 < 2^15
+            constexpr int TOGETHER = W::LARGEST <= 31 ? 4 : W::LARGEST <= 63 ? 2 : 1; // 2 * it * LARGEST * 127 < 2^15
             const I all = vreinterpretq_s32_s8(a);
             const int8x16_t each[4] = {bytes_of(vdupq_laneq_s32(all, 0)), bytes_of(vdupq_laneq_s32(all, 1)),
                                        bytes_of(vdupq_laneq_s32(all, 2)), bytes_of(vdupq_laneq_s32(all, 3))};
@@ -148,6 +143,28 @@ __attribute__((always_inline)) inline void i_dot(I *sums, const I *w, const int8
     }
 }
 #endif
+template <class W> constexpr int tokens_at_once() { return MAX_TILE; }
+
+// ---- integer scales ----
+
+inline int16x4_t four_words(const uint8_t *p) { return vget_low_s16(vreinterpretq_s16_u16(vmovl_u8(vreinterpret_u8_u32(four_bytes(p))))); }
+inline int16x4_t four_signed_words(const uint8_t *p) { return vget_low_s16(vmovl_s8(vreinterpret_s8_u32(four_bytes(p)))); }
+// A byte for each lane, to be multiplied with what is summed in it.
+inline I i_scales_u8(const uint8_t *p) { return vmovl_s16(four_words(p)); }
+inline I i_scales_i8(const uint8_t *p) { return vmovl_s16(four_signed_words(p)); }
+inline I i_mul_add(I a, I b, I c) { return vmlaq_s32(c, a, b); }
+// Two bytes for each lane, LANES apart, to be multiplied with two 16-bit numbers and added: the first ones of all lanes,
+// then the second ones.
+template <bool SIGNED> inline I i_pairs(const uint8_t *p) {
+    uint8x8_t both = vld1_u8(p);
+    return vreinterpretq_s32_s16(SIGNED ? vmovl_s8(vreinterpret_s8_u8(both)) : vreinterpretq_s16_u16(vmovl_u8(both)));
+}
+// sum + products of each lane's pair with that of `acts`.
+inline I i_dot_pairs(I sum, I pairs, int32_t acts) {
+    const int16x8_t w = vreinterpretq_s16_s32(pairs);
+    const int16x4_t a = vreinterpret_s16_s32(vdup_n_s32(acts));
+    return vmlal_high_lane_s16(vmlal_lane_s16(sum, vget_low_s16(w), a, 0), w, a, 1);
+}
 // sum + products of 4 planes, none above 31, with one of activations, from registers.
 inline I i_dot_registers(I sum, const I *w, I a) {
 #if defined(__ARM_FEATURE_MATMUL_INT8)
@@ -173,7 +190,6 @@ inline I i_dot_registers(I sum, const I *w, I a) {
     return vpadalq_s16(sum, vpaddq_s16(low, high));
 #endif
 }
-inline void i_forget(I &x) { __asm__("" : "+w"(x)); } // the compiler does not know what x is any more
 // 4 floats, rounded to nearest, as int8; returns their sum.
 inline int32_t i_store_bytes(int8_t *p, F x) {
     const int16x4_t q = vqmovn_s32(vcvtnq_s32_f32(x));

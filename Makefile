@@ -17,12 +17,13 @@ TEST ?=
 PI ?=
 DEPLOY ?=
 HOURS ?= 8
+MACHINES ?= x86_64 aarch64
 FORGE ?=
 export PROMPT PI
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help run serve check test test-c lint house format sanitize bench forge models-supported wheel pi pi4 pi5 pi-test pi-count deploy clean
+.PHONY: help run serve check test test-c lint house format sanitize bench forge models-supported wheels wheels-test pi pi4 pi5 pi-test pi-count deploy clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z0-9 -]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -95,8 +96,11 @@ forge: $(VENV)/.forge ## Train the default pair's draft for HOURS hours, and kee
 models-supported: $(VENV)/.installed ## Check what works with each architecture, and write docs/models-supported.md
 	@$(BIN)/python tests/support/models_supported.py
 
-wheel: $(VENV)/.installed ## Build the abi3 wheel into dist/
-	$(BIN)/pip wheel --no-deps --wheel-dir dist .
+wheels: $(VENV)/.pi ## Build wheels that need no compiler into dist/: llama.cpp's and edgespec's, for x86-64 and ARM (docs/start.md)
+	@$(BIN)/python -m pi.manylinux $(MACHINES)
+
+wheels-test: $(VENV)/.pi ## Install these wheels in Debian roots without a compiler, and write a text there (root; qemu for ARM)
+	@$(BIN)/python -m pi.bare $(MACHINES)
 
 pi: $(VENV)/.pi ## Cross-compile wheels for the Raspberry Pi 4 and 5 into dist/pi4 and dist/pi5 (docs/raspberry-pi.md)
 	@$(BIN)/python -m pi.wheels pi4 pi5
@@ -125,9 +129,10 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "edgespec: $$($(PYTHON) --version) is too old: 3.11 or newer is needed; try make PYTHON=python3.12"; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "edgespec: no venv module; apt install python3-venv"; exit 1; }
-	@$(PYTHON) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' || \
+	@ls dist/edgespec-*.whl >/dev/null 2>&1 || $(PYTHON) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' || \
 		{ echo "edgespec: no Python.h; apt install python3-dev"; exit 1; }
-	@command -v cc >/dev/null && command -v c++ >/dev/null || { echo "edgespec: no C and C++ compiler; apt install gcc g++"; exit 1; }
+	@ls dist/edgespec-*.whl >/dev/null 2>&1 || { command -v cc && command -v c++; } >/dev/null || \
+		{ echo "edgespec: no C and C++ compiler; apt install gcc g++, or bring dist/ of \`make wheels\`"; exit 1; }
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
 # What is pulled meanwhile: the default pair, where that is what will be run.
@@ -136,7 +141,7 @@ MEANWHILE := $(if $(filter -p% -t% -d% --pair% --target% --draft% --gamma% --hel
 
 # The first time pip compiles llama.cpp for this CPU (about 2 minutes on 2 cores) and keeps the wheel.
 $(VENV)/.installed: $(BIN)/python pyproject.toml llama_cpp.cmake $(C_SOURCES)
-	@echo "edgespec: installing into $(VENV); the first time llama.cpp is compiled for this CPU, some minutes"
+	@echo "edgespec: installing into $(VENV); where no wheel in dist/ fits, llama.cpp is compiled once, some minutes"
 	-@cmp -s llama_cpp.cmake "$(PACKAGES)/llama_cpp/lib/llama_cpp.cmake" || \
 		$(PIP) uninstall --yes llama-cpp-python 2>/dev/null # pip would leave one that was compiled with another file
 	-@$(PIP) uninstall --yes edgespec 2>/dev/null # an older one would be imported instead, with modules that have moved
@@ -153,6 +158,8 @@ $(VENV)/.forge: $(VENV)/.installed
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.installed
+	@grep -qs '"editable"' "$(PACKAGES)"/edgespec-*.dist-info/direct_url.json || { echo "edgespec: installed from dist/," \
+		"as no compiler was here; to develop it: apt install gcc g++ python3-dev, rm -r $(VENV)"; exit 1; }
 	$(PIP) install 'edgespec[dev]'
 	@touch $@
 

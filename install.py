@@ -5,25 +5,37 @@
     pip install --editable '.[report]'   compiles llama.cpp and edgespec's core; its output: build/install.log
     the files of PAIR                    are pulled meanwhile; if that fails, the run that needs them does it
 
-Imports only the parts of edgespec that need no llama.cpp, and of packages only rich and huggingface-hub.
+Wheels of `make wheels` in dist/ that fit this Python, this processor and these sources are taken instead:
+llama.cpp's always, edgespec's where there is no compiler.
+
+Imports only the parts of edgespec that need no llama.cpp, and of packages only rich and huggingface-hub,
+which brings packaging along.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
-from collections.abc import Sequence
+import tomllib
+import zipfile
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Event
+
+from packaging.tags import Tag, sys_tags
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from edgespec.cli.console import INTERRUPTED, message, print_error
 from edgespec.cli.progress import PullDisplay
@@ -36,8 +48,8 @@ from edgespec.platform.threads import StopRequest, run_together
 ROOT = Path(__file__).resolve().parent
 RECIPE = ROOT / "llama_cpp.cmake"
 LOG = ROOT / "build" / "install.log"
+DIST = ROOT / "dist"
 PIP = [sys.executable, "-m", "pip", "install", "--verbose", "--progress-bar", "off"]
-PIP += ["--editable", ".[report]"]
 
 _NAMES = {"llama-cpp-python": "llama.cpp for this CPU", "edgespec": "edgespec's own core"}
 _BUILD = re.compile(r" *Building (?:wheel|editable) for (\S+) \(pyproject\.toml\)(.*)")
@@ -71,18 +83,83 @@ def _environment() -> dict[str, str]:
     )
 
 
+def requirements() -> list[str]:
+    """Return what pip is asked for. Raises EdgespecError where neither wheels nor a compiler are here."""
+    library = _fitting_library()
+    links = ["--find-links", str(DIST)] if library else []
+    lacking = _lacking()
+    if not lacking:
+        return [*links, "--editable", ".[report]"]
+    own = _newest(DIST.glob("edgespec-*.whl"))
+    if not (library and own):
+        absent = " and ".join(["llama-cpp-python"] * (not library) + ["edgespec"] * (not own))
+        raise EdgespecError(
+            f"{lacking}, and {DIST} has no wheel of {absent} that fits {_here()} and these sources; "
+            "apt install gcc g++ python3-dev, or run `make wheels` on a machine with them and copy dist/"
+        )
+    return [*links, f"{own}[report]"]
+
+
+def _lacking() -> str:
+    """Return what is missing to compile, in words; "" if nothing is."""
+    if not (shutil.which("cc") and shutil.which("c++")):
+        return "no C and C++ compiler"
+    return "" if Path(sysconfig.get_path("include"), "Python.h").exists() else "no Python.h"
+
+
+def _here() -> str:
+    return f"Python {sys.version_info.major}.{sys.version_info.minor} on {platform.machine()}"
+
+
+def _fitting_library() -> Path | None:
+    """Return llama.cpp's wheel in dist/, if it is of the pinned version and compiled with `RECIPE`."""
+    if os.environ.get("CMAKE_ARGS"):  # the user wants it compiled in another way
+        return None
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        dependencies: list[str] = tomllib.load(file)["project"]["dependencies"]
+    (pinned,) = (line for line in dependencies if line.startswith("llama-cpp-python=="))
+    return _newest(
+        wheel
+        for wheel in DIST.glob("llama_cpp_python-*.whl")
+        if wheel.name.split("-")[1].partition("+")[0] == pinned.partition("==")[2] and _has_recipe(wheel)
+    )
+
+
+def _has_recipe(wheel: Path) -> bool:
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            return archive.read("llama_cpp/lib/llama_cpp.cmake") == RECIPE.read_bytes()
+    except (zipfile.BadZipFile, KeyError):
+        return False
+
+
+def _newest(wheels: Iterable[Path]) -> Path | None:
+    """Return the newest of the wheels that this Python can install."""
+    supported = set(sys_tags())
+    fitting = [wheel for wheel in wheels if supported & _tags(wheel)]
+    return max(fitting, key=lambda wheel: wheel.stat().st_mtime, default=None)
+
+
+def _tags(wheel: Path) -> frozenset[Tag]:
+    try:
+        return parse_wheel_filename(wheel.name)[3]
+    except InvalidWheelFilename:
+        return frozenset()
+
+
 class Installation:
     """Runs pip and shows the progress that its output tells."""
 
     def __init__(self, display: PullDisplay) -> None:
-        """Start pip; `run` follows it."""
+        """Start pip; `run` follows it. Raises EdgespecError if something is missing that pip would need."""
+        command = [*PIP, *requirements()]
         self._display = display
         self._building = ""
         self._begun_s = 0.0
         self._stopped = Event()
         LOG.parent.mkdir(exist_ok=True)
         self._pip = subprocess.Popen(
-            PIP,
+            command,
             cwd=ROOT,
             env=_environment(),
             stdin=subprocess.DEVNULL,

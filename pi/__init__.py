@@ -1,1 +1,1 @@
-"""Developer's tools for the Raspberry Pi: `make pi`, `make pi-test`, `make deploy`. Not installed."""
+"""Developer's tools that make wheels: for the Raspberry Pi, and for machines without a compiler."""

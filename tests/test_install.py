@@ -9,10 +9,13 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
 
+import install
+from edgespec.errors import EdgespecError
 from hub_server import FakeServer, wheel
 from terminals import Terminal, messages_in_terminal, plain
 
@@ -26,6 +29,7 @@ import install
 install.ROOT = Path(sys.argv[1])
 install.LOG = install.ROOT / "build" / "install.log"
 install.PIP = sys.argv[3:]
+install.requirements = lambda: []
 sys.exit(install.main([sys.argv[2]] if sys.argv[2] else []))
 """
 
@@ -368,3 +372,92 @@ def test_make_pulls_the_default_pair_only_where_it_will_be_run(arguments: list[s
     commands = shown.stdout.partition("# Make data base")[0]
     asked = re.search(r"install\.py *(\w*)$", commands, re.MULTILINE)
     assert (asked[1] if asked else "") == pulled
+
+
+# ---- wheels of dist/ ----
+
+LIBRARY = "llama_cpp_python-0.3.36+edgespec-py3-none-any.whl"
+OWN = "edgespec-0.1.0-py3-none-any.whl"
+
+
+@pytest.fixture
+def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A clone with wheels of both packages in dist/, on a machine without a compiler."""
+    (tmp_path / "dist").mkdir()
+    (tmp_path / "pyproject.toml").write_text('[project]\ndependencies = ["llama-cpp-python==0.3.36"]\n')
+    (tmp_path / "llama_cpp.cmake").write_text("recipe")
+    put(tmp_path, LIBRARY)
+    put(tmp_path, OWN)
+    monkeypatch.setattr(install, "ROOT", tmp_path)
+    monkeypatch.setattr(install, "DIST", tmp_path / "dist")
+    monkeypatch.setattr(install, "RECIPE", tmp_path / "llama_cpp.cmake")
+    monkeypatch.setattr(install, "_lacking", lambda: "no C and C++ compiler")
+    monkeypatch.delenv("CMAKE_ARGS", raising=False)
+    return tmp_path
+
+
+def put(clone: Path, name: str, recipe: str = "recipe") -> None:
+    with zipfile.ZipFile(clone / "dist" / name, "w") as archive:
+        archive.writestr("llama_cpp/lib/llama_cpp.cmake", recipe)
+
+
+def test_without_a_compiler_both_wheels_are_installed(clone: Path) -> None:
+    dist = clone / "dist"
+    assert install.requirements() == ["--find-links", str(dist), f"{dist / OWN}[report]"]
+
+
+def test_with_a_compiler_only_llama_cpp_is_not_compiled(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(install, "_lacking", lambda: "")
+    assert install.requirements() == ["--find-links", str(clone / "dist"), "--editable", ".[report]"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llama_cpp_python-0.3.35+edgespec-py3-none-any.whl",
+        "llama_cpp_python-0.3.36+edgespec-py3-none-manylinux_2_34_s390x.whl",
+        "llama_cpp_python-0.3.36+edgespec.whl",
+    ],
+)
+def test_a_library_that_does_not_fit_is_compiled(
+    clone: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (clone / "dist" / LIBRARY).unlink()
+    put(clone, name)
+    with pytest.raises(
+        EdgespecError, match=r"no C and C\+\+ compiler, and .*/dist has no wheel of llama-cpp-python "
+    ):
+        install.requirements()
+    monkeypatch.setattr(install, "_lacking", lambda: "")
+    assert install.requirements() == ["--editable", ".[report]"]
+
+
+@pytest.mark.parametrize("damaged", [True, False])
+def test_a_library_of_another_recipe_is_compiled(
+    clone: Path, monkeypatch: pytest.MonkeyPatch, damaged: bool
+) -> None:
+    put(clone, LIBRARY, "another")
+    if damaged:
+        (clone / "dist" / LIBRARY).write_bytes(b"PK")
+    monkeypatch.setattr(install, "_lacking", lambda: "")
+    assert install.requirements() == ["--editable", ".[report]"]
+
+
+def test_who_says_how_to_compile_it_has_it_compiled(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(install, "_lacking", lambda: "")
+    monkeypatch.setenv("CMAKE_ARGS", "-DGGML_BLAS=ON")
+    assert install.requirements() == ["--editable", ".[report]"]
+
+
+def test_neither_a_compiler_nor_a_wheel_is_one_line(
+    clone: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    for file in (clone / "dist").iterdir():
+        file.unlink()
+    monkeypatch.setattr(install, "LOG", clone / "build" / "install.log")
+    assert install.main([]) == 1
+    said = capsys.readouterr()
+    assert said.err.count("\n") == 1
+    assert "no C and C++ compiler, and " in said.err
+    assert "no wheel of llama-cpp-python and edgespec that fits Python 3." in said.err
+    assert "apt install gcc g++ python3-dev, or run `make wheels`" in said.err

@@ -28,6 +28,15 @@ def extrapolated(costs: Sequence[float], n: int) -> list[float]:
     return [*costs[: n + 1], *(costs[-1] + slope * i for i in range(1, n + 2 - len(costs)))]
 
 
+def per_request(costs: Sequence[float], n: int) -> list[float]:
+    """Return each one's share of the passes that `n` requests make together, with as many tokens each.
+
+    `costs`: T(0) .. T(N_MAX). Returns S(0) .. S(N_MAX), S(i) = T(n i) / n.
+    """
+    together = extrapolated(costs, n * (len(costs) - 1))
+    return [cost / n for cost in together[::n]]
+
+
 @dataclass(frozen=True)
 class CostCurve:
     """T(n) of one model on one machine, with its kernels and threads; in seconds, or in joules."""

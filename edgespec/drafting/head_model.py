@@ -26,6 +26,7 @@ import numpy as np
 from edgespec.decoding.features import KEPT, TargetFeatures
 from edgespec.decoding.forward import Ask, DraftForward
 from edgespec.drafting.answer_lengths import CAUTION
+from edgespec.drafting.costs import per_request
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.expected_gain import ExpectedGain
 from edgespec.drafting.learned_costs import LearnedCosts
@@ -45,12 +46,15 @@ _STATES_SHARE = 0.25  # of what drafting saves, lost where the head knows nothin
 _PASS_SHARE = 0.5  # of T(1), what dividing the prompt into one more pass costs
 
 
-def states_worth(scheduler: Scheduler, target: Model, n_unread: int, n_predict: int | None) -> int:
+def states_worth(
+    scheduler: Scheduler, target: Model, n_unread: int, n_predict: int | None, *, n_requests: int = 1
+) -> int:
     """Return for how many of a prompt's last tokens the target's hidden states are worth their cost.
 
     `n_unread` tokens of the prompt are to be read, at most `n_predict` follow. For a short prompt the price
     is high, and it is paid before the answer begins. So the states are left out where a short answer is
-    likely enough; the head then begins with the answer.
+    likely enough; the head then begins with the answer. They are also left out where `n_requests` share the
+    passes and drafting for all of them alike would not pay.
     """
     learned = scheduler.learned
     sizes = _STATES if target.hidden_states.all_logits else _STATES_OWN
@@ -58,8 +62,10 @@ def states_worth(scheduler: Scheduler, target: Model, n_unread: int, n_predict: 
         return min(sizes[0], n_unread)
     if learned.draft is None:
         return 0
-    costs, most = learned.target.at(n_unread), math.inf if n_predict is None else n_predict
-    best = ExpectedGain(learned, costs, learned.draft.at(0), 1.0 / costs[1]).best_model_rate()
+    costs = per_request(learned.target.at(n_unread), n_requests)
+    passes = per_request(learned.draft.at(0), n_requests)
+    most = math.inf if n_predict is None else n_predict
+    best = ExpectedGain(learned, costs, passes, 1.0 / costs[1]).best_model_rate()
     saved = _STATES_SHARE * max(0.0, costs[1] - 1.0 / best)
     spent = learned.target.read(n_unread, 0)
     for n in sizes:

@@ -185,7 +185,11 @@ class RequestRunner:
             features = running.draft.features if running.draft else None
             if features and running.scheduler:
                 features.n_prompt = states_worth(
-                    running.scheduler, target.model, len(tokens) - n_known, n_predict
+                    running.scheduler,
+                    target.model,
+                    len(tokens) - n_known,
+                    n_predict,
+                    n_requests=self.n_running + 1,
                 )
         return Generation(target, drafter, tokens, plan, n_ctx=n_ctx, n_known=n_known, features=features)
 

@@ -342,9 +342,9 @@ def test_states_of_a_prompt_are_asked_for_where_they_pay():
         lengths.learn("yes or no?", 4)
         lengths.learn("write much", 400)
 
-    def worth(prompt, n_unread, policy=Policy(staged=False, after_store=False), n_predict=None):  # noqa: B008
+    def worth(prompt, n_unread, policy=Policy(staged=False, after_store=False), n_predict=None, n=1):  # noqa: B008
         scheduler = scheduler_of(LearnedCosts(*curves(), Predictor()), policy, lengths.of(prompt))
-        return states_worth(scheduler, target, n_unread, n_predict)
+        return states_worth(scheduler, target, n_unread, n_predict, n_requests=n)
 
     for n_unread in (64, 100, 1000):
         assert worth("write much", n_unread) == 32
@@ -352,6 +352,8 @@ def test_states_of_a_prompt_are_asked_for_where_they_pay():
         assert worth("write much", n_unread, n_predict=2) == 0
         for policy in (Policy(suffix=False), FixedPolicy(gamma=3)):
             assert worth("yes or no?", n_unread, policy) == 32, "the head was asked for"
+        assert worth("write much", n_unread, n=16) == 0, "where 16 share a pass, no draft pays"
+        assert worth("write much", n_unread, Policy(suffix=False), n=16) == 32, "the head was asked for"
     assert worth("something else", 60, n_predict=8) == 0 < worth("something else", 2000)
 
     target.uses_kernels = True  # which leave the logits out

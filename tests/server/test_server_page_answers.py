@@ -220,7 +220,7 @@ def test_each_frame_shows_what_the_text_so_far_is(visit, source, step):
                 const whole = new GrowingText();
                 whole.append(source.slice(0, end), "target");
                 const same = () => growing.element.innerHTML === whole.element.innerHTML;
-                for (let i = 0; i < 60 && !(whole.element.firstChild && same()); i++)
+                for (let i = 0; i < 900 && !(whole.element.firstChild && same()); i++)
                     await new Promise(requestAnimationFrame);
                 if (!same()) return [growing.element.innerHTML, whole.element.innerHTML];
             }

@@ -81,7 +81,8 @@ template <int TYPE> struct Weights {
         }
         const I low = i_bytes(15);
         for (int i = 0; i < 4; i++) {
-            const I both = i_load(p + i * PLANE);
+            I both = i_load(p + i * PLANE);
+            i_forget(both); // else the compiler would load it twice
             v[i] = i_and(both, low);
             v[i + 4] = i_high4(both);
         }
@@ -267,19 +268,10 @@ __attribute__((always_inline)) inline void k_packet(const uint8_t *header, const
     typedef Weights<TYPE> W;
     const uint8_t *step = header + W::HEADER;
     prefetch<LEVEL>(header + ahead, W::HEADER);
-    const int8_t *const first_meta = acts + 32 * NC;
+    const int8_t *const first_acts = acts;
     I sum[NC];
-    F minima[NC];
     EACH_TOKEN {
         sum[c] = i_zero();
-        minima[c] = f_zero();
-    }
-    if constexpr (W::HAS_PAIRS) {
-        sum_pairs<W, NC>(header, acts, sum);
-        EACH_TOKEN {
-            minima[c] = W::MINUS_MIN ? f_mul(f_int(sum[c]), f_of_rows<NC>(W::packet_minimum(header), c)) : f_zero();
-            sum[c] = W::MINUS_MIN ? i_zero() : i_shl32<log2_of(W::OFFSET)>(sum[c]);
-        }
     }
     for (int s = 0; s < W::STEPS; s++, step += W::STEP, acts += record_bytes(BYTES_256, NC)) {
         I v[8], scales[2];
@@ -305,11 +297,20 @@ __attribute__((always_inline)) inline void k_packet(const uint8_t *header, const
             }
         });
     }
-    const F d = W::packet_scale(header);
+    I of_pairs[NC];
+    if constexpr (W::HAS_PAIRS) {
+        sum_pairs<W, NC>(header, first_acts, of_pairs);
+    }
+    const F d = W::packet_scale(header), dmin = W::MINUS_MIN ? W::packet_minimum(header) : f_zero();
     EACH_TOKEN {
-        const F of_rows = f_of_rows<NC>(d, c), x = f_int(sum[c]);
-        const F scaled = W::MINUS_MIN ? f_fma(x, of_rows, minima[c]) : f_mul(x, of_rows);
-        total[c] = f_fma(scaled, f_of_token<NC>(first_meta, c), total[c]);
+        if constexpr (W::HAS_PAIRS && !W::MINUS_MIN) {
+            sum[c] = i_add(sum[c], i_shl32<log2_of(W::OFFSET)>(of_pairs[c]));
+        }
+        F x = f_mul(f_int(sum[c]), f_of_rows<NC>(d, c));
+        if constexpr (W::MINUS_MIN) {
+            x = f_fma(f_int(of_pairs[c]), f_of_rows<NC>(dmin, c), x);
+        }
+        total[c] = f_fma(x, f_of_token<NC>(first_acts + 32 * NC, c), total[c]);
     }
 }
 

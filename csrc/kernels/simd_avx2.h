@@ -74,6 +74,7 @@ inline F f_exponents(const uint8_t *p) {
 inline F f_int(I x) { return _mm256_cvtepi32_ps(x); }
 
 inline void i_forget(I &x) { __asm__("" : "+x"(x)); } // the compiler does not know what x is any more
+inline void i_put_down(I &x) { __asm__("" : "+m"(x)); } // x is in memory, not in a register
 inline I i_zero() { return _mm256_setzero_si256(); }
 inline I i_load(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
 inline I i_set1(int32_t x) { return _mm256_set1_epi32(x); }
@@ -91,12 +92,21 @@ template <int N> inline I i_shl32(I a) { return _mm256_slli_epi32(a, N); }
 inline I i_lookup(const int8_t *table, I index) {
     return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)table)), index);
 }
+// The i-th of each 4 numbers of a, in all 4 places.
+inline I i_spread(I a, int i) {
+    switch (i) {
+    case 0: return _mm256_shuffle_epi32(a, 0x00);
+    case 1: return _mm256_shuffle_epi32(a, 0x55);
+    case 2: return _mm256_shuffle_epi32(a, 0xAA);
+    default: return _mm256_shuffle_epi32(a, 0xFF);
+    }
+}
 // How many tokens go through the products together: their sums, the weights and what is between them have 16 registers.
 template <class W> constexpr int tokens_at_once() {
 #ifdef __AVXVNNI__
-    return 4;
+    return W::HALVES ? 2 : MAX_TILE;
 #else
-    return W::LARGEST >= 128 ? 4 : 1;
+    return 1;
 #endif
 }
 
@@ -110,11 +120,22 @@ inline I i_start_minus(I a, I b) { return _mm256_sub_epi32(a, b); }
 inline int32_t start_of(const int8_t *, int, int32_t sum, int factor) { return -factor * sum; }
 template <class W, int PLANES, int NC>
 __attribute__((always_inline)) inline void i_dot(I *sums, const I *w, const int8_t *acts) {
+    // A load for each product is as much as the processor can do: some tokens take the activations of 4 planes with one
+    // and spread them by shuffles (measured; where weights are looked up, shuffles have no time).
+    constexpr int SHUFFLED = W::IQ4 || W::FP4           ? 0
+                             : W::STEP == 32 * LANES ? (NC < 4 ? 1 : NC * 3 / 8)
+                             : W::HALVES             ? NC / 2
+                                                     : NC / 4;
+    I four[SHUFFLED + 1];
 #pragma GCC unroll 8
     for (int i = 0; i < PLANES; i++) {
 #pragma GCC unroll 8
         for (int c = 0; c < NC; c++) { // plane by plane: a column's next product would wait for its last
-            sums[c] = _mm256_dpbusd_avx_epi32(sums[c], w[i], _mm256_set1_epi32(int_at(acts + 32 * c, i)));
+            const int8_t *a = acts + 32 * c + 4 * i;
+            if (c < SHUFFLED && i % 4 == 0) {
+                four[c] = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)a));
+            }
+            sums[c] = _mm256_dpbusd_avx_epi32(sums[c], w[i], c < SHUFFLED ? i_spread(four[c], i % 4) : i_set1(int_at(a, 0)));
         }
     }
 }
@@ -138,16 +159,24 @@ template <class W> constexpr int planes16() {
     constexpr int LARGEST = W::STARTS ? W::OFFSET : W::LARGEST; // of the value itself
     return LARGEST <= 16 ? 8 : LARGEST <= 32 ? 4 : 1;
 }
-template <class W, int PLANES> inline I i_dot16(I sum, const I *w, const int8_t *acts) {
-#pragma GCC unroll 8
-    for (int i = 0; i < PLANES; i++) {
-        const I a = _mm256_set1_epi32(int_at(acts, i));
-        const I products = W::LARGEST >= 128 ? _mm256_maddubs_epi16(_mm256_abs_epi8(w[i]), _mm256_sign_epi8(a, w[i]))
-                                             : _mm256_maddubs_epi16(w[i], a);
-        sum = i || W::STARTS ? _mm256_add_epi16(sum, products) : products;
+template <class W> inline I i_products16(I w, const int8_t *acts) {
+    const I a = _mm256_set1_epi32(int_at(acts, 0));
+    return W::LARGEST >= 128 ? _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(a, w)) : _mm256_maddubs_epi16(w, a);
+}
+// Two by two: a chain of additions would be waited for.
+template <class W, int PLANES> __attribute__((always_inline)) inline I i_sum16(const I *w, const int8_t *acts) {
+    if constexpr (PLANES == 1) {
+        return i_products16<W>(w[0], acts);
+    } else {
+        I sum = i_sum16<W, PLANES / 2>(w, acts);
+        sum = _mm256_add_epi16(sum, i_sum16<W, PLANES / 2>(w + PLANES / 2, acts + 2 * PLANES));
         i_forget(sum); // else the compiler would sum in an order that takes more registers
+        return sum;
     }
-    return sum;
+}
+template <class W, int PLANES> __attribute__((always_inline)) inline I i_dot16(I start, const I *w, const int8_t *acts) {
+    const I sum = i_sum16<W, PLANES>(w, acts);
+    return W::STARTS ? _mm256_add_epi16(start, sum) : sum;
 }
 template <class W, int PLANES, int NC>
 __attribute__((always_inline)) inline void i_dot(I *sums, const I *w, const int8_t *acts) {
@@ -195,13 +224,20 @@ __attribute__((always_inline)) inline void i_dot_scaled(I *sums, const I *w, con
     constexpr int PLANES = W::HALVES ? 4 : 8, AT_ONCE = PLANES < planes16<W>() ? PLANES : planes16<W>();
     static_assert(!W::STARTS || AT_ONCE == PLANES, "there is one start");
 #pragma GCC unroll 8
-    for (int i = 0; i < 8; i += AT_ONCE) {
-        const int half = i / PLANES;
+    for (int c = 0; c < N; c++) {
+        I all;
 #pragma GCC unroll 8
-        for (int c = 0; c < N; c++) {
+        for (int i = 0; i < 8; i += AT_ONCE) {
+            const int half = i / PLANES;
             const I start = W::STARTS ? i_start<W::SHIFT>(i_set1(int_at(starts[half], first + c))) : i_zero();
             const I products = i_dot16<W, AT_ONCE>(start, w + i, acts + 32 * c + 4 * i);
-            sums[c] = _mm256_add_epi32(sums[c], _mm256_madd_epi16(products, scales[half]));
+            const I dot = _mm256_madd_epi16(products, scales[half]);
+            all = i ? _mm256_add_epi32(all, dot) : dot;
+            i_forget(all);
+        }
+        sums[c] = _mm256_add_epi32(sums[c], all);
+        if (NC > 4) {
+            i_put_down(sums[c]); // else the compiler would keep some and store others twice
         }
     }
 }

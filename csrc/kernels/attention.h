@@ -3,7 +3,7 @@
 // head dimensions: no sum of a score or an output crosses lanes, and a row never meets another row.
 #pragma once
 
-constexpr int ROW_TILE = LANES == 16 ? 6 : 4;    // rows of a micro-kernel
+constexpr int ROW_TILE = LANES == 4 ? 4 : 6;     // rows of a micro-kernel
 constexpr int KEY_VECTORS = LANES == 8 ? 2 : 4;  // vectors of scores for each of its rows: AVX2 has 16 registers
 constexpr int DIM_VECTORS = LANES == 8 ? 2 : 4;  // vectors of outputs
 

@@ -21,7 +21,7 @@ constexpr int Q8_BLOCK = 34;        // bytes of 32 numbers of a cache in Q8_0: a
 //     for the simple types  d (float), 8 S, d S (float), 8 a;
 //     for the K types       in even steps d (float), 32 a, 32 b, S of this step and of the next one (16 bits each),
 //                           in odd ones a and b of this step (16 bits each), 32 a, 32 b, a and b of the step before.
-// Those with a factor are int32, or as the instruction set starts its sums (start_of).
+// Those with a factor are int32, or as the instruction set starts its sums (ByteSums).
 // As floats: nc x 32 of them; or nc x 32 of BF16, then as much of nothing, where the processor multiplies these.
 constexpr int64_t record_bytes(Acts acts, int64_t nc) { return (acts == BYTES_32 || acts == BYTES_256 ? 48 : 128) * nc; }
 // Steps of `columns` columns: whole packets of the simple types; the others have whole ones anyway.

@@ -339,21 +339,20 @@ void matmul(const uint8_t *group, int64_t packets, const int8_t *acts, float *co
 }
 
 // What goes with the 32 int8 of column c of a record: see isa.h. `sums`: of their halves.
-inline void put_sums(int8_t *record, int nc, int c, bool is_odd, int act_block, float d, const int32_t *sums) {
-    const int8_t *const bytes = record + 32 * c;
+inline void put_sums(int8_t *record, int nc, int c, bool is_odd, int act_block, float d, const ByteSums *sums) {
     int8_t *const meta = record + 32 * nc + 4 * c;
-    const int32_t all = -(sums[0] + sums[1]), factor = act_block == 32 ? 8 : 32;
-    const int32_t starts[2] = {start_of(bytes, 16, sums[0], factor), start_of(bytes + 16, 16, sums[1], factor)};
+    const int32_t all = -(sums[0].all() + sums[1].all()), factor = act_block == 32 ? 8 : 32;
+    const int32_t starts[2] = {sums[0].start(factor), sums[1].start(factor)};
     if (act_block == 32) {
         const float scaled = d * (float)all;
-        const int32_t start = start_of(bytes, 32, sums[0] + sums[1], factor);
+        const int32_t start = ByteSums{sums[0].first + sums[1].first, sums[0].second + sums[1].second}.start(factor);
         __builtin_memcpy(meta, &d, 4);
         __builtin_memcpy(meta + 4 * nc, &start, 4);
         __builtin_memcpy(meta + 8 * nc, &scaled, 4);
         __builtin_memcpy(meta + 12 * nc, &starts[0], 4);
         return;
     }
-    const int16_t halves[2] = {(int16_t)-sums[0], (int16_t)-sums[1]}, whole = (int16_t)all;
+    const int16_t halves[2] = {(int16_t)-sums[0].all(), (int16_t)-sums[1].all()}, whole = (int16_t)all;
     int8_t *const even = meta - (is_odd ? record_bytes(BYTES_256, nc) : 0), *const odd = even + record_bytes(BYTES_256, nc);
     if (is_odd) {
         __builtin_memcpy(odd, halves, 4);
@@ -371,17 +370,18 @@ void quantize_bytes(const float *x, int64_t columns, Acts acts, int64_t block0, 
     const int act_block = act_columns(acts);
     for (int64_t b = block0; b < block1; b++) {
         const int64_t first = b * act_block, n = columns - first < act_block ? columns - first : act_block;
-        F largest = f_zero();
-        for (int64_t i = 0; i < n; i += LANES) {
-            largest = f_max(largest, f_abs(f_load(x + first + i)));
+        F largest[2] = {f_zero(), f_zero()}; // two, as each waits for the one before it
+        for (int64_t i = 0; i < n; i += 2 * LANES) {
+            largest[0] = f_max(largest[0], f_abs(f_load(x + first + i)));
+            largest[1] = f_max(largest[1], f_abs(f_load(x + first + i + LANES)));
         }
-        const float max = f_reduce_max(largest), d = max / 127, inverse = max > 1e-30f ? 127 / max : 0;
+        const float max = f_reduce_max(f_max(largest[0], largest[1])), d = max / 127, inverse = max > 1e-30f ? 127 / max : 0;
         for (int64_t i = 0; i < n; i += 32) {
             int8_t *record = tile + (first + i) / 32 * record_bytes(acts, nc);
-            int32_t sums[2] = {0, 0};
+            ByteSums sums[2] = {};
             for (int j = 0; j < 32; j += LANES) {
                 const F v = f_mul(f_load(x + first + i + j), f_set1(inverse));
-                sums[j / 16] += i_store_bytes(record + act_place(nc, c, j), v);
+                i_store_bytes(record + act_place(nc, c, j), v, sums[j / 16]);
             }
             put_sums(record, nc, c, (first + i) / 32 % 2, act_block, d, sums);
         }

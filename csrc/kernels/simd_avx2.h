@@ -117,7 +117,6 @@ template <class W> constexpr int tokens_at_once() {
 #ifdef __AVXVNNI__
 template <int SHIFT> inline I i_start(I start) { return i_shl32<SHIFT>(start); }
 inline I i_start_minus(I a, I b) { return _mm256_sub_epi32(a, b); }
-inline int32_t start_of(const int8_t *, int, int32_t sum, int factor) { return -factor * sum; }
 template <class W, int PLANES, int NC>
 __attribute__((always_inline)) inline void i_dot(I *sums, const I *w, const int8_t *acts) {
     // A load for each product is as much as the processor can do: some tokens take the activations of 4 planes with one
@@ -144,16 +143,6 @@ __attribute__((always_inline)) inline void i_dot(I *sums, const I *w, const int8
 // the whole fits.
 template <int SHIFT> inline I i_start(I start) { return i_shl16<SHIFT>(start); }
 inline I i_start_minus(I a, I b) { return _mm256_sub_epi16(a, b); }
-inline int32_t start_of(const int8_t *acts, int columns, int32_t, int factor) {
-    __m128i sum = _mm_setzero_si128();
-    for (int i = 0; i < columns; i += 16) {
-        const __m128i all = _mm_loadu_si128((const __m128i *)(acts + i));
-        sum = _mm_sub_epi16(sum, _mm_maddubs_epi16(_mm_set1_epi8(1), all));
-    }
-    sum = _mm_add_epi16(sum, _mm_shuffle_epi32(sum, 0x4E));
-    sum = _mm_add_epi16(sum, _mm_shuffle_epi32(sum, 0xB1));
-    return _mm_cvtsi128_si32(_mm_mullo_epi16(sum, _mm_set1_epi16((short)factor)));
-}
 // How many planes' products 16 bits hold.
 template <class W> constexpr int planes16() {
     constexpr int LARGEST = W::STARTS ? W::OFFSET : W::LARGEST; // of the value itself
@@ -210,8 +199,9 @@ inline I i_scales_u8(const uint8_t *p) {
                                                 -1, 5, -1, 6, -1, 6, -1, 7, -1, 7, -1));
 }
 inline I i_scales_i8(const uint8_t *p) {
-    const __m128i all = _mm_loadl_epi64((const __m128i *)p);
-    return _mm256_cvtepi8_epi16(_mm_unpacklo_epi8(all, all));
+    const __m128i twice = _mm_setr_epi8(0, 1, 0, 1, 4, 5, 4, 5, 8, 9, 8, 9, 12, 13, 12, 13);
+    return _mm256_shuffle_epi8(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)),
+                               _mm256_broadcastsi128_si256(twice));
 }
 #endif
 #ifdef __AVXVNNI__
@@ -269,14 +259,29 @@ inline I i_dot_registers(I sum, const I *w, I a) {
     return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_add_epi16(first, second), _mm256_set1_epi16(1)));
 #endif
 }
-// 8 floats, rounded to nearest, as int8; returns their sum.
-inline int32_t i_store_bytes(int8_t *p, F x) {
+// Sums of int8 in columns 0, 1 of each 4 and in columns 2, 3; and what sums of products start from: `factor` times minus
+// that.
+struct ByteSums {
+    int32_t first, second;
+    int32_t all() const { return first + second; }
+    int32_t start(int factor) const {
+#ifdef ES_WORD_SUMS
+        return (int32_t)((uint32_t)(-factor * first & 0xFFFF) | (uint32_t)(-factor * second) << 16);
+#else
+        return -factor * all();
+#endif
+    }
+};
+// 8 floats, rounded to nearest, as int8; `sums` is added to.
+inline void i_store_bytes(int8_t *p, F x, ByteSums &sums) {
     const I q = _mm256_cvtps_epi32(x);
     const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(q), _mm256_extracti128_si256(q, 1));
     _mm_storel_epi64((__m128i *)p, _mm_packs_epi16(words, words));
-    __m128i s = _mm_add_epi32(_mm256_castsi256_si128(q), _mm256_extracti128_si256(q, 1));
+    __m128i s = _mm_madd_epi16(words, _mm_set1_epi16(1));
     s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4E));
-    return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xB1)));
+    const int64_t both = _mm_cvtsi128_si64(s);
+    sums.first += (int32_t)both;
+    sums.second += (int32_t)(both >> 32);
 }
 // 8 rows of 8 floats become 8 columns.
 inline void f_transpose(F *r) {

@@ -84,7 +84,12 @@ inline I i_spread(I a, int i) {
 template <int SHIFT> inline I i_start(I start) { return i_shl32<SHIFT>(start); }
 inline I i_add(I a, I b) { return _mm512_add_epi32(a, b); }
 inline I i_start_minus(I a, I b) { return _mm512_sub_epi32(a, b); }
-inline int32_t start_of(const int8_t *, int, int32_t sum, int factor) { return -factor * sum; }
+// Sums of int8, and what sums of products start from: `factor` times minus that.
+struct ByteSums {
+    int32_t first, second;
+    int32_t all() const { return first + second; }
+    int32_t start(int factor) const { return -factor * all(); }
+};
 // sums[c] + products of 4 or 8 planes with the activations, 4 for each plane, at acts + 32 c. Plane by plane: a
 // column's next product would wait for its last. A load for each product is as much as the processor can do: with
 // SPREAD some columns take those of 4 planes with one and spread them by shuffles, which run beside the products.
@@ -128,13 +133,13 @@ inline I i_dot_registers(I sum, const I *w, I a) {
     }
     return sum;
 }
-// 16 floats, rounded to nearest, as int8; returns their sum.
-inline int32_t i_store_bytes(int8_t *p, F x) {
+// 16 floats, rounded to nearest, as int8; `sums` is added to.
+inline void i_store_bytes(int8_t *p, F x, ByteSums &sums) {
     const __m128i q = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x));
     _mm_storeu_si128((__m128i *)p, q);
     // Sums of 8 unsigned bytes, each 128 too large.
     const __m128i s = _mm_sad_epu8(_mm_xor_si128(q, _mm_set1_epi8((char)0x80)), _mm_setzero_si128());
-    return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_unpackhi_epi64(s, s))) - 16 * 128;
+    sums.first += _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_unpackhi_epi64(s, s))) - 16 * 128;
 }
 // 16 rows of 16 floats become 16 columns.
 inline void f_transpose(F *r) {

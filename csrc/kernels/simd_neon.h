@@ -103,7 +103,12 @@ inline I i_lookup(const int8_t *table, I index) {
 template <int SHIFT> inline I i_start(I start) { return i_shl32<SHIFT>(start); }
 inline I i_add(I a, I b) { return vaddq_s32(a, b); }
 inline I i_start_minus(I a, I b) { return vsubq_s32(a, b); }
-inline int32_t start_of(const int8_t *, int, int32_t sum, int factor) { return -factor * sum; }
+// Sums of int8, and what sums of products start from: `factor` times minus that.
+struct ByteSums {
+    int32_t first, second;
+    int32_t all() const { return first + second; }
+    int32_t start(int factor) const { return -factor * all(); }
+};
 #ifndef __ARM_FEATURE_MATMUL_INT8 // whose sums are in pairs.h
 // sums[c] + products of 4 or 8 planes with the activations, 4 for each plane, at acts + 32 c; W::LARGEST bounds the
 // weights (128: signed). Column by column, as these processors look far enough ahead for the next one's.
@@ -190,12 +195,12 @@ inline I i_dot_registers(I sum, const I *w, I a) {
     return vpadalq_s16(sum, vpaddq_s16(low, high));
 #endif
 }
-// 4 floats, rounded to nearest, as int8; returns their sum.
-inline int32_t i_store_bytes(int8_t *p, F x) {
+// 4 floats, rounded to nearest, as int8; `sums` is added to.
+inline void i_store_bytes(int8_t *p, F x, ByteSums &sums) {
     const int16x4_t q = vqmovn_s32(vcvtnq_s32_f32(x));
     const int32_t packed = vget_lane_s32(vreinterpret_s32_s8(vqmovn_s16(vcombine_s16(q, q))), 0);
     __builtin_memcpy(p, &packed, 4);
-    return vaddv_s16(q);
+    sums.first += vaddv_s16(q);
 }
 // 4 rows of 4 floats become 4 columns.
 inline void f_transpose(F *r) {

@@ -146,8 +146,7 @@ def _bare(place: Place) -> str:
     names = {f"bin/{name}" for name in _COMPILERS} | {"include/Python.h"}
     found = [str(path) for path in place.tree.glob("usr/*/*") if f"{path.parent.name}/{path.name}" in names]
     found += map(str, place.tree.glob(f"usr/include/python{place.python}/Python.h"))
-    if not place.emulated or place.suite != "bookworm":  # the boards' tree has it
-        found += map(str, place.tree.glob("usr/lib/*/libgomp.so.1"))
+    found += map(str, place.tree.glob("usr/lib/*/libgomp.so.1"))
     if found:
         raise EdgespecError(f"not bare: {', '.join(found)}")
     return "no compiler, no Python.h, no libgomp"

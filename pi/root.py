@@ -1,8 +1,8 @@
-"""File trees of Debian for arm64: Python, in bookworm's also its headers and OpenMP, and the C libraries.
+"""File trees of Debian for arm64: Python and the C libraries, for building also Python's headers and OpenMP.
 
     build/pi/apt     apt's lists, state, cache and configuration; the system's own are not touched
-    build/pi/root    bookworm's tree: packages unpacked, not installed (none of their scripts has run)
-    build/pi/apt-SUITE, build/pi/root-SUITE   another suite's
+    build/pi/root    the tree: packages unpacked, not installed (none of their scripts has run)
+    build/pi/apt-SUITE, build/pi/root-SUITE   a suite's without headers and OpenMP
 
 Raspberry Pi OS bookworm has the same Python and C library. Wheels are built against the headers, and the
 emulator finds its libraries here.
@@ -15,6 +15,7 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -48,8 +49,10 @@ _CAUSES = {
 """Signs in apt-get's output, and what a user is told."""
 
 
-def ensure_root(suite: str = _BOARDS_SUITE) -> Path:
+def ensure_root(suite: str = "") -> Path:
     """Return the tree of a suite, made on first use: 33 MB are downloaded, 140 MB on disk.
+
+    "" is bookworm's, with what wheels are built against; the other trees have only what Python needs.
 
     Raises EdgespecError if this is not Debian, without a network, keyring or space.
     """
@@ -64,11 +67,11 @@ def ensure_root(suite: str = _BOARDS_SUITE) -> Path:
 
 
 def _ending(suite: str) -> str:
-    return "" if suite == _BOARDS_SUITE else f"-{suite}"
+    return suite and f"-{suite}"
 
 
 def _asked(suite: str) -> list[str]:
-    if suite == _BOARDS_SUITE:
+    if not suite:
         return list(_PACKAGES)
     version = SUITES[_BOARDS_SUITE], SUITES[suite]
     return [name.replace(*version) for name in _PACKAGES if name not in _TO_BUILD]
@@ -79,7 +82,7 @@ def _is_current(root: Path, suite: str) -> bool:
         stamp = json.loads((root / _STAMP).read_text())
     except (FileNotFoundError, ValueError):
         return False
-    return bool(stamp["suite"] == suite and stamp["asked"] == _asked(suite))
+    return bool(stamp["suite"] == (suite or _BOARDS_SUITE) and stamp["asked"] == _asked(suite))
 
 
 def _make(root: Path, suite: str) -> None:
@@ -89,7 +92,7 @@ def _make(root: Path, suite: str) -> None:
                 f"no {program}: Python for the boards is taken from Debian's packages; "
                 "run this on Debian, a container will do"
             )
-    packages = _download(BUILD / f"apt{_ending(suite)}", suite)
+    packages = _download(BUILD / f"apt{_ending(suite)}", suite or _BOARDS_SUITE, _asked(suite))
     new = root.with_name(f"{root.name}.new")
     shutil.rmtree(new, ignore_errors=True)
     try:
@@ -100,8 +103,14 @@ def _make(root: Path, suite: str) -> None:
             BUILD / "unpack.log",
         )
         _make_links_relative(new)
+        _merge_usr(new)
         versions = dict(unquote(file.name).split("_")[:2] for file in packages)
-        stamp = {"suite": suite, "architecture": _ARCHITECTURE, "asked": _asked(suite), "packages": versions}
+        stamp = {
+            "suite": suite or _BOARDS_SUITE,
+            "architecture": _ARCHITECTURE,
+            "asked": _asked(suite),
+            "packages": versions,
+        }
         (new / _STAMP).write_text(json.dumps(stamp, indent=2) + "\n")
         shutil.rmtree(root, ignore_errors=True)
         new.rename(root)
@@ -111,7 +120,7 @@ def _make(root: Path, suite: str) -> None:
         file.unlink()
 
 
-def _download(state: Path, suite: str) -> list[Path]:
+def _download(state: Path, suite: str, asked: Sequence[str]) -> list[Path]:
     """Return the packages' files, downloaded by apt-get with all of its state in a folder of our own."""
     archives = state / "archives"
     shutil.rmtree(archives, ignore_errors=True)  # so that no older version is unpacked too
@@ -129,7 +138,7 @@ def _download(state: Path, suite: str) -> list[Path]:
     causes = {**_CAUSES, "does not have a Release file": none}
     english = {**os.environ, "LC_ALL": "C.UTF-8"}
     run(f"{what}: lists", [*apt, "update"], log, env=english, causes=causes)
-    command = [*apt, "install", "--download-only", *_asked(suite)]
+    command = [*apt, "install", "--download-only", *asked]
     run(f"{what}: packages", command, log, env=english, causes=causes)
     return sorted(archives.glob("*.deb"))
 
@@ -196,3 +205,9 @@ def _make_links_relative(root: Path) -> None:
             if link.is_symlink() and (target := link.readlink()).is_absolute():
                 link.unlink()
                 link.symlink_to(os.path.relpath(f"{root}{target}", folder))
+
+
+def _merge_usr(root: Path) -> None:
+    """Let /lib be /usr/lib, as the scripts of newer suites do, whose packages have nothing in /lib itself."""
+    if not (root / "lib").exists() and (root / "usr" / "lib").exists():
+        (root / "lib").symlink_to("usr/lib")

@@ -102,6 +102,18 @@ def test_a_tree_with_links_that_stay_in_it(debian):
     assert stamp["architecture"] == "arm64"
 
 
+def test_a_newer_suite_has_its_own_tree_with_a_merged_usr(debian, tmp_path):
+    (debian / "libc6_1%3a2.36-9_arm64.deb").unlink()
+    package(debian / "libc6_2.41-12_arm64.deb", {"usr/lib/ld-linux-aarch64.so.1": "ELF"})
+    tree = room.ensure_root("trixie")
+    assert tree == tmp_path / "build" / "root-trixie"
+    assert (tree / "lib/ld-linux-aarch64.so.1").read_text() == "ELF"
+    (asked,) = [call for call in calls(debian) if " install " in call]
+    assert asked.split("--download-only ")[1] == "python3.13 python3.13-venv libstdc++6"
+    sources = (tmp_path / "build" / "apt-trixie" / "sources.list").read_text()
+    assert sources.endswith(f" {MIRROR} trixie main\n")
+
+
 def test_a_second_call_asks_nobody(debian):
     tree = room.ensure_root()
     before = calls(debian)

@@ -111,10 +111,10 @@ def measure(workers: dict[str, Worker], args: argparse.Namespace) -> list[dict[s
         cells.append({"context": 0, "n": PREFILL})
         for turn in range(-1, args.prefill_rounds):
             timed(cells[0], turn)
-    for name, variant in ways:
+    for name, variant in ways if args.rounds else ():
         workers[name].time(Task(variant, args.context, 0, 0))
-    passes = [{"context": args.context, "n": n} for n in args.sizes]
-    for turn in range(-1, args.rounds):
+    passes = [{"context": args.context, "n": n} for n in args.sizes] if args.rounds else []
+    for turn in range(-1, args.rounds) if passes else ():
         for cell in rotated(passes, turn):
             timed(cell, turn)
     return [*cells, *passes]
@@ -126,14 +126,14 @@ def main() -> None:
     parse.add_argument("--model", help="path or name; default: the default pair's target")
     parse.add_argument("--sizes", type=numbers(int), default=[1, 2, 4, 8, 16])
     parse.add_argument("--context", type=int, default=128, help="tokens before the pass")
-    parse.add_argument("--rounds", type=int, default=15)
+    parse.add_argument("--rounds", type=int, default=15, help="0: only the prefill")
     parse.add_argument("--prefill-rounds", type=int, default=3, help="0: none")
     parse.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parse.parse_args()
     if args.worker:
         return work(args)
-    if len(args.pythons) != 2 or args.rounds < 1:
-        parse.error("two Pythons, and at least one round")
+    if len(args.pythons) != 2 or min(args.rounds, args.prefill_rounds) < 0:
+        parse.error("two Pythons, and no negative number of rounds")
     require_kernels()
     model = str(resolve(args.model or choose_models(None, None)[0]))
     measuring = Measuring(args)
@@ -154,7 +154,10 @@ def main() -> None:
             a, b = (1e3 * spread(seconds)[0] for seconds in (first, second))
             shown = "{:.3f} ({:.3f} - {:.3f})".format(*ratio)
             print(f"{cell['context']:>7} {cell['n']:>4}   {variant:10} {a:>10.1f} {b:>17.1f} {'':12}{shown}")
-    measuring.keep("two-builds", {"model": model.rpartition("/")[2], "built": built, "seconds": cells})
+    measuring.keep(
+        "two-builds" if args.rounds else "two-builds-prefill",
+        {"model": model.rpartition("/")[2], "built": built, "seconds": cells},
+    )
     return None
 
 

@@ -38,9 +38,9 @@ from pi.manifest import DIST
 from pi.manylinux import MACHINES
 
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}  # Debian's names
-_EMULATED = {"bookworm": "cortex-a72", "trixie": "cortex-a76", "forky": "max"}
-"""qemu's -cpu in each suite."""
-_VARIANTS = {"cortex-a72": "armv8.0_1", "cortex-a76": "armv8.2_2", "max": "armv8.6_2"}
+_EMULATED = {"bookworm": "cortex-a72", "trixie": "cortex-a76", "forky": "max,pauth-impdef=on"}
+"""qemu's -cpu in each suite; the last has all features, its signed pointers as cheap as they can be."""
+_VARIANTS = {"cortex-a72": "armv8.0_1", "cortex-a76": "armv8.2_2", "max,pauth-impdef=on": "armv8.6_2"}
 """The variant of the CPU backend that each of them takes."""
 
 _COMPILERS = ("cc", "c++", "gcc", "g++", "clang", "cmake", "make", "ld")
@@ -161,11 +161,12 @@ def _install(place: Place) -> str:
         (place.home / folder).mkdir(parents=True)
         for file in files:
             _link(file, place.home / folder / file.name)
-    place.run_outside("venv", _python(place), "-m", "venv", place.inside(place.home / "venv"))
+    without = ["--without-pip"] if place.emulated else []
+    place.run_outside("venv", _python(place), "-m", "venv", *without, place.inside(place.home / "venv"))
     links = [f"--find-links={place.inside(place.home / folder)}" for folder in ("dist", "wheels")]
     options = ["--isolated", "--disable-pip-version-check", "install", "--no-index", "--no-compile"]
     start = time.monotonic()
-    place.run("install", "python", "-m", "pip", *options, *links, "edgespec")
+    place.run("install", "python", *_pip(place), *options, *links, "edgespec")
     return f"{len(own)} wheels of dist, {len(others)} others in {time.monotonic() - start:.0f} s"
 
 
@@ -233,12 +234,20 @@ def _python(place: Place) -> Path:
     name = f"python{place.python}"
     if not place.emulated:
         return Path("/usr/bin", name)
-    script = place.tree / "usr" / "bin" / f"python-bare-{_EMULATED[place.suite]}"
+    script = place.tree / "usr" / "bin" / "python-bare"
     qemu = shlex.join([QEMU, "-cpu", _EMULATED[place.suite], "-L", str(place.tree)])
     program = shlex.quote(f"{place.tree}/usr/bin/{name}")
     write_atomically(script, f'#!/bin/sh\nexec {qemu} -0 "$0" {program} "$@"\n')
     script.chmod(0o755)
     return script
+
+
+def _pip(place: Place) -> list[str | Path]:
+    """Return how pip is called. Under qemu it is run from its wheel, which ensurepip cannot copy there."""
+    if not place.emulated:
+        return ["-m", "pip"]
+    (wheel,) = place.tree.glob("usr/share/python-wheels/pip-*.whl")
+    return [wheel / "pip"]
 
 
 def _json(log: str) -> dict[str, Any]:

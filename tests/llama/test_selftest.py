@@ -234,7 +234,8 @@ _real_cpu = selftest.read_cpu
 def test_the_libraries_are_those_in_use() -> None:
     maps = Path("/proc/self/maps").read_text().splitlines()
     names = {path.name.split(".so")[0] for path in selftest._mapped_libraries(maps)}
-    assert names >= {"libggml", "libggml-base", "libggml-cpu", "libllama"}
+    assert names >= {"libggml", "libggml-base", "libllama"}
+    assert any(name == "libggml-cpu" or name.startswith("libggml-cpu-") for name in names)  # or a variant
 
 
 @pytest.mark.parametrize(

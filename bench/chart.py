@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"
 IMAGES = ROOT / "docs" / "images"
 ONE_ANSWER = "drafts-made-human-eval-shipped-amd-epyc.json"
+LARGER_TARGET = "drafts-made-larger-target-amd-epyc.json"
 CLIENTS = "clients-amd-epyc.json"
 HEAD_SHA256 = "74d08bf8f77d082c7fa2e2fa42507b5b3af57cb7e2ac4c1daf908ced55ba5bcf"
 """The draft that comes with edgespec; these runs were made before it had its name."""
@@ -57,20 +58,31 @@ class Row:
 
 def rows() -> list[Row]:
     """Return the rows of the picture, computed from the raw runs."""
-    return [one_answer(), many_clients(4), many_clients(16)]
+    return [one_answer(), larger_target(), many_clients(4), many_clients(16)]
 
 
 def one_answer() -> Row:
     """Return the row of one answer at a time: greedy, HumanEval, the default pair."""
     result = _read(ONE_ANSWER)
     (head,) = (draft["name"] for draft in result["drafts"] if draft["sha256"] == HEAD_SHA256)
+    return _single_answers("one answer", result, head)
+
+
+def larger_target() -> Row:
+    """Return the row of a target that costs what a 7B costs (bench/larger_target.py), drafted by the 0.5B."""
+    result = _read(LARGER_TARGET)
+    (draft,) = result["drafts"]
+    return _single_answers("one answer, 7B-sized", result, draft["name"])
+
+
+def _single_answers(label: str, result: dict[str, Any], draft: str) -> Row:
     (runs,) = (group["runs"] for group in result["runs"] if group["temperature"] == 0)
 
     def speed(variant: str) -> float:
         speeds: list[float] = [run["tokens"] / run["total_s"] for run in runs if run["variant"] == variant]
         return statistics.median(speeds)
 
-    return Row("one answer", speed("stock plain"), speed(Path(head).stem))
+    return Row(label, speed("stock plain"), speed(Path(draft).stem if draft.endswith(".gguf") else draft))
 
 
 def many_clients(n_clients: int) -> Row:

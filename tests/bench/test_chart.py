@@ -24,7 +24,9 @@ def test_the_readme_shows_both_pictures() -> None:
         assert f"docs/images/speed-{theme.name}.svg" in README
 
 
-@pytest.mark.parametrize("row", [chart.one_answer(), chart.many_clients(16)], ids=lambda row: row.label)
+@pytest.mark.parametrize(
+    "row", [chart.one_answer(), chart.larger_target(), chart.many_clients(16)], ids=lambda row: row.label
+)
 def test_the_readme_s_table_has_the_numbers_of_the_raw_runs(row: chart.Row) -> None:
     cells = rf"\| {row.llama_cpp:.1f} \| {row.edgespec:.1f} \| \*\*{row.ratio:.1f}\*\* \|"
     assert re.search(cells, README), f"no row with {cells}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import multiprocessing
+import os
 import re
 import signal
 import statistics
@@ -21,6 +22,7 @@ from edgespec.benchmark.machine import MachineWatch, facts
 from edgespec.benchmark.runs import as_json
 from edgespec.errors import EdgespecError
 from edgespec.llama import kernels
+from edgespec.llama.backend import llama
 from edgespec.platform.cpu import default_threads, read_cpu
 
 _RESULTS = Path(__file__).parent / "results"
@@ -70,6 +72,7 @@ class Measuring:
             **facts(),
             "row kernels": _core.simd(),
             "kernels": kernels.load().name,
+            "llama.cpp compiled for": llama.llama_print_system_info().decode(),
             "warnings": self._warnings,
             "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         }
@@ -85,7 +88,8 @@ class Measuring:
     def keep(self, name: str, result: dict[str, Any]) -> None:
         """Print `result` as JSON and write bench/results/NAME-PROCESSOR.json, each if asked for.
 
-        If the machine was disturbed, nothing is written and the script ends with the reason.
+        NAME-ISA-PROCESSOR where EDGESPEC_KERNELS_ISA chooses the instruction set. If the machine was
+        disturbed, nothing is written and the script ends with the reason.
         """
         command = [Path(part).name if part.startswith("/") else part for part in sys.argv]
         outcome = as_json({"machine": self.machine, "command": command, **result})
@@ -97,7 +101,8 @@ class Measuring:
         if self._warnings:
             raise SystemExit("not saved: the machine was disturbed")
         processor = re.sub(r"[^a-z0-9]+", "-", read_cpu().model.lower()).strip("-")
-        file = _RESULTS / f"{name}-{processor}.json"
+        chosen = os.environ.get("EDGESPEC_KERNELS_ISA")
+        file = _RESULTS / f"{name}-{f'{chosen}-' if chosen else ''}{processor}.json"
         file.parent.mkdir(exist_ok=True)
         file.write_text(text)
         print(f"saved {file}", file=sys.stderr)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import version
 from typing import Annotated, Any
@@ -14,6 +13,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from edgespec.cli.console import INTERRUPTED, line_of, out, print_error
+from edgespec.cli.shells import mend_completion
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.platform.limits import address_limit, is_refusal, why_refused
 
@@ -51,8 +51,6 @@ command without an example has sub-commands and is `NAME_app` of its module."""
 # typer keeps its own copy of click; these two are the bases of what its parser raises.
 _ParserUsageError: type[Exception] = typer.BadParameter.__mro__[1]
 _ParserError: type[Exception] = typer.BadParameter.__mro__[2]
-
-_AT_THE_FIRST_TAB = '\nif [[ $zsh_eval_context[-1] == loadautofunc ]]; then %(complete_func)s "$@"; fi\n'
 
 
 class _Carrier(Exception):  # noqa: N818 - a vehicle, not an error
@@ -103,9 +101,7 @@ app = typer.Typer(
     epilog='Example: edgespec run "Write a quicksort in Python."',
 )
 
-# zsh reads the script at the first Tab; as typer writes it, only the second one would complete.
-with suppress(AttributeError, KeyError):  # private names, which another typer may not have
-    typer._completion_shared._completion_scripts["zsh"] += _AT_THE_FIRST_TAB
+mend_completion()
 
 
 def _load(name: str) -> Any:  # noqa: ANN401 - a command of typer's private click

@@ -8,14 +8,16 @@ from pathlib import Path
 from edgespec.errors import EdgespecError
 from edgespec.models.draft_records import draft_records
 from edgespec.models.entries import Registry
+from edgespec.models.found.catalog import other_names
 from edgespec.models.registry import load_registry
 
 
 def complete_model() -> list[str]:
-    """Return the values of --target and --draft: the registry's models, and GGUF files of this directory."""
+    """Return the values of --target and --draft: models by name, and GGUF files of this directory."""
     files = (file.name for file in sorted(Path().glob("*.gguf")))
     # bash inserts names unquoted, so names that need quotes are left to the shell's own completion.
-    return [*_registry().entries, *(name for name in files if shlex.quote(name) == name)]
+    names = (name for name in (*other_names(), *files) if shlex.quote(name) == name)
+    return [*_registry().entries, *names]
 
 
 def complete_models(incomplete: str) -> list[str]:

@@ -19,8 +19,9 @@ class _Console(Console):
         raise  # noqa: PLE0704 - rich calls this while it handles the BrokenPipeError
 
 
-out = _Console(highlight=False, soft_wrap=True)
-err = _Console(stderr=True, highlight=False, soft_wrap=True)
+# With emoji, `ollama:llama:7b` would not stay what it is.
+out = _Console(highlight=False, soft_wrap=True, emoji=False)
+err = _Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 _PIPE_WIDTH = 240  # columns: in a pipe a table is as wide as its content
 
@@ -58,7 +59,9 @@ def line_of(error: EdgespecError) -> str:
 
 def print_table(table: Table) -> None:
     """Print a table to stdout; in a pipe, cells are neither shortened nor wrapped."""
-    console = out if out.is_terminal else _Console(file=out.file, highlight=False, width=_PIPE_WIDTH)
+    console = (
+        out if out.is_terminal else _Console(file=out.file, highlight=False, width=_PIPE_WIDTH, emoji=False)
+    )
     console.print(table)
 
 

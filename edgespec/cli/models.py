@@ -13,12 +13,15 @@ from edgespec.cli.completion import complete_model, complete_name
 from edgespec.cli.console import err, message, out, print_table
 from edgespec.cli.made_drafts import described, drafts_table
 from edgespec.cli.models_pair import pair_command
+from edgespec.cli.models_scan import scan_command
 from edgespec.cli.options import JsonOption
 from edgespec.cli.progress import PullDisplay, pull_shown
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.draft_records import draft_records
 from edgespec.models.entries import Entry, Registry
-from edgespec.models.hub_names import hub_name
+from edgespec.models.found.catalog import is_found_name, list_found
+from edgespec.models.found.model import FoundModel
+from edgespec.models.hub_names import hub_name, is_hub_name
 from edgespec.models.mtp_heads import has_mtp_head
 from edgespec.models.pull import Puller, Verification, hash_file
 from edgespec.models.registry import add_local, load_registry, remove_local, user_models_file
@@ -66,14 +69,18 @@ def _describe(entry: Entry, store: Store, registry: Registry) -> dict[str, Any]:
 
 @models_app.command("list", epilog="Example: edgespec models list --json")
 def list_command(json: JsonOption = False) -> None:
-    """List the models known by name, whether they are here, the pairs, and drafts made here."""
+    """List the models known by name, whether they are here, pairs, drafts made here, and others' models."""
     registry, store = load_registry(), Store.default()
     known = {entry.name: _describe(entry, store, registry) for entry in registry.entries.values()}
     pairs = {name: asdict(pair) for name, pair in registry.pairs.items()}
     made = draft_records(registry, message)
+    others = [model for model in list_found().models if model.source != "edgespec"]
     if json:
         drafts = [described(draft) for draft in made]
-        out.print_json(data={"models": list(known.values()), "pairs": pairs, "drafts": drafts})
+        elsewhere = [_described_found(model) for model in others]
+        out.print_json(
+            data={"models": list(known.values()), "pairs": pairs, "drafts": drafts, "elsewhere": elsewhere}
+        )
         return
     models = Table("name", "params", "quant", "licence", "size", "state", box=None, pad_edge=False)
     for entry in registry.entries.values():
@@ -93,9 +100,26 @@ def list_command(json: JsonOption = False) -> None:
     print_table(models)
     out.print()
     print_table(named)
+    if others:
+        out.print()
+        print_table(_others_table(others))
     if made:
         out.print()
         print_table(drafts_table(made))
+
+
+def _described_found(model: FoundModel) -> dict[str, Any]:
+    facts = {"name": model.name, "source": model.source, "size": model.size, "path": str(model.path)}
+    return facts | {"problem": model.problem or None}
+
+
+def _others_table(models: list[FoundModel]) -> Table:
+    table = Table("stored by other programs", "size", "", box=None, pad_edge=False)
+    for model in models:
+        state = "not usable (see `edgespec models scan`)" if model.problem else ""
+        table.add_row(model.name, format_size(model.size), state)
+    table.columns[0].no_wrap = True
+    return table
 
 
 @models_app.command("pull", epilog="Example: edgespec models pull default smollm2-135m-q4_1")
@@ -145,7 +169,9 @@ def _verified(found: Verification) -> dict[str, Any]:
 def _print_verified(found: Verification) -> None:
     n = 1 + len(found.parts)
     unknown = sum(part.expected is None for part in found.parts)
-    if found.ok:
+    if found.ok and n == 1 and found.expected is None:
+        out.print(f"{found.name}: complete; no hash of it is recorded (SHA-256 {found.sha256})", markup=False)
+    elif found.ok:
         note = f" (no hash is recorded of {unknown} of its {n} parts; add it again)" if unknown else ""
         out.print(f"{found.name}: ok{note}", markup=False)
     for file in found.bad:
@@ -182,11 +208,18 @@ def verify_command(
         for result in results:
             _print_verified(result)
     bad = {result.name for result in results if not result.ok}
+    if others := sorted(entry.name for entry in entries if entry.name in bad and _is_elsewhere(entry)):
+        raise EdgespecError(f"damaged: {' '.join(others)}; pull again with the program that stores it")
     named = [hub_name(entry) for entry in entries if entry.name in bad and not entry.is_packed]
     if again := " ".join(sorted(named)):
         raise EdgespecError(f"damaged: {again}; `edgespec models remove {again}`, then pull or add again")
     if bad:
         raise EdgespecError(f"damaged: {' '.join(sorted(bad))}; install edgespec again")
+
+
+def _is_elsewhere(entry: Entry) -> bool:
+    """Say whether an entry is a file in another program's store."""
+    return is_found_name(entry.name) or (entry.path is not None and is_hub_name(entry.name))
 
 
 @models_app.command("add", epilog="Example: edgespec models add ~/models/mine.Q4_K_M.gguf --name mine")
@@ -223,6 +256,10 @@ def remove_command(
     """Delete models' files, and what stopped pulls left. Of a model you added, only its name is removed."""
     registry, store = load_registry(), Store.default()
     for entry in [entry for name in names for entry in Puller(registry, store).expand(name)]:
+        if _is_elsewhere(entry):
+            raise UsageError(
+                f"{entry.name}: another program's file, {entry.path}; remove it with that program"
+            )
         if entry.is_packed:
             raise UsageError(f"{entry.name}: comes with edgespec and is no file of the models folder")
         if entry.path:
@@ -235,6 +272,7 @@ def remove_command(
         out.print(f"{entry.name}: removed from {store.root}", markup=False)
 
 
+models_app.command("scan", epilog="Example: edgespec models scan /mnt/models")(scan_command)
 models_app.command(
     "pair", epilog="Example: edgespec models pair qwen2.5-coder-1.5b-q4_k_m smollm2-135m-q4_1 --measure"
 )(pair_command)

@@ -12,6 +12,8 @@ from edgespec.cli.completion import complete_model
 from edgespec.cli.console import err, out
 from edgespec.cli.progress import PullDisplay
 from edgespec.errors import UsageError
+from edgespec.models.found.catalog import is_found_name, stored_model
+from edgespec.models.found.model import file_stem
 from edgespec.models.resolve import resolve
 from edgespec.models.sources import check_disk, format_size
 
@@ -31,7 +33,9 @@ def quantize_command(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", help="Directory for results, or a FILE.gguf; default: next to the source."
+            "--output",
+            "-o",
+            help="Directory, or a FILE.gguf; default: the source's if it is yours, else this.",
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
@@ -40,8 +44,6 @@ def quantize_command(
 ) -> None:
     """Make other quantizations of a model: SOURCE-TYPE.gguf for each type, or the file named by -o."""
     from edgespec.llama.backend import quantize
-    from edgespec.llama.embeddings import read_cut
-    from edgespec.llama.gguf_header import read_header
     from edgespec.models.quantizations import expected_bytes, parse_types
 
     types = parse_types(type_, "type")
@@ -49,14 +51,10 @@ def quantize_command(
     with PullDisplay() as display:
         src = resolve(source, on_progress=display.on_progress, on_message=display.on_message)
 
-    header = read_header(src)
-    if header.is_head or read_cut(header) is not None:
-        raise UsageError(
-            f"{source}: a draft that edgespec made, of which a part would be lost; `edgespec draft make "
-            "--types` makes it in other types"
-        )
-    directory = file.parent if file else output or src.parent
-    targets = {name: file or directory / f"{src.stem}-{name}.gguf" for name in types}
+    _refuse_made_draft(source, src)
+    directory = file.parent if file else output or _default_folder(source, src)
+    stem = file_stem(source) if is_found_name(source) else src.stem
+    targets = {name: file or directory / f"{stem}-{name}.gguf" for name in types}
     _refuse_overwriting(src, targets.values(), force=force)
     n_bytes = sum(expected_bytes(src, name) for name in types)
     check_disk(directory, n_bytes, ", ".join(types), "free some, or choose another -o")
@@ -74,6 +72,24 @@ def quantize_command(
     if json:
         files = [{"type": name, "path": str(t), "size": t.stat().st_size} for name, t in targets.items()]
         out.print_json(data={"source": str(src), "pure": pure, "files": files})
+
+
+def _refuse_made_draft(source: str, file: Path) -> None:
+    """Raise UsageError for a draft that edgespec made."""
+    from edgespec.llama.embeddings import read_cut
+    from edgespec.llama.gguf_header import read_header
+
+    header = read_header(file)
+    if header.is_head or read_cut(header) is not None:
+        raise UsageError(
+            f"{source}: a draft that edgespec made, of which a part would be lost; `edgespec draft make "
+            "--types` makes it in other types"
+        )
+
+
+def _default_folder(source: str, file: Path) -> Path:
+    """Return the folder of results that no option names: other programs' folders are left as they are."""
+    return Path() if stored_model(source) else file.parent
 
 
 def _single_file(output: Path | None, n_types: int) -> Path | None:

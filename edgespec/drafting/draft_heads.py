@@ -32,6 +32,7 @@ from edgespec.llama.published_heads import DFLASH, BlockHead, EagleHead, LayersT
 from edgespec.llama.sequence_pool import SequencePool
 from edgespec.llama.weights import Model
 from edgespec.models.hashes import sha256_of
+from edgespec.models.headers import named_as
 from edgespec.models.registry import load_registry
 from edgespec.models.resolve import resolve
 from edgespec.platform.messages import MessageFn
@@ -226,10 +227,11 @@ def find_draft(target_name: str, target: GGUFHeader, name: str | None, drafter: 
             raise UsageError(f"{target_name}: {reason}", field="drafter", value=drafter)
         return NoDraft(target_name, reason if target.n_mtp else "")
     path = resolve(name)
-    if published := check_published_head(read_header(path), target):
-        kind = BlockDraft if published.architecture == DFLASH else EagleDraft
-        return kind(target_name, name, published)
-    header = check_model_file(path)
+    with named_as(name, path):
+        if published := check_published_head(read_header(path), target):
+            kind = BlockDraft if published.architecture == DFLASH else EagleDraft
+            return kind(target_name, name, published)
+        header = check_model_file(path)
     if head := read_head(header):
         _check_made_for(head, target)
         return HeadDraft(target_name, name, header, head)

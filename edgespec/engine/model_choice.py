@@ -3,7 +3,8 @@
 target   the one named, else the default pair's
 draft    the one named, else the best made here for this very file of the target (draft_records.py),
          else that of the registry's first pair with the target. Where there is none, or it would have to
-         be pulled first, a head in the target's own file drafts, if it has one (mtp_heads.py)
+         be pulled first, a head in the target's own file drafts, if it has one (mtp_heads.py). `Pair` then
+         looks for one on this disk (found_draft.py)
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 from edgespec.decoding.choices import DRAFTLESS, DrafterName
 from edgespec.errors import UsageError
 from edgespec.models.draft_records import drafts_for
+from edgespec.models.found.catalog import stored_model
 from edgespec.models.mtp_heads import has_mtp_head
 from edgespec.models.registry import load_registry
 from edgespec.models.resolve import locate
@@ -34,6 +36,8 @@ def choose_models(
     chosen, partner = load_registry().complete(
         None if target is None else str(target), None if draft is None else str(draft), writes=writes
     )
+    if target is not None and partner is None:
+        partner = _partner_of_same_file(chosen, writes=writes)
     if drafter == "mtp" and draft is not None:
         raise UsageError(f"the target's own head drafts: leave out {draft}", field="drafter", value=drafter)
     if drafter in (*DRAFTLESS, "mtp"):
@@ -49,6 +53,19 @@ def choose_models(
             return chosen, None
         raise UsageError(f"no draft is known for {chosen}: name a draft, or choose drafter none")
     return chosen, partner
+
+
+def _partner_of_same_file(target: str, *, writes: bool) -> str | None:
+    """Return the registered draft, if it is here, of a target in another program's store.
+
+    Its file is one of the registry by the hash that the store records.
+    """
+    model, registry = stored_model(target), load_registry()
+    if model is None or model.sha256 is None:
+        return None
+    names = [entry.name for entry in registry.entries.values() if entry.sha256 == model.sha256]
+    partners = (registry.complete(name, None, writes=writes)[1] for name in names)
+    return next((partner for partner in partners if partner and is_here(partner)), None)
 
 
 def is_here(name: str) -> bool:

@@ -21,6 +21,7 @@ from edgespec.engine.capacity import (
     kept_cells,
     kept_sequences,
 )
+from edgespec.engine.found_draft import DraftSearch
 from edgespec.engine.lossy.cascade import SmallModel
 from edgespec.engine.model_choice import choose_models
 from edgespec.engine.pair_options import PairOptions
@@ -29,10 +30,11 @@ from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.chat_template import check_chat_template
 from edgespec.llama.context import with_cache_type
 from edgespec.llama.embeddings import check_target
-from edgespec.llama.gguf_header import GGUFHeader, check_model_file
+from edgespec.llama.gguf_header import GGUFHeader
 from edgespec.llama.kernels import STOCK, Kernels
 from edgespec.llama.kernels import load as load_kernels
 from edgespec.llama.kv_cache import MAX_SEQUENCES_OPEN, KVCache, KVCacheSize
+from edgespec.llama.mtp import why_no_mtp
 from edgespec.llama.placement import Placement
 from edgespec.llama.rollback import RollbackSize
 from edgespec.llama.sequence_pool import SequencePool
@@ -44,7 +46,7 @@ from edgespec.models.footprint import (
     fits_in_memory,
     target_rollback,
 )
-from edgespec.models.resolve import resolve
+from edgespec.models.headers import model_header, notes_of
 from edgespec.platform.closing import Closing
 from edgespec.platform.cpu import default_threads
 from edgespec.platform.memory import available_bytes
@@ -75,12 +77,16 @@ class Pair(Closing):
         self.capacity = Capacity(1, options.n_cells, 0)
         """The capacity, once `choose_capacity` has decided it."""
         self.target_name, draft_name = choose_models(target, draft, options.drafter)
-        target_file = check_model_file(resolve(self.target_name))
-        self.target_header = with_cache_type(target_file, options.cache_type)
+        self.target_header = with_cache_type(model_header(self.target_name), options.cache_type)
         """The header of the target's file."""
         check_target(self.target_header)
         if options.chat_template is not None:
             check_chat_template(options.chat_template, self.target_header.gguf.fields)
+        self._lines = [
+            f"{self.target_name}: {line}" for line in notes_of(self.target_name, self.target_header)
+        ]
+        if draft_name is None and options.drafter == "auto":
+            draft_name = self._find_on_disk()
         self.draft = find_draft(self.target_name, self.target_header, draft_name, options.drafter)
         """The draft, besides the suffix store; `load` may replace it."""
         self._remote: RemoteTarget | None = None
@@ -95,6 +101,17 @@ class Pair(Closing):
         self._draft_sequences: SequencePool | None = None
         self._idle_drafts: list[DraftModel] = []
         self._small: SmallModel | None = None
+
+    def _find_on_disk(self) -> str | None:
+        """Return the draft to use of those on this disk, for a target that has none."""
+        if not why_no_mtp(self.target_header):
+            return None
+        kernels = load_kernels().name if self.options.kernels == "auto" else STOCK
+        found = DraftSearch(
+            self.target_name, self.target_header, kernels, self.n_threads, self.options.n_ctx
+        ).find()
+        self._lines += filter(None, [found.line])
+        return found.name
 
     @property
     def rollback(self) -> RollbackSize:
@@ -116,6 +133,8 @@ class Pair(Closing):
             raise
 
     def _load(self, on_message: Callable[[str], None]) -> None:
+        for line in self._lines:
+            on_message(line)
         own_kernels = self.options.kernels == "auto"
         loaded = load_kernels() if own_kernels else None
         if loaded and not loaded.available and not loaded.declined:

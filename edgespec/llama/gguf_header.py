@@ -23,6 +23,23 @@ _KV_PAD = 256  # llama.cpp rounds a context up to this many cells
 _CACHE_BYTES = {"f16": 64, "q8_0": 34}  # of 32 numbers
 
 _ENCODERS = re.compile(r"bert|^(t5encoder|gemma-embedding|llama-embed|wavtokenizer-dec)$")
+_PICTURES = frozenset(
+    {
+        "flux",
+        "sd1",
+        "sdxl",
+        "sd3",
+        "wan",
+        "aura",
+        "ltxv",
+        "hyvid",
+        "cosmos",
+        "hidream",
+        "lumina2",
+        "qwen_image",
+    }
+)
+_OLLAMA_VISION = ("v.", "mm.")  # begins the names of a vision part's tensors
 HELPERS = {"eagle3": "an EAGLE-3 head", "dflash": "a DFlash head", "gemma4-assistant": "a Gemma 4 head"}
 """Architectures of draft heads that are published as files of their own, and what they are."""
 
@@ -236,30 +253,51 @@ def _check_complete(header: GGUFHeader) -> None:
 
 def _check_kind(header: GGUFHeader) -> None:
     """Refuse a valid GGUF that is no text-generating model."""
-
-    def refuse(what: str) -> None:
+    if what := other_kind(header):
         raise EdgespecError(f"{header.path}: {what}; choose a text-generating language model")
-
-    if header.architecture == "clip" or header.general_type == "mmproj":
-        refuse("the vision or audio projector of a multimodal model, not its language model")
-    if header.general_type == "adapter":
-        refuse("a LoRA adapter, not a model")
-    if header.general_type == "imatrix" or header.architecture == "imatrix":
-        refuse("an importance matrix, not a model")
-    if not header.architecture:
-        refuse("a GGUF file that names no architecture")
-    if _ENCODERS.search(header.architecture) or header.pooling_type > 0 or not header.is_causal:
-        refuse(f"an embedding, reranking or encoder model (architecture {header.architecture})")
-    if header.architecture == "t5":
-        refuse("an encoder-decoder model (architecture t5)")
-    if header.architecture in HELPERS:
-        refuse(f"{HELPERS[header.architecture]}, which drafts beside its own target only")
-    if header.n_mtp and header.split_count < 2 and not _has_first_block(header):
-        refuse("only the MTP head of a model, without the model")
-    if not header.has_tokenizer and not header.is_head:
-        refuse("a model without a tokenizer")
     if not 1 <= header.n_layer <= _MAX_LAYERS:
         raise EdgespecError(f"{header.path}: damaged: a model of {header.n_layer} layers; download it again")
+
+
+def other_kind(header: GGUFHeader) -> str:
+    """Return what a valid GGUF holds instead of a text-generating model: "a LoRA adapter, not a model".
+
+    "" for a text-generating model, or a head that edgespec made.
+    """
+    architecture, kind = header.architecture, header.general_type
+    cannot = {
+        "the vision or audio projector of a multimodal model, not its language model": (
+            architecture == "clip" or kind == "mmproj"
+        ),
+        "a LoRA adapter, not a model": kind == "adapter",
+        "an importance matrix, not a model": "imatrix" in (kind, architecture),
+        "a GGUF file that names no architecture": not architecture,
+        "a Whisper model, which turns speech into text": architecture == "whisper",
+        f"a model that makes pictures or films (architecture {architecture})": architecture in _PICTURES,
+        f"an embedding, reranking or encoder model (architecture {architecture})": (
+            bool(_ENCODERS.search(architecture)) or header.pooling_type > 0 or not header.is_causal
+        ),
+        "an encoder-decoder model (architecture t5)": architecture == "t5",
+        f"{HELPERS.get(architecture)}, which drafts beside its own target only": architecture in HELPERS,
+    }
+    return next((what for what, is_so in cannot.items() if is_so), "") or _missing_part(header)
+
+
+def _missing_part(header: GGUFHeader) -> str:
+    """Return what a file of a text-generating architecture lacks, or has too much; "" for a whole model."""
+    tensors, is_whole = header.gguf.tensors, header.split_count < 2
+    if not tensors and is_whole:
+        return "only a vocabulary, without a model's weights"
+    if header.n_mtp and is_whole and not _has_first_block(header):
+        return "only the MTP head of a model, without the model"
+    if any(tensor.name.startswith(_OLLAMA_VISION) for tensor in tensors):
+        return (
+            "a multimodal model in Ollama's own form, whose file holds the vision part too, as llama.cpp "
+            "cannot load it"
+        )
+    if not header.has_tokenizer and not header.is_head:
+        return "a model without a tokenizer"
+    return ""
 
 
 def _has_first_block(header: GGUFHeader) -> bool:

@@ -45,7 +45,9 @@ class MatrixShape(NamedTuple):
     columns: int
 
 
-class _CMatrixShape(ctypes.Structure):
+class CMatrixShape(ctypes.Structure):
+    """`struct es_shape`."""
+
     _fields_ = (("type", ctypes.c_int32), ("rows", ctypes.c_int64), ("columns", ctypes.c_int64))
 
 
@@ -80,7 +82,7 @@ class WeightStream:
         self._free.argtypes, self._free.restype = (pointer,), None
         self._products.argtypes = (
             pointer,
-            ctypes.POINTER(_CMatrixShape),
+            ctypes.POINTER(CMatrixShape),
             int64,
             int64,
             CPrefetch,
@@ -89,7 +91,7 @@ class WeightStream:
         self._read.argtypes = (pointer, size_t, CPrefetch, ctypes.c_int)
         self._peak.argtypes = (int64, ctypes.c_int)
         self._products.restype = self._read.restype = self._peak.restype = double
-        self._packed_bytes.argtypes, self._packed_bytes.restype = (ctypes.POINTER(_CMatrixShape),), int64
+        self._packed_bytes.argtypes, self._packed_bytes.restype = (ctypes.POINTER(CMatrixShape),), int64
         if set_isa(isa.encode()):
             raise EdgespecError(f"{plugin} has no kernels for {isa} on this processor")
         self._stream = new(size)
@@ -101,7 +103,7 @@ class WeightStream:
 
         Raises ValueError if one of them cannot be packed, or is larger than the stream.
         """
-        packed = (_CMatrixShape * len(shapes))(*(_CMatrixShape(*shape) for shape in shapes))
+        packed = (CMatrixShape * len(shapes))(*(CMatrixShape(*shape) for shape in shapes))
         return _valid(
             self._products(self._stream, packed, len(shapes), n, prefetch.for_c(), n_threads), shapes
         )
@@ -112,7 +114,7 @@ class WeightStream:
 
     def packed_bytes(self, shape: MatrixShape) -> int:
         """Return the bytes of a packed matrix. Raises ValueError if it cannot be packed."""
-        return int(_valid(self._packed_bytes(_CMatrixShape(*shape)), shape))
+        return int(_valid(self._packed_bytes(CMatrixShape(*shape)), shape))
 
     def peak(self, rounds: int, n_threads: int) -> float:
         """Return the multiply-adds per second of the instruction set's dot product, from registers."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_OLD_GGML = "a GGML file of 2023; convert it or download the GGUF version"
+_OLD_GGML = "a GGML file of 2023, or a Whisper model of whisper.cpp; download a language model as GGUF"
 _MAGICS = (
     (b"version https://git-lfs", "a git-lfs pointer; fetch the real file with `git lfs pull`"),
     (b"PK\x03\x04", "a zip archive (a PyTorch checkpoint?); convert the model to GGUF first"),

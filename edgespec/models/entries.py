@@ -125,6 +125,10 @@ class Registry:
 
     entries: Mapping[str, Entry]
     pairs: Mapping[str, PairNames]
+    folders: tuple[Path, ...] = ()
+    """The user's folders of models, which are searched for GGUF files (found/)."""
+    find_drafts: bool = True
+    """Whether a target without a draft gets one that is found on this disk."""
 
     def get(self, name: str) -> Entry:
         """Return the entry called `name`; a UsageError offers the nearest names."""
@@ -163,5 +167,6 @@ class Registry:
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return " (nearest: A, B)" with the known names most like `name`, or ""."""
     # Model names are all much alike, so a generous cutoff still offers the right ones.
-    matches = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
-    return f" (nearest: {', '.join(matches)})" if matches else ""
+    by_letters = {one.lower(): one for one in known}
+    matches = difflib.get_close_matches(name.lower(), by_letters, n=3, cutoff=0.5)
+    return f" (nearest: {', '.join(by_letters[match] for match in matches)})" if matches else ""

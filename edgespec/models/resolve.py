@@ -1,6 +1,6 @@
 """Find the file that a model reference means.
 
-resolve("a/path.gguf" | "registry-name" | "hf:OWNER/REPO/FILE.gguf" | URL)  ->  Path
+resolve("a/path.gguf" | "registry-name" | "hf:OWNER/REPO/FILE.gguf" | URL | "ollama:NAME:TAG" | ...)  ->  Path
 """
 
 from __future__ import annotations
@@ -10,24 +10,30 @@ from pathlib import Path
 
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.entries import Entry
+from edgespec.models.found.catalog import find_model, is_found_name
+from edgespec.models.found.hub_cache import find_in_hub
 from edgespec.models.hub_names import hub_entry, is_hub_name
 from edgespec.models.pull import ProgressFn, Puller, no_progress
 from edgespec.models.registry import load_registry
+from edgespec.models.store import Store
 from edgespec.platform.files import expand_user
 from edgespec.platform.messages import MessageFn, silent
 
 
 def locate(ref: str) -> Path | Entry:
-    """Return the file if `ref` is a path, else the entry it names; nothing is pulled.
+    """Return the file if `ref` is a path or one of another program's, else the entry; nothing is pulled.
 
     Raises:
         UsageError: no such file, a directory, or an unknown name (the nearest ones are offered).
+        EdgespecError: the store of another program that has it holds it in part, or in no usable form.
 
     """
     if not ref.strip():
         raise UsageError("the name of a model is empty: give one, or leave it out for the default")
+    if is_found_name(ref):
+        return find_model(ref).checked().path
     if is_hub_name(ref):
-        return hub_entry(ref)
+        return _in_hub_cache(hub_entry(ref))
     path = expand_user(ref)
     if path.is_file():
         return path
@@ -39,6 +45,15 @@ def locate(ref: str) -> Path | Entry:
     return registry.get(ref)
 
 
+def _in_hub_cache(entry: Entry) -> Path | Entry:
+    """Return the entry, or its file in the hub library's cache if only that has it."""
+    store = Store.default()
+    if store.is_present(entry, load_registry()):
+        return entry
+    cached = find_in_hub(entry)
+    return cached.path if cached else entry
+
+
 def resolve(
     ref: str,
     *,
@@ -48,7 +63,8 @@ def resolve(
 ) -> Path:
     """Return the file that a model reference means; a model that is present is not hashed again.
 
-    `ref` is a path, a registry name, or `hf:OWNER/REPO/FILE.gguf`, optionally with `@REVISION`, or its URL.
+    `ref` is a path, a registry name, `hf:OWNER/REPO/FILE.gguf`, optionally with `@REVISION`, or its URL; or
+    the name of a model in another program's store (found/catalog.py).
 
     Raises:
         UsageError: no such file, a directory, or an unknown name (the nearest ones are offered).

@@ -26,7 +26,10 @@ _SPLIT_ELSEWHERE = 0.85  # of it, where the draft's tokens end elsewhere than th
 _LOOKS = 1.4  # passes of the draft for each of its tokens, those that look ahead among them
 _PER_TOKEN = 0.08  # of a pass of the target: what verifying one token more takes
 _LONGEST_DRAFT = 8
-_WORTH, _NOT_WORTH = 1.1, 1.0  # times plain decoding's speed
+WORTH = 1.1
+"""Estimated speed, in plain decoding's, from which a draft is worth trying."""
+
+_NOT_WORTH = 1.0  # times plain decoding's speed
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +72,9 @@ class Overlap:
 
         A pass is taken to cost as its bytes: a rough guess, the scheduler measures.
         """
-        alpha, best = self.acceptance, 0.0
-        price = self.cost * (1.0 if self.equal else self.compression * _LOOKS)
-        for gamma in range(1, _LONGEST_DRAFT + 1):
-            tokens = sum(alpha**i for i in range(gamma + 1))
-            best = max(best, tokens / (1.0 + gamma * (_PER_TOKEN + price)))
-        return best
+        return expected_speedup(
+            self.acceptance, self.cost * (1.0 if self.equal else self.compression * _LOOKS)
+        )
 
     @property
     def worth(self) -> bool:
@@ -89,7 +89,7 @@ class Overlap:
             if self.cost > 0.5:
                 return f"do not try: the draft is too large beside the target ({self.cost:.0%} of its size)"
             return f"do not try: only {figures}, which costs more than it saves"
-        if self.speedup < _WORTH:
+        if self.speedup < WORTH:
             return f"it may just pay: {figures}"
         return f"worth trying: {figures}"
 
@@ -100,6 +100,18 @@ class Overlap:
             f"{self.n_shared:,} tokens are the same, {self.coverage:.0%} of those that text is made of; "
             f"{self.advice}"
         )
+
+
+def expected_speedup(acceptance: float, price: float) -> float:
+    """Return the best speed, in plain decoding's, of a draft of a fixed length.
+
+    `price`: what a drafted token costs, in passes of the target.
+    """
+    best = 0.0
+    for gamma in range(1, _LONGEST_DRAFT + 1):
+        tokens = sum(acceptance**i for i in range(gamma + 1))
+        best = max(best, tokens / (1.0 + gamma * (_PER_TOKEN + price)))
+    return best
 
 
 def find_overlap(target: Model, draft: Model, mapping: VocabularyMap, text: str) -> Overlap:

@@ -1,0 +1,77 @@
+"""The share of a model's weights that edgespec's kernels take, from its header: no model is loaded."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from edgespec.llama.ggml_types import row_bytes, type_name
+from edgespec.llama.gguf import TensorInfo
+from edgespec.llama.kernel_timing import CMatrixShape, MatrixShape
+from edgespec.llama.kernels import plugin_path
+
+_ALL = 0.99  # of the bytes: routers and other small matrices in F32 are never packed
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCoverage:
+    """The weights of a model that the kernels take, in bytes of the file."""
+
+    packed: int
+    total: int
+    """Bytes of all matrices that a pass multiplies with."""
+    declined: tuple[str, ...]
+    """Types that they do not take, by ggml's names, those with most bytes first."""
+
+    @property
+    def share(self) -> float:
+        """Bytes that they take, of all."""
+        return self.packed / self.total if self.total else 0.0
+
+    def __str__(self) -> str:
+        """Return it in few words: "all", "none: iq2_xs", "82%, not iq2_xs"."""
+        if self.share >= _ALL:
+            return "all"
+        types = ", ".join(self.declined)
+        return f"{self.share:.0%}, not {types}" if self.packed else f"none: {types}"
+
+
+def multiplied(tensors: Iterable[TensorInfo]) -> list[MatrixShape]:
+    """Return the matrices that each pass of a model multiplies with."""
+    matrices = [tensor for tensor in tensors if tensor.is_matrix]
+    if any(tensor.name == "output.weight" for tensor in matrices):  # else the embeddings are that matrix too
+        matrices = [tensor for tensor in matrices if tensor.name != "token_embd.weight"]
+    return [MatrixShape(one.kind, one.rows * one.n_matrices, one.columns) for one in matrices]
+
+
+def kernel_coverage(matrices: Iterable[MatrixShape]) -> KernelCoverage | None:
+    """Return what the kernels take of these; None if they are not installed, or not for this processor."""
+    takes = _asks_plugin()
+    if takes is None:
+        return None
+    packed = total = 0
+    by_type: dict[int, int] = {}
+    for shape in matrices:
+        n_bytes = row_bytes(shape.type, shape.columns) * shape.rows
+        total += n_bytes
+        if takes(shape):
+            packed += n_bytes
+        else:
+            by_type[shape.type] = by_type.get(shape.type, 0) + n_bytes
+    declined = sorted(by_type, key=lambda kind: -by_type[kind])
+    return KernelCoverage(packed, total, tuple(map(type_name, declined)))
+
+
+@functools.cache
+def _asks_plugin() -> Callable[[MatrixShape], bool] | None:
+    """Return what says whether a matrix can be packed; the plugin does not join ggml for it."""
+    try:
+        library = ctypes.CDLL(str(plugin_path()))
+        ask, isa = library.es_kernels_packed_bytes, library.es_kernels_isa
+    except (OSError, AttributeError):
+        return None
+    ask.argtypes, ask.restype = (ctypes.POINTER(CMatrixShape),), ctypes.c_int64
+    isa.restype = ctypes.c_char_p
+    return (lambda shape: bool(ask(CMatrixShape(*shape)) >= 0)) if isa() else None

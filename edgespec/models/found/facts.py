@@ -1,0 +1,190 @@
+"""The facts that a model's header tells, read once: a scan of a large store then only looks at file times.
+
+cache_root()/model_facts.json    path -> size and time of the file, its facts
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+
+from edgespec.errors import EdgespecError, describe_os_error
+from edgespec.llama.backend import QUANT_TYPES
+from edgespec.llama.embeddings import read_cut
+from edgespec.llama.fingerprints import tokenizer_fingerprint
+from edgespec.llama.ggml_types import type_name
+from edgespec.llama.gguf import TensorInfo
+from edgespec.llama.gguf_header import GGUFHeader, check_complete_file, other_kind, read_tensors
+from edgespec.llama.kernel_coverage import multiplied
+from edgespec.llama.kernel_timing import MatrixShape
+from edgespec.models.footprint import shape_of
+from edgespec.models.found.files import real_path
+from edgespec.models.found.model import FoundModel
+from edgespec.platform.files import cache_root
+from edgespec.platform.state_file import StateFile, parse_struct
+
+_FORMAT = 1  # of the facts: those of another one are read again
+_MOST = 2000  # files that are remembered: the oldest are forgotten
+_TYPES = {number: name.upper() for name, number in QUANT_TYPES.items()} | {
+    19: "IQ2_XXS", 20: "IQ2_XS", 21: "Q2_K_S", 22: "IQ3_XS", 23: "IQ3_XXS", 24: "IQ1_S", 26: "IQ3_S",
+    27: "IQ3_M", 28: "IQ2_S", 29: "IQ2_M", 31: "IQ1_M", 36: "TQ1_0", 37: "TQ2_0", 38: "MXFP4",
+}  # fmt: skip
+"""`enum llama_ftype` -> name."""
+
+_LONGEST_LABEL = 16  # characters
+_CUT = "a draft with a part of the vocabulary"
+
+
+class ModelFacts(msgspec.Struct, frozen=True):
+    """The facts of a model's header."""
+
+    kind: str
+    """The kind of file it is, if no text-generating model; else ""."""
+    architecture: str
+    title: str
+    """`general.name`, or ""."""
+    size_label: str
+    """`general.size_label`, such as "1.5B", or ""."""
+    parameters: int
+    """Weights in the file; an embedding that is stored twice counts twice."""
+    quantization: str
+    """Such as "Q4_K_M"; of a mixture without a name, the type of most bytes."""
+    vocabulary: str
+    """Fingerprint of its tokenizer (`tokenizer_fingerprint`); "" without one."""
+    n_vocab: int
+    ends: tuple[int, ...]
+    """Ids of the tokens that end a text and begin one, -1 for none: a draft has to have the target's."""
+    n_ctx_train: int
+    shape: tuple[int, int, int]
+    """Cache bytes of a token, attention heads, and `ModelShape.width`."""
+    pass_bytes: int
+    """Bytes of weights that a pass over one token reads: of a layer of experts, those that it uses."""
+    matrices: tuple[MatrixShape, ...]
+    """The matrices that a pass multiplies with; those of one type and width are counted as one."""
+
+
+class _Remembered(msgspec.Struct, frozen=True):
+    size: int
+    mtime_ns: int
+    facts: ModelFacts
+
+
+class _Table(msgspec.Struct, frozen=True):
+    format: Annotated[int, msgspec.Meta(ge=0)] = _FORMAT
+    files: dict[str, _Remembered] = {}
+
+
+class FactsReader:
+    """Reads the facts of many models; `save` stores what was new."""
+
+    def __init__(self) -> None:
+        """Begin with what is stored; without a cache every header is read."""
+        self._stored = StateFile(
+            cache_root() / "model_facts.json",
+            lambda data: parse_struct(data, _Table),
+            lock=".model_facts.lock",
+        )
+        try:
+            table = self._stored.read() or _Table()
+        except OSError:
+            table = _Table()
+        self._known = dict(table.files) if table.format == _FORMAT else {}
+        self._new: dict[str, _Remembered] = {}
+
+    def read(self, model: FoundModel) -> ModelFacts:
+        """Return the facts of a model. Raises EdgespecError for a file that is no whole GGUF."""
+        try:
+            path = real_path(model.path)
+            stat = path.stat()
+        except OSError as error:
+            raise EdgespecError(describe_os_error(error)) from None
+        known = self._known.get(str(path))
+        if known and (known.size, known.mtime_ns) == (stat.st_size, stat.st_mtime_ns):
+            return known.facts
+        facts = _facts(check_complete_file(model.path))
+        self._new[str(path)] = self._known[str(path)] = _Remembered(stat.st_size, stat.st_mtime_ns, facts)
+        return facts
+
+    def save(self) -> None:
+        """Store new facts; where nothing can be stored, they are read again the next time."""
+        if not self._new:
+            return
+
+        def added(old: _Table | None) -> bytes:
+            files = dict(old.files) if old and old.format == _FORMAT else {}
+            newest = [*({**files, **self._new}).items()][-_MOST:]
+            return msgspec.json.encode(_Table(files=dict(newest)))
+
+        try:
+            self._stored.update(added)
+        except OSError:
+            return
+        self._new.clear()
+
+
+def facts_of(header: GGUFHeader) -> ModelFacts:
+    """Return the facts of one header, without the cache."""
+    return _facts(header)
+
+
+def _facts(header: GGUFHeader) -> ModelFacts:
+    kind = other_kind(header)
+    if not kind and header.is_head:
+        kind = "a draft head that edgespec made"
+    elif not kind and read_cut(header) is not None:
+        kind = _CUT
+    tensors = read_tensors(header)
+    has_words = header.has_tokenizer and not header.is_head
+    shape = shape_of(header) if not kind else None
+    return ModelFacts(
+        kind=kind,
+        architecture=header.architecture,
+        title=header.name,
+        size_label=header.gguf.text("general.size_label")[:_LONGEST_LABEL],
+        parameters=sum(tensor.rows * tensor.columns * tensor.n_matrices for tensor in tensors),
+        quantization=_quantization(header, tensors),
+        vocabulary=tokenizer_fingerprint(header) if has_words else "",
+        n_vocab=header.n_vocab,
+        ends=tuple(_token(header, name) for name in ("eos", "bos")),
+        n_ctx_train=header.n_ctx_train,
+        shape=(shape.cache, shape.heads, shape.width) if shape else (0, 0, 0),
+        pass_bytes=_pass_bytes(header, tensors),
+        matrices=_merged(multiplied(tensors)),
+    )
+
+
+def _token(header: GGUFHeader, name: str) -> int:
+    return next(iter(header.gguf.integers(f"tokenizer.ggml.{name}_token_id")), -1)
+
+
+def _quantization(header: GGUFHeader, tensors: Sequence[TensorInfo]) -> str:
+    named = next(iter(header.gguf.integers("general.file_type")), -1)
+    if name := _TYPES.get(named):
+        return name
+    n_bytes: Counter[int] = Counter()
+    for tensor in tensors:
+        n_bytes[tensor.kind] += tensor.bytes
+    return type_name(n_bytes.most_common(1)[0][0]).upper() if n_bytes else ""
+
+
+def _merged(matrices: Sequence[MatrixShape]) -> tuple[MatrixShape, ...]:
+    rows: Counter[tuple[int, int]] = Counter()
+    for one in matrices:
+        rows[one.type, one.columns] += one.rows
+    return tuple(MatrixShape(kind, n, columns) for (kind, columns), n in rows.items())
+
+
+def _pass_bytes(header: GGUFHeader, tensors: Sequence[TensorInfo]) -> int:
+    def number(name: str) -> int:
+        return next(iter(header.gguf.integers(f"{header.architecture}.{name}")), 0)
+
+    experts, used = number("expert_count"), number("expert_used_count")
+    share = used / experts if 0 < used < experts else 1.0
+    looked_up = sum(tensor.bytes for tensor in tensors if tensor.name == "token_embd.weight")
+    if not any(tensor.name == "output.weight" for tensor in tensors):
+        looked_up = 0
+    all_bytes = sum(tensor.bytes * (share if tensor.n_matrices > 1 else 1.0) for tensor in tensors)
+    return int(all_bytes) - looked_up

@@ -140,6 +140,8 @@ def _print_pairs(report: list[Report]) -> None:
 
 def _threads_line(threads: Report) -> str:
     line = f"{threads['physical']} physical cores, {threads['logical']} logical"
+    if threads["fast"] < threads["physical"]:
+        line += f"; the {threads['fast']} fast ones are used"
     if quota := threads["quota"]:
         line += f"; {threads['default']} used: {quota['set_by']} is {quota['processors']:.2f} processors"
     return line

@@ -35,7 +35,7 @@ from edgespec.models.resolve import resolve
 from edgespec.models.sources import format_size
 from edgespec.models.store import Store
 from edgespec.platform.boards import device_model, device_revision, hwcaps, wheel_board
-from edgespec.platform.cpu import default_threads, physical_cores, read_cpu
+from edgespec.platform.cpu import default_threads, fast_cores, physical_cores, read_cpu
 from edgespec.platform.limits import cpu_quota
 from edgespec.platform.memory import available_bytes, memory_left, peak_rss_bytes, total_bytes
 
@@ -125,7 +125,8 @@ def _threads(root: Path) -> Report:
     quota = cpu_quota(root)
     return {
         "default": default_threads(root),
-        "physical": physical_cores(),
+        "physical": physical_cores(root),
+        "fast": fast_cores(root),
         "logical": len(os.sched_getaffinity(0)),
         "quota": quota and {"processors": quota.most, "set_by": quota.name},
     }

@@ -42,7 +42,7 @@ Explanation = Literal["steps", "ir"]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 ThreadsOption = Annotated[
     int | None,
-    typer.Option(min=1, max=1024, show_default="physical cores, or as a CPU quota allows", help="Threads."),
+    typer.Option(min=1, max=1024, show_default="fast cores, or as a CPU quota allows", help="Threads."),
 ]
 WattsOption = Annotated[
     float | None,

@@ -46,7 +46,7 @@ class Engine(Closing):
     Args of the constructor, which loads the models and pulls missing ones:
         drafter: What may draft (decoding/choices.py); "suffix" and "none" load no draft model.
         n_ctx: Context in tokens; None: as much as a generation needs.
-        n_threads: None: one per physical core, fewer under a CPU quota.
+        n_threads: None: one per fast physical core, fewer under a CPU quota.
         kernels: "auto" uses edgespec's own if possible, "off" llama.cpp's.
         objective: What drafting should save: time or joules.
         profile: Start with what is stored about this pair on this machine, and store what was learnt.

@@ -26,7 +26,7 @@ class PairOptions:
     n_ctx: int | None = None
     """Context in tokens; None: as much as a generation needs."""
     n_threads: int | None = None
-    """None: one per physical core, fewer under a CPU quota."""
+    """None: one per fast physical core, fewer under a CPU quota."""
     kernels: KernelsChoice = "auto"
     """"auto": edgespec's own where possible; "off": llama.cpp's."""
     cache_type: CacheType = "f16"

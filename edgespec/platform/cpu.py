@@ -7,6 +7,7 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgespec.platform.files import text_of
 from edgespec.platform.limits import ROOT, cpu_quota
 
 _ARM = "0x41"
@@ -39,6 +40,9 @@ _ARM_CORES = {
     "0xb76": "ARM1176",
 }
 
+_NEARLY_AS_FAST = 0.7
+"""Of the fastest core's capacity: less is a core of another kind. Cores of one kind differ by a tenth."""
+
 
 @dataclass(frozen=True, slots=True)
 class Cpu:
@@ -65,26 +69,67 @@ def read_cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> Cpu:
 
 
 def default_threads(root: Path = ROOT) -> int:
-    """Return the best number of threads: one for each physical core that may be used, as far as a quota goes.
+    """Return the best number of threads: one for each fast core that may be used, as far as a quota goes.
 
     A quota is rounded to the nearest whole number: threads that wait for each other spend a quota that is
-    a little above one more on waiting. `root`: where /proc and /sys are, for the quota.
+    a little above one more on waiting. `root`: where /proc and /sys are.
     """
     quota = cpu_quota(root)
-    cores = physical_cores()
+    cores = fast_cores(root)
     return cores if quota is None else min(cores, max(1, int(quota.most + 0.5)))
 
 
-def physical_cores() -> int:
+def physical_cores(root: Path = ROOT) -> int:
     """Return the number of physical cores this process may use."""
-    cores = set()
+    return _count_cores(os.sched_getaffinity(0), root)
+
+
+def fast_cores(root: Path = ROOT) -> int:
+    """Return the number of physical cores of the fastest kind that this process may use.
+
+    Processors may have cores of two kinds: Intel's P and E, ARM's big and LITTLE. All threads wait for the
+    slowest one at the end of each operation, so slow cores are left to other programs.
+    """
     usable = os.sched_getaffinity(0)
-    for cpu in usable:
-        topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
+    return _count_cores(_fast(usable, root), root)
+
+
+def _fast(usable: set[int], root: Path) -> set[int]:
+    """Return the fastest of these logical processors."""
+    if performance := _numbers(root / "sys/devices/cpu_core/cpus") & usable:  # Intel's P cores
+        return performance
+    capacities = {cpu: _capacity(cpu, root) for cpu in usable}
+    least = _NEARLY_AS_FAST * max(capacities.values())
+    return {cpu for cpu, capacity in capacities.items() if capacity >= least}
+
+
+def _capacity(cpu: int, root: Path) -> int:
+    """Return the kernel's figure for a processor's speed, of 1024 for the fastest; 0 if it has none."""
+    try:
+        return int(text_of(root / f"sys/devices/system/cpu/cpu{cpu}/cpu_capacity"))
+    except ValueError:
+        return 0
+
+
+def _numbers(file: Path) -> set[int]:
+    """Return the numbers of a list such as "0-3,8"; none of a file that is missing or says something else."""
+    try:
+        ranges = [part.partition("-") for part in text_of(file).split(",")]
+        return {
+            i for first, dash, last in ranges for i in range(int(first), int(last if dash else first) + 1)
+        }
+    except ValueError:
+        return set()
+
+
+def _count_cores(cpus: set[int], root: Path) -> int:
+    cores = set()
+    for cpu in cpus:
+        topology = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
         try:
             cores.add(((topology / "physical_package_id").read_text(), (topology / "core_id").read_text()))
         except OSError:
-            return len(usable)
+            return len(cpus)
     return len(cores)
 
 

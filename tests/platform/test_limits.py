@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,6 @@ import pytest
 from edgespec.errors import EdgespecError
 from edgespec.llama.gguf_header import check_model_file
 from edgespec.models.footprint import fits_in_memory, required_bytes
-from edgespec.platform import cpu
 from edgespec.platform.cpu import default_threads
 from edgespec.platform.limits import cpu_quota, is_refusal, memory_limits, why_refused
 from edgespec.platform.memory import available_bytes, memory_left
@@ -56,7 +56,7 @@ def v1_quota(folder: str, quota: str, period: str) -> dict[str, str]:
 def test_threads_by_the_quota_of_processors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict, quota: float | None, threads: int
 ) -> None:
-    monkeypatch.setattr(cpu, "physical_cores", lambda: 8)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     found = cpu_quota(tree(tmp_path, files))
     assert (found and found.most) == quota
     assert default_threads(tmp_path) == threads

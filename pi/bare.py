@@ -8,7 +8,8 @@ In each place, one for each Python of Debian's suites, with nothing but Python a
     bare      no compiler, no Python.h, no OpenMP
     install   pip takes edgespec from dist/, offline
     kernels   the self-test passes, the right variant of llama.cpp's CPU backend and its RPC backend are there
-    run       SmolLM2-135M, greedy: plainly, drafted from its own words, on llama.cpp's kernels
+    run       SmolLM2-135M, greedy: plainly, drafted from its own words, on llama.cpp's kernels; and by
+              llama-cpp-python without edgespec
 
 The output of each command is in build/pi/bare-PLACE-STEP.log.
 """
@@ -52,6 +53,10 @@ _N_TOKENS = 8
 _SELF_TEST = (
     "import edgespec.llama.selftest; edgespec.llama.selftest.TIMEOUT_S = 600.0\n"
     "from edgespec.llama import kernels; print(kernels.load().reason)"
+)
+# A program that knows nothing of edgespec.
+_ALONE = (
+    "import sys, llama_cpp\nllama_cpp.Llama(sys.argv[1], n_ctx=64, verbose=False)('one two', max_tokens=2)"
 )
 
 
@@ -197,6 +202,13 @@ def _run(place: Place) -> str:
     }
     if len(texts["stock"]) != _N_TOKENS or texts["drafted"] != texts["plain"]:
         raise EdgespecError(f"{texts}: not the same {_N_TOKENS} tokens")
+    place.run(
+        "llama-cpp-python alone",
+        "python",
+        "-c",
+        _ALONE,
+        place.inside(place.home / "models" / f"{_MODEL}.gguf"),
+    )
     same = "the same" if texts["stock"] == texts["plain"] else "another text"
     return f"three texts in {time.monotonic() - start:.0f} s; drafted as plain, on llama.cpp's kernels {same}"
 

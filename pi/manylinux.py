@@ -36,12 +36,37 @@ LOCAL_VERSION = "+edgespec"
 _COPIES = ("lib*.so.*.*", "libllama.so.0", "libggml.so", "libggml-base.so")
 """Copies of libraries under names by which nothing loads them."""
 
-_VERSION_FILE, _VARIANTS_FILE = "llama_cpp/__init__.py", "vendor/llama.cpp/ggml/src/CMakeLists.txt"
+_PACKAGE_FILE, _VARIANTS_FILE = "llama_cpp/__init__.py", "vendor/llama.cpp/ggml/src/CMakeLists.txt"
 _VARIANT = (
     "            ggml_add_cpu_backend_variant({} DOTPROD FP16_VECTOR_ARITHMETIC SVE MATMUL_INT8{} SME)\n"
 )
 _SME = (_VARIANT.format("armv9.2_1   ", ""), _VARIANT.format("armv9.2_2   ", " SVE2"))
 """Variants that bookworm's GCC 12 cannot compile. Processors with SME use those with SVE2 or NEON."""
+
+_LOADING = '''
+
+def _load_cpu_backend():
+    """Load the variant of ggml's CPU backend for this processor (added by edgespec's pi/manylinux.py).
+
+    llama.cpp itself would look for it in the folder of the program and in the current one.
+    """
+    import ctypes
+    import os
+
+    from . import llama_cpp
+
+    library = llama_cpp._lib
+    library.ggml_backend_reg_count.restype = ctypes.c_size_t
+    if library.ggml_backend_reg_count() == 0:
+        quiet = llama_cpp.llama_log_callback(lambda level, text, data: None)
+        library.ggml_log_set(quiet, None)
+        library.ggml_backend_load_all_from_path(os.fsencode(os.path.dirname(library._name)))
+        library.ggml_log_set(None, None)
+
+
+_load_cpu_backend()
+'''
+"""Code behind that package's own: programs that know nothing of edgespec find a backend too."""
 
 
 def build(machines: Sequence[str]) -> list[Path]:
@@ -91,27 +116,27 @@ def _llama(machine: str) -> Path:
 
 
 def _source() -> Path:
-    """Return a copy of llama-cpp-python's sources with a version of its own, for compilers such as GCC 12."""
+    """Return a copy of llama-cpp-python's sources that differs in version, import and variants."""
     original = recipe.llama_source()
     folder = original.with_name(f"{original.name}-variants")
     if not folder.exists():
         new = folder.with_name(f"{folder.name}.new")
         shutil.rmtree(new, ignore_errors=True)
         shutil.copytree(original, new, symlinks=True, copy_function=os.link)
-        version = f'__version__ = "{recipe.llama_version()}'
-        _replace(new / _VERSION_FILE, version, version + LOCAL_VERSION)
-        for line in _SME:
-            _replace(new / _VARIANTS_FILE, line, "")
         new.rename(folder)
+    version = f'__version__ = "{recipe.llama_version()}'
+    changes = {_PACKAGE_FILE: {version: version + LOCAL_VERSION}, _VARIANTS_FILE: dict.fromkeys(_SME, "")}
+    for name, replaced in changes.items():
+        text = (original / name).read_text()
+        for old, new_text in replaced.items():
+            if text.count(old) != 1:
+                raise EdgespecError(f"{original / name}: not as pi/manylinux.py knows it: no {old.strip()}")
+            text = text.replace(old, new_text)
+        text += _LOADING if name == _PACKAGE_FILE else ""
+        if text != (folder / name).read_text():  # what has not changed is not compiled again
+            write_atomically(folder / name, text)
     shutil.rmtree(folder / "llama_cpp" / "lib", ignore_errors=True)  # left from another machine
     return folder
-
-
-def _replace(file: Path, old: str, new: str) -> None:
-    text = file.read_text()
-    if text.count(old) != 1:
-        raise EdgespecError(f"{file}: not as pi/manylinux.py knows it: no {old.strip()}; change one of them")
-    write_atomically(file, text.replace(old, new))
 
 
 def _openmp(machine: str) -> Path:

@@ -73,7 +73,7 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Sources as far as they are changed, and an empty dist/."""
     source = tmp_path / "source"
     for name, text in (
-        (manylinux._VERSION_FILE, f'import x\n\n__version__ = "{recipe.llama_version()}"\n'),
+        (manylinux._PACKAGE_FILE, f'import x\n\n__version__ = "{recipe.llama_version()}"\n'),
         (
             manylinux._VARIANTS_FILE,
             "    add(armv8.6_2)\n" + "".join(f"    {line}" for line in manylinux._SME),
@@ -89,12 +89,14 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_copy_of_the_sources_has_its_own_version(build: Path) -> None:
     copy = manylinux._source()
-    version = f'__version__ = "{recipe.llama_version()}+edgespec"'
-    assert version in (copy / manylinux._VERSION_FILE).read_text()
+    version = f'__version__ = "{recipe.llama_version()}+edgespec"\n\n\ndef _load_cpu_backend():\n'
+    assert version in (copy / manylinux._PACKAGE_FILE).read_text()
     assert (copy / manylinux._VARIANTS_FILE).read_text().strip() == "add(armv8.6_2)"
-    assert "+edgespec" not in (build / manylinux._VERSION_FILE).read_text()  # which the boards' are made from
+    assert "+edgespec" not in (build / manylinux._PACKAGE_FILE).read_text()  # which the boards' are made from
     assert "SME" in (build / manylinux._VARIANTS_FILE).read_text()
+    before = (copy / manylinux._VARIANTS_FILE).stat().st_mtime_ns
     assert manylinux._source() == copy
+    assert (copy / manylinux._VARIANTS_FILE).stat().st_mtime_ns == before  # nothing to compile again
 
 
 def test_other_sources_are_refused_by_name(build: Path) -> None:

@@ -2,7 +2,7 @@
 // alone.
 #pragma once
 
-#include "weights.h"
+#include "codebooks.h"
 
 #include <string.h>
 
@@ -44,6 +44,10 @@ struct Digit {
 
 inline void decode(Type type, const uint8_t *block, int s, Step &step) {
     uint8_t *v = step.values;
+    if (is_coded(type)) {
+        decode_coded(type, block, s, v);
+        return;
+    }
     switch (type) {
     case Q4_0:
     case Q4_1:
@@ -122,6 +126,10 @@ inline void decode(Type type, const uint8_t *block, int s, Step &step) {
 // The inverse; `block` is all zeros before the first step.
 inline void encode(Type type, const Step &step, int s, uint8_t *block) {
     const uint8_t *v = step.values;
+    if (is_coded(type)) {
+        encode_coded(type, v, s, block);
+        return;
+    }
     switch (type) {
     case Q4_0:
     case Q4_1:
@@ -213,7 +221,7 @@ inline void store_row(Type type, const Step &step, int lanes, uint8_t *p) {
         }
         return;
     }
-    if (type == Q3_K) {
+    if (FORMATS[type].step == 12) {
         uint8_t bytes[12];
         for (int i = 0; i < 12; i++) {
             const uint8_t rest = i < 8 ? v[24 + i] & 3 : (uint8_t)(v[16 + i] >> 2 | v[20 + i] >> 2 << 1);
@@ -261,7 +269,7 @@ inline void load_row(Type type, const uint8_t *p, int lanes, Step &step) {
         }
         return;
     }
-    if (type == Q3_K) {
+    if (FORMATS[type].step == 12) {
         uint8_t bytes[12];
         for (int i = 0; i < 3; i++) {
             get4(p, lanes, i, bytes + 4 * i);

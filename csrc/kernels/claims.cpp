@@ -1,4 +1,5 @@
 // Which operations are run.
+#include "codebooks.h"
 #include "graph.h"
 #include "tensor.h"
 
@@ -125,7 +126,7 @@ bool can_set_rows(const Tensor *op) {
 
 bool can_pack(const Tensor *w) {
     const Type type = find_type(w->type);
-    return type != N_TYPES && w->ne[3] == 1 && w->ne[2] >= 1 && w->ne[1] >= 1 && w->ne[0] >= 32 &&
+    return type != N_TYPES && (!is_coded(type) || codebook(type).is_known) && w->ne[3] == 1 && w->ne[2] >= 1 && w->ne[1] >= 1 && w->ne[0] >= 32 &&
            w->ne[0] % FORMATS[type].block == 0;
 }
 

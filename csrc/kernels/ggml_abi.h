@@ -96,6 +96,14 @@ struct Tensor {
     char padding[8];
 };
 
+struct TypeTraits {
+    const char *name;
+    int64_t block_size, interleave;
+    size_t type_size;
+    bool is_quantized;
+    void (*to_float)(const void *, float *, int64_t);
+};
+
 struct HashSet {
     size_t size;
     uint32_t *used;

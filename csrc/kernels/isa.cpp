@@ -33,6 +33,7 @@ inline int32_t int_at(const int8_t *p, int i) {
 #include "simd_avx2.h"
 #endif
 #include "pairs.h"
+#include "loading.h"
 #include "matmul.h"
 #include "floats.h"
 #include "functions.h"
@@ -69,7 +70,10 @@ void quantize(const float *x, int64_t columns, Acts acts, int64_t block0, int64_
             TILES(matmul, MXFP4, LEVEL), TILES(matmul, NVFP4, LEVEL), TILES(matmul, Q2_K, LEVEL),                     \
             TILES(matmul, Q3_K, LEVEL), TILES(matmul, Q4_K, LEVEL), TILES(matmul, Q5_K, LEVEL),                       \
             TILES(matmul, Q6_K, LEVEL), TILES(matmul, IQ4_XS, LEVEL), TILES(matmul, TQ1_0, LEVEL),                    \
-            TILES(matmul, TQ2_0, LEVEL), TILES(matmul_floats, F16, LEVEL), TILES(BF16_FUNCTION, BF16, LEVEL)          \
+            TILES(matmul, TQ2_0, LEVEL), TILES(matmul, IQ1_S, LEVEL), TILES(matmul, IQ1_M, LEVEL),                    \
+            TILES(matmul, IQ2_XXS, LEVEL), TILES(matmul, IQ2_XS, LEVEL), TILES(matmul, IQ2_S, LEVEL),                 \
+            TILES(matmul, IQ3_XXS, LEVEL), TILES(matmul, IQ3_S, LEVEL), TILES(matmul_floats, F16, LEVEL),             \
+            TILES(BF16_FUNCTION, BF16, LEVEL)                                                                         \
     }
 #define TABLE(TEXT, PAIRS, BF16_FUNCTION)                                                                             \
     {                                                                                                                 \

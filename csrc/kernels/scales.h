@@ -2,7 +2,7 @@
 // alone.
 #pragma once
 
-#include "weights.h"
+#include "codebooks.h"
 
 #include <string.h>
 
@@ -76,6 +76,19 @@ inline void store_scales(Type type, const uint8_t *block, int s, int lanes, int 
         }
         return;
     }
+    if (is_coded(type)) {
+        uint8_t d[2] = {block[0], block[1]};
+        if (type == IQ1_M) { // its d lies in the high nibbles of the words with the scales
+            d[0] = (uint8_t)(block[49] >> 4 | (block[51] & 0xF0));
+            d[1] = (uint8_t)(block[53] >> 4 | (block[55] & 0xF0));
+        }
+        memcpy(header + 2 * r, d, 2);
+        const int halves = FORMATS[type].two_scales ? 2 : 1;
+        for (int i = 0; i < 8 * halves; i++) {
+            header[(2 + (size_t)i) * n + r] = coded_scale(type, block, i / halves, i % halves);
+        }
+        return;
+    }
     uint8_t small[16];
     if (type == Q2_K) {
         memcpy(header + 2 * r, block + 80, 2);
@@ -125,6 +138,21 @@ inline void load_scales(Type type, const uint8_t *header, int s, int lanes, int 
             const int scale = (header[(2 + i) * n + r] + 32) & 63;
             block[4 + i / 2] |= (uint8_t)((scale & 15) << i % 2 * 4);
             block[2 + i / 4] |= (uint8_t)(scale >> 4 << i % 4 * 2);
+        }
+        return;
+    }
+    if (is_coded(type)) {
+        const uint8_t *d = header + 2 * r;
+        if (type == IQ1_M) {
+            for (int i = 0; i < 4; i++) {
+                block[49 + 2 * i] |= (uint8_t)((d[i / 2] >> i % 2 * 4 & 15) << 4);
+            }
+        } else {
+            memcpy(block, d, 2);
+        }
+        const int halves = FORMATS[type].two_scales ? 2 : 1;
+        for (int i = 0; i < 8 * halves; i++) {
+            add_coded_scale(type, header[(2 + (size_t)i) * n + r], i / halves, i % halves, block);
         }
         return;
     }

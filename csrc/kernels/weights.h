@@ -23,8 +23,9 @@
 // type has minima; MXFP4: a byte for each step, its exponent; NVFP4: a byte for each 16 columns, E4M3. F16 and BF16
 // (1 step): none. K types (8 steps): F16 d, F16 dmin, 16 bytes of scales: 8 scales and 8 minima of 32 columns (Q4_K,
 // Q5_K), 16 signed scales of 16 columns (Q3_K, Q6_K, dmin unused), or 16 times a scale in the low and a minimum in the
-// high nibble (Q2_K). IQ types (8 steps): F16 d and 8 scales of 32 columns, bytes, signed (IQ4_XS). Ternary types (8
-// steps): F16 d.
+// high nibble (Q2_K). IQ types (8 steps): F16 d and a byte for the scale of each 32 or 16 columns (IQ1_M, IQ2_XS,
+// IQ2_S), signed in IQ4_XS and else odd. Ternary types (8 steps): F16 d. What the quants of
+// IQ1, IQ2 and IQ3 stand for: codebooks.h.
 // Rows and columns missing at the end are zeros. Packing loses nothing: unpack gives the same blocks.
 #pragma once
 
@@ -36,6 +37,7 @@ namespace edgespec {
 enum Type {
     Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, MXFP4, NVFP4,
     Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_XS, TQ1_0, TQ2_0,
+    IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S,
     F16, BF16, N_TYPES
 };
 
@@ -53,6 +55,7 @@ struct Format {
     int header;        // bytes for each row of a packet's header
     int step;          // bytes for each row of a step
     Acts acts;
+    bool two_scales = false; // of a step of an IQ type
 };
 
 constexpr Format FORMATS[N_TYPES] = {
@@ -64,6 +67,12 @@ constexpr Format FORMATS[N_TYPES] = {
     {"q4_K", 12, 256, 144, 8, 20, 16, BYTES_256}, {"q5_K", 13, 256, 176, 8, 20, 20, BYTES_256},
     {"q6_K", 14, 256, 210, 8, 20, 24, BYTES_256}, {"iq4_xs", 23, 256, 136, 8, 10, 16, BYTES_256},
     {"tq1_0", 34, 256, 54, 8, 2, 8, BYTES_256},   {"tq2_0", 35, 256, 66, 8, 2, 8, BYTES_256},
+    {"iq1_s", 19, 256, 50, 8, 10, 12, BYTES_256}, {"iq1_m", 29, 256, 56, 8, 18, 12, BYTES_256, true},
+    {"iq2_xxs", 16, 256, 66, 8, 10, 12, BYTES_256},
+    {"iq2_xs", 17, 256, 74, 8, 18, 12, BYTES_256, true},
+    {"iq2_s", 22, 256, 82, 8, 18, 12, BYTES_256, true},
+    {"iq3_xxs", 18, 256, 98, 8, 10, 16, BYTES_256},
+    {"iq3_s", 21, 256, 110, 8, 10, 16, BYTES_256},
     {"f16", 1, 32, 64, 1, 0, 64, FLOATS},         {"bf16", 30, 32, 64, 1, 0, 64, ROUNDED_FLOATS},
 };
 

@@ -1,7 +1,7 @@
 """The part of the kernels' self-test that runs in the child process (see selftest.py).
 
-A tiny random model with experts and with every type of weights runs over the same tokens, with stock kernels
-and packed:
+Tiny random models with experts, which together have every type of weights, run over the same tokens, with
+stock kernels and packed:
 
     packed logits are finite and near stock's           the arithmetic is right
     batches of 1, 8 and N, on 1 and on 2 threads        bit for bit the same logits
@@ -10,6 +10,7 @@ and packed:
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import sys
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ import numpy.typing as npt
 from edgespec.errors import EdgespecError
 from edgespec.llama import kernels
 from edgespec.llama.backend import foreign_function
+from edgespec.llama.ggml_types import from_floats, row_bytes, to_floats, type_number
 from edgespec.llama.gguf_header import read_header
 from edgespec.llama.selftest import FAILED
 from edgespec.llama.session import Rows, Session
@@ -39,12 +41,8 @@ SEED = 1
 # 1.4 %). Any one wrong matrix changes it by 77 % or more (tests/llama/test_selftest.py).
 TOLERANCE = 0.1
 
-# The numbers of types in GGUF files.
-_TYPES = {
-    "f32": 0, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8,
-    "q2_K": 10, "q3_K": 11, "q4_K": 12, "q5_K": 13, "q6_K": 14, "iq4_nl": 20, "iq4_xs": 23,
-    "tq1_0": 34, "tq2_0": 35, "mxfp4": 39, "nvfp4": 40, "f16": 1, "bf16": 30,
-}  # fmt: skip
+# Their blocks are random: ggml's quantizer would search their tables for longer than the test takes.
+_CODED = ("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s")
 
 
 class TestMatrix(NamedTuple):
@@ -70,22 +68,31 @@ _LAYER = {
     "ffn_down_exps": (N_EMBD, N_FF, 1.5),
     "ffn_gate_inp": (N_EXPERTS, N_EMBD, 2.0),
 }
+N_LAYERS = 2  # of a model: what rounding changes grows with more
 _LAYER_TYPES = (
     ("q4_0", "q8_0", "q6_K", "q4_K", "q5_K", "q4_1", "q5_0", "f32"),
     ("f16", "q5_1", "q3_K", "iq4_nl", "mxfp4", "bf16", "q8_0", "f32"),
-    ("q2_K", "tq1_0", "tq2_0", "iq4_xs", "q2_K", "iq4_xs", "nvfp4", "f32"),
+    ("q2_K", "tq1_0", "tq2_0", "iq4_xs", "iq1_s", "iq4_xs", "nvfp4", "f32"),
+    ("iq3_s", "iq1_m", "iq2_xs", "iq2_s", "iq2_xxs", "iq3_xxs", "q4_0", "f32"),
 )
-N_LAYERS = len(_LAYER_TYPES)
-MATRICES = {
-    "token_embd": TestMatrix(N_VOCAB, N_EMBD, "q8_0", 0.3 * N_EMBD**0.5),  # looked up, not multiplied
-    "output": TestMatrix(N_VOCAB, N_EMBD, "q6_K", 1.0),
-} | {
-    f"blk.{layer}.{name}": TestMatrix(
-        rows, columns, type_, spread, N_EXPERTS if name.endswith("_exps") else 1
-    )
-    for layer, types in enumerate(_LAYER_TYPES)
-    for (name, (rows, columns, spread)), type_ in zip(_LAYER.items(), types, strict=True)
-}
+
+
+def _matrices(layer_types: tuple[tuple[str, ...], ...]) -> dict[str, TestMatrix]:
+    """Return the matrices of a model whose layers have these types."""
+    found = {
+        "token_embd": TestMatrix(N_VOCAB, N_EMBD, "q8_0", 0.3 * N_EMBD**0.5),  # looked up, not multiplied
+        "output": TestMatrix(N_VOCAB, N_EMBD, "q6_K", 1.0),
+    }
+    for layer, types in enumerate(layer_types):
+        for (name, (rows, columns, spread)), type_ in zip(_LAYER.items(), types, strict=True):
+            n_matrices = N_EXPERTS if name.endswith("_exps") else 1
+            found[f"blk.{layer}.{name}"] = TestMatrix(rows, columns, type_, spread, n_matrices)
+    return found
+
+
+MODELS = tuple(_matrices(_LAYER_TYPES[i : i + N_LAYERS]) for i in range(0, len(_LAYER_TYPES), N_LAYERS))
+"""The matrices of each model, by name."""
+
 _NORMS = (
     "output_norm",
     *(f"blk.{layer}.{name}" for layer in range(N_LAYERS) for name in ("attn_norm", "ffn_norm")),
@@ -102,11 +109,6 @@ _free = foreign_function("ggml_free", None, _pointer)
 _new_tensor = foreign_function("ggml_new_tensor_3d", _pointer, _pointer, ctypes.c_int, *[_int64] * 3)
 _set_name = foreign_function("ggml_set_name", _pointer, _pointer, _text)
 _data = foreign_function("ggml_get_data", _pointer, _pointer)
-_quantize = foreign_function(
-    "ggml_quantize_chunk",
-    ctypes.c_size_t,
-    *(ctypes.c_int, _pointer, _pointer, _int64, _int64, _int64, _pointer),
-)
 _gguf_init = foreign_function("gguf_init_empty", _pointer)
 _gguf_free = foreign_function("gguf_free", None, _pointer)
 _set_text = foreign_function("gguf_set_val_str", None, _pointer, _text, _text)
@@ -116,19 +118,18 @@ _add_tensor = foreign_function("gguf_add_tensor", None, _pointer, _pointer)
 _write = foreign_function("gguf_write_to_file", ctypes.c_bool, _pointer, _text, ctypes.c_bool)
 
 
-def write_model(path: Path, *, other: str = "") -> None:
-    """Write the test's model to `path`, by ggml's own quantizer and writer.
+def write_model(path: Path, model: int = 0, *, other: str = "") -> None:
+    """Write a model of MODELS to `path`, by ggml's own quantizer and writer.
 
     `other` names a matrix that gets other random weights.
     """
     context = _init(_ContextParams(24 << 20, None, False))
     gguf = _gguf_init()
 
-    def add(name: str, values: npt.NDArray[np.float32], type_: str) -> None:
-        n, rows, columns = values.shape
-        tensor = _new_tensor(context, _TYPES[type_], columns, rows, n)
+    def add(name: str, shape: tuple[int, int, int], type_: str, blocks: npt.NDArray[np.uint8]) -> None:
+        tensor = _new_tensor(context, type_number(type_), *reversed(shape))
         _set_name(tensor, f"{name}.weight".encode())
-        _quantize(_TYPES[type_], values.ctypes.data, _data(tensor), 0, n * rows, columns, None)
+        ctypes.memmove(_data(tensor), blocks.ctypes.data, blocks.nbytes)
         _add_tensor(gguf, tensor)
 
     try:
@@ -148,12 +149,15 @@ def write_model(path: Path, *, other: str = "") -> None:
         }.items():
             _set_integer(gguf, f"llama.{key}".encode(), number)
         _set_float(gguf, b"llama.attention.layer_norm_rms_epsilon", 1e-5)
-        for i, (name, matrix) in enumerate(MATRICES.items()):
-            rng = np.random.default_rng((SEED, i, name == other))
-            values = rng.standard_normal((matrix.n_matrices, matrix.rows, matrix.columns), np.float32)
-            add(name, values * np.float32(matrix.spread / matrix.columns**0.5), matrix.type)
+        for name, matrix in MODELS[model].items():
+            add(
+                name,
+                (matrix.n_matrices, matrix.rows, matrix.columns),
+                matrix.type,
+                _blocks(model, name, name == other),
+            )
         for name in _NORMS:
-            add(name, np.ones((1, 1, N_EMBD), np.float32), "f32")
+            add(name, (1, 1, N_EMBD), "f32", np.ones(N_EMBD, np.float32).view(np.uint8))
         if not _write(gguf, os.fsencode(path), False):
             raise EdgespecError(f"the test model could not be written to {path}")
     finally:
@@ -161,13 +165,42 @@ def write_model(path: Path, *, other: str = "") -> None:
         _free(context)
 
 
+@functools.cache
+def _blocks(model: int, name: str, other: bool) -> npt.NDArray[np.uint8]:
+    """Return a matrix of a model, by ggml's own quantizer; `other`: with other random weights."""
+    matrix = MODELS[model][name]
+    kind = type_number(matrix.type)
+    rng = np.random.default_rng((SEED, model, list(MODELS[model]).index(name), other))
+    values = rng.standard_normal((matrix.n_matrices * matrix.rows, matrix.columns), np.float32)
+    values *= np.float32(matrix.spread / matrix.columns**0.5)
+    return _random_blocks(values, kind) if matrix.type in _CODED else from_floats(values, kind)
+
+
+def _random_blocks(values: npt.NDArray[np.float32], kind: int) -> npt.NDArray[np.uint8]:
+    """Return blocks of a coded type, as many as for `values`, random like these and as large on average."""
+    blocks = np.ascontiguousarray(values).view(np.uint8).reshape(-1)[: row_bytes(kind, values.size)]
+    blocks = np.random.default_rng(blocks[:64].tolist()).permuted(blocks).reshape(-1, row_bytes(kind, 256))
+
+    def set_scale(scale: float) -> None:
+        low, high = np.float16(scale).tobytes()
+        if kind == type_number("iq1_m"):  # in the high nibbles of the words that hold the small scales
+            nibbles = np.array([low << 4 & 0xF0, low & 0xF0, high << 4 & 0xF0, high & 0xF0], np.uint8)
+            blocks[:, 49:56:2] = blocks[:, 49:56:2] & 15 | nibbles
+        else:
+            blocks[:, :2] = low, high
+
+    set_scale(1)
+    set_scale(float(values.std() / to_floats(blocks[:256], kind, 256).std()))
+    return blocks
+
+
 @contextmanager
-def _model_file() -> Iterator[Path]:
+def _model_file(model: int) -> Iterator[Path]:
     """A file in memory: nothing is left behind, however the test ends."""
     handle = os.memfd_create("edgespec-selftest")
     try:
         path = Path(f"/proc/self/fd/{handle}")
-        write_model(path)
+        write_model(path, model)
         yield path
     finally:
         os.close(handle)
@@ -194,30 +227,38 @@ def open_model(path: Path, *, use_kernels: bool) -> Model:
     return Model(path, kernels=use_kernels, header=read_header(path))
 
 
-def _compare() -> str:
+def _compare(path: Path) -> str:
+    """Return what is wrong with the loaded kernels, by the model at `path`, or ""."""
+    with open_model(path, use_kernels=False) as stock:
+        reference = logits(stock, n_batch=8, n_threads=1)
+    with open_model(path, use_kernels=True) as packed:
+        if not packed.uses_kernels:
+            return "nothing was packed"
+        first = logits(packed, n_batch=1, n_threads=1)
+        if not np.isfinite(first).all():
+            return "the logits are not finite"
+        if (off := difference(first, reference)) > TOLERANCE:
+            return f"the logits differ from stock by {off:.0%}"
+        for n_batch in (1, 8, N_TOKENS):
+            for n_threads in (1, 2):
+                if not np.array_equal(logits(packed, n_batch=n_batch, n_threads=n_threads), first):
+                    return f"the logits change with batches of {n_batch} on {n_threads} threads"
+    return ""
+
+
+def _compare_all() -> str:
     """Return what is wrong with the loaded kernels, or ""."""
-    with _model_file() as path:
-        with open_model(path, use_kernels=False) as stock:
-            reference = logits(stock, n_batch=8, n_threads=1)
-        with open_model(path, use_kernels=True) as packed:
-            if not packed.uses_kernels:
-                return "nothing was packed"
-            first = logits(packed, n_batch=1, n_threads=1)
-            if not np.isfinite(first).all():
-                return "the logits are not finite"
-            if (off := difference(first, reference)) > TOLERANCE:
-                return f"the logits differ from stock by {off:.0%}"
-            for n_batch in (1, 8, N_TOKENS):
-                for n_threads in (1, 2):
-                    if not np.array_equal(logits(packed, n_batch=n_batch, n_threads=n_threads), first):
-                        return f"the logits change with batches of {n_batch} on {n_threads} threads"
+    for model in range(len(MODELS)):
+        with _model_file(model) as path:
+            if wrong := _compare(path):
+                return wrong
     return ""
 
 
 def main(plugin: str, isa: str) -> int:
     """Test `plugin` with instruction set `isa`; return the exit code, write what is wrong to stderr."""
     try:
-        wrong = kernels.load_untested(Path(plugin), isa) or _compare()
+        wrong = kernels.load_untested(Path(plugin), isa) or _compare_all()
     except EdgespecError as error:  # the machine's fault, not the kernels': no memory, for example
         sys.stderr.write(f"{error}\n")
         return error.exit_code

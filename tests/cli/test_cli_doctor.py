@@ -301,8 +301,8 @@ def test_tensors_of_a_file(tmp_path):
     path = tmp_path / "model.gguf"
     selftest_child.write_model(path)
     tensors = {tensor.name: tensor for tensor in read_tensors(selftest_child.read_header(path))}
-    assert len(tensors) == len(selftest_child.MATRICES) + 2 * selftest_child.N_LAYERS + 1
-    for name, (rows, columns, type_, _, n_matrices) in selftest_child.MATRICES.items():
+    assert len(tensors) == len(selftest_child.MODELS[0]) + 2 * selftest_child.N_LAYERS + 1
+    for name, (rows, columns, type_, _, n_matrices) in selftest_child.MODELS[0].items():
         tensor = tensors[f"{name}.weight"]
         facts = (tensor.rows, tensor.columns, tensor.type, tensor.n_matrices)
         assert facts == (rows, columns, type_, n_matrices)

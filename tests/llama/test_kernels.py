@@ -24,6 +24,7 @@ TYPES = {
     for name in (
         *("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl", "mxfp4", "nvfp4"),
         *("q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_xs", "tq1_0", "tq2_0"),
+        *("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s"),
         *("f16", "bf16"),
     )
 }
@@ -111,10 +112,14 @@ def random_blocks(rng, name, n):
     return data
 
 
-def set_scales(data, name, scales):
-    """Give blocks their scales, one each: F16 numbers."""
-    for offset in SCALES.get(name, (0,)):
-        data[:, offset : offset + 2] = np.float16(scales).view(np.uint8).reshape(-1, 2)
+def set_scales(data, name, scales, offset=None):
+    """Give blocks their scales, one each, F16 numbers: all of them, or those at an offset."""
+    raw = np.float16(scales).view(np.uint8).reshape(-1, 2)
+    if name == "iq1_m":  # the high nibbles of four words
+        data[:, 49:56:2] = data[:, 49:56:2] & 15 | np.stack([raw << 4, raw & 0xF0], 2).reshape(-1, 4)
+        return
+    for at in SCALES.get(name, (0,)) if offset is None else (offset,):
+        data[:, at : at + 2] = raw
 
 
 @st.composite
@@ -148,7 +153,7 @@ def blocks(draw, name):
                 scale.flat[rng.integers(scale.size)] = 1000.0
         if name in FLOATS:
             return encode_floats(name, scale), columns
-        data[:, offset : offset + 2] = scale.astype(np.float16).view(np.uint8).reshape(-1, 2)
+        set_scales(data, name, scale, offset)
     return data.reshape(rows, -1), columns
 
 
@@ -163,8 +168,7 @@ def sane_weights(rng, name, n_blocks=7, n_large_blocks=3):
         n_scales, common = BYTE_SCALES[name][:2]
         weights[:, :n_scales] = rng.choice(common, (37 * n, n_scales))
     else:
-        for offset in SCALES.get(name, (0,)):
-            weights[:, offset : offset + 2] = 0, 0x20 + offset % 16
+        set_scales(weights, name, rng.choice([0.008, 0.016], len(weights)))
     return weights.reshape(37, n * size), n * block
 
 
@@ -250,9 +254,10 @@ def test_products_of_integers_are_exact(library, isa, name):
     elif name in BYTE_SCALES:
         weights[:, : BYTE_SCALES[name][0]] = {"mxfp4": 128, "nvfp4": 8 << 3}[name]
     else:
-        set_scales(weights, name, np.ones(len(weights)))
+        is_fraction = name.startswith(("iq1", "iq2", "iq3_xxs"))  # of an eighth at the least
+        set_scales(weights, name, np.full(len(weights), 8 if is_fraction else 1))
     weights = weights.reshape(37, -1)
-    most = 8 if name == "iq4_xs" else 128  # else the sums would not be whole numbers of 24 bits
+    most = 8 if name.startswith("iq") else 128  # else the sums might be no whole numbers of 24 bits
     x = rng.integers(1 - most, most, (9, 256)).astype(np.float32)
     x[:, ::32] = 127  # the largest of each block, so that the scale of its activations is one
     expected = x.astype(np.int64) @ quants.dequantize(weights, TYPES[name]).astype(np.int64).T

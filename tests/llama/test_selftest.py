@@ -148,35 +148,46 @@ def test_the_real_plugin_passes(kernels: Kernels) -> None:
 # ---- what the child can see ----
 
 
+MODELS = range(len(selftest_child.MODELS))
+
+
 @pytest.fixture(scope="module")
-def stock(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
-    path = tmp_path_factory.mktemp("selftest") / "model.gguf"
-    selftest_child.write_model(path)
-    with selftest_child.open_model(path, use_kernels=False) as model:
-        return selftest_child.logits(model, n_batch=8, n_threads=1)
+def stock(tmp_path_factory: pytest.TempPathFactory) -> list[np.ndarray]:
+    path, rows = tmp_path_factory.mktemp("selftest") / "model.gguf", []
+    for model in MODELS:
+        selftest_child.write_model(path, model)
+        with selftest_child.open_model(path, use_kernels=False) as one:
+            rows.append(selftest_child.logits(one, n_batch=8, n_threads=1))
+    return rows
 
 
-@pytest.mark.parametrize("name", selftest_child.MATRICES)
-def test_every_matrix_shows_in_the_logits(tmp_path: Path, stock: np.ndarray, name: str) -> None:
+@pytest.mark.parametrize(
+    ("model", "name"), [(model, name) for model in MODELS for name in selftest_child.MODELS[model]]
+)
+def test_every_matrix_shows_in_the_logits(
+    tmp_path: Path, stock: list[np.ndarray], model: int, name: str
+) -> None:
     path = tmp_path / "other.gguf"
-    selftest_child.write_model(path, other=name)
-    with selftest_child.open_model(path, use_kernels=False) as model:
-        rows = selftest_child.logits(model, n_batch=8, n_threads=1)
-    assert selftest_child.difference(rows, stock) > 5 * selftest_child.TOLERANCE
+    selftest_child.write_model(path, model, other=name)
+    with selftest_child.open_model(path, use_kernels=False) as one:
+        rows = selftest_child.logits(one, n_batch=8, n_threads=1)
+    assert selftest_child.difference(rows, stock[model]) > 5 * selftest_child.TOLERANCE
 
 
-def test_rounding_does_not_show(tmp_path: Path, stock: np.ndarray) -> None:
+@pytest.mark.parametrize("model", MODELS)
+def test_rounding_does_not_show(tmp_path: Path, stock: list[np.ndarray], model: int) -> None:
     path = tmp_path / "model.gguf"
-    selftest_child.write_model(path)
-    with selftest_child.open_model(path, use_kernels=False) as model:
-        rows = selftest_child.logits(model, n_batch=1, n_threads=2)
-    assert selftest_child.difference(rows, stock) < selftest_child.TOLERANCE / 3
+    selftest_child.write_model(path, model)
+    with selftest_child.open_model(path, use_kernels=False) as one:
+        rows = selftest_child.logits(one, n_batch=1, n_threads=2)
+    assert selftest_child.difference(rows, stock[model]) < selftest_child.TOLERANCE / 3
 
 
 def test_every_type_that_matters_is_in_the_model() -> None:
-    types = {matrix.type for matrix in selftest_child.MATRICES.values()}
+    types = {matrix.type for model in selftest_child.MODELS for matrix in model.values()}
     assert types >= {"q4_0", "q8_0", "q4_K", "q6_K", "q5_0", "q5_K", "q4_1", "iq4_nl", "q3_K"}
     assert types >= {"mxfp4", "f16", "bf16", "q2_K", "iq4_xs", "tq1_0", "tq2_0", "nvfp4"}
+    assert types >= {"iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s"}
 
 
 # ---- the kept answer ----

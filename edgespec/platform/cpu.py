@@ -127,9 +127,11 @@ def _count_cores(cpus: set[int], root: Path) -> int:
     for cpu in cpus:
         topology = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
         try:
-            cores.add(((topology / "physical_package_id").read_text(), (topology / "core_id").read_text()))
+            core = [(topology / name).read_text() for name in ("physical_package_id", "core_id")]
         except OSError:
             return len(cpus)
+        # Linux counts cores in each cluster from 0 where a device tree describes them (ARM, since 6.0).
+        cores.add((*core, text_of(topology / "cluster_id")))
     return len(cores)
 
 

@@ -49,6 +49,14 @@ def test_intels_p_cores(tmp_path, usable):
     assert (physical_cores(root), default_threads(root)) == (4, 1)
 
 
+def test_cores_that_are_counted_from_0_in_each_cluster(tmp_path, usable):
+    root = tree(tmp_path, [(cpu, cpu % 4) for cpu in range(12)])  # Snapdragon X
+    for cpu in range(12):
+        (root / CPUS / f"cpu{cpu}" / "topology" / "cluster_id").write_text(f"{cpu // 4}\n")
+    usable(range(12))
+    assert physical_cores(root) == default_threads(root) == 12
+
+
 def test_a_process_that_may_use_slow_cores_alone_uses_them(tmp_path, usable):
     root = tree(tmp_path, LAPTOP, cpu_core="0-3\n", cpu_atom="4-11\n")
     usable({4, 5, 6})

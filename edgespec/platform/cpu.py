@@ -41,7 +41,7 @@ _ARM_CORES = {
 }
 
 _NEARLY_AS_FAST = 0.7
-"""Of the fastest core's capacity: less is a core of another kind. Cores of one kind differ by a tenth."""
+"""Least part of the fastest core's capacity: less is another kind. Cores of one kind differ by a tenth."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,7 +145,7 @@ $(VENV)/.installed: $(BIN)/python pyproject.toml llama_cpp.cmake $(C_SOURCES)
 	-@cmp -s llama_cpp.cmake "$(PACKAGES)/llama_cpp/lib/llama_cpp.cmake" || \
 		$(PIP) uninstall --yes llama-cpp-python 2>/dev/null # pip would leave one that was compiled with another file
 	-@$(PIP) uninstall --yes edgespec 2>/dev/null # an older one would be imported instead, with modules that have moved
-	@$(PIP) install rich huggingface-hub packaging # which show and pull while pip installs the rest
+	@$(PIP) install rich huggingface-hub packaging msgspec # which show and pull while pip installs the rest
 	@$(BIN)/python install.py $(MEANWHILE)
 	@touch $@
 

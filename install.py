@@ -8,8 +8,8 @@
 Wheels of `make wheels` in dist/ that fit this Python, this processor and these sources are taken instead:
 llama.cpp's always, edgespec's where there is no compiler.
 
-Imports only the parts of edgespec that need no llama.cpp, and of packages only rich, huggingface-hub
-and packaging.
+Imports only the parts of edgespec that need no llama.cpp, and of packages only rich, huggingface-hub,
+packaging and msgspec.
 """
 
 from __future__ import annotations

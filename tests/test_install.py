@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
 
 import pytest
@@ -461,3 +463,31 @@ def test_neither_a_compiler_nor_a_wheel_is_one_line(
     assert "no C and C++ compiler, and " in said.err
     assert "no wheel of llama-cpp-python and edgespec that fits Python 3." in said.err
     assert "apt install gcc g++ python3-dev, or run `make wheels`" in said.err
+
+
+def test_it_imports_what_the_makefile_installs_before_it():
+    """A new `.venv` has nothing else: one more import and `make run` would fail on a fresh clone."""
+    (installed,) = re.findall(r"install (.*) # which show and pull", (ROOT / "Makefile").read_text())
+    script = "import sys, install; print(*{name.partition('.')[0] for name in sys.modules})"
+    process = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    imported = set(process.stdout.split()) - set(sys.stdlib_module_names)
+    owners = packages_distributions()
+    wanted = {name.lower() for each in installed.split() for name in needs(each)}
+    foreign = {name for name in imported if name in owners and not wanted & {*map(str.lower, owners[name])}}
+    assert foreign <= {"edgespec", "_distutils_hack"}
+
+
+def needs(name: str) -> set[str]:
+    """Return a distribution and all that it requires."""
+    found, left = set(), [name]
+    while left:
+        name = left.pop()
+        if name not in found:
+            found.add(name)
+            with contextlib.suppress(PackageNotFoundError):
+                left += [
+                    re.split(r"[^\w.-]", line)[0] for line in requires(name) or () if "extra ==" not in line
+                ]
+    return found

@@ -1,4 +1,4 @@
-"""The share of a model's weights that edgespec's kernels take, from its header: no model is loaded."""
+"""The weights that edgespec's kernels take of a model, and their size in memory, from the header alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from edgespec.llama.ggml_types import row_bytes, type_name
 from edgespec.llama.gguf import TensorInfo
 from edgespec.llama.kernel_timing import CMatrixShape, MatrixShape
-from edgespec.llama.kernels import plugin_path
+from edgespec.llama.kernels import plugin_path, word_of
 
 _ALL = 0.99  # of the bytes: routers and other small matrices in F32 are never packed
 
@@ -48,15 +48,15 @@ def multiplied(tensors: Iterable[TensorInfo]) -> list[MatrixShape]:
 
 def kernel_coverage(matrices: Iterable[MatrixShape]) -> KernelCoverage | None:
     """Return what the kernels take of these; None if they are not installed, or not for this processor."""
-    takes = _asks_plugin()
-    if takes is None:
+    packed_bytes = _asks_plugin()
+    if packed_bytes is None:
         return None
     packed = total = 0
     by_type: dict[int, int] = {}
     for shape in matrices:
         n_bytes = row_bytes(shape.type, shape.columns) * shape.rows
         total += n_bytes
-        if takes(shape):
+        if packed_bytes(shape) >= 0:
             packed += n_bytes
         else:
             by_type[shape.type] = by_type.get(shape.type, 0) + n_bytes
@@ -64,9 +64,25 @@ def kernel_coverage(matrices: Iterable[MatrixShape]) -> KernelCoverage | None:
     return KernelCoverage(packed, total, tuple(map(type_name, declined)))
 
 
+def packing_growth(matrices: Iterable[MatrixShape]) -> int:
+    """Return how many bytes more these take in memory than in the file, once packed; 0 without the kernels.
+
+    Types below two bits are packed as whole numbers, which take up to twice the bytes of their codes.
+    """
+    packed_bytes = _asks_plugin()
+    if packed_bytes is None or word_of("EDGESPEC_KERNELS") == "off":
+        return 0
+    more = 0
+    for shape in matrices:
+        packed = packed_bytes(shape)
+        if packed >= 0:
+            more += packed - row_bytes(shape.type, shape.columns) * shape.rows
+    return max(0, more)
+
+
 @functools.cache
-def _asks_plugin() -> Callable[[MatrixShape], bool] | None:
-    """Return what says whether a matrix can be packed; the plugin does not join ggml for it."""
+def _asks_plugin() -> Callable[[MatrixShape], int] | None:
+    """Return what tells a matrix's packed bytes, -1 for none; the plugin does not join ggml for it."""
     try:
         library = ctypes.CDLL(str(plugin_path()))
         ask, isa = library.es_kernels_packed_bytes, library.es_kernels_isa
@@ -74,4 +90,4 @@ def _asks_plugin() -> Callable[[MatrixShape], bool] | None:
         return None
     ask.argtypes, ask.restype = (ctypes.POINTER(CMatrixShape),), ctypes.c_int64
     isa.restype = ctypes.c_char_p
-    return (lambda shape: bool(ask(CMatrixShape(*shape)) >= 0)) if isa() else None
+    return (lambda shape: int(ask(CMatrixShape(*shape)))) if isa() else None

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edgespec.errors import EdgespecError
-from edgespec.llama.gguf_header import GGUFHeader
+from edgespec.llama.gguf_header import GGUFHeader, read_tensors
+from edgespec.llama.kernel_coverage import multiplied, packing_growth
 from edgespec.llama.rollback import RollbackSize
 from edgespec.models.entries import ModelShape
 from edgespec.platform.memory import memory_left
@@ -56,7 +57,17 @@ def states_bytes(header: GGUFHeader, rollback: RollbackSize, n_sequences: int = 
 
 def required_bytes(header: GGUFHeader, n_ctx: int) -> int:
     """Return the estimated memory of a loaded model with one session of `n_ctx` tokens."""
-    return loaded_bytes(header.file_bytes, shape_of(header), n_ctx)
+    return loaded_bytes(weight_bytes(header), shape_of(header), n_ctx)
+
+
+def weight_bytes(header: GGUFHeader) -> int:
+    """Return the bytes of the weights in memory: the file's, and what packing for the kernels adds.
+
+    Of a header that stands for a part of its file, such as the layers that are not on nodes, the same share.
+    """
+    tensors = read_tensors(header)
+    share = min(1.0, header.file_bytes / max(1, sum(tensor.bytes for tensor in tensors)))
+    return header.file_bytes + int(share * packing_growth(multiplied(tensors)))
 
 
 def cell_bytes(header: GGUFHeader) -> int:
@@ -66,7 +77,7 @@ def cell_bytes(header: GGUFHeader) -> int:
 
 def session_bytes(header: GGUFHeader, n_ctx: int) -> int:
     """Return the estimated memory of a session of `n_ctx` tokens, without the weights."""
-    return required_bytes(header, n_ctx) - header.file_bytes
+    return loaded_bytes(0, shape_of(header), n_ctx)
 
 
 def shape_of(header: GGUFHeader) -> ModelShape:

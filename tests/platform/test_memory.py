@@ -7,15 +7,21 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from gguf import GGMLQuantizationType
 
 from edgespec.llama import weights
+from edgespec.llama.ggml_types import row_bytes
 from edgespec.llama.gguf_header import check_model_file
+from edgespec.llama.kernel_coverage import packing_growth
+from edgespec.llama.kernel_timing import MatrixShape
 from edgespec.llama.weights import Model
+from edgespec.models import footprint
 from edgespec.models.entries import ModelShape
-from edgespec.models.footprint import loaded_bytes, required_bytes, shape_of
+from edgespec.models.footprint import loaded_bytes, required_bytes, shape_of, weight_bytes
 from edgespec.models.registry import load_registry
 from edgespec.models.store import Store
 from edgespec.platform.memory import MappedPages, peak_rss_bytes, total_bytes
@@ -136,7 +142,26 @@ def test_a_header_and_its_shape(tiny_path: Path) -> None:
     assert (shape.heads, shape.width) == (header.n_head, header.n_ff + 2 * header.n_embd)
     for n_ctx in (1, 256, 300):
         assert shape.cache * -(-n_ctx // 256) * 256 == header.kv_bytes(n_ctx)
-        assert required_bytes(header, n_ctx) == loaded_bytes(header.file_bytes, shape, n_ctx)
+        assert required_bytes(header, n_ctx) == loaded_bytes(weight_bytes(header), shape, n_ctx)
+
+
+def test_weights_that_are_larger_in_memory(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Codes of one bit are packed as whole numbers: a file that fits may not fit once it is loaded."""
+    one_bit, four_bits = (
+        MatrixShape(kind, 1024, 2048) for kind in (GGMLQuantizationType.IQ1_S, GGMLQuantizationType.Q4_0)
+    )
+    in_file = row_bytes(one_bit.type, one_bit.columns) * one_bit.rows
+    if not packing_growth([one_bit]):
+        pytest.skip("the kernels are not built, or not for this processor")
+    assert in_file / 2 < packing_growth([one_bit]) < 2 * in_file
+    assert packing_growth([four_bits]) == 0
+    header = check_model_file(tiny_path)
+    monkeypatch.setattr(footprint, "multiplied", lambda _: [one_bit])
+    assert weight_bytes(header) > header.file_bytes
+    part = replace(header, file_bytes=header.file_bytes // 4)
+    assert weight_bytes(part) - part.file_bytes < (weight_bytes(header) - header.file_bytes) / 2
+    monkeypatch.setenv("EDGESPEC_KERNELS", "off")
+    assert weight_bytes(header) == header.file_bytes
 
 
 @pytest.mark.pair

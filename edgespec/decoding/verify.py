@@ -106,7 +106,7 @@ class Verifier:
         """Return the target's logits after `path`, with what the constraint forbids at -inf."""
         if not self._constraint:
             return row
-        masked = self._constraint.mask(row, path)
+        masked = self._constraint.mask(row, path, place=len(path))  # each stays until the text moves on
         return row if masked is None else masked
 
 

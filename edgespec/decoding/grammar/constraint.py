@@ -207,6 +207,8 @@ class Constraint(Closing):
         return self._last
 
     def _make_room(self, n_rows: int) -> None:
-        if n_rows > len(self._rows):
-            self._rows = np.empty((n_rows, self._n_vocab), np.float32)
-            self._written = [None] * n_rows
+        n_more = n_rows - len(self._rows)
+        if n_more > 0:
+            more = np.empty((n_more, self._n_vocab), np.float32)
+            self._rows = np.concatenate([self._rows, more])
+            self._written += [None] * n_more

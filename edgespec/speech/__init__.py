@@ -1,0 +1,1 @@
+"""Speech to text: Whisper on edgespec's kernels, decoded by the exact loop."""

@@ -1,0 +1,180 @@
+"""Rules for which token of a Whisper decoder may come next, as in openai-whisper's decoding.py.
+
+Some follow from the tokens before: suppressed tokens, no blank at the start, timestamps in pairs that never
+decrease, the first one within a second. One depends on the logits too: where all timestamps together are
+likelier than the likeliest other token, a timestamp follows. All are a Constraint of the loop, so target and
+draft are masked alike and a draft changes nothing but the time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec.decoding.grammar.constraint import Allowed, Constraint, Path, Words
+from edgespec.llama.session import Rows
+
+State = tuple[str, int]
+"""The place in the rules: what may follow, and the lowest timestamp that may; equal states allow alike."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleTokens:
+    """The tokens that the rules are about. Timestamps are the ids from `first_timestamp` to the last."""
+
+    n_vocab: int
+    end: int
+    """The token that ends a window's text; ids below it are text."""
+    first_timestamp: int
+    no_timestamps: int
+    suppressed: tuple[int, ...] = ()
+    """Tokens that never follow."""
+    blank: tuple[int, ...] = ()
+    """Tokens that may not come first, with `end`: those of a space."""
+    last_initial: int | None = 50
+    """Highest first timestamp, as an index: 50 is a second. None: any."""
+    timed: bool = True
+    """Whether the text has timestamps; else none may follow."""
+
+
+class TimestampState:
+    """A position in the rules that depend on tokens alone; a Matcher of `Constraint`."""
+
+    def __init__(self, tokens: RuleTokens) -> None:
+        """Begin before the first token of a window."""
+        self._tokens = tokens
+        self._written: list[int] = []
+        self._lasts = [-1]  # the last timestamp after so many tokens; -1: none yet
+
+    @property
+    def state(self) -> State:
+        """The place after the tokens so far, which decides about the next one."""
+        written, first = self._written, self._tokens.first_timestamp
+        if not written:
+            return "first", 0
+        if not self._tokens.timed:
+            return "text", 0
+        last, is_time = self._lasts[-1], written[-1] >= first
+        if is_time and (len(written) < 2 or written[-2] >= first):
+            return "no timestamp", 0
+        if is_time:
+            return "no text", last
+        return "any", last + 1 if last >= 0 else 0
+
+    def allowed(self) -> npt.NDArray[np.bool_]:
+        """Return for each token whether it may follow, shape (n_vocab,)."""
+        tokens = self._tokens
+        kind, lowest = self.state
+        allowed = np.ones(tokens.n_vocab, np.bool_)
+        allowed[list(tokens.suppressed)] = False
+        if kind == "first":
+            allowed[[*tokens.blank, tokens.end]] = False
+        if not tokens.timed:
+            return allowed
+        allowed[tokens.no_timestamps] = False
+        times = slice(tokens.first_timestamp, None)
+        if kind == "first":
+            allowed[: tokens.first_timestamp] = False
+            if tokens.last_initial is not None:
+                allowed[tokens.first_timestamp + tokens.last_initial + 1 :] = False
+        elif kind == "no timestamp":
+            allowed[times] = False
+        elif kind == "no text":
+            allowed[: tokens.end] = False
+        if lowest > tokens.first_timestamp:
+            allowed[tokens.first_timestamp : lowest] = False
+        return allowed
+
+    def mask(self, out: Words) -> None:
+        """Set the bits of the tokens that may follow, clear the others."""
+        bits = np.zeros(32 * len(out), np.bool_)
+        bits[: self._tokens.n_vocab] = self.allowed()
+        out[:] = np.packbits(bits, bitorder="little").view(np.uint32)
+
+    def consume(self, token: int) -> None:
+        """Move on by `token`."""
+        self._written.append(token)
+        is_time = token >= self._tokens.first_timestamp
+        self._lasts.append(token if is_time else self._lasts[-1])
+
+    def rollback(self, n: int) -> None:
+        """Take the last `n` tokens back."""
+        if n:
+            del self._written[-n:], self._lasts[-n:]
+
+    def forced(self) -> list[int]:
+        """Return no token: the rules always leave a choice."""
+        return []
+
+
+class SpeechRules(Constraint):
+    """The rules for one window's text; also adds up how likely the emitted tokens were.
+
+    `logprobs` are of the masked logits at temperature 1, as OpenAI counts them.
+    """
+
+    def __init__(self, tokens: RuleTokens) -> None:
+        """Begin before the first token of a window."""
+        self._position = TimestampState(tokens)
+        self._tokens = tokens
+        self._masks: dict[State, Allowed] = {}
+        self._places: dict[tuple[int, ...], int] = {}  # the row that was masked last for each path
+        self.logprobs: list[float] = []
+        """The natural logarithm of each emitted token's probability."""
+        super().__init__(
+            lambda: self._position, tokens.n_vocab, is_eog=lambda token: token == tokens.end, name="the rules"
+        )
+
+    def again(self) -> SpeechRules:
+        """Return the rules before the first token, with the masks that are known."""
+        rules = SpeechRules(self._tokens)
+        rules._masks = self._masks
+        return rules
+
+    def mask(self, row: Rows, path: Path, *, place: int = 0) -> Rows | None:
+        """Return `row` with forbidden tokens at -inf; as in Constraint."""
+        masked = super().mask(row, path, place=place)
+        if masked is not None:
+            self._places[tuple(path)] = place
+            if self._tokens.timed:
+                prefer_timestamp(masked, self._tokens.first_timestamp)
+        return masked
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """Move on by `tokens`, which were emitted, and count their probabilities."""
+        for n, token in enumerate(tokens):
+            place = self._places.get(tuple(tokens[:n]))
+            if place is not None:
+                row = self._rows[place]
+                self.logprobs.append(float(row[token]) - log_total(row))
+        self._places.clear()
+        super().advance(tokens)
+
+    def _look(self) -> Allowed:
+        state = self._position.state
+        found = self._masks.get(state)
+        if found is None:
+            found = self._masks[state] = super()._look()
+        return found
+
+
+def prefer_timestamp(row: Rows, first_timestamp: int) -> None:
+    """Forbid all but timestamps where these together are likelier than any other token; `row` is masked."""
+    times = row[first_timestamp:]
+    highest = float(times.max(initial=-np.inf))
+    if highest == -math.inf:
+        return
+    text = row[:first_timestamp]
+    most = float(text.max())
+    if highest > most or log_total(times, highest) > most:
+        text.fill(-np.inf)
+
+
+def log_total(row: Rows, highest: float | None = None) -> float:
+    """Return the logarithm of the sum of exp(row); `highest` is its maximum, if known."""
+    top = float(row.max()) if highest is None else highest
+    return top + math.log(float(np.exp(row - np.float32(top)).sum()))

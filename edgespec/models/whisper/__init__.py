@@ -1,0 +1,1 @@
+"""Whisper models as other programs store them, and their conversion to GGUF."""

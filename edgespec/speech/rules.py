@@ -110,6 +110,13 @@ class TimestampState:
         """Return no token: the rules always leave a choice."""
         return []
 
+    def after(self, token: int) -> TimestampState:
+        """Return the position after `token` too; this one stays."""
+        position = TimestampState(self._tokens)
+        position._written, position._lasts = [*self._written], [*self._lasts]
+        position.consume(token)
+        return position
+
 
 class SpeechRules(Constraint):
     """The rules for one window's text; also adds up how likely the emitted tokens were.
@@ -129,11 +136,32 @@ class SpeechRules(Constraint):
             lambda: self._position, tokens.n_vocab, is_eog=lambda token: token == tokens.end, name="the rules"
         )
 
+    @property
+    def end(self) -> int:
+        """The token that ends a window's text."""
+        return self._tokens.end
+
     def again(self) -> SpeechRules:
         """Return the rules before the first token, with the masks that are known."""
         rules = SpeechRules(self._tokens)
         rules._masks = self._masks
         return rules
+
+    def begin(self) -> TimestampState:
+        """Return the position before the first token, for `forbid`."""
+        return TimestampState(self._tokens)
+
+    def forbid(self, row: Rows, position: TimestampState) -> None:
+        """Set the logits of tokens that may not follow `position` to -inf, in place."""
+        allowed = self._allowed_at(position)
+        if allowed.is_most:
+            row[allowed.ids] = -np.inf
+        else:
+            kept = row[allowed.ids]
+            row.fill(-np.inf)
+            row[allowed.ids] = kept
+        if self._tokens.timed:
+            prefer_timestamp(row, self._tokens.first_timestamp)
 
     def mask(self, row: Rows, path: Path, *, place: int = 0) -> Rows | None:
         """Return `row` with forbidden tokens at -inf; as in Constraint."""
@@ -155,10 +183,15 @@ class SpeechRules(Constraint):
         super().advance(tokens)
 
     def _look(self) -> Allowed:
-        state = self._position.state
+        return self._allowed_at(self._position)
+
+    def _allowed_at(self, position: TimestampState) -> Allowed:
+        state = position.state
         found = self._masks.get(state)
         if found is None:
-            found = self._masks[state] = super()._look()
+            words = np.empty_like(self._usable)
+            position.mask(words)
+            found = self._masks[state] = Allowed(words, self._n_vocab)
         return found
 
 

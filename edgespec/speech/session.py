@@ -17,12 +17,13 @@ import numpy as np
 from edgespec.llama.batch import SequenceTokens
 from edgespec.llama.outputs import ForwardResult, Rows
 from edgespec.llama.session import Session
+from edgespec.speech.whisper_model import SequenceBatch
 
 
 class DecoderPasses(Protocol):
     """The cache of a Whisper decoder over one window of sound: several sequences, one pass for all."""
 
-    def forward(self, batch: Sequence[SequenceTokens]) -> Sequence[Rows]:
+    def forward(self, batch: Sequence[SequenceBatch]) -> Sequence[Rows]:
         """Append tokens to sequences; return the logits of each, (n_logits, n_vocab), until the next pass."""
 
     def n_past(self, sequence: int) -> int:
@@ -102,7 +103,7 @@ class SpeechSession:
                 n_rows = max(n_rows, n_tokens - noted)
             else:
                 noted = None
-        (rows,) = self._cache.forward([SequenceTokens(self.sequence, part.tokens, n_rows, parents)])
+        (rows,) = self._cache.forward([SequenceBatch(self.sequence, part.tokens, n_rows, parents)])
         if noted is not None:
             self.noted_row = np.array(rows[noted - n_tokens])
         seconds = time.perf_counter() - started

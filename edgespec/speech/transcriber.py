@@ -1,0 +1,231 @@
+"""A recording's text, window by window: `Transcriber(model, tokenizer, options).transcribe(samples)`.
+
+A window is 30 seconds of sound. The first begins where the sound does, each later one where the last complete
+segment ended; the text before a window stands before its own. As openai-whisper's transcribe.py.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec.errors import UsageError
+from edgespec.speech.mel import SAMPLE_RATE, log_mel, window_of
+from edgespec.speech.options import SpeechOptions
+from edgespec.speech.tokenizer import WhisperTokenizer
+from edgespec.speech.transcript import Segment, SpeechStats, SpokenWord, Transcript
+from edgespec.speech.vocabulary import check_language, start_tokens
+from edgespec.speech.whisper_model import EncodedAudio, WhisperModel
+from edgespec.speech.window_decoder import WindowDecoder, WindowDrafter, WindowText, language_of
+from edgespec.speech.windows import FRAME_S, WINDOW_FRAMES, Span, Split, spans_of, split_window
+from edgespec.speech.words import WordTimer
+
+Samples = npt.NDArray[np.float32]
+"""Sound: mono, 16 kHz, in [-1, 1], shape (n,)."""
+
+ProgressFn = Callable[[float, float], None]
+"""Told how many seconds were heard, and of how many."""
+
+_TOO_WARM = 0.5  # temperature above which a text is no prompt for the next
+
+
+class SpeechDrafts(Protocol):
+    """The drafts of a transcription."""
+
+    def begin_window(
+        self, mel: npt.NDArray[np.float32], audio: EncodedAudio, stats: SpeechStats
+    ) -> WindowDrafter | None:
+        """Return what drafts in a window, of this spectrogram and the target's encoding; None: nothing."""
+
+    def end_window(self) -> None:
+        """Free what only that window needed."""
+
+
+class Transcriber:
+    """Writes down what is said in recordings, with one model and one set of options."""
+
+    def __init__(
+        self,
+        model: WhisperModel,
+        tokenizer: WhisperTokenizer,
+        options: SpeechOptions | None = None,
+        *,
+        drafts: SpeechDrafts | None = None,
+    ) -> None:
+        """Use `model`, and `drafts` to decode faster: the text is the same.
+
+        Raises UsageError if the model cannot do what the options ask for.
+        """
+        self.model = model
+        self.tokenizer = tokenizer
+        self.options = options or SpeechOptions()
+        self.drafts = drafts
+        check_language(tokenizer, self.options)
+        if self.options.words and not model.dims.alignment_heads:
+            problem = f"{model.path}: the file does not say which heads follow the sound; pull it again"
+            raise UsageError(problem, field="words")
+
+    def transcribe(
+        self,
+        samples: Samples,
+        *,
+        speech: Sequence[Span] | None = None,
+        on_progress: ProgressFn | None = None,
+    ) -> Transcript:
+        """Return the text of `samples`; only of the spans of `speech` (frames of 10 ms), if given."""
+        hearing = self.hear(samples, speech=speech, on_progress=on_progress)
+        for _ in hearing.segments():
+            pass
+        return hearing.transcript
+
+    def hear(
+        self,
+        samples: Samples,
+        *,
+        speech: Sequence[Span] | None = None,
+        on_progress: ProgressFn | None = None,
+    ) -> Hearing:
+        """Return a transcription to be read segment by segment; arguments as of `transcribe`."""
+        return Hearing(self, samples, speech, on_progress)
+
+
+class Hearing:
+    """One transcription under way. `transcript` has what was heard so far, whatever ends it."""
+
+    def __init__(
+        self,
+        transcriber: Transcriber,
+        samples: Samples,
+        speech: Sequence[Span] | None,
+        on_progress: ProgressFn | None,
+    ) -> None:
+        """Prepare to hear `samples`; nothing is computed yet."""
+        self._model, self._tokenizer = transcriber.model, transcriber.tokenizer
+        self._options, self._drafts = transcriber.options, transcriber.drafts
+        self._samples, self._speech = samples, speech
+        self._on_progress = on_progress
+        self.transcript = Transcript(self._options.language or ("" if self._detects else "en"))
+        self._stats = self.transcript.stats
+        self._decoder = WindowDecoder(
+            self._tokenizer, self._options, n_ctx=self._model.dims.n_text_ctx, stats=self._stats
+        )
+        self._timer = WordTimer(self._tokenizer) if self._options.words else None
+        prompt = self._options.prompt
+        self._before = self._tokenizer.encode(f" {prompt.strip()}") if prompt and prompt.strip() else []
+        """The text before the window, as far as it is a prompt."""
+
+    @property
+    def _detects(self) -> bool:
+        return self._options.language is None and self._tokenizer.is_multilingual
+
+    def segments(self) -> Generator[Segment]:
+        """Hear all windows, and yield the segments as they come."""
+        started = time.perf_counter()
+        stats = self._stats
+        stats.audio_s = len(self._samples) / SAMPLE_RATE
+        try:
+            mel = log_mel(self._samples, self._model.dims.n_mels)
+            stats.mel_s = time.perf_counter() - started
+            n_frames = mel.shape[1] - WINDOW_FRAMES
+            for span in spans_of(n_frames, self._speech):
+                seek = span.start
+                while seek < span.end:
+                    n = min(WINDOW_FRAMES, span.end - seek)
+                    segments, n_heard = self._window(mel, seek, n)
+                    yield from segments
+                    seek += n_heard
+                    stats.total_s = time.perf_counter() - started
+                    if self._on_progress:
+                        self._on_progress(min(seek, n_frames) * FRAME_S, n_frames * FRAME_S)
+            self.transcript.complete = True
+        finally:
+            stats.total_s = time.perf_counter() - started
+
+    def _window(self, mel: Samples, seek: int, n_frames: int) -> tuple[list[Segment], int]:
+        """Return the segments of the window at frame `seek`, and how many frames are done with."""
+        stats, drafts = self._stats, self._drafts
+        sound = window_of(mel[:, : seek + n_frames], seek)
+        started = time.perf_counter()
+        audio = self._model.encode(np.ascontiguousarray(sound))
+        stats.encode_s += time.perf_counter() - started
+        stats.n_windows += 1
+        try:
+            cache = self._model.cache(audio, self._decoder.n_sequences)
+            try:
+                if not self.transcript.language:
+                    row = cache.forward([self._decoder.first_batch()])[0][0]
+                    language, probability = language_of(row, self._tokenizer)
+                    self.transcript.language, self.transcript.language_probability = language, probability
+                    cache.rewind(0, 0)
+                start = start_tokens(self._tokenizer, self._options, self.transcript.language)
+                window = drafts.begin_window(sound, audio, stats) if drafts else None
+                text = self._decoder.decode(
+                    cache,
+                    self._decoder.prompt(start, self._before),
+                    n_start=len(start),
+                    place=stats.n_windows - 1,
+                    drafter=window,
+                )
+                if text.is_silence(self._options):
+                    return [], n_frames
+                split = split_window(
+                    text.tokens, first_timestamp=self._tokenizer.timestamp_begin, n_frames=n_frames
+                )
+                segments = self._segments_of(text, split, seek)
+                n_heard = max(1, split.n_heard)
+                if self._timer:
+                    started = time.perf_counter()
+                    segments = self._timer.time(segments, cache, start, n_frames, self.transcript.language)
+                    stats.words_s += time.perf_counter() - started
+                    n_heard = self._heard_by_words(segments, split, seek) or n_heard
+            finally:
+                cache.close()
+        finally:
+            if drafts:
+                drafts.end_window()
+            audio.close()
+        return self._keep(segments, text), n_heard
+
+    def _segments_of(self, text: WindowText, split: Split, seek: int) -> list[Segment]:
+        """Return the window's pieces as segments, those without text left out."""
+        found: list[Segment] = []
+        for piece in split.pieces:
+            written = self._tokenizer.decode([t for t in piece.tokens if t < self._tokenizer.eot])
+            if piece.start == piece.end or not written.strip():
+                continue
+            found.append(
+                Segment(
+                    id=len(self.transcript.segments) + len(found),
+                    start_s=(seek + piece.start) * FRAME_S,
+                    end_s=(seek + piece.end) * FRAME_S,
+                    text=written,
+                    tokens=piece.tokens,
+                    temperature=text.temperature,
+                    avg_logprob=text.avg_logprob,
+                    compression_ratio=text.compression_ratio,
+                    no_speech_prob=text.no_speech_prob,
+                    seek_s=seek * FRAME_S,
+                )
+            )
+        return found
+
+    def _heard_by_words(self, segments: Sequence[Segment], split: Split, seek: int) -> int | None:
+        """Return the frames up to the last word's end, where speech may go on after it."""
+        words: list[SpokenWord] = [word for segment in segments for word in segment.words]
+        if not (split.ends_with_speech and words):
+            return None
+        n_heard = round(words[-1].end_s / FRAME_S) - seek
+        return n_heard if n_heard > 0 else None
+
+    def _keep(self, segments: list[Segment], text: WindowText) -> list[Segment]:
+        """Add segments to the transcript, and to the prompt of the next window."""
+        self.transcript.segments += segments
+        written = [token for segment in segments for token in segment.tokens]
+        self._before = [*self._before, *written][-self._model.dims.n_text_ctx :]
+        if not self._options.condition or text.temperature > _TOO_WARM:
+            self._before = []
+        return segments

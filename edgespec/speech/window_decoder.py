@@ -1,0 +1,204 @@
+"""One window's text: decoded at temperature 0, and at higher ones where that text is not good enough."""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from edgespec.decoding.drafter import Drafter
+from edgespec.decoding.generate import Generation
+from edgespec.decoding.loop import Prefill, Task
+from edgespec.decoding.options import Options
+from edgespec.decoding.records import Step
+from edgespec.decoding.sampling import Coins, SamplingParams
+from edgespec.speech.beam import BeamPasses, BeamSearch
+from edgespec.speech.options import SpeechOptions
+from edgespec.speech.rules import SpeechRules, log_total
+from edgespec.speech.session import DecoderTraits, SpeechSession
+from edgespec.speech.tokenizer import WhisperTokenizer
+from edgespec.speech.transcript import SpeechStats
+from edgespec.speech.vocabulary import rule_tokens
+from edgespec.speech.whisper_model import SequenceBatch
+
+_SEED_STEP = 1 << 32  # between the seeds of windows
+
+
+class WindowDrafter(Protocol):
+    """Drafts for the decodings of one window."""
+
+    def drafter(self, rules: SpeechRules, prompt: Sequence[int], *, greedy: bool) -> Drafter | None:
+        """Return the drafter of one decoding after `prompt`; None: decode plainly."""
+
+    def decoded(self, tokens: Sequence[int], n_prompt: int, drafter: Drafter | None, seconds: float) -> None:
+        """Learn that a decoding made `tokens`, of which `n_prompt` are the prompt, in so many seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class WindowText:
+    """A window's text, and how sure the model is of it."""
+
+    tokens: tuple[int, ...]
+    """Text and timestamps, without the end."""
+    text: str
+    temperature: float
+    avg_logprob: float
+    no_speech_prob: float
+    """NaN if it was not computed."""
+
+    @property
+    def compression_ratio(self) -> float:
+        """Bytes of the text over those that zlib makes of it: high for text that repeats itself."""
+        data = self.text.encode()
+        return len(data) / len(zlib.compress(data))
+
+    def is_silence(self, options: SpeechOptions) -> bool:
+        """Return whether the window is to be left out: probably nobody speaks, and the text is a guess."""
+        if options.max_no_speech is None or not self.no_speech_prob > options.max_no_speech:
+            return False
+        return options.min_logprob is None or self.avg_logprob <= options.min_logprob
+
+    def is_poor(self, options: SpeechOptions) -> bool:
+        """Return whether another temperature should be tried: it repeats itself, or is a guess."""
+        is_guess = options.min_logprob is not None and self.avg_logprob < options.min_logprob
+        likely_silent = options.max_no_speech is not None and self.no_speech_prob > options.max_no_speech
+        if is_guess and likely_silent:
+            return False
+        repeats = options.max_compression is not None and self.compression_ratio > options.max_compression
+        return repeats or is_guess
+
+
+class WindowDecoder:
+    """Decodes windows of one model under one set of options."""
+
+    def __init__(
+        self, tokenizer: WhisperTokenizer, options: SpeechOptions, *, n_ctx: int, stats: SpeechStats
+    ) -> None:
+        """Decode with at most `n_ctx` tokens of prompt and text, and count into `stats`."""
+        self._tokenizer = tokenizer
+        self._options = options
+        self._n_ctx = n_ctx
+        self._stats = stats
+        end = tokenizer.eot
+        name = tokenizer.path.name if tokenizer.path else "Whisper"
+        self._traits = DecoderTraits(
+            tokenizer.n_vocab, lambda token: token == end, str(tokenizer.path or name), name
+        )
+        self._rules = SpeechRules(rule_tokens(tokenizer, options))
+
+    @property
+    def n_sequences(self) -> int:
+        """Sequences that a window's cache needs."""
+        return (self._options.beam or 1) if 0.0 in self._options.temperatures else 1
+
+    def first_batch(self) -> SequenceBatch:
+        """Return the pass whose logits tell the language: over the start token alone."""
+        return SequenceBatch(0, [self._tokenizer.sot])
+
+    def prompt(self, start: Sequence[int], before: Sequence[int]) -> list[int]:
+        """Return the tokens before a window's text: the end of the text `before`, then `start`."""
+        if not before:
+            return list(start)
+        return [self._tokenizer.sot_prev, *before[-(self._n_ctx // 2 - 1) :], *start]
+
+    def decode(
+        self,
+        cache: BeamPasses,
+        prompt: Sequence[int],
+        *,
+        n_start: int,
+        place: int,
+        drafter: WindowDrafter | None = None,
+    ) -> WindowText:
+        """Return the text after `prompt`, whose last `n_start` tokens begin it, of the window in `cache`.
+
+        `place`: the window's number, which its random numbers depend on.
+        """
+        options = self._options
+        noted = len(prompt) - n_start
+        session = SpeechSession(cache, self._traits, n_ctx=self._n_ctx, noted=noted)
+        found: WindowText | None = None
+        for i, temperature in enumerate(options.temperatures):
+            started = time.perf_counter()
+            self._stats.n_decodings += 1
+            if temperature == 0 and options.beam is not None:
+                tokens, mean = self._search(session, cache, prompt)
+            else:
+                coins = Coins((options.seed or 0) + _SEED_STEP * (place * len(options.temperatures) + i))
+                tokens, mean = self._sample(session, prompt, temperature, coins, drafter)
+            self._stats.decode_s += time.perf_counter() - started
+            text = self._tokenizer.decode(tokens).strip()
+            no_speech = self._no_speech(session)
+            found = WindowText(tuple(tokens), text, temperature, mean, no_speech)
+            if not found.is_poor(options):
+                break
+        assert found is not None  # noqa: S101 - for the type checker: there is a temperature
+        return found
+
+    def _search(
+        self, session: SpeechSession, cache: BeamPasses, prompt: Sequence[int]
+    ) -> tuple[list[int], float]:
+        search = BeamSearch(cache, self._rules, self._options, n_ctx=self._n_ctx)
+        session.rewind(0)
+        row = session.eval(prompt)[0]
+        found = search.run(row, len(prompt))
+        self._stats.n_tokens += found.n_tokens
+        self._stats.n_steps += found.n_passes
+        return found.tokens, found.avg_logprob
+
+    def _sample(
+        self,
+        session: SpeechSession,
+        prompt: Sequence[int],
+        temperature: float,
+        coins: Coins,
+        window: WindowDrafter | None,
+    ) -> tuple[list[int], float]:
+        """Decode once through the exact loop; return the tokens without the end, and their mean logprob."""
+        rules = self._rules.again()
+        params = SamplingParams(temperature=temperature, top_k=0, top_p=1.0, min_p=0.0)
+        options = Options(params=params, n_predict=self._n_ctx // 2, seed=coins.seed)
+        task = Task(options=options, rule=self._options.rule(temperature), coins=coins, constraint=rules)
+        drafter = window.drafter(rules, prompt, greedy=temperature == 0) if window else None
+        generation = Generation(
+            session.session(),
+            drafter,
+            prompt,
+            task,
+            n_ctx=self._n_ctx + 1,  # the last token need not be read
+            n_known=min(session.n_past, len(prompt) - 1),
+        )
+        started, stats = time.perf_counter(), self._stats
+        for event in generation.events():
+            if isinstance(event, Step):
+                stats.n_steps += 1
+                stats.n_drafted += event.n_drafted
+                stats.n_accepted += event.n_accepted
+            elif isinstance(event, Prefill):
+                stats.n_steps += 1
+        seconds = time.perf_counter() - started
+        if window:
+            window.decoded(generation.tokens, len(prompt), drafter, seconds)
+        tokens = generation.tokens[len(prompt) :]
+        stats.n_tokens += len(tokens)
+        if tokens and tokens[-1] == self._tokenizer.eot:
+            tokens.pop()
+        return tokens, sum(rules.logprobs) / (len(tokens) + 1)
+
+    def _no_speech(self, session: SpeechSession) -> float:
+        row = session.noted_row
+        if row is None:
+            return float("nan")
+        return float(np.exp(float(row[self._tokenizer.no_speech]) - log_total(row)))
+
+
+def language_of(row: np.ndarray, tokenizer: WhisperTokenizer) -> tuple[str, float]:
+    """Return the likeliest language by the logits after the start token, and its probability."""
+    tokens = list(tokenizer.language_tokens)
+    logits = row[tokens]
+    best = int(logits.argmax())
+    return tokenizer.languages[best], float(np.exp(logits[best] - log_total(logits)))

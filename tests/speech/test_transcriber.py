@@ -1,0 +1,189 @@
+"""Recordings window by window, of a model that says what a script has."""
+
+import numpy as np
+import pytest
+
+from edgespec.errors import UsageError
+from edgespec.speech.options import SpeechOptions
+from edgespec.speech.transcriber import Transcriber
+from edgespec.speech.windows import Span
+from toy_speech import ScriptedWhisper, toy_tokenizer
+
+TOKENS = toy_tokenizer()
+
+
+def at(seconds, tokens=TOKENS):
+    return tokens.timestamp_begin + round(seconds / 0.02)
+
+
+def said(*parts, tokens=TOKENS):
+    """A window's tokens: texts, and numbers as timestamps."""
+    found = []
+    for part in parts:
+        found += tokens.encode(part) if isinstance(part, str) else [at(part, tokens)]
+    return found
+
+
+def sound(seconds):
+    return np.random.default_rng(1).uniform(-0.1, 0.1, round(16000 * seconds)).astype(np.float32)
+
+
+def transcriber(scripts, *, tokens=TOKENS, model=None, **options):
+    model = model or ScriptedWhisper(tokens, scripts)
+    return Transcriber(model, tokens, SpeechOptions(**options)), model
+
+
+def test_the_next_window_begins_where_the_last_complete_segment_ended_and_knows_the_text():
+    scripts = [
+        said(0.0, " one", 8.0, 8.0, " two", 20.0, 20.0, " cut of"),
+        said(0.0, " cut off", 10.0, 10.0, " four", 18.0),
+    ]
+    spoken, model = transcriber(scripts)
+    transcript = spoken.transcribe(sound(38.0))
+    assert [(one.start_s, one.end_s, one.text) for one in transcript.segments] == [
+        (0.0, 8.0, " one"),
+        (8.0, 20.0, " two"),
+        (20.0, 30.0, " cut off"),
+        (30.0, 38.0, " four"),
+    ]
+    assert transcript.text == "one two cut off four"
+    assert transcript.complete
+    assert model.heard[0] == (TOKENS.sot,)
+    assert model.heard[1] == (
+        TOKENS.sot_prev,
+        *said(0.0, " one", 8.0, 8.0, " two", 20.0),
+        TOKENS.sot,
+    )
+    assert transcript.stats.n_windows == 2
+    assert transcript.stats.audio_s == 38.0
+
+
+def test_a_prompt_stands_before_the_first_window_and_text_is_no_condition_where_it_should_not_be():
+    scripts = [said(0.0, " a", 30.0), said(0.0, " b", 5.0)]
+    spoken, model = transcriber(scripts, prompt=" Kubernetes ", condition=False)
+    spoken.transcribe(sound(35.0))
+    assert model.heard[0] == (TOKENS.sot_prev, *TOKENS.encode(" Kubernetes"), TOKENS.sot)
+    assert model.heard[1] == (TOKENS.sot,)
+
+
+def test_text_that_repeats_itself_is_tried_at_all_temperatures_and_is_no_prompt():
+    scripts = [said(0.0, " no" * 40, 30.0), said(0.0, " b", 5.0)]
+    spoken, model = transcriber(scripts)
+    transcript = spoken.transcribe(sound(35.0))
+    assert transcript.segments[0].temperature == 1.0
+    assert transcript.segments[0].compression_ratio > 2.4
+    assert transcript.segments[1].temperature == 0.0
+    assert transcript.stats.n_decodings == 7
+    assert model.heard[-1] == (TOKENS.sot,)
+
+
+def test_a_window_in_which_nobody_speaks_is_left_out_only_if_its_text_is_a_guess():
+    scripts = [said(0.0, " thank you", 2.0), said(0.0, " so", 3.0)]
+    unsure = ScriptedWhisper(TOKENS, scripts, no_speech=1.0, peak=4.0)
+    spoken, _ = transcriber(scripts, model=unsure)
+    transcript = spoken.transcribe(sound(31.0))
+    assert transcript.segments == []
+    assert transcript.text == ""
+    assert transcript.stats.n_decodings == 2, "silence is no reason to try another temperature"
+    sure = ScriptedWhisper(TOKENS, scripts, no_speech=1.0)
+    spoken, _ = transcriber(scripts, model=sure)
+    assert spoken.transcribe(sound(31.0)).text == "thank you so"
+
+
+def test_segments_without_text_are_left_out():
+    spoken, _ = transcriber([said(0.0, " ", 3.0, 3.0, " a", 5.0)])
+    assert [one.text for one in spoken.transcribe(sound(6.0)).segments] == [" a"]
+
+
+def test_the_language_is_detected_and_named_in_the_prompt():
+    tokens = toy_tokenizer(multilingual=True)
+    scripts = [said(0.0, " ja", 2.0, tokens=tokens)]
+    spoken, model = transcriber(scripts, tokens=tokens, model=ScriptedWhisper(tokens, scripts, language="de"))
+    transcript = spoken.transcribe(sound(2.0))
+    assert transcript.language == "de"
+    assert 0.1 < transcript.language_probability < 1.0
+    assert model.heard == [(tokens.sot, tokens.language_token("de"), tokens.transcribe)]
+    spoken, model = transcriber(scripts, tokens=tokens, language="fr", task="translate")
+    assert spoken.transcribe(sound(2.0)).language == "fr"
+    assert model.heard == [(tokens.sot, tokens.language_token("fr"), tokens.translate)]
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"language": "de"}, "English alone"),
+        ({"task": "translate"}, "English alone"),
+        ({"words": True}, "heads"),
+    ],
+)
+def test_what_a_model_cannot_do_is_refused(options, problem):
+    with pytest.raises(UsageError, match=problem):
+        transcriber([], **options)
+
+
+def test_an_unknown_language_is_refused_with_those_that_there_are():
+    tokens = toy_tokenizer(multilingual=True)
+    with pytest.raises(UsageError, match=r"language xx: the model knows af, am, .* de,"):
+        transcriber([], tokens=tokens, language="xx")
+
+
+def test_only_spans_of_speech_are_heard():
+    scripts = [said(0.0, " a", 4.0), said(0.0, " b", 2.0)]
+    spoken, model = transcriber(scripts)
+    transcript = spoken.transcribe(sound(60.0), speech=[Span(1000, 1400), Span(5000, 5200)])
+    assert [(one.start_s, one.end_s) for one in transcript.segments] == [(10.0, 14.0), (50.0, 52.0)]
+    assert not model.mels[0][:, 400:].any(), "nothing after the span"
+
+
+def test_what_was_heard_before_ctrl_c_is_kept():
+    spoken, model = transcriber([said(0.0, " one", 30.0), said(0.0, " two", 30.0), []])
+    encode = model.encode
+
+    def interrupted(mel):
+        if len(model.mels) == 2:
+            raise KeyboardInterrupt
+        return encode(mel)
+
+    model.encode = interrupted
+    hearing = spoken.hear(sound(90.0))
+    with pytest.raises(KeyboardInterrupt):
+        list(hearing.segments())
+    assert hearing.transcript.text == "one two"
+    assert not hearing.transcript.complete
+
+
+def test_beams_give_the_same_text_of_a_model_that_is_sure():
+    scripts = [said(0.0, " one", 8.0, 8.0, " two", 20.0)]
+    spoken, _ = transcriber(scripts, beam=5)
+    assert spoken.transcribe(sound(20.0)).text == "one two"
+
+
+def test_without_timestamps_a_window_is_one_segment():
+    spoken, _ = transcriber([said("one two")], timestamps=False)
+    (segment,) = spoken.transcribe(sound(5.0)).segments
+    assert (segment.start_s, segment.end_s, segment.text) == (0.0, 5.0, "one two")
+
+
+def test_progress_reaches_the_end_of_the_recording():
+    told = []
+    spoken, _ = transcriber([said(0.0, " a", 30.0), said(0.0, " b", 5.0)])
+    spoken.transcribe(sound(35.0), on_progress=lambda done, total: told.append((done, total)))
+    assert told == [(30.0, 35.0), (35.0, 35.0)]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("beam", 0),
+        ("patience", 0.0),
+        ("length_penalty", 2.0),
+        ("temperatures", ()),
+        ("temperatures", (-1.0,)),
+        ("task", "sing"),
+        ("seed", -1),
+    ],
+)
+def test_options_out_of_range_are_refused_by_name(field, value):
+    with pytest.raises(UsageError) as error:
+        SpeechOptions(**{field: value})
+    assert error.value.field == field

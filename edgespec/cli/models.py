@@ -23,11 +23,12 @@ from edgespec.models.found.catalog import is_found_name, list_found
 from edgespec.models.found.model import FoundModel
 from edgespec.models.hub_names import hub_name, is_hub_name
 from edgespec.models.mtp_heads import has_mtp_head
-from edgespec.models.pull import Puller, Verification, hash_file
+from edgespec.models.pull import Puller, hash_file
 from edgespec.models.registry import add_local, load_registry, remove_local, user_models_file
 from edgespec.models.resolve import resolve
 from edgespec.models.sources import format_size
 from edgespec.models.store import Store
+from edgespec.models.verification import Verification
 from edgespec.platform.files import expand_user
 
 models_app = typer.Typer(
@@ -42,6 +43,8 @@ def _state(entry: Entry, store: Store, registry: Registry) -> str:
     state = "present" if store.is_present(entry, registry) else "absent"
     if entry.mtp:
         state += ", MTP head"
+    if entry.speech:
+        state += ", speech"
     if entry.path:
         return f"{state}, {'comes with edgespec' if entry.is_packed else 'yours'}"
     if entry.derived:
@@ -62,6 +65,7 @@ def _describe(entry: Entry, store: Store, registry: Registry) -> dict[str, Any]:
         "verified": entry.verified,
         "derived_from": entry.derived.base if entry.derived else None,
         "mtp_head": entry.mtp,
+        "speech": entry.speech,
         "present": store.is_present(entry, registry),
         "path": str(store.file(entry)),
     }

@@ -35,7 +35,12 @@ from edgespec.models.sources import format_size
 if TYPE_CHECKING:
     from edgespec.forge.progress import StageProgress
 
-_VERBS: dict[Phase, str] = {"download": "pulling", "hash": "checking", "quantize": "quantizing"}
+_VERBS: dict[Phase, str] = {
+    "download": "pulling",
+    "hash": "checking",
+    "quantize": "quantizing",
+    "convert": "converting",
+}
 _LONG = ("pulling", "compiling")  # kinds of work for which more than one line is printed
 _LINE_EVERY = 0.1  # share of the work between lines, if there are no bars
 
@@ -216,7 +221,7 @@ class PullDisplay(ProgressDisplay):
 
     def on_progress(self, progress: PullProgress) -> None:
         """Show the progress of one step of the work on a model."""
-        unit = "tensors" if progress.phase == "quantize" else ""
+        unit = "tensors" if progress.phase in ("quantize", "convert") else ""
         with self._lock:
             self.show(_VERBS[progress.phase], progress.name, progress.done, progress.total, unit)
             if progress.phase == "hash" and progress.done == progress.total:

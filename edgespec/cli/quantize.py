@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Annotated
 
@@ -16,13 +16,16 @@ from edgespec.models.found.catalog import is_found_name, stored_model
 from edgespec.models.found.model import file_stem
 from edgespec.models.resolve import resolve
 from edgespec.models.sources import check_disk, format_size
+from edgespec.models.whisper.convert import is_whisper_source
+from edgespec.platform.files import expand_user
 
 
 def quantize_command(
     source: Annotated[
         str,
         typer.Argument(
-            help="A GGUF file, a registry name, or hf:OWNER/REPO/FILE.gguf.", autocompletion=complete_model
+            help="A GGUF file, a registry name, hf:OWNER/REPO/FILE.gguf, or a Whisper model of another form.",
+            autocompletion=complete_model,
         ),
     ],
     *,
@@ -43,15 +46,17 @@ def quantize_command(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of paths.")] = False,
 ) -> None:
     """Make other quantizations of a model: SOURCE-TYPE.gguf for each type, or the file named by -o."""
-    from edgespec.llama.backend import quantize
     from edgespec.models.quantizations import expected_bytes, parse_types
 
     types = parse_types(type_, "type")
     file = _single_file(output, len(types))
-    with PullDisplay() as display:
-        src = resolve(source, on_progress=display.on_progress, on_message=display.on_message)
-
-    _refuse_made_draft(source, src)
+    if is_whisper_source(expand_user(source)):
+        src = expand_user(source).resolve()
+    else:
+        with PullDisplay() as display:
+            src = resolve(source, on_progress=display.on_progress, on_message=display.on_message)
+        _refuse_made_draft(source, src)
+    quantize = _quantizer(src, types, pure=pure, n_threads=threads)
     directory = file.parent if file else output or _default_folder(source, src)
     stem = file_stem(source) if is_found_name(source) else src.stem
     targets = {name: file or directory / f"{stem}-{name}.gguf" for name in types}
@@ -65,13 +70,34 @@ def quantize_command(
 
     for name, target in targets.items():
         with err.status(f"quantizing {src.name} to {name}"):
-            quantize(src, target, name, pure=pure, n_threads=threads)
+            quantize(target, name)
         if not json:
             err.print(f"{name}: {format_size(target.stat().st_size)}")
             out.print(str(target), markup=False)
     if json:
         files = [{"type": name, "path": str(t), "size": t.stat().st_size} for name, t in targets.items()]
         out.print_json(data={"source": str(src), "pure": pure, "files": files})
+
+
+def _quantizer(src: Path, types: list[str], *, pure: bool, n_threads: int) -> Callable[[Path, str], None]:
+    """Return what writes `src` to a path in a type: llama.cpp's quantizer, or ours for a Whisper model."""
+    from edgespec.llama.backend import quantize
+    from edgespec.llama.gguf_header import read_header
+    from edgespec.models.whisper.convert import (
+        ARCHITECTURE,
+        check_whisper_type,
+        convert_whisper,
+        read_whisper,
+    )
+    from edgespec.models.whisper.gguf_file import read_whisper_gguf
+
+    is_foreign = is_whisper_source(src)
+    if not is_foreign and read_header(src).architecture != ARCHITECTURE:
+        return lambda target, name: quantize(src, target, name, pure=pure, n_threads=n_threads)
+    for name in types:
+        check_whisper_type(name, "type")
+    contents = read_whisper(src) if is_foreign else read_whisper_gguf(src)
+    return lambda target, name: convert_whisper(contents, target, name)
 
 
 def _refuse_made_draft(source: str, file: Path) -> None:

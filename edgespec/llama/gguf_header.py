@@ -272,7 +272,7 @@ def other_kind(header: GGUFHeader) -> str:
         "a LoRA adapter, not a model": kind == "adapter",
         "an importance matrix, not a model": "imatrix" in (kind, architecture),
         "a GGUF file that names no architecture": not architecture,
-        "a Whisper model, which turns speech into text": architecture == "whisper",
+        "a Whisper model, which turns speech into text (`edgespec transcribe`)": architecture == "whisper",
         f"a model that makes pictures or films (architecture {architecture})": architecture in _PICTURES,
         f"an embedding, reranking or encoder model (architecture {architecture})": (
             bool(_ENCODERS.search(architecture)) or header.pooling_type > 0 or not header.is_causal

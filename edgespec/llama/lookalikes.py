@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-_OLD_GGML = "a GGML file of 2023, or a Whisper model of whisper.cpp; download a language model as GGUF"
+_OLD_GGML = (
+    "a Whisper model of whisper.cpp (`edgespec quantize FILE --type q8_0` makes a GGUF of it, for "
+    "`edgespec transcribe`), or a GGML file of 2023; download a language model as GGUF"
+)
 _MAGICS = (
     (b"version https://git-lfs", "a git-lfs pointer; fetch the real file with `git lfs pull`"),
     (b"PK\x03\x04", "a zip archive (a PyTorch checkpoint?); convert the model to GGUF first"),

@@ -14,12 +14,26 @@ PACKED = Path(__file__).with_name("packed")
 
 
 @dataclass(frozen=True, slots=True)
+class RawFile:
+    """The facts of a file that a model is converted from, and the small files that belong to it."""
+
+    size: int | None = None
+    """Bytes, if known."""
+    sha256: str | None = None
+    beside: tuple[str, ...] = ()
+    """Names: FILE or OWNER/REPO/FILE of a hub source, patterns of members of wheels. "?" at the end: useful,
+    not needed."""
+
+
+@dataclass(frozen=True, slots=True)
 class HubSource:
     """One file of a hub repository at a revision, if possible a commit."""
 
     repo: str
     file: str
     revision: str = "main"
+    raw: RawFile | None = None
+    """Facts of the file if the model is to be converted from it."""
 
     @property
     def label(self) -> str:
@@ -33,6 +47,8 @@ class WheelsSource:
 
     packages: tuple[str, ...]
     member: str
+    raw: RawFile | None = None
+    """Facts of the joined file if the model is to be converted from it."""
 
     @property
     def label(self) -> str:
@@ -89,6 +105,11 @@ class Entry:
     """None if unknown before the file is here; for a derived entry, ask `Registry.shape`."""
     sources: tuple[HubSource | WheelsSource, ...] = ()
     derived: Derivation | None = None
+    converted: str = ""
+    """The type of the matrices in a Whisper model that is converted when it is pulled, as its sources have
+    another form. "" if they deliver GGUF."""
+    speech: bool = False
+    """Whether it is a Whisper model, which writes down what is spoken."""
     mtp: bool = False
     """Whether the file has a head that drafts for it; its header wins."""
     path: Path | None = None
@@ -96,8 +117,16 @@ class Entry:
 
     @property
     def verified(self) -> bool:
-        """Whether the registry gives the file's SHA-256."""
+        """Whether the registry gives the SHA-256 of the file, or of all that it may be converted from."""
+        if self.converted:
+            return all(source.raw and source.raw.sha256 for source in self.sources)
         return self.sha256 is not None
+
+    @property
+    def download_bytes(self) -> int | None:
+        """Bytes to be downloaded, if known: of the largest source where the file is converted."""
+        sizes = [source.raw.size for source in self.sources if source.raw and source.raw.size]
+        return max(sizes, default=None) if self.converted else self.size
 
     @property
     def is_packed(self) -> bool:

@@ -1,4 +1,8 @@
-"""Models of the hub as users name them: hf:OWNER/REPO/FILE.gguf[@REVISION], or the page or link of a file."""
+"""Models of the hub as users name them: hf:OWNER/REPO/FILE.gguf[@REVISION], or the page or link of a file.
+
+Whisper models have other forms too, which are converted: whisper.cpp's ggml-NAME.bin, CTranslate2's
+model.bin, and model.safetensors.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,20 @@ import re
 from urllib.parse import unquote, urlsplit
 
 from edgespec.errors import UsageError
-from edgespec.models.entries import Entry, HubSource
+from edgespec.models.entries import Entry, HubSource, RawFile
 from edgespec.models.models_toml import REPO, REVISION
 from edgespec.models.parts import other_parts
 
-_HF_REF = re.compile(r"hf:(?P<repo>[^/@]+/[^/@]+)/(?P<file>[^@]+\.gguf)(?:@(?P<revision>.+))?", re.IGNORECASE)
+_HF_REF = re.compile(
+    r"hf:(?P<repo>[^/@]+/[^/@]+)/"
+    r"(?P<file>[^@]+\.gguf|(?:[^@]+/)?(?:ggml-[^@/]+\.bin|model\.bin|model\.safetensors))(?:@(?P<revision>.+))?",
+    re.IGNORECASE,
+)
+_CONVERTED_TYPE = "q8_0"
+_BESIDE = {
+    "model.bin": ("config.json", "vocabulary.txt?", "vocabulary.json?"),
+    "model.safetensors": ("config.json", "vocab.json", "generation_config.json?"),
+}
 _URL = re.compile(r"https?://", re.IGNORECASE)
 _HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
 # huggingface.co/OWNER/REPO/resolve/REVISION/FILE; a pull request's revision is refs/pr/NUMBER.
@@ -39,7 +52,12 @@ def hub_entry(ref: str) -> Entry:
     parts = ["hf", repo, re.sub(r"\.gguf$", "", file, flags=re.IGNORECASE)]
     name = "--".join(parts) + ("" if revision == "main" else f"@{revision}")
     name = re.sub(r"[^A-Za-z0-9._+@-]", "_", name.replace("/", "--"))
-    return Entry(name=name, sources=(HubSource(repo, file, revision),))
+    if file.lower().endswith(".gguf"):
+        return Entry(name=name, sources=(HubSource(repo, file, revision),))
+    folder, slash, last = file.rpartition("/")
+    beside = tuple(f"{folder}{slash}{one}" for one in _BESIDE.get(last, ()))
+    source = HubSource(repo, file, revision, RawFile(beside=beside))
+    return Entry(name=name, sources=(source,), converted=_CONVERTED_TYPE, speech=True)
 
 
 def hub_name(entry: Entry) -> str:

@@ -16,6 +16,7 @@ from edgespec.models.entries import (
     HubSource,
     ModelShape,
     PairNames,
+    RawFile,
     Registry,
     WheelsSource,
     nearest,
@@ -27,7 +28,9 @@ SHIPPED_FILE = Path(__file__).with_name("models.toml")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+@-]*")  # becomes a file name
 REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 REVISION = re.compile(r"[A-Za-z0-9][\w./-]*")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
+_SHA256, _HASH = re.compile(r"[0-9a-f]{64}"), "64 lower-case hexadecimal digits"
+_BESIDE = re.compile(r"[*A-Za-z0-9][\w.*/-]*\??")
+_TYPE = re.compile(r"[a-z][a-z0-9_]*")
 # Begins with a letter or digit, so that nothing in models.toml can become an option of pip.
 _REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9][A-Za-z0-9._!+-]*")
 
@@ -86,6 +89,19 @@ class _TomlTable:
             raise self.error(field, f"no such field{nearest(field, self._known)}")
 
 
+def _raw_file(table: _TomlTable) -> RawFile | None:
+    """Return what a source says of a file that is to be converted; None if nothing."""
+    if not any([table.has("size"), table.has("sha256"), table.has("beside")]):
+        return None
+    size = table.positive("size") if table.has("size") else None
+    sha256 = table.text("sha256", _SHA256, _HASH) if table.has("sha256") else None
+    beside = table.take("beside", list, [])
+    for name in beside:
+        if not isinstance(name, str) or not _BESIDE.fullmatch(name) or ".." in name.split("/"):
+            raise table.error("beside", f"expected names of files, got {name!r}")
+    return RawFile(size, sha256, tuple(beside))
+
+
 def _hub_source(table: _TomlTable) -> HubSource:
     file = table.take("file", str)
     if not file or file.startswith("/") or ".." in file.split("/"):
@@ -93,7 +109,7 @@ def _hub_source(table: _TomlTable) -> HubSource:
     revision = (
         table.text("revision", REVISION, "a commit, tag or branch") if table.has("revision") else "main"
     )
-    return HubSource(table.text("repo", REPO, "OWNER/NAME"), file, revision)
+    return HubSource(table.text("repo", REPO, "OWNER/NAME"), file, revision, _raw_file(table))
 
 
 def _wheels_source(table: _TomlTable) -> WheelsSource:
@@ -108,7 +124,7 @@ def _wheels_source(table: _TomlTable) -> WheelsSource:
             raise table.error(field, f"expected NAME==VERSION, got {package!r}")
     if not packages:
         raise table.error(field, "expected at least one NAME==VERSION")
-    return WheelsSource(tuple(packages), table.take("member", str))
+    return WheelsSource(tuple(packages), table.take("member", str), _raw_file(table))
 
 
 def _source(value: object, where: str) -> HubSource | WheelsSource:
@@ -163,6 +179,7 @@ def _entry(name: str, value: object, where: str) -> Entry:
     sources: list[object] = table.take("sources", list, [])
     if origins == ["sources"] and not sources:
         raise table.error("sources", "expected at least one source")
+    converted = table.text("converted", _TYPE, "a type such as q8_0") if table.has("converted") else ""
     entry = Entry(
         name=name,
         family=table.take("family", str, ""),
@@ -170,15 +187,15 @@ def _entry(name: str, value: object, where: str) -> Entry:
         quantization=table.take("quantization", str, ""),
         licence=table.take("licence", str, ""),
         size=table.positive("size") if table.has("size") else None,
-        sha256=table.text("sha256", _SHA256, "64 lower-case hexadecimal digits")
-        if table.has("sha256")
-        else None,
+        sha256=table.text("sha256", _SHA256, _HASH) if table.has("sha256") else None,
         parts=_parts(table),
         shape=_shape(table.take("shape", dict), f"{where}.shape") if table.has("shape") else None,
         sources=tuple(_source(source, f"{where}.sources[{i}]") for i, source in enumerate(sources)),
         derived=_derivation(table.take("derived", dict), f"{where}.derived")
         if table.has("derived")
         else None,
+        converted=converted,
+        speech=table.take("speech", bool, bool(converted)),
         mtp=table.take("mtp", bool, False),
         path=_path(table),
     )

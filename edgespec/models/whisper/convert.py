@@ -37,7 +37,7 @@ from edgespec.models.whisper.reading import blamed, heads_in, read_json, written
 from edgespec.platform.files import replacing
 
 ARCHITECTURE = "whisper"
-WHISPER_TYPES = ("q8_0", "q6_k", "q5_1", "q5_0", "q5_k", "q4_1", "q4_0", "q4_k", "f16", "f32")
+WHISPER_TYPES = ("q8_0", "q6_k", "q5_1", "q5_0", "q4_1", "q4_0", "f16", "f32")
 """The types that matrices can have."""
 
 _F16 = 1  # enum ggml_type
@@ -63,7 +63,7 @@ def _folder_kind(folder: Path) -> Callable[[Path], WhisperContents] | None:
 
 
 def read_whisper(path: Path) -> WhisperContents:
-    """Return the checked contents of a model of another program, its numbers unread.
+    """Return the contents of a model of another program, its numbers unread and nothing checked but lengths.
 
     Raises UsageError if nothing there is such a model, EdgespecError if it is damaged.
     """
@@ -77,7 +77,6 @@ def read_whisper(path: Path) -> WhisperContents:
         contents = read(path)
     else:
         contents = _with_heads_beside(whisper_cpp.read_whisper_cpp(path))
-    check_contents(contents)
     return contents
 
 
@@ -91,23 +90,30 @@ def _with_heads_beside(contents: WhisperContents) -> WhisperContents:
     return WhisperContents(contents.path, contents.sizes, contents.tokens, heads, contents.tensors)
 
 
+def check_whisper_type(type_name: str, field: str = "") -> None:
+    """Raise UsageError for a type that matrices cannot have; it names the `field`."""
+    if type_name not in WHISPER_TYPES:
+        known = ", ".join(WHISPER_TYPES)
+        raise UsageError(f"a Whisper model cannot be {type_name!r} (known: {known})", field=field)
+
+
 def convert_whisper(
-    source: Path,
+    source: Path | WhisperContents,
     target: Path,
     type_name: str,
     *,
     name: str = "",
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> None:
-    """Write the model `source` as `target`, a GGUF file with matrices of the type `type_name`.
+    """Write the model `source`, a path or what was read there, as a GGUF file with matrices of `type_name`.
 
     `target` appears complete or not at all. `on_progress` takes tensors done and all; an exception from it
     ends the work. Raises UsageError for an unknown type or a missing file, EdgespecError for a damaged model
     and where `target` cannot be written.
     """
-    if type_name not in WHISPER_TYPES:
-        raise UsageError(f"a Whisper model cannot be {type_name!r}; known: {', '.join(WHISPER_TYPES)}")
-    contents = read_whisper(source)
+    check_whisper_type(type_name)
+    contents = read_whisper(source) if isinstance(source, Path) else source
+    check_contents(contents)
     try:
         with replacing(target) as stream, blamed(contents.path):
             _write(stream, contents, type_name, name or contents.path.stem, on_progress)

@@ -1,0 +1,28 @@
+"""Find the file of the Whisper model that a reference means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edgespec.errors import UsageError
+from edgespec.models.pull import ProgressFn, no_progress
+from edgespec.models.resolve import resolve
+from edgespec.models.whisper.convert import is_whisper_source
+from edgespec.models.whisper.gguf_file import check_speech_file
+from edgespec.platform.files import expand_user
+from edgespec.platform.messages import MessageFn, silent
+
+
+def speech_model(ref: str, *, on_progress: ProgressFn = no_progress, on_message: MessageFn = silent) -> Path:
+    """Return the GGUF file of the Whisper model that `ref` means, pulled if need be; see `resolve`.
+
+    Raises UsageError for a Whisper model of another program, which is to be converted first, and as
+    `resolve`; EdgespecError for any other file.
+    """
+    if ref.strip() and is_whisper_source(expand_user(ref)):
+        raise UsageError(
+            f"{ref}: a Whisper model, but no GGUF; convert it: edgespec quantize {ref} --type q8_0"
+        )
+    path = resolve(ref, on_progress=on_progress, on_message=on_message)
+    check_speech_file(path, ref)
+    return path

@@ -54,7 +54,12 @@ void Executor::learn_cells(const std::vector<const Tensor *> &ops) {
     }
     positions_ = nullptr;
     std::vector<const void *> attended;
+    const Tensor *looked_up = nullptr; // positions of a model without rotations: each has a row that is added
     for (const Tensor *op : ops) {
+        const Tensor *const added = op->op == OP_ADD ? op->src[1] : nullptr;
+        if (!looked_up && added && added->op == OP_GET_ROWS && is_input(added->src[0]) && is_input(added->src[1])) {
+            looked_up = added->src[1];
+        }
         if (!positions_ && (op->op == OP_SET_ROWS || op->op == OP_ROPE)) {
             positions_ = rotation_of(op);
         }
@@ -62,6 +67,7 @@ void Executor::learn_cells(const std::vector<const Tensor *> &ops) {
             attended.push_back(op->src[1]->data);
         }
     }
+    positions_ = positions_ ? positions_ : looked_up;
     std::vector<std::pair<const Tensor *, Cells *>> written; // the layers of a cache share the list of cells
     for (const Tensor *op : ops) {
         const bool holds_keys =
@@ -95,7 +101,7 @@ const Views *Executor::find_views(const Tensor *attention) {
     const int64_t n = attention->src[0]->ne[1];
     Cells *const known = cells_of(k), *const cells = known && known->size() >= k->ne[1] ? known : nullptr;
     for (size_t i = 0; i < n_views_; i++) {
-        if (views_[i].mask == mask && views_[i].cells == cells) {
+        if (mask ? views_[i].mask == mask && views_[i].cells == cells : views_[i].n_seen == k->ne[1]) {
             return &views_[i];
         }
     }
@@ -103,6 +109,10 @@ const Views *Executor::find_views(const Tensor *attention) {
         views_.emplace_back();
     }
     Views &views = views_[n_views_++];
+    if (!mask) {
+        views.see_all(k->ne[1]);
+        return &views;
+    }
     const bool fits = knows_positions(n);
     views.read(mask, n, cells, fits ? (const int32_t *)positions_->data : nullptr);
     return &views;
@@ -111,7 +121,8 @@ const Views *Executor::find_views(const Tensor *attention) {
 // Cut the rows into tiles of about the same size, between tokens where that fits.
 void Executor::cut(Attention &a) {
     for (const Attention &other : attentions_) {
-        if (&other != &a && other.views == a.views && other.gqa == a.gqa && other.n_heads == a.n_heads) {
+        if (&other != &a && other.views == a.views && other.gqa == a.gqa && other.n_heads == a.n_heads &&
+            other.n_rows == a.n_rows) {
             a.n_tiles = other.n_tiles;
             a.n_pieces = other.n_pieces;
             a.first_tile = other.first_tile;

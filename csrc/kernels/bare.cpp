@@ -129,7 +129,7 @@ int es_kernels_attention(const es_attention *a, float *out, int n_threads) {
     to.src[0] = &tq;
     to.src[1] = &tk;
     to.src[2] = &tv;
-    to.src[3] = &tm;
+    to.src[3] = a->mask ? &tm : nullptr;
     to.src[4] = a->sinks ? &ts : nullptr;
     return can_run(&to, none) ? run({&to}, n_threads) : -1;
 }

@@ -58,6 +58,7 @@ bool can_unary(const Tensor *op) {
     case UNARY_SILU:
     case UNARY_EXP:
     case UNARY_SOFTPLUS:
+    case UNARY_GELU_ERF:
         return true;
     default:
         return false;
@@ -88,13 +89,18 @@ bool can_rope(const Tensor *op) {
            (!factors || (is_float_rows(factors) && factors->op == OP_NONE));
 }
 
+// An input of the graph, of `seen` cells for each of n tokens.
+bool is_mask(const Tensor *mask, int64_t n, int64_t seen) {
+    return is_rows(mask, TYPE_F16, 2) && mask->op == OP_NONE && mask->ne[0] == seen && mask->ne[1] >= n &&
+           mask->ne[2] == 1 && mask->ne[3] == 1;
+}
+
 bool can_attend(const Tensor *op) {
     const Tensor *q = op->src[0], *k = op->src[1], *v = op->src[2], *mask = op->src[3], *sinks = op->src[4];
     const float max_bias = param(op, 1);
     return is_float_rows(op) && is_float_rows(q) && is_cache(k) && is_cache(v) && k->type == v->type &&
-           is_rows(mask, TYPE_F16, 2) && mask->op == OP_NONE && mask->ne[0] == k->ne[1] && mask->ne[1] >= q->ne[1] &&
-           (!sinks || is_float_rows(sinks)) && max_bias == 0 && q->ne[3] == 1 && k->ne[3] == 1 && mask->ne[2] == 1 &&
-           mask->ne[3] == 1 && q->ne[0] == k->ne[0] && q->ne[0] % 16 == 0 && q->ne[0] <= MAX_HEAD_DIM &&
+           (!mask || is_mask(mask, q->ne[1], k->ne[1])) && (!sinks || is_float_rows(sinks)) && max_bias == 0 &&
+           q->ne[3] == 1 && k->ne[3] == 1 && q->ne[0] == k->ne[0] && q->ne[0] % 16 == 0 && q->ne[0] <= MAX_HEAD_DIM &&
            v->ne[0] <= k->ne[0] && v->ne[0] % 16 == 0 && k->ne[2] == v->ne[2] && q->ne[2] % k->ne[2] == 0;
 }
 

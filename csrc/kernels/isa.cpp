@@ -79,7 +79,7 @@ void quantize(const float *x, int64_t columns, Acts acts, int64_t block0, int64_
     {                                                                                                                 \
         TEXT, {LANES, SIGNED_BYTES, PAIRED}, quantize<PAIRS>, {TYPES(1, BF16_FUNCTION), TYPES(SECOND_LEVEL,           \
             BF16_FUNCTION)}, attend, merge, delta_net, state_scan, rms_norm, norm, l2_norm, add, sub, mul, divide,    \
-            scale, clamp, square, square_root, negative, exponential, relu, tanh_of, sigmoid, silu, gelu, reglu,      \
+            scale, clamp, square, square_root, negative, exponential, relu, tanh_of, sigmoid, silu, gelu, gelu_erf, reglu,      \
             geglu, swiglu, swiglu_oai, geglu_quick, swiglu_clamp, sum, soft_max, dots, to_half, to_q8, rope,          \
             read_bytes, peak                                                                                          \
     }

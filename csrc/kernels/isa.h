@@ -125,7 +125,7 @@ struct Isa {
     BinaryFn *add, *sub, *mul, *divide;
     UnaryFn *scale; // a x + b
     UnaryFn *clamp; // to a .. b
-    UnaryFn *square, *square_root, *negative, *exponential, *relu, *tanh, *sigmoid, *silu, *gelu;
+    UnaryFn *square, *square_root, *negative, *exponential, *relu, *tanh, *sigmoid, *silu, *gelu, *gelu_erf;
     GatedFn *reglu, *geglu, *swiglu, *swiglu_oai, *geglu_quick, *swiglu_clamp;
     float (*sum)(int64_t n, const float *x);
     // Of factor x.

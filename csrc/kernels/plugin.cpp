@@ -285,7 +285,7 @@ std::string look_up(Ggml &ggml) {
                 {GLU_SWIGLU_CLAMP, "SWIGLU_CLAMP"}},
       UNARIES[] = {{UNARY_NEG, "NEG"},         {UNARY_TANH, "TANH"}, {UNARY_RELU, "RELU"}, {UNARY_SIGMOID, "SIGMOID"},
                    {UNARY_GELU, "GELU"},       {UNARY_SILU, "SILU"}, {UNARY_EXP, "EXP"},
-                   {UNARY_SOFTPLUS, "SOFTPLUS"}};
+                   {UNARY_SOFTPLUS, "SOFTPLUS"}, {UNARY_GELU_ERF, "GELU_ERF"}};
     std::string wrong;
     const auto check = [&](const char *(*name_of)(int), int value, const char *name) {
         if (strcmp(name_of(value), name)) {

@@ -93,6 +93,7 @@ UNARY(tanh_of, f_tanh(v))
 UNARY(sigmoid, f_sigmoid(v))
 UNARY(silu, f_silu(v))
 UNARY(gelu, f_gelu(v))
+UNARY(gelu_erf, f_gelu_erf(v))
 
 // `u` is the gate, `v` what it lets through.
 #define GATED(NAME, EXPRESSION)                                                                                       \

@@ -70,6 +70,7 @@ UnaryFn *find_unary(const Isa &isa, const Tensor *op) {
     case UNARY_GELU: return isa.gelu;
     case UNARY_SILU: return isa.silu;
     case UNARY_EXP: return isa.exponential;
+    case UNARY_GELU_ERF: return isa.gelu_erf;
     default: return softplus_of;
     }
 }

@@ -57,6 +57,7 @@ template <class F> void each_cell(const uint64_t *seen, size_t n_words, const F 
 void Views::read(const Tensor *m, int64_t n, Cells *c, const int32_t *positions) {
     mask = m;
     cells = c;
+    n_seen = 0;
     read_mask(n);
     views_.clear();
     block_ids_.clear();
@@ -83,6 +84,10 @@ void Views::read(const Tensor *m, int64_t n, Cells *c, const int32_t *positions)
                 share_block(t, b, (int)(from - begin), (int)(to - begin), order_.data() + (from - view.start)));
         }
     }
+    complete_blocks();
+}
+
+void Views::complete_blocks() {
     for (CellBlock &block : blocks_) {
         const int32_t *const first = block.cells + block.first, *const end = block.cells + block.last;
         block.are_neighbours =
@@ -90,6 +95,24 @@ void Views::read(const Tensor *m, int64_t n, Cells *c, const int32_t *positions)
         std::fill(block.cells, block.cells + block.first, block.cells[block.first]);
         std::fill(block.cells + block.last, block.cells + ATTN_BLOCK, block.cells[block.last - 1]);
     }
+}
+
+void Views::see_all(int64_t n) {
+    mask = nullptr;
+    cells = nullptr;
+    n_seen = n;
+    is_biased = false;
+    views_.assign(1, {0, n, 0});
+    block_ids_.clear();
+    blocks_.clear();
+    for (int64_t begin = 0; begin < n; begin += ATTN_BLOCK) {
+        block_ids_.push_back((int32_t)blocks_.size());
+        CellBlock &block = blocks_.emplace_back();
+        block.first = 0;
+        block.last = (int32_t)std::min<int64_t>(ATTN_BLOCK, n - begin);
+        std::iota(block.cells, block.cells + block.last, (int32_t)begin);
+    }
+    complete_blocks();
 }
 
 void Views::read_mask(int64_t n) {

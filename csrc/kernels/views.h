@@ -19,19 +19,24 @@ class Views {
         int64_t end_block() const { return (end + ATTN_BLOCK - 1) / ATTN_BLOCK; }
     };
 
+    // All tokens see n cells, the first one's first: there is no mask.
+    void see_all(int64_t n);
+
     // `mask` is an input of the graph. `cells` and `positions`, of the n tokens, may be unknown: nullptr.
     void read(const ggml::Tensor *mask, int64_t n, Cells *cells, const int32_t *positions);
 
     const ggml::Tensor *mask = nullptr;
     const Cells *cells = nullptr;
+    int64_t n_seen = 0; // by all tokens, where there is no mask
     bool is_biased = false; // the mask has other values than 0 and minus infinity: they are added
-    const View &of(int64_t token) const { return views_[(size_t)token]; }
+    const View &of(int64_t token) const { return views_[n_seen ? 0 : (size_t)token]; }
     const CellBlock *blocks() const { return blocks_.data(); }
     // Indices into blocks(), from the token's first block on.
     const int32_t *block_ids(int64_t token) const { return block_ids_.data() + of(token).first; }
 
   private:
     void read_mask(int64_t n);
+    void complete_blocks();
     bool order_by_position(const uint64_t *seen, int64_t position, View &view);
     void order_by_index(const uint64_t *seen, View &view);
     int32_t share_block(int64_t token, int64_t block, int from, int to, const int32_t *cells);

@@ -204,7 +204,10 @@ def test_edgespecs_wheel(machine: str) -> None:
     own, _ = bare._own_wheels(machine)
     assert re.fullmatch(rf"edgespec-[\d.]+-cp311-abi3-manylinux_2_\d\d_{machine}\.whl", own.name)
     names, metadata = contents(own)
-    assert {"edgespec/_core.abi3.so", "edgespec/edgespec_kernels.so", "edgespec/rpc_transport.so"} <= names
+    assert {
+        f"edgespec/{name}.so"
+        for name in ("_core.abi3", "edgespec_kernels", "edgespec_whisper", "rpc_transport")
+    } <= names
     assert not any("libgomp" in name for name in names)  # one pool of threads for it and llama.cpp
     assert f"llama-cpp-python=={recipe.llama_version()}" in (metadata.get_all("Requires-Dist") or [])
 

@@ -1,0 +1,249 @@
+#include "graphs.h"
+
+#include <math.h>
+#include <sys/mman.h>
+
+#include <tuple>
+
+namespace edgespec::whisper {
+
+namespace {
+
+constexpr float EPSILON = 1e-5f;   // of the norms
+constexpr size_t PER_LAYER = 64, BESIDE = 64; // tensors of a graph, at most
+constexpr size_t HALF = 2, FLOAT = 4;         // bytes
+
+} // namespace
+
+size_t cross_bytes(const es_whisper_dims &d) {
+    return (size_t)d.n_audio_ctx * (size_t)d.n_text_state * (size_t)d.n_text_layer * HALF;
+}
+size_t self_bytes(const es_whisper_dims &d, int64_t n_cells) {
+    return (size_t)n_cells * (size_t)d.n_text_state * (size_t)d.n_text_layer * HALF;
+}
+
+// ---- memory ----
+
+Memory::Memory(const GgmlApi &api, size_t size) : api_(api), size_(size) {
+    void *const mapped = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (mapped == MAP_FAILED) {
+        throw Failure("there is not enough memory for keys and values");
+    }
+    data_ = (char *)mapped;
+    buffer_ = api_.ggml_backend_cpu_buffer_from_ptr(data_, size_);
+    if (!buffer_) {
+        munmap(data_, size_);
+        throw Failure("there is not enough memory for keys and values");
+    }
+}
+
+Memory::~Memory() {
+    api_.ggml_backend_buffer_free(buffer_);
+    munmap(data_, size_);
+}
+
+// ---- what all graphs are made of ----
+
+Graph::Graph(const GgmlApi &api, size_t n_tensors) : api_(api) {
+    const size_t size = n_tensors * api_.ggml_tensor_overhead() + api_.ggml_graph_overhead_custom(n_tensors, false);
+    context_ = api_.ggml_init({size, nullptr, true});
+    if (!context_) {
+        throw Failure("out of memory");
+    }
+    graph_ = api_.ggml_new_graph_custom(context_, n_tensors, false);
+}
+
+Graph::~Graph() { api_.ggml_free(context_); }
+
+void Graph::bind(ggml_tensor *leaf, const Memory *memory, size_t offset) {
+    if (!leaf || !memory) {
+        return;
+    }
+    for (ggml_tensor *t = api_.ggml_get_first_tensor(context_); t; t = api_.ggml_get_next_tensor(context_, t)) {
+        if (t == leaf || t->view_src == leaf) { // ggml resolves views of views
+            t->data = memory->data() + offset + t->view_offs;
+            t->buffer = memory->buffer();
+        }
+    }
+}
+
+void Graph::bind(const Memory &audio, const Memory *cache) {
+    bind(cross_k_, &audio, 0);
+    bind(cross_v_, &audio, audio.size() / 2);
+    bind(self_k_, cache, 0);
+    bind(self_v_, cache, cache ? cache->size() / 2 : 0);
+}
+
+const ggml_tensor *Graph::refused_by(ggml_backend_t backend) const {
+    const ggml_tensor *refused = nullptr;
+    for (int round = 0; round < 2; round++) { // the kernels take what is between products once they have met one
+        refused = nullptr;
+        for (int i = 0; i < api_.ggml_graph_n_nodes(graph_); i++) {
+            const ggml_tensor *node = api_.ggml_graph_node(graph_, i);
+            refused = api_.ggml_backend_supports_op(backend, node) || refused ? refused : node;
+        }
+    }
+    return refused;
+}
+
+void Graph::run(ggml_backend_t backend) const {
+    if (api_.ggml_backend_graph_compute(backend, graph_) != GGML_STATUS_SUCCESS) {
+        throw Failure("ggml could not run the pass: out of memory?");
+    }
+}
+
+ggml_tensor *Graph::input(ggml_type type, int64_t n0, int64_t n1) const {
+    ggml_tensor *const t = api_.ggml_new_tensor_2d(context_, type, n0, n1);
+    api_.ggml_set_input(t);
+    return t;
+}
+
+// Head by head, so that the keys of one follow each other.
+void Graph::define_cross(const es_whisper_dims &d) {
+    const int64_t width = d.n_text_state / d.n_text_head, n = (int64_t)d.n_text_head * d.n_text_layer;
+    cross_k_ = api_.ggml_new_tensor_3d(context_, GGML_TYPE_F16, width, d.n_audio_ctx, n);
+    cross_v_ = api_.ggml_new_tensor_3d(context_, GGML_TYPE_F16, width, d.n_audio_ctx, n);
+}
+
+ggml_tensor *Graph::cross(ggml_tensor *of, const es_whisper_dims &d, size_t layer) const {
+    return api_.ggml_view_3d(context_, of, of->ne[0], of->ne[1], d.n_text_head, of->nb[1], of->nb[2],
+                             layer * (size_t)d.n_text_head * of->nb[2]);
+}
+
+ggml_tensor *Graph::normed(ggml_tensor *x, const Norm &norm) const {
+    ggml_tensor *const scaled = api_.ggml_mul(context_, api_.ggml_norm(context_, x, EPSILON), norm.weight);
+    return api_.ggml_add(context_, scaled, norm.bias);
+}
+
+ggml_tensor *Graph::product(ggml_tensor *x, const Linear &linear) const {
+    return api_.ggml_add(context_, api_.ggml_mul_mat(context_, linear.weight, x), linear.bias);
+}
+
+ggml_tensor *Graph::attend(ggml_tensor *q, ggml_tensor *k, ggml_tensor *v, ggml_tensor *mask) const {
+    const float scale = 1 / sqrtf((float)q->ne[0]);
+    ggml_tensor *const y = api_.ggml_flash_attn_ext(context_, q, k, v, mask, scale, 0, 0);
+    return api_.ggml_reshape_2d(context_, y, q->ne[0] * q->ne[2], q->ne[1]);
+}
+
+ggml_tensor *Graph::heads(ggml_tensor *rows, int64_t first, int64_t n, int64_t n_heads) const {
+    const int64_t width = n / n_heads;
+    return api_.ggml_view_3d(context_, rows, width, rows->ne[1], n_heads, rows->nb[1], (size_t)width * FLOAT,
+                             (size_t)first * FLOAT);
+}
+
+ggml_tensor *Graph::mlp(ggml_tensor *x, const Block &block) const {
+    ggml_tensor *const wide = api_.ggml_gelu_erf(context_, product(normed(x, block.mlp_ln), block.mlp_in));
+    return api_.ggml_add(context_, x, product(wide, block.mlp_out));
+}
+
+// ---- sound ----
+
+AudioGraph::AudioGraph(const GgmlApi &api, const es_whisper_dims &d, const Weights &weights, bool has_encoder)
+    : Graph(api, (size_t)(d.n_audio_layer + d.n_text_layer) * PER_LAYER + BESIDE) {
+    define_cross(d);
+    if (has_encoder) {
+        states = encode(convolve(d, weights), d, weights);
+        api_.ggml_set_output(states);
+    } else {
+        states = input(GGML_TYPE_F32, d.n_audio_state, d.n_audio_ctx);
+    }
+    const int64_t width = d.n_text_state;
+    for (size_t i = 0; i < weights.decoder.size(); i++) {
+        ggml_tensor *const kv = product(states, weights.decoder[i].cross_kv);
+        for (const auto &[to, first] : {std::pair(cross_k_, (int64_t)0), std::pair(cross_v_, width)}) {
+            ggml_tensor *const from = heads(kv, first, width, d.n_text_head);
+            api_.ggml_build_forward_expand(graph_, api_.ggml_cpy(context_, from, cross(to, d, i)));
+        }
+    }
+}
+
+// Both convolutions are products: the first with frames that come in threes, the second with every other three.
+ggml_tensor *AudioGraph::convolve(const es_whisper_dims &d, const Weights &weights) const {
+    ggml_tensor *&given = const_cast<AudioGraph *>(this)->sound;
+    given = input(GGML_TYPE_F32, padded_columns(d), 2 * d.n_audio_ctx);
+    ggml_tensor *const x = api_.ggml_gelu_erf(context_, product(given, weights.conv1));
+    ggml_tensor *const padded = api_.ggml_concat(context_, weights.zeros, x, 1);
+    // [1, state, ctx], every other frame; then three of each, the third being the first of the next: ggml makes no
+    // views that overlap.
+    ggml_tensor *const threes = api_.ggml_permute(
+        context_, api_.ggml_view_3d(context_, padded, d.n_audio_state, 1, d.n_audio_ctx, padded->nb[1], 2 * padded->nb[1], 0),
+        1, 0, 2, 3);
+    threes->ne[0] = 3;
+    ggml_tensor *const columns = api_.ggml_cont(context_, threes);
+    ggml_tensor *const flat = api_.ggml_reshape_2d(context_, columns, 3 * d.n_audio_state, d.n_audio_ctx);
+    return api_.ggml_add(context_, api_.ggml_gelu_erf(context_, product(flat, weights.conv2)), weights.audio_positions);
+}
+
+ggml_tensor *AudioGraph::encode(ggml_tensor *x, const es_whisper_dims &d, const Weights &weights) const {
+    const int64_t width = d.n_audio_state;
+    for (const Block &block : weights.encoder) {
+        ggml_tensor *const qkv = product(normed(x, block.attn_ln), block.qkv);
+        const auto part = [&](int64_t i) { return heads(qkv, i * width, width, d.n_audio_head); };
+        ggml_tensor *const k = api_.ggml_cast(context_, part(1), GGML_TYPE_F16);
+        ggml_tensor *const v = api_.ggml_cast(context_, part(2), GGML_TYPE_F16);
+        x = api_.ggml_add(context_, x, product(attend(part(0), k, v, nullptr), block.attn_out));
+        x = mlp(x, block);
+    }
+    return normed(x, weights.audio_ln);
+}
+
+// ---- tokens ----
+
+bool DecoderShape::operator<(const DecoderShape &o) const {
+    return std::tie(n_tokens, n_logits, n_seen, n_cells, shows_queries) <
+           std::tie(o.n_tokens, o.n_logits, o.n_seen, o.n_cells, o.shows_queries);
+}
+
+DecoderGraph::DecoderGraph(const GgmlApi &api, const es_whisper_dims &d, const Weights &weights,
+                           const DecoderShape &shape)
+    : Graph(api, (size_t)d.n_text_layer * PER_LAYER + BESIDE) {
+    define_cross(d);
+    self_k_ = api_.ggml_new_tensor_3d(context_, GGML_TYPE_F16, d.n_text_state, shape.n_cells, d.n_text_layer);
+    self_v_ = api_.ggml_new_tensor_3d(context_, GGML_TYPE_F16, d.n_text_state, shape.n_cells, d.n_text_layer);
+    embeddings = input(GGML_TYPE_F32, d.n_text_state, shape.n_tokens);
+    positions = input(GGML_TYPE_I32, shape.n_tokens);
+    cells = input(GGML_TYPE_I64, shape.n_tokens);
+    mask = input(GGML_TYPE_F16, shape.n_seen, shape.n_tokens);
+    ggml_tensor *x = api_.ggml_add(context_, embeddings, api_.ggml_get_rows(context_, weights.text_positions, positions));
+    x = decode(x, d, weights, shape);
+    if (shape.n_logits < shape.n_tokens) {
+        wanted = input(GGML_TYPE_I32, shape.n_logits);
+        x = api_.ggml_get_rows(context_, x, wanted);
+    }
+    logits = api_.ggml_mul_mat(context_, weights.vocabulary, normed(x, weights.text_ln));
+    api_.ggml_set_output(logits);
+    api_.ggml_build_forward_expand(graph_, logits);
+}
+
+ggml_tensor *DecoderGraph::decode(ggml_tensor *x, const es_whisper_dims &d, const Weights &weights,
+                                  const DecoderShape &shape) {
+    const int64_t width = d.n_text_state, head = width / d.n_text_head;
+    for (size_t i = 0; i < weights.decoder.size(); i++) {
+        const Block &block = weights.decoder[i];
+        ggml_tensor *const qkv = product(normed(x, block.attn_ln), block.qkv);
+        ggml_tensor *seen[2];
+        for (int j = 0; j < 2; j++) { // keys, values
+            ggml_tensor *const cache = j == 0 ? self_k_ : self_v_;
+            const size_t offset = i * cache->nb[2];
+            ggml_tensor *const layer = api_.ggml_view_2d(context_, cache, width, shape.n_cells, cache->nb[1], offset);
+            ggml_tensor *const rows = api_.ggml_view_2d(context_, qkv, width, shape.n_tokens, qkv->nb[1],
+                                                        (size_t)((j + 1) * width) * FLOAT);
+            api_.ggml_build_forward_expand(graph_, api_.ggml_set_rows(context_, layer, rows, cells));
+            seen[j] = api_.ggml_view_3d(context_, cache, head, shape.n_seen, d.n_text_head, cache->nb[1],
+                                        (size_t)head * HALF, offset);
+        }
+        x = api_.ggml_add(context_, x, product(attend(heads(qkv, 0, width, d.n_text_head), seen[0], seen[1], mask),
+                                               block.attn_out));
+        ggml_tensor *const q = product(normed(x, block.cross_ln), block.cross_q);
+        if (shape.shows_queries) {
+            api_.ggml_set_output(q);
+            queries.push_back(q);
+        }
+        ggml_tensor *const heard = attend(heads(q, 0, width, d.n_text_head), cross(cross_k_, d, i),
+                                          cross(cross_v_, d, i), nullptr);
+        x = mlp(api_.ggml_add(context_, x, product(heard, block.cross_out)), block);
+    }
+    return x;
+}
+
+} // namespace edgespec::whisper

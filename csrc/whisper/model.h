@@ -1,0 +1,110 @@
+// A Whisper model in memory, the windows of sound that it has heard, and the caches of its decoder.
+#pragma once
+
+#include "graphs.h"
+#include "sequences.h"
+
+#include <map>
+#include <mutex>
+
+namespace edgespec::whisper {
+
+// Memory that is used again: graphs and kernels know its addresses.
+class MemoryPool {
+  public:
+    explicit MemoryPool(const GgmlApi &api) : api_(api) {}
+    std::unique_ptr<Memory> take(size_t size);
+    void give_back(std::unique_ptr<Memory> memory);
+
+  private:
+    static constexpr size_t MOST_KEPT = 4;
+    const GgmlApi &api_;
+    std::mutex mutex_;
+    std::vector<std::unique_ptr<Memory>> free_;
+};
+
+class Model {
+  public:
+    // Raises Failure.
+    Model(const std::string &path, int n_threads, bool wants_kernels);
+    ~Model();
+
+    const es_whisper_dims &dims() const { return file_->dims; }
+    const std::vector<int32_t> &alignment_heads() const { return file_->alignment_heads; }
+    const std::string &kernels_reason() const { return kernels_reason_; }
+    MemoryPool &pool() { return pool_; }
+
+    // Fill `cross` with the keys and values of a window; `states` gets the encoder's.
+    void encode(const float *mel, Memory &cross, std::vector<float> &states);
+    void hear(const std::vector<float> &states, Memory &cross);
+
+    // Run the tokens `placed` in one pass. `logits`: rows of those that want them. `queries`, if wanted: of each
+    // layer a row for each token.
+    void decode(const Memory &cross, const Memory &self, int64_t n_cells, const std::vector<Placed> &placed,
+                float *logits, std::vector<std::vector<float>> *queries);
+    // The largest number of tokens of a pass of the graph; more come in several.
+    static constexpr size_t MOST_TOKENS = 64;
+    // A row of F16 as floats.
+    void widen(const void *halves, float *out, int64_t n) const;
+
+  private:
+    struct Kept {
+        std::unique_ptr<DecoderGraph> graph;
+        uint64_t used;
+    };
+    void start(ggml_backend_dev_t device, ggml_backend_buffer_type_t matrices, int n_threads);
+    void stop();
+    std::string why_refused();
+    AudioGraph &audio_graph(bool has_encoder);
+    DecoderGraph &decoder_graph(const DecoderShape &shape);
+    void reserve(const Memory &cross, const Memory &self, int64_t n_cells);
+    void allocate(const DecoderShape &shape);
+    void decode_some(const Memory &cross, const Memory &self, int64_t n_cells, const Placed *placed, size_t n,
+                     float *logits, std::vector<std::vector<float>> *queries);
+    void set_inputs(DecoderGraph &graph, const DecoderShape &shape, const Placed *placed) const;
+
+    GgmlApi api_;
+    std::unique_ptr<ModelFile> file_;
+    MemoryPool pool_{api_};
+    std::string kernels_reason_;
+    ggml_backend_t backend_ = nullptr;
+    std::unique_ptr<Weights> weights_;
+    std::mutex mutex_; // of what runs
+    std::unique_ptr<AudioGraph> encoder_, listener_;
+    ggml_gallocr_t encoder_memory_ = nullptr, listener_memory_ = nullptr, decoder_memory_ = nullptr;
+    int64_t n_reserved_ = 0; // cells that decoder_memory_ was made for
+    std::map<DecoderShape, Kept> decoders_;
+    uint64_t n_used_ = 0;
+};
+
+// A window of sound.
+struct Audio {
+    std::shared_ptr<Model> model;
+    std::unique_ptr<Memory> cross;
+    std::vector<float> states;
+
+    Audio(std::shared_ptr<Model> m) : model(std::move(m)), cross(model->pool().take(2 * cross_bytes(model->dims()))) {}
+    ~Audio() { model->pool().give_back(std::move(cross)); }
+};
+
+class Cache {
+  public:
+    Cache(std::shared_ptr<Audio> audio, int32_t n_sequences);
+    ~Cache();
+
+    Sequences sequences;
+    const es_whisper_dims &dims() const { return audio_->model->dims(); }
+    // Raises Failure, with nothing changed. `n_floats`: room in `logits`.
+    void forward(const std::vector<Part> &parts, float *logits, size_t n_floats);
+    // Weights [alignment head][token][state] of a pass over `tokens` from the beginning, in another cache.
+    void cross_attention(const std::vector<int32_t> &tokens, float *weights) const;
+
+  private:
+    void check_tokens(const Part &part) const;
+
+    std::shared_ptr<Audio> audio_;
+    int64_t n_cells_;
+    std::unique_ptr<Memory> self_;
+};
+
+} // namespace edgespec::whisper

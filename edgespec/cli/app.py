@@ -25,6 +25,7 @@ _COMMANDS = {
         "chat": 'edgespec chat --system "Answer in one sentence."',
         "serve": "edgespec serve --port 8080 --pair default",
         "batch": "edgespec batch requests.jsonl -o answers.jsonl",
+        "transcribe": "edgespec transcribe talk.wav --format srt --language en",
     },
     "Measure": {
         "bench": "edgespec bench --category code --report bench.html",

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from edgespec.decoding.choices import Rule
 from edgespec.errors import UsageError
-
-SpeechTask = Literal["transcribe", "translate"]
-"""The text in the language that is spoken, or in English."""
+from edgespec.speech.choices import SpeechTask
 
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 """Temperatures tried one after the other, until a window's text is good enough."""

@@ -8,8 +8,7 @@ window of sound, so taking tokens back is a shorter cache.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Protocol, cast
 
 import numpy as np
@@ -17,6 +16,7 @@ import numpy as np
 from edgespec.llama.batch import SequenceTokens
 from edgespec.llama.outputs import ForwardResult, Rows
 from edgespec.llama.session import Session
+from edgespec.speech.tokenizer import WhisperTokenizer
 from edgespec.speech.whisper_model import SequenceBatch
 
 
@@ -33,16 +33,54 @@ class DecoderPasses(Protocol):
         """Cut a sequence back to its first `n_keep` tokens."""
 
 
-@dataclass(frozen=True, slots=True)
-class DecoderTraits:
-    """The facts that the loop asks a model for."""
+class SpeechVocabulary:
+    """A Whisper tokenizer as the loop and drafts of another vocabulary ask for it: a TokenVocabulary.
 
-    n_vocab: int
-    is_eog: Callable[[int], bool]
-    path: str
-    name: str
-    keeps_state: bool = False
-    can_rewind: bool = True
+    Timestamps have a name and no text; languages and tasks have neither, so that a draft that knows none
+    reads none.
+    """
+
+    keeps_state = False
+    can_rewind = True
+    add_bos = False
+    bos: int | None = None
+
+    def __init__(self, tokenizer: WhisperTokenizer) -> None:
+        """Answer for `tokenizer`."""
+        self.tokenizer = tokenizer
+        self.n_vocab = tokenizer.n_vocab
+        self.eos: int | None = tokenizer.eot
+        self.eot: int | None = tokenizer.eot
+        self.path = str(tokenizer.path or "Whisper")
+        self.name = tokenizer.path.name if tokenizer.path else "Whisper"
+        self._names = {
+            tokenizer.eot: b"<|endoftext|>",
+            tokenizer.sot: b"<|startoftranscript|>",
+            tokenizer.sot_prev: b"<|startofprev|>",
+            tokenizer.no_timestamps: b"<|notimestamps|>",
+        }
+
+    def is_eog(self, token: int) -> bool:
+        """Return whether `token` ends a window's text."""
+        return token == self.tokenizer.eot
+
+    def is_control(self, token: int) -> bool:
+        """Return whether `token` is no text."""
+        return token >= self.tokenizer.eot
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        """Return the bytes of `token`; those of a special one's name only if `special`."""
+        if not self.is_control(token):
+            return self.tokenizer.piece(token)
+        if not special:
+            return b""
+        if self.tokenizer.is_timestamp(token):
+            return b"<|%.2f|>" % self.tokenizer.seconds(token)
+        return self._names.get(token, b"")
+
+    def tokenize(self, text: str, *, add_special: bool = False, parse_special: bool = False) -> list[int]:
+        """Return the tokens of `text`; there are no special ones in it."""
+        return self.tokenizer.encode(text)
 
 
 class SpeechSession:
@@ -54,7 +92,7 @@ class SpeechSession:
     def __init__(
         self,
         cache: DecoderPasses,
-        traits: DecoderTraits,
+        traits: SpeechVocabulary,
         *,
         n_ctx: int,
         sequence: int = 0,
@@ -72,6 +110,7 @@ class SpeechSession:
         self.sequence = sequence
         self.n_ctx = n_ctx
         self.most_drafted = most_drafted
+        self.n_logits_max = n_ctx
         self.noted_row: Rows | None = None
         """The logits at the noted position, (n_vocab,), a copy; None: not computed yet."""
         self.seconds = 0.0

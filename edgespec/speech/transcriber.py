@@ -7,7 +7,9 @@ segment ended; the text before a window stands before its own. As openai-whisper
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -19,9 +21,10 @@ from edgespec.speech.options import SpeechOptions
 from edgespec.speech.tokenizer import WhisperTokenizer
 from edgespec.speech.transcript import Segment, SpeechStats, SpokenWord, Transcript
 from edgespec.speech.vocabulary import check_language, start_tokens
-from edgespec.speech.whisper_model import EncodedAudio, WhisperModel
+from edgespec.speech.voice import Span, SpokenParts
+from edgespec.speech.whisper_model import DecoderCache, EncodedAudio, WhisperModel
 from edgespec.speech.window_decoder import WindowDecoder, WindowDrafter, WindowText, language_of
-from edgespec.speech.windows import FRAME_S, WINDOW_FRAMES, Span, Split, spans_of, split_window
+from edgespec.speech.windows import FRAME_S, WINDOW_FRAMES, Split, split_window
 from edgespec.speech.words import WordTimer
 
 Samples = npt.NDArray[np.float32]
@@ -76,7 +79,7 @@ class Transcriber:
         speech: Sequence[Span] | None = None,
         on_progress: ProgressFn | None = None,
     ) -> Transcript:
-        """Return the text of `samples`; only of the spans of `speech` (frames of 10 ms), if given."""
+        """Return the text of `samples`; only of the spans of `speech`, if given."""
         hearing = self.hear(samples, speech=speech, on_progress=on_progress)
         for _ in hearing.segments():
             pass
@@ -100,13 +103,14 @@ class Hearing:
         self,
         transcriber: Transcriber,
         samples: Samples,
-        speech: Sequence[Span] | None,
-        on_progress: ProgressFn | None,
+        speech: Sequence[Span] | None = None,
+        on_progress: ProgressFn | None = None,
     ) -> None:
         """Prepare to hear `samples`; nothing is computed yet."""
         self._model, self._tokenizer = transcriber.model, transcriber.tokenizer
         self._options, self._drafts = transcriber.options, transcriber.drafts
-        self._samples, self._speech = samples, speech
+        self._samples = samples
+        self._spoken = None if speech is None else SpokenParts(samples, speech)
         self._on_progress = on_progress
         self.transcript = Transcript(self._options.language or ("" if self._detects else "en"))
         self._stats = self.transcript.stats
@@ -128,67 +132,85 @@ class Hearing:
         stats = self._stats
         stats.audio_s = len(self._samples) / SAMPLE_RATE
         try:
-            mel = log_mel(self._samples, self._model.dims.n_mels)
+            samples = self._spoken.samples if self._spoken else self._samples
+            mel = log_mel(samples, self._model.dims.n_mels)
             stats.mel_s = time.perf_counter() - started
             n_frames = mel.shape[1] - WINDOW_FRAMES
-            for span in spans_of(n_frames, self._speech):
-                seek = span.start
-                while seek < span.end:
-                    n = min(WINDOW_FRAMES, span.end - seek)
-                    segments, n_heard = self._window(mel, seek, n)
-                    yield from segments
-                    seek += n_heard
-                    stats.total_s = time.perf_counter() - started
-                    if self._on_progress:
-                        self._on_progress(min(seek, n_frames) * FRAME_S, n_frames * FRAME_S)
+            seek = 0
+            while seek < n_frames:
+                n = min(WINDOW_FRAMES, n_frames - seek)
+                segments, n_heard = self.window(window_of(mel[:, : seek + n], seek), seek, n)
+                yield from segments
+                seek += n_heard
+                stats.total_s = time.perf_counter() - started
+                if self._on_progress:
+                    self._on_progress(min(seek, n_frames) * FRAME_S, n_frames * FRAME_S)
             self.transcript.complete = True
         finally:
             stats.total_s = time.perf_counter() - started
 
-    def _window(self, mel: Samples, seek: int, n_frames: int) -> tuple[list[Segment], int]:
-        """Return the segments of the window at frame `seek`, and how many frames are done with."""
+    def window(self, sound: Samples, seek: int, n_frames: int) -> tuple[list[Segment], int]:
+        """Return the segments of one window, which are final, and how many of its frames are done with.
+
+        `sound`: the spectrogram of 30 s, of which `n_frames` are the recording's, from its frame `seek` on.
+        """
+        stats = self._stats
+        with self._heard(sound) as (cache, window):
+            start = start_tokens(self._tokenizer, self._options, self.transcript.language)
+            text = self._decoder.decode(
+                cache,
+                self._decoder.prompt(start, self._before),
+                n_start=len(start),
+                place=stats.n_windows - 1,
+                drafter=window,
+            )
+            if text.is_silence(self._options):
+                return [], n_frames
+            split = split_window(
+                text.tokens, first_timestamp=self._tokenizer.timestamp_begin, n_frames=n_frames
+            )
+            segments = self._segments_of(text, split, seek)
+            n_heard = n_frames if self._options.independent else max(1, split.n_heard)
+            if self._timer:
+                started = time.perf_counter()
+                segments = self._timer.time(segments, cache, start, n_frames, self.transcript.language)
+                stats.words_s += time.perf_counter() - started
+                n_heard = self._heard_by_words(segments, split, seek) or n_heard
+        return self._keep(segments, text), n_heard
+
+    def guess(self, sound: Samples) -> str:
+        """Return the text of a window that is not over, and draft with it when more of it is there."""
+        with self._heard(sound) as (cache, window):
+            start = start_tokens(self._tokenizer, self._options, self.transcript.language)
+            prompt = self._decoder.prompt(start, self._before)
+            text = self._decoder.guess(cache, prompt, n_start=len(start), drafter=window)
+        if window:
+            window.expect(text.tokens)
+        return "" if text.is_silence(self._options) else text.text
+
+    @contextmanager
+    def _heard(self, sound: Samples) -> Iterator[tuple[DecoderCache, WindowDrafter | None]]:
+        """Encode a window; yield the decoder's cache over it, and what drafts in it."""
         stats, drafts = self._stats, self._drafts
-        sound = window_of(mel[:, : seek + n_frames], seek)
         started = time.perf_counter()
         audio = self._model.encode(np.ascontiguousarray(sound))
         stats.encode_s += time.perf_counter() - started
         stats.n_windows += 1
-        try:
+        with ExitStack() as stack:
+            stack.callback(audio.close)
             cache = self._model.cache(audio, self._decoder.n_sequences)
-            try:
-                if not self.transcript.language:
-                    row = cache.forward([self._decoder.first_batch()])[0][0]
-                    language, probability = language_of(row, self._tokenizer)
-                    self.transcript.language, self.transcript.language_probability = language, probability
-                    cache.rewind(0, 0)
-                start = start_tokens(self._tokenizer, self._options, self.transcript.language)
-                window = drafts.begin_window(sound, audio, stats) if drafts else None
-                text = self._decoder.decode(
-                    cache,
-                    self._decoder.prompt(start, self._before),
-                    n_start=len(start),
-                    place=stats.n_windows - 1,
-                    drafter=window,
+            stack.callback(cache.close)
+            if not self.transcript.language:
+                row = cache.forward([self._decoder.first_batch()])[0][0]
+                self.transcript.language, self.transcript.language_probability = language_of(
+                    row, self._tokenizer
                 )
-                if text.is_silence(self._options):
-                    return [], n_frames
-                split = split_window(
-                    text.tokens, first_timestamp=self._tokenizer.timestamp_begin, n_frames=n_frames
-                )
-                segments = self._segments_of(text, split, seek)
-                n_heard = max(1, split.n_heard)
-                if self._timer:
-                    started = time.perf_counter()
-                    segments = self._timer.time(segments, cache, start, n_frames, self.transcript.language)
-                    stats.words_s += time.perf_counter() - started
-                    n_heard = self._heard_by_words(segments, split, seek) or n_heard
-            finally:
-                cache.close()
-        finally:
+                cache.rewind(0, 0)
+            window = None
             if drafts:
-                drafts.end_window()
-            audio.close()
-        return self._keep(segments, text), n_heard
+                stack.callback(drafts.end_window)
+                window = drafts.begin_window(sound, audio, stats)
+            yield cache, window
 
     def _segments_of(self, text: WindowText, split: Split, seek: int) -> list[Segment]:
         """Return the window's pieces as segments, those without text left out."""
@@ -223,9 +245,21 @@ class Hearing:
 
     def _keep(self, segments: list[Segment], text: WindowText) -> list[Segment]:
         """Add segments to the transcript, and to the prompt of the next window."""
+        if self._spoken:
+            segments = [restored(segment, self._spoken) for segment in segments]
         self.transcript.segments += segments
         written = [token for segment in segments for token in segment.tokens]
         self._before = [*self._before, *written][-self._model.dims.n_text_ctx :]
         if not self._options.condition or text.temperature > _TOO_WARM:
             self._before = []
         return segments
+
+
+def restored(segment: Segment, spoken: SpokenParts) -> Segment:
+    """Return a segment of joined parts with the times of the recording."""
+    words = tuple(
+        replace(word, start_s=spoken.start_s(word.start_s), end_s=spoken.end_s(word.end_s))
+        for word in segment.words
+    )
+    start_s, end_s = spoken.start_s(segment.start_s), spoken.end_s(segment.end_s)
+    return replace(segment, start_s=start_s, end_s=end_s, words=words)

@@ -19,7 +19,7 @@ from edgespec.decoding.sampling import Coins, SamplingParams
 from edgespec.speech.beam import BeamPasses, BeamSearch
 from edgespec.speech.options import SpeechOptions
 from edgespec.speech.rules import SpeechRules, log_total
-from edgespec.speech.session import DecoderTraits, SpeechSession
+from edgespec.speech.session import SpeechSession, SpeechVocabulary
 from edgespec.speech.tokenizer import WhisperTokenizer
 from edgespec.speech.transcript import SpeechStats
 from edgespec.speech.vocabulary import rule_tokens
@@ -33,6 +33,9 @@ class WindowDrafter(Protocol):
 
     def drafter(self, rules: SpeechRules, prompt: Sequence[int], *, greedy: bool) -> Drafter | None:
         """Return the drafter of one decoding after `prompt`; None: decode plainly."""
+
+    def expect(self, tokens: Sequence[int]) -> None:
+        """Draft with the text `tokens` in the next windows: it is expected again."""
 
     def decoded(self, tokens: Sequence[int], n_prompt: int, drafter: Drafter | None, seconds: float) -> None:
         """Learn that a decoding made `tokens`, of which `n_prompt` are the prompt, in so many seconds."""
@@ -83,11 +86,7 @@ class WindowDecoder:
         self._options = options
         self._n_ctx = n_ctx
         self._stats = stats
-        end = tokenizer.eot
-        name = tokenizer.path.name if tokenizer.path else "Whisper"
-        self._traits = DecoderTraits(
-            tokenizer.n_vocab, lambda token: token == end, str(tokenizer.path or name), name
-        )
+        self._traits = SpeechVocabulary(tokenizer)
         self._rules = SpeechRules(rule_tokens(tokenizer, options))
 
     @property
@@ -119,25 +118,41 @@ class WindowDecoder:
         `place`: the window's number, which its random numbers depend on.
         """
         options = self._options
-        noted = len(prompt) - n_start
-        session = SpeechSession(cache, self._traits, n_ctx=self._n_ctx, noted=noted)
+        session = self._session(cache, len(prompt) - n_start)
         found: WindowText | None = None
         for i, temperature in enumerate(options.temperatures):
             started = time.perf_counter()
-            self._stats.n_decodings += 1
             if temperature == 0 and options.beam is not None:
                 tokens, mean = self._search(session, cache, prompt)
             else:
                 coins = Coins((options.seed or 0) + _SEED_STEP * (place * len(options.temperatures) + i))
                 tokens, mean = self._sample(session, prompt, temperature, coins, drafter)
-            self._stats.decode_s += time.perf_counter() - started
-            text = self._tokenizer.decode(tokens).strip()
-            no_speech = self._no_speech(session)
-            found = WindowText(tuple(tokens), text, temperature, mean, no_speech)
+            found = self._text(session, tokens, temperature, mean, started)
             if not found.is_poor(options):
                 break
         assert found is not None  # noqa: S101 - for the type checker: there is a temperature
         return found
+
+    def guess(
+        self, cache: BeamPasses, prompt: Sequence[int], *, n_start: int, drafter: WindowDrafter | None
+    ) -> WindowText:
+        """Return the greedy text, however good it is; arguments as of `decode`."""
+        started = time.perf_counter()
+        session = self._session(cache, len(prompt) - n_start)
+        tokens, mean = self._sample(session, prompt, 0.0, Coins(0), drafter)
+        return self._text(session, tokens, 0.0, mean, started)
+
+    def _session(self, cache: BeamPasses, noted: int) -> SpeechSession:
+        return SpeechSession(cache, self._traits, n_ctx=self._n_ctx, noted=noted)
+
+    def _text(
+        self, session: SpeechSession, tokens: list[int], temperature: float, mean: float, started: float
+    ) -> WindowText:
+        """Return what was decoded since `started`, and count it."""
+        self._stats.n_decodings += 1
+        self._stats.decode_s += time.perf_counter() - started
+        text = self._tokenizer.decode(tokens).strip()
+        return WindowText(tuple(tokens), text, temperature, mean, self._no_speech(session))
 
     def _search(
         self, session: SpeechSession, cache: BeamPasses, prompt: Sequence[int]

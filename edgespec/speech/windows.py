@@ -15,13 +15,6 @@ FRAME_S = 0.01
 _FRAMES_PER_STEP = 2
 
 
-class Span(NamedTuple):
-    """A stretch of frames to be heard."""
-
-    start: int
-    end: int
-
-
 class Piece(NamedTuple):
     """A segment of a window's text."""
 
@@ -70,10 +63,3 @@ def _undivided(tokens: Sequence[int], first_timestamp: int, n_frames: int) -> Sp
     steps = [token - first_timestamp for token in tokens if token >= first_timestamp]
     end = _FRAMES_PER_STEP * steps[-1] if steps and steps[-1] else n_frames
     return Split((Piece(0, end, tuple(tokens)),), n_frames, False)
-
-
-def spans_of(n_frames: int, speech: Sequence[Span] | None = None) -> list[Span]:
-    """Return what is to be heard of a recording of `n_frames`: all, or where `speech` was found."""
-    if speech is None:
-        return [Span(0, n_frames)]
-    return [Span(start, min(end, n_frames)) for start, end in speech if start < min(end, n_frames)]

@@ -6,7 +6,7 @@ import pytest
 from edgespec.errors import UsageError
 from edgespec.speech.options import SpeechOptions
 from edgespec.speech.transcriber import Transcriber
-from edgespec.speech.windows import Span
+from edgespec.speech.voice import Span
 from toy_speech import ScriptedWhisper, toy_tokenizer
 
 TOKENS = toy_tokenizer()
@@ -128,11 +128,13 @@ def test_an_unknown_language_is_refused_with_those_that_there_are():
 
 
 def test_only_spans_of_speech_are_heard():
-    scripts = [said(0.0, " a", 4.0), said(0.0, " b", 2.0)]
-    spoken, model = transcriber(scripts)
-    transcript = spoken.transcribe(sound(60.0), speech=[Span(1000, 1400), Span(5000, 5200)])
+    spoken, model = transcriber([said(0.0, " a", 4.0, 4.0, " b", 6.0)])
+    spans = [Span(16000 * 10, 16000 * 14), Span(16000 * 50, 16000 * 52)]
+    transcript = spoken.transcribe(sound(60.0), speech=spans)
     assert [(one.start_s, one.end_s) for one in transcript.segments] == [(10.0, 14.0), (50.0, 52.0)]
-    assert not model.mels[0][:, 400:].any(), "nothing after the span"
+    assert not model.mels[0][:, 600:].any(), "nothing but the spans"
+    assert transcript.stats.audio_s == 60.0
+    assert spoken.transcribe(sound(60.0), speech=[]).text == ""
 
 
 def test_what_was_heard_before_ctrl_c_is_kept():

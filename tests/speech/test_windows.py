@@ -2,7 +2,7 @@
 
 import pytest
 
-from edgespec.speech.windows import Piece, Span, spans_of, split_window
+from edgespec.speech.windows import Piece, split_window
 from toy_speech import FIRST_TIME
 
 
@@ -44,8 +44,3 @@ def test_without_a_pair_the_window_is_one_segment(tokens, end):
     found = split(tokens, 1234)
     assert found.pieces == (Piece(0, end, tuple(tokens)),)
     assert found.n_heard == 1234
-
-
-def test_spans_of_speech_stay_within_the_recording():
-    assert spans_of(100) == [Span(0, 100)]
-    assert spans_of(100, [Span(5, 20), Span(90, 300), Span(200, 300)]) == [Span(5, 20), Span(90, 100)]

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from edgespec.speech.rules import RuleTokens
-from edgespec.speech.session import DecoderTraits, SpeechSession
+from edgespec.speech.session import SpeechSession
 
 N_TEXT, N_SPECIAL, N_TIMES = 40, 8, 60
 END = N_TEXT
@@ -23,7 +23,7 @@ RULES = RuleTokens(
     blank=(5,),
     last_initial=7,
 )
-TRAITS = DecoderTraits(N_VOCAB, lambda token: token == END, "toy", "toy")
+TRAITS = SimpleNamespace(n_vocab=N_VOCAB, is_eog=lambda token: token == END, path="toy", name="toy")
 
 
 def random_decoder(seed=0, *, sharpness=2.0, salt=0):

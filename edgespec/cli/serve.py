@@ -8,26 +8,41 @@ import os
 import socket
 import stat
 import sys
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edgespec.cli.completion import complete_model
 from edgespec.cli.console import INTERRUPTED, message, out
 from edgespec.cli.groups import grouped
-from edgespec.cli.options import ComputeOnNodes, ModelChoice, SharedModels, WattsOption, refuse_contradictions
+from edgespec.cli.options import (
+    Compute,
+    ComputeOnNodes,
+    ModelChoice,
+    SharedModels,
+    WattsOption,
+    refuse_contradictions,
+)
+from edgespec.cli.progress import pull_named
 from edgespec.errors import EdgespecError, UsageError
 
 if TYPE_CHECKING:
+    from edgespec.energy import EnergyMeter
     from edgespec.engine.engine import Engine
+    from edgespec.platform.signals import Cancellation
+    from edgespec.server.audio_routes import SpeechService
+    from edgespec.server.worker import Worker
 
 KEY_VARIABLE = "EDGESPEC_API_KEY"
 
 _EXTRA = ("fastapi", "uvicorn", "prometheus_client")
 _ADDRESS = "Who may ask"
 _LIMITS = "Limits"
+_SPEECH = "Speech"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +59,19 @@ class ServeLoading(SharedModels):
         ),
     ] = 256
     compute: ComputeOnNodes
+
+    def load(self, names: tuple[str, str | None], meter: EnergyMeter | None, signals: Cancellation) -> Engine:
+        """Return the engine of a target and a draft."""
+        return self.compute.load_engine(
+            names,
+            drafter=self.drafter,
+            n_ctx=self.ctx,
+            meter=meter,
+            signals=signals,
+            prefix_cache=self.prefix_cache << 20,
+            parallel=self.parallel,
+            chat_template=self.chat_template,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +140,69 @@ class RequestLimits:
     ] = 600
 
 
+@dataclass(frozen=True, kw_only=True)
+class SpeechServing:
+    """The Whisper model of a server, and the limits of recordings."""
+
+    speech: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Whisper model that writes down recordings at /v1/audio, such as whisper-base.",
+            show_default="none",
+            rich_help_panel=_SPEECH,
+            autocompletion=complete_model,
+        ),
+    ] = None
+    speech_draft: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME|auto|none",
+            help="Model that drafts for it; auto: text heard before; none: nothing.",
+            rich_help_panel=_SPEECH,
+            autocompletion=complete_model,
+        ),
+    ] = "auto"
+    max_audio: Annotated[
+        int,
+        typer.Option(metavar="MB", min=1, max=4096, help="Size of a recording.", rich_help_panel=_SPEECH),
+    ] = 100
+    max_audio_minutes: Annotated[
+        int, typer.Option(min=1, max=6000, help="Length of a recording.", rich_help_panel=_SPEECH)
+    ] = 240
+
+    @contextmanager
+    def open(self, worker: Worker, limits: RequestLimits, compute: Compute) -> Iterator[SpeechService | None]:
+        """Load the model, which takes turns with the texts of `worker`; None without one."""
+        if self.speech is None:
+            yield None
+            return
+        from edgespec.server.audio_routes import SpeechService
+        from edgespec.server.speech_worker import SpeechWorker
+        from edgespec.speech.opening import open_transcriber
+
+        with open_transcriber(
+            self.speech,
+            draft=self.speech_draft,
+            n_threads=compute.threads,
+            kernels=compute.kernels != "off",
+            on_message=message,
+        ) as transcriber:
+            speech = SpeechWorker(
+                transcriber,
+                turns=worker.turns,
+                max_queue=limits.max_queue,
+                max_seconds=limits.max_seconds,
+            )
+            name = PurePath(self.speech).name.removesuffix(".gguf")
+            yield SpeechService(name, speech, 60.0 * self.max_audio_minutes)
+
+    def pull(self) -> None:
+        """Get models that are not here."""
+        if self.speech is not None:
+            pull_named(self.speech, None if self.speech_draft in ("auto", "none") else self.speech_draft)
+
+
 @grouped
 def serve_command(
     *,
@@ -119,6 +210,7 @@ def serve_command(
     loading: ServeLoading,
     address: ListenOptions,
     limits: RequestLimits,
+    speech: SpeechServing,
     assume_watts: WattsOption = None,
     json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object when it is ready.", rich_help_panel="Output")
@@ -126,13 +218,12 @@ def serve_command(
 ) -> int:
     """Answer OpenAI's and Ollama's clients on this machine: chat and text completions, and a page at /."""
     refuse_contradictions(models.contradictions(loading.drafter))
-    if missing := [name for name in _EXTRA if importlib.util.find_spec(name) is None]:
-        raise EdgespecError(f"edgespec serve needs {missing[0]}: pip install 'edgespec[serve]'")
+    _check_extras(takes_forms=speech.speech is not None)
     from edgespec.energy import EnergyMeter
     from edgespec.platform.signals import Cancellation
     from edgespec.server.api import create_app
     from edgespec.server.gate import MIB, Gate, GateLimits, is_loopback
-    from edgespec.server.http_server import bind, serve
+    from edgespec.server.http_server import Workers, bind, serve
     from edgespec.server.metrics import Metrics
     from edgespec.server.request_reader import Service
     from edgespec.server.worker import Worker
@@ -141,37 +232,38 @@ def serve_command(
     with bind(address.host, address.port) as bound:
         loopback = is_loopback(bound.getsockname()[0])
         address.check_reach(loopback=loopback, key=key)
-        gate = GateLimits(max_body=limits.max_body * MIB, api_key=key, loopback=loopback)
+        sizes = {"max_body": limits.max_body * MIB, "max_audio": speech.max_audio * MIB}
+        gate = GateLimits(**sizes, api_key=key, loopback=loopback)
         meter = EnergyMeter.choose(assume_watts=assume_watts, on_message=message)
         names = models.pull(loading.drafter)
+        speech.pull()
         with (
             meter if meter.available else nullcontext(),
             Cancellation() as cancellation,
-            loading.compute.load_engine(
-                names,
-                drafter=loading.drafter,
-                n_ctx=loading.ctx,
-                meter=meter if meter.available else None,
-                signals=cancellation,
-                prefix_cache=loading.prefix_cache * MIB,
-                parallel=loading.parallel,
-                chat_template=loading.chat_template,
-            ) as engine,
+            loading.load(names, meter if meter.available else None, cancellation) as engine,
         ):
             worker = Worker(engine, cancellation, max_queue=limits.max_queue, max_seconds=limits.max_seconds)
             service = Service.of(engine, n_ctx=loading.ctx, max_prompt=limits.max_prompt)
             metrics = Metrics(energy=meter.available)
             metrics.watch(worker)
-            app = create_app(engine, worker, metrics=metrics, service=service, log=message)
-            hurried = serve(
-                metrics.counting(Gate(app, gate)),
-                worker,
-                bound,
-                max_queue=limits.max_queue,
-                on_ready=lambda: _announce(bound, engine, json=json),
-                on_message=message,
-            )
+            with speech.open(worker, limits, loading.compute) as heard:
+                app = create_app(engine, worker, metrics=metrics, service=service, speech=heard, log=message)
+                hurried = serve(
+                    metrics.counting(Gate(app, gate)),
+                    Workers(worker, heard.worker if heard else None),
+                    bound,
+                    max_queue=limits.max_queue,
+                    on_ready=lambda: _announce(bound, engine, heard, json=json),
+                    on_message=message,
+                )
     return INTERRUPTED if hurried else 0
+
+
+def _check_extras(*, takes_forms: bool) -> None:
+    """Raise EdgespecError for a missing package of the extra."""
+    needed = (*_EXTRA, "python_multipart") if takes_forms else _EXTRA
+    if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
+        raise EdgespecError(f"edgespec serve needs {missing[0]}: pip install 'edgespec[serve]'")
 
 
 def read_key(file: Path | None) -> str | None:
@@ -198,7 +290,7 @@ def read_key(file: Path | None) -> str | None:
     return key
 
 
-def _announce(bound: socket.socket, engine: Engine, *, json: bool) -> None:
+def _announce(bound: socket.socket, engine: Engine, speech: SpeechService | None, *, json: bool) -> None:
     host, port = bound.getsockname()[:2]
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     if json:
@@ -207,6 +299,7 @@ def _announce(bound: socket.socket, engine: Engine, *, json: bool) -> None:
             "address": address,
             "target": engine.target_name,
             "draft": engine.draft_name,
+            "speech": speech.name if speech else None,
             "parallel": held.parallel,
             "cache_tokens": held.n_cells,
             "cache_bytes": held.n_bytes,
@@ -216,4 +309,6 @@ def _announce(bound: socket.socket, engine: Engine, *, json: bool) -> None:
         draft = f", drafted by {engine.draft_name}" if engine.draft_name else ""
         out.print(f"serving {engine.target_name}{draft} at {address} (Ctrl-C ends it)", markup=False)
         out.print(str(engine.capacity), markup=False)
+        if speech:
+            out.print(f"writing down recordings with {speech.name}", markup=False)
     sys.stdout.flush()

@@ -16,6 +16,7 @@ from edgespec.models.hub_names import hub_entry, is_hub_name
 from edgespec.models.pull import ProgressFn, Puller, no_progress
 from edgespec.models.registry import load_registry
 from edgespec.models.store import Store
+from edgespec.models.whisper.convert import foreign_whisper, is_whisper_source
 from edgespec.platform.files import expand_user
 from edgespec.platform.messages import MessageFn, silent
 
@@ -39,6 +40,8 @@ def locate(ref: str) -> Path | Entry:
         return path
     registry = load_registry()
     if os.sep in ref or ref.lower().endswith(".gguf") or (path.exists() and ref not in registry.entries):
+        if is_whisper_source(path):
+            raise UsageError(foreign_whisper(ref))
         raise UsageError(
             f"{ref}: {'a directory; name a .gguf file in it' if path.is_dir() else 'no such file'}"
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 from edgespec.errors import UsageError
 from edgespec.models.pull import ProgressFn, no_progress
 from edgespec.models.resolve import resolve
-from edgespec.models.whisper.convert import is_whisper_source
+from edgespec.models.whisper.convert import foreign_whisper, is_whisper_source
 from edgespec.models.whisper.gguf_file import check_speech_file
 from edgespec.platform.files import expand_user
 from edgespec.platform.messages import MessageFn, silent
@@ -20,9 +20,7 @@ def speech_model(ref: str, *, on_progress: ProgressFn = no_progress, on_message:
     `resolve`; EdgespecError for any other file.
     """
     if ref.strip() and is_whisper_source(expand_user(ref)):
-        raise UsageError(
-            f"{ref}: a Whisper model, but no GGUF; convert it: edgespec quantize {ref} --type q8_0"
-        )
+        raise UsageError(foreign_whisper(ref))
     path = resolve(ref, on_progress=on_progress, on_message=on_message)
     check_speech_file(path, ref)
     return path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from importlib.metadata import version
+from pathlib import Path
 from typing import get_args
 
 from fastapi import FastAPI, Request, Response
@@ -13,6 +14,7 @@ from edgespec.decoding.choices import DrafterName
 from edgespec.engine.engine import Engine
 from edgespec.platform.messages import MessageFn
 from edgespec.server.api_errors import ApiError
+from edgespec.server.audio_routes import OPENAI_NAME, SpeechService, add_audio
 from edgespec.server.infill_routes import add_infill
 from edgespec.server.json_routes import add_error_handlers, route_class
 from edgespec.server.metrics import CONTENT_TYPE, Metrics
@@ -30,6 +32,8 @@ from edgespec.server.response_schema import (
     ModelList,
     ServedModel,
     ServedModelFacts,
+    SpeechModelEntry,
+    SpeechModelFacts,
     TextCompletion,
 )
 from edgespec.server.streaming import Answerer, with_warnings
@@ -47,11 +51,13 @@ def create_app(
     *,
     metrics: Metrics | None = None,
     service: Service | None = None,
+    speech: SpeechService | None = None,
     log: MessageFn = _log,
 ) -> FastAPI:
     """Return the application that answers for `engine`, which `worker` runs.
 
-    `log` takes a line for each request that failed for a reason that is not the client's.
+    `speech`: what transcribes recordings, if anything. `log` takes a line for each request that failed for
+    a reason that is not the client's.
     """
     service = service or Service.of(engine)
     app = FastAPI(
@@ -67,11 +73,13 @@ def create_app(
     reader = RequestReader(engine.target, service)
     answerer = Answerer(worker, log)
     _add_reports(app, worker, metrics)
-    _add_models(app, engine, service, takes_tools=reader.takes_tools)
+    _add_models(app, engine, service, speech, takes_tools=reader.takes_tools)
     _add_completions(app, engine, service, reader, answerer)
     add_ollama(app, engine, service, reader, answerer, log=log)
     add_infill(app, engine.target, service, reader, answerer)
     add_tokenizer(app, engine.target, service)
+    if speech:
+        add_audio(app, speech, log)
     add_page(app)
     app.openapi_schema = openapi_description(app.openapi())
     return app
@@ -98,7 +106,9 @@ def _add_reports(app: FastAPI, worker: Worker, metrics: Metrics | None) -> None:
         return Response(metrics.render(), media_type=CONTENT_TYPE)
 
 
-def _add_models(app: FastAPI, engine: Engine, service: Service, *, takes_tools: bool) -> None:
+def _add_models(
+    app: FastAPI, engine: Engine, service: Service, speech: SpeechService | None, *, takes_tools: bool
+) -> None:
     served = ServedModel(
         id=service.name,
         created=int(engine.target.path.stat().st_mtime),
@@ -114,16 +124,35 @@ def _add_models(app: FastAPI, engine: Engine, service: Service, *, takes_tools: 
         ),
     )
 
+    heard = [_speech_facts(speech)] if speech else []
+
     @app.get("/v1/models")
     async def models() -> ModelList:
-        """List the one model."""
-        return ModelList(data=[served])
+        """List the model, and that of speech if there is one."""
+        return ModelList(data=[served, *heard])
 
     @app.get("/v1/models/{name:path}")
-    async def model(name: str) -> ServedModel:
+    async def model(name: str) -> ServedModel | SpeechModelEntry:
         """Return the model of this name."""
+        for found in heard:
+            if name in (found.id, OPENAI_NAME):
+                return found
         service.check_name(name)
         return served
+
+
+def _speech_facts(speech: SpeechService) -> SpeechModelEntry:
+    transcriber = speech.worker.transcriber
+    return SpeechModelEntry(
+        id=speech.name,
+        created=int(Path(transcriber.model.path).stat().st_mtime),
+        edgespec=SpeechModelFacts(
+            aliases=[OPENAI_NAME],
+            languages=list(transcriber.tokenizer.languages)
+            if transcriber.tokenizer.is_multilingual
+            else ["en"],
+        ),
+    )
 
 
 def _add_completions(

@@ -25,6 +25,8 @@ from edgespec.server.page import PATHS
 
 _FREE = PATHS | {"/health"}
 
+_AUDIO = "/v1/audio/"
+
 _LINGER_S = 1.0
 
 _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS  # zlib's number for "whichever its header says"
@@ -40,6 +42,10 @@ class GateLimits:
     """Bytes of a request's body."""
     body_s: float = 30.0
     """Seconds in which the whole body must have come."""
+    max_audio: int = 100 * MIB
+    """Bytes of a body with a recording."""
+    audio_s: float = 300.0
+    """Seconds in which such a body must have come."""
     api_key: str | None = None
     """The key that `Authorization: Bearer` must hold; None: no key is needed."""
     loopback: bool = True
@@ -61,7 +67,7 @@ class Gate:
         try:
             headers = Headers(scope=scope)
             self._check_sender(scope["path"], headers)
-            body = await self._read(headers, receive)
+            body = await self._read(scope["path"], headers, receive)
         except ApiError as error:
             await _refuse(error, scope, receive, send)
             return
@@ -89,16 +95,17 @@ class Gate:
         if any(urlsplit(origin).netloc.lower() != host.lower() for origin in origins for host in hosts):
             raise ApiError(403, "without an API key this server answers no other web page", code="origin")
 
-    async def _read(self, headers: Headers, receive: Receive) -> bytes | None:
+    async def _read(self, path: str, headers: Headers, receive: Receive) -> bytes | None:
         """Return the body; None where the client went away before it was complete."""
-        most = self._limits.max_body
+        limits, is_audio = self._limits, path.startswith(_AUDIO)
+        most, most_s = (limits.max_audio, limits.audio_s) if is_audio else (limits.max_body, limits.body_s)
         too_large = ApiError(413, f"the body is larger than {most} bytes", code="body_too_large")
         announced = headers.get("content-length", "")
         if announced.isdecimal() and int(announced) > most:
             raise too_large  # not one byte of it is read
         body = bytearray()
         try:
-            async with asyncio.timeout(self._limits.body_s):
+            async with asyncio.timeout(most_s):
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
@@ -109,7 +116,7 @@ class Gate:
                     if not message.get("more_body", False):
                         return decoded(bytes(body), headers.get("content-encoding", ""), most)
         except TimeoutError:
-            raise ApiError(408, f"the body was not complete within {self._limits.body_s:g} s") from None
+            raise ApiError(408, f"the body was not complete within {most_s:g} s") from None
 
 
 def decoded(body: bytes, encoding: str, most: int) -> bytes:

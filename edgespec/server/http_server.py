@@ -11,6 +11,7 @@ import contextlib
 import signal
 import socket
 from collections.abc import Callable, Generator
+from dataclasses import dataclass
 
 import h11
 import uvicorn
@@ -19,6 +20,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from edgespec.errors import EdgespecError
 from edgespec.platform.messages import MessageFn
+from edgespec.server.speech_worker import SpeechWorker
 from edgespec.server.worker import Worker
 
 HEADERS_S = 10.0
@@ -109,6 +111,37 @@ class HttpServer(uvicorn.Server):
             connection.transport.abort()
 
 
+@dataclass(frozen=True)
+class Workers:
+    """The threads that do the work."""
+
+    texts: Worker
+    speech: SpeechWorker | None = None
+
+    @property
+    def parallel(self) -> int:
+        """Most answers under way at once."""
+        return self.texts.parallel + bool(self.speech)
+
+    @property
+    def n_running(self) -> int:
+        """Answers under way."""
+        return self.texts.n_running + bool(self.speech and self.speech.busy)
+
+    def start(self) -> None:
+        """Start them."""
+        self.texts.start()
+        if self.speech:
+            self.speech.start()
+
+    async def stop(self, *, grace_s: float) -> None:
+        """End them as `Worker.stop` does."""
+        stopping = [self.texts.stop(grace_s=grace_s)]
+        if self.speech:
+            stopping.append(self.speech.stop(grace_s=grace_s))
+        await asyncio.gather(*stopping)
+
+
 def bind(host: str, port: int) -> socket.socket:
     """Return a socket bound to the first address of `host`; port 0 lets the system choose.
 
@@ -137,7 +170,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 def serve(
     app: ASGIApp,
-    worker: Worker,
+    worker: Worker | Workers,
     bound: socket.socket,
     *,
     max_queue: int,
@@ -145,7 +178,7 @@ def serve(
     on_message: MessageFn,
     grace_s: float = GRACE_S,
 ) -> bool:
-    """Start `worker` and answer requests on `bound` until SIGTERM or Ctrl-C; return once all has ended.
+    """Start the workers and answer requests on `bound` until SIGTERM or Ctrl-C; return once all has ended.
 
     After the signal new requests get 503, and the answers under way have `grace_s` seconds to finish. A
     second signal ends them at once; then the result is True. Call it from the main thread.
@@ -165,12 +198,13 @@ def serve(
         timeout_graceful_shutdown=2 * _CLOSE_S,
         h11_max_incomplete_event_size=_MAX_HEADERS,
     )
-    return asyncio.run(_serve(HttpServer(config, on_ready), worker, bound, grace_s, on_message))
+    workers = worker if isinstance(worker, Workers) else Workers(worker)
+    return asyncio.run(_serve(HttpServer(config, on_ready), workers, bound, grace_s, on_message))
 
 
 async def _serve(
     server: HttpServer,
-    worker: Worker,
+    worker: Workers,
     bound: socket.socket,
     grace_s: float,
     on_message: MessageFn,
@@ -192,7 +226,7 @@ async def _serve(
 
 async def _end(
     server: HttpServer,
-    worker: Worker,
+    worker: Workers,
     signals: asyncio.Queue[int],
     grace_s: float,
     on_message: MessageFn,

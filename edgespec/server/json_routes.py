@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Coroutine, MutableMapping
+from collections.abc import Callable, Coroutine, Mapping, MutableMapping
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -18,10 +18,10 @@ from edgespec.server.api_errors import ApiError, engine_error, validation_error
 from edgespec.server.tool_calls.argument_values import refuse_constant
 
 
-def route_class(log: MessageFn, *, any_type: bool = False) -> type[APIRoute]:
+def route_class(log: MessageFn, *, any_type: bool = False, form: bool = False) -> type[APIRoute]:
     """Return the class of routes that report their failures to `log`.
 
-    `any_type`: the body is read as JSON whatever its Content-Type says.
+    `any_type`: the body is read as JSON whatever its Content-Type says. `form`: it is a form with a file.
     """
 
     class Route(APIRoute):
@@ -33,7 +33,9 @@ def route_class(log: MessageFn, *, any_type: bool = False) -> type[APIRoute]:
             async def handler(request: Request) -> Response:
                 scope = request.scope
                 kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-                if request.method == "POST" and kind != "application/json":
+                if form:
+                    _check_form(request, kind)
+                elif request.method == "POST" and kind != "application/json":
                     if not any_type:
                         raise ApiError(
                             415, "the body must be JSON: send it with Content-Type: application/json"
@@ -59,10 +61,21 @@ def _said_to_be_json(request: Request) -> MutableMapping[str, Any]:
     Without JSON's Content-Type a browser lets any page send it. The gate refuses pages by their Origin; this
     is for a browser that tells the page by its newer header alone.
     """
-    if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
-        raise ApiError(403, "this server answers no other web page", code="origin")
+    _refuse_other_pages(request)
     others = [header for header in request.scope["headers"] if header[0] != b"content-type"]
     return {**request.scope, "headers": [*others, (b"content-type", b"application/json")]}
+
+
+def _check_form(request: Request, kind: str) -> None:
+    """Raise ApiError for a body that is no form, or comes from another web page, which may send forms."""
+    _refuse_other_pages(request)
+    if kind != "multipart/form-data":
+        raise ApiError(415, "the body must be a form with the file: send it as multipart/form-data")
+
+
+def _refuse_other_pages(request: Request) -> None:
+    if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+        raise ApiError(403, "this server answers no other web page", code="origin")
 
 
 class _StrictRequest(Request):
@@ -111,7 +124,8 @@ def add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def mistake(request: Request, error: RequestValidationError) -> JSONResponse:
-        return validation_error(error.errors(), error.body).response(request.url.path)
+        body = dict(error.body) if isinstance(error.body, Mapping) else error.body  # of a form, too
+        return validation_error(error.errors(), body).response(request.url.path)
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:

@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
 
 from edgespec.decoding.options import Options
 from edgespec.decoding.records import Result, Token
@@ -89,7 +90,18 @@ class QueuedRequest:
         return [token for _ in range(len(self.made)) for token in self.made.popleft()]
 
 
-class RequestQueue:
+class InQueue(Protocol):
+    """A request that can wait."""
+
+    @property
+    def client(self) -> str:
+        """Who takes a turn."""
+
+
+_R = TypeVar("_R", bound=InQueue)
+
+
+class RequestQueue(Generic[_R]):
     """The requests that wait, in turns by client.
 
     The next one is of the client with the fewest running; ties go to the client who has waited longest for a
@@ -97,29 +109,29 @@ class RequestQueue:
     """
 
     def __init__(self) -> None:
-        self._queues: OrderedDict[str, deque[QueuedRequest]] = OrderedDict()  # who has waited longest first
+        self._queues: OrderedDict[str, deque[_R]] = OrderedDict()  # who has waited longest first
 
     def __len__(self) -> int:
         return sum(map(len, self._queues.values()))
 
-    def add(self, request: QueuedRequest) -> None:
+    def add(self, request: _R) -> None:
         """Add `request` to the queue."""
         self._queues.setdefault(request.client, deque()).append(request)
 
-    def remove(self, request: QueuedRequest) -> None:
+    def remove(self, request: _R) -> None:
         """Remove `request`, which leaves before its turn."""
         queue = self._queues[request.client]
         queue.remove(request)
         if not queue:
             del self._queues[request.client]
 
-    def begin(self, request: QueuedRequest) -> None:
+    def begin(self, request: _R) -> None:
         """Remove `request`, whose turn has come: its client's next one comes after the others' next."""
         self.remove(request)
         if request.client in self._queues:
             self._queues.move_to_end(request.client)
 
-    def in_order(self, running: Iterable[QueuedRequest]) -> list[QueuedRequest]:
+    def in_order(self, running: Iterable[_R]) -> list[_R]:
         """Return all requests in the order in which they begin if none of `running` ends before."""
         n_running = Counter(request.client for request in running)
         places = [

@@ -278,11 +278,29 @@ class ServedModelFacts(BaseModel):
     energy: bool
 
 
+class SpeechModelEntry(BaseModel):
+    """The Whisper model in the answer of /v1/models."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "edgespec"
+    edgespec: SpeechModelFacts
+
+
+class SpeechModelFacts(BaseModel):
+    """The served Whisper model: its names and languages."""
+
+    speech: Literal[True] = True
+    aliases: list[str]
+    languages: list[str]
+
+
 class ModelList(BaseModel):
     """The answer of /v1/models."""
 
     object: Literal["list"] = "list"
-    data: list[ServedModel]
+    data: list[ServedModel | SpeechModelEntry]
 
 
 class Health(BaseModel):

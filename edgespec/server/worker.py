@@ -27,6 +27,7 @@ from edgespec.engine.batcher import StepSummary
 from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError
 from edgespec.platform.signals import Cancellation
+from edgespec.platform.turns import Turns
 from edgespec.server.request_queue import (
     Abandoned,
     QueuedRequest,
@@ -66,19 +67,25 @@ class Worker:
         max_queue: int = 64,
         max_seconds: float = 600.0,
         on_end: Callable[[EndedRequest], None] = lambda _ended: None,
+        turns: Turns | None = None,
     ) -> None:
-        """Let at most `max_queue` requests wait, each up to `max_seconds`; then it may run as long again."""
+        """Let at most `max_queue` requests wait, each up to `max_seconds`; then it may run as long again.
+
+        `turns`: shared with whatever else computes in this process.
+        """
         self._engine = engine
         self._cancellation = cancellation
         self.parallel = engine.parallel
         """Most requests under way at once."""
+        self.turns = turns or Turns()
+        """Taken by each pass, and by what else computes."""
         self._max_queue = max_queue
         self._max_seconds = max_seconds
         self.on_end = on_end
         self.on_pass: Callable[[StepSummary], None] = lambda _passed: None
         """Told of each pass of the target."""
         self._changed = threading.Condition()
-        self._queue = RequestQueue()
+        self._queue: RequestQueue[QueuedRequest] = RequestQueue()
         self._running: list[QueuedRequest] = []
         self._moved = False  # whether places in the queue may be others than those told
         self._stopping = False
@@ -263,7 +270,8 @@ class Worker:
             return
         error: Exception | None = None
         try:
-            self._engine.step()
+            with self.turns:
+                self._engine.step()
         except Exception as raised:  # noqa: BLE001 - no single request's: a request's own comes with its tokens
             error = raised
         except BaseException:  # noqa: BLE001 - raised to end the pass; it must not end this thread

@@ -10,6 +10,7 @@ and a message says what was wrong.
 from __future__ import annotations
 
 import io
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -43,6 +44,8 @@ class SoundReader:
     name: str
     """The name that messages give it."""
     on_message: MessageFn = silent
+    most_s: float = math.inf
+    """Longest sound that is read, in seconds."""
     _n_bad: int = field(default=0, init=False)
 
     def read(self, file: BinaryIO, *, raw: WavFormat | None = None) -> Floats:
@@ -50,7 +53,12 @@ class SoundReader:
 
         `raw`: the form of samples without a header; None if the file has to say what it is.
         """
-        blocks = list(self.blocks(file, raw=raw))
+        blocks, n = [], 0
+        for block in self.blocks(file, raw=raw):
+            blocks.append(block)
+            n += len(block)
+            if n > self.most_s * SAMPLE_RATE:
+                raise EdgespecError(f"{self.name}: longer than {self.most_s:g} s; cut it into parts")
         if not blocks:
             raise EdgespecError(f"{self.name}: no sound in it, not one sample")
         return np.concatenate(blocks)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from edgespec.errors import UsageError
-from edgespec.models.resolve import resolve
+from edgespec.models.speech_model import speech_model
 from edgespec.platform.messages import MessageFn, silent
 from edgespec.speech.drafts import ModelDrafts, shares_encoder
 from edgespec.speech.loading import SpeechModel
@@ -31,14 +31,14 @@ def open_transcriber(
     """
     with ExitStack() as stack:
         target = stack.enter_context(
-            SpeechModel(resolve(model), name=model, n_threads=n_threads, kernels=kernels)
+            SpeechModel(speech_model(model), name=model, n_threads=n_threads, kernels=kernels)
         )
         drafts = None
         if draft == "auto":
             drafts = ModelDrafts(target)
         elif draft != "none":
             small = stack.enter_context(
-                SpeechModel(resolve(draft), name=draft, n_threads=n_threads, kernels=kernels)
+                SpeechModel(speech_model(draft), name=draft, n_threads=n_threads, kernels=kernels)
             )
             check_draft(target, small)
             drafts = ModelDrafts(target, small)

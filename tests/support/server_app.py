@@ -17,6 +17,7 @@ from fastapi import FastAPI
 from edgespec import Engine
 from edgespec.platform.signals import Cancellation
 from edgespec.server.api import create_app
+from edgespec.server.audio_routes import SpeechService
 from edgespec.server.metrics import Metrics
 from edgespec.server.request_reader import Service
 from edgespec.server.worker import Worker
@@ -45,6 +46,7 @@ def serving(
     engine_options: dict[str, Any] | None = None,
     worker_options: dict[str, Any] | None = None,
     service: dict[str, Any] | None = None,
+    speech: SpeechService | None = None,
 ) -> Iterator[Served]:
     """Serve these models while entered. `service` goes to `Service.of`."""
     log: list[str] = []
@@ -63,18 +65,22 @@ def serving(
         worker = Worker(engine, cancellation, **(worker_options or {}))
         metrics.watch(worker)
         served = Service.of(engine, **(service or {}))
-        app = create_app(engine, worker, metrics=metrics, service=served, log=log.append)
+        app = create_app(engine, worker, metrics=metrics, service=served, speech=speech, log=log.append)
         server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off"))
         started = threading.Event()
 
         async def run() -> None:
             worker.start()
+            if speech:
+                speech.worker.start()
             serve = asyncio.create_task(server.serve())
             while not server.started and not serve.done():
                 await asyncio.sleep(0.005)
             started.set()
             await serve
             await worker.stop(grace_s=0)
+            if speech:
+                await speech.worker.stop(grace_s=0)
 
         thread = threading.Thread(target=asyncio.run, args=(run(),))
         thread.start()

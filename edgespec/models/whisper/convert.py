@@ -54,6 +54,11 @@ def is_whisper_source(path: Path) -> bool:
         return False
 
 
+def foreign_whisper(ref: str) -> str:
+    """Return the line that refuses a Whisper model of another program where a GGUF file is wanted."""
+    return f"{ref}: a Whisper model, but no GGUF; convert it: edgespec quantize {ref} --type q8_0"
+
+
 def _folder_kind(folder: Path) -> Callable[[Path], WhisperContents] | None:
     if (folder / ctranslate2.MODEL_FILE).is_file():
         return ctranslate2.read_ctranslate2

@@ -22,6 +22,7 @@ _FILES = (
     "answer.js",
     "comparison.js",
     "growing.js",
+    "speech.js",
     "markdown.js",
     "dom.js",
     "stream.js",

@@ -3,7 +3,8 @@
 import { Answer, fixed } from "./answer.js";
 import { comparison } from "./comparison.js";
 import { element } from "./dom.js";
-import { keepKey, servedModel } from "./stream.js";
+import { Recording } from "./speech.js";
+import { keepKey, servedModels, transcribe } from "./stream.js";
 
 const page = Object.fromEntries([...document.querySelectorAll("[id]")].map((each) => [each.id, each]));
 const turns = []; // {question, answer, element}: an answer of "" is no part of the conversation
@@ -129,6 +130,57 @@ function startAnew() {
   say("New chat.");
 }
 
+// ---- speech ----
+
+let recording = null; // what is being recorded
+let hearing = null; // the AbortController of what is being written down
+
+/** Begin to record; or end that, and have it written into the message; or stop the writing. */
+async function speak() {
+  if (hearing) return hearing.abort();
+  try {
+    if (!recording) {
+      recording = await Recording.begin();
+      showSpeech("Recording.");
+      return;
+    }
+    const ended = recording;
+    recording = null;
+    hearing = new AbortController();
+    showSpeech("Writing down what was said.");
+    await transcribe(await ended.end(), hearing.signal, write);
+    say("Written into the message.");
+  } catch (error) {
+    recording = null;
+    if (error.name === "AbortError") say("Stopped.");
+    else complain(error);
+  }
+  hearing = null;
+  showSpeech();
+  page.message.focus();
+}
+
+function showSpeech(words) {
+  page.speak.textContent = recording ? "Done" : hearing ? "Stop writing" : "Speak";
+  page.speak.setAttribute("aria-pressed", String(Boolean(recording)));
+  if (words) {
+    say(words);
+    page["speech-failure"].hidden = true;
+  }
+}
+
+/** Add what was said to the message. */
+function write(text) {
+  const before = page.message.value;
+  page.message.value = before && !/\s$/.test(before) ? before + text : before + text.trimStart();
+}
+
+function complain(error) {
+  page["speech-failure"].textContent = error.message;
+  page["speech-failure"].hidden = false;
+  if (error.status === 401) askForKey();
+}
+
 // ---- the key, the settings, the page ----
 
 function askForKey() {
@@ -138,8 +190,10 @@ function askForKey() {
 
 async function greet() {
   try {
-    model = await servedModel();
-    page.model.textContent = model ?? "";
+    const served = await servedModels();
+    model = served.model;
+    page.model.textContent = [served.model, served.speech].filter(Boolean).join(", ");
+    page.speak.hidden = !served.speech;
   } catch (error) {
     page.model.textContent = error.status === 401 ? "" : error.message;
     if (error.status === 401) askForKey();
@@ -171,6 +225,7 @@ page.message.addEventListener("keydown", (event) => {
   if (!running) submit([page.speculation.checked]);
 });
 
+page.speak.addEventListener("click", speak);
 page.compare.addEventListener("click", () => submit([true, false]));
 page.new.addEventListener("click", startAnew);
 page.marks.addEventListener("change", () => { document.body.classList.toggle("unmarked", !page.marks.checked); });

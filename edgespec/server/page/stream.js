@@ -15,10 +15,28 @@ export function keepKey(key) {
   sessionStorage.setItem(KEY, key);
 }
 
-/** Return the name of the model that is served, or null. */
-export async function servedModel() {
-  const models = await (await request("v1/models")).json();
-  return models.data?.[0]?.id ?? null;
+/** Return {model, speech}: the names of the models that are served for texts and for speech, each null for none. */
+export async function servedModels() {
+  const models = (await (await request("v1/models")).json()).data ?? [];
+  const named = (isSpeech) => models.find((each) => Boolean(each.edgespec?.speech) === isSpeech)?.id ?? null;
+  return { model: named(false), speech: named(true) };
+}
+
+/** Have a recording written down, and call `onText` for each piece of text. */
+export async function transcribe(file, signal, onText) {
+  const body = new FormData();
+  body.append("file", file, "speech.wav");
+  body.append("stream", "true");
+  const response = await request("v1/audio/transcriptions", { method: "POST", body, signal });
+  let done = false;
+  for await (const { data } of events(response.body)) {
+    if (!data) continue;
+    const event = JSON.parse(data);
+    if (event.error) throw new ServerError(event.error.message);
+    if (event.type === "transcript.text.delta") onText(event.delta);
+    done ||= event.type === "transcript.text.done";
+  }
+  if (!done) throw new ServerError("The connection ended before all was written down.");
 }
 
 /** Return {blocks, ms}: the blocks of a text in markdown, and what reading it took. With `open` more is to come. */

@@ -1,0 +1,246 @@
+"""The routes of OpenAI's audio API, asked by the official client, over a model that says a script."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import numpy as np
+import openai
+import pytest
+
+from edgespec.server.gate import Gate, GateLimits
+from server_app import serving
+from speech_app import noise, recording, speech_service, wav
+
+TEXT = "Hello there. Good bye."
+
+
+@pytest.fixture(scope="module")
+def speech(tiny_path):
+    with speech_service(tiny_path, max_queue=1) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def served(tiny_path, speech):
+    with serving(tiny_path, speech=speech.service) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(served):
+    return openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0)
+
+
+def ask(client, **fields):
+    return client.audio.transcriptions.create(file=recording(), model="whisper-1", **fields)
+
+
+def test_json_and_text(client, speech):
+    answer = ask(client)
+    assert answer.text == TEXT and answer.usage.type == "duration" and answer.usage.seconds == 1.0
+    assert ask(client, response_format="text") == f"{TEXT}\n"
+    assert speech.model.heard[-1][-3:] == tuple(speech.model.tokenizer.start("de"))  # as detected
+
+
+def test_verbose_json(client):
+    answer = ask(client, response_format="verbose_json", language="fr")
+    assert (answer.language, answer.duration, answer.text) == ("french", 1.0, TEXT)
+    assert [(s.id, s.start, s.end, s.text) for s in answer.segments] == [
+        (0, 0.0, 0.5, " Hello there."),
+        (1, 0.5, 0.9, " Good bye."),
+    ]
+    assert answer.segments[0].temperature == 0.0 and answer.words is None
+
+
+def test_subtitles(client):
+    assert ask(client, response_format="srt") == (
+        "1\n00:00:00,000 --> 00:00:00,500\nHello there.\n\n2\n00:00:00,500 --> 00:00:00,900\nGood bye.\n\n"
+    )
+    assert ask(client, response_format="vtt").startswith("WEBVTT\n\n00:00:00.000 --> 00:00:00.500\nHello")
+
+
+def test_a_stream(client):
+    events = list(ask(client, stream=True))
+    assert [event.type for event in events] == ["transcript.text.delta"] * 2 + ["transcript.text.done"]
+    assert "".join(event.delta for event in events[:2]).strip() == events[2].text == TEXT
+    assert events[2].usage.output_tokens > 4
+
+
+def test_options_reach_the_model(client, speech):
+    tokens = speech.model.tokenizer
+    ask(client, language="en", prompt="Names: Ada.")
+    assert speech.model.heard[-1][-3:] == tuple(tokens.start("en"))
+    assert tokens.decode(speech.model.heard[-1]).strip() == "Names: Ada."
+    ask(client, language="German", temperature=0.4)
+    assert speech.model.heard[-1][-2] == tokens.language_token("de")
+    client.audio.translations.create(file=recording(), model="whisper-tiny")
+    assert speech.model.heard[-1][-1] == tokens.translate
+    answer = client.audio.translations.create(
+        file=recording(), model="whisper-tiny", response_format="verbose_json"
+    )
+    assert answer.text == TEXT and answer.language == "german"
+
+
+def test_the_list_of_models(client, served):
+    with served.client() as plain:
+        names = [model["id"] for model in plain.get("/v1/models").json()["data"]]
+    assert names[1] == "whisper-tiny"
+    found = client.models.retrieve("whisper-1")
+    assert found.id == "whisper-tiny" and found.edgespec["speech"] and "de" in found.edgespec["languages"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message", "param"),
+    [
+        ({"language": "klingon"}, "language: Whisper knows no language 'klingon'", "language"),
+        ({"language": "yue"}, "language yue: the model knows af, am, ar", "language"),
+        ({"temperature": 3}, "temperature: must be at most 1", "temperature"),
+        ({"response_format": "pdf"}, "response_format: must be 'json', 'text'", "response_format"),
+        ({"response_format": "srt", "stream": True}, "stream: only with the response_format json", "stream"),
+        ({"include": ["logprobs"]}, "include[]: leave it out: no logprobs are sent", "include[]"),
+        ({"timestamp_granularities": ["word"]}, "only with the response_format verbose_json", None),
+        (
+            {"timestamp_granularities": ["word"], "response_format": "verbose_json"},
+            "timestamp_granularities[]: whisper-tiny: the file does not say which heads",
+            "timestamp_granularities[]",
+        ),
+        ({"extra_body": {"beam": 99}}, "beam: must be at most 16", "beam"),
+        ({"extra_body": {"bean": 5}}, "bean: there is no such field here", "bean"),
+    ],
+)
+def test_mistakes_are_named(client, fields, message, param):
+    with pytest.raises(openai.BadRequestError) as caught:
+        result = ask(client, **fields)
+        list(result)
+    assert message in caught.value.body["message"] and "\n" not in caught.value.body["message"]
+    assert param is None or caught.value.body["param"] == param
+
+
+def test_models_that_are_not_here(client):
+    with pytest.raises(openai.NotFoundError, match="no speech model 'gpt-4o-transcribe' here"):
+        client.audio.transcriptions.create(file=recording(), model="gpt-4o-transcribe")
+
+
+def post(served, files=None, data=None, path="transcriptions", **more):
+    with served.client() as client:
+        return client.post(f"/v1/audio/{path}", files=files, data=data, **more)
+
+
+def test_bad_recordings_are_told(served):
+    for data, message in (
+        (b"", "file: empty, 0 bytes"),
+        (b"no sound at all, but a text", "file: not a recording that can be read"),
+        (wav(noise(0)), "file: no sound in it, not one sample"),
+        (wav(np.zeros(101 * 16_000)), "file: longer than 100 s; cut it into parts"),
+    ):
+        answer = post(served, {"file": ("a.wav", data)})
+        assert answer.status_code == 400, answer.text
+        assert message in answer.json()["error"]["message"] and answer.json()["error"]["param"] == "file"
+    assert not served.log
+
+
+def test_forms_that_are_none(served):
+    answer = post(served, json={"file": "x"})
+    assert answer.status_code == 415 and "multipart/form-data" in answer.json()["error"]["message"]
+    answer = post(served, data={"file": "x"})
+    assert answer.status_code == 415
+    answer = post(served, {"other": ("a.wav", wav(noise(1)))})
+    assert answer.status_code == 400 and "file: is missing" in answer.json()["error"]["message"]
+    answer = post(
+        served, content=b"--x\r\nbroken", headers={"Content-Type": "multipart/form-data; boundary=y"}
+    )
+    assert answer.status_code == 400 and answer.json()["error"]["type"] == "invalid_request_error"
+    answer = post(served, {"file": ("a", b"x")}, headers={"Sec-Fetch-Site": "cross-site"})
+    assert answer.status_code == 403
+    assert not served.log
+
+
+def test_what_was_wrong_with_a_recording_is_a_warning(served):
+    answer = post(served, {"file": ("a.wav", wav(noise(1.0))[:-2000])})
+    assert answer.json()["text"] == TEXT
+    assert "cut off after 0.9 s of 1.0 s" in answer.headers["x-edgespec-warning"]
+
+
+def test_a_full_queue_and_a_client_that_leaves(served, speech):
+    speech.model.gate.clear()
+    speech.model.begun.clear()
+    answers = []
+    threads = [
+        threading.Thread(target=lambda: answers.append(post(served, {"file": ("a.wav", wav(noise(1)))})))
+        for _ in range(2)
+    ]
+    threads[0].start()
+    assert speech.model.begun.wait(10)
+    threads[1].start()
+    while not speech.worker.n_waiting:
+        pass
+    refused = post(served, {"file": ("a.wav", wav(noise(1)))})
+    assert refused.status_code == 503 and refused.json()["error"]["code"] == "queue_full"
+    assert speech.worker.busy
+    speech.model.gate.set()
+    for thread in threads:
+        thread.join(20)
+    assert [answer.json()["text"] for answer in answers] == [TEXT, TEXT]
+
+    speech.model.gate.clear()
+    speech.model.begun.clear()
+    long = {"file": ("a.wav", wav(noise(95)))}
+    with (
+        served.client() as client,
+        client.stream("POST", "/v1/audio/transcriptions", files=long, data={"stream": "true"}) as stream,
+    ):
+        assert stream.status_code == 200
+        assert speech.model.begun.wait(10)
+    n = len(speech.model.mels)
+    speech.model.gate.set()
+    assert post(served, {"file": ("a.wav", wav(noise(1)))}).json()["text"] == TEXT
+    assert len(speech.model.mels) <= n + 3  # not the four windows of the one that left
+
+
+def test_a_failure_of_the_model_is_no_traceback(served, speech, monkeypatch):
+    def fail(_mel):
+        raise RuntimeError("/secret/path is broken")
+
+    monkeypatch.setattr(speech.model, "encode", fail)
+    answer = post(served, {"file": recording()})
+    assert answer.status_code == 500 and "secret" not in answer.text
+    answer = post(served, {"file": recording()}, {"stream": "true"})
+    last = [line for line in answer.text.splitlines() if line.startswith("data:")][-1]
+    assert json.loads(last.removeprefix("data: "))["error"]["message"].startswith("the server failed")
+    assert served.log.pop().startswith("RuntimeError") and served.log.pop().startswith("RuntimeError")
+
+
+def test_english_models_do_not_translate(tiny_path):
+    with (
+        speech_service(tiny_path, multilingual=False) as english,
+        serving(tiny_path, speech=english.service) as served,
+    ):
+        answer = post(served, {"file": recording()}, path="translations")
+        assert answer.status_code == 400 and "does not translate" in answer.json()["error"]["message"]
+        assert post(served, {"file": recording()}).json()["text"] == TEXT
+
+
+def test_bodies_with_recordings_may_be_larger_than_others():
+    import asyncio
+
+    async def answered(path, n):
+        sent = []
+
+        async def app(scope, receive, send):
+            sent.append(len((await receive())["body"]))
+
+        async def receive():
+            return {"type": "http.request", "body": b"x" * n, "more_body": False}
+
+        async def send(message):
+            sent.append(message.get("status", 0))
+
+        gate = Gate(app, GateLimits(max_body=10, max_audio=1000, loopback=False))
+        await gate({"type": "http", "path": path, "headers": [], "method": "POST"}, receive, send)
+        return sent[0]
+
+    assert asyncio.run(answered("/v1/audio/transcriptions", 900)) == 900
+    assert asyncio.run(answered("/v1/audio/transcriptions", 1001)) == 413
+    assert asyncio.run(answered("/v1/completions", 900)) == 413

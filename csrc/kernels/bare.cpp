@@ -134,6 +134,18 @@ int es_kernels_attention(const es_attention *a, float *out, int n_threads) {
     return can_run(&to, none) ? run({&to}, n_threads) : -1;
 }
 
+int es_kernels_unary(int operation, int64_t n, const float *x, float *y) {
+    if (!isa() || n < 1) {
+        return -1;
+    }
+    static const Ggml none = {};
+    Tensor tx = make_tensor(ggml::TYPE_F32, 4, n, 1, 1, x), ty = make_tensor(ggml::TYPE_F32, 4, n, 1, 1, y);
+    ty.op = ggml::OP_UNARY;
+    ty.op_params[0] = operation;
+    ty.src[0] = &tx;
+    return can_run(&ty, none) ? run({&ty}, 1) : -1;
+}
+
 int es_kernels_delta_net(const es_delta_net *a, float *out, int n_threads) {
     if (!isa() || a->width < 1 || a->heads < 1 || a->key_heads < 1 || a->heads % a->key_heads || a->tokens < 1 ||
         a->sequences < 1 || a->slots < 1 || (a->decays != 1 && a->decays != a->width) || n_threads < 1) {

@@ -1,5 +1,6 @@
 // Which operations are run.
 #include "codebooks.h"
+#include "full_attention.h"
 #include "graph.h"
 #include "tensor.h"
 
@@ -213,7 +214,7 @@ bool can_run(const Tensor *op, const Ggml &ggml) {
     case OP_GET_ROWS:
         return floats && is_rows(b, TYPE_I32, 4);
     case OP_FLASH_ATTN_EXT:
-        return can_attend(op);
+        return FullAttention::fits(op) || can_attend(op);
     default:
         return false;
     }

@@ -88,7 +88,8 @@ ES_API int es_kernels_experts(int type, int64_t n_experts, int64_t rows, int64_t
                               float *y, int n_threads);
 
 /* Attention of n tokens, float32 q[n][n_head][head_dim], over n_kv cached ones, k[n_kv][n_head_kv][head_dim] and
- * v[n_kv][n_head_kv][value_dim] of ggml's `cache_type`, F16 or Q8_0; F16 mask[n][n_kv] is added to the scores. */
+ * v[n_kv][n_head_kv][value_dim] of ggml's `cache_type`, F16 or Q8_0; F16 mask[n][n_kv] is added to the scores, where it is
+ * not NULL. In F32, without a mask: full attention, in which keys and values are quantized, too. */
 struct es_attention {
     int64_t head_dim, value_dim, n_head, n_head_kv, n, n_kv;
     const float *q;
@@ -101,6 +102,9 @@ struct es_attention {
 };
 /* out[n][n_head][value_dim] */
 ES_API int es_kernels_attention(const struct es_attention *attention, float *out, int n_threads);
+
+/* y[n] = a unary operation, ggml's number, of x[n]. */
+ES_API int es_kernels_unary(int operation, int64_t n, const float *x, float *y);
 
 /* A gated delta net: out[sequences][tokens][heads][width], then the states after the last tokens, the last one first,
  * [slots][sequences][heads][width][width], of which only as many are written as there are tokens. */

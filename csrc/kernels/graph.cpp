@@ -1,5 +1,6 @@
 // In which steps a graph is run. What a step does: operations.cpp, experts.cpp, recurrence.cpp, rotation.cpp and
 // small.cpp.
+#include "full_attention.h"
 #include "graph.h"
 #include "tensor.h"
 
@@ -87,7 +88,11 @@ bool Executor::plan(const std::vector<Tensor *> &nodes) {
             plan_rope(planning, op);
             break;
         case OP_FLASH_ATTN_EXT:
-            plan_attention(planning, op);
+            if (FullAttention::fits(op)) {
+                plan_full_attention(planning, op);
+            } else {
+                plan_attention(planning, op);
+            }
             break;
         case OP_GATED_DELTA_NET:
         case OP_SSM_SCAN:
@@ -250,7 +255,7 @@ void Executor::set_up_memory(const Planning &p) {
         steps_[i].index = i * (size_t)n_threads;
     }
     const size_t acts_size = (acts + 127) / 64 * 64, keys_size = (p.keys * (size_t)n_threads * 8 + 63) / 64 * 64;
-    const size_t size = 64 + acts_size + keys_size + 4 * (states + angles);
+    const size_t size = 64 + acts_size + keys_size + p.full + 4 * (states + angles);
     if (memory_size_ < size) {
         memory_.reset(); // first, so that both are never held
         memory_size_ = 0;
@@ -261,7 +266,8 @@ void Executor::set_up_memory(const Planning &p) {
     acts_ = (int8_t *)begin;
     keys_ = (uint64_t *)(begin + acts_size);
     n_keys_ = p.keys;
-    states_ = (float *)(begin + acts_size + keys_size);
+    full_ = begin + acts_size + keys_size;
+    states_ = (float *)(full_ + p.full);
     float *next_angles = states_ + states;
     for (Angles &a : angles_) {
         const int64_t n = a.op->ne[2] * a.op->op_params[1] / 2;

@@ -113,6 +113,8 @@ class Executor {
     void state_scan(const Step &step, int thread, int n);
     void attend(const Step &step, int thread, int n);
     void merge(const Step &step, int thread, int n);
+    void pack_seen(const Step &step, int thread, int n);
+    void attend_all(const Step &step, int thread, int n);
 
   private:
     // Cosines and sines of a rotation, n_tokens x n_dims / 2: the same for all layers, computed once a graph.
@@ -125,7 +127,7 @@ class Executor {
     struct Planning {
         const std::vector<const ggml::Tensor *> &ops;
         size_t i = 0; // the operation whose turn it is
-        size_t acts = 0, states = 0, angles = 0, keys = 0; // memory
+        size_t acts = 0, states = 0, angles = 0, keys = 0, full = 0; // memory
         // What acts_ holds, sorted how, and as what.
         const ggml::Tensor *quantized = nullptr;
         size_t routing = NONE;
@@ -142,6 +144,7 @@ class Executor {
     const ggml::Tensor *last_logits(const ggml::Tensor *op);
     void plan_rope(Planning &planning, const ggml::Tensor *op);
     void plan_attention(Planning &planning, const ggml::Tensor *op);
+    void plan_full_attention(Planning &planning, const ggml::Tensor *op);
     void plan_recurrence(Planning &planning, const ggml::Tensor *op);
     void join_steps();
     void set_up_memory(const Planning &planning);
@@ -175,6 +178,7 @@ class Executor {
     size_t recurrence_floats_ = 0; // of states_, for each thread
     uint64_t *keys_ = nullptr; // n_keys_ for each thread, to sort
     size_t n_keys_ = 0;
+    char *full_ = nullptr; // of attention without a mask, see full_attention.h
     std::atomic<size_t> n_wanted_{0}; // steps to run: fewer after an abort
 };
 

@@ -117,8 +117,14 @@ void swiglu_oai(int64_t n, const float *x, const float *g, float alpha, float li
 }
 
 void soft_max(int64_t n, const float *x, float factor, float *y) {
-    float largest = -__builtin_inff();
-    for (int64_t i = 0; i < n; i++) {
+    F largest_of[2] = {f_set1(-__builtin_inff()), f_set1(-__builtin_inff())}; // two, as each waits for the one before it
+    int64_t i = 0;
+    for (; i + 2 * LANES <= n; i += 2 * LANES) {
+        largest_of[0] = f_max(largest_of[0], f_mul(f_load(x + i), f_set1(factor)));
+        largest_of[1] = f_max(largest_of[1], f_mul(f_load(x + i + LANES), f_set1(factor)));
+    }
+    float largest = f_reduce_max(f_max(largest_of[0], largest_of[1]));
+    for (; i < n; i++) {
         largest = x[i] * factor > largest ? x[i] * factor : largest;
     }
     each1(n, x, y, [=](F v) { return f_exp(f_sub(f_mul(v, f_set1(factor)), f_set1(largest))); });

@@ -179,9 +179,7 @@ ggml_tensor *AudioGraph::encode(ggml_tensor *x, const es_whisper_dims &d, const 
     for (const Block &block : weights.encoder) {
         ggml_tensor *const qkv = product(normed(x, block.attn_ln), block.qkv);
         const auto part = [&](int64_t i) { return heads(qkv, i * width, width, d.n_audio_head); };
-        ggml_tensor *const k = api_.ggml_cast(context_, part(1), GGML_TYPE_F16);
-        ggml_tensor *const v = api_.ggml_cast(context_, part(2), GGML_TYPE_F16);
-        x = api_.ggml_add(context_, x, product(attend(part(0), k, v, nullptr), block.attn_out));
+        x = api_.ggml_add(context_, x, product(attend(part(0), part(1), part(2), nullptr), block.attn_out));
         x = mlp(x, block);
     }
     return normed(x, weights.audio_ln);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import subprocess
 import sys
 
@@ -69,6 +70,7 @@ def library():
         ctypes.c_int, *[int64] * 3, pointer, size, int64, int64, pointer, ctypes.c_int, pointer, pointer,
         ctypes.c_int,
     )  # fmt: skip
+    library.es_kernels_unary.argtypes = (ctypes.c_int, ctypes.c_int64, pointer, pointer)
     library.es_kernels_attention.argtypes = (ctypes.POINTER(CAttention), pointer, ctypes.c_int)
     library.es_kernels_cached.argtypes = (ctypes.c_int, int64, pointer, pointer)
     library.es_kernels_isa.restype = ctypes.c_char_p
@@ -459,14 +461,15 @@ def test_a_stream_that_cannot_be_had(library, tmp_path):
 
 
 def attention(library, q, k, v, mask, scale, n_threads=2, *, sinks=None, soft_cap=0.0):
-    """`k` and `v`: F16, or the bytes of Q8_0."""
+    """`k` and `v`: F32, F16, or the bytes of Q8_0."""
     n, n_head, head_dim = q.shape
-    in_f16 = k.dtype == np.float16
-    value_dim = v.shape[2] if in_f16 else v.shape[2] // 34 * 32
+    kind = {np.dtype(np.float32): 0, np.dtype(np.float16): 1}.get(k.dtype, 8)
+    value_dim = v.shape[2] // 34 * 32 if kind == 8 else v.shape[2]
     out = np.full((n, n_head, value_dim), np.nan, np.float32)
     asked = CAttention(
-        head_dim, value_dim, n_head, k.shape[1], n, len(k), address(q), address(k), address(v), address(mask),
-        None if sinks is None else address(sinks), scale, soft_cap, 1 if in_f16 else 8,
+        head_dim, value_dim, n_head, k.shape[1], n, len(k), address(q), address(k), address(v),
+        None if mask is None else address(mask), None if sinks is None else address(sinks),
+        scale, soft_cap, kind,
     )  # fmt: skip
     assert library.es_kernels_attention(ctypes.byref(asked), address(out), n_threads) == 0
     return out
@@ -567,6 +570,42 @@ def test_attention_with_all_there_is_does_not_depend_on_the_batch(library, isa, 
         for n_threads in (1, 2, 3):
             out = attention(library, q[:size], k, v, mask[:size], 0.2, n_threads, **more)
             np.testing.assert_array_equal(out, each[:size])
+
+
+@pytest.mark.parametrize("n_kv", [1, 64, 1500])
+def test_attention_without_a_mask_sees_all(library, isa, n_kv):
+    q, k, v, mask = attention_inputs(np.random.default_rng(4), 64, 4, 2, 9, n_kv)
+    expected = attention(library, q, k, v, np.zeros_like(mask), 0.125)
+    for n in (1, 2, 9):
+        out = attention(library, q[:n], k, v, None, 0.125, n_threads=n % 3 + 1)
+        np.testing.assert_array_equal(out, expected[:n])
+
+
+@pytest.mark.parametrize(
+    ("n_kv", "head_dim", "value_dim"), [(1, 64, 64), (31, 32, 16), (100, 96, 80), (777, 64, 64)]
+)
+def test_full_attention(library, isa, n_kv, head_dim, value_dim):
+    """Keys, values and weights have 8 bits; the same bits for any number of queries and threads."""
+    rng = np.random.default_rng(5)
+    n, n_head = 21, 3
+    q, k = (rng.normal(0, 1, (m, n_head, head_dim)).astype(np.float32) for m in (n, n_kv))
+    v = rng.normal(0, 1, (n_kv, n_head, value_dim)).astype(np.float32)
+    k[n_kv // 2] *= 20  # one key that has most of the weight of some queries, none of that of others
+    out = attention(library, q, k, v, None, head_dim**-0.5)
+    expected = reference_attention(q, k, v, np.zeros((n, n_kv)), head_dim**-0.5)
+    assert np.sqrt(np.mean((out - expected) ** 2) / np.mean(expected**2)) < 0.03
+    for size in (1, 3, 8, n):
+        again = attention(library, q[:size], k, v, None, head_dim**-0.5, n_threads=size % 4 + 1)
+        np.testing.assert_array_equal(again, out[:size])
+
+
+def test_gelu_with_the_error_function(library, isa):
+    x = np.concatenate([np.linspace(-9, 9, 20_003), [0.0, -0.0, 1e-30, -1e4, 1e4]]).astype(np.float32)
+    y = np.empty_like(x)
+    assert library.es_kernels_unary(16, len(x), address(x), address(y)) == 0
+    exact = [0.5 * v * math.erfc(-v / math.sqrt(2)) for v in x.astype(np.float64)]
+    np.testing.assert_allclose(y, exact, rtol=1e-6, atol=5e-7)
+    assert library.es_kernels_unary(17, len(x), address(x), address(y)) == -1  # XIELU
 
 
 @settings(deadline=None)

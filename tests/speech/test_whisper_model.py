@@ -58,7 +58,10 @@ def exact(path):
 
 @pytest.mark.parametrize("use_kernels", [True, False])
 def test_it_is_whisper(tmp_path, use_kernels):
-    """Against numpy, with F16 weights; odd sizes, and an encoder wider than the decoder."""
+    """Against numpy, with F16 weights; odd sizes, and an encoder wider than the decoder.
+
+    The kernels' full attention has 8 bits, whatever the weights.
+    """
     path = write_tiny_whisper(
         tmp_path / "m.gguf", matrix_type="f16", n_audio_ctx=75, n_text_ctx=40, n_audio_layer=2, n_state=96,
         n_text_state=64, peak=1.0,
@@ -66,7 +69,7 @@ def test_it_is_whisper(tmp_path, use_kernels):
     reference = ReferenceWhisper(path)
     with WhisperModel.open(path, n_threads=1, kernels=use_kernels) as model:
         audio = model.encode(sound(model))
-        assert error(audio.states(), reference.encode(sound(model))) < 2e-3
+        assert error(audio.states(), reference.encode(sound(model))) < (0.015 if use_kernels else 2e-3)
         tokens = some_tokens(model, 30)
         expected, heard = reference.decode(tokens, audio.states())
         cache = model.cache(audio)

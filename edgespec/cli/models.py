@@ -234,16 +234,21 @@ def add_command(
     ] = None,
 ) -> None:
     """Give your own GGUF file a name, in your models.toml."""
-    from edgespec.llama.gguf_header import check_model_file
+    from edgespec.llama.gguf_header import check_complete_file, check_model_file
+    from edgespec.models.whisper.convert import ARCHITECTURE, foreign_whisper, is_whisper_source
 
     path = expand_user(file).absolute()
-    header = check_model_file(path, or_head=True)
+    if is_whisper_source(path):
+        raise UsageError(foreign_whisper(str(file)))
+    is_speech = check_complete_file(path).architecture == ARCHITECTURE
+    header = check_complete_file(path) if is_speech else check_model_file(path, or_head=True)
     size = path.stat().st_size
     name = name or path.name.removesuffix(".gguf")
     with err.status(f"hashing {path.name}"):
         sha256 = hash_file(path)
         parts = [hash_file(part) for part in header.other_parts]
-    add_local(name, path, size, sha256, mtp=has_mtp_head(path), parts=parts)
+    mark = "speech" if is_speech else "mtp" if has_mtp_head(path) else ""
+    add_local(name, path, size, sha256, mark=mark, parts=parts)
     err.print(f"added to {user_models_file()}", markup=False)
     out.print(name, markup=False)
 

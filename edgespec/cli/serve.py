@@ -177,6 +177,7 @@ class SpeechServing:
         if self.speech is None:
             yield None
             return
+        from edgespec.models.speech_model import speech_ref
         from edgespec.server.audio_routes import SpeechService
         from edgespec.server.speech_worker import SpeechWorker
         from edgespec.speech.opening import open_transcriber
@@ -194,13 +195,16 @@ class SpeechServing:
                 max_queue=limits.max_queue,
                 max_seconds=limits.max_seconds,
             )
-            name = PurePath(self.speech).name.removesuffix(".gguf")
+            name = PurePath(speech_ref(self.speech)).name.removesuffix(".gguf")
             yield SpeechService(name, speech, 60.0 * self.max_audio_minutes)
 
     def pull(self) -> None:
         """Get models that are not here."""
         if self.speech is not None:
-            pull_named(self.speech, None if self.speech_draft in ("auto", "none") else self.speech_draft)
+            from edgespec.models.speech_model import speech_ref
+
+            draft = None if self.speech_draft in ("auto", "none") else speech_ref(self.speech_draft)
+            pull_named(speech_ref(self.speech), draft)
 
 
 @grouped

@@ -31,6 +31,7 @@ def transcribe_command(
     output.check(heard.files)
     options = decoding.options(heard, words=output.words)
     from edgespec.energy import EnergyMeter
+    from edgespec.models.speech_model import speech_ref
     from edgespec.speech.opening import open_transcriber
     from edgespec.speech.voice import check_detector
 
@@ -39,8 +40,8 @@ def transcribe_command(
     meter = None
     if output.counts_joules:
         meter = EnergyMeter.choose(assume_watts=output.assume_watts, on_message=message)
-    draft = models.draft if models.draft not in ("auto", "none") else None
-    pull_named(models.model, draft)
+    draft = speech_ref(models.draft) if models.draft not in ("auto", "none") else None
+    pull_named(speech_ref(models.model), draft)
     with ExitStack() as stack:
         if meter:
             stack.enter_context(meter)

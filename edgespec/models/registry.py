@@ -64,11 +64,12 @@ def check_name(name: str) -> None:
 
 
 def add_local(
-    name: str, path: Path, size: int, sha256: str, *, mtp: bool = False, parts: Sequence[str] = ()
+    name: str, path: Path, size: int, sha256: str, *, mark: str = "", parts: Sequence[str] = ()
 ) -> None:
     """Append an entry for the user's own GGUF at `path` to the user's models.toml.
 
-    `mtp`: its file has a head that drafts for it. `parts`: as in `Entry`.
+    `mark`: "mtp" if its file has a head that drafts for it, "speech" for a Whisper model, or "".
+    `parts`: as in `Entry`.
 
     Raises:
         UsageError: `name` is unusable or taken.
@@ -83,7 +84,7 @@ def add_local(
     text = file.read_text(encoding="utf-8") if file.exists() else ""
     separator = "" if not text else "\n" if text.endswith("\n") else "\n\n"
     quoted = json.dumps(str(path), ensure_ascii=False)  # JSON's escapes are TOML's too
-    more = "mtp = true\n" if mtp else ""
+    more = f"{mark} = true\n" if mark else ""
     if parts:
         more += f"parts = {json.dumps(list(parts))}\n"
     _rewrite_user_file(

@@ -6,11 +6,21 @@ from pathlib import Path
 
 from edgespec.errors import UsageError
 from edgespec.models.pull import ProgressFn, no_progress
+from edgespec.models.registry import load_registry
 from edgespec.models.resolve import resolve
 from edgespec.models.whisper.convert import foreign_whisper, is_whisper_source
 from edgespec.models.whisper.gguf_file import check_speech_file
 from edgespec.platform.files import expand_user
 from edgespec.platform.messages import MessageFn, silent
+
+_PREFIX, _SHORT = "whisper-", {"large": "whisper-large-v3", "turbo": "whisper-large-v3-turbo"}
+
+
+def speech_ref(ref: str) -> str:
+    """Return a reference to a Whisper model with OpenAI's short names, such as small, as the registry's."""
+    entries = load_registry().entries
+    named = _SHORT.get(ref, _PREFIX + ref)
+    return named if ref not in entries and named in entries and not expand_user(ref).exists() else ref
 
 
 def speech_model(ref: str, *, on_progress: ProgressFn = no_progress, on_message: MessageFn = silent) -> Path:
@@ -19,6 +29,7 @@ def speech_model(ref: str, *, on_progress: ProgressFn = no_progress, on_message:
     Raises UsageError for a Whisper model of another program, which is to be converted first, and as
     `resolve`; EdgespecError for any other file.
     """
+    ref = speech_ref(ref)
     if ref.strip() and is_whisper_source(expand_user(ref)):
         raise UsageError(foreign_whisper(ref))
     path = resolve(ref, on_progress=on_progress, on_message=on_message)

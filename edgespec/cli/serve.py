@@ -172,7 +172,9 @@ class SpeechServing:
     ] = 240
 
     @contextmanager
-    def open(self, worker: Worker, limits: RequestLimits, compute: Compute) -> Iterator[SpeechService | None]:
+    def open(
+        self, worker: Worker, limits: RequestLimits, compute: Compute, meter: EnergyMeter | None
+    ) -> Iterator[SpeechService | None]:
         """Load the model, which takes turns with the texts of `worker`; None without one."""
         if self.speech is None:
             yield None
@@ -194,6 +196,7 @@ class SpeechServing:
                 turns=worker.turns,
                 max_queue=limits.max_queue,
                 max_seconds=limits.max_seconds,
+                meter=meter,
             )
             name = PurePath(speech_ref(self.speech)).name.removesuffix(".gguf")
             yield SpeechService(name, speech, 60.0 * self.max_audio_minutes)
@@ -250,7 +253,9 @@ def serve_command(
             service = Service.of(engine, n_ctx=loading.ctx, max_prompt=limits.max_prompt)
             metrics = Metrics(energy=meter.available)
             metrics.watch(worker)
-            with speech.open(worker, limits, loading.compute) as heard:
+            with speech.open(worker, limits, loading.compute, engine.meter) as heard:
+                if heard:
+                    metrics.watch_speech(heard.worker)
                 app = create_app(engine, worker, metrics=metrics, service=service, speech=heard, log=message)
                 hurried = serve(
                     metrics.counting(Gate(app, gate)),

@@ -32,10 +32,11 @@ from edgespec.server.audio_schema import (
 )
 from edgespec.server.json_routes import route_class
 from edgespec.server.request_queue import QueuePlace
+from edgespec.server.request_reader import ALIAS
 from edgespec.server.speech_worker import SpeechItem, SpeechWorker
 from edgespec.server.streaming import ALIVE_S, CLIENT_GONE, WARNING, client_of
 from edgespec.speech.audio import Floats, SoundReader
-from edgespec.speech.formats import write_transcript
+from edgespec.speech.formats import stats_object, write_transcript
 from edgespec.speech.languages import LANGUAGES, language_code
 from edgespec.speech.options import TEMPERATURES, SpeechOptions
 from edgespec.speech.transcriber import Transcriber
@@ -65,7 +66,7 @@ class SpeechService:
 
     def check_name(self, model: str | None) -> None:
         """Raise a 404 for a model that is not served."""
-        if model not in (None, self.name, OPENAI_NAME):
+        if model not in (None, self.name, OPENAI_NAME, ALIAS):
             raise ApiError(
                 404,
                 f"no speech model {model[:80]!r} here: this server has {self.name!r}, also called "
@@ -215,6 +216,7 @@ def _whole(
         else None,
         words=words if "word" in granularities else None,
         usage=usage,
+        edgespec=stats_object(transcript),
     )
     return _json(answer.model_dump_json(exclude_none=True))
 

@@ -100,6 +100,7 @@ class VerboseTranscription(BaseModel):
     segments: list[dict[str, Any]] | None = None
     words: list[TimedWord] | None = None
     usage: AudioUsage
+    edgespec: dict[str, Any] = Field(description="Ours: times, tokens, drafting, energy.")
 
 
 class TranscriptDelta(BaseModel):

@@ -15,7 +15,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgespec.engine.batcher import StepSummary
 from edgespec.server.page import PATHS
+from edgespec.server.speech_worker import SpeechWorker
 from edgespec.server.worker import EndedRequest, Outcome, Worker
+from edgespec.speech.transcript import Transcript
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 """The type of what `Metrics.render` returns."""
@@ -135,6 +137,28 @@ class Metrics:
             self._pass_texts.observe(passed.n_requests)
             self._pass_tokens.labels("prompt").inc(passed.n_prefilled)
             self._pass_tokens.labels("text").inc(passed.n_tokens - passed.n_prefilled)
+
+    def watch_speech(self, worker: SpeechWorker) -> None:
+        """Count what `worker` hears from now on."""
+        recordings = Counter(
+            "edgespec_recordings", "Recordings, by how they ended.", ["outcome"], registry=self._registry
+        )
+        audio_s = Counter("edgespec_audio_seconds", "Length of recordings.", registry=self._registry)
+        heard_s = Counter(
+            "edgespec_hearing_seconds", "Time in which they were heard.", registry=self._registry
+        )
+        waiting = Gauge("edgespec_recordings_waiting", "Recordings that wait.", registry=self._registry)
+        waiting.set_function(lambda: worker.n_waiting)
+        for outcome in _OUTCOMES.values():
+            recordings.labels(outcome)
+
+        def count(outcome: Outcome, transcript: Transcript | None) -> None:
+            recordings.labels(_OUTCOMES[outcome]).inc()
+            if transcript:
+                audio_s.inc(transcript.stats.audio_s)
+                heard_s.inc(transcript.stats.total_s)
+
+        worker.on_end = count
 
     def counting(self, app: ASGIApp) -> ASGIApp:
         """Return `app` with its answers counted by route and status."""

@@ -16,6 +16,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from edgespec.energy import EnergyMeter
 from edgespec.platform.turns import Turns
 from edgespec.server.request_queue import (
     Abandoned,
@@ -25,6 +26,7 @@ from edgespec.server.request_queue import (
     ShuttingDown,
     TimedOut,
 )
+from edgespec.server.worker import Outcome
 from edgespec.speech.options import SpeechOptions
 from edgespec.speech.transcriber import Transcriber
 from edgespec.speech.transcript import Segment, Transcript
@@ -70,12 +72,16 @@ class SpeechWorker:
         turns: Turns | None = None,
         max_queue: int = 64,
         max_seconds: float = 600.0,
+        meter: EnergyMeter | None = None,
     ) -> None:
         """Let at most `max_queue` recordings wait, each up to `max_seconds`; then it may take as long again.
 
         From `start` to the end of `stop` only the thread uses the model of `transcriber`. `turns`: shared
-        with whatever else computes in this process.
+        with whatever else computes in this process. `meter`: measures the joules of each recording.
         """
+        self.on_end: Callable[[Outcome, Transcript | None], None] = lambda _outcome, _transcript: None
+        """Told how a recording ended; called on this worker's thread or on the event loop."""
+        self._meter = meter
         self.transcriber = transcriber
         self._turns = turns or Turns()
         self._max_queue, self._max_seconds = max_queue, max_seconds
@@ -162,8 +168,11 @@ class SpeechWorker:
             request.cancelled = reason
             if request is self._running:
                 return
-            with suppress(KeyError, ValueError):  # it has ended
+            try:
                 self._queue.remove(request)
+            except (KeyError, ValueError):  # it has ended
+                return
+        self._count(_outcome(reason) or "cancelled")
         request.tell(reason)
 
     def _time_out(self, request: SpeechRequest) -> None:
@@ -221,6 +230,24 @@ class SpeechWorker:
         heard = Transcriber(ours.model, ours.tokenizer, request.options, drafts=ours.drafts)
         with self._turns:
             hearing = heard.hear(request.samples, on_progress=between_windows)
-            for segment in hearing.segments():
-                request.tell(segment)
+            window = self._meter.begin() if self._meter else None
+            try:
+                for segment in hearing.segments():
+                    request.tell(segment)
+            finally:
+                if window:
+                    hearing.transcript.energy = window.end()
+                outcome: Outcome = "finished" if hearing.transcript.complete else "failed"
+                self._count(_outcome(request.cancelled) or outcome, hearing.transcript)
         request.tell(hearing.transcript)
+
+    def _count(self, outcome: Outcome, transcript: Transcript | None = None) -> None:
+        with suppress(Exception):  # an error in counting must not end a request
+            self.on_end(outcome, transcript)
+
+
+def _outcome(cancelled: BaseException | None) -> Outcome | None:
+    """Return how a request ended that was cancelled; None if it was not."""
+    if cancelled is None:
+        return None
+    return "timed out" if isinstance(cancelled, TimedOut) else "cancelled"

@@ -9,9 +9,13 @@ import numpy as np
 import openai
 import pytest
 
+from edgespec.server.audio_routes import SpeechService
 from edgespec.server.gate import Gate, GateLimits
+from edgespec.server.speech_worker import SpeechWorker
+from edgespec.speech.opening import open_transcriber
 from server_app import serving
 from speech_app import noise, recording, speech_service, wav
+from tiny_whisper import write_tiny_whisper
 
 TEXT = "Hello there. Good bye."
 
@@ -52,6 +56,7 @@ def test_verbose_json(client):
         (1, 0.5, 0.9, " Good bye."),
     ]
     assert answer.segments[0].temperature == 0.0 and answer.words is None
+    assert answer.edgespec["complete"] and answer.edgespec["windows"] == 1
 
 
 def test_subtitles(client):
@@ -220,6 +225,37 @@ def test_english_models_do_not_translate(tiny_path):
         answer = post(served, {"file": recording()}, path="translations")
         assert answer.status_code == 400 and "does not translate" in answer.json()["error"]["message"]
         assert post(served, {"file": recording()}).json()["text"] == TEXT
+
+
+def test_a_real_model_answers_alike_beside_a_chat(tiny_path, tmp_path):
+    """A tiny random one: what it says is nonsense, and the same each time, as is the chat's text."""
+    path = write_tiny_whisper(tmp_path / "random.gguf", n_text_ctx=64)
+    with open_transcriber(str(path)) as transcriber:
+        worker = SpeechWorker(transcriber)
+        with serving(tiny_path, speech=SpeechService("random", worker)) as served, served.client() as client:
+            asked = {"prompt": "once", "max_tokens": 40, "temperature": 0, "model": "edgespec"}
+
+            def chat():
+                return client.post("/v1/completions", json=asked).json()["choices"][0]["text"]
+
+            fields = {"response_format": "verbose_json", "timestamp_granularities[]": ["word", "segment"]}
+            alone, first = chat(), post(served, {"file": recording(2.0)}, fields)
+            assert first.status_code == 200, first.text
+            said: list[str] = []
+            other = threading.Thread(target=lambda: said.append(chat()))
+            other.start()
+            again = post(served, {"file": recording(2.0)}, fields)
+            other.join(30)
+            assert said == [alone]
+            for answer in (first, again):
+                found = answer.json()
+                assert found["duration"] == 2.0 and found["edgespec"]["tokens"] > 0
+                found.pop("edgespec")
+            assert first.json()["segments"] == again.json()["segments"]
+            metrics = client.get("/metrics").text
+    assert served.log == []
+    assert 'edgespec_recordings_total{outcome="finished"} 2.0' in metrics
+    assert "edgespec_audio_seconds_total 4.0" in metrics
 
 
 def test_bodies_with_recordings_may_be_larger_than_others():

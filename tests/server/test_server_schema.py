@@ -20,6 +20,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from server_app import Served, serving
+from speech_app import speech_service
 from tiny_gguf import write_tiny_gguf
 
 CHECKS = [
@@ -37,7 +38,7 @@ CHECKS = [
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A model of a small context, so that answers are short."""
     path = write_tiny_gguf(tmp_path_factory.mktemp("schema") / "short.gguf", seed=1, n_ctx=256)
-    with serving(path) as running:
+    with speech_service(path) as speech, serving(path, speech=speech.service) as running:
         yield running
 
 
@@ -77,6 +78,9 @@ def description(served: Served) -> Any:
         ("POST", "/detokenize", "positive", 10),
         ("POST", "/detokenize", "negative", 20),
         ("GET", "/tokenizer_info", "positive", 3),
+        ("POST", "/v1/audio/transcriptions", "positive", 10),
+        ("POST", "/v1/audio/transcriptions", "negative", 20),
+        ("POST", "/v1/audio/translations", "positive", 5),
         ("GET", "/api/tags", "positive", 3),
         ("GET", "/api/ps", "positive", 3),
         ("GET", "/api/version", "positive", 3),
@@ -112,6 +116,8 @@ def test_the_description_names_every_route_and_no_status_that_is_never_sent(serv
         "/v1/models/{name}",
         "/v1/chat/completions",
         "/v1/completions",
+        "/v1/audio/transcriptions",
+        "/v1/audio/translations",
         "/infill",
         "/tokenize",
         "/detokenize",

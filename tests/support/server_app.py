@@ -64,6 +64,8 @@ def serving(
     ):
         worker = Worker(engine, cancellation, **(worker_options or {}))
         metrics.watch(worker)
+        if speech:
+            metrics.watch_speech(speech.worker)
         served = Service.of(engine, **(service or {}))
         app = create_app(engine, worker, metrics=metrics, service=served, speech=speech, log=log.append)
         server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off"))

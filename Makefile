@@ -64,7 +64,7 @@ format: $(VENV)/.dev ## Format the Python code
 
 # One build for the C tests and for Python's. -S and -P keep the installed edgespec out, so that the one in
 # build/sanitize-py is found. Python leaks at exit by itself: leaks are looked for in the C tests only. What
-# has no memory is to be told so, not ended. SANITIZED: statistics are drawn from fewer samples.
+# has no memory is to be told so, not ended. libstdc++ comes first too: ASan looks for its throw when it starts. SANITIZED: statistics are drawn from fewer samples.
 sanitize: $(VENV)/.dev ## Run the C tests and the Python tests of C code under ASan and UBSan, threads under TSan (gcc)
 	PATH="$(abspath $(BIN)):$$PATH" $(PIP) install --no-build-isolation --no-deps --upgrade \
 		--target build/sanitize-py -C build-dir=build/sanitize \
@@ -75,12 +75,13 @@ sanitize: $(VENV)/.dev ## Run the C tests and the Python tests of C code under A
 		-DEDGESPEC_TESTS=ON -DEDGESPEC_SANITIZE=thread >/dev/null
 	$(CMAKE) --build build/sanitize-threads --target test_threads
 	$(BIN)/ctest --test-dir build/sanitize-threads --output-on-failure -R kernels_threads
-	SANITIZED=1 OMP_WAIT_POLICY=passive LD_PRELOAD="$$($(CC) -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
+	SANITIZED=1 OMP_WAIT_POLICY=passive LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libstdc++.so)" \
+		ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
 		PYTHONPATH="$(CURDIR)/build/sanitize-py:$(PACKAGES)" \
 		$(BIN)/python -P -S -m pytest -q -p no:cacheprovider -m "not pair" \
 		--dist loadgroup --tx '2*popen//python=$(abspath $(BIN))/python -P -S' tests/decoding/test_twins.py tests/decoding/test_lossless.py \
 		tests/decoding/test_tree_verify.py tests/drafting/test_suffix.py tests/llama/test_kernels.py tests/llama/test_kernels_states.py \
-		tests/llama/test_kernels_models.py
+		tests/llama/test_kernels_models.py tests/speech/test_whisper_model.py
 
 bench: $(VENV)/.dev ## Measure: the C core, T(n), plain against speculative, memory (10 minutes, keep the machine quiet)
 	$(BIN)/edgespec models pull default qwen2.5-coder-0.5b-q4_0

@@ -74,7 +74,7 @@ def test_it_is_whisper(tmp_path, use_kernels):
         expected, heard = reference.decode(tokens, audio.states())
         cache = model.cache(audio)
         (logits,) = cache.forward([SequenceBatch(0, tokens, len(tokens))])
-        assert error(logits, expected) < (1e-3 if use_kernels else 2e-2)
+        assert error(logits, expected) < (3e-3 if use_kernels else 2e-2)
         weights = cache.cross_attention(tokens)
         expected_weights = np.stack([heard[layer][head] for layer, head in model.dims.alignment_heads])
         np.testing.assert_allclose(weights, expected_weights, atol=2e-3)

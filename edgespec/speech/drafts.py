@@ -34,11 +34,14 @@ from edgespec.speech.tokenizer import WhisperTokenizer
 from edgespec.speech.transcript import SpeechStats
 from edgespec.speech.whisper_model import DecoderCache, EncodedAudio
 
+_REPEATS = 0.2  # of text's repetitions that are expected of speech; once seen, it counts
 _REMEMBERED = 1 << 16  # tokens of text heard before
 _EXPECTED_ACCEPTANCE = 0.85  # of a smaller model's tokens, before any was tried
 _EXPECTED_TOKENS = 80.0  # of a window
 _MARGIN = 1.05  # a draft has to save this many times what it costs
 _LONGEST = 16  # tokens drafted at once that the price reckons with
+_FEWEST = 8  # tokens of a decoding whose time says something
+_NEWEST = 0.3  # weight of the newest window in the time of a token
 
 
 class SpeechDraftModel(DraftModel):
@@ -51,6 +54,19 @@ class TranslatedSpeechModel(TranslatedModel):
     """The same for a model of another vocabulary."""
 
     starts_idle = False
+
+
+class SpeechPredictor(Predictor):
+    """The acceptance of drafts in one recording: windows are one text, and speech seldom repeats itself."""
+
+    _begun = False
+
+    def begin(self) -> None:
+        """Start on a window: what was learned in those before holds."""
+        if not self._begun:
+            super().begin()
+            self._right = _REPEATS * self._expected
+            self._begun = True
 
 
 def same_tokens(target: WhisperTokenizer, draft: WhisperTokenizer) -> bool:
@@ -127,10 +143,6 @@ class DraftPrice:
             best = min(best, (n * draft[1] + verify[n + 1]) / emitted)
         return self.n_tokens * (plain - best)
 
-    def pays(self, verify: Sequence[float], draft: Sequence[float], acceptance: float) -> bool:
-        """Return whether it saves more than its encoder takes."""
-        return self.saved_s(verify, draft, acceptance) > _MARGIN * self.encode_s
-
 
 class ModelDrafts:
     """Drafts of one target: of a smaller model where it pays, and of text heard before. A SpeechDrafts.
@@ -156,7 +168,7 @@ class ModelDrafts:
         self._vocabulary = SpeechVocabulary(target.tokenizer)
         self._curves = PassCurves(self._guess(target), self._guess(draft) if draft else None)
         self._learned = {
-            greedy: LearnedCosts(self._curves.target, self._curves.draft, Predictor())
+            greedy: LearnedCosts(self._curves.target, self._curves.draft, SpeechPredictor())
             for greedy in (True, False)
         }
         self._shares = draft is not None and shares_encoder(target, draft)
@@ -167,7 +179,7 @@ class ModelDrafts:
         self._model: DraftModel | None = None
         self._held: list[EncodedAudio | DecoderCache] = []
         self._stats = SpeechStats()
-        self._n_timed = 0
+        self._token_s: dict[bool, float] = {}  # a token's time without and with the draft model
 
     @staticmethod
     def _guess(model: SpeechModel) -> OnlineCurve:
@@ -223,9 +235,11 @@ class ModelDrafts:
         acceptance = stats.draft_acceptance_rate if stats.n_drafted > _EXPECTED_TOKENS else None
         if acceptance is None:
             acceptance = _EXPECTED_ACCEPTANCE
-        verify, passes = self._curves.target.at(0), draft_curve.at(0)
-        pays = price.pays(verify, passes, acceptance)
-        self._note(draft, price, price.saved_s(verify, passes, acceptance), pays=pays)
+        saved_s = price.saved_s(self._curves.target.at(0), draft_curve.at(0), acceptance)
+        if len(self._token_s) == 2:  # both were tried: no need to reckon
+            saved_s = price.n_tokens * (self._token_s[False] - self._token_s[True])
+        pays = saved_s > _MARGIN * price.encode_s
+        self._note(draft, price, saved_s, pays=pays)
         return pays
 
     def _note(self, draft: SpeechModel, price: DraftPrice, saved_s: float, *, pays: bool) -> None:
@@ -265,9 +279,13 @@ class ModelDrafts:
             self.suffix.load(np.array([*tokens, -1], np.int32))
 
     def decoded(self, tokens: Sequence[int], n_prompt: int, drafter: Drafter | None, seconds: float) -> None:
-        """Learn what a token costs where nothing was drafted."""
+        """Learn what a token took, and a pass where nothing was drafted."""
         n = len(tokens) - n_prompt
-        if drafter is None and n > 1:
+        if n < _FEWEST:
+            return
+        before = self._token_s.get(self._model is not None, seconds / n)
+        self._token_s[self._model is not None] = before + _NEWEST * (seconds / n - before)
+        if drafter is None:
             for _ in range(4):
                 self._curves.target.observe(1, len(tokens), seconds / n)
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgespec.speech.mel import HOP, N_FRAMES, SAMPLE_RATE, log_mel, window_of
-from edgespec.speech.transcriber import Hearing, Samples, Transcriber
+from edgespec.speech.transcriber import Hearing, Samples, Transcriber, is_silent
 from edgespec.speech.transcript import Segment, Transcript
 
 _EVERY_S = 1.0
@@ -123,12 +123,15 @@ class LiveHearing:
         return window_of(mel[:, :n_frames], 0)
 
     def _final(self, n_frames: int) -> list[Segment]:
-        segments, n_heard = self._hearing.window(self._window(n_frames), self._seek, n_frames)
+        segments: list[Segment] = []
+        n_heard = n_frames
+        if not is_silent(self._buffer[: n_frames * HOP]):
+            segments, n_heard = self._hearing.window(self._window(n_frames), self._seek, n_frames)
         self._buffer = self._buffer[n_heard * HOP :]
         self._seek += n_heard
         return segments
 
     def _guess(self) -> Hypothesis:
         n_frames = min(N_FRAMES, len(self._buffer) // HOP)
-        text = self._hearing.guess(self._window(n_frames))
+        text = "" if is_silent(self._buffer) else self._hearing.guess(self._window(n_frames))
         return Hypothesis(text, (self._seek + n_frames) / 100)

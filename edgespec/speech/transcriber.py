@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.errors import UsageError
-from edgespec.speech.mel import SAMPLE_RATE, log_mel, window_of
+from edgespec.speech.mel import HOP, SAMPLE_RATE, log_mel, window_of
 from edgespec.speech.options import SpeechOptions
 from edgespec.speech.tokenizer import WhisperTokenizer
 from edgespec.speech.transcript import Segment, SpeechStats, SpokenWord, Transcript
@@ -33,6 +33,7 @@ Samples = npt.NDArray[np.float32]
 ProgressFn = Callable[[float, float], None]
 """Told how many seconds were heard, and of how many."""
 
+_SILENCE = 1e-4  # -80 dB of full scale: three steps of 16 bits
 _TOO_WARM = 0.5  # temperature above which a text is no prompt for the next
 
 
@@ -138,8 +139,10 @@ class Hearing:
             n_frames = mel.shape[1] - WINDOW_FRAMES
             seek = 0
             while seek < n_frames:
-                n = min(WINDOW_FRAMES, n_frames - seek)
-                segments, n_heard = self.window(window_of(mel[:, : seek + n], seek), seek, n)
+                n = n_heard = min(WINDOW_FRAMES, n_frames - seek)
+                segments: list[Segment] = []
+                if not is_silent(samples[seek * HOP : (seek + n) * HOP]):
+                    segments, n_heard = self.window(window_of(mel[:, : seek + n], seek), seek, n)
                 yield from segments
                 seek += n_heard
                 stats.total_s = time.perf_counter() - started
@@ -253,6 +256,11 @@ class Hearing:
         if not self._options.condition or text.temperature > _TOO_WARM:
             self._before = []
         return segments
+
+
+def is_silent(samples: Samples) -> bool:
+    """Return whether nobody can be heard: a model asked for the text of nothing makes some up."""
+    return not len(samples) or float(np.abs(samples).max()) < _SILENCE
 
 
 def restored(segment: Segment, spoken: SpokenParts) -> Segment:

@@ -26,7 +26,7 @@ def check_language(tokenizer: WhisperTokenizer, options: SpeechOptions) -> None:
     elif language not in (None, "en"):
         raise UsageError(_ENGLISH, field="language", value=language)
     elif options.task == "translate":
-        raise UsageError(_ENGLISH, field="task", value=options.task)
+        raise UsageError(f"nothing can be translated: {_ENGLISH}")
 
 
 def rule_tokens(tokenizer: WhisperTokenizer, options: SpeechOptions) -> RuleTokens:

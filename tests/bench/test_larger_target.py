@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.engine import Engine
 from edgespec.llama.gguf_header import check_model_file
+from edgespec.speech.whisper_model import SequenceBatch, WhisperModel
 from larger_target import write_larger
 from tiny_gguf import write_tiny_gguf
+from tiny_whisper import write_tiny_whisper
 
 
 def written(path: Path) -> tuple[int, ...]:
@@ -25,6 +28,19 @@ def test_it_says_the_same_with_more_layers(tmp_path: Path, architecture: str) ->
     assert check_model_file(larger).n_layer == 7
     assert larger.stat().st_size > 2 * small.stat().st_size
     assert written(larger) == written(small)
+
+
+def test_a_larger_whisper_hears_the_same(tmp_path: Path) -> None:
+    small = write_tiny_whisper(tmp_path / "small.gguf", n_audio_ctx=60, n_text_ctx=40)
+    larger = write_larger(small, [3, 4], tmp_path / "larger.gguf")
+    sound = np.random.default_rng(1).normal(0, 0.5, (80, 120)).astype(np.float32)
+    rows = []
+    for path in (small, larger):
+        with WhisperModel.open(path, n_threads=1) as model:
+            assert model.dims.n_text_layer == (2 if path == small else 4)
+            cache = model.cache(model.encode(sound))
+            rows.append(cache.forward([SequenceBatch(0, [1, 2, 3], 3)])[0])
+    assert np.array_equal(*rows)
 
 
 def test_layers_that_are_there_are_no_larger_model(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ from edgespec.server.response_schema import (
     SpeechModelFacts,
     TextCompletion,
 )
+from edgespec.server.speech_worker import SpeechWorker
 from edgespec.server.streaming import Answerer, with_warnings
 from edgespec.server.tokenizer_routes import add_tokenizer
 from edgespec.server.worker import Worker
@@ -60,19 +61,12 @@ def create_app(
     a reason that is not the client's.
     """
     service = service or Service.of(engine)
-    app = FastAPI(
-        title="edgespec",
-        version=version("edgespec"),
-        summary="OpenAI's API, and Ollama's, over one pair of local models, with exact speculative decoding.",
-        docs_url=None,  # these pages load scripts from other hosts
-        redoc_url=None,
-        responses=error_responses(ErrorAnswer),
+    app = bare_app(
+        "OpenAI's API, and Ollama's, over one pair of local models, with exact speculative decoding.", log
     )
-    app.router.route_class = route_class(log)
-    add_error_handlers(app)
     reader = RequestReader(engine.target, service)
     answerer = Answerer(worker, log)
-    _add_reports(app, worker, metrics)
+    add_reports(app, worker, metrics)
     _add_models(app, engine, service, speech, takes_tools=reader.takes_tools)
     _add_completions(app, engine, service, reader, answerer)
     add_ollama(app, engine, service, reader, answerer, log=log)
@@ -85,7 +79,24 @@ def create_app(
     return app
 
 
-def _add_reports(app: FastAPI, worker: Worker, metrics: Metrics | None) -> None:
+def bare_app(summary: str, log: MessageFn) -> FastAPI:
+    """Return an application that has no routes yet, and answers failures as OpenAI's API does."""
+    app = FastAPI(
+        title="edgespec",
+        version=version("edgespec"),
+        summary=summary,
+        docs_url=None,  # these pages load scripts from other hosts
+        redoc_url=None,
+        responses=error_responses(ErrorAnswer),
+    )
+    app.router.route_class = route_class(log)
+    add_error_handlers(app)
+    return app
+
+
+def add_reports(app: FastAPI, worker: Worker | SpeechWorker, metrics: Metrics | None) -> None:
+    """Add the routes that say how the server is."""
+
     @app.get("/health", responses={503: {"model": Health}})
     async def health(response: Response) -> Health:
         """Say whether requests are taken."""
@@ -124,7 +135,7 @@ def _add_models(
         ),
     )
 
-    heard = [_speech_facts(speech)] if speech else []
+    heard = [speech_facts(speech)] if speech else []
 
     @app.get("/v1/models")
     async def models() -> ModelList:
@@ -141,7 +152,8 @@ def _add_models(
         return served
 
 
-def _speech_facts(speech: SpeechService) -> SpeechModelEntry:
+def speech_facts(speech: SpeechService) -> SpeechModelEntry:
+    """Return the Whisper model as /v1/models lists it."""
     transcriber = speech.worker.transcriber
     return SpeechModelEntry(
         id=speech.name,

@@ -115,28 +115,30 @@ class HttpServer(uvicorn.Server):
 class Workers:
     """The threads that do the work."""
 
-    texts: Worker
+    texts: Worker | None
     speech: SpeechWorker | None = None
 
     @property
     def parallel(self) -> int:
         """Most answers under way at once."""
-        return self.texts.parallel + bool(self.speech)
+        return (self.texts.parallel if self.texts else 0) + bool(self.speech)
 
     @property
     def n_running(self) -> int:
         """Answers under way."""
-        return self.texts.n_running + bool(self.speech and self.speech.busy)
+        n_texts = self.texts.n_running if self.texts else 0
+        return n_texts + bool(self.speech and self.speech.busy)
 
     def start(self) -> None:
         """Start them."""
-        self.texts.start()
+        if self.texts:
+            self.texts.start()
         if self.speech:
             self.speech.start()
 
     async def stop(self, *, grace_s: float) -> None:
         """End them as `Worker.stop` does."""
-        stopping = [self.texts.stop(grace_s=grace_s)]
+        stopping = [self.texts.stop(grace_s=grace_s)] if self.texts else []
         if self.speech:
             stopping.append(self.speech.stop(grace_s=grace_s))
         await asyncio.gather(*stopping)

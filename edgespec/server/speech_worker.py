@@ -97,6 +97,19 @@ class SpeechWorker:
         with self._changed:
             return len(self._queue)
 
+    parallel = 1
+    """Most recordings heard at once."""
+
+    @property
+    def n_running(self) -> int:
+        """Recordings being heard."""
+        return int(self.busy)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether new recordings are refused because the server ends."""
+        return self._stopping
+
     @property
     def busy(self) -> bool:
         """Whether a recording is being heard."""

@@ -194,6 +194,7 @@ async function greet() {
     model = served.model;
     page.model.textContent = [served.model, served.speech].filter(Boolean).join(", ");
     page.speak.hidden = !served.speech;
+    page.send.hidden = page.compare.hidden = !served.model; // a server of speech alone
   } catch (error) {
     page.model.textContent = error.status === 401 ? "" : error.message;
     if (error.status === 401) askForKey();

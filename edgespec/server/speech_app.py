@@ -1,0 +1,38 @@
+"""The application of a server that answers recordings alone."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+
+from edgespec.platform.messages import MessageFn
+from edgespec.server.api import add_reports, bare_app, speech_facts
+from edgespec.server.api_errors import ApiError
+from edgespec.server.audio_routes import OPENAI_NAME, SpeechService, add_audio
+from edgespec.server.metrics import Metrics
+from edgespec.server.openapi import openapi_description
+from edgespec.server.page import add_page
+from edgespec.server.response_schema import ModelList, SpeechModelEntry
+
+
+def create_speech_app(service: SpeechService, *, metrics: Metrics | None, log: MessageFn) -> FastAPI:
+    """Return the application for `service`; `log` takes a line for each failure that is not the client's."""
+    app = bare_app("OpenAI's audio API over a local Whisper model.", log)
+    add_reports(app, service.worker, metrics)
+    entry = speech_facts(service)
+
+    @app.get("/v1/models")
+    async def models() -> ModelList:
+        """List the one model."""
+        return ModelList(data=[entry])
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> SpeechModelEntry:
+        """Return the model of this name."""
+        if name not in (service.name, OPENAI_NAME):
+            raise ApiError(404, f"no model {name[:80]!r} here", param="model", code="model_not_found")
+        return entry
+
+    add_audio(app, service, log)
+    add_page(app)
+    app.openapi_schema = openapi_description(app.openapi())
+    return app

@@ -42,13 +42,16 @@ def log_mel(samples: Floats, n_mels: int, *, padding: int = N_SAMPLES) -> Floats
     `samples`: mono, 16 kHz, in [-1, 1], shape (n,); `padding` samples of silence are appended, so that every
     window of 30 s that begins within the recording is complete.
     """
-    n_frames = (len(samples) + padding) // HOP
-    sound = _mirrored(np.concatenate([samples, np.zeros(padding, np.float32)]))
-    mel = np.empty((n_mels, n_frames), np.float32)
+    length = len(samples) + padding
+    n_frames = length // HOP
+    mel = np.zeros((n_mels, n_frames), np.float32)
     bands, window = mel_bands(n_mels), _hann()
-    for start in range(0, n_frames, _BLOCK):
-        n = min(_BLOCK, n_frames - start)
-        block = sound[start * HOP : (start + n - 1) * HOP + N_FFT]
+    # A frame that begins after the recording is silent, and so is the mirrored end of much silence.
+    n_heard = n_frames if padding < N_FFT else min(n_frames, -(-(len(samples) + N_FFT // 2) // HOP))
+    for start in range(0, n_heard, _BLOCK):
+        n = min(_BLOCK, n_heard - start)
+        first = start * HOP - N_FFT // 2
+        block = _mirrored(samples, length, first, first + (n - 1) * HOP + N_FFT)
         frames = np.lib.stride_tricks.sliding_window_view(block, N_FFT)[::HOP] * window
         spectrum = np.fft.rfft(frames, axis=1)
         power = (spectrum.real**2 + spectrum.imag**2).astype(np.float32).T.copy()  # (bins, frames)
@@ -57,7 +60,9 @@ def log_mel(samples: Floats, n_mels: int, *, padding: int = N_SAMPLES) -> Floats
     np.log10(np.maximum(mel, 1e-10, out=mel), out=mel)
     if n_frames:
         np.maximum(mel, mel.max() - 8.0, out=mel)
-    return (mel + 4.0) / 4.0
+    mel += 4.0
+    mel /= 4.0
+    return mel
 
 
 def window_of(mel: Floats, start: int) -> Floats:
@@ -66,12 +71,19 @@ def window_of(mel: Floats, start: int) -> Floats:
     return np.pad(part, ((0, 0), (0, N_FRAMES - part.shape[1]))) if part.shape[1] < N_FRAMES else part
 
 
-def _mirrored(sound: Floats) -> Floats:
-    """Return `sound` with half a window mirrored at both ends, around which the first frame is centred."""
-    half = N_FFT // 2
-    if len(sound) <= half:  # too short to be mirrored; only without padding
-        return np.pad(sound, (half, half + N_FFT))
-    return np.pad(sound, half, mode="reflect")
+def _mirrored(samples: Floats, length: int, start: int, end: int) -> Floats:
+    """Return the sound from `start` to `end`: `samples`, silence up to `length`, and both ends mirrored.
+
+    The first frame is centred on the first sample, so half of it lies before.
+    """
+    if start >= 0 and end <= len(samples):
+        return samples[start:end]
+    places = np.abs(np.arange(start, end))
+    places = np.where(places >= length, 2 * (length - 1) - places, places)
+    found = np.zeros(end - start, np.float32)
+    inside = (places >= 0) & (places < len(samples))
+    found[inside] = samples[places[inside]]
+    return found
 
 
 def _hann() -> Floats:

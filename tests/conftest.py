@@ -16,7 +16,7 @@ import pytest
 from command_line import python_path
 from edgespec.errors import EdgespecError
 from edgespec.llama import kernels as kernels_room
-from edgespec.llama.backend import quantize
+from edgespec.llama.quantize import quantize
 from edgespec.llama.weights import Model
 from edgespec.models.store import Store
 from tiny_gguf import write_tiny_gguf

@@ -10,6 +10,7 @@ import typer
 
 from edgespec.cli.completion import complete_model
 from edgespec.cli.console import err, out
+from edgespec.cli.importance_source import CalibrationTexts, Imatrix, ImportanceSource
 from edgespec.cli.progress import PullDisplay
 from edgespec.errors import UsageError
 from edgespec.models.found.catalog import is_found_name, stored_model
@@ -20,7 +21,7 @@ from edgespec.models.whisper.convert import is_whisper_source
 from edgespec.platform.files import expand_user
 
 
-def quantize_command(
+def quantize_command(  # noqa: PLR0913 - a user's options
     source: Annotated[
         str,
         typer.Argument(
@@ -33,6 +34,8 @@ def quantize_command(
         str, typer.Option("--type", help="One or more of q4_0, q8_0, q4_k_m, ..., with commas.")
     ],
     pure: Annotated[bool, typer.Option("--pure", help="All tensors of the same type, no mixture.")] = False,
+    imatrix: Imatrix = None,
+    calibrate: CalibrationTexts = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -49,6 +52,7 @@ def quantize_command(
     from edgespec.models.quantizations import expected_bytes, parse_types
 
     types = parse_types(type_, "type")
+    weights = ImportanceSource(imatrix, tuple(calibrate or ()))
     file = _single_file(output, len(types))
     if is_whisper_source(expand_user(source)):
         src = expand_user(source).resolve()
@@ -56,18 +60,13 @@ def quantize_command(
         with PullDisplay() as display:
             src = resolve(source, on_progress=display.on_progress, on_message=display.on_message)
         _refuse_made_draft(source, src)
-    quantize = _quantizer(src, types, pure=pure, n_threads=threads)
     directory = file.parent if file else output or _default_folder(source, src)
     stem = file_stem(source) if is_found_name(source) else src.stem
     targets = {name: file or directory / f"{stem}-{name}.gguf" for name in types}
     _refuse_overwriting(src, targets.values(), force=force)
-    n_bytes = sum(expected_bytes(src, name) for name in types)
-    check_disk(directory, n_bytes, ", ".join(types), "free some, or choose another -o")
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"-o {directory}: cannot be made: {error.strerror}") from error
+    _make_room(directory, sum(expected_bytes(src, name) for name in types), types)
 
+    quantize = _quantizer(src, types, weights, pure=pure, n_threads=threads)
     for name, target in targets.items():
         with err.status(f"quantizing {src.name} to {name}"):
             quantize(target, name)
@@ -79,10 +78,12 @@ def quantize_command(
         out.print_json(data={"source": str(src), "pure": pure, "files": files})
 
 
-def _quantizer(src: Path, types: list[str], *, pure: bool, n_threads: int) -> Callable[[Path, str], None]:
+def _quantizer(
+    src: Path, types: list[str], weights: ImportanceSource, *, pure: bool, n_threads: int
+) -> Callable[[Path, str], None]:
     """Return what writes `src` to a path in a type: llama.cpp's quantizer, or ours for a Whisper model."""
-    from edgespec.llama.backend import quantize
     from edgespec.llama.gguf_header import read_header
+    from edgespec.llama.quantize import quantize
     from edgespec.models.whisper.convert import (
         ARCHITECTURE,
         check_whisper_type,
@@ -93,7 +94,12 @@ def _quantizer(src: Path, types: list[str], *, pure: bool, n_threads: int) -> Ca
 
     is_foreign = is_whisper_source(src)
     if not is_foreign and read_header(src).architecture != ARCHITECTURE:
-        return lambda target, name: quantize(src, target, name, pure=pure, n_threads=n_threads)
+        importance = weights.importance(src, types, n_threads)
+        return lambda target, name: quantize(
+            src, target, name, pure=pure, n_threads=n_threads, importance=importance
+        )
+    if weights.is_given:
+        raise UsageError("--imatrix and --calibrate: not for Whisper models")
     for name in types:
         check_whisper_type(name, "type")
     contents = read_whisper(src) if is_foreign else read_whisper_gguf(src)
@@ -116,6 +122,15 @@ def _refuse_made_draft(source: str, file: Path) -> None:
 def _default_folder(source: str, file: Path) -> Path:
     """Return the folder of results that no option names: other programs' folders are left as they are."""
     return Path() if stored_model(source) else file.parent
+
+
+def _make_room(directory: Path, n_bytes: int, types: list[str]) -> None:
+    """Make the folder of the results. Raises UsageError if it cannot be, or its disk has no room."""
+    check_disk(directory, n_bytes, ", ".join(types), "free some, or choose another -o")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"-o {directory}: cannot be made: {error.strerror}") from error
 
 
 def _single_file(output: Path | None, n_types: int) -> Path | None:

@@ -35,9 +35,9 @@ from edgespec.forge.runs import (
 from edgespec.forge.training.weights import ModelWeights
 from edgespec.forge.vocabulary_cut import check_source, cut, read_vocabulary
 from edgespec.forge.vocabulary_ranking import Ids, VocabularyRanking, rank
-from edgespec.llama.backend import quantize
 from edgespec.llama.gguf_header import GGUFHeader, check_model_file
 from edgespec.llama.head_file import read_head
+from edgespec.llama.quantize import quantize
 from edgespec.llama.weights import Model
 from edgespec.models.draft_records import Family, drafts_for
 from edgespec.models.hashes import sha256_of

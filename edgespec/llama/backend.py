@@ -2,8 +2,6 @@
 
 Importing it starts the library, takes over its log (nothing is printed; the last warnings and errors are
 kept for our own messages) and its abort (a failed assertion becomes one line on stderr and exit code 1).
-`quantize` runs in a child process, because the library cannot be interrupted there and may crash on a
-damaged file.
 """
 
 from __future__ import annotations
@@ -13,24 +11,19 @@ import contextlib
 import ctypes
 import os
 import re
-import shutil
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
-import msgspec
-
 # Read when the library is loaded: without it an abort attaches a debugger and prints a backtrace.
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")
 
 from edgespec._core import Interrupt
-from edgespec.errors import EdgespecError, UsageError
+from edgespec.errors import EdgespecError
 from edgespec.platform.boards import wheel_for_another_board
-from edgespec.platform.child import ReportingChild, answer, say
 from edgespec.platform.files import lines_of
 from edgespec.platform.limits import is_refusal, why_refused
 
@@ -49,7 +42,6 @@ except RuntimeError as error:
 from llama_cpp.llama_speculative import LlamaDraftModel
 
 __all__ = [
-    "QUANT_TYPES",
     "Interruption",
     "LlamaDraftModel",
     "address_of",
@@ -63,36 +55,12 @@ __all__ = [
     "library_folder",
     "library_version",
     "llama",
-    "quantize",
     "whole_log",
 ]
 
-QUANT_TYPES: dict[str, int] = {
-    "q4_0": 2,
-    "q4_1": 3,
-    "q5_0": 8,
-    "q5_1": 9,
-    "q8_0": 7,
-    "q2_k": 10,
-    "q3_k_s": 11,
-    "q3_k_m": 12,
-    "q3_k_l": 13,
-    "q4_k_s": 14,
-    "q4_k_m": 15,
-    "q5_k_s": 16,
-    "q5_k_m": 17,
-    "q6_k": 18,
-    "iq4_nl": 25,
-    "iq4_xs": 30,
-    "f16": 1,
-    "bf16": 32,
-    "f32": 0,
-}
-"""Quantization types that `quantize` makes: lower-case name -> `enum llama_ftype`."""
-
 _T = TypeVar("_T")
 
-_LEVEL_INFO, _LEVEL_WARN, _LEVEL_ERROR = 2, 3, 4
+_LEVEL_WARN, _LEVEL_ERROR = 3, 4
 
 _log: collections.deque[tuple[int, str]] = collections.deque(maxlen=64)
 
@@ -193,17 +161,17 @@ def failure_reason() -> str:
 
 
 @contextlib.contextmanager
-def whole_log() -> Iterator[list[str]]:
-    """Inside the block the list gets all that the library logs, in the pieces in which it does."""
-    pieces: list[str] = []
+def whole_log(on_piece: Callable[[str], None]) -> Iterator[None]:
+    """Inside the block, `on_piece` takes all that the library logs, in the pieces in which it does."""
 
-    def keep(_level: int, text: bytes | None, _user_data: int | None) -> None:
-        pieces.append((text or b"").decode(errors="replace"))
+    def keep(level: int, text: bytes | None, user_data: int | None) -> None:
+        _keep_log_line(level, text, user_data)
+        on_piece((text or b"").decode(errors="replace"))
 
     callback = llama.llama_log_callback(keep)
     llama.llama_log_set(callback, ctypes.c_void_p(0))
     try:
-        yield pieces
+        yield
     finally:
         llama.llama_log_set(_log_callback, ctypes.c_void_p(0))
 
@@ -285,90 +253,3 @@ def create(
             free(made)
         raise
     return made
-
-
-def quantize(
-    src: Path,
-    dst: Path,
-    type_name: str,
-    *,
-    pure: bool = False,
-    n_threads: int = 0,
-    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
-) -> None:
-    """Write `src` converted to `type_name` as `dst`; already quantized tensors are requantized.
-
-    `pure` gives every tensor the same type instead of llama.cpp's mixture. `n_threads` 0 means all
-    processors. `on_progress` takes the number of the next tensor and their total; an exception from it ends
-    the work. `dst` appears complete or not at all, also on Ctrl-C; an older file is replaced.
-    Raises UsageError for an unknown type or `src == dst`, EdgespecError when the library fails.
-    """
-    if type_name not in QUANT_TYPES:
-        raise UsageError(f"unknown quantization type {type_name!r}; known: {', '.join(QUANT_TYPES)}")
-    if dst.exists() and src.samefile(dst):
-        raise UsageError(f"{src}: the quantized file needs another name than its source")
-    try:
-        handle, name = tempfile.mkstemp(dir=dst.parent, prefix=f"{dst.name}.part.")
-    except OSError as error:
-        raise EdgespecError(f"cannot write to {dst.parent}: {error.strerror}") from error
-    os.close(handle)
-    part = Path(name)
-    try:
-        conversion = _Conversion(
-            os.fsencode(src.absolute()), os.fsencode(part.absolute()), QUANT_TYPES[type_name], pure, n_threads
-        )
-        failure = _quantize_in_child(conversion, part, on_progress)
-        if failure is not None:
-            raise EdgespecError(f"cannot quantize {src} to {type_name}: {failure}")
-        part.chmod(0o644)  # mkstemp's 0600 is for secrets; a model is shared like its source
-        part.replace(dst)
-    finally:
-        part.unlink(missing_ok=True)
-
-
-class _Conversion(msgspec.Struct, frozen=True):
-    """The request to the child process of `quantize`."""
-
-    src: bytes
-    part: bytes
-    ftype: int
-    pure: bool
-    n_threads: int
-
-
-def _quantize_in_child(
-    conversion: _Conversion, part: Path, on_progress: Callable[[int, int], None]
-) -> str | None:
-    """Run the conversion; None on success, else the reason in one line."""
-    child = ReportingChild("edgespec.llama.backend", "_quantize_here", conversion)
-    for _, (done, total) in child:
-        on_progress(done, total)
-    if child.ended.code == 0:
-        return None
-    if shutil.disk_usage(part.parent).free < 1 << 20:
-        return f"no space left on the disk of {part.parent}"
-    return child.ended.complaint or f"the converter ended with code {child.ended.code}"
-
-
-def _quantize_here() -> int:
-    """In the child: convert and return the exit code; the reason of a failure goes to stderr."""
-    return answer(_Conversion, _convert)
-
-
-def _convert(conversion: _Conversion) -> None:
-    def tell(level: int, text: bytes | None, user_data: int | None) -> None:
-        if level == _LEVEL_INFO and (tensor := re.match(rb"\[ *(\d+)/ *(\d+)\]", text or b"")):
-            say("tensor", (int(tensor[1]), int(tensor[2])))
-        _keep_log_line(level, text, user_data)
-
-    log_callback = llama.llama_log_callback(tell)
-    llama.llama_log_set(log_callback, ctypes.c_void_p(0))
-    params = llama.llama_model_quantize_default_params()
-    params.ftype = conversion.ftype
-    params.pure = conversion.pure
-    params.nthread = conversion.n_threads
-    params.allow_requantize = True
-    code = llama.llama_model_quantize(conversion.src, conversion.part, ctypes.byref(params))
-    llama.llama_log_set(_log_callback, ctypes.c_void_p(0))
-    if code:
-        raise EdgespecError(last_log_error() or "llama.cpp gives no reason")

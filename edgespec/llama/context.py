@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama import backend
@@ -26,7 +27,7 @@ def with_cache_type(header: GGUFHeader, cache_type: CacheType) -> GGUFHeader:
     return replace(header, cache_type=cache_type)
 
 
-def create_context(
+def create_context(  # noqa: PLR0913 - sizes, each by its name
     model: Model,
     *,
     n_ctx: int,
@@ -35,12 +36,13 @@ def create_context(
     n_logits_max: int,
     n_sequences: int,
     n_snapshots: int = 0,
+    on_operation: Any = None,  # noqa: ANN401 - a function of ctypes
 ) -> llama.llama_context_p:
     """Return a context of `n_ctx` tokens for `n_sequences` sequences; the caller frees it.
 
     `n_batch`: most tokens of a pass. `n_logits_max`: most rows of logits. `n_snapshots`: earlier states that
-    the last pass leaves of each sequence, where a model keeps a state. Raises EdgespecError if the library
-    fails.
+    the last pass leaves of each sequence, where a model keeps a state. `on_operation`: a
+    `ggml_backend_sched_eval_callback`, kept by the caller. Raises EdgespecError if the library fails.
     """
     params = llama.llama_context_default_params()
     params.ctx_type = llama.LLAMA_CONTEXT_TYPE_MTP if model.is_mtp else llama.LLAMA_CONTEXT_TYPE_DEFAULT
@@ -61,6 +63,8 @@ def create_context(
     params.pooling_type = _POOLING_NONE  # hidden states, where they are asked for, are those of each token
     params.offload_kqv = model.remote is not None  # a node holds the cache of its layers
     params.no_perf = True
+    if on_operation is not None:
+        params.cb_eval = on_operation
     params.swa_full = True  # a sliding window that drops tokens cannot be rewound
     context: llama.llama_context_p | None = backend.create(
         lambda _: llama.llama_init_from_model(model.handle, params), llama.llama_free, model.remote

@@ -63,7 +63,7 @@ ProgressFn = Callable[[PullProgress], None]
 
 
 class QuantizeFn(Protocol):
-    """Makes a derived file; `edgespec.llama.backend.quantize`, but for tests."""
+    """Makes a derived file; `edgespec.llama.quantize.quantize`, but for tests."""
 
     def __call__(
         self, src: Path, dst: Path, type_name: str, *, pure: bool, on_progress: Callable[[int, int], None]
@@ -78,9 +78,11 @@ def no_progress(_: PullProgress) -> None:
 def _quantize(
     src: Path, dst: Path, type_name: str, *, pure: bool, on_progress: Callable[[int, int], None]
 ) -> None:
-    from edgespec.llama import backend  # not at the top: files are pulled while llama.cpp is being compiled
+    from edgespec.llama.quantize import (
+        quantize,
+    )  # not at the top: files are pulled while llama.cpp is compiled
 
-    backend.quantize(src, dst, type_name, pure=pure, on_progress=on_progress)
+    quantize(src, dst, type_name, pure=pure, on_progress=on_progress)
 
 
 def hash_file(path: Path, on_bytes: Callable[[int], None] = lambda _: None) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgespec.errors import UsageError
-from edgespec.llama.backend import QUANT_TYPES, quantize
+from edgespec.llama.quantize import QUANT_TYPES, quantize
 from edgespec.models.entries import Entry, nearest
 from edgespec.models.found.catalog import is_found_name
 from edgespec.models.found.model import file_stem
@@ -23,6 +23,8 @@ BITS = {
     "q4_0": 4.6, "q4_1": 5.1, "q5_0": 5.6, "q5_1": 6.1, "q8_0": 8.6,
     "q2_k": 3.3, "q3_k_s": 3.7, "q3_k_m": 4.1, "q3_k_l": 4.4,
     "q4_k_s": 4.7, "q4_k_m": 5.0, "q5_k_s": 5.6, "q5_k_m": 5.8, "q6_k": 6.6,
+    "q2_k_s": 3.1, "iq3_m": 3.9, "iq3_s": 3.7, "iq3_xs": 3.6, "iq3_xxs": 3.3, "iq2_m": 3.0, "iq2_s": 2.8,
+    "iq2_xs": 2.7, "iq2_xxs": 2.4, "iq1_m": 2.2, "iq1_s": 2.0, "tq2_0": 2.6, "tq1_0": 2.3,
     "iq4_nl": 4.7, "iq4_xs": 4.5, "f16": 16.1, "bf16": 16.1, "f32": 32.1,
 }  # fmt: skip
 
@@ -116,7 +118,7 @@ def variants(
 
     If `ref` names a model of the registry, its variants there are used, and pulled if need be. All others are
     made in `folder`; `on_making` takes the name of a model before it is made. Raises UsageError and
-    EdgespecError as `resolve.resolve` and `backend.quantize`.
+    EdgespecError as `resolve.resolve` and `quantize.quantize`.
     """
     source = model_file(ref)
     origin = model_file(source.made_from) if source.made_from else source

@@ -18,7 +18,7 @@ import pytest
 from edgespec.benchmark import accuracy as room
 from edgespec.benchmark.accuracy import Reference, Score, score, text_tokens
 from edgespec.errors import EdgespecError
-from edgespec.llama.backend import quantize
+from edgespec.llama.quantize import quantize
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from edgespec.platform.signals import SignalPipe

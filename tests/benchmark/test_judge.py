@@ -12,8 +12,8 @@ import pytest
 
 from edgespec.benchmark.humaneval import Problem
 from edgespec.benchmark.judge import AccuracyJudge, groups
-from edgespec.llama.backend import quantize
 from edgespec.llama.kernels import STOCK
+from edgespec.llama.quantize import quantize
 from edgespec.models.quantizations import ModelFile
 from tiny_gguf import write_tiny_gguf
 

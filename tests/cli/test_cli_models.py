@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from edgespec.cli.models import models_app
 from edgespec.cli.quantize import quantize_command
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.llama.backend import QUANT_TYPES
+from edgespec.llama.quantize import QUANT_TYPES
 from edgespec.models import entries, pull
 from edgespec.models.draft_records import record_file
 from edgespec.models.quantizations import BITS
@@ -24,6 +24,7 @@ from hub_server import FakeServer
 from kept_drafts import keep_draft
 from terminals import messages_in_terminal, plain
 from tiny_gguf import write_tiny_gguf
+from tiny_models import make_tiny
 from tiny_states import tiny
 
 CONTENT = b"GGUF" + bytes(range(256)) * 40
@@ -323,6 +324,20 @@ def test_quantize_a_file(server, tmp_path):
     ok(app, str(source), "--type", "q8_0", "--force")
 
 
+def test_quantize_by_texts_of_ones_own(server, tmp_path):
+    """A type that asks for it gets the importance of each column, and one that is given both is refused."""
+    source, text = make_tiny("qwen3moe", tmp_path / "tiny.gguf"), tmp_path / "text.txt"
+    text.write_text("the quick brown fox " * 2000)
+    asked = (str(source), "--type", "q4_0", "--calibrate", str(text))
+    assert ok(app, *asked).split() == [str(tmp_path / "tiny-q4_0.gguf")]
+    both = str(error(app, *asked, "--imatrix", str(text), "--force"))
+    assert both == "--imatrix and --calibrate: give one of them"
+    text.write_text("short")
+    assert "too few to measure by" in str(error(app, *asked, "--force"))
+    text.write_bytes(b"\xff\xfe\x00")
+    assert f"{text}: is no text in UTF-8" in str(error(app, *asked, "--force"))
+
+
 def test_quantize_into_a_file(server, tmp_path):
     source, wanted = write_tiny_gguf(tmp_path / "tiny.gguf"), tmp_path / "new" / "x.GGUF"
     assert ok(app, str(source), "--type", "q8_0", "-o", str(wanted)).split() == [str(wanted)]
@@ -393,7 +408,7 @@ def test_quantize_knows_the_size_of_every_type():
 def test_quantize_imports_nothing_from_the_current_directory(tmp_path, monkeypatch, tiny_path):
     (tmp_path / "tempfile.py").write_text("raise SystemExit('imported from here')")
     monkeypatch.chdir(tmp_path)
-    from edgespec.llama.backend import quantize
+    from edgespec.llama.quantize import quantize
 
     quantize(tiny_path, tmp_path / "out.gguf", "q8_0")
     assert (tmp_path / "out.gguf").read_bytes().startswith(b"GGUF")
@@ -401,7 +416,7 @@ def test_quantize_imports_nothing_from_the_current_directory(tmp_path, monkeypat
 
 
 def test_quantize_takes_any_path_and_leaves_nothing_of_what_is_stopped(tmp_path, tiny_path):
-    from edgespec.llama.backend import quantize
+    from edgespec.llama.quantize import quantize
 
     out = tmp_path / os.fsdecode(b"\xff.gguf")  # not UTF-8
     quantize(tiny_path, out, "q8_0")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from command_line import COMMAND, failed, run_cli
-from edgespec.llama.backend import quantize
+from edgespec.llama.quantize import quantize
 from model_stores import (
     IMAGE,
     OllamaStore,

@@ -21,10 +21,10 @@ from edgespec.drafting.learned_costs import LearnedCosts
 from edgespec.drafting.policy import Policy
 from edgespec.drafting.predictor import Predictor
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.llama.backend import quantize
 from edgespec.llama.gguf_header import check_model_file
 from edgespec.llama.head_file import Fusion, TargetEmbeddings, read_head
 from edgespec.llama.kv_cache import KVCache, KVCacheSize
+from edgespec.llama.quantize import quantize
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from measured_costs import measured

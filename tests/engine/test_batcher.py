@@ -16,8 +16,8 @@ from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.batched_request import PREFILL_CHUNK
 from edgespec.engine.batcher import split_prefill_budget
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.llama.backend import quantize
 from edgespec.llama.kv_cache import KVCache
+from edgespec.llama.quantize import quantize
 from tiny_gguf import write_tiny_gguf
 
 GREEDY = SamplingParams(temperature=0.0)

@@ -13,9 +13,9 @@ from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.foreign.vocabulary_match import compare_vocabularies
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.forge.vocabulary_cut import check_source, cut, read_vocabulary
-from edgespec.llama.backend import quantize
 from edgespec.llama.embeddings import Embeddings, read_cut
 from edgespec.llama.gguf_header import check_model_file, read_header
+from edgespec.llama.quantize import quantize
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from edgespec.models.pull import hash_file

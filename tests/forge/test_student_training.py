@@ -22,9 +22,9 @@ from edgespec.forge.training.family import TrainingBatch
 from edgespec.forge.training.student import StudentFamily, StudentSettings, choose_layers
 from edgespec.forge.training.weights import ModelWeights
 from edgespec.forge.vocabulary_cut import cut, read_vocabulary
-from edgespec.llama.backend import quantize
 from edgespec.llama.embeddings import Embeddings, read_cut
 from edgespec.llama.gguf_header import check_model_file
+from edgespec.llama.quantize import quantize
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from edgespec.models.pull import hash_file

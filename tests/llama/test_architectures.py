@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from edgespec.errors import UsageError
-from edgespec.llama.backend import quantize
 from edgespec.llama.gguf_header import check_model_file, read_header
+from edgespec.llama.quantize import quantize
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from operations import operations_of

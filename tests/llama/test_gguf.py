@@ -12,8 +12,8 @@ import pytest
 
 from edgespec.errors import EdgespecError
 from edgespec.llama import ggml_types
-from edgespec.llama.backend import QUANT_TYPES, quantize
 from edgespec.llama.gguf import STRING, TOKEN_TYPES, TOKENS, read_gguf
+from edgespec.llama.quantize import QUANT_TYPES, quantize
 from tiny_gguf import write_tiny_gguf
 
 KINDS = {

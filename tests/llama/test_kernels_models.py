@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from edgespec.decoding.forward import Forward
-from edgespec.llama.backend import QUANT_TYPES, llama, quantize
+from edgespec.llama.backend import llama
 from edgespec.llama.kv_cache import KVCache, KVCacheSize
+from edgespec.llama.quantize import QUANT_TYPES, quantize
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from tiny_architectures import ARCHITECTURES, write_architecture

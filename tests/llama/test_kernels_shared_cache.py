@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from edgespec.llama import kernels as kernels_room
-from edgespec.llama.backend import quantize
+from edgespec.llama.quantize import quantize
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from shared_cache import Entry, SharedCache

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from edgespec.errors import NodeLost
-from edgespec.llama.backend import quantize
 from edgespec.llama.gguf_header import read_header
 from edgespec.llama.placement import Placement, RemoteLayers
+from edgespec.llama.quantize import quantize
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from running_node import node, placement

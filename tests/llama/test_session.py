@@ -14,8 +14,9 @@ import pytest
 from edgespec.decoding.forward import Forward
 from edgespec.errors import EdgespecError
 from edgespec.llama import context as context_module
-from edgespec.llama.backend import llama, quantize
+from edgespec.llama.backend import llama
 from edgespec.llama.kv_cache import MAX_LEAVES, KVCache, KVCacheSize
+from edgespec.llama.quantize import quantize
 from edgespec.llama.rollback import Cells
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model

@@ -16,8 +16,9 @@ import pytest
 from edgespec.drafting.foreign.vocabulary_match import compare_vocabularies
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama import backend
-from edgespec.llama.backend import QUANT_TYPES, llama, quantize
+from edgespec.llama.backend import llama
 from edgespec.llama.gguf_header import check_model_file
+from edgespec.llama.quantize import QUANT_TYPES, quantize
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from edgespec.models.footprint import fits_in_memory, required_bytes

@@ -14,7 +14,7 @@ from edgespec.engine import remote_target
 from edgespec.engine.engine import Engine
 from edgespec.engine.remote_target import home_part
 from edgespec.errors import EdgespecError, NodeLost, UsageError
-from edgespec.llama.backend import quantize
+from edgespec.llama.quantize import quantize
 from edgespec.nodes.addresses import read_addresses
 from edgespec.platform.signals import Cancellation
 from running_node import child_of, node, placement

@@ -45,7 +45,8 @@ class Operations:
 
 def operations_of(model: Model) -> Operations:
     """Return the operations of a pass of `model`, as ggml gives them to the kernels."""
-    with _assignments_logged(), whole_log() as log, Session(model, n_ctx=64, n_threads=1) as session:
+    log: list[str] = []
+    with _assignments_logged(), whole_log(log.append), Session(model, n_ctx=64, n_threads=1) as session:
         log.clear()
         session.eval(_TOKENS, n_logits=len(_TOKENS))
     text = "".join(log)

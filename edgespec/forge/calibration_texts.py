@@ -1,0 +1,77 @@
+"""Texts to quantize by: a model's own answers to the built-in prompts, or files of the user."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from edgespec.decoding.sampling import SamplingParams
+from edgespec.engine.engine import Engine
+from edgespec.engine.stream import Stream
+from edgespec.errors import UsageError
+from edgespec.forge.prompts import built_in
+from edgespec.llama.weights import Model
+
+OWN_TOKENS = 24_576
+"""Tokens of own texts, prompts included: 48 passes of 512."""
+
+_AT_ONCE, _N_CTX, _N_PREDICT, _LONGEST_PROMPT = 16, 1024, 384, 512
+_SAMPLING = SamplingParams(temperature=0.8)
+
+
+def own_texts(
+    path: Path,
+    n_tokens: int = OWN_TOKENS,
+    *,
+    n_threads: int | None = None,
+    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> list[list[int]]:
+    """Return texts of `n_tokens` tokens or a few more: prompts, and what the model at `path` answers.
+
+    `on_progress` takes the tokens so far, and all. Raises what Engine raises.
+    """
+    texts: list[list[int]] = []
+    prompts = built_in()
+    with Engine(
+        path, drafter="none", parallel=_AT_ONCE, n_ctx=_N_CTX, n_threads=n_threads, profile=False
+    ) as engine:
+        running: list[Stream] = []
+
+        def begin() -> None:
+            for prompt in prompts:
+                tokens = engine.prompt_tokens(prompt.turns[-1])
+                if len(tokens) > _LONGEST_PROMPT or len(prompt.turns) > 1:
+                    continue
+                seed = len(texts) + len(running)
+                running.append(engine.stream(tokens, n_predict=_N_PREDICT, params=_SAMPLING, seed=seed))
+                return
+
+        while (done := sum(map(len, texts)) + sum(len(one.tokens) for one in running)) < n_tokens:
+            on_progress(done, n_tokens)
+            while len(running) < _AT_ONCE and engine.has_room(_LONGEST_PROMPT, _N_PREDICT):
+                begin()
+            engine.step()
+            for stream in [*running]:
+                stream.made()
+                if stream.finished:
+                    running.remove(stream)
+                    texts.append(list(stream.tokens))
+        texts += [list(stream.tokens) for stream in running]
+        for stream in running:
+            stream.close()
+    return texts
+
+
+def texts_of(files: Sequence[Path], path: Path) -> list[list[int]]:
+    """Return the tokens of text files, in the vocabulary of the model at `path`. Raises UsageError."""
+    texts = []
+    with Model(path, vocab_only=True) as model:
+        for file in files:
+            try:
+                text = file.read_text(encoding="utf-8")
+            except OSError as error:
+                raise UsageError(f"{file}: cannot be read: {error.strerror}", field="calibrate") from error
+            except UnicodeDecodeError as error:
+                raise UsageError(f"{file}: is no text in UTF-8", field="calibrate") from error
+            texts.append(model.tokenize(text, add_special=True, parse_special=False))
+    return texts

@@ -1,0 +1,160 @@
+"""Importance of a model's weights: the mean square of what each column is multiplied with, over some texts.
+
+Types of about two bits keep the columns that matter most exact (llama.cpp, tools/imatrix: sums of squared
+activations of each matrix, for experts of each expert).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec.errors import EdgespecError
+from edgespec.llama.backend import foreign_function, llama
+from edgespec.llama.context import create_context
+from edgespec.llama.weights import Model
+
+Importance = Mapping[str, npt.NDArray[np.float32]]
+"""Name of a matrix -> a number for each column; for matrices of experts those of one expert after another."""
+
+CHUNK = 512
+"""Tokens that are read together, as llama.cpp's tool does."""
+
+_F32, _I32 = 0, 26  # enum ggml_type
+
+
+class _CTensor(ctypes.Structure):
+    """`struct ggml_tensor` of the pinned llama.cpp (csrc/kernels/ggml_abi.h)."""
+
+
+_CTensor._fields_ = (
+    ("type", ctypes.c_int32),
+    ("buffer", ctypes.c_void_p),
+    ("ne", ctypes.c_int64 * 4),
+    ("nb", ctypes.c_size_t * 4),
+    ("op", ctypes.c_int32),
+    ("op_params", ctypes.c_int32 * 16),
+    ("flags", ctypes.c_int32),
+    ("src", ctypes.POINTER(_CTensor) * 10),
+    ("view_src", ctypes.c_void_p),
+    ("view_offs", ctypes.c_size_t),
+    ("data", ctypes.c_void_p),
+    ("name", ctypes.c_char * 64),
+)
+
+_op_name = foreign_function("ggml_op_desc", ctypes.c_char_p, ctypes.c_void_p)
+_name = foreign_function("ggml_get_name", ctypes.c_char_p, ctypes.c_void_p)
+
+
+class _SquareSums:
+    """Sums of squares of each matrix, filled while the model reads."""
+
+    def __init__(self) -> None:
+        self.squares: dict[str, npt.NDArray[np.float64]] = {}
+        self.counts: dict[str, npt.NDArray[np.float64]] = {}
+        self.problem: BaseException | None = None
+
+    def look(self, address: int, asks: bool, _data: int) -> bool:
+        """Say whether an operation is a product with weights (`asks`), or add what went into it."""
+        try:
+            kind = _op_name(address)
+            if kind not in (b"MUL_MAT", b"MUL_MAT_ID"):
+                return not asks
+            node = _CTensor.from_address(address)
+            weights = node.src[0].contents
+            name = weights.name.decode(errors="replace")
+            if not name.endswith(".weight") or _name(ctypes.addressof(weights)) != weights.name:
+                return not asks
+            if not asks:
+                self._add(name, node, weights, routed=kind == b"MUL_MAT_ID")
+        except BaseException as error:  # noqa: BLE001 - raised again behind the library's frames
+            self.problem = error
+            return False
+        return True
+
+    def _add(self, name: str, node: _CTensor, weights: _CTensor, *, routed: bool) -> None:
+        numbers = _array(node.src[1].contents, _F32)
+        n_matrices = int(weights.ne[2]) if routed else 1
+        squares = self.squares.setdefault(name, np.zeros((n_matrices, int(weights.ne[0]))))
+        counts = self.counts.setdefault(name, np.zeros(n_matrices))
+        if not routed:
+            rows = numbers.reshape(-1, numbers.shape[-1])
+            squares[0] += np.einsum("ij,ij->j", rows, rows)
+            counts[0] += len(rows)
+            return
+        chosen = _array(node.src[2].contents, _I32)[0, 0]  # (tokens, experts of each)
+        rows = np.broadcast_to(numbers[0], (*chosen.shape, numbers.shape[-1]))
+        for expert in np.unique(chosen):
+            of_it = rows[chosen == expert]
+            squares[expert] += np.einsum("ij,ij->j", of_it, of_it)
+            counts[expert] += len(of_it)
+
+    def importance(self) -> Importance:
+        """Return the means; an expert that no token took counts each column alike."""
+        return {
+            name: np.where(
+                self.counts[name][:, None] > 0, squares / np.maximum(self.counts[name][:, None], 1), 1.0
+            )
+            .astype(np.float32)
+            .reshape(-1)
+            for name, squares in self.squares.items()
+        }
+
+
+def _array(tensor: _CTensor, kind: int) -> npt.NDArray[Any]:
+    """Return what a tensor in this process's memory holds, without a copy: (ne3, ne2, ne1, ne0)."""
+    if tensor.type != kind or not tensor.data:
+        raise EdgespecError("a product's activations are not where they were expected")
+    number: Any = ctypes.c_float if kind == _F32 else ctypes.c_int32
+    end = sum((tensor.ne[i] - 1) * tensor.nb[i] for i in range(4)) + 4
+    flat = np.ctypeslib.as_array((number * (end // 4)).from_address(tensor.data))
+    shape, strides = tuple(tensor.ne)[::-1], tuple(tensor.nb)[::-1]
+    return np.lib.stride_tricks.as_strided(flat, shape, strides, writeable=False)
+
+
+def measure_importance(
+    path: Path,
+    texts: Sequence[Sequence[int]],
+    *,
+    n_threads: int,
+    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> Importance:
+    """Return the importance of the columns of all matrices while the model reads `texts`, one after another.
+
+    `texts`: tokens; they are read in chunks of `CHUNK`, the last part of one if shorter left out.
+    `on_progress` takes the tokens that were read, and all. Raises EdgespecError if nothing can be measured.
+    """
+    tokens = [token for text in texts for token in text]
+    n_chunks = len(tokens) // CHUNK
+    if not n_chunks:
+        raise EdgespecError(f"{len(tokens)} tokens of text are too few to measure by; give {CHUNK} or more")
+    sums = _SquareSums()
+    look = llama.ggml_backend_sched_eval_callback(sums.look)
+    with Model(path) as model:
+        context = create_context(
+            model,
+            n_ctx=CHUNK,
+            n_threads=n_threads,
+            n_batch=CHUNK,
+            n_logits_max=1,
+            n_sequences=1,
+            on_operation=look,
+        )
+        try:
+            for i in range(n_chunks):
+                chunk = (ctypes.c_int32 * CHUNK)(*tokens[i * CHUNK : (i + 1) * CHUNK])
+                llama.llama_memory_clear(llama.llama_get_memory(context), True)
+                code = llama.llama_decode(context, llama.llama_batch_get_one(chunk, CHUNK))
+                if sums.problem:
+                    raise sums.problem
+                if code:
+                    raise EdgespecError(f"{path}: the library cannot read a text: code {code}")
+                on_progress((i + 1) * CHUNK, n_chunks * CHUNK)
+        finally:
+            llama.llama_free(context)
+    return sums.importance()

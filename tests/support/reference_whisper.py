@@ -14,12 +14,13 @@ import numpy as np
 
 Array = np.ndarray
 
-_erf = np.vectorize(math.erf, otypes=[np.float32])
+_AT = np.linspace(-6, 6, 20_001)
+_ERF = np.array([math.erf(x) for x in _AT])
 
 
 def gelu(x: Array) -> Array:
-    """The exact form, with the error function."""
-    return 0.5 * x * (1 + _erf(x / math.sqrt(2)))
+    """The exact form, with the error function, between values of which it is off by 5e-8 at the most."""
+    return (0.5 * x * (1 + np.interp(x / math.sqrt(2), _AT, _ERF))).astype(np.float32)
 
 
 def softmax(x: Array) -> Array:

@@ -24,9 +24,9 @@ from edgespec.drafting.learned_costs import LearnedCosts
 from edgespec.drafting.policy import Policy
 from edgespec.drafting.predictor import Predictor
 from edgespec.drafting.scheduler import Scheduler
-from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.tree_drafter import TreeDrafter
 from edgespec.llama.gguf import GGUF, TensorInfo, read_gguf
+from edgespec.speech.heard_text import HeardText
 from edgespec.speech.loading import SpeechModel
 from edgespec.speech.rules import SpeechRules
 from edgespec.speech.session import SpeechSession, SpeechVocabulary
@@ -35,7 +35,6 @@ from edgespec.speech.transcript import SpeechStats
 from edgespec.speech.whisper_model import DecoderCache, EncodedAudio
 
 _REPEATS = 0.2  # of text's repetitions that are expected of speech; once seen, it counts
-_REMEMBERED = 1 << 16  # tokens of text heard before
 _EXPECTED_ACCEPTANCE = 0.85  # of a smaller model's tokens, before any was tried
 _EXPECTED_TOKENS = 80.0  # of a window
 _MARGIN = 1.05  # a draft has to save this many times what it costs
@@ -163,8 +162,8 @@ class ModelDrafts:
         `always`: whether or not it pays, for measurements.
         """
         self._target, self._draft, self._always = target, draft, always
-        self.suffix = SuffixDrafts(_REMEMBERED) if repeats else None
-        """Text heard before."""
+        self.heard_text = HeardText() if repeats else None
+        """Text heard before; None: it does not draft."""
         self._vocabulary = SpeechVocabulary(target.tokenizer)
         self._curves = PassCurves(self._guess(target), self._guess(draft) if draft else None)
         self._learned = {
@@ -256,16 +255,17 @@ class ModelDrafts:
 
     def drafter(self, rules: SpeechRules, prompt: Sequence[int], *, greedy: bool) -> Drafter | None:
         """Return the drafter of one decoding after `prompt`; None: decode plainly."""
-        if self._model is None and self.suffix is None:
+        heard = self.heard_text if self.heard_text and self.heard_text.drafts else None
+        if self._model is None and heard is None:
             return None
         policy = Policy(
-            suffix=self.suffix is not None,
+            suffix=heard is not None,
             model=self._model is not None,
-            staged=self._model is not None and self.suffix is not None,
+            staged=self._model is not None and heard is not None,
         )
         return TreeDrafter(
             Scheduler(self._learned[greedy], policy),
-            suffix=self.suffix,
+            suffix=heard.store if heard else None,
             model=self._model,
             is_eog=self._vocabulary.is_eog,
             clocks=self._curves,
@@ -274,9 +274,8 @@ class ModelDrafts:
 
     def expect(self, tokens: Sequence[int]) -> None:
         """Draft with the text `tokens`, which is expected again, in place of all that was heard before."""
-        if self.suffix:
-            self.suffix.forget()
-            self.suffix.load(np.array([*tokens, -1], np.int32))
+        if self.heard_text:
+            self.heard_text.expect(tokens)
 
     def decoded(self, tokens: Sequence[int], n_prompt: int, drafter: Drafter | None, seconds: float) -> None:
         """Learn what a token took, and a pass where nothing was drafted."""
@@ -288,6 +287,15 @@ class ModelDrafts:
         if drafter is None:
             for _ in range(4):
                 self._curves.target.observe(1, len(tokens), seconds / n)
+        heard, costs = self.heard_text, self._curves.target.at(0)
+        if heard is None:
+            return
+        found = drafter.sources().get("suffix") if drafter and heard.drafts else None
+        if drafter and heard.drafts:
+            n_drafted, n_accepted = found or (0, 0)
+            heard.learn(n, n_drafted, n_accepted, costs)
+        else:
+            heard.play(tokens, n_prompt, costs)
 
 
 def encoder_cost(model: SpeechModel) -> float:

@@ -6,6 +6,7 @@ import pytest
 from edgespec.errors import UsageError
 from edgespec.llama import kernels as llama_kernels
 from edgespec.speech.drafts import DraftPrice, ModelDrafts, map_tokenizers, shares_encoder
+from edgespec.speech.heard_text import HeardText
 from edgespec.speech.loading import SpeechModel
 from edgespec.speech.opening import check_draft
 from edgespec.speech.options import SpeechOptions
@@ -121,3 +122,27 @@ def test_a_draft_is_weighed_after_the_first_window_and_declined_by_name(models, 
     assert drafted == plain
     assert any("to be saved in a window" in note for note in stats.draft_notes)
     assert len(stats.draft_notes) <= 2
+
+
+COSTS = [0.0, *(1.6e-3 + 0.1e-3 * n for n in range(33))]
+
+
+def test_text_that_repeats_itself_begins_to_draft_and_other_text_ends_it():
+    heard = HeardText()
+    refrain = list(range(100, 160))
+    heard.play([1, 2, *refrain], 2, COSTS)
+    assert not heard.drafts
+    heard.play([1, 2, *refrain], 2, COSTS)
+    assert heard.drafts
+    heard.learn(60, 20, 1, COSTS)
+    heard.learn(60, 20, 0, COSTS)
+    heard.learn(60, 20, 0, COSTS)
+    heard.learn(60, 20, 0, COSTS)
+    assert not heard.drafts
+
+
+def test_what_is_expected_drafts_at_once():
+    heard = HeardText()
+    heard.expect([5, 6, 7, 8])
+    assert heard.drafts
+    assert heard.store.document([1, 5, 6]).offer((), 2)[0] == [7, 8]

@@ -308,40 +308,28 @@ def test_malformed_requests_and_many_of_them_leave_it_serving(serve):
     assert running.ends(0) == ""
 
 
-def test_speech_beside_texts_and_alone(environment, tmp_path, slow_path, refused):
+@pytest.mark.slow
+def test_speech_alone(environment, tmp_path, refused):
     model = write_tiny_whisper(tmp_path / "tiny.gguf", n_text_ctx=64)
     line = refused(2, models=("--target", "none"))
     assert "--target: nothing to serve; name a Whisper model with --speech" in line
-    for target in (["none"], [str(slow_path), "--drafter", "none", "--kernels", "off"]):
-        process = subprocess.Popen(
-            [
-                *COMMAND,
-                "--target",
-                *target,
-                "--speech",
-                str(model),
-                "--port",
-                "0",
-                "--json",
-                "--threads",
-                "1",
-            ],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=environment,
-        )
-        running = Running(process)
-        try:
-            assert running.ready["speech"] == "tiny"
-            files = {"file": ("a.wav", recording(0.5))}
-            fields = {"temperature": "0.5", "seed": "1", "response_format": "verbose_json"}
-            url = f"{running.address}/v1/audio/transcriptions"
-            assert httpx.post(url, files=files, data=fields, timeout=60).json()["duration"] == 0.5
-            status = running.ask(4).status_code
-            assert status == (404 if target == ["none"] else 200)
-            assert httpx.get(f"{running.address}/health").json()["status"] == "ok"
-            assert 'finished"} 1.0' in httpx.get(f"{running.address}/metrics").text
-            process.send_signal(signal.SIGTERM)
-            running.ends(0)
-        finally:
-            process.kill()
+    process = subprocess.Popen(
+        [*COMMAND, "--target", "none", "--speech", model, "--port", "0", "--json", "--threads", "1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+    )
+    running = Running(process)
+    try:
+        assert running.ready["speech"] == "tiny" and running.ready["target"] is None
+        fields = {"temperature": "0.5", "seed": "1", "response_format": "verbose_json"}
+        url = f"{running.address}/v1/audio/transcriptions"
+        answer = httpx.post(url, files={"file": ("a.wav", recording(0.5))}, data=fields, timeout=60)
+        assert answer.json()["duration"] == 0.5
+        assert running.ask(4).status_code == 404
+        assert httpx.get(f"{running.address}/health").json()["status"] == "ok"
+        assert 'finished"} 1.0' in httpx.get(f"{running.address}/metrics").text
+        process.send_signal(signal.SIGTERM)
+        running.ends(0)
+    finally:
+        process.kill()

@@ -10,6 +10,7 @@ import pytest
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama import ggml_types
 from edgespec.llama.gguf import read_gguf
+from edgespec.models.whisper.contents import n_ordinary
 from edgespec.models.whisper.convert import convert_whisper, is_whisper_source, stored_shape
 from edgespec.models.whisper.gguf_file import check_speech_file, read_whisper_gguf
 from edgespec.speech.tokenizer import WhisperTokenizer
@@ -70,6 +71,33 @@ def test_alignment_heads_beside_a_file_of_whisper_cpp(tmp_path):
     (tmp_path / "generation_config.json").write_text(json.dumps({"alignment_heads": HEADS}))
     convert_whisper(source, tmp_path / "m.gguf", "q8_0")
     assert read_whisper_gguf(tmp_path / "m.gguf").alignment_heads == ((0, 1), (1, 0))
+
+
+def test_alignment_heads_of_a_larger_model_are_left_out(tmp_path):
+    """As in the description of a distilled model, which has fewer layers."""
+    source = write("whisper.cpp", tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"alignment_heads": [*HEADS, [7, 0]]}))
+    convert_whisper(source, tmp_path / "m.gguf", "q8_0")
+    assert read_whisper_gguf(tmp_path / "m.gguf").alignment_heads == ()
+
+
+def test_files_of_whisper_cpp_whose_vocabulary_has_its_end(tmp_path):
+    """The hub's English ones: made from a vocabulary that holds <|endoftext|>."""
+    source = tmp_path / "ggml-tiny.en.bin"
+    write_whisper_cpp(source, SIZES, WEIGHTS, tokens=[*TOKENS, b"<|endoftext|>"])
+    convert_whisper(source, tmp_path / "m.gguf", "q8_0")
+    assert WhisperTokenizer.from_gguf(tmp_path / "m.gguf").tokens == tuple(TOKENS)
+    write_whisper_cpp(source, SIZES, WEIGHTS, tokens=TOKENS[:-1])
+    with pytest.raises(EdgespecError, match="259 ordinary tokens of 1,868, not 260"):
+        convert_whisper(source, tmp_path / "m.gguf", "q8_0")
+
+
+@pytest.mark.parametrize(
+    ("n_vocab", "n_tokens", "languages"), [(51_864, 50_256, 99), (51_865, 50_257, 99), (51_866, 50_257, 100)]
+)
+def test_openais_vocabularies(n_vocab, n_tokens, languages):
+    assert n_ordinary(n_vocab) == n_tokens
+    assert len(WhisperTokenizer((b"a",) * n_tokens, n_vocab).languages) == languages
 
 
 def test_types_and_another_type_of_a_gguf(tmp_path):

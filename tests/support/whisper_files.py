@@ -108,12 +108,14 @@ def write_ctranslate2(
 # --- whisper.cpp ----------------------------------------------------------------------------------
 
 
-def write_whisper_cpp(path: Path, of: WhisperSizes, tensors: dict[str, np.ndarray]) -> Path:
+def write_whisper_cpp(
+    path: Path, of: WhisperSizes, tensors: dict[str, np.ndarray], *, tokens: list[bytes] = TOKENS
+) -> Path:
     numbers = (of.n_vocab, of.n_audio_ctx, of.n_audio_state, of.n_audio_head, of.n_audio_layer)
     numbers += (of.n_text_ctx, of.n_text_state, of.n_text_head, of.n_text_layer, of.n_mels, 1)
     out = struct.pack("<4s11i", b"lmgg", *numbers)
     out += struct.pack("<2i", of.n_mels, 201) + bytes(4 * of.n_mels * 201)
-    out += struct.pack("<i", len(TOKENS)) + b"".join(struct.pack("<i", len(t)) + t for t in TOKENS)
+    out += struct.pack("<i", len(tokens)) + b"".join(struct.pack("<i", len(t)) + t for t in tokens)
     for name, array in tensors.items():
         is_matrix = array.ndim > 1 and "positional" not in name
         data = array.astype(np.float16 if is_matrix else np.float32)

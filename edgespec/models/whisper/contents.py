@@ -15,7 +15,7 @@ from edgespec.errors import EdgespecError
 Floats = npt.NDArray[np.float32]
 
 _MOST_LAYERS, _MOST_STATE, _MOST_CONTEXT = 128, 8192, 1 << 16
-_MOST_VOCABULARY, _MULTILINGUAL = 1 << 18, 51_865
+_MOST_VOCABULARY, _MULTILINGUAL, _LARGEST = 1 << 18, 51_865, 51_866
 _MOST_MELS = 512
 N_SPECIAL = 1608
 """The fewest special tokens: 2, 99 languages, 6, and 1501 timestamps."""
@@ -60,6 +60,19 @@ class WhisperContents:
     tensors: Mapping[str, SourceTensor]
 
     @property
+    def own_heads(self) -> tuple[tuple[int, int], ...]:
+        """The alignment heads; () if one of them is not in this model.
+
+        Descriptions of distilled models still have those of the model that they were made from.
+        """
+        sizes = self.sizes
+        is_whole = all(
+            0 <= layer < sizes.n_text_layer and 0 <= head < sizes.n_text_head
+            for layer, head in self.alignment_heads
+        )
+        return self.alignment_heads if is_whole else ()
+
+    @property
     def is_multilingual(self) -> bool:
         """Whether it knows other languages than English."""
         return self.sizes.n_vocab >= _MULTILINGUAL
@@ -67,6 +80,11 @@ class WhisperContents:
 
 class BrokenModelError(Exception):
     """A file holds no whole Whisper model; `str(error)` says why."""
+
+
+def n_ordinary(n_vocab: int) -> int:
+    """Return how many of `n_vocab` tokens are ordinary: new models have more languages, not more of these."""
+    return _MULTILINGUAL - N_SPECIAL if n_vocab >= _MULTILINGUAL else n_vocab - N_SPECIAL
 
 
 def check_contents(contents: WhisperContents) -> None:
@@ -111,11 +129,10 @@ def check_sizes(sizes: WhisperSizes) -> None:
 
 def _check_tokens(contents: WhisperContents) -> None:
     n, n_vocab = len(contents.tokens), contents.sizes.n_vocab
-    if not 256 <= n <= n_vocab - N_SPECIAL:
-        raise BrokenModelError(f"{n:,} ordinary tokens of {n_vocab:,}, {N_SPECIAL:,} of which are special")
-    for layer, head in contents.alignment_heads:
-        if not (0 <= layer < contents.sizes.n_text_layer and 0 <= head < contents.sizes.n_text_head):
-            raise BrokenModelError(f"there is no alignment head {head} of layer {layer}")
+    if n != n_ordinary(n_vocab) or n < 256:
+        raise BrokenModelError(f"{n:,} ordinary tokens of {n_vocab:,}, not {n_ordinary(n_vocab):,}")
+    if n_vocab > _LARGEST:
+        raise BrokenModelError(f"{n_vocab:,} tokens, more than any of OpenAI's models has")
 
 
 def expected_tensors(sizes: WhisperSizes) -> dict[str, tuple[int, ...]]:

@@ -184,7 +184,7 @@ def _fields(contents: WhisperContents, type_name: str, name: str) -> list[bytes]
         "decoder.attention.head_count": sizes.n_text_head,
         "decoder.block_count": sizes.n_text_layer,
     }
-    heads = np.array(contents.alignment_heads, np.int32).reshape(-1)
+    heads = np.array(contents.own_heads, np.int32).reshape(-1)
     return [
         encode_text("general.architecture", ARCHITECTURE),
         encode_text("general.name", name),

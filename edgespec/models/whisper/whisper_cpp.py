@@ -24,8 +24,9 @@ from edgespec.models.whisper.contents import (
     WhisperSizes,
     check_sizes,
     n_numbers,
+    n_ordinary,
 )
-from edgespec.models.whisper.reading import ByteReader, array_reader, blamed, mapped
+from edgespec.models.whisper.reading import END_OF_TEXT, ByteReader, array_reader, blamed, mapped
 
 MAGIC = b"lmgg"
 
@@ -76,7 +77,9 @@ def _tokens(reader: ByteReader, n_vocab: int) -> tuple[bytes, ...]:
         if not 0 <= length <= _LONGEST_TOKEN:
             raise BrokenModelError(f"a token of {length:,} bytes")
         tokens.append(reader.bytes(length))
-    return tuple(tokens)
+    # Files made from the hub's vocabulary have <|endoftext|> too: 50,257 tokens, of English models as well.
+    ordinary = tokens[: n_ordinary(n_vocab)]
+    return tuple(b"" if token == END_OF_TEXT.encode() else token for token in ordinary)
 
 
 def _tensors(reader: ByteReader, data: mmap.mmap) -> dict[str, SourceTensor]:

@@ -191,6 +191,13 @@ def _architecture_line(architecture: Report) -> str:
     return f"{architecture['name']}: {ArchitectureSupport(**found) if found else 'never checked'}"
 
 
+def _speech_line(speech: Report) -> str:
+    layers, n = " + ".join(map(str, speech["layers"])), speech["languages"]
+    known = "English" if n == 1 else f"{n} languages"
+    words = "times of words" if speech["word_times"] else "no times of words"
+    return f"Whisper, for `edgespec transcribe`: {layers} layers, {known}, {words}"
+
+
 def _print_model(model: Report) -> None:
     from edgespec.cli.doctor_report import size
     from edgespec.engine.capacity import Capacity
@@ -200,6 +207,9 @@ def _print_model(model: Report) -> None:
     print_line("", model["path"])
     if model["error"]:
         print_line("", f"cannot be loaded: {model['error']}")
+        return
+    if speech := model["speech"]:
+        print_line("", _speech_line(speech))
         return
     print_line("", _architecture_line(model["architecture"]))
     held = model["capacity"]

@@ -23,7 +23,7 @@ from edgespec.llama import kernels, rpc
 from edgespec.llama.architectures import architecture_support
 from edgespec.llama.backend import cpu_backend, foreign_function, library_version
 from edgespec.llama.gguf import TensorInfo
-from edgespec.llama.gguf_header import GGUFHeader, check_model_file, read_tensors
+from edgespec.llama.gguf_header import GGUFHeader, check_model_file, read_header, read_tensors
 from edgespec.llama.kernels import STOCK, Kernels, PackedTensor
 from edgespec.llama.mtp import MtpTarget, why_no_mtp
 from edgespec.llama.prefetch import PrefetchChoice
@@ -34,10 +34,14 @@ from edgespec.models.registry import load_registry
 from edgespec.models.resolve import resolve
 from edgespec.models.sources import format_size
 from edgespec.models.store import Store
+from edgespec.models.whisper.contents import check_contents
+from edgespec.models.whisper.convert import ARCHITECTURE
+from edgespec.models.whisper.gguf_file import read_whisper_gguf
 from edgespec.platform.boards import device_model, device_revision, hwcaps, wheel_board
 from edgespec.platform.cpu import default_threads, fast_cores, physical_cores, read_cpu
 from edgespec.platform.limits import cpu_quota
 from edgespec.platform.memory import available_bytes, memory_left, peak_rss_bytes, total_bytes
+from edgespec.speech.tokenizer import WhisperTokenizer
 
 Report = dict[str, Any]
 """The object that --json prints."""
@@ -182,6 +186,22 @@ def _prefetch(choice: PrefetchChoice) -> Report:
 # ---- models ----
 
 
+def _speech(path: Path) -> Report:
+    """Return the facts of a Whisper model. Raises EdgespecError for one that is not whole."""
+    contents = read_whisper_gguf(path)
+    check_contents(contents)
+    sizes = contents.sizes
+    tokenizer = WhisperTokenizer.from_gguf(path)
+    return {
+        "layers": [sizes.n_audio_layer, sizes.n_text_layer],
+        "width": sizes.n_text_state,
+        "mels": sizes.n_mels,
+        "languages": len(tokenizer.languages) if tokenizer.is_multilingual else 1,
+        "word_times": bool(contents.alignment_heads),
+        "bytes": path.stat().st_size,
+    }
+
+
 def _model(name: str, path: Path, loaded: Kernels, root: Path) -> Report:
     report: Report = {
         "name": name,
@@ -191,10 +211,13 @@ def _model(name: str, path: Path, loaded: Kernels, root: Path) -> Report:
         "capacity": None,
         "rollback": None,
         "mtp_head": None,
+        "speech": None,
         "types": [],
         "unpacked": [],
     }
     try:
+        if read_header(path).architecture == ARCHITECTURE:
+            return report | {"speech": _speech(path)}
         header = check_model_file(path)
         fits_in_memory([(header, 1)])
         reason = why_no_mtp(header)

@@ -17,6 +17,7 @@ from edgespec.platform.cpu import read_cpu
 from energy_trees import laptop, write
 from pi_trees import PI_4_2GB, PI_4_4GB, PI_5_8GB, plant
 from tiny_gguf import write_tiny_gguf
+from tiny_whisper import write_tiny_whisper
 
 
 @pytest.fixture(scope="module")
@@ -235,11 +236,13 @@ def test_nothing_is_pulled(doctor, tmp_path):
 def test_a_model_that_cannot_be_loaded(doctor, packable_path, tmp_path):
     damaged = tmp_path / "damaged.gguf"
     damaged.write_bytes(packable_path.read_bytes()[:-5000])
-    process = doctor("--json", damaged, packable_path)
+    speech = write_tiny_whisper(tmp_path / "speech.gguf")
+    process = doctor("--json", damaged, packable_path, speech)
     assert process.returncode == 1
-    first, second = json.loads(process.stdout)["models"]
+    first, second, third = json.loads(process.stdout)["models"]
     assert "truncated" in first["error"]
     assert second["error"] is None
+    assert third["error"] is None and third["speech"]["layers"] == [1, 2]
     assert "cannot be loaded: " in doctor(damaged).stdout
 
 

@@ -235,7 +235,8 @@ def add_command(
 ) -> None:
     """Give your own GGUF file a name, in your models.toml."""
     from edgespec.llama.gguf_header import check_complete_file, check_model_file
-    from edgespec.models.whisper.convert import ARCHITECTURE, foreign_whisper, is_whisper_source
+    from edgespec.models.whisper.convert import ARCHITECTURE
+    from edgespec.models.whisper.kinds import foreign_whisper, is_whisper_source
 
     path = expand_user(file).absolute()
     if is_whisper_source(path):

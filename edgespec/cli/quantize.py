@@ -17,7 +17,7 @@ from edgespec.models.found.catalog import is_found_name, stored_model
 from edgespec.models.found.model import file_stem
 from edgespec.models.resolve import resolve
 from edgespec.models.sources import check_disk, format_size
-from edgespec.models.whisper.convert import is_whisper_source
+from edgespec.models.whisper.kinds import is_whisper_source
 from edgespec.platform.files import expand_user
 
 

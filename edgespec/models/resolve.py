@@ -16,7 +16,7 @@ from edgespec.models.hub_names import hub_entry, is_hub_name
 from edgespec.models.pull import ProgressFn, Puller, no_progress
 from edgespec.models.registry import load_registry
 from edgespec.models.store import Store
-from edgespec.models.whisper.convert import foreign_whisper, is_whisper_source
+from edgespec.models.whisper.kinds import foreign_whisper, is_whisper_source
 from edgespec.platform.files import expand_user
 from edgespec.platform.messages import MessageFn, silent
 

@@ -8,8 +8,8 @@ from edgespec.errors import UsageError
 from edgespec.models.pull import ProgressFn, no_progress
 from edgespec.models.registry import load_registry
 from edgespec.models.resolve import resolve
-from edgespec.models.whisper.convert import foreign_whisper, is_whisper_source
 from edgespec.models.whisper.gguf_file import check_speech_file
+from edgespec.models.whisper.kinds import foreign_whisper, is_whisper_source
 from edgespec.platform.files import expand_user
 from edgespec.platform.messages import MessageFn, silent
 

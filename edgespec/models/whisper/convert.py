@@ -33,6 +33,7 @@ from edgespec.models.whisper.contents import (
     check_contents,
     expected_tensors,
 )
+from edgespec.models.whisper.kinds import CTRANSLATE2_MODEL, HUB_INDEX, HUB_WEIGHTS
 from edgespec.models.whisper.reading import blamed, heads_in, read_json, written_token
 from edgespec.platform.files import replacing
 
@@ -43,26 +44,10 @@ WHISPER_TYPES = ("q8_0", "q6_k", "q5_1", "q5_0", "q4_1", "q4_0", "f16", "f32")
 _F16 = 1  # enum ggml_type
 
 
-def is_whisper_source(path: Path) -> bool:
-    """Whether `path` is a Whisper model of another program, to be converted; looks at few bytes of it."""
-    if path.is_dir():
-        return _folder_kind(path) is not None
-    try:
-        with path.open("rb") as file:
-            return path.is_file() and file.read(4) == whisper_cpp.MAGIC
-    except OSError:
-        return False
-
-
-def foreign_whisper(ref: str) -> str:
-    """Return the line that refuses a Whisper model of another program where a GGUF file is wanted."""
-    return f"{ref}: a Whisper model, but no GGUF; convert it: edgespec quantize {ref} --type q8_0"
-
-
 def _folder_kind(folder: Path) -> Callable[[Path], WhisperContents] | None:
-    if (folder / ctranslate2.MODEL_FILE).is_file():
+    if (folder / CTRANSLATE2_MODEL).is_file():
         return ctranslate2.read_ctranslate2
-    if any((folder / name).is_file() for name in (safetensors.WEIGHTS_FILE, safetensors.INDEX_FILE)):
+    if any((folder / name).is_file() for name in (HUB_WEIGHTS, HUB_INDEX)):
         return safetensors.read_safetensors
     return None
 
@@ -76,8 +61,8 @@ def read_whisper(path: Path) -> WhisperContents:
         read = _folder_kind(path)
         if read is None:
             raise UsageError(
-                f"{path}: no Whisper model: neither {ctranslate2.MODEL_FILE} (CTranslate2) nor "
-                f"{safetensors.WEIGHTS_FILE} (the hub) is in it"
+                f"{path}: no Whisper model: neither {CTRANSLATE2_MODEL} (CTranslate2) nor "
+                f"{HUB_WEIGHTS} (the hub) is in it"
             )
         contents = read(path)
     else:

@@ -25,6 +25,7 @@ from edgespec.models.whisper.contents import (
     n_numbers,
     slices,
 )
+from edgespec.models.whisper.kinds import CTRANSLATE2_MODEL
 from edgespec.models.whisper.reading import (
     ByteReader,
     array_reader,
@@ -35,7 +36,7 @@ from edgespec.models.whisper.reading import (
     read_json,
 )
 
-MODEL_FILE, CONFIG_FILE = "model.bin", "config.json"
+CONFIG_FILE = "config.json"
 VOCABULARIES = ("vocabulary.json", "vocabulary.txt")
 
 _VERSION = 6
@@ -52,7 +53,7 @@ class _Variable:
 
 def read_ctranslate2(folder: Path) -> WhisperContents:
     """Return the model in `folder`, its numbers unread. Raises UsageError and EdgespecError."""
-    path = folder / MODEL_FILE
+    path = folder / CTRANSLATE2_MODEL
     with mapped(path) as data, blamed(path):
         variables = _read_variables(ByteReader(data))
         tensors = _Tensors(data, variables)
@@ -211,4 +212,4 @@ def _vocabulary(folder: Path) -> list[str]:
         if not isinstance(found, list) or not all(isinstance(token, str) for token in found):
             raise BrokenModelError(f"{name} is no list of tokens")
         return found
-    raise BrokenModelError(f"{' or '.join(VOCABULARIES)} is missing beside {MODEL_FILE}")
+    raise BrokenModelError(f"{' or '.join(VOCABULARIES)} is missing beside {CTRANSLATE2_MODEL}")

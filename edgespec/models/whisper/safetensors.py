@@ -20,6 +20,7 @@ from edgespec.models.whisper.contents import (
     WhisperSizes,
     n_numbers,
 )
+from edgespec.models.whisper.kinds import HUB_INDEX, HUB_WEIGHTS
 from edgespec.models.whisper.reading import (
     ByteReader,
     array_reader,
@@ -30,7 +31,6 @@ from edgespec.models.whisper.reading import (
     read_json,
 )
 
-WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 CONFIG_FILE, GENERATION_FILE, VOCABULARY_FILE = "config.json", "generation_config.json", "vocab.json"
 
 _TYPES = {"F32": ("<f4", 4), "F16": ("<f2", 2), "BF16": ("bf16", 2)}
@@ -85,9 +85,9 @@ def our_name(name: str) -> str:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    index = folder / INDEX_FILE
-    if (folder / WEIGHTS_FILE).exists() or not index.exists():
-        return [folder / WEIGHTS_FILE]
+    index = folder / HUB_INDEX
+    if (folder / HUB_WEIGHTS).exists() or not index.exists():
+        return [folder / HUB_WEIGHTS]
     with blamed(index):
         match read_json(index):
             case {"weight_map": dict(places)}:

@@ -26,9 +26,8 @@ from edgespec.models.whisper.contents import (
     n_numbers,
     n_ordinary,
 )
+from edgespec.models.whisper.kinds import WHISPER_CPP_MAGIC
 from edgespec.models.whisper.reading import END_OF_TEXT, ByteReader, array_reader, blamed, mapped
-
-MAGIC = b"lmgg"
 
 _LONGEST_TOKEN, _LONGEST_NAME = 1 << 10, 1 << 8
 _F16 = 1
@@ -38,7 +37,7 @@ def read_whisper_cpp(path: Path) -> WhisperContents:
     """Return the model in `path`, its numbers unread. Raises UsageError and EdgespecError."""
     with mapped(path) as data, blamed(path):
         reader = ByteReader(data)
-        if reader.bytes(4) != MAGIC:
+        if reader.bytes(4) != WHISPER_CPP_MAGIC:
             raise BrokenModelError("it does not begin as whisper.cpp's models do")
         sizes = _sizes(reader)
         check_sizes(sizes)

@@ -1,0 +1,25 @@
+"""Files by which Whisper models of other programs are known, without reading or importing more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+CTRANSLATE2_MODEL = "model.bin"
+HUB_WEIGHTS, HUB_INDEX = "model.safetensors", "model.safetensors.index.json"
+WHISPER_CPP_MAGIC = b"lmgg"
+
+
+def is_whisper_source(path: Path) -> bool:
+    """Whether `path` is a Whisper model of another program, to be converted; looks at few bytes of it."""
+    if path.is_dir():
+        return any((path / name).is_file() for name in (CTRANSLATE2_MODEL, HUB_WEIGHTS, HUB_INDEX))
+    try:
+        with path.open("rb") as file:
+            return path.is_file() and file.read(4) == WHISPER_CPP_MAGIC
+    except OSError:
+        return False
+
+
+def foreign_whisper(ref: str) -> str:
+    """Return the line that refuses a Whisper model of another program where a GGUF file is wanted."""
+    return f"{ref}: a Whisper model, but no GGUF; convert it: edgespec quantize {ref} --type q8_0"

@@ -143,6 +143,7 @@ class _AudioAnswerer:
         granularities: Sequence[str] = ("segment",),
     ) -> Response:
         """Hear the recording of a request and answer it."""
+        await _refuse_repeated(request)
         warnings: list[str] = []
         samples = await run_in_threadpool(self._samples, await form.file.read(), warnings.append)
         items = self._service.worker.run(samples, options, client=client_of(request, None))
@@ -188,6 +189,15 @@ class _AudioAnswerer:
         finally:
             hearing.cancel()
             leaving.cancel()
+
+
+async def _refuse_repeated(request: Request) -> None:
+    """Raise ApiError for a field that a form has twice, of which only one would be read."""
+    form = await request.form()
+    for name in form:
+        n = len(form.getlist(name))
+        if n > 1 and not name.endswith("[]"):
+            raise ApiError(400, f"{name[:80]}: is there {n} times; send one in each request", param=name[:80])
 
 
 def _whole(
@@ -267,6 +277,8 @@ class AudioStream(Response):
         finally:
             sending.cancel()
             watching.cancel()
+        if not sending.cancelled() and (error := sending.exception()):
+            raise error
 
     async def _send(self, send: Send) -> None:
         async with aclosing(self._parts()) as parts:

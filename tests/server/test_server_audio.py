@@ -159,6 +159,9 @@ def test_forms_that_are_none(served):
     assert answer.status_code == 400 and answer.json()["error"]["type"] == "invalid_request_error"
     answer = post(served, {"file": ("a", b"x")}, headers={"Sec-Fetch-Site": "cross-site"})
     assert answer.status_code == 403
+    twice = [("file", ("a.wav", wav(noise(1)))), ("file", ("b.wav", wav(noise(1))))]
+    answer = post(served, twice)
+    assert answer.status_code == 400 and "file: is there 2 times" in answer.json()["error"]["message"]
     assert not served.log
 
 

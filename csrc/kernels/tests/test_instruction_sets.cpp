@@ -1,10 +1,11 @@
 // Products of all types are the same bits on all instruction sets of this processor, with 1 to 9 tokens; and unpacking
 // gives back what was packed. Under qemu this is the test of what no processor here has (tests/pi/test_pi_wheels.py).
-// Types whose tables are ggml's are left out, as there is none in this process: tests/llama/test_kernels.py has them.
+// Types whose tables are ggml's are left out unless its library is given: test_instruction_sets [libggml-base.so].
 #include "../codebooks.h"
 #include "../edgespec_kernels.h"
 #include "../weights.h"
 
+#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -72,11 +73,16 @@ void test(const Format &format) {
 
 } // namespace
 
-int main() {
+int main(int n_arguments, char **arguments) {
     const char *const best = es_kernels_isa();
     printf("%s\n", best);
+    const bool has_tables = n_arguments > 1;
+    if (has_tables && !dlopen(arguments[1], RTLD_NOW)) { // before the first table is asked for
+        fprintf(stderr, "failed: %s\n", dlerror());
+        return 1;
+    }
     for (const Format &format : FORMATS) {
-        if (!is_coded(find_type(format.ggml_type))) {
+        if (has_tables || !is_coded(find_type(format.ggml_type))) {
             test(format);
         }
     }

@@ -26,14 +26,14 @@ struct Product {
     // Of a tile whose first token is `begin`.
     const int8_t *tile(int64_t begin) const { return acts + begin * n_steps(columns) * record_bytes(FORMATS[type].acts, 1); }
 
-    // Chunks small enough to share evenly, yet each a stream that is worth starting; and where more than one
-    // tile passes over them, small enough to stay in cache.
+    // Chunks small enough to share evenly, yet each a stream that is worth starting; and where more than one tile passes over
+    // them, small enough to stay in cache. As many for each thread: ten of them keep eight threads waiting for two.
     int64_t n_chunks(int n_threads) const {
         int64_t chunks = std::min<int64_t>(n_threads * 8, std::max<int64_t>(n_threads, groups() * bytes() >> 17));
         if (n_tiles(tokens) > 1) {
             chunks = std::max(chunks, groups() * bytes() >> 18);
         }
-        return std::min(groups(), chunks);
+        return std::min(groups(), (chunks + n_threads - 1) / n_threads * n_threads);
     }
     int64_t first_group(int64_t chunk, int64_t chunks) const { return groups() * chunk / chunks; }
     int64_t first_row(int64_t chunk, int64_t chunks) const {

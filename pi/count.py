@@ -13,6 +13,8 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from edgespec.errors import EdgespecError
@@ -28,6 +30,8 @@ QEMU = "qemu-aarch64"
 
 TYPES = {"Q4_0": 2, "Q8_0": 8, "Q4_K": 12, "Q6_K": 14}
 TOKENS = (1, 4, 8)
+VARIANTS = {"armv8.2_2": "dotprod", "armv8.2_3": "dotprod and SVE", "armv8.6_1": "i8mm and SVE"}
+"""Names in llama.cpp's library for ARM, and what they use."""
 ROWS, COLUMNS = 1536, 1536
 """A product of Qwen2.5-1.5B."""
 
@@ -37,16 +41,90 @@ _HERE = Path(__file__).parent
 def count(board: Board) -> dict[str, dict[str, dict[int, float]]]:
     """Return instructions a multiply-add: type -> whose kernels -> tokens -> number."""
     folder = DIST / board.name
-    libraries = BUILD / f"libraries-{board.name}"
-    shutil.rmtree(libraries, ignore_errors=True)
-    for wheel in check_wheels(folder, read_manifest(folder)):
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(libraries, [name for name in archive.namelist() if ".so" in name])
-    llama = libraries / "llama_cpp" / "lib"
+    counter = _Counter(board.name, check_wheels(folder, read_manifest(folder)))
+    emulated = ["-cpu", board.emulated]
+    kernels: dict[str, _Kernels] = {
+        "llama.cpp": _Kernels(emulated),
+        "edgespec": _Kernels(emulated, plugin=True),
+    }
+    return counter.table(kernels)
+
+
+def count_variants() -> dict[str, dict[str, dict[int, float]]]:
+    """Return the same for processors that multiply matrices of bytes, with vectors of 128 and 256 bits.
+
+    llama.cpp's variants are those of `make wheels`' library for ARM: some have kernels for SVE. edgespec's
+    kernels are for NEON, whose vectors have 128 bits. Raises EdgespecError without these wheels.
+    """
+    wheels = [*DIST.glob("llama_cpp_python-*aarch64.whl"), *DIST.glob("edgespec-*aarch64.whl")]
+    if len(wheels) < 2:
+        raise EdgespecError(f"{DIST} has no wheels for ARM; run: make wheels MACHINES=aarch64")
+    kernels = {}
+    for n_bytes in (16, 32):
+        emulated = ["-cpu", f"max,sve-default-vector-length={n_bytes}"]
+        for variant, what in VARIANTS.items():
+            kernels[f"llama.cpp, {what}, {8 * n_bytes} bits"] = _Kernels(emulated, variant=variant)
+    kernels["edgespec, i8mm"] = _Kernels(emulated, variant=next(iter(VARIANTS)), plugin=True)
+    return _Counter("variants", wheels).table(kernels)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kernels:
+    """Whose kernels are counted, and on which processor."""
+
+    emulated: list[str]
+    variant: str = ""
+    """llama.cpp's library of this name; "": it has one alone."""
+    plugin: bool = False
+    """Whether edgespec's kernels multiply."""
+
+
+class _Counter:
+    """Counts products with the libraries of some wheels."""
+
+    def __init__(self, name: str, wheels: Sequence[Path]) -> None:
+        self._name = name
+        self._libraries = BUILD / f"libraries-{name}"
+        shutil.rmtree(self._libraries, ignore_errors=True)
+        for wheel in wheels:
+            with zipfile.ZipFile(wheel) as archive:
+                archive.extractall(self._libraries, [one for one in archive.namelist() if ".so" in one])
+        self._llama = self._libraries / "llama_cpp" / "lib"
+        self._program, self._plugin = _compiled(self._llama)
+
+    def table(self, kernels: Mapping[str, _Kernels]) -> dict[str, dict[str, dict[int, float]]]:
+        """Return instructions a multiply-add: type -> whose kernels -> tokens -> number."""
+        found: dict[str, dict[str, dict[int, float]]] = {}
+        for name, number in TYPES.items():
+            for whose, which in kernels.items():
+                for n in TOKENS:
+                    with err.status(f"{self._name}: {name}, {n} tokens, {whose}"):
+                        product = [str(part) for part in (number, ROWS, COLUMNS, n)]
+                        once, thrice = (
+                            _instructions(self._command(which, [*product, str(k)])) for k in (1, 3)
+                        )
+                        each = (thrice - once) / 2 / (ROWS * COLUMNS * n)
+                        found.setdefault(name, {}).setdefault(whose, {})[n] = round(each, 3)
+        return found
+
+    def _command(self, which: _Kernels, arguments: list[str]) -> list[str | Path]:
+        command: list[str | Path] = [QEMU, *which.emulated, "-L", ensure_root(), "-plugin", self._plugin]
+        command += ["-E", f"LD_LIBRARY_PATH={self._llama}"]
+        if which.variant:
+            command += ["-E", f"GGML_BACKEND_PATH={self._llama / f'libggml-cpu-{which.variant}.so'}"]
+        return [*command, self._program, *arguments]
+
+    def _own(self, which: _Kernels) -> list[Path]:
+        return [self._libraries / "edgespec" / "edgespec_kernels.so"] if which.plugin else []
+
+
+def _compiled(llama: Path) -> tuple[Path, Path]:
+    """Compile the program, linked with the libraries in `llama`, and qemu's plugin that counts."""
     program, plugin = BUILD / "count_product", BUILD / "count_plugin.so"
     include = llama_source() / "vendor" / "llama.cpp" / "ggml" / "include"
     flags = ("-O2", "-Wall", "-Wextra", "-Werror")
-    link = (f"-L{llama}", "-lggml", "-lggml-base", f"-Wl,-rpath-link,{llama}")
+    libraries = [next(iter(sorted(llama.glob(f"{name}.so*")))) for name in ("libggml", "libggml-base")]
+    link: list[str | Path] = [*libraries, f"-Wl,-rpath-link,{llama}"]
     run(
         "compiling the product",
         [f"{TRIPLE}-gcc", *flags, f"-I{include}", _HERE / "count_product.c", "-o", program, *link],
@@ -57,23 +135,10 @@ def count(board: Board) -> dict[str, dict[str, dict[int, float]]]:
         ["cc", *flags, "-shared", "-fPIC", _HERE / "count_plugin.c", "-o", plugin],
         BUILD / "count-plugin.log",
     )
-    emulator: list[str | Path] = [QEMU, "-cpu", board.emulated, "-L", ensure_root(), "-plugin", plugin]
-    command = [*emulator, "-E", f"LD_LIBRARY_PATH={llama}", program]
-    own = libraries / "edgespec" / "edgespec_kernels.so"
-    found: dict[str, dict[str, dict[int, float]]] = {}
-    plugins: dict[str, list[str | Path]] = {"llama.cpp": [], "edgespec": [own]}
-    for name, number in TYPES.items():
-        for whose, more in plugins.items():
-            for n in TOKENS:
-                with err.status(f"{board.name}: {name}, {n} tokens, {whose}"):
-                    product = [str(part) for part in (number, ROWS, COLUMNS, n)]
-                    once, thrice = (_instructions([*command, *product, str(k), *more]) for k in (1, 3))
-                    each = (thrice - once) / 2 / (ROWS * COLUMNS * n)
-                    found.setdefault(name, {}).setdefault(whose, {})[n] = round(each, 3)
-    return found
+    return program, plugin
 
 
-def _instructions(command: list[str | Path]) -> int:
+def _instructions(command: Sequence[str | Path]) -> int:
     """Return the plugin's count; on one processor, because waiting threads run instructions too."""
     usable = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(usable)})
@@ -93,11 +158,16 @@ def _main() -> int:
         description="Count instructions a multiply-add on each board, edgespec's kernels and llama.cpp's.",
         epilog="Example: python -m pi.count",
     )
+    parser.add_argument(
+        "--variants",
+        action="store_true",
+        help="count llama.cpp's variants for ARM, of make wheels, with SVE or not",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     args = parser.parse_args()
     if not shutil.which(QEMU):
         raise EdgespecError(f"no {QEMU} on this machine: apt install qemu-user")
-    found = {board.name: count(board) for board in BOARDS}
+    found = {"wheels": count_variants()} if args.variants else {board.name: count(board) for board in BOARDS}
     if args.json:
         out.print_json(data=found)
         return 0

@@ -21,7 +21,9 @@ int main(int argc, char **argv) {
     const enum ggml_type type = atoi(argv[1]);
     const int64_t rows = atoll(argv[2]), columns = atoll(argv[3]), n = atoll(argv[4]);
     const int times = atoi(argv[5]);
+    ggml_backend_load_all(); /* of a library with variants, the one that GGML_BACKEND_PATH names */
     ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), device = cpu;
+    need(cpu != NULL, "a CPU backend");
     if (argc == 7) {
         ggml_backend_reg_t plugin = ggml_backend_load(argv[6]);
         need(plugin != NULL, "the plugin");

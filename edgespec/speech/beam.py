@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-
+from edgespec.decoding.sampling import SamplingParams
 from edgespec.llama.outputs import Rows
 from edgespec.speech.options import SpeechOptions
-from edgespec.speech.rules import SpeechRules, TimestampState, log_total
+from edgespec.speech.rules import SpeechRules, TimestampState
 from edgespec.speech.session import DecoderPasses
 from edgespec.speech.whisper_model import SequenceBatch
 
@@ -57,6 +57,7 @@ class BeamSearch:
         self._n_ctx = n_ctx
         self._finished: dict[tuple[int, ...], float] = {}
         self._n_passes = 1
+        self._sampler = SamplingParams(temperature=0.0).sampler(rules.n_vocab, 0)
 
     def run(self, row: Rows, n_prompt: int) -> Found:
         """Return the best text after a prompt of `n_prompt` tokens, which `row` of logits follows."""
@@ -89,16 +90,16 @@ class BeamSearch:
         n = len(text) - 1
         length = n if self._penalty is None else ((5 + n) / 6) ** self._penalty
         logprob = self._finished[text]
-        return logprob / length if length else -np.inf
+        return logprob / length if length else -math.inf
 
     def _next(self, beams: Sequence[Beam], rows: Sequence[Rows]) -> tuple[list[Beam], list[int]]:
         """Return the best continuations, and which beam each comes from; keep those that end."""
         candidates: list[tuple[float, int, int]] = []  # logprob, beam, token
         for i, (beam, row) in enumerate(zip(beams, rows, strict=True)):
             self._rules.forbid(row, beam.position)
-            total = log_total(row)
-            for token in likeliest(row, self._n_beams + 1):
-                candidates.append((beam.logprob + float(row[token]) - total, i, token))
+            for token, probability in self._sampler.likeliest(row, self._n_beams + 1):
+                if probability > 0.0:
+                    candidates.append((beam.logprob + math.log(probability), i, token))
         candidates.sort(key=lambda candidate: candidate[0], reverse=True)
         following: list[Beam] = []
         sources: list[int] = []
@@ -117,11 +118,3 @@ class BeamSearch:
                 break
             self._finished[text] = logprob
         return following, sources
-
-
-def likeliest(row: Rows, n: int) -> list[int]:
-    """Return the `n` likeliest tokens that are possible, best first; ties go to the smallest id."""
-    n = min(n, len(row))
-    least = np.partition(row, len(row) - n)[len(row) - n]
-    found = np.flatnonzero((row >= least) & (row > -np.inf))
-    return [int(i) for i in found[np.lexsort((found, -row[found]))][:n]]

@@ -12,7 +12,7 @@ from edgespec.speech.choices import SpeechTask
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 """Temperatures tried one after the other, until a window's text is good enough."""
 
-MAX_BEAM = 16
+MAX_BEAM = 15
 """Most beams."""
 
 

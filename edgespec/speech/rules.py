@@ -137,6 +137,11 @@ class SpeechRules(Constraint):
         )
 
     @property
+    def n_vocab(self) -> int:
+        """Number of tokens."""
+        return self._tokens.n_vocab
+
+    @property
     def end(self) -> int:
         """The token that ends a window's text."""
         return self._tokens.end

@@ -110,7 +110,7 @@ def test_silence_is_no_text(environment, model, tmp_path):
     ("words", "code", "problem"),
     [
         (("--language", "xx"), 2, ("--language xx", "the model knows")),
-        (("--beam", "0"), 2, ("--beam 0", "1 to 16")),
+        (("--beam", "0"), 2, ("--beam 0", "1 to 15")),
         (("--temp", "-1"), 2, ("--temp", "0.001 to 5")),
         (("--beam", "5", "--temp", "0.5"), 2, ("--beam", "--temp")),
         (("--json", "-f", "srt"), 2, ("--json", "--format srt")),

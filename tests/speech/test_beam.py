@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from test_rules import by_the_book
 
-from edgespec.speech.beam import BeamSearch, likeliest
+from edgespec.speech.beam import BeamSearch
 from edgespec.speech.options import SpeechOptions
 from edgespec.speech.rules import SpeechRules
 from toy_speech import END, RULES, START, ToyDecoderCache, random_decoder
@@ -71,9 +71,3 @@ def batch_of(tokens):
     from edgespec.speech.whisper_model import SequenceBatch
 
     return SequenceBatch(0, tokens)
-
-
-def test_the_likeliest_tokens_are_those_that_are_possible():
-    row = np.array([1.0, -np.inf, 3.0, 3.0, 0.0], np.float32)
-    assert likeliest(row, 3) == [2, 3, 0]
-    assert likeliest(row, 9) == [2, 3, 0, 4]

@@ -1,11 +1,13 @@
 // Products of all types are the same bits on all instruction sets of this processor, with 1 to 9 tokens; and unpacking
 // gives back what was packed. Under qemu this is the test of what no processor here has (tests/pi/test_pi_wheels.py).
+// An encoder's attention and its activation are near what they stand for on all of them.
 // Types whose tables are ggml's are left out unless its library is given: test_instruction_sets [libggml-base.so].
 #include "../codebooks.h"
 #include "../edgespec_kernels.h"
 #include "../weights.h"
 
 #include <dlfcn.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -71,6 +73,61 @@ void test(const Format &format) {
     check(!first.empty(), format.name, "all", "an instruction set");
 }
 
+float uniform() { return (float)(next() >> 8) / (1 << 23) - 1; }
+
+void test_full_attention(const char *isa) {
+    constexpr int64_t N = 11, SEEN = 75, HEADS = 2, DIM = 32;
+    std::vector<float> q((size_t)(N * HEADS * DIM)), k((size_t)(SEEN * HEADS * DIM)), v(k.size()), out(q.size());
+    for (std::vector<float> *numbers : {&q, &k, &v}) {
+        for (float &number : *numbers) {
+            number = 2 * uniform();
+        }
+    }
+    es_attention asked = {};
+    asked.head_dim = asked.value_dim = DIM;
+    asked.n_head = asked.n_head_kv = HEADS;
+    asked.n = N;
+    asked.n_kv = SEEN;
+    asked.q = q.data();
+    asked.k = k.data();
+    asked.v = v.data();
+    asked.scale = 0.2f;
+    check(!es_kernels_attention(&asked, out.data(), 2), "full attention", isa, "run");
+    double off = 0, all = 0;
+    for (int64_t t = 0; t < N * HEADS; t++) {
+        double sum = 0, expected[DIM] = {};
+        for (int64_t j = 0; j < SEEN; j++) {
+            const int64_t row = (j * HEADS + t % HEADS) * DIM;
+            double score = 0;
+            for (int64_t d = 0; d < DIM; d++) {
+                score += (double)q[(size_t)(t * DIM + d)] * k[(size_t)(row + d)];
+            }
+            const double weight = exp(0.2 * score);
+            sum += weight;
+            for (int64_t d = 0; d < DIM; d++) {
+                expected[d] += weight * v[(size_t)(row + d)];
+            }
+        }
+        for (int64_t d = 0; d < DIM; d++) {
+            const double exact = expected[d] / sum, error = out[(size_t)(t * DIM + d)] - exact;
+            off += error * error;
+            all += exact * exact;
+        }
+    }
+    check(sqrt(off / all) < 0.02, "full attention", isa, "near the softmax of the scores");
+}
+
+void test_gelu(const char *isa) {
+    std::vector<float> x(1001), y(x.size());
+    for (size_t i = 0; i < x.size(); i++) {
+        x[i] = ((float)i - 500) / 60;
+    }
+    check(!es_kernels_unary(16, (int64_t)x.size(), x.data(), y.data()), "gelu", isa, "run");
+    for (size_t i = 0; i < x.size(); i++) {
+        check(fabs(y[i] - 0.5 * x[i] * erfc(-x[i] / sqrt(2.0))) < 2e-6, "gelu", isa, "near the error function's");
+    }
+}
+
 } // namespace
 
 int main(int n_arguments, char **arguments) {
@@ -84,6 +141,12 @@ int main(int n_arguments, char **arguments) {
     for (const Format &format : FORMATS) {
         if (has_tables || !is_coded(find_type(format.ggml_type))) {
             test(format);
+        }
+    }
+    for (const char *isa : NAMES) {
+        if (!es_kernels_set_isa(isa)) {
+            test_full_attention(isa);
+            test_gelu(isa);
         }
     }
     return 0;

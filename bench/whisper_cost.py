@@ -155,7 +155,8 @@ def main() -> None:
             show(name, measured[name])
     measuring.end()
     print(f"\n{measuring}")
-    measuring.keep("whisper-cost", {"context": args.context, "seconds": measured})
+    names = "-".join(name.replace(":", "-") for name in args.models)
+    measuring.keep(f"whisper-cost-{names}", {"context": args.context, "seconds": measured})
 
 
 if __name__ == "__main__":

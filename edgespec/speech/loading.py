@@ -1,4 +1,4 @@
-"""Opening of Whisper models: what a file is, and the refusal of those that hear nothing."""
+"""A Whisper model in memory, with its tokenizer."""
 
 from __future__ import annotations
 
@@ -6,13 +6,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from edgespec.errors import EdgespecError, UsageError
-from edgespec.llama.gguf import read_gguf
-from edgespec.speech.choices import DEFAULT_MODEL
+from edgespec.models.whisper.gguf_file import check_speech_file
 from edgespec.speech.tokenizer import WhisperTokenizer
 from edgespec.speech.whisper_model import WhisperModel
-
-ARCHITECTURE = "whisper"
 
 
 class SpeechModel:
@@ -21,8 +17,8 @@ class SpeechModel:
     def __init__(
         self, path: Path, *, name: str = "", n_threads: int | None = None, kernels: bool = True
     ) -> None:
-        """Load the file at `path`, called `name`. Raises UsageError or EdgespecError if it is none."""
-        check_speech_file(path)
+        """Load the file at `path`, called `name`. Raises EdgespecError if it is none."""
+        check_speech_file(path, name or str(path))
         self.path = path
         self.name = name or path.stem
         self.tokenizer = WhisperTokenizer.from_gguf(path)
@@ -39,18 +35,3 @@ class SpeechModel:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def check_speech_file(path: Path) -> None:
-    """Raise UsageError unless the file is a Whisper model, EdgespecError if it cannot be read."""
-    architecture = read_gguf(path).text("general.architecture")
-    if architecture == ARCHITECTURE:
-        return
-    if not architecture:
-        raise EdgespecError(
-            f"{path}: no model that edgespec knows; choose a Whisper model, such as {DEFAULT_MODEL}"
-        )
-    raise UsageError(
-        f"{path}: a model of text ({architecture}), which hears nothing; choose a Whisper model, such as "
-        f"{DEFAULT_MODEL}"
-    )

@@ -37,7 +37,7 @@ def test_processes_end_with_their_block_also_after_an_error() -> None:
 
 def test_each_round_is_beside_each_number_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("busy.compared", lambda *_: [run(PLAIN, 1.0)])
-    runs = measured({}, [], [0, 1], 2)
+    runs = measured({}, [], [], [0, 1], 2)
     assert {n: [one.round for one in some] for n, some in runs.items()} == {0: [0, 1], 1: [0, 1]}
 
 

@@ -45,7 +45,7 @@ constexpr struct {
     {OP_SQR, &Executor::unary},         {OP_SQRT, &Executor::unary},        {OP_UNARY, &Executor::unary},
     {OP_FILL, &Executor::unary},        {OP_GLU, &Executor::glu},           {OP_ADD_ID, &Executor::add_id},
     {OP_SUM_ROWS, &Executor::sum_rows}, {OP_MEAN, &Executor::sum_rows},     {OP_SOFT_MAX, &Executor::soft_max},
-    {OP_ARGSORT, &Executor::argsort},   {OP_NORM, &Executor::norm},         {OP_L2_NORM, &Executor::norm},
+    {OP_ARGSORT, &Executor::argsort},   {OP_L2_NORM, &Executor::norm},
     {OP_SET_ROWS, &Executor::set_rows}, {OP_GET_ROWS, &Executor::get_rows}, {OP_CONT, &Executor::copy},
     {OP_CPY, &Executor::copy},          {OP_REPEAT, &Executor::repeat},     {OP_CONCAT, &Executor::concat},
     {OP_SSM_CONV, &Executor::ssm_conv},
@@ -82,6 +82,7 @@ bool Executor::plan(const std::vector<Tensor *> &nodes) {
             }
             break;
         case OP_RMS_NORM:
+        case OP_NORM:
             plan_norm(planning, op);
             break;
         case OP_ROPE:
@@ -189,6 +190,16 @@ void Executor::plan_norm(Planning &p, const Tensor *op) {
         (next->data == op->data || !Range(next).overlaps(Range(op->src[0])))) {
         steps_.back().fused = next;
         steps_.back().other = next->src[1];
+        p.i++;
+    }
+    // The bias of a layer norm, which is one row. What it is written over must be this row's, or nothing of the step.
+    const Tensor *const scaled = steps_.back().fused, *const last = p.next();
+    const auto spares = [&](const Tensor *t) {
+        return (last->data == t->data && !memcmp(last->nb, t->nb, sizeof t->nb)) || !Range(last).overlaps(Range(t));
+    };
+    if (op->op == OP_NORM && scaled && last && last->op == OP_ADD && last->src[0] == scaled && n_rows(last->src[1]) == 1 &&
+        last->src[1]->ne[0] == op->ne[0] && spares(op) && spares(scaled) && spares(op->src[0])) {
+        steps_.back().biased = last;
         p.i++;
     }
 }

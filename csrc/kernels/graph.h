@@ -82,6 +82,7 @@ class Executor {
         const ggml::Tensor *op;
         const ggml::Tensor *fused = nullptr; // the ADD after a product, the MUL after a norm: written as well
         const ggml::Tensor *other = nullptr; // its other operand
+        const ggml::Tensor *biased = nullptr; // the ADD after that MUL
         size_t index = 0;                    // of the counters
         size_t angles = 0, attention = 0, routing = 0; // which of angles_, attentions_, routings_
         bool joined = false;                 // no barrier comes before it

@@ -17,6 +17,10 @@ void Executor::norm(const Step &step, int thread, int n) {
         if (step.fused) {
             isa_.mul(x->ne[0], y, row<const float>(step.other, r, x), row<float>(step.fused, r, x));
         }
+        if (step.biased) {
+            isa_.add(x->ne[0], row<const float>(step.fused, r, x), (const float *)step.biased->src[1]->data,
+                     row<float>(step.biased, r, x));
+        }
     }
 }
 

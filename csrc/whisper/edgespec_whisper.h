@@ -2,7 +2,8 @@
  *
  *     model  ->  audio (a window of sound, as the decoder hears it)  ->  cache (the KV cache of its sequences)
  *
- * Objects may be freed in any order: each keeps what it needs. A model runs one pass at a time, whatever thread asks.
+ * Objects may be freed in any order: each keeps what it needs. A model runs one pass at a time, whatever thread asks;
+ * a cache does one thing at a time.
  * Functions that can fail return NULL or a negative number, and write why into `reason`, one line of at most
  * `n_reason` bytes with its zero. All lengths are checked; files, tokens and numbers are not trusted. */
 #pragma once

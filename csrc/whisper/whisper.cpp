@@ -20,6 +20,7 @@ struct es_whisper_audio {
 };
 struct es_whisper_cache {
     std::unique_ptr<Cache> cache;
+    mutable std::mutex mutex = {}; // of the sequences
 };
 
 namespace {
@@ -120,7 +121,7 @@ es_whisper_cache *es_whisper_cache_new(es_whisper_audio *audio, int32_t n_sequen
         if (n_sequences < 1 || n_sequences > MOST_SEQUENCES) {
             throw Failure("a cache has 1 to " + std::to_string(MOST_SEQUENCES) + " sequences");
         }
-        return new es_whisper_cache{std::make_unique<Cache>(audio->audio, n_sequences)};
+        return new es_whisper_cache{std::make_unique<Cache>(audio->audio, n_sequences), {}};
     });
 }
 
@@ -129,6 +130,7 @@ void es_whisper_cache_free(es_whisper_cache *cache) { delete cache; }
 int es_whisper_forward(es_whisper_cache *cache, const es_whisper_part *parts, size_t n_parts, float *logits, size_t n,
                        char *reason, size_t n_reason) {
     return guarded(reason, n_reason, -1, [&] {
+        const std::lock_guard<std::mutex> lock(cache->mutex);
         std::vector<Part> wanted;
         for (size_t i = 0; i < n_parts; i++) {
             const es_whisper_part &p = parts[i];
@@ -140,14 +142,17 @@ int es_whisper_forward(es_whisper_cache *cache, const es_whisper_part *parts, si
 }
 
 int es_whisper_n_past(const es_whisper_cache *cache, int32_t sequence) {
+    const std::lock_guard<std::mutex> lock(cache->mutex);
     return cache->cache->sequences.n_past(sequence);
 }
 
 int es_whisper_rewind(es_whisper_cache *cache, int32_t sequence, int32_t n_keep) {
+    const std::lock_guard<std::mutex> lock(cache->mutex);
     return cache->cache->sequences.rewind(sequence, n_keep) ? 0 : -1;
 }
 
 int es_whisper_reorder(es_whisper_cache *cache, const int32_t *sources, size_t n) {
+    const std::lock_guard<std::mutex> lock(cache->mutex);
     return cache->cache->sequences.reorder(sources, n) ? 0 : -1;
 }
 

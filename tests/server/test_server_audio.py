@@ -13,6 +13,7 @@ from edgespec.server.audio_routes import SpeechService
 from edgespec.server.gate import Gate, GateLimits
 from edgespec.server.speech_worker import SpeechWorker
 from edgespec.speech.opening import open_transcriber
+from edgespec.speech.options import MAX_BEAM
 from server_app import serving
 from speech_app import noise, recording, speech_service, wav
 from tiny_whisper import write_tiny_whisper
@@ -111,7 +112,7 @@ def test_the_list_of_models(client, served):
             "timestamp_granularities[]: whisper-tiny: the file does not say which heads",
             "timestamp_granularities[]",
         ),
-        ({"extra_body": {"beam": 99}}, "beam: must be at most 16", "beam"),
+        ({"extra_body": {"beam": 99}}, f"beam: must be at most {MAX_BEAM}", "beam"),
         ({"extra_body": {"bean": 5}}, "bean: there is no such field here", "bean"),
     ],
 )

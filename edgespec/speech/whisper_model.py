@@ -13,6 +13,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -141,8 +142,8 @@ class DecoderCache:
             if "memory" in str(reason):
                 raise EdgespecError(f"{self.audio.model.path}: {reason}")
             raise ValueError(str(reason))
-        ends = np.cumsum([part.n_logits for part in parts])
-        return np.split(logits, ends[:-1])
+        ends = accumulate(part.n_logits for part in parts)
+        return [logits[end - part.n_logits : end] for end, part in zip(ends, parts, strict=True)]
 
     @staticmethod
     def _checked_rows(n_logits: int, n_tokens: int) -> int:

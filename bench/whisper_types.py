@@ -1,11 +1,11 @@
-"""Compares types of a Whisper model's matrices: size, word errors, words unlike the first type's, speed.
+"""Compares types of a Whisper model's matrices: size, word errors, words unlike the first type's.
 
     edgespec quantize FOLDER --type f16,q8_0,q5_0 -o types/
     bench/whisper_types.py --models types/*.gguf --recordings talk.wav read.wav=read.txt --save
 
 Recordings and word errors are those of transcribe.py: greedy, in English, nothing drafts. Words are compared
-with the first model's too, of recordings without a reference as well. Each round hears all recordings with
-each model in turn.
+with the first model's too, of recordings without a reference as well. No time is measured, so that other
+programs may run.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 
 import jiwer
 
 from edgespec.speech.loading import SpeechModel
 from edgespec.speech.options import SpeechOptions
-from script import Measuring, parser, spread, start
+from script import Measuring, parser, start
 from transcribe import Hear, Hearing, Recording, ours, plain_words, read_recordings, word_errors
 
 
@@ -35,15 +34,12 @@ def report(hearings: Sequence[Hearing], recordings: Sequence[Recording], sizes: 
     """Return a table: a row for each model."""
     by_model = {name: [one for one in hearings if one.variant == name] for name in sizes}
     first = next(iter(by_model.values()))
-    lines = [f"{'model':<24}{'MB':>8}{'word errors':>13}{'unlike the first':>18}{'seconds':>26}"]
+    lines = [f"{'model':<24}{'MB':>8}{'word errors':>13}{'unlike the first':>18}"]
     for name, own in by_model.items():
-        rounds = sorted({one.round for one in own})
-        seconds = [sum(one.seconds for one in own if one.round == i) for i in rounds]
-        median, low, high = spread(seconds)
         errors = word_errors(own, recordings)
         lines.append(
             f"{name:<24}{sizes[name] / 1e6:>8.1f}{'-' if errors is None else f'{errors:.1%}':>13}"
-            f"{unlike(own, first):>18.1%}{f'{median:.2f} [{low:.2f} - {high:.2f}]':>26}"
+            f"{unlike(own, first):>18.1%}"
         )
     return lines
 
@@ -52,7 +48,6 @@ def arguments() -> argparse.Namespace:
     parse = parser(__doc__, pair=False)
     parse.add_argument("--models", nargs="+", required=True, type=Path, metavar="FILE.gguf")
     parse.add_argument("--recordings", nargs="+", required=True, metavar="FILE[=REFERENCE]")
-    parse.add_argument("--rounds", type=int, default=1)
     return parse.parse_args()
 
 
@@ -66,19 +61,19 @@ def main() -> None:
         for path in args.models:
             model = stack.enter_context(SpeechModel(path, n_threads=args.threads))
             models[path.stem] = ours(model, greedy, lambda: None)
-        measuring = Measuring(args)
-        for turn in range(args.rounds):
-            for recording in recordings:
-                for name, hear in models.items():
-                    seconds, text, stats = hear(recording)
-                    hearings.append(Hearing(name, recording.file, turn, seconds, text, stats))
-        measuring.end()
+        for recording in recordings:
+            for name, hear in models.items():
+                seconds, text, stats = hear(recording)
+                hearings.append(Hearing(name, recording.file, 0, seconds, text, stats))
+    measuring = Measuring(args)  # only now: nothing that others' load could change was measured
+    measuring.end()
     sizes = {path.stem: path.stat().st_size for path in args.models}
     n_words = sum(len(plain_words(one.reference).split()) for one in recordings if one.reference)
     print(f"{len(recordings)} recordings, {sum(one.seconds for one in recordings):.0f} s; ", end="")
     print(f"{n_words} words of known text; {measuring}")
     print("\n".join(report(hearings, recordings, sizes)))
-    measuring.keep("whisper-types", {"sizes": sizes, "hearings": [asdict(one) for one in hearings]})
+    texts = [{"model": one.variant, "file": one.file, "text": one.text} for one in hearings]
+    measuring.keep("whisper-types", {"sizes": sizes, "texts": texts})
 
 
 if __name__ == "__main__":

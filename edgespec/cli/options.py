@@ -44,6 +44,10 @@ ThreadsOption = Annotated[
     int | None,
     typer.Option(min=1, max=1024, show_default="fast cores, or as a CPU quota allows", help="Threads."),
 ]
+EnergyOption = Annotated[
+    bool,
+    typer.Option("--energy", help="Count the joules too (see `edgespec energy`).", rich_help_panel=ENERGY),
+]
 WattsOption = Annotated[
     float | None,
     typer.Option(

@@ -12,13 +12,13 @@ import typer
 from edgespec.cli.console import message
 from edgespec.cli.options import (
     DRAFTING,
-    ENERGY,
     LOSSY,
     OUTPUT,
     PROMPT,
     ChatTemplateOption,
     ComputeOnNodes,
     DraftingOptions,
+    EnergyOption,
     Explanation,
     ShowDraftOption,
     SystemOption,
@@ -255,12 +255,7 @@ class Structure:
 class RunOutput:
     """The output, its statistics and its constraints."""
 
-    energy: Annotated[
-        bool,
-        typer.Option(
-            "--energy", help="Count the joules too (see `edgespec energy`).", rich_help_panel=ENERGY
-        ),
-    ] = False
+    energy: EnergyOption = False
     assume_watts: WattsOption = None
     structure: Structure
     json: Annotated[

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgespec.cli.completion import complete_model
-from edgespec.cli.options import DRAFTING, ENERGY, OUTPUT, ThreadsOption, WattsOption
+from edgespec.cli.options import DRAFTING, OUTPUT, EnergyOption, ThreadsOption, WattsOption
 from edgespec.errors import UsageError
 from edgespec.llama.choices import KernelsChoice
 from edgespec.speech.choices import DEFAULT_MODEL, TranscriptFormat
@@ -181,12 +181,7 @@ class SpeechOutput:
     no_stats: Annotated[
         bool, typer.Option("--no-stats", help="No statistics on stderr.", rich_help_panel=OUTPUT)
     ] = False
-    energy: Annotated[
-        bool,
-        typer.Option(
-            "--energy", help="Count the joules too (see `edgespec energy`).", rich_help_panel=ENERGY
-        ),
-    ] = False
+    energy: EnergyOption = False
     assume_watts: WattsOption = None
 
     @property

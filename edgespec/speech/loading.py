@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from edgespec.models.whisper.gguf_file import check_speech_file
+from edgespec.platform.closing import Closing
 from edgespec.speech.tokenizer import WhisperTokenizer
 from edgespec.speech.whisper_model import WhisperModel
 
 
-class SpeechModel:
+class SpeechModel(Closing):
     """A Whisper model and its tokenizer. A context manager, which frees it."""
 
     def __init__(
@@ -27,11 +26,3 @@ class SpeechModel:
     def close(self) -> None:
         """Free it; a second call does nothing."""
         self.model.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

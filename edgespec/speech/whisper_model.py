@@ -15,8 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +22,8 @@ import numpy.typing as npt
 from edgespec.errors import EdgespecError
 from edgespec.llama import kernels as llama_kernels
 from edgespec.llama.gguf import read_gguf
+from edgespec.models.whisper.contents import WhisperSizes
+from edgespec.platform.closing import Closing
 from edgespec.platform.cpu import default_threads
 from edgespec.speech.whisper_library import (
     CPart,
@@ -39,22 +39,9 @@ Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class WhisperDims:
-    """The sizes of a Whisper model, with OpenAI's names."""
+class WhisperDims(WhisperSizes):
+    """The sizes of a loaded model, and what else its file says of it."""
 
-    n_mels: int
-    n_vocab: int
-    n_audio_ctx: int
-    """Encoder states of a window: 1500, half of its mel frames."""
-    n_audio_state: int
-    n_audio_head: int
-    n_audio_layer: int
-    """0 for a draft that has only a decoder and takes the target's encoder states."""
-    n_text_ctx: int
-    """The most tokens of a sequence: 448."""
-    n_text_state: int
-    n_text_head: int
-    n_text_layer: int
     multilingual: bool = True
     alignment_heads: tuple[tuple[int, int], ...] = ()
     """Decoder layer and head whose attention follows the sound, for times of words; may be empty."""
@@ -188,14 +175,14 @@ class DecoderCache:
         return weights
 
 
-class WhisperModel:
+class WhisperModel(Closing):
     """A Whisper model in memory."""
 
     def __init__(self, path: Path, library: WhisperLibrary, handle: int, isa: str) -> None:
         """For `open` only."""
         self.path, self.library = path, library
         self._handle = handle
-        self.close = weakref.finalize(self, library.free, handle)
+        self._freed = weakref.finalize(self, library.free, handle)
         """Frees the memory; windows and caches keep what they need."""
         self.kernels_reason: str = library.kernels_reason(handle).decode(errors="replace")
         """Why ggml's own kernels are used, in one line; "" if edgespec's are."""
@@ -249,7 +236,7 @@ class WhisperModel:
     @property
     def handle(self) -> int:
         """The library's object. Raises ValueError after `close`."""
-        if not self.close.alive:
+        if not self._freed.alive:
             raise ValueError("the model is closed")
         return self._handle
 
@@ -284,10 +271,6 @@ class WhisperModel:
             raise ValueError("the window belongs to another model: use cross_from")
         return DecoderCache(audio, n_sequences)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def close(self) -> None:
+        """Free it; a second call does nothing."""
+        self._freed()

@@ -28,10 +28,13 @@ class WhisperSizes:
     n_mels: int
     n_vocab: int
     n_audio_ctx: int
+    """Encoder states of a window: 1500, half of its mel frames."""
     n_audio_state: int
     n_audio_head: int
     n_audio_layer: int
+    """0 for a draft that has only a decoder and takes the target's encoder states."""
     n_text_ctx: int
+    """The most tokens of a sequence: 448."""
     n_text_state: int
     n_text_head: int
     n_text_layer: int

@@ -3,7 +3,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Where pip compiled what is installed. The C tests are linked with the same objects.
+# Where pip compiled what is installed. The C tests are linked with the same objects: ninja is the one that pip
+# took, as another version's log would have it compile all of them again.
+NINJA = $(or $(shell command -v ninja),$(abspath $(BIN)/ninja))
 BUILT := build/cp311-abi3-linux_$(shell uname -m)
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 CMAKE := $(BIN)/cmake
@@ -71,7 +73,7 @@ sanitize: $(VENV)/.dev ## Run the C tests and the Python tests of C code under A
 		-C cmake.define.EDGESPEC_SANITIZE=address,undefined -C cmake.define.EDGESPEC_TESTS=ON \
 		-C "cmake.define.EDGESPEC_GGML_INCLUDE=$(PACKAGES)/include" .
 	$(BIN)/ctest --test-dir build/sanitize --parallel 2 --output-on-failure
-	$(CMAKE) -S . -B build/sanitize-threads -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
+	$(CMAKE) -S . -B build/sanitize-threads -G Ninja -DCMAKE_MAKE_PROGRAM=$(NINJA) \
 		-DEDGESPEC_TESTS=ON -DEDGESPEC_SANITIZE=thread >/dev/null
 	$(CMAKE) --build build/sanitize-threads --target test_threads
 	$(BIN)/ctest --test-dir build/sanitize-threads --output-on-failure -R kernels_threads
@@ -169,7 +171,7 @@ $(VENV)/.pi: $(VENV)/.dev
 	@touch $@
 
 $(BUILT)/.tests: $(VENV)/.dev
-	$(CMAKE) -S . -B $(BUILT) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DEDGESPEC_TESTS=ON \
+	$(CMAKE) -S . -B $(BUILT) -G Ninja -DCMAKE_MAKE_PROGRAM=$(NINJA) -DEDGESPEC_TESTS=ON \
 		"-DEDGESPEC_GGML_INCLUDE=$(PACKAGES)/include" >/dev/null
 	$(CMAKE) --build $(BUILT)
 	@touch $@

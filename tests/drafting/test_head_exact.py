@@ -109,7 +109,7 @@ def counts_of(
 @pytest.mark.parametrize("rule", ["block", "chain", "match"])
 @pytest.mark.parametrize("name", [*POLICIES, "random"])
 def test_every_policy_is_exact(clock, name, rule, temperature):
-    n = 4_000
+    n = 2_000
     params = warm(temperature)
     scheduler = WithoutGuesses if name == "random" else scheduler_of
     policy = POLICIES.get(name, POLICIES["auto"])
@@ -122,7 +122,7 @@ def test_every_policy_is_exact(clock, name, rule, temperature):
 @pytest.mark.parametrize("rule", ["block", "chain", "match"])
 @pytest.mark.parametrize("name", [*POLICIES, "random"])
 def test_a_head_in_the_targets_own_file_is_exact(clock, name, rule):
-    n = 4_000
+    n = 2_000
     scheduler = WithoutGuesses if name == "random" else scheduler_of
     policy = POLICIES.get(name, POLICIES["auto"])
     counts, n_accepted = counts_of(clock, warm(0.9), rule, n, policy, scheduler=scheduler, is_mtp=True)
@@ -148,7 +148,7 @@ def test_at_temperature_0_the_text_is_the_targets(clock, name, is_mtp):
 @pytest.mark.parametrize("window", [0, 20])
 def test_a_head_that_sleeps_wakes_and_slides_is_exact(clock, rule, window):
     """A prompt longer than what it reads at once, in a context that is soon full."""
-    n = 4_000
+    n = 2_000
     prompt = (0, 1, 2, 0, 2, 1) * 5
     counts, n_accepted = counts_of(
         clock,

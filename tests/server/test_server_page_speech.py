@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from playwright.sync_api import expect
 
 from browser import Visit, violations
 from server_app import serving
@@ -82,6 +83,6 @@ def test_writing_can_be_stopped_and_failures_are_told(visit, speech):
 def test_without_speech_there_is_no_button(browser, tiny_path):
     with serving(tiny_path) as plain:
         visit = Visit(browser, plain.url)
-        visit.page.wait_for_function("document.getElementById('model').textContent")
+        expect(visit.page.locator("#model")).not_to_be_empty()
         assert not visit.page.get_by_role("button", name="Speak").is_visible()
         visit.close()

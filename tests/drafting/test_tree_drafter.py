@@ -146,7 +146,7 @@ def expected(target, params, prompt=PROMPT):
 @pytest.mark.parametrize("rule", ["block", "chain", "match"])
 @pytest.mark.parametrize("name", [*POLICIES, "random"])
 def test_every_policy_is_exact(clock, name, rule):
-    n = 6_000
+    n = 3_000
     target, draft = ToyModel(1), ToyModel(101)
     scheduler = RandomScheduler if name == "random" else scheduler_of
     policy = POLICIES.get(name, Policy())
@@ -162,7 +162,7 @@ def test_every_policy_is_exact(clock, name, rule):
 @pytest.mark.parametrize("name", ["auto", "auto, gamma 3", "random"])
 def test_models_that_keep_a_state_are_exact(clock, name, rule):
     """What is read again must not change what is sampled, however much of it piles up."""
-    n = 6_000
+    n = 3_000
     target, draft = ToyModel(1), ToyModel(101)
     policy = replace(POLICIES.get(name, Policy()), branches=False, siblings=False, rereads=True, splits=True)
     scheduler = RandomScheduler if name == "random" else scheduler_of
@@ -177,7 +177,7 @@ def test_models_that_keep_a_state_are_exact(clock, name, rule):
 @pytest.mark.parametrize("rule", ["block", "chain"])
 def test_a_draft_model_that_sleeps_wakes_and_slides_is_exact(clock, rule):
     """A prompt longer than what the draft model reads at once, in a context that is soon full."""
-    n = 6_000
+    n = 3_000
     target, draft = ToyModel(1), ToyModel(101)
     prompt = (0, 1, 2, 0, 2, 1) * 5
     counts, totals = counts_of(
@@ -191,7 +191,7 @@ def test_a_draft_model_that_sleeps_wakes_and_slides_is_exact(clock, rule):
 @pytest.mark.parametrize("policy", [FixedPolicy(suffix=False, staged=False, gamma=3), Policy(suffix=False)])
 def test_dropping_a_sampled_token_by_its_own_probability_is_caught(clock, policy, rule):
     """Even with p = q, for a fixed length and for lengths that the data decides."""
-    n = 4_000
+    n = 2_000
     target = ToyModel(1)
     counts, _ = counts_of(clock, target, target, WARM, rule, n, policy, kind=DropsUnlikely)
     assert chi_square_p_value(counts, n * expected(target, WARM)) < 1e-6

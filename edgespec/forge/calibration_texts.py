@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from edgespec.decoding.sampling import SamplingParams
@@ -31,25 +31,18 @@ def own_texts(
     `on_progress` takes the tokens so far, and all. Raises what Engine raises.
     """
     texts: list[list[int]] = []
-    prompts = built_in()
     with Engine(
         path, drafter="none", parallel=_AT_ONCE, n_ctx=_N_CTX, n_threads=n_threads, profile=False
     ) as engine:
+        prompts = _short_prompts(engine)
         running: list[Stream] = []
-
-        def begin() -> None:
-            for prompt in prompts:
-                tokens = engine.prompt_tokens(prompt.turns[-1])
-                if len(tokens) > _LONGEST_PROMPT or len(prompt.turns) > 1:
-                    continue
-                seed = len(texts) + len(running)
-                running.append(engine.stream(tokens, n_predict=_N_PREDICT, params=_SAMPLING, seed=seed))
-                return
-
         while (done := sum(map(len, texts)) + sum(len(one.tokens) for one in running)) < n_tokens:
             on_progress(done, n_tokens)
             while len(running) < _AT_ONCE and engine.has_room(_LONGEST_PROMPT, _N_PREDICT):
-                begin()
+                seed = len(texts) + len(running)
+                running.append(
+                    engine.stream(next(prompts), n_predict=_N_PREDICT, params=_SAMPLING, seed=seed)
+                )
             engine.step()
             for stream in [*running]:
                 stream.made()
@@ -60,6 +53,15 @@ def own_texts(
         for stream in running:
             stream.close()
     return texts
+
+
+def _short_prompts(engine: Engine) -> Iterator[list[int]]:
+    """Yield the tokens of the built-in prompts of one turn, without those that are too long."""
+    while True:
+        for prompt in built_in():
+            tokens = engine.prompt_tokens(prompt.turns[-1])
+            if len(prompt.turns) == 1 and len(tokens) <= _LONGEST_PROMPT:
+                yield tokens
 
 
 def texts_of(files: Sequence[Path], path: Path) -> list[list[int]]:

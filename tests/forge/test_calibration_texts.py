@@ -1,0 +1,15 @@
+"""Texts to quantize by: the model's own."""
+
+from __future__ import annotations
+
+from edgespec.forge.calibration_texts import own_texts
+from tiny_architectures import write_architecture
+
+
+def test_a_model_writes_its_own(tmp_path):
+    told = []
+    texts = own_texts(
+        write_architecture(tmp_path, "llama", 1024), 300, on_progress=lambda *now: told.append(now)
+    )
+    assert sum(map(len, texts)) >= 300
+    assert told[0] == (0, 300) and all(0 <= done < 300 for done, _ in told)

@@ -241,8 +241,10 @@ def add_command(
     path = expand_user(file).absolute()
     if is_whisper_source(path):
         raise UsageError(foreign_whisper(str(file)))
-    is_speech = check_complete_file(path).architecture == ARCHITECTURE
-    header = check_complete_file(path) if is_speech else check_model_file(path, or_head=True)
+    header = check_complete_file(path)
+    is_speech = header.architecture == ARCHITECTURE
+    if not is_speech:
+        header = check_model_file(path, or_head=True)
     size = path.stat().st_size
     name = name or path.name.removesuffix(".gguf")
     with err.status(f"hashing {path.name}"):

@@ -60,6 +60,13 @@ def pull_named(*names: str | None) -> None:
     pull_shown([entry for name in wanted for entry in puller.expand(name)])
 
 
+def pull_speech(model: str, draft: str) -> None:
+    """Pull a Whisper model and its draft (a name, "auto" or "none") that are not here."""
+    from edgespec.models.speech_model import speech_ref
+
+    pull_named(speech_ref(model), None if draft in ("auto", "none") else speech_ref(draft))
+
+
 class ProgressDisplay:
     """Bars in a terminal, which subclasses move; elsewhere they print lines. A context manager."""
 

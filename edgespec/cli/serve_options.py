@@ -13,7 +13,7 @@ import typer
 from edgespec.cli.completion import complete_model
 from edgespec.cli.console import message
 from edgespec.cli.options import Compute, ComputeOnNodes, SharedModels
-from edgespec.cli.progress import pull_named
+from edgespec.cli.progress import pull_speech
 from edgespec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -197,7 +197,4 @@ class SpeechServing:
     def pull(self) -> None:
         """Get models that are not here."""
         if self.speech is not None:
-            from edgespec.models.speech_model import speech_ref
-
-            draft = None if self.speech_draft in ("auto", "none") else speech_ref(self.speech_draft)
-            pull_named(speech_ref(self.speech), draft)
+            pull_speech(self.speech, self.speech_draft)

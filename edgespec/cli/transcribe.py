@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from edgespec.cli.console import INTERRUPTED, err, line_of, message, out, print_error
 from edgespec.cli.groups import grouped
-from edgespec.cli.progress import WorkDisplay, pull_named
+from edgespec.cli.progress import WorkDisplay, pull_speech
 from edgespec.cli.transcribe_options import SpeechDecoding, SpeechInput, SpeechModels, SpeechOutput
 from edgespec.errors import EdgespecError, describe_os_error
 from edgespec.platform.files import write_atomically
@@ -31,7 +31,6 @@ def transcribe_command(
     output.check(heard.files)
     options = decoding.options(heard, words=output.words)
     from edgespec.energy import EnergyMeter
-    from edgespec.models.speech_model import speech_ref
     from edgespec.speech.opening import open_transcriber
     from edgespec.speech.voice import check_detector
 
@@ -40,8 +39,7 @@ def transcribe_command(
     meter = None
     if output.counts_joules:
         meter = EnergyMeter.choose(assume_watts=output.assume_watts, on_message=message)
-    draft = speech_ref(models.draft) if models.draft not in ("auto", "none") else None
-    pull_named(speech_ref(models.model), draft)
+    pull_speech(models.model, models.draft)
     with ExitStack() as stack:
         if meter:
             stack.enter_context(meter)

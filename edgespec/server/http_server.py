@@ -121,27 +121,25 @@ class Workers:
     @property
     def parallel(self) -> int:
         """Most answers under way at once."""
-        return (self.texts.parallel if self.texts else 0) + bool(self.speech)
+        return sum(one.parallel for one in self._each)
 
     @property
     def n_running(self) -> int:
         """Answers under way."""
-        n_texts = self.texts.n_running if self.texts else 0
-        return n_texts + bool(self.speech and self.speech.busy)
+        return sum(one.n_running for one in self._each)
+
+    @property
+    def _each(self) -> list[Worker | SpeechWorker]:
+        return [one for one in (self.texts, self.speech) if one]
 
     def start(self) -> None:
         """Start them."""
-        if self.texts:
-            self.texts.start()
-        if self.speech:
-            self.speech.start()
+        for one in self._each:
+            one.start()
 
     async def stop(self, *, grace_s: float) -> None:
         """End them as `Worker.stop` does."""
-        stopping = [self.texts.stop(grace_s=grace_s)] if self.texts else []
-        if self.speech:
-            stopping.append(self.speech.stop(grace_s=grace_s))
-        await asyncio.gather(*stopping)
+        await asyncio.gather(*(one.stop(grace_s=grace_s) for one in self._each))
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from edgespec.drafting.suffix import SuffixDrafts
+from edgespec.llama.sequence_pool import n_common
 
 _REMEMBERED = 1 << 16  # tokens
 _WORTH = 0.06  # of the time of decoding: what has to be saved, looking costs about half of it
@@ -55,7 +56,7 @@ class HeardText:
                 if chance < _LIKELY:
                     break
                 n_drafted += 1
-            n_right = n_same(offered[:n_drafted], tokens[n:])
+            n_right = n_common(offered[:n_drafted], tokens[n:])
             saved_s += n_right * plain_s - (costs[n_drafted + 1] - plain_s)
             document.extend(tokens[n : n + n_right + 1])
             n += n_right + 1
@@ -68,11 +69,3 @@ class HeardText:
 
     def _learn(self, share: float) -> None:
         self.saves += _NEWEST * (share - self.saves)
-
-
-def n_same(left: Sequence[int], right: Sequence[int]) -> int:
-    """Return how many tokens both begin with alike."""
-    n = 0
-    while n < min(len(left), len(right)) and left[n] == right[n]:
-        n += 1
-    return n

@@ -55,7 +55,7 @@ def check_draft(target: SpeechModel, draft: SpeechModel) -> None:
             field="draft",
             value=draft.name,
         )
-    if not shares_encoder(target, draft) and theirs.n_mels != ours.n_mels:
+    if theirs.n_mels != ours.n_mels and not shares_encoder(target, draft):
         raise UsageError(
             f"hears {theirs.n_mels} bands of sound, {target.name} {ours.n_mels}: choose another draft",
             field="draft",

@@ -117,10 +117,15 @@ def _load(name: str) -> Any:  # noqa: ANN401 - a command of typer's private clic
     else:
         loaded.add_typer(getattr(module, f"{name}_app"), name=name, rich_help_panel=panel)
     command = typer.main.get_group(loaded).commands[name]
-    for one in getattr(command, "commands", {"": command}).values():
-        for parameter in one.params:
-            _refuse_empty(parameter)
+    _refuse_empty_of(command)
     return command
+
+
+def _refuse_empty_of(command: Any) -> None:  # noqa: ANN401 - of typer's private click
+    for one in getattr(command, "commands", {}).values():
+        _refuse_empty_of(one)
+    for parameter in command.params:
+        _refuse_empty(parameter)
 
 
 _MAY_BE_EMPTY = ("prompt", "system")

@@ -9,6 +9,7 @@ import typer
 
 from edgespec.cli.completion import complete_draft
 from edgespec.cli.console import message, out, print_table
+from edgespec.cli.draft_data import data_app
 from edgespec.cli.draft_options import (
     DataOptions,
     EvaluationOptions,
@@ -29,6 +30,8 @@ draft_app = typer.Typer(
     help="Make drafts: small, fast models that propose for a larger one; list, judge and remove them.",
     epilog="Example: edgespec draft make --hours 2",
 )
+
+draft_app.add_typer(data_app, name="data")
 
 _Name = Annotated[str, typer.Argument(help="A name of `edgespec draft list`.", autocompletion=complete_draft)]
 

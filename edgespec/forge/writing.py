@@ -18,7 +18,7 @@ from edgespec._core import Interrupt, Sampler
 from edgespec.decoding.sampling import Coins, SamplingParams
 from edgespec.errors import EdgespecError, LogitsOf
 from edgespec.forge.dataset import READ, DatasetWriter, TrainingText, is_held_out
-from edgespec.forge.prompts import TextPrompt, TokenPrompt
+from edgespec.forge.prompts import TextPrompt, TokenPrompt, WrittenText
 from edgespec.llama.batch import SequenceTokens
 from edgespec.llama.kv_cache import KVCache, KVCacheSize
 from edgespec.llama.outputs import Features, Rows
@@ -64,7 +64,7 @@ class WritingSettings:
 class RunningText:
     """A prompt and the target's answer so far, or a text that the target reads."""
 
-    prompt: TextPrompt | TokenPrompt
+    prompt: TextPrompt | TokenPrompt | WrittenText
     tokens: list[int]
     n_prompt: int
     n_end: int
@@ -74,14 +74,11 @@ class RunningText:
     features: npt.NDArray[np.float16]
     """Hidden states of tokens `first` .. n_end - 2, filled as they are evaluated."""
     temperature: float
-    """NaN: the text is only read."""
+    """NaN: the text is no answer."""
     coins: Coins
+    reads_only: bool
+    """Whether the text is complete from the start."""
     n_evaluated: int = 0
-
-    @property
-    def reads_only(self) -> bool:
-        """Whether the text is complete from the start."""
-        return math.isnan(self.temperature)
 
     @property
     def n_pending(self) -> int:
@@ -112,7 +109,7 @@ class RunningText:
             first=self.first,
             features=self.features[: n - 1 - self.first],
             temperature=self.temperature,
-            source=READ if self.reads_only else self.prompt.source,
+            source=READ if math.isnan(self.temperature) else self.prompt.source,
             key=self.prompt.key,
         )
 
@@ -122,7 +119,7 @@ class WritingRun:
     """Progress and outcome of one call of `TargetWriter.fill`."""
 
     writer: DatasetWriter
-    prompts: Iterator[TextPrompt | TokenPrompt]
+    prompts: Iterator[TextPrompt | TokenPrompt | WrittenText]
     known: set[int]
     """Keys of prompts that have a text."""
     n_before: int
@@ -191,7 +188,7 @@ class TargetWriter(Closing):
     def fill(
         self,
         writer: DatasetWriter,
-        prompts: Iterable[TextPrompt | TokenPrompt],
+        prompts: Iterable[TextPrompt | TokenPrompt | WrittenText],
         *,
         until: int,
         on_progress: Callable[[WritingRun], None] = lambda _run: None,
@@ -238,13 +235,13 @@ class TargetWriter(Closing):
                 self._begin(run, prompt)
         return bool(run.running)
 
-    def _begin(self, run: WritingRun, prompt: TextPrompt | TokenPrompt) -> None:
+    def _begin(self, run: WritingRun, prompt: TextPrompt | TokenPrompt | WrittenText) -> None:
         """Begin the text of a prompt, unless it is too long."""
-        if isinstance(prompt, TokenPrompt):
-            tokens, n_prompt = list(prompt.tokens), prompt.n_prompt
-        else:
+        if isinstance(prompt, TextPrompt):
             tokens = prompt_tokens(self.model, prompt)
             n_prompt = len(tokens)
+        else:
+            tokens, n_prompt = list(prompt.tokens), prompt.n_prompt
         reads_only = len(tokens) > n_prompt
         n_end = len(tokens) if reads_only else n_prompt + self._n_predict
         if n_prompt == 0 or n_end > self._longest:
@@ -255,7 +252,10 @@ class TargetWriter(Closing):
         if not run.writer.has_room(features.nbytes):
             run.full = True
             return
-        temperature = math.nan if reads_only else temperature_of(prompt.key, self.settings.seed)
+        if isinstance(prompt, WrittenText):
+            temperature = prompt.temperature
+        else:
+            temperature = math.nan if reads_only else temperature_of(prompt.key, self.settings.seed)
         run.running.append(
             RunningText(
                 prompt=prompt,
@@ -267,6 +267,7 @@ class TargetWriter(Closing):
                 features=features,
                 temperature=temperature,
                 coins=Coins(_mixed(prompt.key, self.settings.seed)),
+                reads_only=reads_only,
             )
         )
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -275,33 +275,54 @@ def measure(
     `prompts` so that all categories come early. A peer that fails is removed from `peers`. Raises what the
     engine raises.
     """
+    began = time.monotonic()
+
+    def answer(prompt: Prompt, round_: int, place: int) -> Iterator[Run]:
+        return turns(engine, prompt, settings, round_=round_, place=place)
+
     with leaving_no_trace(engine):
-        began = time.monotonic()
         warm_up(engine, prompts, settings)
-        runs: list[Run] = []
-        longest = 0.0
-        round_ = 0
-        while limits.rounds is None or round_ < limits.rounds:
-            tight = noise(runs) if round_ >= FEWEST_ROUNDS else None
-            if tight is not None and tight <= limits.precision:
-                return f"{_rounds(round_)}; the interval over them is tight ({tight:.1%})"
-            for place, prompt in enumerate(prompts):
-                prompt_began = time.monotonic()
-                if prompt_began - began + longest > limits.budget_s and runs:
-                    so_far = [_rounds(round_)] if round_ else []
-                    if place:
-                        so_far.append(f"{place} of {len(prompts)} prompts of round {round_ + 1}")
-                    width = f"; the interval over them is {tight:.1%} wide" if tight is not None else ""
-                    return f"{' and '.join(so_far)}; the budget of {limits.budget_s:g} s was spent{width}"
-                spent_s = prompt_began - began
-                listener.on_progress(BenchProgress(round_, place, len(prompts), spent_s, tight))
-                for run in turns(engine, prompt, settings, round_=round_, place=place):
-                    runs.append(run)
-                    listener.on_run(run)
-                _run_peers(peers, prompt, round_, listener)
-                longest = max(longest, time.monotonic() - prompt_began)
-            round_ += 1
-        return f"{_rounds(round_)}, as asked for"
+        return measure_rounds(prompts, answer, limits=limits, listener=listener, peers=peers, began=began)
+
+
+def measure_rounds(
+    prompts: Sequence[Prompt],
+    answer: Callable[[Prompt, int, int], Iterable[Run]],
+    *,
+    limits: BenchLimits,
+    listener: BenchListener,
+    peers: list[Peer],
+    began: float,
+) -> str:
+    """Measure rounds over `prompts`, each of which `answer` runs in all variants; otherwise as `measure`.
+
+    `answer` takes the prompt, the round and the prompt's place in it. `began`: when the budget began to be
+    spent, on the monotonic clock.
+    """
+    runs: list[Run] = []
+    longest = 0.0
+    round_ = 0
+    while limits.rounds is None or round_ < limits.rounds:
+        tight = noise(runs) if round_ >= FEWEST_ROUNDS else None
+        if tight is not None and tight <= limits.precision:
+            return f"{_rounds(round_)}; the interval over them is tight ({tight:.1%})"
+        for place, prompt in enumerate(prompts):
+            prompt_began = time.monotonic()
+            if prompt_began - began + longest > limits.budget_s and runs:
+                so_far = [_rounds(round_)] if round_ else []
+                if place:
+                    so_far.append(f"{place} of {len(prompts)} prompts of round {round_ + 1}")
+                width = f"; the interval over them is {tight:.1%} wide" if tight is not None else ""
+                return f"{' and '.join(so_far)}; the budget of {limits.budget_s:g} s was spent{width}"
+            spent_s = prompt_began - began
+            listener.on_progress(BenchProgress(round_, place, len(prompts), spent_s, tight))
+            for run in answer(prompt, round_, place):
+                runs.append(run)
+                listener.on_run(run)
+            _run_peers(peers, prompt, round_, listener)
+            longest = max(longest, time.monotonic() - prompt_began)
+        round_ += 1
+    return f"{_rounds(round_)}, as asked for"
 
 
 def _run_peers(peers: list[Peer], prompt: Prompt, round_: int, listener: BenchListener) -> None:

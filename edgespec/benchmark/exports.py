@@ -17,7 +17,8 @@ from typing import Any, TextIO
 import msgspec
 
 from edgespec.benchmark.curves import ThroughputPoint, curves, summarise_throughput
-from edgespec.benchmark.runs import PEER, AccuracyScore, BenchmarkOutcome, Cell, ProblemsSolved
+from edgespec.benchmark.heard_summary import HeardSummary
+from edgespec.benchmark.runs import AccuracyScore, BenchmarkOutcome, Cell, ProblemsSolved, peer_of
 from edgespec.benchmark.summary import (
     CategorySummary,
     Interval,
@@ -92,7 +93,7 @@ def _write_rows(rows: list[dict[str, Any]], where: Path | TextIO) -> None:
 
 
 def _facts(cell: Cell, variant: str) -> dict[str, Any]:
-    kernels = PEER.strip() if variant.startswith(PEER) else cell.kernels
+    kernels = peer_of(variant) or cell.kernels
     return {"target": cell.target, "draft": cell.draft or "none", "kernels": kernels}
 
 
@@ -140,7 +141,7 @@ def _csv_row(
         "prompts": category.n_prompts if category else None,
         **_variant_columns(variant),
         **_comparison_columns(comparison),
-        "peak_rss_bytes": None if variant.variant.startswith(PEER) else cell.peak_rss_bytes,
+        "peak_rss_bytes": None if peer_of(variant.variant) else cell.peak_rss_bytes,
         **_accuracy_columns(outcome.accuracy_of(cell) if measures_target(variant) else None),
         **_solved_columns(outcome.solved_by(cell, variant.variant)),
         "skipped": cell.skipped,
@@ -169,6 +170,20 @@ def _variant_columns(variant: VariantSummary) -> dict[str, Any]:
         "agreement_with_target": variant.agreement,
         "kl_from_target_nats_per_token": variant.kl,
         "energy_estimated": ("yes" if variant.energy_source.endswith(ESTIMATED) else "no") if known else None,
+        **(_heard_columns(variant.heard) if variant.heard else {}),
+    }
+
+
+def _heard_columns(heard: HeardSummary) -> dict[str, Any]:
+    return {
+        "audio_s": heard.audio_s,
+        "seconds": heard.seconds,
+        "times_real_time": heard.times_real_time,
+        "words": heard.n_words,
+        "word_error_rate": heard.word_error_rate,
+        "encoder_share": heard.encoder_share,
+        "decoder_share": heard.decoder_share,
+        "gross_joules_per_minute_of_sound": heard.joules_per_minute,
     }
 
 
@@ -196,7 +211,7 @@ def _interval(name: str, interval: Interval | None) -> dict[str, Any]:
 
 def measures_target(variant: VariantSummary) -> bool:
     """Whether the target's accuracy holds for this variant: it is exact, and our process computed it."""
-    return variant.exact and not variant.variant.startswith(PEER)
+    return variant.exact and not peer_of(variant.variant)
 
 
 def _solved_columns(solved: ProblemsSolved | None) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 Outcome                the machine, the versions, the settings, the warnings
   Cell  x n            a target, a draft (or none) and kernels; or why it could not run
-    Run x n            one generation: a prompt, a variant to generate, a round
+    Run x n            one generation: a prompt, a variant to generate, a round; or one recording heard
     Throughput x n     or: all prompts, many at once, in a variant and a round
 """
 
@@ -24,7 +24,9 @@ PLAIN = "plain"
 """The variant that every other is compared with: the target alone, with the cell's kernels."""
 
 PEER = "llama.cpp "
-"""Prefix of another program's variants, whose kernels and memory are not edgespec's."""
+"""Prefix of the variants of llama.cpp's programs."""
+
+_PEERS = (PEER.strip(), "faster-whisper", "whisper.cpp")
 
 FORMAT = 2
 """Version of the JSON format; files of other versions are not read."""
@@ -33,6 +35,23 @@ WorkProgressFn = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and how much there is."""
 
 _T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class HeardRecording:
+    """Text heard in a recording, and where the time went. Times in seconds; None: a peer does not tell."""
+
+    audio_s: float
+    """Length of the recording."""
+    text: str
+    n_words: int | None = None
+    """Words that are said in it; None: the text is not known."""
+    n_errors: int | None = None
+    """Words of that text that were not heard, heard wrongly, or made up."""
+    encode_s: float | None = None
+    """Time of the encoders, a draft's included."""
+    decode_s: float | None = None
+    """Time in which tokens were decoded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +96,15 @@ class Run:
     kl: float | None = None
     """Mean KL divergence, in nats, of each token's writer from the target; None: exact variant, or
     lenience."""
+    heard: HeardRecording | None = None
+    """The prompt is a recording: what was heard in it."""
+
+    @property
+    def speed(self) -> float | None:
+        """Tokens, or seconds of a recording, over the time of the whole run."""
+        if self.heard is None:
+            return self.whole_tokens_per_s
+        return self.heard.audio_s / self.total_s if self.total_s > 0 else None
 
     @property
     def whole_tokens_per_s(self) -> float | None:
@@ -215,6 +243,11 @@ class BenchmarkOutcome:
         """Return what a variant that is not exact solves; None if that was not asked for."""
         wanted = cell.target, cell.draft, cell.kernels, variant
         return next((s for s in self.solved if (s.target, s.draft, s.kernels, s.variant) == wanted), None)
+
+
+def peer_of(variant: str) -> str | None:
+    """Return the program whose variant this is, with kernels and memory of its own; None: edgespec."""
+    return next((peer for peer in _PEERS if variant == peer or variant.startswith(f"{peer} ")), None)
 
 
 def rotated(these: Sequence[_T], n: int) -> tuple[_T, ...]:

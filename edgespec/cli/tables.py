@@ -7,6 +7,7 @@ from rich.text import Text
 
 from edgespec.benchmark.curves import ThroughputCurve
 from edgespec.benchmark.exports import Summaries
+from edgespec.benchmark.heard_summary import HeardSummary
 from edgespec.benchmark.report.rows import (
     NOT_APPLICABLE,
     NOT_EXACT,
@@ -22,6 +23,7 @@ from edgespec.benchmark.report.rows import (
     megabytes,
     milliseconds,
     passed,
+    percent,
     rate,
     read_outcome,
     significant,
@@ -31,7 +33,11 @@ from edgespec.benchmark.report.rows import (
 )
 from edgespec.benchmark.report.throughput import fewest_name, figures, sentences
 from edgespec.benchmark.runs import PLAIN, BenchmarkOutcome
-from edgespec.benchmark.summary import VariantComparison, VariantSummary
+from edgespec.benchmark.summary import (
+    CategorySummary,
+    VariantComparison,
+    VariantSummary,
+)
 from edgespec.cli.console import out, print_table
 
 
@@ -39,7 +45,9 @@ def print_outcome(outcome: BenchmarkOutcome, summaries: Summaries | None = None)
     """Print an outcome's tables to stdout; `summaries`: the result of `exports.summarise`, if it exists."""
     reading = read_outcome(outcome, summaries)
     out.print(title(outcome), markup=False)
-    if len(reading.cells) == 1 and not reading.skipped:
+    if any(row.variant.heard for row in reading.rows):
+        _print_recordings(reading)
+    elif len(reading.cells) == 1 and not reading.skipped:
         _print_categories(reading)
     elif reading.cells:
         _print_rows(reading)
@@ -125,6 +133,57 @@ def _print_categories(reading: ReportData) -> None:
         print_table(table)
     out.print()
     out.print(f"kernels {cell.kernels}; peak memory {megabytes(cell.peak_rss_bytes)}", markup=False)
+
+
+# ---- recordings ----
+
+
+def _print_recordings(reading: ReportData) -> None:
+    """Print a table for each category of recordings, and one for all together: a row for each variant."""
+    (cell, summaries), *_ = reading.cells
+    for summary in summaries[1:] if len(summaries) == 2 else (*summaries[1:], summaries[0]):
+        compared = {comparison.variant: comparison for comparison in summary.comparisons}
+        table = _table(
+            f"{summary.category}, n = {summary.n_prompts}",
+            "seconds",
+            "times\nreal time",
+            "speed-up\n[95 %]",
+            "encoder",
+            "decoder",
+            "tau",
+            "alpha",
+            f"word errors\nof {_n_words(summary)}",
+            "J/min",
+            "identical",
+        )
+        for variant in summary.variants:
+            if variant.heard:
+                _add(table, variant.variant, *_heard(variant, variant.heard, compared.get(variant.variant)))
+        out.print()
+        print_table(table)
+    out.print()
+    out.print(f"kernels {cell.kernels}; peak memory {megabytes(cell.peak_rss_bytes)}", markup=False)
+
+
+def _n_words(summary: CategorySummary) -> int:
+    return max((variant.heard.n_words for variant in summary.variants if variant.heard), default=0)
+
+
+def _heard(variant: VariantSummary, heard: HeardSummary, comparison: VariantComparison | None) -> list[str]:
+    drafts = variant.alpha is not None
+    compared = comparison is not None and comparison.n_compared > 0
+    return [
+        fixed(heard.seconds, 2),
+        fixed(heard.times_real_time, 1),
+        with_interval(comparison.speedup) if comparison else NOT_APPLICABLE,
+        percent(heard.encoder_share),
+        percent(heard.decoder_share),
+        fixed(variant.tau, 2) if drafts else NOT_APPLICABLE,
+        fixed(variant.alpha, 2) if drafts else NOT_APPLICABLE,
+        NOT_APPLICABLE if heard.word_error_rate is None else f"{100 * heard.word_error_rate:.1f} %",
+        significant(heard.joules_per_minute),
+        identical(comparison) if compared else NOT_APPLICABLE,
+    ]
 
 
 # ---- several ----

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -66,8 +67,8 @@ class SpeechStats:
     """Emitted tokens, timestamps among them."""
     n_steps: int = 0
     """Passes of the target over a window's text."""
-    n_drafted: int = 0
-    n_accepted: int = 0
+    steps: Counter[tuple[int, int]] = field(default_factory=Counter)
+    """Passes of the exact loop by (drafted, accepted) tokens, those over prompts left out."""
     draft_notes: list[str] = field(default_factory=list)
     """Reasons why drafting was on or off, where they changed."""
 
@@ -75,6 +76,16 @@ class SpeechStats:
     def real_time_factor(self) -> float | None:
         """Seconds of sound for each second of work."""
         return self.audio_s / self.total_s if self.total_s else None
+
+    @property
+    def n_drafted(self) -> int:
+        """Tokens that were drafted."""
+        return sum(n * drafted for (drafted, _), n in self.steps.items())
+
+    @property
+    def n_accepted(self) -> int:
+        """Drafted tokens that were accepted."""
+        return sum(n * accepted for (_, accepted), n in self.steps.items())
 
     @property
     def draft_acceptance_rate(self) -> float | None:

@@ -191,8 +191,7 @@ class WindowDecoder:
         for event in generation.events():
             if isinstance(event, Step):
                 stats.n_steps += 1
-                stats.n_drafted += event.n_drafted
-                stats.n_accepted += event.n_accepted
+                stats.steps[event.n_drafted, event.n_accepted] += 1
             elif isinstance(event, Prefill):
                 stats.n_steps += 1
         seconds = time.perf_counter() - started

@@ -10,7 +10,15 @@ from dataclasses import dataclass
 
 from edgespec.benchmark.curves import ThroughputCurve, curves
 from edgespec.benchmark.exports import ESTIMATED, Summaries, measures_target, summarise
-from edgespec.benchmark.runs import PEER, PLAIN, AccuracyScore, BenchmarkOutcome, Cell, ProblemsSolved
+from edgespec.benchmark.runs import (
+    PEER,
+    PLAIN,
+    AccuracyScore,
+    BenchmarkOutcome,
+    Cell,
+    ProblemsSolved,
+    peer_of,
+)
 from edgespec.benchmark.summary import CategorySummary, Interval, VariantComparison, VariantSummary
 
 UNAVAILABLE = "unavailable"
@@ -60,12 +68,12 @@ class Row:
     @property
     def kernels(self) -> str:
         """The kernels used; a peer has its own."""
-        return PEER.strip() if self.variant.variant.startswith(PEER) else self.cell.kernels
+        return peer_of(self.variant.variant) or self.cell.kernels
 
     @property
     def peak_rss_bytes(self) -> int | None:
         """Peak memory of the cell's process; a peer's is unknown."""
-        return None if self.variant.variant.startswith(PEER) else self.cell.peak_rss_bytes
+        return None if peer_of(self.variant.variant) else self.cell.peak_rss_bytes
 
     def of_category(self, category: str) -> tuple[VariantSummary, VariantComparison | None] | None:
         """Return this variant's figures in a category; None if the cell has no such runs."""
@@ -210,6 +218,11 @@ def megabytes(n_bytes: int | None) -> str:
     return UNAVAILABLE if n_bytes is None else f"{n_bytes / 1e6:.0f} MB"
 
 
+def percent(share: float | None) -> str:
+    """Return a share in whole percent."""
+    return UNAVAILABLE if share is None else f"{100 * share:.0f} %"
+
+
 def passed(accuracy: AccuracyScore | ProblemsSolved) -> str | None:
     """Return the share of problems passed as "41/164 (25 %)"; None: not asked for."""
     if accuracy.passed is None or not accuracy.n_problems:
@@ -279,7 +292,8 @@ def _speedup(reading: ReportData, row: Row) -> str:
     else:
         interval = f"95 % interval {speedup.low:.2f} to {speedup.high:.2f}"
     whose = "plain decoding" if len(reading.cells) == 1 else "plain decoding of the same models"
-    prompts = f"{speedup.n_prompts} prompt{'s' if speedup.n_prompts != 1 else ''}"
+    noun = "recording" if row.variant.heard else "prompt"
+    prompts = f"{speedup.n_prompts} {noun}{'s' if speedup.n_prompts != 1 else ''}"
     return f"{speedup.median:.2f} times as fast as {whose} ({interval}; {prompts})"
 
 
@@ -337,7 +351,7 @@ def energy_line(reading: ReportData) -> str:
 
 def _without_joules(reading: ReportData) -> str:
     """Return how many runs lack joules that others have, and why the first does; "" if none does."""
-    runs = [run for cell, _ in reading.cells for run in cell.runs if not run.variant.startswith(PEER)]
+    runs = [run for cell, _ in reading.cells for run in cell.runs if not peer_of(run.variant)]
     without = [run.energy for run in runs if run.energy and run.energy.joules is None]
     return f" {len(without)} of {len(runs)} runs have none: {without[0].reason}." if without else ""
 

@@ -205,8 +205,8 @@ bool can_run(const Tensor *op, const Ggml &ggml) {
         return can_scan(op);
     case OP_CONT:
     case OP_CPY:
-        return a->type == TYPE_F32 &&
-               (op->type == TYPE_F32 || (is_rows(op, TYPE_F16, 2) && a->nb[0] == 4 && same_shape(op, a)));
+        return FullAttention::packs(op) || (a->type == TYPE_F32 &&
+               (op->type == TYPE_F32 || (is_rows(op, TYPE_F16, 2) && a->nb[0] == 4 && same_shape(op, a))));
     case OP_ROPE:
         return can_rope(op);
     case OP_SET_ROWS:

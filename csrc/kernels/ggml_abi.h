@@ -9,7 +9,7 @@
 
 namespace edgespec::ggml {
 
-enum { TYPE_F32 = 0, TYPE_F16 = 1, TYPE_Q8_0 = 8, TYPE_I32 = 26, TYPE_I64 = 27 };
+enum { TYPE_F32 = 0, TYPE_F16 = 1, TYPE_Q8_0 = 8, TYPE_I8 = 24, TYPE_I32 = 26, TYPE_I64 = 27 };
 
 enum Op {
     OP_NONE = 0,

@@ -47,7 +47,7 @@ constexpr struct {
     {OP_SUM_ROWS, &Executor::sum_rows}, {OP_MEAN, &Executor::sum_rows},     {OP_SOFT_MAX, &Executor::soft_max},
     {OP_ARGSORT, &Executor::argsort},   {OP_L2_NORM, &Executor::norm},
     {OP_SET_ROWS, &Executor::set_rows}, {OP_GET_ROWS, &Executor::get_rows}, {OP_CONT, &Executor::copy},
-    {OP_CPY, &Executor::copy},          {OP_REPEAT, &Executor::repeat},     {OP_CONCAT, &Executor::concat},
+    {OP_REPEAT, &Executor::repeat},     {OP_CONCAT, &Executor::concat},
     {OP_SSM_CONV, &Executor::ssm_conv},
 };
 
@@ -94,6 +94,9 @@ bool Executor::plan(const std::vector<Tensor *> &nodes) {
             } else {
                 plan_attention(planning, op);
             }
+            break;
+        case OP_CPY:
+            plan_copy(planning, op);
             break;
         case OP_GATED_DELTA_NET:
         case OP_SSM_SCAN:

@@ -115,6 +115,7 @@ class Executor {
     void attend(const Step &step, int thread, int n);
     void merge(const Step &step, int thread, int n);
     void pack_seen(const Step &step, int thread, int n);
+    void pack_rows(const Step &step, int thread, int n);
     void attend_all(const Step &step, int thread, int n);
 
   private:
@@ -146,6 +147,7 @@ class Executor {
     void plan_rope(Planning &planning, const ggml::Tensor *op);
     void plan_attention(Planning &planning, const ggml::Tensor *op);
     void plan_full_attention(Planning &planning, const ggml::Tensor *op);
+    void plan_copy(Planning &planning, const ggml::Tensor *op);
     void plan_recurrence(Planning &planning, const ggml::Tensor *op);
     void join_steps();
     void set_up_memory(const Planning &planning);

@@ -86,11 +86,12 @@ void Cache::cross_attention(const std::vector<int32_t> &tokens, float *weights) 
     Model &model = *audio_->model;
     std::vector<std::vector<float>> queries((size_t)dims().n_text_layer);
     model.decode(*audio_->cross, *other.self_, other.n_cells_, placed, nullptr, &queries);
+    const CrossLayout layout = model.cross_layout();
     const int64_t n = dims().n_audio_ctx, state = dims().n_text_state, width = state / dims().n_text_head;
     std::vector<float> rows((size_t)(n * width)), keys((size_t)(n * width));
     for (size_t i = 0; i < model.alignment_heads().size(); i += 2) {
         const int64_t layer = model.alignment_heads()[i], head = model.alignment_heads()[i + 1];
-        const size_t offset = (size_t)((layer * dims().n_text_head + head) * n * width) * sizeof(uint16_t);
+        const size_t offset = layout.aligned() + i / 2 * layout.aligned_bytes();
         model.widen(audio_->cross->data() + offset, rows.data(), n * width);
         for (int64_t j = 0; j < n; j++) {
             for (int64_t d = 0; d < width; d++) {

@@ -7,7 +7,7 @@
 
 namespace edgespec::whisper {
 
-enum ggml_type : int { GGML_TYPE_F32 = 0, GGML_TYPE_F16 = 1, GGML_TYPE_I32 = 26, GGML_TYPE_I64 = 27 };
+enum ggml_type : int { GGML_TYPE_F32 = 0, GGML_TYPE_F16 = 1, GGML_TYPE_I8 = 24, GGML_TYPE_I32 = 26, GGML_TYPE_I64 = 27 };
 enum gguf_type : int {
     GGUF_TYPE_UINT32 = 4,
     GGUF_TYPE_INT32 = 5,

@@ -12,11 +12,16 @@ namespace {
 constexpr float EPSILON = 1e-5f;   // of the norms
 constexpr size_t PER_LAYER = 64, BESIDE = 64; // tensors of a graph, at most
 constexpr size_t HALF = 2, FLOAT = 4;         // bytes
+constexpr size_t Q8_BYTES = 34, Q8_NUMBERS = 32; // a block of Q8_0, as which rows are packed
+constexpr int64_t PACKED_STEP = 64;              // they are padded to so many rows and columns at most
 
 } // namespace
 
-size_t cross_bytes(const es_whisper_dims &d) {
-    return (size_t)d.n_audio_ctx * (size_t)d.n_text_state * (size_t)d.n_text_layer * HALF;
+CrossLayout::CrossLayout(const es_whisper_dims &d, bool is_packed)
+    : packed(is_packed), width(d.n_text_state / d.n_text_head), n_ctx(d.n_audio_ctx),
+      n_heads((int64_t)d.n_text_head * d.n_text_layer), n_aligned_((size_t)d.n_alignment_heads) {
+    const auto whole = [](int64_t n) { return (size_t)((n + PACKED_STEP - 1) / PACKED_STEP * PACKED_STEP); };
+    head_bytes = packed ? whole(width) * whole(n_ctx) * Q8_BYTES / Q8_NUMBERS : aligned_bytes();
 }
 size_t self_bytes(const es_whisper_dims &d, int64_t n_cells) {
     return (size_t)n_cells * (size_t)d.n_text_state * (size_t)d.n_text_layer * HALF;
@@ -44,7 +49,7 @@ Memory::~Memory() {
 
 // ---- what all graphs are made of ----
 
-Graph::Graph(const GgmlApi &api, size_t n_tensors) : api_(api) {
+Graph::Graph(const GgmlApi &api, size_t n_tensors, const CrossLayout &layout) : api_(api), layout_(layout) {
     const size_t size = n_tensors * api_.ggml_tensor_overhead() + api_.ggml_graph_overhead_custom(n_tensors, false);
     context_ = api_.ggml_init({size, nullptr, true});
     if (!context_) {
@@ -69,7 +74,8 @@ void Graph::bind(ggml_tensor *leaf, const Memory *memory, size_t offset) {
 
 void Graph::bind(const Memory &audio, const Memory *cache) {
     bind(cross_k_, &audio, 0);
-    bind(cross_v_, &audio, audio.size() / 2);
+    bind(cross_v_, &audio, layout_.values());
+    bind(aligned_k_, &audio, layout_.aligned());
     bind(self_k_, cache, 0);
     bind(self_v_, cache, cache ? cache->size() / 2 : 0);
 }
@@ -99,15 +105,16 @@ ggml_tensor *Graph::input(ggml_type type, int64_t n0, int64_t n1) const {
 }
 
 // Head by head, so that the keys of one follow each other.
-void Graph::define_cross(const es_whisper_dims &d) {
-    const int64_t width = d.n_text_state / d.n_text_head, n = (int64_t)d.n_text_head * d.n_text_layer;
-    cross_k_ = api_.ggml_new_tensor_3d(context_, GGML_TYPE_F16, width, d.n_audio_ctx, n);
-    cross_v_ = api_.ggml_new_tensor_3d(context_, GGML_TYPE_F16, width, d.n_audio_ctx, n);
+void Graph::define_cross() {
+    const ggml_type type = layout_.packed ? GGML_TYPE_I8 : GGML_TYPE_F16;
+    const int64_t of_head = (int64_t)(layout_.packed ? layout_.head_bytes : layout_.head_bytes / HALF);
+    cross_k_ = api_.ggml_new_tensor_2d(context_, type, of_head, layout_.n_heads);
+    cross_v_ = api_.ggml_new_tensor_2d(context_, type, of_head, layout_.n_heads);
 }
 
-ggml_tensor *Graph::cross(ggml_tensor *of, const es_whisper_dims &d, size_t layer) const {
-    return api_.ggml_view_3d(context_, of, of->ne[0], of->ne[1], d.n_text_head, of->nb[1], of->nb[2],
-                             layer * (size_t)d.n_text_head * of->nb[2]);
+ggml_tensor *Graph::cross(ggml_tensor *of, size_t layer, int64_t n_heads, int64_t columns, int64_t rows) const {
+    return api_.ggml_view_3d(context_, of, columns, rows, n_heads, (size_t)columns * of->nb[0], layout_.head_bytes,
+                             layer * (size_t)n_heads * layout_.head_bytes);
 }
 
 ggml_tensor *Graph::normed(ggml_tensor *x, const Norm &norm) const {
@@ -139,20 +146,41 @@ ggml_tensor *Graph::mlp(ggml_tensor *x, const Block &block) const {
 // ---- sound ----
 
 AudioGraph::AudioGraph(const GgmlApi &api, const es_whisper_dims &d, const Weights &weights, bool has_encoder)
-    : Graph(api, (size_t)(d.n_audio_layer + d.n_text_layer) * PER_LAYER + BESIDE) {
-    define_cross(d);
+    : Graph(api, (size_t)(d.n_audio_layer + d.n_text_layer + d.n_alignment_heads) * PER_LAYER + BESIDE,
+            CrossLayout(d, weights.for_kernels)) {
+    define_cross();
+    if (d.n_alignment_heads > 0) {
+        aligned_k_ = api_.ggml_new_tensor_3d(context_, GGML_TYPE_F16, layout_.width, layout_.n_ctx, d.n_alignment_heads);
+    }
     if (has_encoder) {
         states = encode(convolve(d, weights), d, weights);
         api_.ggml_set_output(states);
     } else {
         states = input(GGML_TYPE_F32, d.n_audio_state, d.n_audio_ctx);
     }
-    const int64_t width = d.n_text_state;
     for (size_t i = 0; i < weights.decoder.size(); i++) {
-        ggml_tensor *const kv = product(states, weights.decoder[i].cross_kv);
-        for (const auto &[to, first] : {std::pair(cross_k_, (int64_t)0), std::pair(cross_v_, width)}) {
-            ggml_tensor *const from = heads(kv, first, width, d.n_text_head);
-            api_.ggml_build_forward_expand(graph_, api_.ggml_cpy(context_, from, cross(to, d, i)));
+        keep_cross(product(states, weights.decoder[i].cross_kv), d, weights, i);
+    }
+}
+
+// A layer's keys and values go where the decoder looks for them. Packed values are rows of dimensions.
+void AudioGraph::keep_cross(ggml_tensor *kv, const es_whisper_dims &d, const Weights &weights, size_t layer) {
+    const int64_t n_heads = d.n_text_head, width = layout_.width, n = layout_.n_ctx;
+    const auto copy = [&](ggml_tensor *from, ggml_tensor *to) {
+        api_.ggml_build_forward_expand(graph_, api_.ggml_cpy(context_, from, to));
+    };
+    ggml_tensor *const values = heads(kv, d.n_text_state, d.n_text_state, n_heads);
+    copy(heads(kv, 0, d.n_text_state, n_heads), cross(cross_k_, layer, n_heads, width, n));
+    if (layout_.packed) {
+        copy(api_.ggml_permute(context_, values, 1, 0, 2, 3), cross(cross_v_, layer, n_heads, n, width));
+    } else {
+        copy(values, cross(cross_v_, layer, n_heads, width, n));
+    }
+    for (size_t i = 0; i < (size_t)d.n_alignment_heads; i++) {
+        if ((size_t)weights.alignment_heads[2 * i] == layer) {
+            ggml_tensor *const to =
+                api_.ggml_view_3d(context_, aligned_k_, width, n, 1, aligned_k_->nb[1], aligned_k_->nb[2], i * aligned_k_->nb[2]);
+            copy(heads(kv, weights.alignment_heads[2 * i + 1] * width, width, 1), to);
         }
     }
 }
@@ -194,8 +222,8 @@ bool DecoderShape::operator<(const DecoderShape &o) const {
 
 DecoderGraph::DecoderGraph(const GgmlApi &api, const es_whisper_dims &d, const Weights &weights,
                            const DecoderShape &shape)
-    : Graph(api, (size_t)d.n_text_layer * PER_LAYER + BESIDE) {
-    define_cross(d);
+    : Graph(api, (size_t)d.n_text_layer * PER_LAYER + BESIDE, CrossLayout(d, weights.for_kernels)) {
+    define_cross();
     self_k_ = api_.ggml_new_tensor_3d(context_, GGML_TYPE_F16, d.n_text_state, shape.n_cells, d.n_text_layer);
     self_v_ = api_.ggml_new_tensor_3d(context_, GGML_TYPE_F16, d.n_text_state, shape.n_cells, d.n_text_layer);
     embeddings = input(GGML_TYPE_F32, d.n_text_state, shape.n_tokens);
@@ -237,8 +265,9 @@ ggml_tensor *DecoderGraph::decode(ggml_tensor *x, const es_whisper_dims &d, cons
             api_.ggml_set_output(q);
             queries.push_back(q);
         }
-        ggml_tensor *const heard = attend(heads(q, 0, width, d.n_text_head), cross(cross_k_, d, i),
-                                          cross(cross_v_, d, i), nullptr);
+        const auto heard_by = [&](ggml_tensor *of) { return cross(of, i, d.n_text_head, head, layout_.n_ctx); };
+        ggml_tensor *const heard =
+            attend(heads(q, 0, width, d.n_text_head), heard_by(cross_k_), heard_by(cross_v_), nullptr);
         x = mlp(api_.ggml_add(context_, x, product(heard, block.cross_out)), block);
     }
     return x;

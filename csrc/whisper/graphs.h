@@ -26,10 +26,27 @@ class Memory {
     ggml_backend_buffer_t buffer_ = nullptr;
 };
 
+// Where the keys and values lie that a decoder hears: head by head, layer by layer. Packed, they are bytes in the
+// form of edgespec's attention without a mask; else rows in F16. The alignment heads' keys follow as rows in F16.
+struct CrossLayout {
+    CrossLayout(const es_whisper_dims &dims, bool is_packed);
+
+    bool packed;
+    int64_t width, n_ctx, n_heads; // heads of all layers
+    size_t head_bytes;             // of a head's keys, and of its values
+    size_t values() const { return (size_t)n_heads * head_bytes; } // offsets in bytes; the keys come first
+    size_t aligned() const { return 2 * values(); }
+    size_t bytes() const { return aligned() + n_aligned_ * aligned_bytes(); }
+    size_t aligned_bytes() const { return (size_t)(width * n_ctx) * sizeof(uint16_t); } // of one head
+
+  private:
+    size_t n_aligned_;
+};
+
 // A graph, its tensors, and the places in `Memory` that can be changed between two runs.
 class Graph {
   public:
-    Graph(const GgmlApi &api, size_t n_tensors);
+    Graph(const GgmlApi &api, size_t n_tensors, const CrossLayout &layout);
     virtual ~Graph();
     Graph(const Graph &) = delete;
     Graph &operator=(const Graph &) = delete;
@@ -45,11 +62,14 @@ class Graph {
     const GgmlApi &api_;
     ggml_context *context_ = nullptr;
     ggml_cgraph *graph_ = nullptr;
+    const CrossLayout layout_;
     ggml_tensor *cross_k_ = nullptr, *cross_v_ = nullptr, *self_k_ = nullptr, *self_v_ = nullptr;
+    ggml_tensor *aligned_k_ = nullptr; // of the heads that follow the sound, in F16
 
     ggml_tensor *input(ggml_type type, int64_t n0, int64_t n1 = 1) const;
-    void define_cross(const es_whisper_dims &dims);
-    ggml_tensor *cross(ggml_tensor *of, const es_whisper_dims &dims, size_t layer) const;
+    void define_cross();
+    // A layer's keys or values as attention takes them; or rows of `columns`, as they are copied.
+    ggml_tensor *cross(ggml_tensor *of, size_t layer, int64_t n_heads, int64_t columns, int64_t rows) const;
     ggml_tensor *normed(ggml_tensor *x, const Norm &norm) const;
     ggml_tensor *product(ggml_tensor *x, const Linear &linear) const;
     ggml_tensor *attend(ggml_tensor *q, ggml_tensor *k, ggml_tensor *v, ggml_tensor *mask) const;
@@ -70,6 +90,7 @@ class AudioGraph : public Graph {
   private:
     ggml_tensor *convolve(const es_whisper_dims &dims, const Weights &weights) const;
     ggml_tensor *encode(ggml_tensor *x, const es_whisper_dims &dims, const Weights &weights) const;
+    void keep_cross(ggml_tensor *kv, const es_whisper_dims &dims, const Weights &weights, size_t layer);
 };
 
 // What a decoder's graph depends on.
@@ -94,7 +115,6 @@ class DecoderGraph : public Graph {
     ggml_tensor *decode(ggml_tensor *x, const es_whisper_dims &dims, const Weights &weights, const DecoderShape &shape);
 };
 
-size_t cross_bytes(const es_whisper_dims &dims);
 size_t self_bytes(const es_whisper_dims &dims, int64_t n_cells);
 
 } // namespace edgespec::whisper

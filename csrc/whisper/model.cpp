@@ -55,13 +55,13 @@ Model::Model(const std::string &path, int n_threads, bool wants_kernels) {
     kernels_reason_ = kernels ? "" : NOT_HERE;
     try {
         if (kernels) {
-            start(kernels, api_.ggml_backend_dev_buffer_type(kernels), n_threads);
+            start(kernels, api_.ggml_backend_dev_buffer_type(kernels), n_threads, true);
             kernels_reason_ = why_refused();
         }
         if (!kernels_reason_.empty()) {
             stop();
             start(api_.ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), api_.ggml_backend_cpu_buffer_type(),
-                  n_threads);
+                  n_threads, false);
         }
     } catch (...) {
         stop();
@@ -72,7 +72,7 @@ Model::Model(const std::string &path, int n_threads, bool wants_kernels) {
 
 Model::~Model() { stop(); }
 
-void Model::start(ggml_backend_dev_t device, ggml_backend_buffer_type_t matrices, int n_threads) {
+void Model::start(ggml_backend_dev_t device, ggml_backend_buffer_type_t matrices, int n_threads, bool for_kernels) {
     backend_ = device ? api_.ggml_backend_dev_init(device, nullptr) : nullptr;
     if (!backend_) {
         throw Failure("ggml has no backend for this processor");
@@ -83,7 +83,7 @@ void Model::start(ggml_backend_dev_t device, ggml_backend_buffer_type_t matrices
     if (set_n_threads) {
         set_n_threads(backend_, n_threads);
     }
-    weights_ = std::make_unique<Weights>(api_, *file_, matrices);
+    weights_ = std::make_unique<Weights>(api_, *file_, matrices, for_kernels);
 }
 
 void Model::stop() {

@@ -33,6 +33,7 @@ class Model {
     const std::vector<int32_t> &alignment_heads() const { return file_->alignment_heads; }
     const std::string &kernels_reason() const { return kernels_reason_; }
     MemoryPool &pool() { return pool_; }
+    CrossLayout cross_layout() const { return CrossLayout(dims(), weights_->for_kernels); }
 
     // Fill `cross` with the keys and values of a window; `states` gets the encoder's.
     void encode(const float *mel, Memory &cross, std::vector<float> &states);
@@ -52,7 +53,7 @@ class Model {
         std::unique_ptr<DecoderGraph> graph;
         uint64_t used;
     };
-    void start(ggml_backend_dev_t device, ggml_backend_buffer_type_t matrices, int n_threads);
+    void start(ggml_backend_dev_t device, ggml_backend_buffer_type_t matrices, int n_threads, bool for_kernels);
     void stop();
     std::string why_refused();
     AudioGraph &audio_graph(bool has_encoder);
@@ -83,7 +84,7 @@ struct Audio {
     std::unique_ptr<Memory> cross;
     std::vector<float> states;
 
-    Audio(std::shared_ptr<Model> m) : model(std::move(m)), cross(model->pool().take(2 * cross_bytes(model->dims()))) {}
+    Audio(std::shared_ptr<Model> m) : model(std::move(m)), cross(model->pool().take(model->cross_layout().bytes())) {}
     ~Audio() { model->pool().give_back(std::move(cross)); }
 };
 

@@ -14,8 +14,8 @@ std::string within(const char *part, size_t i) { return std::string(part) + ".bl
 
 } // namespace
 
-Weights::Weights(const GgmlApi &api, const ModelFile &file, ggml_backend_buffer_type_t matrices)
-    : api_(api), file_(file) {
+Weights::Weights(const GgmlApi &api, const ModelFile &file, ggml_backend_buffer_type_t matrices, bool kernels)
+    : for_kernels(kernels), alignment_heads(file.alignment_heads), api_(api), file_(file) {
     const es_whisper_dims &d = file.dims;
     const size_t n = (size_t)(d.n_audio_layer + d.n_text_layer) * TENSORS_OF_BLOCK + TENSORS_BESIDE;
     for (ggml_context **context : {&plain_, &matrices_}) {

@@ -29,11 +29,13 @@ inline int64_t padded_columns(const es_whisper_dims &dims) { return (3 * (int64_
 class Weights {
   public:
     // Matrices go into `matrices`, vectors into ordinary memory. Raises Failure.
-    Weights(const GgmlApi &api, const ModelFile &file, ggml_backend_buffer_type_t matrices);
+    Weights(const GgmlApi &api, const ModelFile &file, ggml_backend_buffer_type_t matrices, bool kernels);
     ~Weights();
     Weights(const Weights &) = delete;
     Weights &operator=(const Weights &) = delete;
 
+    const bool for_kernels; // edgespec's: they pack what a decoder hears, too
+    const std::vector<int32_t> &alignment_heads;
     Linear conv1; // with zeros after each row, to padded_columns of them
     Linear conv2;
     ggml_tensor *zeros = nullptr; // a row of the encoder's width

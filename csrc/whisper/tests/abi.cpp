@@ -68,6 +68,7 @@ static_assert(offsetof(ours::gguf_init_params, ctx) == offsetof(::gguf_init_para
 #define SAME_VALUE(NAME) static_assert((int)ours::NAME == (int)::NAME)
 SAME_VALUE(GGML_TYPE_F32);
 SAME_VALUE(GGML_TYPE_F16);
+SAME_VALUE(GGML_TYPE_I8);
 SAME_VALUE(GGML_TYPE_I32);
 SAME_VALUE(GGML_TYPE_I64);
 SAME_VALUE(GGUF_TYPE_UINT32);

@@ -8,6 +8,7 @@ from edgespec.errors import UsageError
 from edgespec.models.pull import ProgressFn, no_progress
 from edgespec.models.registry import load_registry
 from edgespec.models.resolve import resolve
+from edgespec.models.store import Store
 from edgespec.models.whisper.gguf_file import check_speech_file
 from edgespec.models.whisper.kinds import foreign_whisper, is_whisper_source
 from edgespec.platform.files import expand_user
@@ -21,6 +22,13 @@ def speech_ref(ref: str) -> str:
     entries = load_registry().entries
     named = _SHORT.get(ref, _PREFIX + ref)
     return named if ref not in entries and named in entries and not expand_user(ref).exists() else ref
+
+
+def speech_models_here() -> list[tuple[str, Path]]:
+    """Return names and files of the registry's Whisper models that are on this disk."""
+    registry, store = load_registry(), Store.default()
+    entries = [entry for entry in registry.entries.values() if entry.speech]
+    return [(entry.name, store.file(entry)) for entry in entries if store.is_present(entry, registry)]
 
 
 def speech_model(ref: str, *, on_progress: ProgressFn = no_progress, on_message: MessageFn = silent) -> Path:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +24,15 @@ from edgespec.drafting.policy import Policy
 from edgespec.drafting.predictor import Predictor
 from edgespec.drafting.scheduler import Scheduler
 from edgespec.drafting.tree_drafter import TreeDrafter
-from edgespec.llama.gguf import GGUF, TensorInfo, read_gguf
+from edgespec.speech.draft_costs import SpeechDraftCosts
+from edgespec.speech.draft_price import (
+    EXPECTED_ACCEPTANCE,
+    EXPECTED_TOKENS,
+    MARGIN,
+    DraftPrice,
+    SpeechModelCosts,
+    same_encoder,
+)
 from edgespec.speech.heard_text import HeardText
 from edgespec.speech.loading import SpeechModel
 from edgespec.speech.rules import SpeechRules
@@ -35,12 +42,9 @@ from edgespec.speech.transcript import SpeechStats
 from edgespec.speech.whisper_model import DecoderCache, EncodedAudio
 
 _REPEATS = 0.2  # of text's repetitions that are expected of speech; once seen, it counts
-_EXPECTED_ACCEPTANCE = 0.85  # of a smaller model's tokens, before any was tried
-_EXPECTED_TOKENS = 80.0  # of a window
-_MARGIN = 1.05  # a draft has to save this many times what it costs
-_LONGEST = 16  # tokens drafted at once that the price reckons with
 _FEWEST = 8  # tokens of a decoding whose time says something
-_NEWEST = 0.3  # weight of the newest window in the time of a token
+_NEWEST = 0.5  # weight of the newest window in the time of a token
+_MOST_DRAFTED = 16  # windows, after which one without the draft shows anew what a token takes
 
 
 class SpeechDraftModel(DraftModel):
@@ -91,56 +95,9 @@ def map_tokenizers(target: WhisperTokenizer, draft: WhisperTokenizer) -> Vocabul
     )
 
 
-def decoder_bytes(model: SpeechModel) -> int:
-    """Return the size of the decoder's weights, which each of its passes reads."""
-    tensors = read_gguf(model.path).tensors
-    return sum(tensor.bytes for tensor in tensors if tensor.name.startswith("decoder."))
-
-
 def shares_encoder(target: SpeechModel, draft: SpeechModel) -> bool:
-    """Return whether a draft can hear what the target's encoder heard: it has none, or the same one.
-
-    The last layer's weights tell: they differ between any two encoders that were trained.
-    """
-    if draft.model.dims.n_audio_layer == 0:
-        return True
-    ours, theirs = read_gguf(target.path), read_gguf(draft.path)
-    last = f"encoder.blocks.{target.model.dims.n_audio_layer - 1}."
-    sides = [
-        {tensor.name: _read(gguf, tensor) for tensor in gguf.tensors if tensor.name.startswith(last)}
-        for gguf in (ours, theirs)
-    ]
-    return bool(sides[0]) and sides[0] == sides[1]
-
-
-def _read(gguf: GGUF, tensor: TensorInfo) -> bytes:
-    with gguf.path.open("rb") as file:
-        file.seek(gguf.data_start + tensor.offset)
-        return file.read(tensor.bytes)
-
-
-@dataclass(slots=True)
-class DraftPrice:
-    """The time that a draft model would take and save in the next window."""
-
-    encode_s: float
-    """Time of its encoder for a window."""
-    n_tokens: float = _EXPECTED_TOKENS
-    """Tokens expected of a window."""
-
-    def saved_s(self, verify: Sequence[float], draft: Sequence[float], acceptance: float) -> float:
-        """Return the seconds saved in a window by the best length of drafts.
-
-        `verify` and `draft`: T(n) of the two models. A draft of g tokens emits (1 - a^(g + 1)) / (1 - a).
-        """
-        plain = verify[1]
-        best = plain
-        emitted, chance = 1.0, 1.0
-        for n in range(1, _LONGEST + 1):
-            chance *= acceptance
-            emitted += chance
-            best = min(best, (n * draft[1] + verify[n + 1]) / emitted)
-        return self.n_tokens * (plain - best)
+    """Return whether a draft can hear what the target's encoder heard: it has none, or the same one."""
+    return draft.model.dims.n_audio_layer == 0 or same_encoder(target.path, draft.path)
 
 
 class ModelDrafts:
@@ -156,10 +113,11 @@ class ModelDrafts:
         *,
         repeats: bool = True,
         always: bool = False,
+        known: SpeechDraftCosts | None = None,
     ) -> None:
         """Draft with `draft`, and where `repeats` with text heard before.
 
-        `always`: whether or not it pays, for measurements.
+        `always`: whether or not it pays, for measurements. `known`: what earlier runs saw of it.
         """
         self._target, self._draft, self._always = target, draft, always
         self.heard_text = HeardText() if repeats else None
@@ -179,11 +137,17 @@ class ModelDrafts:
         self._held: list[EncodedAudio | DecoderCache] = []
         self._stats = SpeechStats()
         self._token_s: dict[bool, float] = {}  # a token's time without and with the draft model
+        self._n_drafted = known.n_drafted if known else 0  # windows in a row
+        self._n_tokens = known.n_tokens if known else EXPECTED_TOKENS
+        if known:
+            self._price = DraftPrice(known.encode_s, known.n_tokens)
+            self._token_s = {False: known.plain_s, True: known.drafted_s}
 
     @staticmethod
     def _guess(model: SpeechModel) -> OnlineCurve:
         kernels = model.model.kernels != "stock"
-        return OnlineCurve(guessed_curve(decoder_bytes(model), own_kernels=kernels), guessed=True)
+        size = int(SpeechModelCosts.of(model.path).pass_bytes)
+        return OnlineCurve(guessed_curve(size, own_kernels=kernels), guessed=True)
 
     # ---- a window ----
 
@@ -199,8 +163,9 @@ class ModelDrafts:
         heard = draft.model.cross_from(audio.states()) if self._shares else draft.model.encode(mel)
         encode_s = time.perf_counter() - started
         stats.draft_encode_s += encode_s
-        if self._price:
-            self._price.encode_s += 0.5 * (encode_s - self._price.encode_s)
+        if self._price is None:
+            self._price = DraftPrice(encode_s)
+        self._price.encode_s += 0.5 * (encode_s - self._price.encode_s)
         cache = draft.model.cache(heard, 1)
         self._held = [cache, heard]
         n_ctx = draft.model.dims.n_text_ctx
@@ -218,28 +183,45 @@ class ModelDrafts:
         self._held, self._model = [], None
 
     def _runs(self, draft: SpeechModel) -> bool:
-        """Return whether the draft model runs in this window: not in the first, which shows the costs."""
+        """Return whether the draft model runs in this window.
+
+        Of a pair that no run has seen, not in the first window, which shows the costs.
+        """
         if self._always:
             return True
-        stats = self._stats
-        n_before = stats.n_windows - 1
-        if not n_before:
-            return False
-        if self._price is None:
-            share = 0.0 if self._shares else encoder_cost(draft) / encoder_cost(self._target)
-            self._price = DraftPrice(share * stats.encode_s / stats.n_windows)
         price, draft_curve = self._price, self._curves.draft
+        if price is None:
+            if False not in self._token_s:
+                return False
+            price = self._price = DraftPrice(self._expected_encode_s(draft), self._n_tokens)
         assert draft_curve is not None  # noqa: S101 - for the type checker
-        price.n_tokens = stats.n_tokens / n_before
-        acceptance = stats.draft_acceptance_rate if stats.n_drafted > _EXPECTED_TOKENS else None
-        if acceptance is None:
-            acceptance = _EXPECTED_ACCEPTANCE
-        saved_s = price.saved_s(self._curves.target.at(0), draft_curve.at(0), acceptance)
         if len(self._token_s) == 2:  # both were tried: no need to reckon
             saved_s = price.n_tokens * (self._token_s[False] - self._token_s[True])
-        pays = saved_s > _MARGIN * price.encode_s
+        else:
+            acceptance = self._stats.draft_acceptance_rate or EXPECTED_ACCEPTANCE
+            saved_s = price.saved_s(self._curves.target.at(0), draft_curve.at(0), acceptance)
+        pays = saved_s > MARGIN * price.encode_s
         self._note(draft, price, saved_s, pays=pays)
-        return pays
+        return pays and self._n_drafted < _MOST_DRAFTED
+
+    def _expected_encode_s(self, draft: SpeechModel) -> float:
+        """Return the time of the draft's encoder, by the target's."""
+        if self._shares:
+            return 0.0
+        ours, theirs = (SpeechModelCosts.of(one.path).encoder_macs for one in (self._target, draft))
+        return theirs / ours * self._stats.encode_s / self._stats.n_windows
+
+    def seen(self) -> SpeechDraftCosts | None:
+        """Return what the draft model cost and saved; None if it was never tried."""
+        if not (self._price and len(self._token_s) == 2):
+            return None
+        return SpeechDraftCosts(
+            encode_s=self._price.encode_s,
+            plain_s=self._token_s[False],
+            drafted_s=self._token_s[True],
+            n_tokens=self._price.n_tokens,
+            n_drafted=self._n_drafted,
+        )
 
     def _note(self, draft: SpeechModel, price: DraftPrice, saved_s: float, *, pays: bool) -> None:
         """Note the reason of a decision, once each."""
@@ -284,6 +266,10 @@ class ModelDrafts:
             return
         before = self._token_s.get(self._model is not None, seconds / n)
         self._token_s[self._model is not None] = before + _NEWEST * (seconds / n - before)
+        self._n_drafted = self._n_drafted + 1 if self._model else 0
+        self._n_tokens += _NEWEST * (n - self._n_tokens)
+        if self._price:
+            self._price.n_tokens = self._n_tokens
         if drafter is None:
             for _ in range(4):
                 self._curves.target.observe(1, len(tokens), seconds / n)
@@ -296,10 +282,3 @@ class ModelDrafts:
             heard.learn(n, n_drafted, n_accepted, costs)
         else:
             heard.play(tokens, n_prompt, costs)
-
-
-def encoder_cost(model: SpeechModel) -> float:
-    """Return what encoding a window costs, in multiplications: products of weights, and attention."""
-    dims = model.model.dims
-    width, n = dims.n_audio_state, dims.n_audio_ctx
-    return dims.n_audio_layer * (12.0 * width * width * n + 2.0 * n * n * width) + 9.0 * n * width * width

@@ -6,8 +6,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from edgespec.errors import UsageError
-from edgespec.models.speech_model import speech_model
+from edgespec.models.speech_model import speech_model, speech_models_here
+from edgespec.platform.cpu import default_threads
 from edgespec.platform.messages import MessageFn, silent
+from edgespec.speech.draft_choice import choose_draft
+from edgespec.speech.draft_costs import SpeechPair, keep_costs, load_costs
 from edgespec.speech.drafts import ModelDrafts, shares_encoder
 from edgespec.speech.loading import SpeechModel
 from edgespec.speech.options import SpeechOptions
@@ -26,23 +29,45 @@ def open_transcriber(
 ) -> Iterator[Transcriber]:
     """Load `model` and what drafts for it; free both at the end of the block.
 
-    `draft`: a smaller Whisper model, "auto" for text heard before, "none". Raises UsageError or EdgespecError
-    for files that are no Whisper models.
+    `draft`: a smaller Whisper model; "auto" for one that is here and expected to pay, and for text heard
+    before; "none". Raises UsageError or EdgespecError for files that are no Whisper models.
     """
     with ExitStack() as stack:
         target = stack.enter_context(
             SpeechModel(speech_model(model), name=model, n_threads=n_threads, kernels=kernels)
         )
         drafts = None
-        if draft == "auto":
-            drafts = ModelDrafts(target)
-        elif draft != "none":
-            small = stack.enter_context(
-                SpeechModel(speech_model(draft), name=draft, n_threads=n_threads, kernels=kernels)
-            )
-            check_draft(target, small)
-            drafts = ModelDrafts(target, small)
+        if draft != "none":
+            drafts = stack.enter_context(_drafts(target, draft, n_threads, on_message))
         yield Transcriber(target.model, target.tokenizer, options, drafts=drafts)
+
+
+@contextmanager
+def _drafts(
+    target: SpeechModel, draft: str, n_threads: int | None, on_message: MessageFn
+) -> Iterator[ModelDrafts]:
+    """Load a draft by its name, or the best one that is here; keep what it was seen to cost."""
+    threads = n_threads or default_threads()
+    if draft == "auto":
+        chosen = choose_draft(target, speech_models_here(), threads=threads, on_message=on_message)
+        if chosen is None:
+            yield ModelDrafts(target)
+            return
+        name, path, pair, known = chosen.name, chosen.path, chosen.pair, chosen.known
+    else:
+        name, path = draft, speech_model(draft)
+        pair = SpeechPair.of(target.path, path, kernels=target.model.kernels, threads=threads)
+        known = load_costs(pair, on_message=on_message)
+        known = known if known and known.gain_s > 0.0 else None  # it was asked for: weigh it anew
+    kernels = target.model.kernels != "stock"
+    with SpeechModel(path, name=name, n_threads=n_threads, kernels=kernels) as small:
+        check_draft(target, small)
+        drafts = ModelDrafts(target, small, known=known)
+        try:
+            yield drafts
+        finally:
+            if seen := drafts.seen():
+                keep_costs(pair, seen, on_message=on_message)
 
 
 def check_draft(target: SpeechModel, draft: SpeechModel) -> None:

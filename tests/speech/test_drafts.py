@@ -5,7 +5,8 @@ import pytest
 
 from edgespec.errors import UsageError
 from edgespec.llama import kernels as llama_kernels
-from edgespec.speech.drafts import DraftPrice, ModelDrafts, map_tokenizers, shares_encoder
+from edgespec.speech.draft_price import DraftPrice
+from edgespec.speech.drafts import ModelDrafts, map_tokenizers, shares_encoder
 from edgespec.speech.heard_text import HeardText
 from edgespec.speech.loading import SpeechModel
 from edgespec.speech.opening import check_draft

@@ -19,6 +19,7 @@ from edgespec.errors import UsageError
 from edgespec.models.suites import Prompt
 from edgespec.platform.messages import MessageFn
 from edgespec.speech.audio import read_audio
+from edgespec.speech.draft_costs import SpeechDraftCosts
 from edgespec.speech.drafts import ModelDrafts
 from edgespec.speech.loading import SpeechModel
 from edgespec.speech.mel import SAMPLE_RATE
@@ -104,6 +105,7 @@ class SpeechBench:
         self._target, self._draft, self._settings = target, draft, settings
         self._folder, self._meter = folder, meter
         self._sound: dict[str, Samples] = {}
+        self._known: SpeechDraftCosts | None = None  # of the draft, as runs before have seen it
         for variant in settings.variants:
             if variant.drafting == "model" and draft is None:
                 raise UsageError(
@@ -158,7 +160,7 @@ class SpeechBench:
         if variant.drafting == "model":
             drafts = ModelDrafts(target, draft, repeats=False, always=True)
         elif variant.drafting != "none":
-            drafts = ModelDrafts(target, draft if variant.drafting == "auto" else None)
+            drafts = ModelDrafts(target, draft if variant.drafting == "auto" else None, known=self._known)
         return Transcriber(target.model, target.tokenizer, options, drafts=drafts)
 
     def _hear(self, prompt: Prompt, variant: SpeechVariant, round_: int) -> Run:
@@ -166,6 +168,8 @@ class SpeechBench:
         window = self._meter.begin()
         transcript = transcriber.transcribe(self._sound[prompt.id])
         energy = window.end()
+        if variant.drafting == "auto" and isinstance(transcriber.drafts, ModelDrafts):
+            self._known = transcriber.drafts.seen()
         stats = transcript.stats
         tokens = [token for segment in transcript.segments for token in segment.tokens]
         steps = tuple((drafted, accepted, n) for (drafted, accepted), n in sorted(stats.steps.items()))

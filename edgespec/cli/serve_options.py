@@ -146,7 +146,7 @@ class SpeechServing:
         str,
         typer.Option(
             metavar="NAME|auto|none",
-            help="Model that drafts for it; auto: one that is here and pays, text heard before; none: nothing.",
+            help="Model that drafts for it; auto: one here that pays, text heard before; none: nothing.",
             rich_help_panel=_SPEECH,
             autocompletion=complete_model,
         ),

@@ -64,8 +64,8 @@ class SpeechModels:
             "--draft",
             "-d",
             metavar="NAME|auto|none",
-            help="Smaller Whisper model that drafts, where that pays; the text stays the same. auto: one that "
-            "is here and pays, and text heard before; none: nothing.",
+            help="Smaller Whisper model that drafts, where that pays; the text stays the same. auto: one "
+            "that is here and pays, and text heard before; none: nothing.",
             rich_help_panel=DRAFTING,
             autocompletion=complete_model,
         ),

@@ -25,7 +25,7 @@ export PROMPT PI
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help run serve check test test-c lint house format sanitize bench forge models-supported wheels wheels-test pi pi4 pi5 pi-test pi-count deploy clean
+.PHONY: help run serve check test test-c lint house format sanitize sanitize-memory sanitize-threads bench forge models-supported wheels wheels-test pi pi4 pi5 pi-test pi-count deploy clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z0-9 -]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -67,16 +67,14 @@ format: $(VENV)/.dev ## Format the Python code
 # One build for the C tests and for Python's. -S and -P keep the installed edgespec out, so that the one in
 # build/sanitize-py is found. Python leaks at exit by itself: leaks are looked for in the C tests only. What
 # has no memory is to be told so, not ended. libstdc++ comes first too: ASan looks for its throw when it starts. SANITIZED: statistics are drawn from fewer samples.
-sanitize: $(VENV)/.dev ## Run the C tests and the Python tests of C code under ASan and UBSan, threads under TSan (gcc)
+sanitize: sanitize-memory sanitize-threads ## Run the C tests and the Python tests of C code under ASan and UBSan, threads under TSan (gcc)
+
+sanitize-memory: $(VENV)/.dev
 	PATH="$(abspath $(BIN)):$$PATH" $(PIP) install --no-build-isolation --no-deps --upgrade \
 		--target build/sanitize-py -C build-dir=build/sanitize \
 		-C cmake.define.EDGESPEC_SANITIZE=address,undefined -C cmake.define.EDGESPEC_TESTS=ON \
 		-C "cmake.define.EDGESPEC_GGML_INCLUDE=$(PACKAGES)/include" .
 	$(BIN)/ctest --test-dir build/sanitize --parallel 2 --output-on-failure
-	$(CMAKE) -S . -B build/sanitize-threads -G Ninja -DCMAKE_MAKE_PROGRAM=$(NINJA) \
-		-DEDGESPEC_TESTS=ON -DEDGESPEC_SANITIZE=thread >/dev/null
-	$(CMAKE) --build build/sanitize-threads --target test_threads
-	$(BIN)/ctest --test-dir build/sanitize-threads --output-on-failure -R kernels_threads
 	SANITIZED=1 OMP_WAIT_POLICY=passive LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libstdc++.so)" \
 		ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
 		PYTHONPATH="$(CURDIR)/build/sanitize-py:$(PACKAGES)" \
@@ -84,6 +82,12 @@ sanitize: $(VENV)/.dev ## Run the C tests and the Python tests of C code under A
 		--dist loadgroup --tx '2*popen//python=$(abspath $(BIN))/python -P -S' tests/decoding/test_twins.py tests/decoding/test_lossless.py \
 		tests/decoding/test_tree_verify.py tests/drafting/test_suffix.py tests/llama/test_kernels.py tests/llama/test_kernels_states.py \
 		tests/llama/test_kernels_models.py tests/speech/test_whisper_model.py
+
+sanitize-threads: $(VENV)/.dev
+	$(CMAKE) -S . -B build/sanitize-threads -G Ninja -DCMAKE_MAKE_PROGRAM=$(NINJA) \
+		-DEDGESPEC_TESTS=ON -DEDGESPEC_SANITIZE=thread >/dev/null
+	$(CMAKE) --build build/sanitize-threads --target test_threads
+	$(BIN)/ctest --test-dir build/sanitize-threads --output-on-failure -R kernels_threads
 
 bench: $(VENV)/.dev ## Measure: the C core, T(n), plain against speculative, memory (10 minutes, keep the machine quiet)
 	$(BIN)/edgespec models pull default qwen2.5-coder-0.5b-q4_0
@@ -163,7 +167,7 @@ $(VENV)/.forge: $(VENV)/.installed
 $(VENV)/.dev: $(VENV)/.installed
 	@grep -qs '"editable"' "$(PACKAGES)"/edgespec-*.dist-info/direct_url.json || { echo "edgespec: installed from dist/," \
 		"as no compiler was here; to develop it: apt install gcc g++ python3-dev, rm -r $(VENV)"; exit 1; }
-	$(PIP) install 'edgespec[dev]'
+	$(PIP) install --no-compile 'edgespec[dev]' # Python compiles what is imported, a third of it
 	@touch $@
 
 $(VENV)/.pi: $(VENV)/.dev

@@ -1,4 +1,4 @@
-// Which instruction sets this CPU has.
+// Which instruction sets this CPU has, of those that are compiled (ES_HAVE_..., CMakeLists.txt).
 #include "isa.h"
 
 #include <string.h>
@@ -41,18 +41,22 @@ namespace {
 bool has_avx2() {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 }
-bool has_avx_vnni() { return has_avx2() && __builtin_cpu_supports("avxvnni"); }
+[[maybe_unused]] bool has_avx_vnni() { return has_avx2() && __builtin_cpu_supports("avxvnni"); }
 bool has_avx512_vnni() {
     return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
            __builtin_cpu_supports("avx512vnni");
 }
-bool has_avx512_bf16() { return has_avx512_vnni() && __builtin_cpu_supports("avx512bf16"); }
+[[maybe_unused]] bool has_avx512_bf16() { return has_avx512_vnni() && __builtin_cpu_supports("avx512bf16"); }
 
-const Choice CHOICES[] = {{&ISA_AVX512_BF16, has_avx512_bf16},
-                          {&ISA_AVX512_VNNI, has_avx512_vnni},
-                          {&ISA_AVX_VNNI, has_avx_vnni},
-                          {&ISA_AVX2, has_avx2}};
+const Choice CHOICES[] = {
+#ifdef ES_HAVE_AVX512_VNNI
+    {&ISA_AVX512_BF16, has_avx512_bf16}, {&ISA_AVX512_VNNI, has_avx512_vnni},
+#endif
+#ifdef ES_HAVE_AVX_VNNI
+    {&ISA_AVX_VNNI, has_avx_vnni},
+#endif
+    {&ISA_AVX2, has_avx2}};
 
 } // namespace
 #endif

@@ -113,8 +113,8 @@ def test_all_families_are_trained_and_judged(edgespec, trained, tmp_path):
 
 
 @pytest.mark.slow
-def test_killed_and_started_again(trained, environment, edgespec, tmp_path):
-    """kill -9 in the middle of training: the texts are not written again."""
+def test_killed_and_started_again_and_trained_on(trained, environment, edgespec, tmp_path):
+    """kill -9 while it trains: no text is written again. A second training starts from the first."""
     arguments = [*trained, "--families", "head", "--tokens", "8k", "--force"]
     process = subprocess.Popen(
         [*COMMAND, *map(str, arguments)],
@@ -142,16 +142,11 @@ def test_killed_and_started_again(trained, environment, edgespec, tmp_path):
     assert json.loads((folder / "make.json").read_text())["ended"]
     assert models(tmp_path) == ["target-head-q8_0.draft.json", "target-head-q8_0.gguf"]
 
-
-@pytest.mark.slow
-def test_a_second_training_starts_from_the_first(trained, edgespec, tmp_path):
-    arguments = [*trained, "--families", "head", "--tokens", "4k", "--force", "--json"]
-    first = json.loads(edgespec(*arguments).stdout)["kept"]
-    process = edgespec(*arguments, "--name", "second")
+    first = json.loads((tmp_path / "models" / "target-head-q8_0.draft.json").read_text())
+    process = edgespec(*arguments, "--name", "second", "--json")
     assert process.returncode == 0, process.stderr
     second = json.loads(process.stdout)["kept"]
-    assert (first["parent"], second["parent"]) == (None, first["name"])
-    (folder,) = (tmp_path / "cache" / "edgespec" / "forge").iterdir()
+    assert (first["parent"], second["parent"]) == (None, "target-head-q8_0")
     assert [path.name for path in (folder / "training").iterdir()] == ["2"]
     left = {path.name for path in (folder / "training" / "2" / "head").iterdir()}
     assert left == {"best.npz", "name"}, "checkpoints are for trainings that go on"
@@ -284,7 +279,7 @@ def test_list(edgespec, kept):
     assert listed[0]["acceptance"] == [0.61, 0.55, 0.5]
 
 
-def test_eval(edgespec, asked, tmp_path):
+def test_eval_and_remove(edgespec, asked, tmp_path):
     made = edgespec(*asked, "--force", "--name", "mine")
     assert made.returncode == 0, made.stderr
     record = tmp_path / "models" / "mine.draft.json"
@@ -312,23 +307,6 @@ def test_eval(edgespec, asked, tmp_path):
     failed(edgespec("draft", "eval", "mine"), 2, "mine was made for a file called target: say where that is")
     failed(edgespec("draft", "eval", "none"), 2, "no draft that was made here is called 'none'")
 
-
-MEASURED = ("gains", "acceptance", "cost_ratio")
-
-
-def tiny(asked):
-    return asked[asked.index("--target") + 1]
-
-
-def test_a_head_is_judged_for_its_target_only(edgespec, kept, source):
-    kept("mine")
-    process = edgespec("draft", "eval", "mine", "--target", source)
-    failed(process, 2, "--target small-f32: mine was made for another file, target with the SHA-256")
-
-
-def test_remove(edgespec, asked, tmp_path):
-    made = edgespec(*asked, "--force", "--name", "mine")
-    assert made.returncode == 0, made.stderr
     (folder,) = (tmp_path / "cache" / "edgespec" / "forge").iterdir()
     process = edgespec("draft", "remove", "mine")
     assert process.returncode == 0, process.stderr
@@ -342,6 +320,19 @@ def test_remove(edgespec, asked, tmp_path):
     process = edgespec("draft", "remove", "mine", "--data")
     assert process.stdout.splitlines()[-1].startswith(f"{folder}: deleted, ")
     assert not folder.exists()
+
+
+MEASURED = ("gains", "acceptance", "cost_ratio")
+
+
+def tiny(asked):
+    return asked[asked.index("--target") + 1]
+
+
+def test_a_head_is_judged_for_its_target_only(edgespec, kept, source):
+    kept("mine")
+    process = edgespec("draft", "eval", "mine", "--target", source)
+    failed(process, 2, "--target small-f32: mine was made for another file, target with the SHA-256")
 
 
 def test_what_others_call_a_model_is_no_draft(edgespec):

@@ -16,7 +16,6 @@ The output of each command is in build/pi/bare-PLACE-STEP.log.
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import shlex
@@ -26,13 +25,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.store import Store
 from edgespec.platform.files import write_atomically
 from pi import root
-from pi.console import BUILD, Parser, environment, main, message, out, run
+from pi.console import BUILD, Parser, environment, json_of, main, message, out, run
 from pi.dependencies import download, folder_name
 from pi.emulator import QEMU
 from pi.manifest import DIST
@@ -177,7 +175,7 @@ def _install(place: Place) -> str:
 
 def _kernels(place: Place) -> str:
     place.run("self-test", "python", "-c", _SELF_TEST)
-    report = _json(place.run("doctor", "edgespec", "doctor", "--json", _MODEL))
+    report = json_of(place.run("doctor", "edgespec", "doctor", "--json", _MODEL))
     found, variant = report["kernels"], report["libraries"]["cpu_backend"]
     reason = found["reason"] or report["nodes"]["reason"]
     if reason and "AVX2" not in reason:
@@ -197,7 +195,7 @@ def _run(place: Place) -> str:
     }
     start = time.monotonic()
     texts = {
-        name: _json(place.run(name, "edgespec", "run", *options, *way, _PROMPT))["token_ids"]
+        name: json_of(place.run(name, "edgespec", "run", *options, *way, _PROMPT))["token_ids"]
         for name, way in ways.items()
     }
     if len(texts["stock"]) != _N_TOKENS or texts["drafted"] != texts["plain"]:
@@ -260,12 +258,6 @@ def _pip(place: Place) -> list[str | Path]:
         return ["-m", "pip"]
     (wheel,) = place.tree.glob("usr/share/python-wheels/pip-*.whl")
     return [wheel / "pip"]
-
-
-def _json(log: str) -> dict[str, Any]:
-    """Return the JSON object in a log, which begins on a line of its own."""
-    found: dict[str, Any] = json.JSONDecoder().raw_decode(log, log.index("\n{") + 1)[0]
-    return found
 
 
 # ---- all of them ----

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shlex
 import subprocess
@@ -12,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from rich.console import Console
 from rich.status import Status
@@ -28,6 +29,7 @@ __all__ = [
     "describe_exit",
     "environment",
     "err",
+    "json_of",
     "main",
     "message",
     "out",
@@ -150,3 +152,9 @@ def main(action: Callable[[], int]) -> int:
         return INTERRUPTED
     finally:
         sys.stdout.flush()
+
+
+def json_of(log: str) -> dict[str, Any]:
+    """Return the JSON object in a log, which begins on a line of its own."""
+    found: dict[str, Any] = json.JSONDecoder().raw_decode(log, log.index("\n{") + 1)[0]
+    return found

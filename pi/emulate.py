@@ -14,7 +14,6 @@ The output of each command is in build/pi/BOARD-STEP.log.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -31,7 +30,7 @@ from xml.etree import ElementTree
 
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.platform.boards import BOARDS
-from pi.console import BUILD, ROOT, Parser, describe_exit, main, message, out, run, run_for_code
+from pi.console import BUILD, ROOT, Parser, describe_exit, json_of, main, message, out, run, run_for_code
 from pi.emulator import QEMU, Emulator, install
 from pi.manifest import DIST, check_wheels, read_manifest
 from pi.root import ensure_root
@@ -89,7 +88,7 @@ sys.exit(main(sys.argv[1:]))
 def _kernels(emulator: Emulator) -> str:
     _make_models()
     emulator.run("the kernels' self-test", "self-test", "python", "-c", _SELF_TEST)
-    report = _json(emulator.run("edgespec doctor", "doctor", "edgespec", "doctor", "--json", _MODEL))
+    report = json_of(emulator.run("edgespec doctor", "doctor", "edgespec", "doctor", "--json", _MODEL))
     if reason := report["nodes"]["reason"]:
         raise EdgespecError(reason)
     found = report["kernels"]
@@ -163,7 +162,9 @@ def _run(emulator: Emulator) -> str:
 
     def generate(step: str, *more: str) -> dict[str, Any]:
         what = f"edgespec run, {step}"
-        return _json(emulator.run(what, step.replace(" ", "-"), "edgespec", "run", *options, *more, _PROMPT))
+        return json_of(
+            emulator.run(what, step.replace(" ", "-"), "edgespec", "run", *options, *more, _PROMPT)
+        )
 
     found = []
     for name, sampling in (("greedy", greedy), ("sampled", sampled)):
@@ -215,12 +216,6 @@ def _guard(emulator: Emulator) -> str:
             raise EdgespecError(f"on a {board.name} these wheels run to exit code {codes[1]}; see {logs[1]}")
     names = ", ".join(board.title for board in plainer)
     return f"refused on the {names}; without that, SIGILL" if plainer else "runs on all boards"
-
-
-def _json(log: str) -> dict[str, Any]:
-    """Return the JSON object in a log, which begins on a line of its own."""
-    found: dict[str, Any] = json.JSONDecoder().raw_decode(log, log.index("\n{") + 1)[0]
-    return found
 
 
 # ---- all of them ----

@@ -134,7 +134,7 @@ def test_a_report_of_an_earlier_time_does_not_count(tmp_path):
 
 def test_the_json_in_a_log():
     log = 'edgespec doctor\nedgespec: a message with {braces}\n{\n  "kernels": {"in_use": "neon"}\n}\nmore\n'
-    assert emulate._json(log) == {"kernels": {"in_use": "neon"}}
+    assert console.json_of(log) == {"kernels": {"in_use": "neon"}}
 
 
 # ---- commands ----

@@ -109,8 +109,10 @@ class Measuring:
 
 
 def spread(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return the median and the quartiles."""
-    low, median, high = statistics.quantiles(values, n=4) if len(values) > 1 else [*values] * 3
+    """Return the median and the quartiles, which lie within the values however few they are."""
+    if len(values) == 1:
+        return values[0], values[0], values[0]
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
     return median, low, high
 
 

@@ -48,7 +48,7 @@ _LINE_EVERY = 0.1  # share of the work between lines, if there are no bars
 def pull_shown(entries: Sequence[Entry]) -> list[Path]:
     """Return the files of `entries`, pulling all missing ones under one display."""
     missing = Puller().plan(entries)
-    with PullDisplay([entry.size for entry in missing if not entry.derived]) as display:
+    with PullDisplay([entry.download_bytes for entry in missing if not entry.derived]) as display:
         puller = Puller(on_progress=display.on_progress, on_message=display.on_message)
         return puller.ensure_all(entries)
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.engine import Engine
 from edgespec.engine.stream import Stream
-from edgespec.errors import UsageError
+from edgespec.errors import EdgespecError, UsageError
 from edgespec.forge.prompts import built_in
+from edgespec.llama.gguf_header import read_header
 from edgespec.llama.weights import Model
 
 OWN_TOKENS = 24_576
@@ -28,8 +29,14 @@ def own_texts(
 ) -> list[list[int]]:
     """Return texts of `n_tokens` tokens or a few more: prompts, and what the model at `path` answers.
 
-    `on_progress` takes the tokens so far, and all. Raises what Engine raises.
+    `on_progress` takes the tokens so far, and all. Raises what Engine raises, and EdgespecError for a
+    model that reads too few tokens at once.
     """
+    if (n_ctx := read_header(path).n_ctx_train) < _N_CTX:
+        raise EdgespecError(
+            f"{path}: reads {n_ctx} tokens at once, and its own texts would take {_N_CTX}; "
+            "give texts with --calibrate FILE, or --imatrix FILE"
+        )
     texts: list[list[int]] = []
     with Engine(
         path, drafter="none", parallel=_AT_ONCE, n_ctx=_N_CTX, n_threads=n_threads, profile=False

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from edgespec.errors import EdgespecError
 from edgespec.forge.calibration_texts import own_texts
 from tiny_architectures import write_architecture
 
@@ -13,3 +16,9 @@ def test_a_model_writes_its_own(tmp_path):
     )
     assert sum(map(len, texts)) >= 300
     assert told[0] == (0, 300) and all(0 <= done < 300 for done, _ in told)
+
+
+def test_a_model_that_reads_too_little_at_once(tmp_path):
+    path = write_architecture(tmp_path, "llama", 512)
+    with pytest.raises(EdgespecError, match=r"\.gguf: reads 512 tokens at once, .* --calibrate FILE"):
+        own_texts(path)

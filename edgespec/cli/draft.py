@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -25,6 +25,9 @@ from edgespec.engine.model_choice import choose_models
 from edgespec.models.draft_records import draft_records
 from edgespec.models.sources import format_size
 
+if TYPE_CHECKING:
+    from edgespec.forge.speech_draft import SpeechDraftRequest
+
 draft_app = typer.Typer(
     no_args_is_help=True,
     help="Make drafts: small, fast models that propose for a larger one; list, judge and remove them.",
@@ -39,7 +42,8 @@ _Name = Annotated[str, typer.Argument(help="A name of `edgespec draft list`.", a
 @draft_app.command(
     "make",
     epilog="Examples: `edgespec draft make --hours 2` · in minutes, without training: `edgespec draft make "
-    "--hours 0` · over night: `edgespec draft make -t my-7b.gguf --hours 8 --from-history`",
+    "--hours 0` · over night: `edgespec draft make -t my-7b.gguf --hours 8 --from-history` · for "
+    "a Whisper model: `edgespec draft make -t whisper-small --recordings talks/`",
 )
 @grouped
 def make_command(
@@ -66,6 +70,10 @@ def make_command(
     from edgespec.models.registry import check_name
     from edgespec.platform.signals import SignalPipe
 
+    if making.recordings is not None:
+        asked = making.speech_request(making.recordings, data, training, evaluation, compute.threads)
+        _make_for_speech(asked, json=json)
+        return
     target = making.target or choose_models(None, None, "none")[0]
     trained = training.request(target)
     request = MakeRequest(
@@ -92,6 +100,31 @@ def make_command(
         out.print_json(data=made_document(made))
     else:
         print_made(made)
+
+
+def _make_for_speech(request: SpeechDraftRequest, *, json: bool) -> None:
+    from edgespec.cli.draft_report import print_speech_draft, speech_draft_document
+    from edgespec.cli.progress import pull_speech
+    from edgespec.forge.families import require_jax
+    from edgespec.forge.progress import StageContext
+    from edgespec.forge.speech_draft import make_speech_draft
+    from edgespec.models.registry import check_name
+
+    require_jax()
+    if request.name:
+        check_name(request.name)
+    pull_speech(request.target, "none")
+    with StageDisplay() as display:
+        context = StageContext(on_progress=display.show, on_message=message)
+        try:
+            made = make_speech_draft(request, context)
+        except KeyboardInterrupt:
+            message("what was heard and trained is kept; the same command goes on")
+            raise
+    if json:
+        out.print_json(data=speech_draft_document(made))
+    else:
+        print_speech_draft(made)
 
 
 @draft_app.command("list", epilog="Example: edgespec draft list --json")

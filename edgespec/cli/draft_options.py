@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from edgespec.forge.builder import TrainingRequest
     from edgespec.forge.data_stage import DataRequest
     from edgespec.forge.evaluation_process import EvaluationSettings
+    from edgespec.forge.speech_draft import SpeechDraftRequest
 
 _DATA, _TRAINING, _JUDGING = "What it learns from", "Training", "Judging"
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMgG]?)([iI]?[bB])?")
@@ -40,12 +41,60 @@ class MakeOptions:
     """The draft that is made."""
 
     target: TargetOption = None
+    recordings: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Of a Whisper model: recordings like yours, from which a decoder is made that shares the "
+            "target's encoder.",
+            show_default=False,
+        ),
+    ] = None
     name: Annotated[
         str | None, typer.Option(help="What it is to be called.", show_default="TARGET-FAMILY-TYPE")
     ] = None
     force: Annotated[
         bool, typer.Option("--force", help="Keep it though it is no better, and replace one of that name.")
     ] = False
+
+    def speech_request(
+        self,
+        recordings: Path,
+        data: DataOptions,
+        training: TrainingOptions,
+        evaluation: EvaluationOptions,
+        threads: int | None,
+    ) -> SpeechDraftRequest:
+        """Return the request for a draft of a Whisper model. Raises UsageError for options of texts."""
+        from edgespec.forge.speech_draft import SpeechDraftRequest
+
+        if self.target is None:
+            raise UsageError("--recordings needs --target, a Whisper model, such as whisper-small")
+        given = {
+            "--prompts": data.prompts,
+            "--from-history": data.from_history,
+            "--data-tokens": data.data_tokens,
+            "--families": training.families,
+            "--tokens": training.tokens,
+            "--source": training.source,
+            "--keep": training.keep,
+        }
+        for option, value in given.items():
+            if value:
+                raise UsageError(f"--recordings and {option} contradict each other: one is for texts")
+        hours = 2.0 if training.hours is None else training.hours
+        if not 0.0 < hours <= 1000.0:
+            problem = "must be above 0: a decoder with fewer layers writes nothing without training"
+            raise UsageError(problem, field="hours", value=hours)
+        return SpeechDraftRequest(
+            target=self.target,
+            recordings=recordings,
+            hours=hours,
+            rounds=evaluation.rounds,
+            threads=threads,
+            name=self.name,
+            force=self.force,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

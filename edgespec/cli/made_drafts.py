@@ -17,6 +17,7 @@ _SOURCES = {
     "prompt:history": "history",
     "prompt:file": "files",
     "read": "texts read",
+    "recordings": "recordings",
 }
 
 

@@ -7,12 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgespec.errors import EdgespecError
+from edgespec.llama.fingerprints import file_fingerprint
+from edgespec.llama.gguf import read_gguf
+from edgespec.models.whisper.convert import DRAFTS_FOR
+from edgespec.models.whisper.gguf_file import check_speech_file
 from edgespec.platform.messages import MessageFn, silent
 from edgespec.speech.draft_costs import SpeechDraftCosts, SpeechPair, keep_costs, load_costs
 from edgespec.speech.draft_price import SpeechModelCosts, expected_gain_s, same_encoder
 from edgespec.speech.loading import SpeechModel
 
-_MOST_OF_TARGET = 0.6  # largest draft, in bytes that a pass of its decoder reads
+_MOST_OF_TARGET = 0.7  # largest draft, in bytes that a pass of its decoder reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +54,22 @@ def choose_draft(
     return best
 
 
+def was_made_for(target: Path, draft: Path) -> bool:
+    """Return whether a decoder without an encoder was made to hear this very target's."""
+    return read_gguf(draft).text(DRAFTS_FOR) == file_fingerprint(check_speech_file(target))
+
+
 def _candidate(
     target: SpeechModel, name: str, path: Path, threads: int, on_message: MessageFn
 ) -> SpeechDraftChoice | None:
     if path == target.path:
         return None
     ours, theirs = SpeechModelCosts.of(target.path), SpeechModelCosts.of(path)
-    shares = theirs.encoder_macs == ours.encoder_macs and same_encoder(target.path, path)
-    hears = theirs.encoder_macs > 0 and (shares or theirs.n_mels == ours.n_mels)
+    if theirs.encoder_macs:
+        shares = theirs.encoder_macs == ours.encoder_macs and same_encoder(target.path, path)
+        hears = shares or theirs.n_mels == ours.n_mels
+    else:
+        shares = hears = was_made_for(target.path, path)
     if not hears or theirs.pass_bytes > _MOST_OF_TARGET * ours.pass_bytes:
         return None
     kernels = target.model.kernels

@@ -14,6 +14,7 @@ from edgespec.errors import UsageError
 from kept_drafts import keep_draft
 from terminals import messages_in_terminal, plain
 from tiny_gguf import write_tiny_gguf
+from tiny_whisper import write_tiny_whisper
 
 
 @pytest.fixture
@@ -364,3 +365,21 @@ def test_numbers_and_sizes():
     for text in ("", "GB", "-1GB", "1TB"):
         with pytest.raises(UsageError, match="must be a size"):
             size(text, "x")
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ([], "--recordings needs --target, a Whisper model"),
+        (["-t", "whisper-base", "--families", "head"], "--recordings and --families contradict each other"),
+        (["-t", "whisper-base", "--hours", "0"], "--hours 0.0: must be above 0"),
+    ],
+)
+def test_options_that_a_draft_for_speech_does_not_take(edgespec, tmp_path, options, problem):
+    failed(edgespec("draft", "make", "--recordings", tmp_path, *options), 2, problem)
+
+
+def test_a_folder_without_recordings_is_refused(edgespec, tmp_path):
+    target = write_tiny_whisper(tmp_path / "whisper.gguf", n_audio_ctx=75, n_text_ctx=40)
+    process = edgespec("draft", "make", "-t", target, "--recordings", tmp_path / "none")
+    failed(process, 2, "none: no such folder")

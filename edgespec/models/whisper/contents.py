@@ -120,7 +120,7 @@ def check_sizes(sizes: WhisperSizes) -> None:
         "n_text_layer": _MOST_LAYERS,
     }
     for name, most in limits.items():
-        if not 1 <= getattr(sizes, name) <= most:
+        if not (name != "n_audio_layer") <= getattr(sizes, name) <= most:  # a decoder alone has no encoder
             raise BrokenModelError(f"{name} is {getattr(sizes, name)}")
     for part, state, heads in (
         ("audio", sizes.n_audio_state, sizes.n_audio_head),
@@ -141,16 +141,18 @@ def _check_tokens(contents: WhisperContents) -> None:
 def expected_tensors(sizes: WhisperSizes) -> dict[str, tuple[int, ...]]:
     """Return the tensors of a model of these sizes, and their shapes, rows first."""
     audio, text = sizes.n_audio_state, sizes.n_text_state
-    found: dict[str, tuple[int, ...]] = {
-        "encoder.conv1.weight": (audio, sizes.n_mels, 3),
-        "encoder.conv1.bias": (audio,),
-        "encoder.conv2.weight": (audio, audio, 3),
-        "encoder.conv2.bias": (audio,),
-        "encoder.positional_embedding": (sizes.n_audio_ctx, audio),
-    }
-    for layer in range(sizes.n_audio_layer):
-        found |= _block(f"encoder.blocks.{layer}", audio, None)
-    found |= _norm("encoder.ln_post", audio)
+    found: dict[str, tuple[int, ...]] = {}
+    if sizes.n_audio_layer:
+        found = {
+            "encoder.conv1.weight": (audio, sizes.n_mels, 3),
+            "encoder.conv1.bias": (audio,),
+            "encoder.conv2.weight": (audio, audio, 3),
+            "encoder.conv2.bias": (audio,),
+            "encoder.positional_embedding": (sizes.n_audio_ctx, audio),
+        }
+        for layer in range(sizes.n_audio_layer):
+            found |= _block(f"encoder.blocks.{layer}", audio, None)
+        found |= _norm("encoder.ln_post", audio)
     found |= {
         "decoder.token_embedding.weight": (sizes.n_vocab, text),
         "decoder.positional_embedding": (sizes.n_text_ctx, text),

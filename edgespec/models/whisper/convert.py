@@ -38,6 +38,9 @@ from edgespec.models.whisper.reading import blamed, heads_in, read_json, written
 from edgespec.platform.files import replacing
 
 ARCHITECTURE = "whisper"
+DRAFTS_FOR = "edgespec.whisper.drafts_for"
+"""Key of a decoder that was made for one target: that file's fingerprint."""
+
 WHISPER_TYPES = ("q8_0", "q6_k", "q5_1", "q5_0", "q4_1", "q4_0", "f16", "f32")
 """The types that matrices can have."""
 
@@ -93,9 +96,12 @@ def convert_whisper(
     type_name: str,
     *,
     name: str = "",
+    drafts_for: str = "",
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> None:
     """Write the model `source`, a path or what was read there, as a GGUF file with matrices of `type_name`.
+
+    `drafts_for`: of a decoder alone, the `file_fingerprint` of the target whose encoder it hears.
 
     `target` appears complete or not at all. `on_progress` takes tensors done and all; an exception from it
     ends the work. Raises UsageError for an unknown type or a missing file, EdgespecError for a damaged model
@@ -106,7 +112,10 @@ def convert_whisper(
     check_contents(contents)
     try:
         with replacing(target) as stream, blamed(contents.path):
-            _write(stream, contents, type_name, name or contents.path.stem, on_progress)
+            fields = _fields(contents, type_name, name or contents.path.stem)
+            if drafts_for:
+                fields.append(encode_text(DRAFTS_FOR, drafts_for))
+            _write(stream, contents, type_name, fields, on_progress)
     except OSError as error:
         raise EdgespecError(f"cannot write {target}: {describe_os_error(error)}") from error
 
@@ -115,7 +124,7 @@ def _write(
     stream: BinaryIO,
     contents: WhisperContents,
     type_name: str,
-    name: str,
+    fields: list[bytes],
     on_progress: Callable[[int, int], None],
 ) -> None:
     wanted = ggml_types.type_number(type_name)
@@ -125,7 +134,6 @@ def _write(
         info = TensorInfo(tensor, stored[::-1], _stored_type(tensor, stored, wanted), offset)
         infos.append(info)
         offset = aligned(offset + info.bytes)
-    fields = _fields(contents, type_name, name)
     head = encode_head(len(infos), len(fields)) + b"".join(fields)
     head += b"".join(map(encode_tensor_info, infos))
     stream.write(head.ljust(aligned(len(head)), b"\0"))

@@ -78,6 +78,10 @@ void Executor::learn_cells(const std::vector<const Tensor *> &ops) {
         }
         const Tensor *index = op->src[1];
         Cells *cells = cells_of(op);
+        if (cells && cells->size() != op->ne[1]) { // another cache lies there now
+            cells_.remove_if([&](const Cells &old) { return &old == cells; });
+            cells = nullptr;
+        }
         const auto group = std::find_if(written.begin(), written.end(), [&](const auto &w) { return w.first == index; });
         if (!cells) {
             cells = group == written.end() ? &cells_.emplace_back(op->ne[1]) : group->second;

@@ -8,6 +8,7 @@
 #include "views.h"
 
 #include <deque>
+#include <list>
 #include <math.h>
 #include <memory>
 #include <vector>
@@ -164,7 +165,7 @@ class Executor {
     const Ggml &ggml_;
     std::vector<Step> steps_;
     std::vector<Angles> angles_;
-    std::deque<Cells> cells_; // one for each cache, from graph to graph
+    std::list<Cells> cells_;  // one for each cache, from graph to graph
     const ggml::Tensor *positions_ = nullptr; // of the graph's tokens, if known
     std::deque<Views> views_; // one for each mask and cache: all layers have the same few
     size_t n_views_ = 0;      // of this graph; the others are kept for their memory

@@ -38,12 +38,32 @@ void listen(const float *q, const std::vector<float> &keys, int64_t width, int64
 
 } // namespace
 
-Cache::Cache(std::shared_ptr<Audio> audio, int32_t n_sequences)
-    : sequences(n_sequences, (int32_t)cells_for(audio->model->dims(), n_sequences), audio->model->dims().n_text_ctx),
-      audio_(std::move(audio)), n_cells_(cells_for(audio_->model->dims(), n_sequences)),
-      self_(audio_->model->pool().take(2 * self_bytes(audio_->model->dims(), n_cells_))) {}
+Cache::Cache(std::vector<std::shared_ptr<Audio>> windows, int32_t n_sequences)
+    : sequences(n_sequences * (int32_t)windows.size(),
+                (int32_t)cells_for(windows[0]->model->dims(), n_sequences * (int32_t)windows.size()),
+                windows[0]->model->dims().n_text_ctx),
+      windows_(std::move(windows)), n_sequences_(n_sequences),
+      n_cells_(cells_for(dims(), n_sequences * (int32_t)windows_.size())),
+      self_(model().pool().take(2 * self_bytes(dims(), n_cells_))) {}
 
-Cache::~Cache() { audio_->model->pool().give_back(std::move(self_)); }
+Cache::~Cache() { model().pool().give_back(std::move(self_)); }
+
+Heard Cache::heard() const {
+    Heard heard = {{}, n_sequences_};
+    for (const std::shared_ptr<Audio> &window : windows_) {
+        heard.windows.push_back(window->cross.get());
+    }
+    return heard;
+}
+
+bool Cache::reorder(const int32_t *sources, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        if (sources[i] < 0 || sources[i] / n_sequences_ != (int32_t)i / n_sequences_) {
+            return false;
+        }
+    }
+    return sequences.reorder(sources, n);
+}
 
 void Cache::check_tokens(const Part &part) const {
     for (size_t i = 0; i < part.n_tokens; i++) {
@@ -67,7 +87,7 @@ void Cache::forward(const std::vector<Part> &parts, float *logits, size_t n_floa
         throw Failure(problem);
     }
     try {
-        audio_->model->decode(*audio_->cross, *self_, n_cells_, placed, logits, nullptr);
+        model().decode(heard(), *self_, n_cells_, placed, logits, nullptr);
     } catch (...) {
         sequences.undo(parts);
         throw;
@@ -75,24 +95,23 @@ void Cache::forward(const std::vector<Part> &parts, float *logits, size_t n_floa
     sequences.keep_trunks(parts);
 }
 
-void Cache::cross_attention(const std::vector<int32_t> &tokens, float *weights) const {
-    Cache other(audio_, 1); // this one stays as it is
-    const Part part = {0, tokens.data(), tokens.size(), 0, nullptr, 0};
+void Cache::cross_attention(const std::vector<int32_t> &tokens, float *weights, float *logits, size_t n_rows) const {
+    Cache other({windows_[0]}, 1); // this one stays as it is
+    const Part part = {0, tokens.data(), tokens.size(), n_rows, nullptr, 0};
     check_tokens(part);
     std::vector<Placed> placed;
     if (const char *problem = other.sequences.append({part}, placed)) {
         throw Failure(problem);
     }
-    Model &model = *audio_->model;
     std::vector<std::vector<float>> queries((size_t)dims().n_text_layer);
-    model.decode(*audio_->cross, *other.self_, other.n_cells_, placed, nullptr, &queries);
-    const CrossLayout layout = model.cross_layout();
+    model().decode(other.heard(), *other.self_, other.n_cells_, placed, logits, &queries);
+    const CrossLayout layout = model().cross_layout();
     const int64_t n = dims().n_audio_ctx, state = dims().n_text_state, width = state / dims().n_text_head;
     std::vector<float> rows((size_t)(n * width)), keys((size_t)(n * width));
-    for (size_t i = 0; i < model.alignment_heads().size(); i += 2) {
-        const int64_t layer = model.alignment_heads()[i], head = model.alignment_heads()[i + 1];
+    for (size_t i = 0; i < model().alignment_heads().size(); i += 2) {
+        const int64_t layer = model().alignment_heads()[i], head = model().alignment_heads()[i + 1];
         const size_t offset = layout.aligned() + i / 2 * layout.aligned_bytes();
-        model.widen(audio_->cross->data() + offset, rows.data(), n * width);
+        model().widen(windows_[0]->cross->data() + offset, rows.data(), n * width);
         for (int64_t j = 0; j < n; j++) {
             for (int64_t d = 0; d < width; d++) {
                 keys[(size_t)(d * n + j)] = rows[(size_t)(j * width + d)];

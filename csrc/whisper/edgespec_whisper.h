@@ -61,8 +61,9 @@ ES_WHISPER_API void es_whisper_audio_free(es_whisper_audio *audio);
 /* The encoder's states, n floats. Returns 0. */
 ES_WHISPER_API int es_whisper_states(const es_whisper_audio *audio, float *states, size_t n);
 
-ES_WHISPER_API es_whisper_cache *es_whisper_cache_new(es_whisper_audio *audio, int32_t n_sequences, char *reason,
-                                                      size_t n_reason);
+/* The windows are of one model; the first n_sequences listen to the first of them, the next ones to the second, ... */
+ES_WHISPER_API es_whisper_cache *es_whisper_cache_new(es_whisper_audio *const *windows, size_t n_windows,
+                                                      int32_t n_sequences, char *reason, size_t n_reason);
 ES_WHISPER_API void es_whisper_cache_free(es_whisper_cache *cache);
 /* One pass; the rows of logits of the parts follow each other, n floats in all. Returns 0. */
 ES_WHISPER_API int es_whisper_forward(es_whisper_cache *cache, const es_whisper_part *parts, size_t n_parts,
@@ -71,11 +72,13 @@ ES_WHISPER_API int es_whisper_forward(es_whisper_cache *cache, const es_whisper_
 ES_WHISPER_API int es_whisper_n_past(const es_whisper_cache *cache, int32_t sequence);
 /* Keep the first n_keep tokens. Returns 0, or -1 if there are fewer. */
 ES_WHISPER_API int es_whisper_rewind(es_whisper_cache *cache, int32_t sequence, int32_t n_keep);
-/* Sequence i goes on from what sources[i] holds; sequences past n become empty. Returns 0. */
+/* Sequence i goes on from what sources[i], of the same window, holds; sequences past n become empty. Returns 0. */
 ES_WHISPER_API int es_whisper_reorder(es_whisper_cache *cache, const int32_t *sources, size_t n);
-/* Softmaxed weights [alignment head][token][state] of a pass over `tokens` alone, n floats. Returns 0. */
+/* Softmaxed weights [alignment head][token][state] of a pass over `tokens` alone, n floats, in the first window, and
+ * the logits of the last tokens, n_logits floats. Returns 0. */
 ES_WHISPER_API int es_whisper_cross_attention(es_whisper_cache *cache, const int32_t *tokens, size_t n_tokens,
-                                              float *weights, size_t n, char *reason, size_t n_reason);
+                                              float *weights, size_t n, float *logits, size_t n_logits, char *reason,
+                                              size_t n_reason);
 
 #ifdef __cplusplus
 }

@@ -10,7 +10,7 @@ namespace edgespec::whisper {
 namespace {
 
 constexpr float EPSILON = 1e-5f;   // of the norms
-constexpr size_t PER_LAYER = 64, BESIDE = 64; // tensors of a graph, at most
+constexpr size_t PER_LAYER = 64, PER_WINDOW = 8, BESIDE = 64; // tensors of a graph, at most; each layer listens
 constexpr size_t HALF = 2, FLOAT = 4;         // bytes
 constexpr size_t Q8_BYTES = 34, Q8_NUMBERS = 32; // a block of Q8_0, as which rows are packed
 constexpr int64_t PACKED_STEP = 64;              // they are padded to so many rows and columns at most
@@ -72,10 +72,12 @@ void Graph::bind(ggml_tensor *leaf, const Memory *memory, size_t offset) {
     }
 }
 
-void Graph::bind(const Memory &audio, const Memory *cache) {
-    bind(cross_k_, &audio, 0);
-    bind(cross_v_, &audio, layout_.values());
-    bind(aligned_k_, &audio, layout_.aligned());
+void Graph::bind(const std::vector<const Memory *> &windows, const Memory *cache) {
+    for (size_t i = 0; i < cross_k_.size(); i++) {
+        bind(cross_k_[i], windows[i], 0);
+        bind(cross_v_[i], windows[i], layout_.values());
+    }
+    bind(aligned_k_, windows[0], layout_.aligned());
     bind(self_k_, cache, 0);
     bind(self_v_, cache, cache ? cache->size() / 2 : 0);
 }
@@ -105,11 +107,13 @@ ggml_tensor *Graph::input(ggml_type type, int64_t n0, int64_t n1) const {
 }
 
 // Head by head, so that the keys of one follow each other.
-void Graph::define_cross() {
+void Graph::define_cross(size_t n_windows) {
     const ggml_type type = layout_.packed ? GGML_TYPE_I8 : GGML_TYPE_F16;
     const int64_t of_head = (int64_t)(layout_.packed ? layout_.head_bytes : layout_.head_bytes / HALF);
-    cross_k_ = api_.ggml_new_tensor_2d(context_, type, of_head, layout_.n_heads);
-    cross_v_ = api_.ggml_new_tensor_2d(context_, type, of_head, layout_.n_heads);
+    for (size_t i = 0; i < n_windows; i++) {
+        cross_k_.push_back(api_.ggml_new_tensor_2d(context_, type, of_head, layout_.n_heads));
+        cross_v_.push_back(api_.ggml_new_tensor_2d(context_, type, of_head, layout_.n_heads));
+    }
 }
 
 ggml_tensor *Graph::cross(ggml_tensor *of, size_t layer, int64_t n_heads, int64_t columns, int64_t rows) const {
@@ -148,7 +152,7 @@ ggml_tensor *Graph::mlp(ggml_tensor *x, const Block &block) const {
 AudioGraph::AudioGraph(const GgmlApi &api, const es_whisper_dims &d, const Weights &weights, bool has_encoder)
     : Graph(api, (size_t)(d.n_audio_layer + d.n_text_layer + d.n_alignment_heads) * PER_LAYER + BESIDE,
             CrossLayout(d, weights.for_kernels)) {
-    define_cross();
+    define_cross(1);
     if (d.n_alignment_heads > 0) {
         aligned_k_ = api_.ggml_new_tensor_3d(context_, GGML_TYPE_F16, layout_.width, layout_.n_ctx, d.n_alignment_heads);
     }
@@ -170,11 +174,11 @@ void AudioGraph::keep_cross(ggml_tensor *kv, const es_whisper_dims &d, const Wei
         api_.ggml_build_forward_expand(graph_, api_.ggml_cpy(context_, from, to));
     };
     ggml_tensor *const values = heads(kv, d.n_text_state, d.n_text_state, n_heads);
-    copy(heads(kv, 0, d.n_text_state, n_heads), cross(cross_k_, layer, n_heads, width, n));
+    copy(heads(kv, 0, d.n_text_state, n_heads), cross(cross_k_[0], layer, n_heads, width, n));
     if (layout_.packed) {
-        copy(api_.ggml_permute(context_, values, 1, 0, 2, 3), cross(cross_v_, layer, n_heads, n, width));
+        copy(api_.ggml_permute(context_, values, 1, 0, 2, 3), cross(cross_v_[0], layer, n_heads, n, width));
     } else {
-        copy(values, cross(cross_v_, layer, n_heads, width, n));
+        copy(values, cross(cross_v_[0], layer, n_heads, width, n));
     }
     for (size_t i = 0; i < (size_t)d.n_alignment_heads; i++) {
         if ((size_t)weights.alignment_heads[2 * i] == layer) {
@@ -216,14 +220,15 @@ ggml_tensor *AudioGraph::encode(ggml_tensor *x, const es_whisper_dims &d, const 
 // ---- tokens ----
 
 bool DecoderShape::operator<(const DecoderShape &o) const {
-    return std::tie(n_tokens, n_logits, n_seen, n_cells, shows_queries) <
-           std::tie(o.n_tokens, o.n_logits, o.n_seen, o.n_cells, o.shows_queries);
+    return std::tie(n_tokens, n_logits, n_seen, n_cells, shows_queries, listeners) <
+           std::tie(o.n_tokens, o.n_logits, o.n_seen, o.n_cells, o.shows_queries, o.listeners);
 }
 
 DecoderGraph::DecoderGraph(const GgmlApi &api, const es_whisper_dims &d, const Weights &weights,
                            const DecoderShape &shape)
-    : Graph(api, (size_t)d.n_text_layer * PER_LAYER + BESIDE, CrossLayout(d, weights.for_kernels)) {
-    define_cross();
+    : Graph(api, (size_t)d.n_text_layer * (PER_LAYER + PER_WINDOW * shape.listeners.size()) + BESIDE,
+            CrossLayout(d, weights.for_kernels)) {
+    define_cross(shape.listeners.size());
     self_k_ = api_.ggml_new_tensor_3d(context_, GGML_TYPE_F16, d.n_text_state, shape.n_cells, d.n_text_layer);
     self_v_ = api_.ggml_new_tensor_3d(context_, GGML_TYPE_F16, d.n_text_state, shape.n_cells, d.n_text_layer);
     embeddings = input(GGML_TYPE_F32, d.n_text_state, shape.n_tokens);
@@ -265,12 +270,26 @@ ggml_tensor *DecoderGraph::decode(ggml_tensor *x, const es_whisper_dims &d, cons
             api_.ggml_set_output(q);
             queries.push_back(q);
         }
-        const auto heard_by = [&](ggml_tensor *of) { return cross(of, i, d.n_text_head, head, layout_.n_ctx); };
-        ggml_tensor *const heard =
-            attend(heads(q, 0, width, d.n_text_head), heard_by(cross_k_), heard_by(cross_v_), nullptr);
-        x = mlp(api_.ggml_add(context_, x, product(heard, block.cross_out)), block);
+        x = mlp(api_.ggml_add(context_, x, product(listen(q, d, i, shape), block.cross_out)), block);
     }
     return x;
+}
+
+// What the tokens hear, each in its window.
+ggml_tensor *DecoderGraph::listen(ggml_tensor *q, const es_whisper_dims &d, size_t layer,
+                                  const DecoderShape &shape) const {
+    const int64_t width = d.n_text_state, head = width / d.n_text_head;
+    ggml_tensor *heard = nullptr;
+    size_t first = 0; // bytes
+    for (size_t i = 0; i < shape.listeners.size(); i++) {
+        ggml_tensor *const rows = api_.ggml_view_2d(context_, q, width, shape.listeners[i], q->nb[1], first);
+        const auto of_window = [&](ggml_tensor *of) { return cross(of, layer, d.n_text_head, head, layout_.n_ctx); };
+        ggml_tensor *const y =
+            attend(heads(rows, 0, width, d.n_text_head), of_window(cross_k_[i]), of_window(cross_v_[i]), nullptr);
+        heard = heard ? api_.ggml_concat(context_, heard, y, 1) : y;
+        first += (size_t)shape.listeners[i] * q->nb[1];
+    }
+    return heard;
 }
 
 } // namespace edgespec::whisper

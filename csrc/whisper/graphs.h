@@ -52,8 +52,8 @@ class Graph {
     Graph &operator=(const Graph &) = delete;
 
     ggml_cgraph *graph() const { return graph_; }
-    // Keys and values lie in this memory from now on.
-    void bind(const Memory &audio, const Memory *cache);
+    // Keys and values lie in this memory from now on, those of the sound in that of each window.
+    void bind(const std::vector<const Memory *> &windows, const Memory *cache);
     // The first operation that the backend does not run; nullptr: it runs all.
     const ggml_tensor *refused_by(ggml_backend_t backend) const;
     void run(ggml_backend_t backend) const;
@@ -63,11 +63,12 @@ class Graph {
     ggml_context *context_ = nullptr;
     ggml_cgraph *graph_ = nullptr;
     const CrossLayout layout_;
-    ggml_tensor *cross_k_ = nullptr, *cross_v_ = nullptr, *self_k_ = nullptr, *self_v_ = nullptr;
+    std::vector<ggml_tensor *> cross_k_, cross_v_; // of each window
+    ggml_tensor *self_k_ = nullptr, *self_v_ = nullptr;
     ggml_tensor *aligned_k_ = nullptr; // of the heads that follow the sound, in F16
 
     ggml_tensor *input(ggml_type type, int64_t n0, int64_t n1 = 1) const;
-    void define_cross();
+    void define_cross(size_t n_windows);
     // A layer's keys or values as attention takes them; or rows of `columns`, as they are copied.
     ggml_tensor *cross(ggml_tensor *of, size_t layer, int64_t n_heads, int64_t columns, int64_t rows) const;
     ggml_tensor *normed(ggml_tensor *x, const Norm &norm) const;
@@ -99,6 +100,7 @@ struct DecoderShape {
     int64_t n_seen;             // cells up to the highest in use, rounded up
     int64_t n_cells;
     bool shows_queries; // those of the cross attention are outputs, too
+    std::vector<int64_t> listeners; // tokens that listen to each window, which follow each other: n_tokens in all
 
     bool operator<(const DecoderShape &other) const;
 };
@@ -113,6 +115,7 @@ class DecoderGraph : public Graph {
     std::vector<ggml_tensor *> queries; // of each layer's cross attention, before the heads are split
   private:
     ggml_tensor *decode(ggml_tensor *x, const es_whisper_dims &dims, const Weights &weights, const DecoderShape &shape);
+    ggml_tensor *listen(ggml_tensor *q, const es_whisper_dims &dims, size_t layer, const DecoderShape &shape) const;
 };
 
 size_t self_bytes(const es_whisper_dims &dims, int64_t n_cells);

@@ -105,7 +105,7 @@ void Model::stop() {
 
 // The kernels run all of a model or nothing of it: a change from one library to the other costs more than it gains.
 std::string Model::why_refused() {
-    const DecoderShape shape = {2, 1, 64, 64, true};
+    const DecoderShape shape = {2, 1, 64, 64, true, {1, 1}};
     const DecoderGraph decoder(api_, dims(), *weights_, shape);
     const AudioGraph audio(api_, dims(), *weights_, dims().n_audio_layer > 0);
     for (const Graph *graph : {(const Graph *)&decoder, (const Graph *)&audio}) {
@@ -134,7 +134,7 @@ void Model::encode(const float *mel, Memory &cross, std::vector<float> &states) 
         throw Failure("this model has no encoder: it takes another model's states");
     }
     AudioGraph &graph = audio_graph(true);
-    graph.bind(cross, nullptr);
+    graph.bind({&cross}, nullptr);
     if (!encoder_memory_) {
         encoder_memory_ = api_.ggml_gallocr_new(api_.ggml_backend_cpu_buffer_type());
         if (!api_.ggml_gallocr_alloc_graph(encoder_memory_, graph.graph())) {
@@ -162,7 +162,7 @@ void Model::encode(const float *mel, Memory &cross, std::vector<float> &states) 
 void Model::hear(const std::vector<float> &states, Memory &cross) {
     const std::lock_guard<std::mutex> lock(mutex_);
     AudioGraph &graph = audio_graph(false);
-    graph.bind(cross, nullptr);
+    graph.bind({&cross}, nullptr);
     if (!listener_memory_) {
         listener_memory_ = api_.ggml_gallocr_new(api_.ggml_backend_cpu_buffer_type());
         if (!api_.ggml_gallocr_alloc_graph(listener_memory_, graph.graph())) {
@@ -192,7 +192,7 @@ DecoderGraph &Model::decoder_graph(const DecoderShape &shape) {
 }
 
 // All graphs lie in the same memory, which is made for the largest: they run one after the other.
-void Model::reserve(const Memory &cross, const Memory &self, int64_t n_cells) {
+void Model::reserve(const Memory &window, const Memory &self, int64_t n_cells) {
     if (n_cells <= n_reserved_) {
         return;
     }
@@ -202,8 +202,8 @@ void Model::reserve(const Memory &cross, const Memory &self, int64_t n_cells) {
     }
     const int64_t n = MOST_TOKENS;
     for (const int64_t n_logits : {n, n - 1}) {
-        DecoderGraph largest(api_, dims(), *weights_, {n, n_logits, n_cells, n_cells, true});
-        largest.bind(cross, &self);
+        DecoderGraph largest(api_, dims(), *weights_, {n, n_logits, n_cells, n_cells, true, {n}});
+        largest.bind({&window}, &self);
         if (!api_.ggml_gallocr_reserve(decoder_memory_, largest.graph())) {
             throw Failure(NO_MEMORY);
         }
@@ -224,30 +224,38 @@ void Model::allocate(const DecoderShape &shape) {
     }
 }
 
-void Model::decode(const Memory &cross, const Memory &self, int64_t n_cells, const std::vector<Placed> &placed,
+void Model::decode(const Heard &heard, const Memory &self, int64_t n_cells, const std::vector<Placed> &placed,
                    float *logits, std::vector<std::vector<float>> *queries) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    reserve(cross, self, n_cells);
+    reserve(*heard.windows[0], self, n_cells);
     for (size_t first = 0; first < placed.size(); first += MOST_TOKENS) {
         const size_t n = std::min(MOST_TOKENS, placed.size() - first);
-        decode_some(cross, self, n_cells, &placed[first], n, logits, queries);
+        decode_some(heard, self, n_cells, &placed[first], n, logits, queries);
         for (size_t i = first; i < first + n; i++) {
             logits += placed[i].wants_logits ? dims().n_vocab : 0;
         }
     }
 }
 
-void Model::decode_some(const Memory &cross, const Memory &self, int64_t n_cells, const Placed *placed, size_t n,
+void Model::decode_some(const Heard &heard, const Memory &self, int64_t n_cells, const Placed *placed, size_t n,
                         float *logits, std::vector<std::vector<float>> *queries) {
     int64_t n_seen = 0, n_wanted = 0;
+    std::vector<const Memory *> windows;
+    std::vector<int64_t> listeners;
     for (const Placed *token = placed; token < placed + n; token++) {
+        const Memory *const window = heard.of(token->sequence);
+        if (windows.empty() || windows.back() != window) {
+            windows.push_back(window);
+            listeners.push_back(0);
+        }
+        listeners.back()++;
         n_wanted += token->wants_logits;
         n_seen = std::max<int64_t>(n_seen, *std::max_element(token->sees.begin(), token->sees.end()) + 1);
     }
     const DecoderShape shape = {(int64_t)n, std::max<int64_t>(1, n_wanted), round_up(n_seen, n_cells), n_cells,
-                                queries != nullptr};
+                                queries != nullptr, std::move(listeners)};
     DecoderGraph &graph = decoder_graph(shape);
-    graph.bind(cross, &self);
+    graph.bind(windows, &self);
     if (!graph.logits->data) {
         allocate(shape);
     }

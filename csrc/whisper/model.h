@@ -17,10 +17,18 @@ class MemoryPool {
     void give_back(std::unique_ptr<Memory> memory);
 
   private:
-    static constexpr size_t MOST_KEPT = 4;
+    static constexpr size_t MOST_KEPT = 8; // of some windows that are heard together, and of their cache
     const GgmlApi &api_;
     std::mutex mutex_;
     std::vector<std::unique_ptr<Memory>> free_;
+};
+
+// Windows of sound, and which sequences listen to them: the first n_sequences to the first of them, and so on.
+struct Heard {
+    std::vector<const Memory *> windows;
+    int32_t n_sequences;
+
+    const Memory *of(int32_t sequence) const { return windows[(size_t)(sequence / n_sequences)]; }
 };
 
 class Model {
@@ -40,8 +48,8 @@ class Model {
     void hear(const std::vector<float> &states, Memory &cross);
 
     // Run the tokens `placed` in one pass. `logits`: rows of those that want them. `queries`, if wanted: of each
-    // layer a row for each token.
-    void decode(const Memory &cross, const Memory &self, int64_t n_cells, const std::vector<Placed> &placed,
+    // layer a row for each token, which are of one window.
+    void decode(const Heard &heard, const Memory &self, int64_t n_cells, const std::vector<Placed> &placed,
                 float *logits, std::vector<std::vector<float>> *queries);
     // The largest number of tokens of a pass of the graph; more come in several.
     static constexpr size_t MOST_TOKENS = 64;
@@ -58,9 +66,9 @@ class Model {
     std::string why_refused();
     AudioGraph &audio_graph(bool has_encoder);
     DecoderGraph &decoder_graph(const DecoderShape &shape);
-    void reserve(const Memory &cross, const Memory &self, int64_t n_cells);
+    void reserve(const Memory &window, const Memory &self, int64_t n_cells);
     void allocate(const DecoderShape &shape);
-    void decode_some(const Memory &cross, const Memory &self, int64_t n_cells, const Placed *placed, size_t n,
+    void decode_some(const Heard &heard, const Memory &self, int64_t n_cells, const Placed *placed, size_t n,
                      float *logits, std::vector<std::vector<float>> *queries);
     void set_inputs(DecoderGraph &graph, const DecoderShape &shape, const Placed *placed) const;
 
@@ -90,20 +98,28 @@ struct Audio {
 
 class Cache {
   public:
-    Cache(std::shared_ptr<Audio> audio, int32_t n_sequences);
+    // n_sequences of each window, all of one model.
+    Cache(std::vector<std::shared_ptr<Audio>> windows, int32_t n_sequences);
     ~Cache();
 
     Sequences sequences;
-    const es_whisper_dims &dims() const { return audio_->model->dims(); }
+    const es_whisper_dims &dims() const { return model().dims(); }
     // Raises Failure, with nothing changed. `n_floats`: room in `logits`.
     void forward(const std::vector<Part> &parts, float *logits, size_t n_floats);
-    // Weights [alignment head][token][state] of a pass over `tokens` from the beginning, in another cache.
-    void cross_attention(const std::vector<int32_t> &tokens, float *weights) const;
+    // As Sequences::reorder; false too if a source listens to another window.
+    bool reorder(const int32_t *sources, size_t n);
+    // Weights [alignment head][token][state] of a pass over `tokens` from the beginning, in another cache over the
+    // first window, and the logits of the last n_rows.
+    void cross_attention(const std::vector<int32_t> &tokens, float *weights, float *logits, size_t n_rows) const;
 
   private:
     void check_tokens(const Part &part) const;
 
-    std::shared_ptr<Audio> audio_;
+    Model &model() const { return *windows_[0]->model; }
+    Heard heard() const;
+
+    std::vector<std::shared_ptr<Audio>> windows_;
+    int32_t n_sequences_; // of each window
     int64_t n_cells_;
     std::unique_ptr<Memory> self_;
 };

@@ -93,7 +93,7 @@ const char *Sequences::append(const std::vector<Part> &parts, std::vector<Placed
         n_before_[(size_t)part.sequence] = (int32_t)held.size();
         const size_t n_chain = part.n_tokens - part.n_parents, first_node = placed.size() + n_chain;
         for (size_t i = 0; i < part.n_tokens; i++) {
-            Placed token = {part.tokens[i], 0, take(), i + part.n_logits >= part.n_tokens, {}};
+            Placed token = {part.sequence, part.tokens[i], 0, take(), i + part.n_logits >= part.n_tokens, {}};
             const int32_t parent = i < n_chain ? -1 : part.parents[i - n_chain];
             if (parent >= 0) {
                 token.sees = placed[first_node + (size_t)parent].sees;

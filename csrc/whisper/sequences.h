@@ -19,7 +19,7 @@ struct Part {
 
 // A token of a pass: where it lies, at which position, and the cells that it sees, its own last.
 struct Placed {
-    int32_t token, position, cell;
+    int32_t sequence, token, position, cell;
     bool wants_logits;
     std::vector<int32_t> sees;
 };

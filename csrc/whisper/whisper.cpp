@@ -116,12 +116,20 @@ int es_whisper_states(const es_whisper_audio *audio, float *states, size_t n) {
     return 0;
 }
 
-es_whisper_cache *es_whisper_cache_new(es_whisper_audio *audio, int32_t n_sequences, char *reason, size_t n_reason) {
+es_whisper_cache *es_whisper_cache_new(es_whisper_audio *const *windows, size_t n_windows, int32_t n_sequences,
+                                       char *reason, size_t n_reason) {
     return guarded(reason, n_reason, (es_whisper_cache *)nullptr, [&] {
-        if (n_sequences < 1 || n_sequences > MOST_SEQUENCES) {
+        if (n_sequences < 1 || n_windows < 1 || n_windows > (size_t)(MOST_SEQUENCES / n_sequences)) {
             throw Failure("a cache has 1 to " + std::to_string(MOST_SEQUENCES) + " sequences");
         }
-        return new es_whisper_cache{std::make_unique<Cache>(audio->audio, n_sequences), {}};
+        std::vector<std::shared_ptr<Audio>> heard;
+        for (size_t i = 0; i < n_windows; i++) {
+            if (windows[i]->audio->model != windows[0]->audio->model) {
+                throw Failure("a cache's windows are of one model");
+            }
+            heard.push_back(windows[i]->audio);
+        }
+        return new es_whisper_cache{std::make_unique<Cache>(std::move(heard), n_sequences), {}};
     });
 }
 
@@ -153,17 +161,21 @@ int es_whisper_rewind(es_whisper_cache *cache, int32_t sequence, int32_t n_keep)
 
 int es_whisper_reorder(es_whisper_cache *cache, const int32_t *sources, size_t n) {
     const std::lock_guard<std::mutex> lock(cache->mutex);
-    return cache->cache->sequences.reorder(sources, n) ? 0 : -1;
+    return cache->cache->reorder(sources, n) ? 0 : -1;
 }
 
 int es_whisper_cross_attention(es_whisper_cache *cache, const int32_t *tokens, size_t n_tokens, float *weights,
-                               size_t n, char *reason, size_t n_reason) {
+                               size_t n, float *logits, size_t n_logits, char *reason, size_t n_reason) {
     return guarded(reason, n_reason, -1, [&] {
         const es_whisper_dims &d = cache->cache->dims();
         if (n_tokens < 1 || n != (size_t)d.n_alignment_heads * n_tokens * (size_t)d.n_audio_ctx) {
             throw Failure("the room for weights does not fit");
         }
-        cache->cache->cross_attention(std::vector<int32_t>(tokens, tokens + n_tokens), weights);
+        const size_t n_rows = n_logits / (size_t)d.n_vocab;
+        if (n_rows > n_tokens || n_rows * (size_t)d.n_vocab != n_logits) {
+            throw Failure("the room for logits does not fit");
+        }
+        cache->cache->cross_attention(std::vector<int32_t>(tokens, tokens + n_tokens), weights, logits, n_rows);
         return 0;
     });
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import Protocol
 
@@ -18,6 +18,7 @@ import numpy.typing as npt
 from edgespec.errors import UsageError
 from edgespec.speech.mel import HOP, SAMPLE_RATE, log_mel, window_of
 from edgespec.speech.options import SpeechOptions
+from edgespec.speech.together import WindowPasses, WindowsTogether
 from edgespec.speech.tokenizer import WhisperTokenizer
 from edgespec.speech.transcript import Segment, SpeechStats, SpokenWord, Transcript
 from edgespec.speech.vocabulary import check_language, start_tokens
@@ -32,6 +33,9 @@ Samples = npt.NDArray[np.float32]
 
 ProgressFn = Callable[[float, float], None]
 """Told how many seconds were heard, and of how many."""
+
+AT_ONCE = 4
+"""Independent windows that are decoded together."""
 
 _SILENCE = 1e-4  # -80 dB of full scale: three steps of 16 bits
 _TOO_WARM = 0.5  # temperature above which a text is no prompt for the next
@@ -137,14 +141,9 @@ class Hearing:
             mel = log_mel(samples, self._model.dims.n_mels)
             stats.mel_s = time.perf_counter() - started
             n_frames = mel.shape[1] - WINDOW_FRAMES
-            seek = 0
-            while seek < n_frames:
-                n = n_heard = min(WINDOW_FRAMES, n_frames - seek)
-                segments: list[Segment] = []
-                if not is_silent(samples[seek * HOP : (seek + n) * HOP]):
-                    segments, n_heard = self.window(window_of(mel[:, : seek + n], seek), seek, n)
+            hear = self._independent if self._options.independent else self._in_turn
+            for segments, seek in hear(samples, mel, n_frames):
                 yield from segments
-                seek += n_heard
                 stats.total_s = time.perf_counter() - started
                 if self._on_progress:
                     self._on_progress(min(seek, n_frames) * FRAME_S, n_frames * FRAME_S)
@@ -152,38 +151,94 @@ class Hearing:
         finally:
             stats.total_s = time.perf_counter() - started
 
+    def _in_turn(self, samples: Samples, mel: Samples, n_frames: int) -> Iterator[tuple[list[Segment], int]]:
+        """Yield the segments of each window, which begins where the last one ended, and the frames heard."""
+        seek = 0
+        while seek < n_frames:
+            n = n_heard = min(WINDOW_FRAMES, n_frames - seek)
+            segments: list[Segment] = []
+            if not is_silent(samples[seek * HOP : (seek + n) * HOP]):
+                segments, n_heard = self.window(window_of(mel[:, : seek + n], seek), seek, n)
+            seek += n_heard
+            yield segments, seek
+
+    def _independent(
+        self, samples: Samples, mel: Samples, n_frames: int
+    ) -> Iterator[tuple[list[Segment], int]]:
+        """Yield the same of windows that are cut every 30 seconds, some of them decoded together."""
+        spoken = [
+            seek
+            for seek in range(0, n_frames, WINDOW_FRAMES)
+            if not is_silent(samples[seek * HOP : min(seek + WINDOW_FRAMES, n_frames) * HOP])
+        ]
+        for first in range(0, len(spoken), AT_ONCE):
+            some = [(seek, min(WINDOW_FRAMES, n_frames - seek)) for seek in spoken[first : first + AT_ONCE]]
+            yield self._together(mel, some), sum(some[-1])
+        yield [], n_frames
+
+    def _together(self, mel: Samples, windows: Sequence[tuple[int, int]]) -> list[Segment]:
+        """Return the segments of `windows`, each a first frame and a number of frames."""
+        stats, first_place = self._stats, self._stats.n_windows
+        with ExitStack() as stack:
+            sounds = [window_of(mel[:, : seek + n], seek) for seek, n in windows]
+            heard = [self._encode(sound, stack) for sound in sounds]
+            cache = self._model.shared_cache(heard, self._decoder.n_sequences)
+            stack.callback(cache.close)
+            self._detect_language(cache)
+            start = start_tokens(self._tokenizer, self._options, self.transcript.language)
+            before, self._before = self._before, []  # a prompt stands before the first window alone
+            counts = [SpeechStats() for _ in windows]
+
+            def decode(place: int, passes: WindowPasses) -> WindowText:
+                decoder = self._decoder.counting(counts[place])
+                prompt = decoder.prompt(start, [] if place else before)
+                return decoder.decode(passes, prompt, n_start=len(start), place=first_place + place)
+
+            started = time.perf_counter()
+            texts = WindowsTogether[WindowText](cache, len(windows)).run(decode)
+            stats.decode_s += time.perf_counter() - started
+            found: list[Segment] = []
+            for text, audio, count, (seek, n) in zip(texts, heard, counts, windows, strict=True):
+                stats.add(count)
+                found += self._finished(text, audio, start, seek, n)[0]
+            return found
+
     def window(self, sound: Samples, seek: int, n_frames: int) -> tuple[list[Segment], int]:
         """Return the segments of one window, which are final, and how many of its frames are done with.
 
         `sound`: the spectrogram of 30 s, of which `n_frames` are the recording's, from its frame `seek` on.
         """
-        stats = self._stats
-        with self._heard(sound) as (cache, window):
+        with self._heard(sound) as (audio, cache, window):
             start = start_tokens(self._tokenizer, self._options, self.transcript.language)
             text = self._decoder.decode(
                 cache,
                 self._decoder.prompt(start, self._before),
                 n_start=len(start),
-                place=stats.n_windows - 1,
+                place=self._stats.n_windows - 1,
                 drafter=window,
             )
-            if text.is_silence(self._options):
-                return [], n_frames
-            split = split_window(
-                text.tokens, first_timestamp=self._tokenizer.timestamp_begin, n_frames=n_frames
-            )
-            segments = self._segments_of(text, split, seek)
-            n_heard = n_frames if self._options.independent else max(1, split.n_heard)
-            if self._timer:
-                started = time.perf_counter()
+            return self._finished(text, audio, start, seek, n_frames)
+
+    def _finished(
+        self, text: WindowText, audio: EncodedAudio, start: Sequence[int], seek: int, n_frames: int
+    ) -> tuple[list[Segment], int]:
+        """Return the segments of a window's text, which began with `start`; otherwise as `window`."""
+        if text.is_silence(self._options):
+            return [], n_frames
+        split = split_window(text.tokens, first_timestamp=self._tokenizer.timestamp_begin, n_frames=n_frames)
+        segments = self._segments_of(text, split, seek)
+        n_heard = n_frames if self._options.independent else max(1, split.n_heard)
+        if self._timer:
+            started = time.perf_counter()
+            with closing(self._model.cache(audio)) as cache:
                 segments = self._timer.time(segments, cache, start, n_frames, self.transcript.language)
-                stats.words_s += time.perf_counter() - started
-                n_heard = self._heard_by_words(segments, split, seek) or n_heard
+            self._stats.words_s += time.perf_counter() - started
+            n_heard = self._heard_by_words(segments, split, seek) or n_heard
         return self._keep(segments, text), n_heard
 
     def guess(self, sound: Samples) -> str:
         """Return the text of a window that is not over, and draft with it when more of it is there."""
-        with self._heard(sound) as (cache, window):
+        with self._heard(sound) as (_, cache, window):
             start = start_tokens(self._tokenizer, self._options, self.transcript.language)
             prompt = self._decoder.prompt(start, self._before)
             text = self._decoder.guess(cache, prompt, n_start=len(start), drafter=window)
@@ -192,28 +247,35 @@ class Hearing:
         return "" if text.is_silence(self._options) else text.text
 
     @contextmanager
-    def _heard(self, sound: Samples) -> Iterator[tuple[DecoderCache, WindowDrafter | None]]:
-        """Encode a window; yield the decoder's cache over it, and what drafts in it."""
-        stats, drafts = self._stats, self._drafts
-        started = time.perf_counter()
-        audio = self._model.encode(np.ascontiguousarray(sound))
-        stats.encode_s += time.perf_counter() - started
-        stats.n_windows += 1
+    def _heard(self, sound: Samples) -> Iterator[tuple[EncodedAudio, DecoderCache, WindowDrafter | None]]:
+        """Encode a window; yield it, the decoder's cache over it, and what drafts in it."""
+        drafts = self._drafts
         with ExitStack() as stack:
-            stack.callback(audio.close)
+            audio = self._encode(sound, stack)
             cache = self._model.cache(audio, self._decoder.n_sequences)
             stack.callback(cache.close)
-            if not self.transcript.language:
-                row = cache.forward([self._decoder.first_batch()])[0][0]
-                self.transcript.language, self.transcript.language_probability = language_of(
-                    row, self._tokenizer
-                )
-                cache.rewind(0, 0)
+            self._detect_language(cache)
             window = None
             if drafts:
                 stack.callback(drafts.end_window)
-                window = drafts.begin_window(sound, audio, stats)
-            yield cache, window
+                window = drafts.begin_window(sound, audio, self._stats)
+            yield audio, cache, window
+
+    def _encode(self, sound: Samples, stack: ExitStack) -> EncodedAudio:
+        """Encode a window, which `stack` frees, and count it."""
+        started = time.perf_counter()
+        audio = self._model.encode(np.ascontiguousarray(sound))
+        stack.callback(audio.close)
+        self._stats.encode_s += time.perf_counter() - started
+        self._stats.n_windows += 1
+        return audio
+
+    def _detect_language(self, cache: DecoderCache) -> None:
+        """Learn the language from the cache's first window, if it is not known."""
+        if not self.transcript.language:
+            row = cache.forward([self._decoder.first_batch()])[0][0]
+            self.transcript.language, self.transcript.language_probability = language_of(row, self._tokenizer)
+            cache.rewind(0, 0)
 
     def _segments_of(self, text: WindowText, split: Split, seek: int) -> list[Segment]:
         """Return the window's pieces as segments, those without text left out."""

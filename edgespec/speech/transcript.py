@@ -72,6 +72,13 @@ class SpeechStats:
     draft_notes: list[str] = field(default_factory=list)
     """Reasons why drafting was on or off, where they changed."""
 
+    def add(self, other: SpeechStats) -> None:
+        """Add the counts of other decodings. Their times are not added: they overlap."""
+        self.n_decodings += other.n_decodings
+        self.n_tokens += other.n_tokens
+        self.n_steps += other.n_steps
+        self.steps += other.steps
+
     @property
     def real_time_factor(self) -> float | None:
         """Seconds of sound for each second of work."""

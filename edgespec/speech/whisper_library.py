@@ -67,13 +67,16 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "cross_from": (_pointer, (_pointer, _pointer, _size, _text, _size)),
     "audio_free": (None, (_pointer,)),
     "states": (ctypes.c_int, (_pointer, _pointer, _size)),
-    "cache_new": (_pointer, (_pointer, _int32, _text, _size)),
+    "cache_new": (_pointer, (_pointer, _size, _int32, _text, _size)),
     "cache_free": (None, (_pointer,)),
     "forward": (ctypes.c_int, (_pointer, ctypes.POINTER(CPart), _size, _pointer, _size, _text, _size)),
     "n_past": (ctypes.c_int, (_pointer, _int32)),
     "rewind": (ctypes.c_int, (_pointer, _int32, _int32)),
     "reorder": (ctypes.c_int, (_pointer, _pointer, _size)),
-    "cross_attention": (ctypes.c_int, (_pointer, _pointer, _size, _pointer, _size, _text, _size)),
+    "cross_attention": (
+        ctypes.c_int,
+        (_pointer, _pointer, _size, _pointer, _size, _pointer, _size, _text, _size),
+    ),
 }
 
 

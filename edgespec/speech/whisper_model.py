@@ -87,14 +87,20 @@ class EncodedAudio:
 
 
 class DecoderCache:
-    """The KV cache of some sequences (beams) that listen to the same window."""
+    """The KV cache of some sequences (beams) of each of some windows, which share passes.
 
-    def __init__(self, audio: EncodedAudio, n_sequences: int) -> None:
-        """For `WhisperModel.cache` only."""
-        self.audio, self.n_sequences = audio, n_sequences
-        self._library, self._dims = audio.model.library, audio.model.dims
+    Sequences are numbered window by window.
+    """
+
+    def __init__(self, windows: Sequence[EncodedAudio], n_sequences: int) -> None:
+        """For `WhisperModel.cache` only: `n_sequences` of each window."""
+        self.windows, self.n_sequences = tuple(windows), n_sequences
+        model = self.windows[0].model
+        self._model, self._library, self._dims = model, model.library, model.dims
+        handles = np.array([window.handle for window in self.windows], np.uintp)
         reason = Reason()
-        handle = self._library.cache_new(audio.handle, n_sequences, *reason.arguments)
+        sizes = (address(handles), len(handles), n_sequences)
+        handle = self._library.cache_new(*sizes, *reason.arguments)
         if not handle:
             raise EdgespecError(f"no cache for {n_sequences} sequences: {reason}")
         self._handle = handle
@@ -127,7 +133,7 @@ class DecoderCache:
         sizes = (address(logits), logits.size)
         if self._library.forward(self.handle, parts, len(batch), *sizes, *reason.arguments):
             if "memory" in str(reason):
-                raise EdgespecError(f"{self.audio.model.path}: {reason}")
+                raise EdgespecError(f"{self._model.path}: {reason}")
             raise ValueError(str(reason))
         ends = accumulate(part.n_logits for part in parts)
         return [logits[end - part.n_logits : end] for end, part in zip(ends, parts, strict=True)]
@@ -154,25 +160,27 @@ class DecoderCache:
         """Let sequence i go on from what sequence sources[i] holds; nothing is copied.
 
         `sources` may be shorter than the number of sequences; the others become empty. Raises ValueError if
-        there is no such sequence.
+        there is no such sequence of the same window.
         """
         indices = ids(sources)
         if self._library.reorder(self.handle, address(indices), indices.size):
             raise ValueError(f"no such sequences: {list(sources)} of {self.n_sequences}")
 
-    def cross_attention(self, tokens: Sequence[int]) -> Floats:
-        """Return where the alignment heads listen, shape (n_alignment_heads, n_tokens, n_audio_ctx).
+    def cross_attention(self, tokens: Sequence[int], n_logits: int = 0) -> tuple[Floats, Floats]:
+        """Return where the alignment heads listen, and logits, of one pass over `tokens` from position 0.
 
-        Softmaxed weights of one pass over `tokens` from position 0, which leaves the cache as it is. Raises
-        ValueError for tokens that cannot be.
+        It is in the first window, and leaves the cache as it is. Softmaxed weights, shape (n_alignment_heads,
+        n_tokens, n_audio_ctx); the logits of the last `n_logits` tokens. Raises ValueError for tokens that
+        cannot be.
         """
         wanted, dims = ids(tokens), self._dims
         weights = np.zeros((len(dims.alignment_heads), wanted.size, dims.n_audio_ctx), np.float32)
+        logits = np.empty((self._checked_rows(n_logits, wanted.size), dims.n_vocab), np.float32)
         reason = Reason()
-        sizes = (address(wanted), wanted.size, address(weights), weights.size)
+        sizes = (address(wanted), wanted.size, address(weights), weights.size, address(logits), logits.size)
         if self._library.cross_attention(self.handle, *sizes, *reason.arguments):
             raise ValueError(str(reason))
-        return weights
+        return weights, logits
 
 
 class WhisperModel(Closing):
@@ -267,9 +275,13 @@ class WhisperModel(Closing):
 
     def cache(self, audio: EncodedAudio, n_sequences: int = 1) -> DecoderCache:
         """Return an empty cache for sequences that listen to `audio`, a window of this model."""
-        if audio.model is not self:
+        return self.shared_cache([audio], n_sequences)
+
+    def shared_cache(self, windows: Sequence[EncodedAudio], n_sequences: int = 1) -> DecoderCache:
+        """Return an empty cache for `n_sequences` of each of the windows, which are this model's."""
+        if any(window.model is not self for window in windows):
             raise ValueError("the window belongs to another model: use cross_from")
-        return DecoderCache(audio, n_sequences)
+        return DecoderCache(windows, n_sequences)
 
     def close(self) -> None:
         """Free it; a second call does nothing."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -88,6 +89,12 @@ class WindowDecoder:
         self._stats = stats
         self._traits = SpeechVocabulary(tokenizer)
         self._rules = SpeechRules(rule_tokens(tokenizer, options))
+
+    def counting(self, stats: SpeechStats) -> WindowDecoder:
+        """Return the same decoder, which counts into `stats`."""
+        decoder = copy(self)
+        decoder._stats = stats
+        return decoder
 
     @property
     def n_sequences(self) -> int:

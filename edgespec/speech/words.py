@@ -18,7 +18,6 @@ from edgespec.llama.outputs import Rows
 from edgespec.speech.rules import log_total
 from edgespec.speech.tokenizer import SECONDS_PER_TIMESTAMP, WhisperTokenizer
 from edgespec.speech.transcript import Segment, SpokenWord
-from edgespec.speech.whisper_model import SequenceBatch
 
 Floats = npt.NDArray[np.float32]
 Path = tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]
@@ -36,14 +35,11 @@ _FRAMES_PER_POSITION = 2
 class AlignmentPasses(Protocol):
     """A window's cache, which tells where its alignment heads listen."""
 
-    def forward(self, batch: Sequence[SequenceBatch]) -> Sequence[Rows]:
-        """Append tokens to sequences; return the logits of each."""
+    def cross_attention(self, tokens: Sequence[int], n_logits: int) -> tuple[Floats, Rows]:
+        """Return weights, shape (n_heads, n_tokens, n_positions), of one pass over `tokens`.
 
-    def rewind(self, sequence: int, n_keep: int) -> None:
-        """Cut a sequence back to its first `n_keep` tokens."""
-
-    def cross_attention(self, tokens: Sequence[int]) -> Floats:
-        """Return weights, shape (n_heads, n_tokens, n_positions), of one pass over `tokens`."""
+        And the logits of the last `n_logits` of them.
+        """
 
 
 @dataclass(slots=True)
@@ -115,14 +111,15 @@ class WordTimer:
             return []
         tokens = [*start, self._tokenizer.no_timestamps, *text, self._tokenizer.eot]
         n_start = len(start)
-        weights = cache.cross_attention(tokens)[:, :, : n_frames // _FRAMES_PER_POSITION]
+        weights, logits = cache.cross_attention(tokens, len(text) + 2)
+        weights = weights[:, :, : n_frames // _FRAMES_PER_POSITION]
         weights = weights / np.maximum(weights.sum(axis=-1, keepdims=True), _LEAST)  # of the sound alone
         cost = -sharpened(weights)[n_start:-1]
         rows, columns = warp(cost)
         words, tokens_of = self._tokenizer.split_to_words([*text, self._tokenizer.eot], language)
         if len(words) <= 1:
             return []
-        chances = self._chances(cache, tokens, n_start, text)
+        chances = self._chances(logits, text)
         bounds = np.cumsum([0, *(len(one) for one in tokens_of[:-1])])
         moves = np.diff(rows, prepend=-1) > 0
         times = columns[moves] * SECONDS_PER_TIMESTAMP
@@ -131,12 +128,11 @@ class WordTimer:
             for word, ids, a, b in zip(words, tokens_of, bounds[:-1], bounds[1:], strict=False)
         ]
 
-    def _chances(
-        self, cache: AlignmentPasses, tokens: Sequence[int], n_start: int, text: Sequence[int]
-    ) -> npt.NDArray[np.float64]:
-        """Return the probability of each token of `text` among the tokens of text."""
-        cache.rewind(0, 0)
-        (rows,) = cache.forward([SequenceBatch(0, tokens[:-1], len(text) + 1)])
+    def _chances(self, rows: Rows, text: Sequence[int]) -> npt.NDArray[np.float64]:
+        """Return the probability of each token of `text` among the tokens of text.
+
+        `rows`: the logits that each of them has been chosen from, the first for the first.
+        """
         below_end = rows[: len(text), : self._tokenizer.eot]
         return np.array(
             [np.exp(float(row[token]) - log_total(row)) for row, token in zip(below_end, text, strict=True)]

@@ -8,7 +8,8 @@ first, computes in float32, and hears the same samples. All decode alike: with t
 the text before it, at temperature 0 without fallback, greedy, and with --beam that many beams. Without
 --openai the first model is what the others are compared with. The suite is as that of `edgespec bench`: word
 errors are counted where the text is known, words unlike the reference's in all recordings. No time is
-measured, so other programs may run.
+measured, so other programs may run. openai-whisper is slow: --texts FILE takes its texts from the JSON of an
+earlier run, and leaves recordings out that it lacks.
 """
 
 from __future__ import annotations
@@ -138,27 +139,37 @@ def arguments() -> argparse.Namespace:
     parse.add_argument("--models", nargs="+", required=True, type=Path, metavar="FILE.gguf")
     parse.add_argument("--suite", required=True, metavar="FOLDER")
     parse.add_argument("--openai", metavar="PYTHON", help="a Python with openai-whisper")
+    parse.add_argument("--texts", type=Path, metavar="FILE", help="JSON of an earlier run with --openai")
     parse.add_argument("--beam", type=int, default=1)
     parse.add_argument("--language", metavar="CODE", help="default: detected in each recording")
     parse.add_argument("--name", default="whisper-reference", help="name of the file that --save writes")
-    return parse.parse_args()
+    args = parse.parse_args()
+    if args.openai and args.texts:
+        parse.error("--openai and --texts contradict each other: choose one")
+    return args
 
 
 def main() -> None:
     args = arguments()
     suite = load_recordings(args.suite)
-    sounds = {prompt.id: read_audio(str(Path(args.suite, prompt.id))) for prompt in suite.prompts}
-    by_beam: dict[int, Texts] = {}
+    prompts = suite.prompts
+    beams = tuple(dict.fromkeys((1, args.beam)))
+    by_beam: dict[int, Texts] = {beam: {} for beam in beams}
+    if args.texts:
+        earlier = json.loads(args.texts.read_text())["texts"]
+        by_beam = {beam: {OPENAI: earlier[str(beam)][OPENAI]} for beam in beams}
+        prompts = tuple(one for one in prompts if all(one.id in texts[OPENAI] for texts in by_beam.values()))
+    sounds = {prompt.id: read_audio(str(Path(args.suite, prompt.id))) for prompt in prompts}
     with ExitStack() as stack:
         child = None
         if args.openai:
             child = stack.enter_context(openai_whisper(args.openai, args.models[0], args.threads))
         models = [stack.enter_context(SpeechModel(path, n_threads=args.threads)) for path in args.models]
-        for beam in dict.fromkeys((1, args.beam)):
-            texts = by_beam.setdefault(beam, {OPENAI: {}} if child else {})
+        for beam, texts in by_beam.items():
             for place, samples in sounds.items():
                 if child:
-                    texts[OPENAI][place] = reference_text(child, samples, args.language, beam)
+                    text = reference_text(child, samples, args.language, beam)
+                    texts.setdefault(OPENAI, {})[place] = text
                 for model in models:
                     text = our_text(model, samples, args.language, beam)
                     texts.setdefault(model.path.stem, {})[place] = text
@@ -167,8 +178,8 @@ def main() -> None:
     total_s = sum(map(len, sounds.values())) / 16000
     print(f"{len(sounds)} recordings, {total_s:.0f} s; {measuring}")
     for beam, texts in by_beam.items():
-        print(f"\n{f'{beam} beams' if beam > 1 else 'greedy'}\n" + "\n".join(report(suite.prompts, texts)))
-    known = {prompt.id: prompt.text for prompt in suite.prompts if prompt.text}
+        print(f"\n{f'{beam} beams' if beam > 1 else 'greedy'}\n" + "\n".join(report(prompts, texts)))
+    known = {prompt.id: prompt.text for prompt in prompts if prompt.text}
     sizes = {path.stem: path.stat().st_size for path in args.models}
     measuring.keep(args.name, {"sizes": sizes, "known": known, "texts": by_beam})
 

@@ -11,7 +11,7 @@ from edgespec.cli.console import INTERRUPTED, err, line_of, message, out, print_
 from edgespec.cli.groups import grouped
 from edgespec.cli.progress import WorkDisplay, pull_speech
 from edgespec.cli.transcribe_options import SpeechDecoding, SpeechInput, SpeechModels, SpeechOutput
-from edgespec.errors import EdgespecError, describe_os_error
+from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.platform.files import write_atomically
 
 if TYPE_CHECKING:
@@ -30,6 +30,11 @@ def transcribe_command(
     """Write down what is said in recordings, with a Whisper model."""
     output.check(heard.files)
     options = decoding.options(heard, words=output.words)
+    if options.independent and models.draft not in ("auto", "none"):
+        raise UsageError(
+            f"--independent and --draft {models.draft} contradict each other: windows that are decoded "
+            "together are not drafted for"
+        )
     from edgespec.energy import EnergyMeter
     from edgespec.speech.opening import open_transcriber
     from edgespec.speech.voice import check_detector

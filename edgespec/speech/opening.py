@@ -30,8 +30,11 @@ def open_transcriber(
     """Load `model` and what drafts for it; free both at the end of the block.
 
     `draft`: a smaller Whisper model; "auto" for one that is here and expected to pay, and for text heard
-    before; "none". Raises UsageError or EdgespecError for files that are no Whisper models.
+    before; "none". Independent windows are decoded without. Raises UsageError or EdgespecError for files that
+    are no Whisper models.
     """
+    if options and options.independent:
+        draft = "none"
     with ExitStack() as stack:
         target = stack.enter_context(
             SpeechModel(speech_model(model), name=model, n_threads=n_threads, kernels=kernels)

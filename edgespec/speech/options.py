@@ -48,8 +48,8 @@ class SpeechOptions:
     seed: int | None = None
     """Seed of temperatures above 0. Fallbacks always have one (0), so that a file gives the same text."""
     independent: bool = False
-    """Whether the sound is cut every 30 seconds. That changes the text: no window begins where the one before
-    ended."""
+    """Whether the sound is cut every 30 seconds, and windows are decoded together. That changes the text: no
+    window begins where the one before ended, or knows its text."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "temperatures", tuple(self.temperatures))

@@ -1,9 +1,9 @@
 """Windows that know nothing of each other, decoded together: what each asks of the decoder is one pass.
 
 Each window is decoded as it is alone, in a thread of its own, which waits wherever it needs a pass. Once all
-wait, the caller's thread makes one pass for all of them. Nothing else runs beside that pass, and with edgespec's
-kernels a token's logits are the same bits whatever shares it: the texts are those of windows decoded one after
-the other.
+wait, the caller's thread makes one pass for all of them. Nothing else runs beside that pass, and with
+edgespec's kernels a token's logits are the same bits whatever shares it: the texts are those of windows
+decoded one after the other.
 """
 
 from __future__ import annotations

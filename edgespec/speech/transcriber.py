@@ -113,7 +113,8 @@ class Hearing:
     ) -> None:
         """Prepare to hear `samples`; nothing is computed yet."""
         self._model, self._tokenizer = transcriber.model, transcriber.tokenizer
-        self._options, self._drafts = transcriber.options, transcriber.drafts
+        self._options = transcriber.options
+        self._drafts = None if self._options.independent else transcriber.drafts
         self._samples = samples
         self._spoken = None if speech is None else SpokenParts(samples, speech)
         self._on_progress = on_progress

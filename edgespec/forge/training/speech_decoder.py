@@ -51,6 +51,8 @@ class SpeechDecoder:
         """Begin with `layers` of `target`, whose numbers are read."""
         self._target, self._n_head = target, target.sizes.n_text_head
         self.n_layer = len(layers)
+        self.likeliest = jax.jit(lambda *inputs: self.logits(*inputs).argmax(-1))
+        """Returns the likeliest token after each column; arguments as of `logits`."""
         self.start: Params = {
             "blocks": [self._block(f"decoder.blocks.{layer}.") for layer in layers],
             "ln": {part: self._read(f"decoder.ln.{part}") for part in ("weight", "bias")},
@@ -268,12 +270,11 @@ def agreement(
     decoder: SpeechDecoder, params: Params, frozen: Params, windows: Sequence[HeardWindow]
 ) -> float:
     """Return the share of the windows' tokens that are the decoder's likeliest after those before them."""
-    likeliest = jax.jit(lambda *inputs: decoder.logits(*inputs).argmax(-1))
     n_right = n = 0.0
     for window in windows:
         batch = _batch([window])
-        found = np.asarray(likeliest(params, frozen, batch.tokens, batch.states)).reshape(batch.targets.shape)
-        n_right += float(((found == batch.targets) * batch.weights).sum())
+        found = np.asarray(decoder.likeliest(params, frozen, batch.tokens, batch.states))
+        n_right += float(((found.reshape(batch.targets.shape) == batch.targets) * batch.weights).sum())
         n += float(batch.weights.sum())
     return n_right / max(n, 1.0)
 

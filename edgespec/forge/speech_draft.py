@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from edgespec.errors import EdgespecError, describe_os_error
-from edgespec.forge.dataset import forge_root
+from edgespec.forge.dataset import RECORDINGS, forge_root
 from edgespec.forge.draft_store import DraftStore
 from edgespec.forge.make import LEAST_GAIN
 from edgespec.forge.progress import StageContext, StageProgress
@@ -126,7 +126,7 @@ class _SpeechMake:
         self._folder = forge_root() / sha256[:16]
 
     def run(self, files: Sequence[Path], folder: Path) -> SpeechDraftResult:
-        context, heard_folder = self._context, self._folder / "recordings"
+        context, heard_folder = self._context, self._folder / RECORDINGS
         heard, held_out = hear_recordings(self._target, files, heard_folder, context)
         learnt, checked = ([w for path in paths for w in read_windows(path)] for paths in heard)
         trained, draft = self._train(learnt, checked, folder)

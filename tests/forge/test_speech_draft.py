@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from edgespec.errors import EdgespecError, UsageError
+from edgespec.forge.dataset_store import delete_user_texts, find_stored
 from edgespec.forge.progress import StageContext
 from edgespec.forge.recordings import HELD_OUT, hear_recordings, read_windows, recordings_in
 from edgespec.forge.speech_draft import SpeechDraftRequest, make_speech_draft
@@ -151,5 +152,9 @@ def test_it_is_made_kept_and_found(target, talks, models):
             texts.append(transcriber.transcribe(sound).text)
     if llama_kernels.load().available:
         assert texts[0] == texts[1]
+    (stored,) = find_stored(models / "forge")
+    assert (stored.n_texts, stored.n_own) == (3, 3)
+    assert delete_user_texts(stored) == 3
+    assert not find_stored(models / "forge")[0].n_own
     with pytest.raises(UsageError, match="replace it with --force"):
         make_speech_draft(SpeechDraftRequest(target=str(target), recordings=talks, name="mine"))

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -112,9 +113,11 @@ class Draft:
         `fitted`: We, Wf, Wo of a linear prediction, for scaled inputs. Or `start`: parameters of a head, for
         what is alike; the states of other layers then count nothing at first.
         """
-        if fitted is None:
-            width = self.block.n_embd
-            fitted = tuple(np.zeros((n * width, width), np.float32) for n in (1, self.shape.n_states, 1))
+        zeros = [
+            np.zeros((n * self.block.n_embd, self.block.n_embd), np.float32)
+            for n in (1, self.shape.n_states, 1)
+        ]
+        first = fitted or zeros
         block, shape = self.block, self.shape
         n, heads, kv = block.n_embd, block.n_head * block.head_dim, block.n_head_kv * block.head_dim
         sizes = {"q": (n, heads), "k": (n, kv), "v": (n, kv), "o": (heads, n)}
@@ -126,7 +129,7 @@ class Draft:
             layer["o"], layer["down"] = layer["o"] * 0.1, layer["down"] * 0.1
             layer |= {name: jnp.ones(n) for name in ("attention_norm", "ff_norm")}
             params["layers"].append(layer)
-        params["embedding"], params["state"] = jnp.asarray(fitted[0]), jnp.asarray(fitted[1])
+        params["embedding"], params["state"] = jnp.asarray(first[0]), jnp.asarray(first[1])
         params["output_norm"], params["confidence"] = jnp.asarray(self._norm), jnp.asarray(_FIRST_CONFIDENCE)
         if shape.block:
             params["mask"] = 0.02 * jax.random.normal(next(keys), (N_PLACES, n))
@@ -135,7 +138,7 @@ class Draft:
             params["markov_gate"] = jnp.zeros((n, RANK))
             params["trust"] = {"w": jnp.zeros((n + RANK,)), "b": jnp.zeros((N_PLACES,))}
         elif shape.n_states > 1:
-            params["own"] = jnp.asarray(fitted[2])
+            params["own"] = jnp.asarray(first[2])
         return params if start is None else self._from_head(params, start)
 
     def _from_head(self, params: Params, start: Params) -> Params:
@@ -231,7 +234,7 @@ class Draft:
                 own.append(self._context(layer, x, own_turns))
             seen = self._seen(batch, jnp.maximum(batch.answers - step, 0))
             back = [(_shifted(k, step - i), _shifted(v, step - i)) for i, (k, v) in enumerate(own, 1)]
-            h = self._layer(layer, x, own_turns, lambda q, s=seen, b=back: self._attend(q, context, s, b))
+            h = self._layer(layer, x, own_turns, partial(self._attend, context=context, seen=seen, own=back))
             outputs.append(rms_norm(h, params["output_norm"], block.epsilon))
             weight = params["own"] if "own" in params else params["state"]
             x = embedded + _shifted(project(outputs[-1] / self._own_scale, weight), 1)
@@ -258,7 +261,7 @@ class Draft:
         for i, layer in enumerate(params["layers"]):
             context = self._context(layer, x, context_turns)
             own = self._block_keys(layer, h, own_turns, n_anchors) if i else []
-            h = self._layer(layer, h, own_turns, lambda q, c=context, o=own: self._attend(q, c, seen, o))
+            h = self._layer(layer, h, own_turns, partial(self._attend, context=context, seen=seen, own=own))
         h = rms_norm(h, params["output_norm"], block.epsilon)
         last = batch.tokens.shape[1] - 1
         at = jnp.minimum(places, last).reshape(n, -1, 1)

@@ -226,7 +226,12 @@ class Hearing:
         """Return the segments of a window's text, which began with `start`; otherwise as `window`."""
         if text.is_silence(self._options):
             return [], n_frames
-        split = split_window(text.tokens, first_timestamp=self._tokenizer.timestamp_begin, n_frames=n_frames)
+        split = split_window(
+            text.tokens,
+            first_timestamp=self._tokenizer.timestamp_begin,
+            n_frames=n_frames,
+            to_end=self._options.independent,
+        )
         segments = self._segments_of(text, split, seek)
         n_heard = n_frames if self._options.independent else max(1, split.n_heard)
         if self._timer:

@@ -35,11 +35,14 @@ class Split:
     """Whether the last segment may go on in the next window."""
 
 
-def split_window(tokens: Sequence[int], *, first_timestamp: int, n_frames: int) -> Split:
+def split_window(
+    tokens: Sequence[int], *, first_timestamp: int, n_frames: int, to_end: bool = False
+) -> Split:
     """Return the segments of a window's `tokens` (without the end) that has `n_frames` of sound.
 
     Where two timestamps stand side by side one segment ends and another begins. Text after the last pair is
-    left to the next window, unless a single timestamp ends it: then nobody speaks in the rest.
+    left to the next window, unless a single timestamp ends it: then nobody speaks in the rest. `to_end`: no
+    window hears it again, so that it is a segment up to the window's end.
     """
     is_time = [token >= first_timestamp for token in tokens]
     ends = [i + 1 for i in range(len(tokens) - 1) if is_time[i] and is_time[i + 1]]
@@ -54,7 +57,10 @@ def split_window(tokens: Sequence[int], *, first_timestamp: int, n_frames: int) 
         start_step, end_step = part[0] - first_timestamp, part[-1] - first_timestamp
         pieces.append(Piece(_FRAMES_PER_STEP * start_step, _FRAMES_PER_STEP * end_step, part))
         last = end
-    n_heard = n_frames if single_end else pieces[-1].end
+    rest = tuple(tokens[last:])
+    if to_end and rest:
+        pieces.append(Piece(_FRAMES_PER_STEP * (rest[0] - first_timestamp), n_frames, rest))
+    n_heard = n_frames if single_end or to_end else pieces[-1].end
     return Split(tuple(pieces), n_heard, not single_end)
 
 

@@ -81,13 +81,13 @@ sanitize-memory: $(VENV)/.dev
 		$(BIN)/python -P -S -m pytest -q -p no:cacheprovider -m "not pair" \
 		--dist loadgroup --tx '2*popen//python=$(abspath $(BIN))/python -P -S' tests/decoding/test_twins.py tests/decoding/test_lossless.py \
 		tests/decoding/test_tree_verify.py tests/drafting/test_suffix.py tests/llama/test_kernels.py tests/llama/test_kernels_states.py \
-		tests/llama/test_kernels_models.py tests/speech/test_whisper_model.py
+		tests/llama/test_kernel_states.py tests/llama/test_kernels_models.py tests/speech/test_whisper_model.py
 
 sanitize-threads: $(VENV)/.dev
 	$(CMAKE) -S . -B build/sanitize-threads -G Ninja -DCMAKE_MAKE_PROGRAM=$(NINJA) \
 		-DEDGESPEC_TESTS=ON -DEDGESPEC_SANITIZE=thread >/dev/null
-	$(CMAKE) --build build/sanitize-threads --target test_threads
-	$(BIN)/ctest --test-dir build/sanitize-threads --output-on-failure -R kernels_threads
+	$(CMAKE) --build build/sanitize-threads --target test_threads test_hidden
+	$(BIN)/ctest --test-dir build/sanitize-threads --output-on-failure -R 'kernels_(threads|hidden)'
 
 bench: $(VENV)/.dev ## Measure: the C core, T(n), plain against speculative, memory (10 minutes, keep the machine quiet)
 	$(BIN)/edgespec models pull default qwen2.5-coder-0.5b-q4_0

@@ -47,6 +47,29 @@ ES_API void es_kernels_enable(int on);
  * rules only together with its token's logits, which cost as much as a sixth of a model. */
 ES_API void es_kernels_want_logits(int64_t n);
 
+/* Hidden states that passes leave: for each wanted token a row of `out`, float32 [capacity][n_layers][width]. They are
+ * copied while the graph runs: no pass, no part of a graph more. Tensors are known by the names that llama.cpp gives
+ * them, "l_out-N" and "result_norm". */
+#define ES_MOST_HIDDEN 8
+#define ES_LAST_NORM (-1)
+struct es_hidden {
+    int32_t n_layers;                /* 1 to ES_MOST_HIDDEN */
+    int32_t layers[ES_MOST_HIDDEN];  /* from 0: the residual after that layer; ES_LAST_NORM: what the logits come from */
+    int32_t n_all_layers;            /* of the model */
+    int64_t width;                   /* of a hidden state */
+    int64_t n_tokens, capacity;      /* tokens of the passes; rows of `out` */
+    const uint8_t *wanted;           /* [n_tokens], in the order of the batch; after the last layer and the last norm a
+                                      * graph has only tokens whose logits were asked for: they must be the wanted ones */
+    float *out;
+};
+
+/* Leave these of the passes that this thread makes from now on, until it is told otherwise; NULL: none. 0, or -1 for
+ * what cannot be, such as more wanted tokens than rows: then none. */
+ES_API int es_kernels_keep_hidden(const struct es_hidden *asked);
+
+/* Rows that the passes since then have left; -1 if they are not complete, as where other kernels ran a layer. */
+ES_API int64_t es_kernels_n_hidden(void);
+
 struct es_packed {
     char name[64];
     char type[16];

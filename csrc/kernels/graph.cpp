@@ -59,6 +59,7 @@ bool Executor::plan(const std::vector<Tensor *> &nodes) {
     attentions_.clear();
     tiles_.clear();
     routings_.clear();
+    kept_.clear();
     parts_.clear();
     recurrence_floats_ = 0;
     n_views_ = 0;
@@ -72,7 +73,8 @@ bool Executor::plan(const std::vector<Tensor *> &nodes) {
     learn_cells(ops);
     Planning planning(ops);
     for (; planning.i < ops.size(); planning.i++) {
-        const Tensor *op = ops[planning.i];
+        const size_t first = planning.i;
+        const Tensor *op = ops[first];
         switch (op->op) {
         case OP_MUL_MAT:
         case OP_MUL_MAT_ID:
@@ -111,6 +113,9 @@ bool Executor::plan(const std::vector<Tensor *> &nodes) {
             steps_.emplace_back(plain->run, op);
             planning.keys = std::max(planning.keys, op->op == OP_ARGSORT ? (size_t)op->ne[0] : 0);
         }
+        }
+        for (size_t i = first; i <= planning.i; i++) { // several where operations run as one
+            plan_kept(ops[i]);
         }
     }
     join_steps();
@@ -228,6 +233,16 @@ void Executor::plan_recurrence(Planning &p, const Tensor *op) {
     recurrence_floats_ = std::max(recurrence_floats_, (size_t)(floats + 15) / 16 * 16);
     p.states = std::max(p.states, recurrence_floats_ * (size_t)n_threads);
     steps_.emplace_back(is_scan ? &Executor::state_scan : &Executor::delta_net, op);
+}
+
+// A step that copies a hidden state, once it is written.
+void Executor::plan_kept(const Tensor *op) {
+    std::vector<float *> to;
+    if (hidden && hidden->take(op, to)) {
+        steps_.emplace_back(&Executor::keep, op);
+        steps_.back().kept = kept_.size();
+        kept_.push_back(std::move(to));
+    }
 }
 
 // A step needs no barrier before it where each thread reads only what it has written itself, and overwrites nothing

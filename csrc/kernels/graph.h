@@ -3,6 +3,7 @@
 
 #include "experts.h"
 #include "ggml_abi.h"
+#include "hidden.h"
 #include "isa.h"
 #include "team.h"
 #include "views.h"
@@ -68,6 +69,7 @@ class Executor {
     bool (*abort)(void *) = nullptr; // asked by thread 0 between operations
     void *abort_data = nullptr;
     int64_t wanted_logits = -1; // of the last tokens of a graph; -1: of all
+    HiddenStates *hidden = nullptr; // asked of the graphs
 
     // Caches have been freed: others may lie there now.
     void forget_caches() { cells_.clear(); }
@@ -85,7 +87,7 @@ class Executor {
         const ggml::Tensor *other = nullptr; // its other operand
         const ggml::Tensor *biased = nullptr; // the ADD after that MUL
         size_t index = 0;                    // of the counters
-        size_t angles = 0, attention = 0, routing = 0; // which of angles_, attentions_, routings_
+        size_t angles = 0, attention = 0, routing = 0, kept = 0; // which of angles_, attentions_, routings_, kept_
         bool joined = false;                 // no barrier comes before it
         Step(void (Executor::*f)(const Step &, int, int), const ggml::Tensor *t) : run(f), op(t) {}
     };
@@ -118,6 +120,7 @@ class Executor {
     void pack_seen(const Step &step, int thread, int n);
     void pack_rows(const Step &step, int thread, int n);
     void attend_all(const Step &step, int thread, int n);
+    void keep(const Step &step, int thread, int n);
 
   private:
     // Cosines and sines of a rotation, n_tokens x n_dims / 2: the same for all layers, computed once a graph.
@@ -150,6 +153,7 @@ class Executor {
     void plan_full_attention(Planning &planning, const ggml::Tensor *op);
     void plan_copy(Planning &planning, const ggml::Tensor *op);
     void plan_recurrence(Planning &planning, const ggml::Tensor *op);
+    void plan_kept(const ggml::Tensor *op);
     void join_steps();
     void set_up_memory(const Planning &planning);
     Cells *cells_of(const ggml::Tensor *keys);
@@ -170,6 +174,7 @@ class Executor {
     std::deque<Views> views_; // one for each mask and cache: all layers have the same few
     size_t n_views_ = 0;      // of this graph; the others are kept for their memory
     std::vector<Routing> routings_;
+    std::vector<std::vector<float *>> kept_; // where rows of a hidden state go
     std::deque<ggml::Tensor> parts_; // of tensors that are not wanted whole
     std::vector<Attention> attentions_;
     std::vector<Tile> tiles_;

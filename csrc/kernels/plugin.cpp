@@ -140,6 +140,7 @@ int graph_compute(Backend *backend, Graph *graph) {
     try {
         Executor &executor = ((Context *)backend->context)->executor;
         executor.wanted_logits = wanted_logits;
+        executor.hidden = &hidden_states();
         return executor.compute(graph);
     } catch (const std::bad_alloc &) {
         return STATUS_ALLOC_FAILED;

@@ -24,6 +24,15 @@ void Executor::norm(const Step &step, int thread, int n) {
     }
 }
 
+void Executor::keep(const Step &step, int thread, int n) {
+    const std::vector<float *> &to = kept_[step.kept];
+    each_part(step.op, thread, n, [&](int64_t r, int64_t first, int64_t last) {
+        if (float *const out = to[(size_t)r]) {
+            memcpy(out + first, column(step.op, r) + first, (size_t)(last - first) * sizeof(float));
+        }
+    });
+}
+
 // ---- element by element ----
 
 void Executor::binary(const Step &step, int thread, int n) {

@@ -76,6 +76,8 @@ class SequenceTokens:
     inputs: Inputs | None = None
     with_features: bool = False
     """Whether the hidden states of the tokens are wanted."""
+    with_last_states: bool = False
+    """Whether those of the tokens with logits are, if edgespec's kernels leave them for nothing."""
     n_past: int = 0
     """Tokens of the sequence before these."""
     branches: Branches | None = None
@@ -103,6 +105,7 @@ class SequenceTokens:
             self.n_logits if ends else 0,
             inputs=inputs,
             with_features=self.with_features,
+            with_last_states=self.with_last_states,
             n_past=self.n_past + start,
             branches=self.branches if ends else None,
         )

@@ -5,6 +5,7 @@
                 logits as were asked for; only architectures with such a head have them
     NEXTN_HEAD  those of the head itself; of tokens without logits some architectures have none, so that the
                 logits of all are asked for
+    of_kernels  those after any layers, side by side, from edgespec's kernels (kernel_states.py)
     of_layers   what goes into some layers, side by side, for a head in a file of its own (published_heads.py)
 
 The functions of all but LAST_NORM are declared in no public header, but in `llama-ext.h`, and exported under
@@ -20,6 +21,7 @@ from typing import Any
 
 from edgespec.llama import backend
 from edgespec.llama.backend import llama
+from edgespec.llama.kernel_states import needs_logits
 
 _CONTEXT = "P13llama_context"  # the type of its pointer, as C++ names have it
 
@@ -35,6 +37,8 @@ class HiddenStates:
     layer, whose rows stand side by side."""
     all_logits: bool = False
     """Whether a pass that keeps them computes the logits of all of its tokens."""
+    kernel_layers: tuple[int, ...] = ()
+    """Layers whose states edgespec's kernels leave instead: then the library is asked for nothing."""
     stays: bool = False
     """Whether they are asked for once and then always kept: each change costs the library as much as a new
     context, and keeping them costs hardly anything."""
@@ -97,6 +101,16 @@ def of_layers(layers: Sequence[int]) -> HiddenStates | None:
         lambda context, wanted: [keep(context, layer, wanted) for layer in layers],
         lambda context: tuple(address(context, layer) for layer in layers),
         stays=True,
+    )
+
+
+def of_kernels(layers: Sequence[int], n_all_layers: int) -> HiddenStates:
+    """Return the way of a model on edgespec's kernels; a layer may be LAST_NORM_OUT."""
+    return HiddenStates(
+        lambda _context, _wanted: None,
+        lambda _context: (),
+        all_logits=needs_logits(layers, n_all_layers),
+        kernel_layers=tuple(layers),
     )
 
 

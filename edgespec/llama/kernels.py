@@ -14,11 +14,11 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from edgespec import _core
 from edgespec.errors import EdgespecError, UsageError
@@ -79,6 +79,8 @@ class Plugin:
             self._refusal = library.es_kernels_refusal
             self._enable = library.es_kernels_enable
             self._want_logits = library.es_kernels_want_logits
+            self._keep_hidden = library.es_kernels_keep_hidden
+            self._n_hidden = library.es_kernels_n_hidden
             self._n_packed = library.es_kernels_n_packed
             self._packed = library.es_kernels_packed
         except (OSError, AttributeError) as error:
@@ -88,6 +90,8 @@ class Plugin:
         self._set_prefetch.argtypes = (CPrefetch,)
         self._enable.argtypes, self._enable.restype = (ctypes.c_int,), None
         self._want_logits.argtypes, self._want_logits.restype = (ctypes.c_int64,), None
+        self._keep_hidden.argtypes = (ctypes.c_void_p,)
+        self._n_hidden.restype = ctypes.c_int64
         self._n_packed.restype = ctypes.c_int64
         self._packed.argtypes = (ctypes.c_int64, ctypes.POINTER(_CPackedTensor))
         self._library = library
@@ -128,6 +132,10 @@ class Plugin:
             yield
         finally:
             self._want_logits(-1)
+
+    def hidden_states(self) -> tuple[Callable[[Any], int], Callable[[], int]]:
+        """Return the functions `es_kernels_keep_hidden` and `es_kernels_n_hidden` (kernel_states.py)."""
+        return self._keep_hidden, self._n_hidden
 
     def n_packed(self) -> int:
         """Return the number of tensors packed since the process began."""

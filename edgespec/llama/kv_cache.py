@@ -225,6 +225,8 @@ class KVCache(Closing):
         ends = list(accumulate(self._n_outputs(part) for part in last))
         rows = self._outputs.rows(ends[-1])
         features = self._features(last) if with_features else []
+        if not with_features and any(part.with_last_states for part in last):
+            features = self._last_states(last, ends)
         if earlier:
             features = [np.concatenate([*earlier, *features])]
         seconds = time.perf_counter() - started
@@ -237,6 +239,15 @@ class KVCache(Closing):
 
     def _features(self, parts: Sequence[SequenceTokens]) -> list[Features]:
         return self._outputs.features([len(part.tokens) for part in parts])
+
+    def _last_states(self, parts: Sequence[SequenceTokens], ends: Sequence[int]) -> list[Features]:
+        """Return the states of tokens with logits, which end at the rows `ends`; empty if there are none."""
+        states = self._outputs.last_states(ends[-1])
+        return (
+            []
+            if states is None
+            else [states[end - part.n_logits : end] for part, end in zip(parts, ends, strict=True)]
+        )
 
     def _prepare(self, part: SequenceTokens) -> None:
         """Check a part and note its place, its tree and its tokens."""
@@ -296,7 +307,8 @@ class KVCache(Closing):
             self._input.fill(batch, tokens, None, inputs)
         n_wanted = first.n_logits if len(parts) == 1 else n_outputs
         self._decoder.listen(self._rollback.begin_pass(parts))
-        self._decoder.decode(batch, int(batch.struct.n_tokens), n_outputs=n_outputs, n_wanted=n_wanted)
+        with self._outputs.keeping(parts):
+            self._decoder.decode(batch, int(batch.struct.n_tokens), n_outputs=n_outputs, n_wanted=n_wanted)
         if self._trees and n_sides:
             for part in parts:
                 self._trees.drop_tree(part.leaves, part.n_past + part.n_chain)

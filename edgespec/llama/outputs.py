@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TypeAlias
@@ -14,6 +15,10 @@ import numpy.typing as npt
 from edgespec.errors import EdgespecError
 from edgespec.llama import backend
 from edgespec.llama.backend import llama
+from edgespec.llama.batch import SequenceTokens
+from edgespec.llama.hidden_states import LAST_NORM
+from edgespec.llama.kernel_states import LAST_NORM_OUT, KernelStates
+from edgespec.llama.kernels import load as loaded_kernels
 from edgespec.llama.weights import Model
 
 Rows: TypeAlias = npt.NDArray[np.float32]
@@ -64,6 +69,7 @@ class Outputs:
         self._asked = False
         self._layer_addresses: Sequence[int | None] = ()
         self._layers: list[Features] = []
+        self._kernel_states = _kernel_states(model)
 
     def ask(self, *, with_features: bool) -> None:
         """Say for the passes that follow whether hidden states are kept."""
@@ -78,6 +84,27 @@ class Outputs:
     def all_logits(self) -> bool:
         """Whether the passes that follow compute the logits of all of their tokens."""
         return self.with_features and self._states.all_logits
+
+    def keeping(self, parts: Sequence[SequenceTokens]) -> AbstractContextManager[None]:
+        """Return what a pass over these parts is made in, so that edgespec's kernels leave what is wanted."""
+        states = self._kernel_states
+        if states is None:
+            return nullcontext()
+        if self.with_features and self._states.kernel_layers:
+            return states.keeping(np.ones(sum(len(part.tokens) for part in parts), np.bool_))
+        if self.with_features or not any(part.with_last_states for part in parts):
+            return nullcontext()
+        flags = [np.arange(len(part.tokens)) >= len(part.tokens) - part.n_logits for part in parts]
+        return states.keeping(np.concatenate(flags))
+
+    def last_states(self, n_logits: int) -> Features | None:
+        """Return the hidden states of the last pass's `n_logits` tokens with logits.
+
+        None where they were not wanted, or edgespec's kernels do not leave them.
+        """
+        states = self._kernel_states
+        rows = states.rows() if states else None
+        return rows if rows is not None and len(rows) == n_logits else None
 
     def rows(self, n_logits: int) -> Rows:
         """Return the logits of the last pass, which computed `n_logits` rows."""
@@ -94,6 +121,14 @@ class Outputs:
 
         Raises EdgespecError if the model has none to give.
         """
+        ends = list(accumulate(lengths))
+        if self._states.kernel_layers:
+            rows = self._kernel_states.rows() if self._kernel_states else None
+            if rows is None or len(rows) != ends[-1]:
+                raise EdgespecError(
+                    f"{self._model.path}: edgespec's kernels do not run all of its layers here"
+                )
+            return [rows[end - n : end] for n, end in zip(lengths, ends, strict=True)]
         addresses = self._states.addresses(self._context)
         if addresses != self._layer_addresses:
             if not all(addresses):
@@ -104,8 +139,18 @@ class Outputs:
         states = self._layers[0]
         if len(self._layers) > 1:
             states = np.concatenate([layer[: sum(lengths)] for layer in self._layers], axis=1)
-        ends = accumulate(lengths)
         return [states[end - n : end] for n, end in zip(lengths, ends, strict=True)]
+
+
+def _kernel_states(model: Model) -> KernelStates | None:
+    """Return what takes the hidden states that edgespec's kernels leave; None: other kernels run `model`."""
+    plugin = loaded_kernels().plugin if model.uses_kernels and model.remote is None else None
+    ways = model.hidden_states
+    layers = ways.kernel_layers or ((LAST_NORM_OUT,) if ways is LAST_NORM else ())
+    if plugin is None or not layers:
+        return None
+    n_layers = model.header.n_layer - model.header.n_mtp
+    return KernelStates(plugin, layers, n_layers, model.n_embd)
 
 
 def _view(address: int, n_rows: int, width: int) -> Rows:

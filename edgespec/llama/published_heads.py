@@ -23,7 +23,8 @@ from edgespec.llama.batch import Batch, Inputs
 from edgespec.llama.ggml_types import type_number
 from edgespec.llama.gguf import TensorInfo
 from edgespec.llama.gguf_header import HELPERS, GGUFHeader, check_complete_file
-from edgespec.llama.hidden_states import NEXTN_HEAD, of_layers
+from edgespec.llama.hidden_states import NEXTN_HEAD, of_kernels, of_layers
+from edgespec.llama.kernels import load as load_kernels
 from edgespec.llama.kv_cache import KVCache, KVCacheSize
 from edgespec.llama.outputs import Features, Outputs
 from edgespec.llama.weights import Model
@@ -32,7 +33,8 @@ EAGLE, DFLASH = "eagle3", "dflash"
 N_LAYERS = 3
 """Layers of the target whose states an EAGLE-3 head reads."""
 
-# Architectures of which llama.cpp hands out what goes into single layers; with others it ends the process.
+# Architectures of which llama.cpp hands out what goes into single layers; with others it ends the process:
+# theirs come from edgespec's kernels, but for the embeddings, which go into the first layer.
 _GIVE_LAYERS = frozenset(
     {
         *("llama", "qwen3", "qwen3moe", "qwen3next", "qwen35", "qwen35moe", "gemma4", "gpt-oss"),
@@ -113,9 +115,14 @@ def _misfit(head: GGUFHeader, target: GGUFHeader) -> str:
         return f"it reads what goes into layer {max(layers)}, from 0 on, and this model has {n_trunk}"
     if head.n_vocab < target.n_vocab:
         return f"it knows {head.n_vocab} tokens, and this model has {target.n_vocab}"
-    if target.architecture not in _GIVE_LAYERS:
-        return f"llama.cpp gives no hidden states of single layers of architecture {target.architecture}"
+    if target.architecture not in _GIVE_LAYERS and (min(layers) == 0 or not load_kernels().available):
+        return _no_layers(target)
     return ""
+
+
+def _no_layers(target: GGUFHeader) -> str:
+    why = f"llama.cpp gives no hidden states of single layers of architecture {target.architecture}"
+    return f"{why}, and edgespec's kernels are not in use here, or it reads the embeddings"
 
 
 def _damage(head: GGUFHeader, target: GGUFHeader) -> str:
@@ -160,11 +167,18 @@ class LayersTarget(Model):
 
     def __init__(self, header: GGUFHeader, head: GGUFHeader, *, kernels: bool) -> None:
         """Load the file of `header`, for the head of a file that `check_published_head` has checked."""
-        states = of_layers(_layers(head))
+        layers = _layers(head)
+        # What goes into a layer is what the one before has left.
+        before = tuple(layer - 1 for layer in layers)
+        of_library = header.architecture in _GIVE_LAYERS
+        states = of_layers(layers) if of_library else of_kernels(before, header.n_layer - header.n_mtp)
         if states is None:
             raise EdgespecError(f"{header.path}: this llama.cpp does not export what {head.path} needs")
         self.hidden_states = states
         super().__init__(header.path, kernels=kernels, header=header)
+        if not (of_library or self.uses_kernels):
+            self.close()
+            raise UsageError(f"{head.path}: a head that cannot read {header.path.name}: {_no_layers(header)}")
         self.n_state = len(_layers(head)) * self.n_embd
 
 

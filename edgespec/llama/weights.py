@@ -173,6 +173,11 @@ class Model(Closing):
         return bool(self.packed)
 
     @property
+    def leaves_last_states(self) -> bool:
+        """Whether a pass leaves the hidden states of tokens with logits for nothing (kernel_states.py)."""
+        return self.uses_kernels and self.remote is None and self.hidden_states is LAST_NORM
+
+    @property
     def handle(self) -> llama.llama_model_p:
         """The library's pointer, for Session."""
         self._require(self._finalizer)

@@ -16,6 +16,7 @@ from edgespec.drafting.block_model import BlockModel
 from edgespec.drafting.costs import block_curve
 from edgespec.drafting.head_model import HeadModel
 from edgespec.drafting.profile import ProfileKey
+from edgespec.errors import UsageError
 from edgespec.llama.gguf_header import check_model_file, read_header
 from edgespec.llama.kv_cache import KVCache, KVCacheSize
 from edgespec.llama.published_heads import DFLASH, BlockHead, EagleHead, LayersTarget, check_published_head
@@ -90,6 +91,24 @@ def plain():
 
 PAIRS = [(name, "its own matrices") for name in TARGETS] + [("llama", file) for file in list(FILES)[1:]]
 PAIRS += [(name, "blocks") for name in ("qwen3", "openai-moe", "qwen35", "gemma4")]
+
+
+@pytest.mark.parametrize("name", ["qwen2", "phi3", "mistral3"])
+def test_an_architecture_whose_layers_llama_cpp_does_not_give(name, folder):
+    """edgespec's kernels leave them; without these the head is refused."""
+    path = make_tiny(name, folder / f"{name} q8_0.gguf", weights_type="q8_0")
+    head = write_eagle(
+        folder / f"{name} q8_0 head.gguf", tiny(name), quantized=True, kept=200, target_layers=[1, 1, 1]
+    )
+    with Engine(path, head, n_threads=1, n_ctx=1024, profile=False) as engine:
+        options = {"params": GREEDY, "n_predict": N_PREDICT}
+        for prompt in PROMPTS.values():
+            alone = engine.generate(prompt, drafter="none", **options)
+            result = engine.generate(prompt, drafter="model", gamma=4, **options)
+            assert result.token_ids == alone.token_ids
+            assert result.stats.n_drafted > 20
+    with pytest.raises(UsageError, match="edgespec's kernels are not in use here"):
+        Engine(path, head, n_threads=1, n_ctx=1024, profile=False, kernels="off")
 
 
 @pytest.mark.slow

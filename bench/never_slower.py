@@ -23,8 +23,8 @@ lengths and drafters. It is the largest of many noisy figures, so auto's distanc
 overstated.
 
 `--short`: answers below 40 tokens instead (bench/prompt_sets/short.jsonl), where the initial costs of
-drafting matter most. `--remembered`: the suffix store holds the plain answers to all other prompts, as after
-earlier use; it never holds the answer to the current one.
+drafting matter most; `--words`: answers of 1 to 3 tokens, greedy. `--remembered`: the suffix store holds
+the plain answers to all other prompts, as after earlier use; it never holds the answer to the current one.
 
 Plain decoding is always measured; other ways are those of `edgespec bench --variants`. model-3 is llama.cpp's
 default. Prompts: our own sets, and other suites beside them (bench/prompts.py). A prompt with a temperature
@@ -210,6 +210,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parse.add_argument("--second-run", action="store_true", help="measure second requests instead")
     parse.add_argument("--cold", action="store_true", help="forget what was learnt of acceptance, too")
     parse.add_argument("--short", action="store_true", help="short answers instead of our other sets")
+    parse.add_argument("--words", action="store_true", help="answers of a word instead")
     parse.add_argument(
         "--remembered", action="store_true", help="the suffix store holds the answers to the other prompts"
     )
@@ -250,7 +251,8 @@ def report_runs(
 
 def main() -> None:
     args = arguments()
-    own = () if args.second_run else (prompt_sets.SHORT,) if args.short else prompt_sets.OWN
+    short = (prompt_sets.WORDS,) if args.words else (prompt_sets.SHORT,) if args.short else ()
+    own = () if args.second_run else short or prompt_sets.OWN
     suites = prompt_sets.chosen(args, own)
     prompts = prompt_sets.of_all(suites)
     limits = prompt_sets.limits()

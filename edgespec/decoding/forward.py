@@ -40,9 +40,10 @@ class Forward(SequenceTokens, Ask):
         *,
         inputs: Inputs | None = None,
         with_features: bool = False,
+        with_last_states: bool = False,
     ) -> None:
         """Ask for a pass of `session`; the other arguments are the fields of SequenceTokens."""
-        super().__init__(session.sequence, tokens, n_logits, parents, inputs, with_features)
+        super().__init__(session.sequence, tokens, n_logits, parents, inputs, with_features, with_last_states)
         self.session = session
 
     @property

@@ -180,7 +180,11 @@ class Generation:
             self._features.begin(self.tokens)
             n_wanted = min(self._features.n_prompt, n_prompt - start)
         if not n_wanted:
-            evaluated: ForwardResult = yield TargetForward(session, self.tokens[start:])
+            evaluated: ForwardResult = yield TargetForward(
+                session, self.tokens[start:], with_last_states=self._features is not None
+            )
+            if evaluated.features is not None:
+                self.keep_features(n_prompt - len(evaluated.features), evaluated.features)
             return evaluated.rows
         if start < n_prompt - n_wanted:
             yield TargetForward(session, self.tokens[start : n_prompt - n_wanted], 0)
@@ -246,7 +250,7 @@ class Generation:
             emitted.pop()  # nothing follows an end-of-generation token
         logprobs = self._logprobs([rows[i + 1] for i in (-1, *path)], emitted)
         self._emit(emitted)
-        if evaluated.features is not None:
+        if self._features and evaluated.features is not None:  # else perhaps another's, of fewer tokens
             kept = [*range(len(pending)), *(len(pending) + i for i in path)]
             self.keep_features(self._n_cached, evaluated.features[kept])
         n_trunk = sum(i == depth for depth, i in enumerate(path))  # what is in the cache already

@@ -42,7 +42,9 @@ _STATES = (32,)
 """Tokens of a prompt whose hidden states a head reads: with more, no more of its drafts are accepted."""
 _STATES_OWN = (KEPT, 64)
 """The same of a head in the target's file, which was trained on whole texts: all that are kept, or few."""
-_STATES_SHARE = 0.25  # of what drafting saves, lost where the head knows nothing of the prompt: a guess
+# Of what drafting saves, the share that a head without these states loses: without any of the prompt's, or
+# with that of its last token, which edgespec's kernels leave for nothing (docs/measurements/drafts.md).
+_STATES_SHARE, _STATES_SHARE_AFTER_LAST = 0.12, 0.05
 _PASS_SHARE = 0.5  # of T(1), what dividing the prompt into one more pass costs
 
 
@@ -66,7 +68,8 @@ def states_worth(
     passes = per_request(learned.draft.at(0), n_requests)
     most = math.inf if n_predict is None else n_predict
     best = ExpectedGain(learned, costs, passes, 1.0 / costs[1]).best_model_rate()
-    saved = _STATES_SHARE * max(0.0, costs[1] - 1.0 / best)
+    share = _STATES_SHARE_AFTER_LAST if target.leaves_last_states else _STATES_SHARE
+    saved = share * max(0.0, costs[1] - 1.0 / best)
     spent = learned.target.read(n_unread, 0)
     for n in sizes:
         n_wanted = min(n, n_unread)

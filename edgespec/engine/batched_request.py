@@ -72,7 +72,12 @@ class BatchedRequest:
         tokens = [*self.generation.tokens[n_past : self.n_held], *ask.tokens[max(0, n_past - self.n_held) :]]
         if n == len(tokens):
             return TargetForward(
-                self.session, tokens, ask.n_logits, ask.parents, with_features=ask.with_features
+                self.session,
+                tokens,
+                ask.n_logits,
+                ask.parents,
+                with_features=ask.with_features,
+                with_last_states=ask.with_last_states,
             )
         n = min(n, len(tokens) - ask.n_logits)
         return TargetForward(self.session, tokens[:n], 0, with_features=ask.with_features)

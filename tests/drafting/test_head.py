@@ -336,6 +336,7 @@ def test_states_of_a_prompt_are_asked_for_where_they_pay():
         n_params=1_543_000_000,
         hidden_states=SimpleNamespace(all_logits=True),
         uses_kernels=False,
+        leaves_last_states=False,
     )
     lengths = AnswerLengths(128.0)
     for _ in range(8):
@@ -357,10 +358,16 @@ def test_states_of_a_prompt_are_asked_for_where_they_pay():
     assert worth("something else", 60, n_predict=8) == 0 < worth("something else", 2000)
 
     target.uses_kernels = True  # which leave the logits out
-    assert worth("something else", 60, n_predict=8) == 32
+    assert worth("something else", 60, n_predict=8) == 0 < worth("something else", 300)
     assert worth("something else", 1000, n_predict=2) == 0, "passes of their own still cost something"
 
-    target.hidden_states.all_logits = False  # the head is in the target's file, and reads as many tokens
+    target.leaves_last_states = True  # which is most of what the others are worth
+    assert worth("something else", 60) == 0 < worth("write much", 60)
+
+    target.hidden_states.all_logits, target.leaves_last_states = (
+        False,
+        False,
+    )  # the head is in the target's file, and reads as many tokens
     for n_unread in (100, 1000):
         assert worth("write much", n_unread) == min(KEPT, n_unread)
         assert worth("write much", n_unread, n_predict=2) == 0

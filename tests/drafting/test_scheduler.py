@@ -180,14 +180,16 @@ def test_what_a_rejection_lets_be_read_again_is_in_the_price():
             return total
 
         curve = OnlineCurve(curve_of(list(costs)))
-        scheduler = Scheduler(LearnedCosts(curve, None, Predictor()), Policy(rereads=True, branches=False))
+        policy = Policy(rereads=True, branches=False)
+        scheduler = Scheduler(LearnedCosts(curve, None, Predictor()), policy, usually(500))
         scheduler.begin(128, None)
         scheduler.start_step(128, [], n_pending=n_pending)
         rate = scheduler.rate
         choice = scheduler.next(1.0, 0, 0, list(chances), 0)
         n = choice.n if choice else 0
         assert gain(n) == pytest.approx(max(map(gain, range(7))), abs=1e-9)
-        free = Scheduler(LearnedCosts(curve, None, Predictor()), Policy(branches=False))
+        policy = Policy(branches=False)
+        free = Scheduler(LearnedCosts(curve, None, Predictor()), policy, usually(500))
         free.begin(128, None)
         free.start_step(128, [], n_pending=n_pending)
         beside = free.next(1.0, 0, 0, list(chances), 0)
@@ -375,6 +377,8 @@ def scheduler_with(policy=Policy(), costs=OURS):  # noqa: B008 - frozen
 
 
 def started(scheduler):
+    """Begin an answer that is known to be long."""
+    scheduler.lengths = usually(500)
     scheduler.begin(10, 100)
     scheduler.start_step(10)
     return scheduler
@@ -390,6 +394,31 @@ def test_free_tokens_are_taken_while_the_rule_holds():
     stock = scheduler_with(Policy(model=False), STOCK)
     assert stock.next(1.0, 0, 99, [0.5, 0.5, 0.5], 0) is None
     assert stock.next(1.0, 0, 99, [0.99] * 16, 0) is not None
+
+
+@pytest.mark.parametrize(("n_prompt", "lengths", "n_predict", "drafts_at"), [
+    (10, None, None, 4),
+    (10, "short", None, 4),
+    (10, "long", None, 1),
+    (10, "long", 3, 4),
+    (4000, None, None, 1),
+])  # fmt: skip
+def test_an_answer_that_may_be_a_word_begins_without_drafts(n_prompt, lengths, n_predict, drafts_at):
+    """Unless the prompt is long: a share of the time that it takes may be lost."""
+    known = {None: AnswerLengths(128.0).of("new"), "short": usually(2), "long": usually(500)}[lengths]
+    draft = OnlineCurve(curve_of([0.0, *[0.001] * N_MAX]))
+    scheduler = Scheduler(LearnedCosts(OnlineCurve(curve_of(STEEPER)), draft, Predictor()), Policy(), known)
+    scheduler.begin(n_prompt, n_predict)
+    for n in range(1, 6):
+        scheduler.start_step(n_prompt)
+        choices = [scheduler.next(1.0, 0, 1, [], 7), scheduler.next(1.0, 0, 1, [0.99] * 8, 7)]
+        assert [choice is not None for choice in choices] == [n >= drafts_at] * 2
+        assert scheduler.branches(0.99, 1) == (n >= drafts_at), "a token beside the trunk costs as much"
+        scheduler.learn(1, STEEPER[1], 0, [])
+    chosen = Scheduler(scheduler.learned, Policy(suffix=False, staged=False), known)
+    chosen.begin(n_prompt, n_predict)
+    chosen.start_step(n_prompt)
+    assert chosen.next(1.0, 0, 1, [], 7), "the user chose the draft model"
 
 
 def test_a_plateau_of_the_cost_curve_is_looked_over():

@@ -37,9 +37,9 @@ _FIRST_STEPS = 4.0  # steps of new text that a generation counts as done when it
 _COPYING = 0.5  # chance of the first token offered, from which text counts as copied
 _WINDOW_SHARE = 0.05  # of the answer's expected time that the draft model's prefill may take
 _SHORTEST_WINDOW = 128
-_FEW = 4  # tokens of an answer that ends before drafting can gain anything
+_FEW = 4  # tokens of an answer that ends before drafting can gain anything; tokens of a usual draft
 _FEW_CHANCE = 0.02  # chance of so short an answer, from which its first steps are careful
-_LOSS = 0.01  # of the answer's time so far, that a draft of a careful step may cost
+_LOSS = 0.02  # of the answer's time so far, that a draft of its first steps may cost
 _SHORTEST_PROBE, _LONGEST_PROBE = 24, 96  # tokens
 
 
@@ -215,11 +215,11 @@ class Scheduler:
         decided for several requests together.
         """
         policy, now = self.policy, self._now
-        can_run = policy.model and 0 < unread <= MAX_UNREAD and self._affords(depth + 1, depth, unread)
+        if self._is_careful():
+            return None
+        can_run = policy.model and 0 < unread <= MAX_UNREAD
         if prefix is None:
             prefix = now.best_prefix(path, depth, offered) if policy.suffix else Prefix(0, 0.0, path)
-        if prefix.n and not self._affords(depth + prefix.n):
-            prefix = Prefix(0, 0.0, path)
         n, gain, after = prefix
         if not can_run:
             return SuffixAction(n) if n else None
@@ -230,20 +230,22 @@ class Scheduler:
             return SuffixAction(n)
         return ModelAction(n_guesses) if with_model > 0.0 else None
 
-    def _affords(self, n_drafted: int, n_passes: int = 0, unread: int = 0) -> bool:
-        """Say whether this step may lose what a draft of `n_drafted` tokens costs, after as many passes.
+    def _is_careful(self) -> bool:
+        """Say whether this step drafts nothing, since the answer may be over with it.
 
-        With the next step the answer may be over, and nothing is ever gained. Where that is likely enough,
-        and the prompt short, the first steps draft nothing: an answer of a word takes no longer than without.
+        What a draft costs would then be lost. So the first steps of an answer of unknown length have none,
+        unless that is little beside what the prompt took: an answer of a word takes no longer than without.
         """
         now, policy = self._now, self.policy
         is_chosen = not (policy.suffix and policy.model)  # by the user
         may_end = (self._n_predict or _FEW + 1) <= _FEW or 1.0 - self.lengths.longer(_FEW) >= _FEW_CHANCE
         if is_chosen or self._n_emitted >= _FEW or not may_end:
-            return True
-        passes = n_passes * now.passes[1] + now.passes[min(unread, N_MAX)] if unread else 0.0
+            return False
         costs = now.verify
-        return costs[min(n_drafted, N_MAX) + 1] - costs[1] + passes <= _LOSS * (self._spent + costs[1])
+        draft = costs[_FEW + 1] - costs[1] + (_FEW * now.passes[1] if now.passes else 0.0)
+        # From one table, lest a busy moment of the prompt's pass count as a long prompt.
+        spent = self._n_past * costs[N_MAX] / N_MAX + self._n_emitted * costs[1]
+        return draft > _LOSS * spent
 
     def n_worthwhile(self, path: float, depth: int, chances: Sequence[float]) -> int:
         """Return how many tokens to add that need no pass of the draft model.
@@ -270,7 +272,7 @@ class Scheduler:
         is in the next pass again, and pays the price again.
         """
         verify = self._now.verify
-        if not self.policy.branches or n_drafted + 3 > MAX_GAMMA or not self._affords(n_drafted + 1):
+        if not self.policy.branches or n_drafted + 3 > MAX_GAMMA:
             return False
         price = self.rate * 0.5 * (verify[n_drafted + 3] - verify[n_drafted + 1])
         return path * (1.0 - price) >= price

@@ -413,7 +413,6 @@ def test_an_answer_that_may_be_a_word_begins_without_drafts(n_prompt, lengths, n
         scheduler.start_step(n_prompt)
         choices = [scheduler.next(1.0, 0, 1, [], 7), scheduler.next(1.0, 0, 1, [0.99] * 8, 7)]
         assert [choice is not None for choice in choices] == [n >= drafts_at] * 2
-        assert scheduler.branches(0.99, 1) == (n >= drafts_at), "a token beside the trunk costs as much"
         scheduler.learn(1, STEEPER[1], 0, [])
     chosen = Scheduler(scheduler.learned, Policy(suffix=False, staged=False), known)
     chosen.begin(n_prompt, n_predict)

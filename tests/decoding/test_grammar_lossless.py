@@ -29,7 +29,7 @@ from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.tree_drafter import TreeDrafter
 from reference import filtered_probs
 from toy_models import chi_square_p_value
-from toy_schedulers import POLICIES, FixedPolicy, RandomScheduler, curves, scheduler_of
+from toy_schedulers import POLICIES, FixedPolicy, RandomScheduler, curves, soon_drafting
 from toy_sessions import ToySession
 from toy_tasks import task_of
 
@@ -131,7 +131,7 @@ class Runs:
     """Generations of one drafter, one after the other."""
 
     def __init__(
-        self, clock, params, policy, rule, *, scheduler=scheduler_of, kind=Constraint, masks_draft=True
+        self, clock, params, policy, rule, *, scheduler=soon_drafting, kind=Constraint, masks_draft=True
     ):
         self.clock = clock
         self.params, self.rule, self.kind, self.masks_draft = params, rule, kind, masks_draft
@@ -201,7 +201,7 @@ def test_the_expected_sequences_are_all_there_are():
 @pytest.mark.parametrize("rule", ["block", "chain", "match"])
 @pytest.mark.parametrize("name", [*POLICIES, "random"])
 def test_every_policy_is_exact(clock, name, rule):
-    scheduler = RandomScheduler if name == "random" else scheduler_of
+    scheduler = RandomScheduler if name == "random" else soon_drafting
     runs = Runs(clock, PARAMS["warm"], POLICIES.get(name, Policy()), rule, scheduler=scheduler)
     assert p_value(runs, N_RUNS) > 1e-4
     assert sum(runs.totals.values()) > N_RUNS / 10, "little was accepted: it proves little"

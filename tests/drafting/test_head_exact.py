@@ -15,12 +15,11 @@ from edgespec.decoding.sampling import SamplingParams
 from edgespec.drafting.learned_costs import LearnedCosts
 from edgespec.drafting.policy import ModelAction, Policy
 from edgespec.drafting.predictor import Predictor
-from edgespec.drafting.scheduler import Scheduler
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.tree_drafter import TreeDrafter
 from toy_heads import ToyTargetSession, state_of, toy_head, toy_mtp_head
 from toy_models import ToyModel, V, chi_square_p_value
-from toy_schedulers import FixedPolicy, RandomScheduler, curves, scheduler_of
+from toy_schedulers import FixedPolicy, RandomScheduler, SoonDrafting, curves, soon_drafting
 from toy_tasks import task_of
 
 LENGTH = 5
@@ -42,7 +41,7 @@ class WithoutGuesses(RandomScheduler):
         return ModelAction(0) if isinstance(choice, ModelAction) else choice
 
 
-class Wakes(Scheduler):
+class Wakes(SoonDrafting):
     """Reads at the first step, then and again only a part."""
 
     def n_to_prefill(self, unread):
@@ -72,7 +71,7 @@ def counts_of(
     n_runs,
     policy,
     *,
-    scheduler=scheduler_of,
+    scheduler=soon_drafting,
     prompt=PROMPT,
     window=3,
     n_ctx=64,
@@ -111,7 +110,7 @@ def counts_of(
 def test_every_policy_is_exact(clock, name, rule, temperature):
     n = 2_000
     params = warm(temperature)
-    scheduler = WithoutGuesses if name == "random" else scheduler_of
+    scheduler = WithoutGuesses if name == "random" else soon_drafting
     policy = POLICIES.get(name, POLICIES["auto"])
     counts, n_accepted = counts_of(clock, params, rule, n, policy, scheduler=scheduler)
     assert n_accepted > n / 20, "little was accepted: it proves little"
@@ -123,7 +122,7 @@ def test_every_policy_is_exact(clock, name, rule, temperature):
 @pytest.mark.parametrize("name", [*POLICIES, "random"])
 def test_a_head_in_the_targets_own_file_is_exact(clock, name, rule):
     n = 2_000
-    scheduler = WithoutGuesses if name == "random" else scheduler_of
+    scheduler = WithoutGuesses if name == "random" else soon_drafting
     policy = POLICIES.get(name, POLICIES["auto"])
     counts, n_accepted = counts_of(clock, warm(0.9), rule, n, policy, scheduler=scheduler, is_mtp=True)
     assert n_accepted > n / 20, "little was accepted: it proves little"
@@ -134,7 +133,7 @@ def test_a_head_in_the_targets_own_file_is_exact(clock, name, rule):
 @pytest.mark.parametrize("name", [*POLICIES, "random"])
 def test_at_temperature_0_the_text_is_the_targets(clock, name, is_mtp):
     params = warm(0.0)
-    scheduler = WithoutGuesses if name == "random" else scheduler_of
+    scheduler = WithoutGuesses if name == "random" else soon_drafting
     policy = POLICIES.get(name, POLICIES["auto"])
     for prompt in [(0,), PROMPT, (2, 1) * 6]:
         counts, _ = counts_of(
@@ -169,7 +168,7 @@ def test_a_head_that_sleeps_wakes_and_slides_is_exact(clock, rule, window):
 def test_what_was_accepted_is_read_with_the_targets_states(clock, name):
     """Before each draft the head has read the emitted tokens, each after the target's state before it."""
     clocks = curves()
-    scheduler = WithoutGuesses if name == "random" else scheduler_of
+    scheduler = WithoutGuesses if name == "random" else soon_drafting
     chosen = scheduler(LearnedCosts(*clocks, Predictor()), POLICIES.get(name, POLICIES["auto"]))
     head = toy_head(V, KEPT, clock=clock, cost=lambda n: 0.001)
     head.features.n_prompt = 4

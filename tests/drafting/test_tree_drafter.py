@@ -20,11 +20,10 @@ from edgespec.drafting.fixed_length import FixedLength
 from edgespec.drafting.learned_costs import LearnedCosts
 from edgespec.drafting.policy import ModelAction, Policy
 from edgespec.drafting.predictor import Predictor
-from edgespec.drafting.scheduler import Scheduler
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.tree_drafter import TreeDrafter
 from toy_models import ToyModel, V, chi_square_p_value
-from toy_schedulers import POLICIES, FixedPolicy, RandomScheduler, curves, scheduler_of
+from toy_schedulers import POLICIES, FixedPolicy, RandomScheduler, SoonDrafting, curves, soon_drafting
 from toy_sessions import ToySession, ToyStateSession
 from toy_tasks import task_of
 
@@ -33,7 +32,7 @@ PROMPT = (0, 1, 2, 0, 1)
 WARM = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 
 
-class Wakes(Scheduler):
+class Wakes(SoonDrafting):
     """Reads at the first step, then and again only a part."""
 
     def n_to_prefill(self, unread):
@@ -79,7 +78,7 @@ class DropsUnlikelySiblings(TreeDrafter):
         return self._proposal.tree
 
 
-class Branches(Scheduler):
+class Branches(SoonDrafting):
     """A fixed shape: two tokens at the first position, of the model alone."""
 
     def next(self, path, depth, unread, offered, bucket, prefix=None):
@@ -101,7 +100,7 @@ def counts_of(
     n_runs,
     policy,
     *,
-    scheduler=scheduler_of,
+    scheduler=soon_drafting,
     kind=TreeDrafter,
     prompt=PROMPT,
     n_draft_ctx=1 << 20,
@@ -148,7 +147,7 @@ def expected(target, params, prompt=PROMPT):
 def test_every_policy_is_exact(clock, name, rule):
     n = 3_000
     target, draft = ToyModel(1), ToyModel(101)
-    scheduler = RandomScheduler if name == "random" else scheduler_of
+    scheduler = RandomScheduler if name == "random" else soon_drafting
     policy = POLICIES.get(name, Policy())
     counts, totals = counts_of(clock, target, draft, WARM, rule, n, policy, scheduler=scheduler)
     assert sum(accepted for _, accepted in totals.values()) > n / 10, "little was accepted: it proves little"
@@ -165,7 +164,7 @@ def test_models_that_keep_a_state_are_exact(clock, name, rule):
     n = 3_000
     target, draft = ToyModel(1), ToyModel(101)
     policy = replace(POLICIES.get(name, Policy()), branches=False, siblings=False, rereads=True, splits=True)
-    scheduler = RandomScheduler if name == "random" else scheduler_of
+    scheduler = RandomScheduler if name == "random" else soon_drafting
     counts, totals = counts_of(
         clock, target, draft, WARM, rule, n, policy, scheduler=scheduler, keep_states=True
     )
@@ -219,7 +218,7 @@ def test_with_the_match_rule_the_text_is_a_function_of_the_seed():
     clocks = curves()
     suffix = SuffixDrafts(1024)
 
-    def text(seed, policy, scheduler=scheduler_of):
+    def text(seed, policy, scheduler=soon_drafting):
         drafter = None
         if policy:
             chosen = scheduler(LearnedCosts(*clocks, Predictor()), policy)
@@ -271,7 +270,7 @@ def test_no_branch_of_the_store_goes_beyond_the_end():
     suffix.document((0, 1, 2, end, 4, 5, 0, 1, 2, end, 4, 4, 0, 1, 2, 2, 5) * 3)
     for policy in (Policy(model=False, staged=False), Policy(model=False, staged=False, branches=False)):
         clocks = curves()
-        chosen = scheduler_of(LearnedCosts(*clocks, Predictor()), policy)
+        chosen = soon_drafting(LearnedCosts(*clocks, Predictor()), policy)
         drafter = TreeDrafter(
             chosen,
             suffix=suffix,
@@ -304,7 +303,7 @@ def test_nothing_is_drafted_after_an_end_of_generation_token():
 
     for policy in POLICIES.values():
         clocks = curves()
-        chosen = scheduler_of(LearnedCosts(*clocks, Predictor()), policy)
+        chosen = soon_drafting(LearnedCosts(*clocks, Predictor()), policy)
         suffix = SuffixDrafts(256)
         suffix.document(sequence * 4)
         drafter = TreeDrafter(

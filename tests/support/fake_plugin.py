@@ -19,6 +19,8 @@ int es_kernels_set_prefetch(struct prefetch p) { (void)p; return 0; }
 const char *es_kernels_refusal(void) { return "REFUSAL"; }
 void es_kernels_enable(int on) { (void)on; }
 void es_kernels_want_logits(long long n) { (void)n; }
+int es_kernels_keep_hidden(const void *asked) { (void)asked; return -1; }
+int64_t es_kernels_n_hidden(void) { return -1; }
 int64_t es_kernels_n_packed(void) { return 0; }
 int NAME_OF_PACKED(int64_t i, void *out) { (void)i; (void)out; return -1; }
 

@@ -23,11 +23,23 @@ def with_gamma(policy, gamma):
     return FixedPolicy(**asdict(policy), gamma=gamma)
 
 
-def scheduler_of(learned, policy, lengths=None):
+def scheduler_of(learned, policy, lengths=None, kind=Scheduler):
     """The scheduler that an engine would make."""
     if isinstance(policy, FixedPolicy):
         return FixedLength(policy.gamma, learned, policy, lengths)
-    return Scheduler(learned, policy, lengths)
+    return kind(learned, policy, lengths)
+
+
+class SoonDrafting(Scheduler):
+    """Drafts from the first step on, as any scheduler does later: where texts are short, and drafts count."""
+
+    def _is_careful(self):
+        return False
+
+
+def soon_drafting(learned, policy, lengths=None):
+    """The scheduler that an engine would make, which drafts from the first step on."""
+    return scheduler_of(learned, policy, lengths, SoonDrafting)
 
 
 POLICIES = {

@@ -95,6 +95,11 @@ def _around(mean: float) -> tuple[float, ...]:
     return tuple(high - low for low, high in itertools.pairwise(below))
 
 
+def lengths_around(mean: float) -> LengthDistribution:
+    """Return the distribution of an answer's length where all like it have about `mean` tokens."""
+    return LengthDistribution(_around(mean))
+
+
 def _any_length() -> tuple[float, ...]:
     """Return the probabilities of the half octaves where nothing is known."""
     weights = [_RARER ** max(0.0, 2.0 * math.log2(high / _USUAL_MOST)) for high in _EDGES[1:]]

@@ -55,7 +55,7 @@ class _Listener:
     _states: npt.NDArray[np.float16] | None = None
 
     def begin_window(
-        self, mel: npt.NDArray[np.float32], audio: EncodedAudio, stats: SpeechStats
+        self, mel: npt.NDArray[np.float32], audio: EncodedAudio, stats: SpeechStats, n_frames: int
     ) -> _Listener:
         self._states = audio.states().astype(np.float16)
         return self

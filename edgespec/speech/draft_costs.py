@@ -23,7 +23,7 @@ from edgespec.platform.state_file import DamagedFileError, NewerFormatError, Sta
 
 _FORMAT, _VERSION = "edgespec speech draft", 1
 _WEIGHT = 0.5  # of a run in what is kept
-_TRIED_AGAIN = 20  # runs without a draft that did not pay, after which it is weighed anew
+_TRIALS = 0.01  # share of the time of decoding that trials of a draft may take which did not pay before
 
 _Seconds = Annotated[float, msgspec.Meta(gt=0.0, le=1e9)]
 
@@ -63,7 +63,7 @@ class SpeechDraftCosts(msgspec.Struct, frozen=True, kw_only=True):
     drafted_s: _Seconds
     """Time of a token with it."""
     n_tokens: _Seconds
-    """Tokens of a window."""
+    """Tokens of a window that is sound from end to end."""
     n_drafted: Annotated[int, msgspec.Meta(ge=0)] = 0
     """Windows with the draft since the last without it, which shows anew what a token takes then."""
     left_alone: Annotated[int, msgspec.Meta(ge=0)] = 0
@@ -71,13 +71,17 @@ class SpeechDraftCosts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gain_s(self) -> float:
-        """Seconds saved in a window, the encoder's taken off."""
+        """Seconds saved in such a window, the encoder's taken off."""
         return self.n_tokens * (self.plain_s - self.drafted_s) - self.encode_s
 
     @property
     def is_due(self) -> bool:
-        """Whether a draft that did not pay is to be weighed anew: other recordings may suit it."""
-        return self.left_alone >= _TRIED_AGAIN
+        """Whether a draft that did not pay is to be weighed anew: other recordings may suit it.
+
+        The more it lost, the more runs lie between.
+        """
+        lost = -self.gain_s / (self.n_tokens * self.plain_s)
+        return lost >= 0.0 and self.left_alone >= lost / _TRIALS
 
 
 class _Stored(msgspec.Struct):

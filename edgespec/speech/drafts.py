@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.decoding.drafter import Drafter
+from edgespec.drafting.answer_lengths import lengths_around
 from edgespec.drafting.costs import OnlineCurve, PassCurves, guessed_curve
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.foreign.translated_model import TranslatedModel
@@ -40,6 +41,7 @@ from edgespec.speech.session import SpeechSession, SpeechVocabulary
 from edgespec.speech.tokenizer import WhisperTokenizer
 from edgespec.speech.transcript import SpeechStats
 from edgespec.speech.whisper_model import DecoderCache, EncodedAudio
+from edgespec.speech.windows import WINDOW_FRAMES
 
 _REPEATS = 0.2  # of text's repetitions that are expected of speech; once seen, it counts
 _FEWEST = 8  # tokens of a decoding whose time says something
@@ -138,9 +140,10 @@ class ModelDrafts:
         self._stats = SpeechStats()
         self._token_s: dict[bool, float] = {}  # a token's time without and with the draft model
         self._n_drafted = known.n_drafted if known else 0  # windows in a row
-        self._n_tokens = known.n_tokens if known else EXPECTED_TOKENS
+        self._n_tokens = known.n_tokens if known else EXPECTED_TOKENS  # of 30 s of sound
+        self._full = 1.0  # how much of the window under way is sound
         if known:
-            self._price = DraftPrice(known.encode_s, known.n_tokens)
+            self._price = DraftPrice(known.encode_s)
             self._token_s = {False: known.plain_s, True: known.drafted_s}
 
     @staticmethod
@@ -152,10 +155,10 @@ class ModelDrafts:
     # ---- a window ----
 
     def begin_window(
-        self, mel: npt.NDArray[np.float32], audio: EncodedAudio, stats: SpeechStats
+        self, mel: npt.NDArray[np.float32], audio: EncodedAudio, stats: SpeechStats, n_frames: int
     ) -> ModelDrafts:
-        """Prepare for a window of this spectrogram and the target's encoding; return itself."""
-        self._stats, self._model = stats, None
+        """Prepare for a window, as SpeechDrafts says; return itself."""
+        self._stats, self._model, self._full = stats, None, n_frames / WINDOW_FRAMES
         draft = self._draft
         if draft is None or not self._runs(draft):
             return self
@@ -164,7 +167,7 @@ class ModelDrafts:
         encode_s = time.perf_counter() - started
         stats.draft_encode_s += encode_s
         if self._price is None:
-            self._price = DraftPrice(encode_s)
+            self._price = DraftPrice(encode_s, self._n_expected)
         self._price.encode_s += 0.5 * (encode_s - self._price.encode_s)
         cache = draft.model.cache(heard, 1)
         self._held = [cache, heard]
@@ -193,7 +196,8 @@ class ModelDrafts:
         if price is None:
             if False not in self._token_s:
                 return False
-            price = self._price = DraftPrice(self._expected_encode_s(draft), self._n_tokens)
+            price = self._price = DraftPrice(self._expected_encode_s(draft))
+        price.n_tokens = self._n_expected
         assert draft_curve is not None  # noqa: S101 - for the type checker
         if len(self._token_s) == 2:  # both were tried: no need to reckon
             saved_s = price.n_tokens * (self._token_s[False] - self._token_s[True])
@@ -211,6 +215,11 @@ class ModelDrafts:
         ours, theirs = (SpeechModelCosts.of(one.path).encoder_macs for one in (self._target, draft))
         return theirs / ours * self._stats.encode_s / self._stats.n_windows
 
+    @property
+    def _n_expected(self) -> float:
+        """Tokens expected of the window under way: a short recording says little."""
+        return max(1.0, self._full * self._n_tokens)
+
     def seen(self) -> SpeechDraftCosts | None:
         """Return what the draft model cost and saved; None if it was never tried."""
         if not (self._price and len(self._token_s) == 2):
@@ -219,7 +228,7 @@ class ModelDrafts:
             encode_s=self._price.encode_s,
             plain_s=self._token_s[False],
             drafted_s=self._token_s[True],
-            n_tokens=self._price.n_tokens,
+            n_tokens=self._n_tokens,
             n_drafted=self._n_drafted,
         )
 
@@ -246,7 +255,7 @@ class ModelDrafts:
             staged=self._model is not None and heard is not None,
         )
         return TreeDrafter(
-            Scheduler(self._learned[greedy], policy),
+            Scheduler(self._learned[greedy], policy, lengths_around(self._n_expected)),
             suffix=heard.store if heard else None,
             model=self._model,
             is_eog=self._vocabulary.is_eog,
@@ -267,9 +276,7 @@ class ModelDrafts:
         before = self._token_s.get(self._model is not None, seconds / n)
         self._token_s[self._model is not None] = before + _NEWEST * (seconds / n - before)
         self._n_drafted = self._n_drafted + 1 if self._model else 0
-        self._n_tokens += _NEWEST * (n - self._n_tokens)
-        if self._price:
-            self._price.n_tokens = self._n_tokens
+        self._n_tokens += _NEWEST * (n - self._n_expected)
         if drafter is None:
             for _ in range(4):
                 self._curves.target.observe(1, len(tokens), seconds / n)

@@ -133,5 +133,5 @@ class LiveHearing:
 
     def _guess(self) -> Hypothesis:
         n_frames = min(N_FRAMES, len(self._buffer) // HOP)
-        text = "" if is_silent(self._buffer) else self._hearing.guess(self._window(n_frames))
+        text = "" if is_silent(self._buffer) else self._hearing.guess(self._window(n_frames), n_frames)
         return Hypothesis(text, (self._seek + n_frames) / 100)

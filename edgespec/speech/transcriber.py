@@ -45,9 +45,12 @@ class SpeechDrafts(Protocol):
     """The drafts of a transcription."""
 
     def begin_window(
-        self, mel: npt.NDArray[np.float32], audio: EncodedAudio, stats: SpeechStats
+        self, mel: npt.NDArray[np.float32], audio: EncodedAudio, stats: SpeechStats, n_frames: int
     ) -> WindowDrafter | None:
-        """Return what drafts in a window, of this spectrogram and the target's encoding; None: nothing."""
+        """Return what drafts in a window, of this spectrogram and the target's encoding; None: nothing.
+
+        `n_frames`: how many of the window's are the recording's, the rest is silence.
+        """
 
     def end_window(self) -> None:
         """Free what only that window needed."""
@@ -209,7 +212,7 @@ class Hearing:
 
         `sound`: the spectrogram of 30 s, of which `n_frames` are the recording's, from its frame `seek` on.
         """
-        with self._heard(sound) as (audio, cache, window):
+        with self._heard(sound, n_frames) as (audio, cache, window):
             start = start_tokens(self._tokenizer, self._options, self.transcript.language)
             text = self._decoder.decode(
                 cache,
@@ -242,9 +245,9 @@ class Hearing:
             n_heard = self._heard_by_words(segments, split, seek) or n_heard
         return self._keep(segments, text), n_heard
 
-    def guess(self, sound: Samples) -> str:
+    def guess(self, sound: Samples, n_frames: int) -> str:
         """Return the text of a window that is not over, and draft with it when more of it is there."""
-        with self._heard(sound) as (_, cache, window):
+        with self._heard(sound, n_frames) as (_, cache, window):
             start = start_tokens(self._tokenizer, self._options, self.transcript.language)
             prompt = self._decoder.prompt(start, self._before)
             text = self._decoder.guess(cache, prompt, n_start=len(start), drafter=window)
@@ -253,7 +256,9 @@ class Hearing:
         return "" if text.is_silence(self._options) else text.text
 
     @contextmanager
-    def _heard(self, sound: Samples) -> Iterator[tuple[EncodedAudio, DecoderCache, WindowDrafter | None]]:
+    def _heard(
+        self, sound: Samples, n_frames: int
+    ) -> Iterator[tuple[EncodedAudio, DecoderCache, WindowDrafter | None]]:
         """Encode a window; yield it, the decoder's cache over it, and what drafts in it."""
         drafts = self._drafts
         with ExitStack() as stack:
@@ -264,7 +269,7 @@ class Hearing:
             window = None
             if drafts:
                 stack.callback(drafts.end_window)
-                window = drafts.begin_window(sound, audio, self._stats)
+                window = drafts.begin_window(sound, audio, self._stats, n_frames)
             yield audio, cache, window
 
     def _encode(self, sound: Samples, stack: ExitStack) -> EncodedAudio:

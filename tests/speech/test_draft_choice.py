@@ -101,14 +101,16 @@ def test_what_cannot_draft_is_never_chosen(target, files):
     assert chosen(target, files, "mels", "large", "target", "decoder", "damaged") is None
 
 
-def test_a_draft_that_lost_is_weighed_anew_after_some_runs(target, files):
-    pair = pair_of(target, files, "small")
-    keep_costs(pair, LOSES)
-    for _ in range(20):
+@pytest.mark.parametrize(("encode_s", "runs"), [(0.2, 50), (0.1035, 2)])
+def test_a_draft_that_lost_is_weighed_anew_after_some_runs(target, files, encode_s, runs):
+    """A hundredth of the time of decoding goes into trials: half of it lost, and a fiftieth."""
+    pair, loses = pair_of(target, files, "small"), replaced(LOSES, encode_s=encode_s)
+    keep_costs(pair, loses)
+    for _ in range(runs):
         assert not load_costs(pair).is_due
         chosen(target, files, "small")
     assert load_costs(pair).is_due
-    keep_costs(pair, LOSES)  # it was tried
+    keep_costs(pair, loses)  # it was tried
     assert not load_costs(pair).is_due
 
 
@@ -138,6 +140,9 @@ def test_auto_loads_what_pays_and_drafts_from_the_first_window(files, tmp_path, 
         return SpeechPair.of(target, small, kernels=kernels, threads=1), transcript
 
     pair, plain = heard("none")
+    keep_costs(pair, replaced(BETTER, encode_s=0.1))
+    assert heard("auto")[1].stats.draft_encode_s == 0, "in two seconds little is said: 53 ms to be saved"
+    pair.path.unlink()
     keep_costs(pair, BETTER)
     _, drafted = heard("auto")
     assert drafted.stats.draft_encode_s > 0 == plain.stats.draft_encode_s

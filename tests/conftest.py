@@ -66,24 +66,26 @@ LONGEST = (
     "test_server_page.py",
     "test_install.py",
 )
-"""Files that take longest: they begin first, so that two workers end together, and are `slow` as a whole."""
+"""Files that take longest: they begin first, and are `slow` as a whole. The real pair, one group, comes next;
+the other worker has as much left to do then.
+"""
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """For two workers: a file stays together, and the real pair comes last, when the machine is its own."""
+    """For two workers: a file stays together, and so does the real pair."""
 
     def place(item: pytest.Item) -> tuple[bool, int]:
-        is_pair = item.get_closest_marker("pair") is not None
-        name = item.path.name
-        return is_pair, LONGEST.index(name) if name in LONGEST else len(LONGEST)
+        is_pair, name = item.get_closest_marker("pair") is not None, item.path.name
+        last = len(LONGEST)
+        return is_pair, last if is_pair else LONGEST.index(name) if name in LONGEST else last + 1
 
     for item in items:
         is_pair, _ = place(item)
         item.add_marker(pytest.mark.xdist_group("pair" if is_pair else item.path.name))
         if item.path.name in LONGEST:
             item.add_marker(pytest.mark.slow)
-    items.sort(key=place)
+    items.sort(key=lambda item: place(item)[1])
 
 
 @pytest.fixture

@@ -114,7 +114,7 @@ def test_families_are_trained_and_judged(edgespec, trained, tmp_path):
 @pytest.mark.slow
 def test_killed_and_started_again_and_trained_on(trained, environment, edgespec, tmp_path):
     """kill -9 while it trains: no text is written again. A second training starts from the first."""
-    arguments = [*trained, "--families", "head", "--tokens", "8k", "--force"]
+    arguments = [*trained, "--families", "head", "--tokens", "4k", "--force"]
     process = subprocess.Popen(
         [*COMMAND, *map(str, arguments)],
         env=environment,

@@ -26,10 +26,8 @@ NEAR_TIE, MOST_TIES = 0.6, 8
 PROMPTS = [
     "Write a quicksort in Python.",
     "Explain to a child why the sky is blue.",
-    "Write a haiku about a slow computer, then explain it line by line.",
     "What is 17 * 23? Show every step of the calculation.",
     "Translate into French: The train leaves at seven, but the station is far from here.",
-    "List ten facts about penguins, each in one sentence.",
     "Write a C function that reverses a linked list, and a main() that tests it.",
     "Correct the grammar: me and him goes to school yesterday because it were open.",
 ]
@@ -75,7 +73,7 @@ def with_head(pair):
         yield engine
 
 
-@pytest.mark.parametrize("prompt", [PROMPTS[0], PROMPTS[6]])
+@pytest.mark.parametrize("prompt", [PROMPTS[0], PROMPTS[4]])
 def test_the_head_that_comes_with_edgespec_drafts_and_changes_no_text(with_head, prompt):
     for params in (GREEDY, SamplingParams(temperature=0.8)):
         plain, drafted = (
@@ -112,7 +110,7 @@ def test_a_rejected_draft_leaves_no_trace_in_the_cache(engine, plain_session):
 
 
 def test_same_seed_same_text_and_different_seeds_differ(engine):
-    texts = [engine.generate(PROMPTS[2], n_predict=32, seed=seed).text for seed in (1, 1, 2)]
+    texts = [engine.generate(PROMPTS[1], n_predict=32, seed=seed).text for seed in (1, 1, 2)]
     assert texts[0] == texts[1]
     assert texts[0] != texts[2]
 

@@ -19,7 +19,7 @@ from edgespec.errors import UsageError
 from edgespec.models.suites import Prompt
 from edgespec.platform.messages import MessageFn
 from edgespec.speech.audio import read_audio
-from edgespec.speech.draft_costs import SpeechDraftCosts
+from edgespec.speech.draft_costs import SpeechDraftCosts, joined
 from edgespec.speech.drafts import ModelDrafts
 from edgespec.speech.loading import SpeechModel
 from edgespec.speech.mel import SAMPLE_RATE
@@ -160,7 +160,9 @@ class SpeechBench:
         if variant.drafting == "model":
             drafts = ModelDrafts(target, draft, repeats=False, always=True)
         elif variant.drafting != "none":
-            drafts = ModelDrafts(target, draft if variant.drafting == "auto" else None, known=self._known)
+            known = self._known if self._known and not self._known.is_due else None
+            tries = variant.drafting == "auto" and (known is None or known.gain_s > 0.0)
+            drafts = ModelDrafts(target, draft, known=known) if tries else ModelDrafts(target)
         return Transcriber(target.model, target.tokenizer, options, drafts=drafts)
 
     def _hear(self, prompt: Prompt, variant: SpeechVariant, round_: int) -> Run:
@@ -169,7 +171,7 @@ class SpeechBench:
         transcript = transcriber.transcribe(self._sound[prompt.id])
         energy = window.end()
         if variant.drafting == "auto" and isinstance(transcriber.drafts, ModelDrafts):
-            self._known = transcriber.drafts.seen()
+            self._known = joined(self._known, transcriber.drafts.seen())
         stats = transcript.stats
         tokens = [token for segment in transcript.segments for token in segment.tokens]
         steps = tuple((drafted, accepted, n) for (drafted, accepted), n in sorted(stats.steps.items()))

@@ -84,6 +84,17 @@ class SpeechDraftCosts(msgspec.Struct, frozen=True, kw_only=True):
         return lost >= 0.0 and self.left_alone >= lost / _TRIALS
 
 
+def joined(kept: SpeechDraftCosts | None, seen: SpeechDraftCosts | None) -> SpeechDraftCosts | None:
+    """Return what was `kept` of a draft with what a run has `seen`; None: the run did without the draft."""
+    if kept and seen:
+        values = {
+            name: getattr(kept, name) + _WEIGHT * (getattr(seen, name) - getattr(kept, name))
+            for name in ("encode_s", "plain_s", "drafted_s", "n_tokens")
+        }
+        return SpeechDraftCosts(**values, n_drafted=seen.n_drafted)
+    return msgspec.structs.replace(kept, left_alone=kept.left_alone + 1) if kept else seen
+
+
 class _Stored(msgspec.Struct):
     format: Literal["edgespec speech draft"]
     version: Literal[1]
@@ -100,23 +111,15 @@ def load_costs(pair: SpeechPair, *, on_message: MessageFn = silent) -> SpeechDra
 
 
 def keep_costs(pair: SpeechPair, seen: SpeechDraftCosts | None, *, on_message: MessageFn = silent) -> None:
-    """Keep what a run has `seen` of `pair`, with what was kept before; None: the run did without the draft.
+    """Keep what a run has `seen` of `pair`, `joined` with what was kept before.
 
     Where nothing can be written, nothing is kept.
     """
 
     def change(kept: SpeechDraftCosts | None) -> bytes:
-        new = seen or kept
+        new = joined(kept, seen)
         if new is None:
             raise UsageError("nothing is known of this draft", field="seen")
-        if kept and seen:
-            values = {
-                name: getattr(kept, name) + _WEIGHT * (getattr(seen, name) - getattr(kept, name))
-                for name in ("encode_s", "plain_s", "drafted_s", "n_tokens")
-            }
-            new = SpeechDraftCosts(**values, n_drafted=seen.n_drafted)
-        elif kept:
-            new = msgspec.structs.replace(kept, left_alone=kept.left_alone + 1)
         document = {"format": _FORMAT, "version": _VERSION, "pair": asdict(pair), "costs": new}
         return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
 

@@ -13,13 +13,16 @@ import pytest
 from edgespec.benchmark.exports import write_csv
 from edgespec.benchmark.heard_summary import summarise_heard
 from edgespec.benchmark.runs import BenchmarkOutcome, Cell, HeardRecording, Run, peer_of
-from edgespec.benchmark.speech import parse_speech_variants
+from edgespec.benchmark.speech import SpeechBench, SpeechSettings, parse_speech_variants
 from edgespec.benchmark.speech_peers import FasterWhisper, WhisperCpp
 from edgespec.benchmark.summary import noise, summarise_cell
 from edgespec.benchmark.word_errors import word_errors
-from edgespec.energy import Measurement
+from edgespec.energy import EnergyMeter, Measurement
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.suites import RECORDINGS, is_recordings, load_recordings, load_suite
+from edgespec.speech.draft_costs import SpeechDraftCosts
+from edgespec.speech.loading import SpeechModel
+from tiny_whisper import write_tiny_whisper
 
 
 def wav(path: Path, seconds: float = 0.1) -> Path:
@@ -91,6 +94,20 @@ def test_variants_of_recordings():
     ):
         with pytest.raises(UsageError, match=words):
             parse_speech_variants(wrong)
+
+
+@pytest.mark.parametrize(("left_alone", "tries"), [(0, False), (1, False), (2, True)])
+def test_auto_leaves_a_draft_alone_that_lost_as_transcribe_does(tmp_path, left_alone, tries):
+    path = write_tiny_whisper(tmp_path / "model.gguf")
+    with SpeechModel(path) as target, SpeechModel(path) as draft:
+        settings = SpeechSettings(parse_speech_variants("auto"), "en")
+        with EnergyMeter.choose() as meter:
+            bench = SpeechBench(target, draft, settings, tmp_path, meter)
+            bench._known = SpeechDraftCosts(
+                encode_s=0.1035, plain_s=2e-3, drafted_s=1e-3, n_tokens=100.0, left_alone=left_alone
+            )
+            drafts = bench._transcriber(settings.variants[0]).drafts
+    assert (drafts._draft is not None) == tries
 
 
 @pytest.mark.parametrize(

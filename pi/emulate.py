@@ -5,7 +5,7 @@ For each board, with its processor's instructions alone, so that any other ends 
     wheels      of dist/BOARD, installed offline by an arm64 Python of Debian's packages (pi/root.py)
     kernels     their self-test
     C tests     cross-compiled
-    tests       the exactness, kernels' and sampler's part of the Python tests (see _TESTS)
+    tests       the exactness, kernels', Whisper's and sampler's part of the Python tests (see _TESTS)
     run         SmolLM2-135M, drafted by itself requantized: greedy and sampled, against plain decoding
     guard       these wheels on a plainer board: refused in one line, and a crash without that line
 
@@ -50,6 +50,7 @@ _TESTS: dict[str, str] = {
     "llama/test_session.py": "",
     "drafting/test_suffix.py": "",
     "decoding/test_twins.py": "",
+    "speech/test_whisper_model.py": "",
     "llama/test_weights.py": "nothing_is_printed or left_open or failed_assertion",  # 10 s each: processes
 }
 """The Python tests that run here, ten times slower than on a processor, and those that -k leaves out."""
@@ -58,6 +59,7 @@ _OF_A_PROCESSOR = (
     "llama/test_kernels.py",
     "llama/test_kernels_models.py",
     "llama/test_session.py",
+    "speech/test_whisper_model.py",
 )
 """Tests that run on every board. The others test the C core, whose code for ARM is the same for all boards:
 it has already run on the plainest board, where any instruction that some board lacks ends the program.

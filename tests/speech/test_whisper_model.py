@@ -61,7 +61,7 @@ def exact(path):
 def test_it_is_whisper(tmp_path, use_kernels):
     """Against numpy, with F16 weights; odd sizes, and an encoder wider than the decoder.
 
-    The kernels' full attention has 8 bits, whatever the weights.
+    The kernels' full attention has 8 bits, whatever the weights; ggml adds products of F16 in F16 on ARM.
     """
     path = write_tiny_whisper(
         tmp_path / "m.gguf", matrix_type="f16", n_audio_ctx=75, n_text_ctx=40, n_audio_layer=2, n_state=96,
@@ -70,7 +70,7 @@ def test_it_is_whisper(tmp_path, use_kernels):
     reference = ReferenceWhisper(path)
     with WhisperModel.open(path, n_threads=1, kernels=use_kernels) as model:
         audio = model.encode(sound(model))
-        assert error(audio.states(), reference.encode(sound(model))) < (0.015 if use_kernels else 2e-3)
+        assert error(audio.states(), reference.encode(sound(model))) < (0.015 if use_kernels else 4e-3)
         tokens = some_tokens(model, 30)
         expected, heard = reference.decode(tokens, audio.states())
         cache = model.cache(audio)

@@ -20,7 +20,7 @@ from edgespec.platform.boards import Board
 from edgespec.platform.files import write_atomically
 from pi.console import BUILD, ROOT, environment, run
 from pi.dependencies import download, folder_name
-from pi.manifest import DIST, check_wheels, read_manifest
+from pi.manifest import DIST, check_wheels, read_manifest, sha256
 
 QEMU = "qemu-aarch64-static"
 
@@ -116,4 +116,4 @@ def _tools() -> list[str]:
 def _digest(wheels: Sequence[Path], root: Path) -> str:
     """Return a text that changes when the venv must be made again."""
     files = [*wheels, root / "edgespec-root.json"]
-    return json.dumps({str(file): [file.stat().st_size, file.stat().st_mtime_ns] for file in files}, indent=2)
+    return json.dumps({str(file): sha256(file) for file in files}, indent=2)

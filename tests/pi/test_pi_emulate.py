@@ -89,6 +89,16 @@ def test_all_tests_named_are_there():
             assert word in everything, f"nothing is left out by {word}"
 
 
+def test_a_venv_is_made_again_for_other_wheels_only(dist, tmp_path):
+    wheel = dist / "pi4" / WHEELS[0]
+    (tmp_path / "edgespec-root.json").write_text("{}")
+    first = emulator._digest([wheel], tmp_path)
+    os.utime(wheel, (0, 0))
+    assert emulator._digest([wheel], tmp_path) == first
+    wheel.write_text(wheel.name[::-1])
+    assert emulator._digest([wheel], tmp_path) != first
+
+
 # ---- reports and logs ----
 
 

@@ -1,9 +1,9 @@
 """Counts instructions per multiply-add of a product, ours and llama.cpp's own: `python -m pi.count`.
 
-Without the board its speed cannot be measured, but the instructions of its processor can be counted. The same
-product, by ggml on one thread, runs once and three times under qemu with a counting plugin: half of the
-difference is one product with the quantization of its activations, without start and packing. The count is no
-speed: instructions differ in cost, and waiting for memory is not counted.
+Without the board its speed cannot be measured, but the instructions of its processor can be counted. The
+same product, by ggml on one thread, runs twice under qemu with a plugin that counts: the second is one
+product with the quantization of its activations, without start and packing. The count is no speed:
+instructions differ in cost, and waiting for memory is not counted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from edgespec.errors import EdgespecError
 from edgespec.platform.boards import BOARDS, Board
-from pi.console import BUILD, Parser, err, main, out, run
+from pi.console import BUILD, Parser, describe_exit, err, main, out, run
 from pi.manifest import DIST, check_wheels, read_manifest
 from pi.recipe import llama_source
 from pi.root import ensure_root
@@ -36,6 +36,7 @@ ROWS, COLUMNS = 1536, 1536
 """A product of Qwen2.5-1.5B."""
 
 _HERE = Path(__file__).parent
+_FLAGS = ("-O2", "-Wall", "-Wextra", "-Werror")
 
 
 def count(board: Board) -> dict[str, dict[str, dict[int, float]]]:
@@ -45,6 +46,7 @@ def count(board: Board) -> dict[str, dict[str, dict[int, float]]]:
     emulated = ["-cpu", board.emulated]
     kernels: dict[str, _Kernels] = {
         "llama.cpp": _Kernels(emulated),
+        "llama.cpp, not repacked": _Kernels(emulated, repacked=False),
         "edgespec": _Kernels(emulated, plugin=True),
     }
     return counter.table(kernels)
@@ -77,6 +79,8 @@ class _Kernels:
     """llama.cpp's library of this name; "": it has one alone."""
     plugin: bool = False
     """Whether edgespec's kernels multiply."""
+    repacked: bool = True
+    """Whether llama.cpp may repack the weights."""
 
 
 class _Counter:
@@ -90,7 +94,7 @@ class _Counter:
             with zipfile.ZipFile(wheel) as archive:
                 archive.extractall(self._libraries, [one for one in archive.namelist() if ".so" in one])
         self._llama = self._libraries / "llama_cpp" / "lib"
-        self._program, self._plugin = _compiled(self._llama)
+        self._program, self._plugin = _product(self._llama), plugin()
 
     def table(self, kernels: Mapping[str, _Kernels]) -> dict[str, dict[str, dict[int, float]]]:
         """Return instructions a multiply-add: type -> whose kernels -> tokens -> number."""
@@ -100,11 +104,9 @@ class _Counter:
                 for n in TOKENS:
                     with err.status(f"{self._name}: {name}, {n} tokens, {whose}"):
                         product = [str(part) for part in (number, ROWS, COLUMNS, n)]
-                        once, thrice = (
-                            _instructions(self._command(which, [*product, str(k)])) for k in (1, 3)
-                        )
-                        each = (thrice - once) / 2 / (ROWS * COLUMNS * n)
-                        found.setdefault(name, {}).setdefault(whose, {})[n] = round(each, 3)
+                        _, (_, each) = instructions(self._command(which, product))
+                        of_one = round(each / (ROWS * COLUMNS * n), 3)
+                        found.setdefault(name, {}).setdefault(whose, {})[n] = of_one
         return found
 
     def _command(self, which: _Kernels, arguments: list[str]) -> list[str | Path]:
@@ -112,44 +114,61 @@ class _Counter:
         command += ["-E", f"LD_LIBRARY_PATH={self._llama}"]
         if which.variant:
             command += ["-E", f"GGML_BACKEND_PATH={self._llama / f'libggml-cpu-{which.variant}.so'}"]
+        if which.plugin:
+            arguments = [*arguments, str(self._libraries / "edgespec" / "edgespec_kernels.so")]
+        elif not which.repacked:
+            arguments = [*arguments, "plain"]
         return [*command, self._program, *arguments]
 
-    def _own(self, which: _Kernels) -> list[Path]:
-        return [self._libraries / "edgespec" / "edgespec_kernels.so"] if which.plugin else []
 
-
-def _compiled(llama: Path) -> tuple[Path, Path]:
-    """Compile the program, linked with the libraries in `llama`, and qemu's plugin that counts."""
-    program, plugin = BUILD / "count_product", BUILD / "count_plugin.so"
+def _product(llama: Path) -> Path:
+    """Compile the program, linked with the libraries in `llama`, and return it."""
+    program = BUILD / "count_product"
     include = llama_source() / "vendor" / "llama.cpp" / "ggml" / "include"
-    flags = ("-O2", "-Wall", "-Wextra", "-Werror")
     libraries = [next(iter(sorted(llama.glob(f"{name}.so*")))) for name in ("libggml", "libggml-base")]
     link: list[str | Path] = [*libraries, f"-Wl,-rpath-link,{llama}"]
     run(
         "compiling the product",
-        [f"{TRIPLE}-gcc", *flags, f"-I{include}", _HERE / "count_product.c", "-o", program, *link],
+        [f"{TRIPLE}-gcc", *_FLAGS, f"-I{include}", _HERE / "count_product.c", "-o", program, *link],
         BUILD / "count-product.log",
     )
+    return program
+
+
+def plugin() -> Path:
+    """Compile qemu's plugin that counts, and return it."""
+    library = BUILD / "count_plugin.so"
     run(
         "compiling qemu's plugin",
-        ["cc", *flags, "-shared", "-fPIC", _HERE / "count_plugin.c", "-o", plugin],
+        ["cc", *_FLAGS, "-shared", "-fPIC", _HERE / "count_plugin.c", "-o", library],
         BUILD / "count-plugin.log",
     )
-    return program, plugin
+    return library
 
 
-def _instructions(command: Sequence[str | Path]) -> int:
-    """Return the plugin's count; on one processor, because waiting threads run instructions too."""
+def instructions(
+    command: Sequence[str | Path], env: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> list[tuple[str, int]]:
+    """Return the lines that a program writes, each with the instructions since the one before.
+
+    It runs on one processor, because waiting threads run instructions too. Raises EdgespecError if it fails.
+    """
     usable = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(usable)})
     try:
-        ended = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+        ended = subprocess.run(
+            list(map(str, command)), capture_output=True, text=True, check=False, env=env, cwd=cwd
+        )
     finally:
         os.sched_setaffinity(0, usable)
-    lines = ended.stderr.splitlines()
-    if ended.returncode or not lines or not lines[-1].startswith("instructions "):
-        raise EdgespecError(f"{QEMU}: {lines[-1] if lines else f'exit code {ended.returncode}'}")
-    return int(lines[-1].split()[1])
+    lines, said = ended.stdout.splitlines(), ended.stderr.splitlines()
+    counts = [int(line.split()[1]) for line in said if line.startswith("instructions ")]
+    others = [line for line in said if not line.startswith("instructions ")]
+    if ended.returncode:
+        raise EdgespecError(f"{QEMU}: {others[-1] if others else describe_exit(ended.returncode)}")
+    if not lines or len(counts) != len(lines):
+        raise EdgespecError(f"{QEMU}: {len(counts)} of {len(lines)} lines counted")
+    return [(line, n - before) for line, n, before in zip(lines, counts, [0, *counts[:-1]], strict=True)]
 
 
 def _main() -> int:

@@ -1,13 +1,14 @@
-/* One product of weights and n tokens on one thread, by ggml, `times` times:
+/* One product of weights and n tokens on one thread, by ggml, twice, with a line after each:
  *
- *     count_product TYPE ROWS COLUMNS N TIMES [PLUGIN]
+ *     count_product TYPE ROWS COLUMNS N [PLUGIN|plain]
  *
  * The weights lie where llama.cpp would put them: with PLUGIN packed for edgespec's kernels, else in the
- * first of the CPU's buffer types that takes them (its own repacking), else plain. */
+ * first of the CPU's buffer types that takes them (its own repacking), else plain, as "plain" has them always. */
 #include <ggml-backend.h>
 #include <ggml.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 static void need(int ok, const char *what) {
     if (!ok) {
@@ -17,15 +18,15 @@ static void need(int ok, const char *what) {
 }
 
 int main(int argc, char **argv) {
-    need(argc == 6 || argc == 7, "arguments: TYPE ROWS COLUMNS N TIMES [PLUGIN]");
+    need(argc == 5 || argc == 6, "arguments: TYPE ROWS COLUMNS N [PLUGIN|plain]");
+    const int is_plain = argc == 6 && !strcmp(argv[5], "plain");
     const enum ggml_type type = atoi(argv[1]);
     const int64_t rows = atoll(argv[2]), columns = atoll(argv[3]), n = atoll(argv[4]);
-    const int times = atoi(argv[5]);
     ggml_backend_load_all(); /* of a library with variants, the one that GGML_BACKEND_PATH names */
     ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), device = cpu;
     need(cpu != NULL, "a CPU backend");
-    if (argc == 7) {
-        ggml_backend_reg_t plugin = ggml_backend_load(argv[6]);
+    if (argc == 6 && !is_plain) {
+        ggml_backend_reg_t plugin = ggml_backend_load(argv[5]);
         need(plugin != NULL, "the plugin");
         device = ggml_backend_reg_dev_get(plugin, 0);
     }
@@ -44,7 +45,7 @@ int main(int argc, char **argv) {
         ggml_backend_dev_get_extra_bufts_t extra =
             (ggml_backend_dev_get_extra_bufts_t)ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(cpu),
                                                                                  "ggml_backend_dev_get_extra_bufts");
-        for (ggml_backend_buffer_type_t *b = extra ? extra(cpu) : NULL; b && *b && n_choices < 7; b++) {
+        for (ggml_backend_buffer_type_t *b = extra && !is_plain ? extra(cpu) : NULL; b && *b && n_choices < 7; b++) {
             choices[n_choices++] = *b;
         }
         choices[n_choices++] = ggml_backend_dev_buffer_type(cpu);
@@ -81,9 +82,10 @@ int main(int argc, char **argv) {
     struct ggml_context *graph_of = ggml_init(parameters);
     struct ggml_cgraph *graph = ggml_new_graph(graph_of);
     ggml_build_forward_expand(graph, y);
-    for (int i = 0; i < times; i++) {
+    for (int i = 0; i < 2; i++) {
         need(ggml_backend_graph_compute(backend, graph) == GGML_STATUS_SUCCESS, "the product");
+        printf("%s\n", ggml_backend_buft_name(choices[chosen]));
+        fflush(stdout);
     }
-    printf("%s\n", ggml_backend_buft_name(choices[chosen]));
     return 0;
 }

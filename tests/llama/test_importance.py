@@ -57,7 +57,7 @@ def test_experts_have_columns_of_their_own(models):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["iq2_xs", "iq3_xxs", "iq1_m"])
+@pytest.mark.parametrize("name", ["iq2_xs", "iq3_xxs"])
 def test_types_that_ask_for_it(models, tmp_path, name):
     path, out = models["llama"], tmp_path / "out.gguf"
     assert name in ASK_IMPORTANCE

@@ -167,7 +167,7 @@ class ModelDrafts:
         encode_s = time.perf_counter() - started
         stats.draft_encode_s += encode_s
         if self._price is None:
-            self._price = DraftPrice(encode_s, self._n_expected)
+            self._price = DraftPrice(encode_s)
         self._price.encode_s += 0.5 * (encode_s - self._price.encode_s)
         cache = draft.model.cache(heard, 1)
         self._held = [cache, heard]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import random
 
 import numpy as np
@@ -70,7 +71,8 @@ def test_it_is_whisper(tmp_path, use_kernels):
     reference = ReferenceWhisper(path)
     with WhisperModel.open(path, n_threads=1, kernels=use_kernels) as model:
         audio = model.encode(sound(model))
-        assert error(audio.states(), reference.encode(sound(model))) < (0.015 if use_kernels else 4e-3)
+        of_stock = 4e-3 if platform.machine() == "aarch64" else 2e-3
+        assert error(audio.states(), reference.encode(sound(model))) < (0.015 if use_kernels else of_stock)
         tokens = some_tokens(model, 30)
         expected, heard = reference.decode(tokens, audio.states())
         cache = model.cache(audio)

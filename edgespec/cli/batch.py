@@ -9,14 +9,13 @@ import stat
 import sys
 import time
 from contextlib import ExitStack, closing, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from edgespec.cli.console import INTERRUPTED, message
-from edgespec.cli.groups import grouped
+from edgespec.cli.groups import grouped, option_group
 from edgespec.cli.options import OUTPUT, ModelChoice, SharedModels, WattsOption, refuse_contradictions
 from edgespec.errors import EdgespecError, UsageError
 
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 _PLAIN = "Prompts (for lines without url)"
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group()
 class BatchFiles:
     """The files that a batch reads and writes."""
 
@@ -71,7 +70,7 @@ class BatchFiles:
             raise UsageError(f"-o {self.out}: that is the input; choose another file")
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group()
 class BatchLoading(SharedModels):
     """Models of a batch, and the cluster that runs them."""
 
@@ -85,27 +84,20 @@ class BatchLoading(SharedModels):
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group(_PLAIN)
 class PlainPrompts:
     """Defaults for lines without a url."""
 
-    system: Annotated[str | None, typer.Option(help="System message.", rich_help_panel=_PLAIN)] = None
+    system: Annotated[str | None, typer.Option(help="System message.")] = None
     n_predict: Annotated[
-        int,
-        typer.Option(
-            "--n-predict", "-n", help="Most tokens; -1: to the end of the context.", rich_help_panel=_PLAIN
-        ),
+        int, typer.Option("--n-predict", "-n", help="Most tokens; -1: to the end of the context.")
     ] = 256
     temp: Annotated[
-        float | None,
-        typer.Option(
-            min=0, max=2, help="Temperature; 0 is greedy.", show_default="0.8", rich_help_panel=_PLAIN
-        ),
+        float | None, typer.Option(min=0, max=2, help="Temperature; 0 is greedy.", show_default="0.8")
     ] = None
-    seed: Annotated[
-        int | None,
-        typer.Option(min=0, help="Seed of every answer.", show_default="random", rich_help_panel=_PLAIN),
-    ] = None
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of every answer.", show_default="random")] = (
+        None
+    )
 
     def defaults(self) -> PromptDefaults:
         """Return them as the batch takes them. Raises UsageError."""

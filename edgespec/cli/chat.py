@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from edgespec.cli.console import INTERRUPTED, message, out
-from edgespec.cli.groups import grouped
+from edgespec.cli.groups import grouped, option_group
 from edgespec.cli.options import (
     OUTPUT,
     PROMPT,
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from edgespec.engine.engine import Engine
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group()
 class ChatLength:
     """Longest answer and conversation."""
 
@@ -46,16 +45,13 @@ class ChatLength:
     compute: ComputeOnNodes
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group(PROMPT)
 class ChatStart:
     """The beginning of a conversation."""
 
     system: SystemOption = None
     chat_template: ChatTemplateOption = None
-    load: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Go on with a saved conversation.", rich_help_panel=PROMPT),
-    ] = None
+    load: Annotated[Path | None, typer.Option(metavar="FILE", help="Go on with a saved conversation.")] = None
 
     def conversation(self) -> Conversation:
         """Return the conversation so far. Raises UsageError."""
@@ -66,14 +62,11 @@ class ChatStart:
         return Conversation.load(expand_user(str(self.load)))
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group(OUTPUT)
 class ChatOutput:
     """Format of the answers."""
 
-    json: Annotated[
-        bool,
-        typer.Option("--json", help="Print a JSON object a line for each answer.", rich_help_panel=OUTPUT),
-    ] = False
+    json: Annotated[bool, typer.Option("--json", help="Print a JSON object a line for each answer.")] = False
     show_draft: ShowDraftOption = False
 
 

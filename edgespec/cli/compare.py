@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,7 +18,7 @@ from edgespec.cli.bench_options import (
 )
 from edgespec.cli.completion import complete_models
 from edgespec.cli.console import message
-from edgespec.cli.groups import grouped
+from edgespec.cli.groups import grouped, option_group
 from edgespec.cli.options import ThreadsOption, WattsOption
 from edgespec.errors import UsageError, check_choice
 from edgespec.llama.choices import KernelsChoice
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from edgespec.cli.compare_runs import ScoringOptions
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group()
 class ModelMatrix:
     """The models and kernels that are combined."""
 
@@ -71,7 +70,7 @@ class ModelMatrix:
         return chosen
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group()
 class CompareMeasuring:
     """The measurement of each combination, and how often it is repeated."""
 
@@ -81,7 +80,7 @@ class CompareMeasuring:
     threads: ThreadsOption = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group(ACCURACY)
 class AccuracyOptions:
     """The accuracy of the targets' answers, as far as it is measured."""
 
@@ -90,33 +89,23 @@ class AccuracyOptions:
         typer.Option(
             "--accuracy/--no-accuracy",
             help="Compare each quantization's answers with the best one's, on a text.",
-            rich_help_panel=ACCURACY,
         ),
     ] = True
     text: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="The text.",
-            show_default="the default suite's prompts",
-            rich_help_panel=ACCURACY,
-        ),
+        typer.Option(metavar="FILE", help="The text.", show_default="the default suite's prompts"),
     ] = None
-    text_tokens: Annotated[
-        int, typer.Option(min=512, help="Tokens of it, at most.", rich_help_panel=ACCURACY)
-    ] = 1024
+    text_tokens: Annotated[int, typer.Option(min=512, help="Tokens of it, at most.")] = 1024
     """At least one window of `benchmark.accuracy`; by default two."""
     humaneval: Annotated[
         bool,
         typer.Option(
             "--humaneval",
             help="Run the programs that each target writes for HumanEval, in a sandbox: pass@1.",
-            rich_help_panel=ACCURACY,
         ),
     ] = False
     problems: Annotated[
-        int | None,
-        typer.Option(min=1, help="Problems of HumanEval.", show_default="all 164", rich_help_panel=ACCURACY),
+        int | None, typer.Option(min=1, help="Problems of HumanEval.", show_default="all 164")
     ] = None
     humaneval_file: HumanEvalFileOption = None
 
@@ -149,7 +138,7 @@ class AccuracyOptions:
         return read_text(self.text)
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group()
 class ComparisonFolder:
     """Folder of a comparison."""
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
 from edgespec.cli.completion import complete_model
+from edgespec.cli.groups import option_group
 from edgespec.errors import UsageError
 from edgespec.models.draft_records import Family
 from edgespec.models.entries import nearest
@@ -36,7 +36,7 @@ TargetOption = Annotated[
 ]
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group()
 class MakeOptions:
     """The draft that is made."""
 
@@ -97,7 +97,7 @@ class MakeOptions:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group(_DATA)
 class DataOptions:
     """The texts that the target writes."""
 
@@ -108,18 +108,13 @@ class DataOptions:
             help="Tokens that the target is to have written, such as 200k; what it wrote for earlier drafts "
             "counts, but not with --prompts and --from-history.",
             show_default="200k for each hour of training, at least 20k",
-            rich_help_panel=_DATA,
         ),
     ] = None
-    answer_tokens: Annotated[
-        int, typer.Option(min=8, help="Most tokens of each of its answers.", rich_help_panel=_DATA)
-    ] = 400
+    answer_tokens: Annotated[int, typer.Option(min=8, help="Most tokens of each of its answers.")] = 400
     budget: Annotated[
         str,
         typer.Option(
-            metavar="SIZE",
-            help="Most disk space for these texts and the target's hidden states along them.",
-            rich_help_panel=_DATA,
+            metavar="SIZE", help="Most disk space for these texts and the target's hidden states along them."
         ),
     ] = "2GB"
     prompts: Annotated[
@@ -128,7 +123,6 @@ class DataOptions:
             metavar="FILE",
             help="Prompts or texts like yours, in addition to the built-in prompts; may be repeated.",
             show_default=False,
-            rich_help_panel=_DATA,
         ),
     ] = None
     from_history: Annotated[
@@ -136,7 +130,6 @@ class DataOptions:
         typer.Option(
             "--from-history",
             help="Also your own earlier prompts (`edgespec cache info`). They stay on this machine.",
-            rich_help_panel=_DATA,
         ),
     ] = False
 
@@ -154,7 +147,7 @@ class DataOptions:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group(_TRAINING)
 class TrainingOptions:
     """Drafts to try, and the time to train them."""
 
@@ -165,7 +158,6 @@ class TrainingOptions:
             help="Kinds of drafts to try, with commas: a block on the target's hidden state (head); a small "
             "model of its family with some of its layers (shallow), or all (whole).",
             show_default="all that are possible",
-            rich_help_panel=_TRAINING,
         ),
     ] = None
     hours: Annotated[
@@ -174,16 +166,12 @@ class TrainingOptions:
             metavar="H",
             help="Hours of training, of all families together; 0 trains nothing: minutes, for whole alone.",
             show_default="2",
-            rich_help_panel=_TRAINING,
         ),
     ] = None
     tokens: Annotated[
         str | None,
         typer.Option(
-            metavar="N",
-            help="Instead of hours: tokens of training, such as 1M.",
-            show_default=False,
-            rich_help_panel=_TRAINING,
+            metavar="N", help="Instead of hours: tokens of training, such as 1M.", show_default=False
         ),
     ] = None
     source: Annotated[
@@ -192,21 +180,12 @@ class TrainingOptions:
             help="The small model that shallow and whole are made of.",
             show_default="the small model of the target's pair",
             autocompletion=complete_model,
-            rich_help_panel=_TRAINING,
         ),
     ] = None
     keep: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Tokens that the draft can say.",
-            show_default="16384, or all",
-            rich_help_panel=_TRAINING,
-        ),
+        int | None, typer.Option(min=1, help="Tokens that the draft can say.", show_default="16384, or all")
     ] = None
-    types: Annotated[
-        str, typer.Option(help="Quantizations to try, with commas.", rich_help_panel=_TRAINING)
-    ] = "q4_0,q8_0"
+    types: Annotated[str, typer.Option(help="Quantizations to try, with commas.")] = "q4_0,q8_0"
 
     def request(self, target: str) -> TrainingRequest:
         """Return what is trained for `target`. Raises UsageError."""
@@ -229,15 +208,12 @@ class TrainingOptions:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group(_JUDGING)
 class EvaluationOptions:
     """Length of an evaluation."""
 
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds over all prompts.", rich_help_panel=_JUDGING)] = 3
-    n_predict: Annotated[
-        int,
-        typer.Option("--n-predict", "-n", min=2, help="Tokens of an answer.", rich_help_panel=_JUDGING),
-    ] = 64
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds over all prompts.")] = 3
+    n_predict: Annotated[int, typer.Option("--n-predict", "-n", min=2, help="Tokens of an answer.")] = 64
 
     def settings(self, n_prompts: int, threads: int | None, kernels: str) -> EvaluationSettings:
         """Return them as the judge wants them."""

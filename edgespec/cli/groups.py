@@ -1,6 +1,6 @@
 """Options in groups: a command takes a dataclass of options where typer wants each of them as a parameter.
 
-    @dataclass(frozen=True, kw_only=True)
+    @option_group("Machine")
     class Compute:
         threads: Annotated[int | None, typer.Option(help="Threads.")] = None
 
@@ -15,10 +15,34 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, fields, is_dataclass
-from typing import Any, TypeVar, get_type_hints
+from copy import copy
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from typing import Annotated, Any, TypeVar, dataclass_transform, get_args, get_type_hints
+
+from typer.models import OptionInfo
 
 R = TypeVar("R")
+G = TypeVar("G")
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def option_group(panel: str = "") -> Callable[[type[G]], type[G]]:
+    """Return a decorator that makes a group of a class: a frozen dataclass.
+
+    Its own options stand in `panel` of `--help`, but for those that name another.
+    """
+
+    def group(cls: type[G]) -> type[G]:
+        hints = get_type_hints(cls, include_extras=True)
+        for name in cls.__annotations__ if panel else ():
+            kind, *extras = get_args(hints[name]) or (hints[name],)
+            if extras and isinstance(extras[0], OptionInfo) and extras[0].rich_help_panel is None:
+                option = copy(extras[0])  # which other groups may have, too
+                option.rich_help_panel = panel
+                cls.__annotations__[name] = Annotated[kind, option]
+        return dataclass(frozen=True, kw_only=True)(cls)
+
+    return group
 
 
 def grouped(command: Callable[..., R]) -> Callable[..., R]:

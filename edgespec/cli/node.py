@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +9,7 @@ import msgspec
 import typer
 
 from edgespec.cli.console import message, out, print_line
-from edgespec.cli.groups import grouped
+from edgespec.cli.groups import grouped, option_group
 from edgespec.cli.options import Compute, JsonOption
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ _UNSAFE = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group()
 class NodeAddressOptions:
     """Address on which the node listens."""
 
@@ -39,7 +38,7 @@ class NodeAddressOptions:
     ] = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group()
 class NodeStorage:
     """The memory and the folder of a node."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypedDict, Unpack
 
@@ -10,6 +9,7 @@ import typer
 
 from edgespec.cli.completion import complete_model, complete_pair
 from edgespec.cli.console import err, message
+from edgespec.cli.groups import option_group
 from edgespec.cli.progress import pull_named
 from edgespec.decoding.choices import DRAFTLESS, DrafterName
 from edgespec.decoding.sampling import SamplingParams
@@ -75,7 +75,7 @@ ShowDraftOption = Annotated[
 # ---- groups ----
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group()
 class ModelChoice:
     """A target and its draft model, each by its name or both as a pair."""
 
@@ -139,7 +139,7 @@ class ModelChoice:
         return chosen
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group(DRAFTING)
 class DraftingOptions:
     """The drafter, and how much it drafts."""
 
@@ -149,19 +149,14 @@ class DraftingOptions:
             help="What drafts: the model, the head in the target's own file (mtp), text seen before "
             "(suffix), the model helped by it (staged), nothing, or what pays at each step (auto).",
             show_default="auto",
-            rich_help_panel=DRAFTING,
         ),
     ] = None
-    gamma: Annotated[
-        int | None,
-        typer.Option(help="Tokens drafted a step.", show_default="what pays", rich_help_panel=DRAFTING),
-    ] = None
+    gamma: Annotated[int | None, typer.Option(help="Tokens drafted a step.", show_default="what pays")] = None
     cache: Annotated[
         bool,
         typer.Option(
             "--cache/--no-cache",
             help="Draft from earlier prompts and answers, and store this one (see `edgespec cache`).",
-            rich_help_panel=DRAFTING,
         ),
     ] = True
 
@@ -184,7 +179,7 @@ class EngineKeywords(TypedDict, total=False):
     chat_template: str | None
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group()
 class Compute:
     """Threads and kernels of the models' passes."""
 
@@ -222,7 +217,7 @@ class Compute:
             )
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group(NODES)
 class ComputeOnNodes(Compute):
     """Threads, kernels, and machines that hold layers of the target."""
 
@@ -232,7 +227,6 @@ class ComputeOnNodes(Compute):
             metavar="[USER@]HOST[:PORT],...",
             envvar="EDGESPEC_NODES",
             help="Machines that hold layers of the target, where `edgespec node` runs; through ssh.",
-            rich_help_panel=NODES,
         ),
     ] = None
     unsafe_no_ssh: Annotated[
@@ -240,7 +234,6 @@ class ComputeOnNodes(Compute):
         typer.Option(
             "--unsafe-no-ssh",
             help="Connect to HOST without ssh: whoever is in that network can read and change all.",
-            rich_help_panel=NODES,
         ),
     ] = False
 
@@ -251,7 +244,7 @@ class ComputeOnNodes(Compute):
         return read_addresses(self.nodes, unsafe=self.unsafe_no_ssh) if self.nodes else ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group()
 class SharedModels:
     """Models that answer several requests at once."""
 
@@ -281,52 +274,35 @@ class SharedModels:
     compute: Compute
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group(_SAMPLING)
 class Sampling:
     """Sampling parameters and the seed."""
 
-    temp: Annotated[float, typer.Option(help="Temperature; 0 is greedy.", rich_help_panel=_SAMPLING)] = (
-        _DEFAULT.temperature
+    temp: Annotated[float, typer.Option(help="Temperature; 0 is greedy.")] = _DEFAULT.temperature
+    top_k: Annotated[int, typer.Option(help="Keep the k likeliest; 0: off.")] = _DEFAULT.top_k
+    top_p: Annotated[float, typer.Option(help="Keep this much probability; 1: off.")] = _DEFAULT.top_p
+    min_p: Annotated[float, typer.Option(help="Keep this fraction of the likeliest; 0: off.")] = (
+        _DEFAULT.min_p
     )
-    top_k: Annotated[int, typer.Option(help="Keep the k likeliest; 0: off.", rich_help_panel=_SAMPLING)] = (
-        _DEFAULT.top_k
+    typical: Annotated[float, typer.Option(help="Locally typical sampling; 1: off.")] = _DEFAULT.typical_p
+    repeat_penalty: Annotated[float, typer.Option(help="Penalty for recent tokens; 1: off.")] = (
+        _DEFAULT.repeat_penalty
     )
-    top_p: Annotated[
-        float, typer.Option(help="Keep this much probability; 1: off.", rich_help_panel=_SAMPLING)
-    ] = _DEFAULT.top_p
-    min_p: Annotated[
-        float, typer.Option(help="Keep this fraction of the likeliest; 0: off.", rich_help_panel=_SAMPLING)
-    ] = _DEFAULT.min_p
-    typical: Annotated[
-        float, typer.Option(help="Locally typical sampling; 1: off.", rich_help_panel=_SAMPLING)
-    ] = _DEFAULT.typical_p
-    repeat_penalty: Annotated[
-        float, typer.Option(help="Penalty for recent tokens; 1: off.", rich_help_panel=_SAMPLING)
-    ] = _DEFAULT.repeat_penalty
-    presence_penalty: Annotated[
-        float, typer.Option(help="Once for each recent token; 0: off.", rich_help_panel=_SAMPLING)
-    ] = _DEFAULT.presence_penalty
-    frequency_penalty: Annotated[
-        float, typer.Option(help="For each occurrence; 0: off.", rich_help_panel=_SAMPLING)
-    ] = _DEFAULT.frequency_penalty
-    repeat_last_n: Annotated[
-        int, typer.Option(help="Tokens that count as recent; -1: all, 0: none.", rich_help_panel=_SAMPLING)
-    ] = _DEFAULT.penalty_last_n
+    presence_penalty: Annotated[float, typer.Option(help="Once for each recent token; 0: off.")] = (
+        _DEFAULT.presence_penalty
+    )
+    frequency_penalty: Annotated[float, typer.Option(help="For each occurrence; 0: off.")] = (
+        _DEFAULT.frequency_penalty
+    )
+    repeat_last_n: Annotated[int, typer.Option(help="Tokens that count as recent; -1: all, 0: none.")] = (
+        _DEFAULT.penalty_last_n
+    )
     logit_bias: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="TOKEN=BIAS",
-            help="Add to a token id's logit; -inf forbids it.",
-            rich_help_panel=_SAMPLING,
-        ),
+        typer.Option(metavar="TOKEN=BIAS", help="Add to a token id's logit; -inf forbids it."),
     ] = None
     seed: Annotated[
-        int | None,
-        typer.Option(
-            show_default="random",
-            help="Same seed, same text, whatever is drafted.",
-            rich_help_panel=_SAMPLING,
-        ),
+        int | None, typer.Option(show_default="random", help="Same seed, same text, whatever is drafted.")
     ] = None
 
     def params(self) -> SamplingParams:

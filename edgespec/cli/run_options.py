@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from edgespec.cli.console import message
+from edgespec.cli.groups import option_group
 from edgespec.cli.options import (
     DRAFTING,
     LOSSY,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 StatsChoice = Literal["short", "full", "none"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group(PROMPT)
 class PromptOptions:
     """The prompt, and how it is given to the model."""
 
@@ -46,26 +46,15 @@ class PromptOptions:
     ] = None
     file: Annotated[
         Path | None,
-        typer.Option(
-            "--file",
-            "-f",
-            help="Read the prompt from a file; what is piped in follows it.",
-            rich_help_panel=PROMPT,
-        ),
+        typer.Option("--file", "-f", help="Read the prompt from a file; what is piped in follows it."),
     ] = None
     system: SystemOption = None
     chat_template: ChatTemplateOption = None
-    chat: Annotated[
-        bool, typer.Option("--chat", help="Insist on the model's chat template.", rich_help_panel=PROMPT)
-    ] = False
-    raw: Annotated[
-        bool,
-        typer.Option("--raw", help="Continue the prompt as it is, without template.", rich_help_panel=PROMPT),
-    ] = False
-    stop: Annotated[
-        list[str] | None,
-        typer.Option(help="Stop before this text; may be repeated.", rich_help_panel=PROMPT),
-    ] = None
+    chat: Annotated[bool, typer.Option("--chat", help="Insist on the model's chat template.")] = False
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as it is, without template.")] = (
+        False
+    )
+    stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; may be repeated.")] = None
 
     @property
     def reads_stdin(self) -> bool:
@@ -97,7 +86,7 @@ class PromptOptions:
         return f"{text}\n\n{piped}" if piped.strip() else text
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group(DRAFTING)
 class RunDrafting(DraftingOptions):
     """The drafter, how much it drafts and to what end, and the acceptance rule."""
 
@@ -106,32 +95,25 @@ class RunDrafting(DraftingOptions):
         typer.Option(
             help="Acceptance rule; all are exact.",
             show_default="match with --seed or at temperature 0, else block",
-            rich_help_panel=DRAFTING,
         ),
     ] = None
-    objective: Annotated[
-        Objective, typer.Option(help="The quantity that drafting minimises.", rich_help_panel=DRAFTING)
-    ] = "latency"
+    objective: Annotated[Objective, typer.Option(help="The quantity that drafting minimises.")] = "latency"
     explain: Annotated[
         Explanation | None,
         typer.Option(
             help="Print to stderr the inputs, choice and result of each step (steps), or also its token tree "
-            "after each forward pass (ir); in a terminal the text follows.",
-            rich_help_panel=DRAFTING,
+            "after each forward pass (ir); in a terminal the text follows."
         ),
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group(LOSSY)
 class LossyOptions:
     """The modes that are not exact."""
 
     mode: Annotated[
         Literal["exact", "cascade"],
-        typer.Option(
-            help="cascade: the small model writes, and wakes the target where it is unsure.",
-            rich_help_panel=LOSSY,
-        ),
+        typer.Option(help="cascade: the small model writes, and wakes the target where it is unsure."),
     ] = "exact"
     threshold: Annotated[
         float | None,
@@ -139,7 +121,6 @@ class LossyOptions:
             help="Margin between the small model's two likeliest tokens up to which the target is woken: "
             "0 never, 1 always.",
             show_default="that of `edgespec calibrate`",
-            rich_help_panel=LOSSY,
         ),
     ] = None
     lenience: Annotated[
@@ -148,7 +129,6 @@ class LossyOptions:
             help="Accept drafted tokens that the target likes L times as much as the exact rule wants.",
             metavar="L",
             show_default="1: exact",
-            rich_help_panel=LOSSY,
         ),
     ] = 1.0
 
@@ -163,7 +143,7 @@ class LossyOptions:
         return None
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group()
 class RunLength:
     """The most tokens of the answer and of the context."""
 
@@ -183,7 +163,7 @@ class RunLength:
     compute: ComputeOnNodes
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group(OUTPUT)
 class Structure:
     """The grammar, schema or pattern that the text must match; at most one of these."""
 
@@ -192,7 +172,6 @@ class Structure:
         typer.Option(
             metavar="FILE",
             help="Write only text that matches this grammar: llama.cpp's GBNF, or Lark (- reads stdin).",
-            rich_help_panel=OUTPUT,
         ),
     ] = None
     json_schema: Annotated[
@@ -200,15 +179,12 @@ class Structure:
         typer.Option(
             metavar="FILE|JSON",
             help="Write only JSON that this schema describes: a file, the schema itself, or - for stdin.",
-            rich_help_panel=OUTPUT,
         ),
     ] = None
     regex: Annotated[
         str | None,
         typer.Option(
-            metavar="PATTERN",
-            help="Write only text that this regular expression matches as a whole.",
-            rich_help_panel=OUTPUT,
+            metavar="PATTERN", help="Write only text that this regular expression matches as a whole."
         ),
     ] = None
 
@@ -251,23 +227,18 @@ class Structure:
             message(f"the text was cut by {limit} and may not {whole}")
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group(OUTPUT)
 class RunOutput:
     """The output, its statistics and its constraints."""
 
     energy: EnergyOption = False
     assume_watts: WattsOption = None
     structure: Structure
-    json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object at the end.", rich_help_panel=OUTPUT)
-    ] = False
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False
     stats: Annotated[
-        StatsChoice,
-        typer.Option(help="Statistics on stderr: two lines, all of them, or none.", rich_help_panel=OUTPUT),
+        StatsChoice, typer.Option(help="Statistics on stderr: two lines, all of them, or none.")
     ] = "short"
-    no_stats: Annotated[
-        bool, typer.Option("--no-stats", help="The same as --stats none.", rich_help_panel=OUTPUT)
-    ] = False
+    no_stats: Annotated[bool, typer.Option("--no-stats", help="The same as --stats none.")] = False
     show_draft: ShowDraftOption = False
 
     @property

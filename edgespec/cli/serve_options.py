@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +11,7 @@ import typer
 
 from edgespec.cli.completion import complete_model
 from edgespec.cli.console import message
+from edgespec.cli.groups import option_group
 from edgespec.cli.options import Compute, ComputeOnNodes, SharedModels
 from edgespec.cli.progress import pull_speech
 from edgespec.errors import UsageError
@@ -33,7 +33,7 @@ _LIMITS = "Limits"
 _SPEECH = "Speech (docs/transcribe.md)"
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group()
 class ServeLoading(SharedModels):
     """Models of the server, and its prefix cache."""
 
@@ -62,34 +62,24 @@ class ServeLoading(SharedModels):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group(_ADDRESS)
 class ListenOptions:
     """Address on which the server listens, and its API key."""
 
     host: Annotated[
-        str,
-        typer.Option(
-            help="Address to listen on; another than this machine's own needs an API key.",
-            rich_help_panel=_ADDRESS,
-        ),
+        str, typer.Option(help="Address to listen on; another than this machine's own needs an API key.")
     ] = "127.0.0.1"
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port; 0: a free one.", rich_help_panel=_ADDRESS)
-    ] = 8080
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: a free one.")] = 8080
     api_key_file: Annotated[
         Path | None,
         typer.Option(
-            help="File with the key that requests must have.",
-            show_default=f"the variable {KEY_VARIABLE}",
-            rich_help_panel=_ADDRESS,
+            help="File with the key that requests must have.", show_default=f"the variable {KEY_VARIABLE}"
         ),
     ] = None
     unsafe_no_api_key: Annotated[
         bool,
         typer.Option(
-            "--unsafe-no-api-key",
-            help="Listen on another address without a key: whoever reaches it may ask.",
-            rich_help_panel=_ADDRESS,
+            "--unsafe-no-api-key", help="Listen on another address without a key: whoever reaches it may ask."
         ),
     ] = False
 
@@ -102,33 +92,24 @@ class ListenOptions:
             )
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group(_LIMITS)
 class RequestLimits:
     """Limits of requests."""
 
-    max_queue: Annotated[
-        int, typer.Option(min=0, max=10_000, help="Requests that may wait.", rich_help_panel=_LIMITS)
-    ] = 64
-    max_body: Annotated[
-        int,
-        typer.Option(metavar="MB", min=1, max=1024, help="Size of a request.", rich_help_panel=_LIMITS),
-    ] = 4
+    max_queue: Annotated[int, typer.Option(min=0, max=10_000, help="Requests that may wait.")] = 64
+    max_body: Annotated[int, typer.Option(metavar="MB", min=1, max=1024, help="Size of a request.")] = 4
     max_prompt: Annotated[
-        int | None,
-        typer.Option(min=1, help="Tokens of a prompt.", show_default="the context", rich_help_panel=_LIMITS),
+        int | None, typer.Option(min=1, help="Tokens of a prompt.", show_default="the context")
     ] = None
     max_seconds: Annotated[
         int,
         typer.Option(
-            min=1,
-            max=86_400,
-            help="Time that a request may wait, and then that its answer may take.",
-            rich_help_panel=_LIMITS,
+            min=1, max=86_400, help="Time that a request may wait, and then that its answer may take."
         ),
     ] = 600
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group(_SPEECH)
 class SpeechServing:
     """The Whisper model of a server, and the limits of recordings."""
 
@@ -138,7 +119,6 @@ class SpeechServing:
             metavar="NAME",
             help="Whisper model that writes down recordings at /v1/audio, such as whisper-base.",
             show_default="none",
-            rich_help_panel=_SPEECH,
             autocompletion=complete_model,
         ),
     ] = None
@@ -147,17 +127,11 @@ class SpeechServing:
         typer.Option(
             metavar="NAME|auto|none",
             help="Model that drafts for it; auto: one here that pays, text heard before; none: nothing.",
-            rich_help_panel=_SPEECH,
             autocompletion=complete_model,
         ),
     ] = "auto"
-    max_audio: Annotated[
-        int,
-        typer.Option(metavar="MB", min=1, max=4096, help="Size of a recording.", rich_help_panel=_SPEECH),
-    ] = 100
-    max_audio_minutes: Annotated[
-        int, typer.Option(min=1, max=6000, help="Length of a recording.", rich_help_panel=_SPEECH)
-    ] = 240
+    max_audio: Annotated[int, typer.Option(metavar="MB", min=1, max=4096, help="Size of a recording.")] = 100
+    max_audio_minutes: Annotated[int, typer.Option(min=1, max=6000, help="Length of a recording.")] = 240
 
     @contextmanager
     def open(

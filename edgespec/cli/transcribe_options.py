@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from edgespec.cli.completion import complete_model
+from edgespec.cli.groups import option_group
 from edgespec.cli.options import DRAFTING, OUTPUT, EnergyOption, ThreadsOption, WattsOption
 from edgespec.errors import UsageError
 from edgespec.llama.choices import KernelsChoice
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _DECODING = "Decoding (defaults and meaning as in openai-whisper)"
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group()
 class SpeechInput:
     """Recordings, and what is said in them."""
 
@@ -43,7 +43,7 @@ class SpeechInput:
     ] = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group()
 class SpeechModels:
     """The model that hears, and the one that drafts."""
 
@@ -77,43 +77,28 @@ class SpeechModels:
     ] = "auto"
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group(_DECODING)
 class SpeechDecoding:
     """The choice of the text."""
 
-    beam: Annotated[
-        int | None,
-        typer.Option(help="Beams.", show_default="greedy", rich_help_panel=_DECODING),
-    ] = None
-    patience: Annotated[
-        float, typer.Option(help="Texts that a search waits for, times the beams.", rich_help_panel=_DECODING)
-    ] = 1.0
+    beam: Annotated[int | None, typer.Option(help="Beams.", show_default="greedy")] = None
+    patience: Annotated[float, typer.Option(help="Texts that a search waits for, times the beams.")] = 1.0
     length_penalty: Annotated[
-        float | None,
-        typer.Option(help="Length penalty, 0 to 1.", show_default="mean", rich_help_panel=_DECODING),
+        float | None, typer.Option(help="Length penalty, 0 to 1.", show_default="mean")
     ] = None
     temp: Annotated[
         float | None,
         typer.Option(
             help="Temperature, without fallback.",
             show_default="0, higher where the text repeats itself or is a guess",
-            rich_help_panel=_DECODING,
         ),
     ] = None
-    seed: Annotated[
-        int | None, typer.Option(min=0, help="Seed above temperature 0.", rich_help_panel=_DECODING)
-    ] = None
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed above temperature 0.")] = None
     prompt: Annotated[
-        str | None,
-        typer.Option(help="Text before the first window: names, spelling, style.", rich_help_panel=_DECODING),
+        str | None, typer.Option(help="Text before the first window: names, spelling, style.")
     ] = None
     condition: Annotated[
-        bool,
-        typer.Option(
-            "--condition/--no-condition",
-            help="Give each window the text before it.",
-            rich_help_panel=_DECODING,
-        ),
+        bool, typer.Option("--condition/--no-condition", help="Give each window the text before it.")
     ] = True
     independent: Annotated[
         bool,
@@ -121,7 +106,6 @@ class SpeechDecoding:
             "--independent",
             help="Cut the sound every 30 seconds, and decode windows together: faster. Changes the text: "
             "words at the cuts may suffer.",
-            rich_help_panel=_DECODING,
         ),
     ] = False
 
@@ -146,14 +130,11 @@ class SpeechDecoding:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group(OUTPUT)
 class SpeechOutput:
     """Where the text goes, and in which form."""
 
-    format: Annotated[
-        TranscriptFormat,
-        typer.Option("--format", "-f", help="Form of the text.", rich_help_panel=OUTPUT),
-    ] = "txt"
+    format: Annotated[TranscriptFormat, typer.Option("--format", "-f", help="Form of the text.")] = "txt"
     output: Annotated[
         Path | None,
         typer.Option(
@@ -162,26 +143,15 @@ class SpeechOutput:
             metavar="DIR",
             help="Write NAME.txt (.srt, .vtt, .json) for each FILE there.",
             show_default="stdout",
-            rich_help_panel=OUTPUT,
         ),
     ] = None
     words: Annotated[
-        bool,
-        typer.Option(
-            "--words",
-            help="Find the times of words too (json; srt and vtt: a cue each).",
-            rich_help_panel=OUTPUT,
-        ),
+        bool, typer.Option("--words", help="Find the times of words too (json; srt and vtt: a cue each).")
     ] = False
     json: Annotated[
-        bool,
-        typer.Option(
-            "--json", help="Print one JSON object for each FILE, with statistics.", rich_help_panel=OUTPUT
-        ),
+        bool, typer.Option("--json", help="Print one JSON object for each FILE, with statistics.")
     ] = False
-    no_stats: Annotated[
-        bool, typer.Option("--no-stats", help="No statistics on stderr.", rich_help_panel=OUTPUT)
-    ] = False
+    no_stats: Annotated[bool, typer.Option("--no-stats", help="No statistics on stderr.")] = False
     energy: EnergyOption = False
     assume_watts: WattsOption = None
 

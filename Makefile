@@ -40,7 +40,8 @@ serve: $(VENV)/.serve ## Build, pull the default pair, answer OpenAI clients at 
 	@$(BIN)/edgespec serve $(SERVE)
 
 # Threads that wait leave the processors to the other worker's instead of spinning: passive, and one for numpy.
-PYTEST := OMP_WAIT_POLICY=passive OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
+NO_SPINNING := OMP_WAIT_POLICY=passive OPENBLAS_NUM_THREADS=1
+PYTEST := $(NO_SPINNING) $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
 check: lint ## Lint, and run the quick tests (3 minutes): before each commit
 	$(PYTEST) -q -m "not slow and not pair" $(TEST)
@@ -75,7 +76,7 @@ sanitize-memory: $(VENV)/.dev
 		-C cmake.define.EDGESPEC_SANITIZE=address,undefined -C cmake.define.EDGESPEC_TESTS=ON \
 		-C "cmake.define.EDGESPEC_GGML_INCLUDE=$(PACKAGES)/include" .
 	$(BIN)/ctest --test-dir build/sanitize --parallel 2 --output-on-failure
-	SANITIZED=1 OMP_WAIT_POLICY=passive OPENBLAS_NUM_THREADS=1 LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libstdc++.so)" \
+	SANITIZED=1 $(NO_SPINNING) LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libstdc++.so)" \
 		ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
 		PYTHONPATH="$(CURDIR)/build/sanitize-py:$(PACKAGES)" \
 		$(BIN)/python -P -S -m pytest -q -p no:cacheprovider -m "not pair" \

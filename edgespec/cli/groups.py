@@ -33,8 +33,8 @@ def option_group(panel: str = "") -> Callable[[type[G]], type[G]]:
     """
 
     def group(cls: type[G]) -> type[G]:
-        hints = get_type_hints(cls, include_extras=True)
-        for name in cls.__annotations__ if panel else ():
+        hints = get_type_hints(cls, include_extras=True) if panel else {}
+        for name in cls.__annotations__.keys() & hints.keys():
             kind, *extras = get_args(hints[name]) or (hints[name],)
             if extras and isinstance(extras[0], OptionInfo) and extras[0].rich_help_panel is None:
                 option = copy(extras[0])  # which other groups may have, too

@@ -22,6 +22,8 @@ HOURS ?= 8
 MACHINES ?= x86_64 aarch64
 FORGE ?=
 export PROMPT PI
+# Each module is compiled once, not at each start of each program: containers' images often forbid it.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from fastapi import FastAPI, Request, Response
 from starlette.concurrency import run_in_threadpool
@@ -24,6 +24,7 @@ from edgespec.server.openapi import error_responses, openapi_description, stream
 from edgespec.server.page import add_page
 from edgespec.server.request_reader import RequestReader, Service
 from edgespec.server.request_schema import ChatRequest, CompletionRequest
+from edgespec.server.request_worker import RequestWorker
 from edgespec.server.response_schema import (
     ChatChunk,
     ChatCompletion,
@@ -36,7 +37,6 @@ from edgespec.server.response_schema import (
     SpeechModelFacts,
     TextCompletion,
 )
-from edgespec.server.speech_worker import SpeechWorker
 from edgespec.server.streaming import Answerer, with_warnings
 from edgespec.server.tokenizer_routes import add_tokenizer
 from edgespec.server.worker import Worker
@@ -94,7 +94,7 @@ def bare_app(summary: str, log: MessageFn) -> FastAPI:
     return app
 
 
-def add_reports(app: FastAPI, worker: Worker | SpeechWorker, metrics: Metrics | None) -> None:
+def add_reports(app: FastAPI, worker: RequestWorker[Any, Any, Any], metrics: Metrics | None) -> None:
     """Add the routes that say how the server is."""
 
     @app.get("/health", responses={503: {"model": Health}})

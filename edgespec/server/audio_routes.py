@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
-import json
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import APIRouter, FastAPI, Form, Request, Response
 from starlette.concurrency import run_in_threadpool
-from starlette.types import Receive, Scope, Send
 
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.platform.messages import MessageFn
-from edgespec.server.api_errors import ApiError, engine_error
+from edgespec.server.api_errors import ApiError
 from edgespec.server.audio_schema import (
     MEDIA_TYPES,
     AudioForm,
+    AudioFormat,
     AudioUsage,
     TimedWord,
     TokenUsage,
@@ -31,11 +28,11 @@ from edgespec.server.audio_schema import (
     VerboseTranscription,
 )
 from edgespec.server.json_routes import route_class
-from edgespec.server.request_queue import QueuePlace
 from edgespec.server.request_reader import ALIAS
-from edgespec.server.speech_worker import SpeechItem, SpeechWorker
-from edgespec.server.streaming import ALIVE_S, CLIENT_GONE, WARNING, client_of
+from edgespec.server.speech_worker import SpeechWorker
+from edgespec.server.streaming import AnswerWriter, RequestRun, client_of, with_warnings
 from edgespec.speech.audio import Floats, SoundReader
+from edgespec.speech.choices import SpeechTask
 from edgespec.speech.formats import stats_object, write_transcript
 from edgespec.speech.languages import LANGUAGES, language_code
 from edgespec.speech.options import TEMPERATURES, SpeechOptions
@@ -146,17 +143,11 @@ class _AudioAnswerer:
         await _refuse_repeated(request)
         warnings: list[str] = []
         samples = await run_in_threadpool(self._samples, await form.file.read(), warnings.append)
-        items = self._service.worker.run(samples, options, client=client_of(request, None))
-        if streams:
-            found: Response = AudioStream(await _Ahead.of(items, self._log), self._log)
-        else:
-            transcript = await self._collect(items, request.receive)
-            if transcript is None:
-                return Response(status_code=CLIENT_GONE)
-            found = _whole(form, options, transcript, granularities)
-        for warning in warnings:
-            found.headers.append(WARNING, warning.encode("ascii", "replace").decode())
-        return found
+        worker, client = self._service.worker, client_of(request, None)
+        sources = [worker.run(samples, options, client=client)]
+        run: RequestRun[Segment, Transcript] = RequestRun(sources, self._log)
+        writer = AudioWriter(form.response_format, options.task, granularities)
+        return with_warnings(await run.answer(request.receive, writer, streams=streams), warnings)
 
     def _samples(self, data: bytes, on_message: MessageFn) -> Floats:
         """Return the samples of a recording. Raises ApiError."""
@@ -165,30 +156,6 @@ class _AudioAnswerer:
             return reader.read(io.BytesIO(data))
         except EdgespecError as error:
             raise ApiError(400, str(error), param="file") from None
-
-    async def _collect(self, items: AsyncGenerator[SpeechItem], receive: Receive) -> Transcript | None:
-        """Return the transcript; None if the client goes away meanwhile. Raises ApiError."""
-
-        async def wait() -> Transcript:
-            async with aclosing(items):
-                async for item in items:
-                    if isinstance(item, Transcript):
-                        return item
-            raise AssertionError("a transcription ends with its transcript")
-
-        async def gone() -> None:
-            while (await receive())["type"] != "http.disconnect":
-                pass
-
-        hearing, leaving = asyncio.create_task(wait()), asyncio.create_task(gone())
-        try:
-            await asyncio.wait({hearing, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            return hearing.result() if hearing.done() else None
-        except Exception as error:  # noqa: BLE001 - all of them become an answer
-            raise engine_error(error, self._log) from None
-        finally:
-            hearing.cancel()
-            leaving.cancel()
 
 
 async def _refuse_repeated(request: Request) -> None:
@@ -200,121 +167,59 @@ async def _refuse_repeated(request: Request) -> None:
             raise ApiError(400, f"{name[:80]}: is there {n} times; send one in each request", param=name[:80])
 
 
-def _whole(
-    form: AudioForm, options: SpeechOptions, transcript: Transcript, granularities: Sequence[str]
-) -> Response:
-    """Return the answer of a request that does not stream."""
-    kind, usage = form.response_format, AudioUsage(seconds=round(transcript.stats.audio_s, 2))
-    if kind == "json":
-        return _json(TranscriptionText(text=transcript.text, usage=usage).model_dump_json())
-    if kind == "text":
-        return Response(f"{transcript.text}\n", media_type=MEDIA_TYPES[kind])
-    if kind != "verbose_json":
-        return Response(write_transcript(transcript, kind), media_type=MEDIA_TYPES[kind])
-    words = [
-        TimedWord(word=word.text.strip(), start=round(word.start_s, 2), end=round(word.end_s, 2))
-        for segment in transcript.segments
-        for word in segment.words
-    ]
-    answer = VerboseTranscription(
-        task=options.task,
-        language=LANGUAGES.get(transcript.language, transcript.language),
-        duration=usage.seconds,
-        text=transcript.text,
-        segments=[as_object(segment, words=False) for segment in transcript.segments]
-        if "segment" in granularities
-        else None,
-        words=words if "word" in granularities else None,
-        usage=usage,
-        edgespec=stats_object(transcript),
-    )
-    return _json(answer.model_dump_json(exclude_none=True))
+class AudioWriter(AnswerWriter[Segment, Transcript]):
+    """Writes what was heard in OpenAI's forms; in a stream, the text of each segment as it comes."""
 
+    def __init__(self, form: AudioFormat, task: SpeechTask, granularities: Sequence[str]) -> None:
+        """Write an answer of this form, with the times that `granularities` names."""
+        self._form, self._task, self._granularities = form, task, granularities
+        self.whole_type = MEDIA_TYPES.get(form, AnswerWriter.whole_type)
 
-def _json(text: str) -> Response:
-    return Response(text, media_type="application/json")
+    def add(self, _index: int, made: Sequence[Segment]) -> str:
+        """Return the events of segments."""
+        return "".join(_event(TranscriptDelta(delta=segment.text)) for segment in made)
 
+    def finish(self, _index: int, end: Transcript) -> str:
+        """Return the event of the whole text."""
+        n = end.stats.n_tokens
+        return _event(TranscriptDone(text=end.text, usage=TokenUsage(output_tokens=n, total_tokens=n)))
 
-class _Ahead:
-    """The items of a recording, whose first one has been waited for: a refusal still gets its own status."""
+    def collect(self, _index: int, made: Sequence[Segment]) -> None:
+        """Do nothing: the transcript has them all."""
 
-    def __init__(self, items: AsyncGenerator[SpeechItem], first: SpeechItem) -> None:
-        self.items, self.first = items, first
-
-    @classmethod
-    async def of(cls, items: AsyncGenerator[SpeechItem], log: MessageFn) -> _Ahead:
-        """Wait for the first item: a place in the queue, which comes at once. Raises ApiError."""
-        try:
-            return cls(items, await anext(items))
-        except Exception as error:  # noqa: BLE001 - all of them become an answer
-            raise engine_error(error, log) from None
-
-
-class AudioStream(Response):
-    """The text of a recording as it comes, as server-sent events; ends with the client."""
-
-    def __init__(self, ahead: _Ahead, log: MessageFn) -> None:
-        """Send the items of `ahead`."""
-        super().__init__(
-            media_type="text/event-stream", headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+    def whole(self, ends: Sequence[Transcript]) -> str:
+        """Return the answer."""
+        (transcript,) = ends
+        usage = AudioUsage(seconds=round(transcript.stats.audio_s, 2))
+        if self._form == "json":
+            return TranscriptionText(text=transcript.text, usage=usage).model_dump_json()
+        if self._form == "text":
+            return f"{transcript.text}\n"
+        if self._form != "verbose_json":
+            return write_transcript(transcript, self._form)
+        words = [
+            TimedWord(word=word.text.strip(), start=round(word.start_s, 2), end=round(word.end_s, 2))
+            for segment in transcript.segments
+            for word in segment.words
+        ]
+        answer = VerboseTranscription(
+            task=self._task,
+            language=LANGUAGES.get(transcript.language, transcript.language),
+            duration=usage.seconds,
+            text=transcript.text,
+            segments=[as_object(segment, words=False) for segment in transcript.segments]
+            if "segment" in self._granularities
+            else None,
+            words=words if "word" in self._granularities else None,
+            usage=usage,
+            edgespec=stats_object(transcript),
         )
-        del self.headers["content-length"]
-        self._ahead, self._log = ahead, log
+        return answer.model_dump_json(exclude_none=True)
 
-    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it."""
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        sending = asyncio.create_task(self._send(send))
-
-        async def watch() -> None:
-            while (await receive())["type"] != "http.disconnect":
-                pass
-            sending.cancel()
-
-        watching = asyncio.create_task(watch())
-        try:
-            await asyncio.wait({sending})
-        finally:
-            sending.cancel()
-            watching.cancel()
-        if not sending.cancelled() and (error := sending.exception()):
-            raise error
-
-    async def _send(self, send: Send) -> None:
-        async with aclosing(self._parts()) as parts:
-            async for part in parts:
-                await send({"type": "http.response.body", "body": part.encode(), "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _parts(self) -> AsyncGenerator[str]:
-        """Yield the events, and comments where nothing comes for a while."""
-        items = self._ahead.items
-        async with aclosing(items):
-            yield _event(self._ahead.first)
-            try:
-                pending = asyncio.ensure_future(anext(items))
-                while True:
-                    done, _ = await asyncio.wait({pending}, timeout=ALIVE_S)
-                    if not done:
-                        yield ": hearing\n\n"
-                        continue
-                    item = pending.result()
-                    yield _event(item)
-                    if isinstance(item, Transcript):
-                        return
-                    pending = asyncio.ensure_future(anext(items))
-            except Exception as error:  # noqa: BLE001 - the status is sent: all of them become an event
-                yield f"data: {json.dumps(engine_error(error, self._log).body())}\n\n"
-            finally:
-                pending.cancel()
+    def idle(self, *, is_waiting: bool) -> str:
+        """Return a comment, as `queued` does: clients skip it."""
+        return ": hearing\n\n"
 
 
-def _event(item: SpeechItem) -> str:
-    """Return the event of an item; a comment for a place in the queue."""
-    if isinstance(item, QueuePlace):
-        return f": queue {item.place}\n\n"
-    if isinstance(item, Segment):
-        return f"data: {TranscriptDelta(delta=item.text).model_dump_json()}\n\n"
-    n = item.stats.n_tokens
-    done = TranscriptDone(text=item.text, usage=TokenUsage(output_tokens=n, total_tokens=n))
-    return f"data: {done.model_dump_json()}\n\n"
+def _event(item: TranscriptDelta | TranscriptDone) -> str:
+    return f"data: {item.model_dump_json()}\n\n"

@@ -12,6 +12,7 @@ import signal
 import socket
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from typing import Any
 
 import h11
 import uvicorn
@@ -20,6 +21,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from edgespec.errors import EdgespecError
 from edgespec.platform.messages import MessageFn
+from edgespec.server.request_worker import RequestWorker
 from edgespec.server.speech_worker import SpeechWorker
 from edgespec.server.worker import Worker
 
@@ -129,7 +131,7 @@ class Workers:
         return sum(one.n_running for one in self._each)
 
     @property
-    def _each(self) -> list[Worker | SpeechWorker]:
+    def _each(self) -> list[RequestWorker[Any, Any, Any]]:
         return [one for one in (self.texts, self.speech) if one]
 
     def start(self) -> None:

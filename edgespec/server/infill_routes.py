@@ -35,7 +35,7 @@ def add_infill(
         return with_warnings(found, body.warnings)
 
 
-class InfillWriter(AnswerWriter):
+class InfillWriter(AnswerWriter[Token, Result]):
     """Turns the tokens of a text into llama-server's answer."""
 
     def __init__(

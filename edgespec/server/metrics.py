@@ -13,10 +13,12 @@ from prometheus_client import (
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from edgespec.decoding.records import Result
 from edgespec.engine.batcher import StepSummary
 from edgespec.server.page import PATHS
+from edgespec.server.request_worker import EndedRequest, Outcome
 from edgespec.server.speech_worker import SpeechWorker
-from edgespec.server.worker import EndedRequest, Outcome, Worker
+from edgespec.server.worker import Worker
 from edgespec.speech.transcript import Transcript
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
@@ -110,7 +112,7 @@ class Metrics:
         self._waiting.set_function(lambda: worker.n_waiting)
         self._busy.set_function(lambda: worker.busy)
 
-    def _count(self, ended: EndedRequest) -> None:
+    def _count(self, ended: EndedRequest[Result]) -> None:
         """Count a request; called on the worker's thread."""
         self._generations.labels(_OUTCOMES[ended.outcome]).inc()
         self._waited.observe(ended.waited_s)
@@ -152,11 +154,11 @@ class Metrics:
         for outcome in _OUTCOMES.values():
             recordings.labels(outcome)
 
-        def count(outcome: Outcome, transcript: Transcript | None) -> None:
-            recordings.labels(_OUTCOMES[outcome]).inc()
-            if transcript:
-                audio_s.inc(transcript.stats.audio_s)
-                heard_s.inc(transcript.stats.total_s)
+        def count(ended: EndedRequest[Transcript]) -> None:
+            recordings.labels(_OUTCOMES[ended.outcome]).inc()
+            if ended.result:
+                audio_s.inc(ended.result.stats.audio_s)
+                heard_s.inc(ended.result.stats.total_s)
 
         worker.on_end = count
 

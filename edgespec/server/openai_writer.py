@@ -107,7 +107,7 @@ class ChoicesWriter:
         return self._logprobs[index] / max(1, len(self._results[index].token_ids))
 
 
-class OpenAIWriter(AnswerWriter):
+class OpenAIWriter(AnswerWriter[Token, Result]):
     """Writes an answer of several texts as JSON, or its chunks as server-sent events."""
 
     def __init__(self, writing: ChoicesWriter, *, usage: bool) -> None:

@@ -1,16 +1,14 @@
-"""Requests for the engine, from the queue to their end, and the order in which they begin."""
+"""Requests, from the queue to their end, and the order in which they begin."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
-from edgespec.decoding.options import Options
-from edgespec.decoding.records import Result, Token
-from edgespec.engine.stream import Stream
 from edgespec.errors import EdgespecError
 
 
@@ -48,29 +46,32 @@ class QueuePlace:
     """1 for the one that begins next; 0 once it has begun."""
 
 
-@dataclass(eq=False, slots=True)
-class QueuedRequest:
-    """One request for a generation; its reader is on an event loop, the engine on a thread."""
+Part = TypeVar("Part")
+"""A piece of an answer, such as a token."""
+End = TypeVar("End")
+"""An answer with all its facts, complete or not."""
 
-    tokens: Sequence[int]
-    options: Options
+
+@dataclass(eq=False, slots=True)
+class QueuedRequest(Generic[Part, End]):
+    """One request; its reader is on an event loop, what it asks for on a thread."""
+
     client: str
-    loop: asyncio.AbstractEventLoop
-    came: float
+    """Who takes a turn."""
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    came: float = field(default_factory=time.perf_counter)
     """When it came, by `time.perf_counter`."""
     waited_s: float = 0.0
     """Seconds in the queue, once it has left it."""
     place: int = 0
     """In the queue, from 1; 0: not known yet, or it has begun."""
-    stream: Stream | None = None
-    """Its generation, once it runs."""
     news: asyncio.Event = field(default_factory=asyncio.Event)
-    made: deque[list[Token]] = field(default_factory=deque)
+    made: deque[list[Part]] = field(default_factory=deque)
     """Steps that the event loop has not taken yet."""
     timer: asyncio.TimerHandle | None = None
     cancelled: BaseException | None = None
     """Why it must end; only the first reason is kept."""
-    end: Result | BaseException | None = None
+    end: End | BaseException | None = None
 
     def tell(self, change: Callable[[], object] | None = None) -> None:
         """Wake the request's reader, or call `change` on its event loop; from any thread."""
@@ -79,26 +80,18 @@ class QueuedRequest:
         except RuntimeError:  # the loop is closed: nobody reads any more
             self.cancelled = self.cancelled or Abandoned()
 
-    def hand_over(self, step: list[Token]) -> None:
-        """Give the reader the tokens of a step."""
+    def hand_over(self, step: list[Part]) -> None:
+        """Give the reader what a step made."""
         if step:
             self.made.append(step)
             self.tell()
 
-    def take(self) -> list[Token]:
-        """Return the tokens that were handed over since the last call."""
-        return [token for _ in range(len(self.made)) for token in self.made.popleft()]
+    def take(self) -> list[Part]:
+        """Return what was handed over since the last call."""
+        return [part for _ in range(len(self.made)) for part in self.made.popleft()]
 
 
-class InQueue(Protocol):
-    """A request that can wait."""
-
-    @property
-    def client(self) -> str:
-        """Who takes a turn."""
-
-
-_R = TypeVar("_R", bound=InQueue)
+_R = TypeVar("_R", bound=QueuedRequest)  # type: ignore[type-arg] # of any parts
 
 
 class RequestQueue(Generic[_R]):

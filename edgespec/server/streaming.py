@@ -9,7 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
-from typing import TypeAlias
+from typing import Generic
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from edgespec.decoding.records import Result, Token
 from edgespec.platform.messages import MessageFn
 from edgespec.server.api_errors import ApiError, engine_error
-from edgespec.server.request_queue import QueuePlace
+from edgespec.server.request_queue import End, Part, QueuePlace
 from edgespec.server.request_reader import PreparedRequest
 from edgespec.server.worker import Worker
 
@@ -33,36 +33,36 @@ CLIENT_GONE = 499
 
 _SETTLE_S = 0.1
 
-Item: TypeAlias = list[Token] | QueuePlace | Result
-"""An item that a worker yields for a request."""
-
 
 class ClientGone(Exception):  # noqa: N818 - no error: nobody is there to be answered
     """The client went away."""
 
 
-class RequestRun:
-    """The texts of a request: receives what a worker yields, each text in its own asyncio task.
+class RequestRun(Generic[Part, End]):
+    """The answers of a request: receives what a worker yields, each answer in its own asyncio task.
 
     So the reader can wait for the next tokens with a time limit. It can also end the generations with one
     call that does not wait, even while the reader itself is being cancelled.
     """
 
-    def __init__(self, worker: Worker, prepared: PreparedRequest, client: str, log: MessageFn) -> None:
-        """Have `worker` write as many texts at once as it may; `client` waits in the queue.
+    def __init__(
+        self,
+        sources: Sequence[AsyncGenerator[list[Part] | QueuePlace | End]],
+        log: MessageFn,
+        *,
+        n_prompts: int = 1,
+        parallel: int = 1,
+    ) -> None:
+        """Receive what `sources` yield, of `parallel` at once.
 
-        The first text of each prompt reads it: the others begin once it has, and share it. `log` takes a line
-        for each failure that is not the client's fault.
+        The first answer to each prompt reads it: the others begin once it has, and share it. `log` takes a
+        line for each failure that is not the client's fault.
         """
-        sources = [
-            worker.run(text.tokens, text.options, client=client, follows=i >= worker.parallel)
-            for i, text in enumerate(prepared.texts)
-        ]
-        n_each = len(sources) // prepared.n_prompts
+        n_each = len(sources) // n_prompts
         self._log = log
-        self._news: asyncio.Queue[tuple[int, Item] | Exception] = asyncio.Queue()
+        self._news: asyncio.Queue[tuple[int, list[Part] | QueuePlace | End] | Exception] = asyncio.Queue()
         self._n = len(sources)
-        self._turns = asyncio.Semaphore(worker.parallel)
+        self._turns = asyncio.Semaphore(parallel)
         self._n_each = n_each
         self._has_read = [asyncio.Event() for _ in range(0, len(sources), n_each)]
         self._begun = False
@@ -70,7 +70,7 @@ class RequestRun:
         self._tasks = [asyncio.create_task(self._receive(i, source)) for i, source in enumerate(sources)]
         self._watch: asyncio.Task[None] | None = None
 
-    async def _receive(self, index: int, source: AsyncGenerator[Item]) -> None:
+    async def _receive(self, index: int, source: AsyncGenerator[list[Part] | QueuePlace | End]) -> None:
         has_read = self._has_read[index // self._n_each]
         try:
             if index % self._n_each:
@@ -110,8 +110,10 @@ class RequestRun:
             self.close()
             raise engine_error(self._refused, self._log) from None
 
-    async def items(self, alive_s: float | None = None) -> AsyncIterator[tuple[int, Item] | None]:
-        """Yield places in the queue and tokens of each text as they come, then its Result; each by its index.
+    async def items(
+        self, alive_s: float | None = None
+    ) -> AsyncIterator[tuple[int, list[Part] | QueuePlace | End] | None]:
+        """Yield places in the queue and parts of each answer as they come, then its end; each by its index.
 
         None is yielded after each `alive_s` seconds without any of them.
         Raises what the worker raises, and ClientGone.
@@ -126,64 +128,101 @@ class RequestRun:
             if isinstance(item, Exception):
                 raise item
             yield item
-            n_left -= isinstance(item[1], Result)
+            n_left -= not isinstance(item[1], list | QueuePlace)
 
     async def collect(
-        self, receive: Receive, collect: Callable[[int, list[Token]], object]
-    ) -> list[Result] | None:
-        """Give all tokens to `collect`; return the results, None if the client left. Raises ApiError."""
+        self, receive: Receive, collect: Callable[[int, list[Part]], object]
+    ) -> list[End] | None:
+        """Give all parts to `collect`; return the ends, None if the client left. Raises ApiError."""
         self.watch(receive)
-        results: dict[int, Result] = {}
+        ends: dict[int, End] = {}
         try:
             async for found in self.items():
-                index, item = found or (0, None)
-                if isinstance(item, Result):
-                    results[index] = item
-                elif isinstance(item, list):
+                index, item = found or (0, QueuePlace(0))
+                if isinstance(item, list):
                     collect(index, item)
+                elif not isinstance(item, QueuePlace):
+                    ends[index] = item
         except ClientGone:
             return None
         except Exception as error:  # noqa: BLE001 - all of them become an answer
             raise engine_error(error, self._log) from None
         finally:
             self.close()
-        return [results[i] for i in range(self._n)]
+        return [ends[i] for i in range(self._n)]
+
+    async def parts(self, writer: AnswerWriter[Part, End]) -> AsyncGenerator[str]:
+        """Yield the parts of a stream as `writer` writes them; a failure becomes the last one."""
+        if first := writer.begin():
+            yield first
+        spoke = time.monotonic()
+        try:
+            async for found in self.items(ALIVE_S):
+                part = writer.write(*found) if found else ""
+                if not part and (found is None or time.monotonic() > spoke + ALIVE_S):
+                    part = writer.idle(is_waiting=found is None)
+                if part:
+                    yield part
+                    spoke = time.monotonic()
+        except ClientGone:
+            pass
+        except Exception as error:  # noqa: BLE001 - the status is sent: all of them become a part
+            yield writer.failed(engine_error(error, self._log))
+
+    async def answer(self, receive: Receive, writer: AnswerWriter[Part, End], *, streams: bool) -> Response:
+        """Return the answer in the form of `writer`. Raises ApiError."""
+        if streams:
+            await self.settle()
+            return StreamingAnswer(self, writer)
+        ends = await self.collect(receive, writer.collect)
+        if ends is None:
+            return Response(status_code=CLIENT_GONE)
+        return Response(writer.whole(ends), media_type=writer.whole_type)
 
     def close(self) -> None:
-        """End the generations that have not ended."""
+        """End what has not ended."""
         for task in self._tasks:
             task.cancel()
         if self._watch:
             self._watch.cancel()
 
 
-class AnswerWriter(ABC):
+class AnswerWriter(ABC, Generic[Part, End]):
     """Writes the answer to one request in the form of an API, whole or in parts; "": nothing is sent.
 
     Waits and failures are told in server-sent events, unless an API has another way.
     """
 
     media_type = "text/event-stream"
+    """Content-Type of a stream."""
+    whole_type = "application/json"
+    """Content-Type of a whole answer."""
 
     def begin(self) -> str:
         """Return what a stream begins with."""
         return ""
 
     @abstractmethod
-    def add(self, index: int, tokens: Sequence[Token]) -> str:
-        """Return the part of a stream for `tokens` of the text number `index`."""
+    def add(self, index: int, made: Sequence[Part], /) -> str:
+        """Return the part of a stream for what was `made` of the answer number `index`."""
 
     @abstractmethod
-    def finish(self, index: int, result: Result) -> str:
-        """Return the part of a stream for a text's end."""
+    def finish(self, index: int, end: End, /) -> str:
+        """Return the part of a stream for an answer's end."""
 
     @abstractmethod
-    def collect(self, index: int, tokens: Sequence[Token]) -> None:
-        """Add `tokens` to a text, for `whole`."""
+    def collect(self, index: int, made: Sequence[Part], /) -> None:
+        """Add what was `made` of an answer, for `whole`."""
 
     @abstractmethod
-    def whole(self, results: Sequence[Result]) -> str:
-        """Return the answer of a request that does not stream, whose texts ended with `results`."""
+    def whole(self, ends: Sequence[End], /) -> str:
+        """Return the answer of a request that does not stream, whose answers ended with `ends`."""
+
+    def write(self, index: int, item: list[Part] | QueuePlace | End) -> str:
+        """Return the part of a stream for an item that a worker yielded."""
+        if isinstance(item, QueuePlace):
+            return self.queued(item.place)
+        return self.add(index, item) if isinstance(item, list) else self.finish(index, item)
 
     def idle(self, *, is_waiting: bool) -> str:
         """Return what keeps a silent connection open: it waits, or a call is not complete yet."""
@@ -199,16 +238,16 @@ class AnswerWriter(ABC):
 
 
 class StreamingAnswer(Response):
-    """The text of a generation as it comes; the generation ends when the client goes away."""
+    """An answer as it comes; the work ends when the client goes away."""
 
-    def __init__(self, run: RequestRun, parts: AsyncGenerator[str], media_type: str) -> None:
-        """Send what `parts` yields of `run`."""
+    def __init__(self, run: RequestRun[Part, End], writer: AnswerWriter[Part, End]) -> None:
+        """Send what `writer` writes of `run`."""
         super().__init__(
-            media_type=media_type, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+            media_type=writer.media_type, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         )
         del self.headers["content-length"]
         self._run = run
-        self._parts = parts
+        self._parts = run.parts(writer)
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
         """Send it."""
@@ -235,43 +274,21 @@ class Answerer:
         self,
         request: Request,
         prepared: PreparedRequest,
-        writer: AnswerWriter,
+        writer: AnswerWriter[Token, Result],
         *,
         streams: bool,
         user: str | None = None,
     ) -> Response:
         """Return the answer to `request` in the form of `writer`; `user` waits in the queue."""
-        run = RequestRun(self._worker, prepared, client_of(request, user), self._log)
-        if streams:
-            await run.settle()
-            return StreamingAnswer(run, self._parts(run, writer), writer.media_type)
-        results = await run.collect(request.receive, writer.collect)
-        if results is None:
-            return Response(status_code=CLIENT_GONE)
-        return Response(writer.whole(results), media_type="application/json")
-
-    async def _parts(self, run: RequestRun, writer: AnswerWriter) -> AsyncGenerator[str]:
-        if first := writer.begin():
-            yield first
-        spoke = time.monotonic()
-        try:
-            async for found in run.items(ALIVE_S):
-                part = _part(writer, *found) if found else ""
-                if not part and (found is None or time.monotonic() > spoke + ALIVE_S):
-                    part = writer.idle(is_waiting=found is None)
-                if part:
-                    yield part
-                    spoke = time.monotonic()
-        except ClientGone:
-            pass
-        except Exception as error:  # noqa: BLE001 - the status is sent: all of them become a part
-            yield writer.failed(engine_error(error, self._log))
-
-
-def _part(writer: AnswerWriter, index: int, item: Item) -> str:
-    if isinstance(item, QueuePlace):
-        return writer.queued(item.place)
-    return writer.finish(index, item) if isinstance(item, Result) else writer.add(index, item)
+        worker, client = self._worker, client_of(request, user)
+        sources = [
+            worker.run(text.tokens, text.options, client=client, follows=i >= worker.parallel)
+            for i, text in enumerate(prepared.texts)
+        ]
+        run: RequestRun[Token, Result] = RequestRun(
+            sources, self._log, n_prompts=prepared.n_prompts, parallel=worker.parallel
+        )
+        return await run.answer(request.receive, writer, streams=streams)
 
 
 def with_warnings(answer: Response, warnings: Sequence[str]) -> Response:

@@ -261,8 +261,8 @@ def test_time_ends_one_answer_of_several(engine, pipe, prompts, alone):
 # ---- the queue ----
 
 
-def job_of(client: str, loop: asyncio.AbstractEventLoop) -> QueuedRequest:
-    return QueuedRequest([1], Options(), client, loop, came=0.0)
+def job_of(client: str, loop: asyncio.AbstractEventLoop) -> QueuedRequest[Token, Result]:
+    return QueuedRequest(client, loop)
 
 
 def test_turns_go_to_the_client_with_the_fewest_jobs_under_way():

@@ -62,7 +62,7 @@ class LinePart:
         return self
 
 
-class OllamaWriter(AnswerWriter):
+class OllamaWriter(AnswerWriter[Token, Result]):
     """Writes an answer in Ollama's form: lines, or one."""
 
     media_type = "application/x-ndjson"

@@ -8,7 +8,7 @@ import os
 import socket
 import stat
 import sys
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +16,7 @@ import typer
 
 from edgespec.cli.console import INTERRUPTED, message, out
 from edgespec.cli.groups import grouped
-from edgespec.cli.options import ModelChoice, WattsOption, refuse_contradictions
+from edgespec.cli.options import OUTPUT, ModelChoice, WattsOption, refuse_contradictions
 from edgespec.cli.serve_options import (
     KEY_VARIABLE,
     NO_TEXT,
@@ -28,11 +28,12 @@ from edgespec.cli.serve_options import (
 from edgespec.errors import EdgespecError, UsageError
 
 if TYPE_CHECKING:
-    from edgespec.energy import EnergyMeter
     from edgespec.engine.engine import Engine
     from edgespec.server.audio_routes import SpeechService
-    from edgespec.server.gate import GateLimits
 
+_JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object when it is ready.", rich_help_panel=OUTPUT)
+]
 _EXTRA = ("fastapi", "uvicorn", "prometheus_client")
 
 
@@ -45,9 +46,7 @@ def serve_command(
     limits: RequestLimits,
     speech: SpeechServing,
     assume_watts: WattsOption = None,
-    json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object when it is ready.", rich_help_panel="Output")
-    ] = False,
+    json: _JsonOption = False,
 ) -> int:
     """Answer OpenAI's and Ollama's clients on this machine: chat and text completions, and a page at /."""
     refuse_contradictions(models.contradictions(loading.drafter))
@@ -55,45 +54,48 @@ def serve_command(
     _check_extras(takes_forms=speech.speech is not None)
     from edgespec.energy import EnergyMeter
     from edgespec.platform.signals import Cancellation
+    from edgespec.platform.turns import Turns
     from edgespec.server.api import create_app
     from edgespec.server.gate import Gate, GateLimits, is_loopback
     from edgespec.server.http_server import Workers, bind, serve
     from edgespec.server.metrics import Metrics
     from edgespec.server.request_reader import Service
-    from edgespec.server.worker import Worker
+    from edgespec.server.speech_app import create_speech_app
 
     key = read_key(address.api_key_file)
-    with bind(address.host, address.port) as bound:
+    with bind(address.host, address.port) as bound, ExitStack() as stack:
         loopback = is_loopback(bound.getsockname()[0])
         address.check_reach(loopback=loopback, key=key)
-        sizes = {"max_body": limits.max_body << 20, "max_audio": speech.max_audio << 20}
-        gate = GateLimits(**sizes, api_key=key, loopback=loopback)
         meter = EnergyMeter.choose(assume_watts=assume_watts, on_message=message)
         speech.pull()
-        if models.target == NO_TEXT:
-            return _SpeechAlone(speech, limits, loading, meter).serve(bound, gate, json=json)
-        names = models.pull(loading.drafter)
-        with (
-            meter if meter.available else nullcontext(),
-            Cancellation() as cancellation,
-            loading.load(names, meter if meter.available else None, cancellation) as engine,
-        ):
-            worker = Worker(engine, cancellation, max_queue=limits.max_queue, max_seconds=limits.max_seconds)
-            service = Service.of(engine, n_ctx=loading.ctx, max_prompt=limits.max_prompt)
-            metrics = Metrics(energy=meter.available)
+        names = None if models.target == NO_TEXT else models.pull(loading.drafter)
+        measured = stack.enter_context(meter) if meter.available else None
+        metrics, turns = Metrics(energy=meter.available), Turns()
+        engine = worker = None
+        if names:
+            cancellation = stack.enter_context(Cancellation())
+            engine = stack.enter_context(loading.load(names, measured, cancellation))
+            worker = limits.worker(engine, cancellation, turns)
             metrics.watch(worker)
-            with speech.open(limits, loading.compute, engine.meter, worker.turns) as heard:
-                if heard:
-                    metrics.watch_speech(heard.worker)
-                app = create_app(engine, worker, metrics=metrics, service=service, speech=heard, log=message)
-                hurried = serve(
-                    metrics.counting(Gate(app, gate)),
-                    Workers(worker, heard.worker if heard else None),
-                    bound,
-                    max_queue=limits.max_queue,
-                    on_ready=lambda: _announce(address_of(bound), engine, heard, json=json),
-                    on_message=message,
-                )
+        heard = stack.enter_context(speech.open(limits, loading.compute, measured, turns))
+        if heard:
+            metrics.watch_speech(heard.worker)
+        if engine and worker:
+            service = Service.of(engine, n_ctx=loading.ctx, max_prompt=limits.max_prompt)
+            app = create_app(engine, worker, metrics=metrics, service=service, speech=heard, log=message)
+        else:
+            assert heard  # noqa: S101 - `SpeechServing.check` made sure, for the type checker
+            app = create_speech_app(heard, metrics=metrics, log=message)
+        sizes = {"max_body": limits.max_body << 20, "max_audio": speech.max_audio << 20}
+        gate = Gate(app, GateLimits(**sizes, api_key=key, loopback=loopback))
+        hurried = serve(
+            metrics.counting(gate),
+            Workers(worker, heard.worker if heard else None),
+            bound,
+            max_queue=limits.max_queue,
+            on_ready=lambda: _announce(address_of(bound), engine, heard, json=json),
+            on_message=message,
+        )
     return INTERRUPTED if hurried else 0
 
 
@@ -128,72 +130,31 @@ def read_key(file: Path | None) -> str | None:
     return key
 
 
-class _SpeechAlone:
-    """A server that answers recordings and nothing else."""
-
-    def __init__(
-        self, speech: SpeechServing, limits: RequestLimits, loading: ServeLoading, meter: EnergyMeter
-    ) -> None:
-        self._speech, self._limits, self._loading, self._meter = speech, limits, loading, meter
-
-    def serve(self, bound: socket.socket, limits: GateLimits, *, json: bool) -> int:
-        """Load the model and answer until a signal; return the exit code."""
-        from edgespec.platform.turns import Turns
-        from edgespec.server.gate import Gate
-        from edgespec.server.http_server import Workers, serve
-        from edgespec.server.metrics import Metrics
-        from edgespec.server.speech_app import create_speech_app
-
-        meter = self._meter if self._meter.available else None
-        compute = self._loading.compute
-        with meter or nullcontext(), self._speech.open(self._limits, compute, meter, Turns()) as heard:
-            assert heard  # noqa: S101 - the caller's condition, for the type checker
-            metrics = Metrics(energy=meter is not None)
-            metrics.watch_speech(heard.worker)
-            app = create_speech_app(heard, metrics=metrics, log=message)
-            hurried = serve(
-                metrics.counting(Gate(app, limits)),
-                Workers(None, heard.worker),
-                bound,
-                max_queue=self._limits.max_queue,
-                on_ready=lambda: self._announce(address_of(bound), heard.name, json=json),
-                on_message=message,
-            )
-        return INTERRUPTED if hurried else 0
-
-    @staticmethod
-    def _announce(address: str, name: str, *, json: bool) -> None:
-        if json:
-            facts = {"address": address, "target": None, "draft": None, "speech": name, "parallel": 1}
-            sys.stdout.write(json_text.dumps(facts) + "\n")
-        else:
-            out.print(f"writing down recordings with {name} at {address} (Ctrl-C ends it)", markup=False)
-        sys.stdout.flush()
-
-
 def address_of(bound: socket.socket) -> str:
     """Return the URL of a server on this socket."""
     host, port = bound.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def _announce(address: str, engine: Engine, speech: SpeechService | None, *, json: bool) -> None:
+def _announce(address: str, engine: Engine | None, speech: SpeechService | None, *, json: bool) -> None:
+    held = engine.capacity if engine else None
     if json:
-        held = engine.capacity
         facts = {
             "address": address,
-            "target": engine.target_name,
-            "draft": engine.draft_name,
+            "target": engine.target_name if engine else None,
+            "draft": engine.draft_name if engine else None,
             "speech": speech.name if speech else None,
-            "parallel": held.parallel,
-            "cache_tokens": held.n_cells,
-            "cache_bytes": held.n_bytes,
+            "parallel": held.parallel if held else 1,
         }
+        if held:
+            facts |= {"cache_tokens": held.n_cells, "cache_bytes": held.n_bytes}
         sys.stdout.write(json_text.dumps(facts) + "\n")
-    else:
+    elif engine:
         draft = f", drafted by {engine.draft_name}" if engine.draft_name else ""
-        out.print(f"serving {engine.target_name}{draft} at {address} (Ctrl-C ends it)", markup=False)
-        out.print(str(engine.capacity), markup=False)
+        out.print(f"serving {engine.target_name}{draft} at {address} (Ctrl-C ends it)")
+        out.print(str(held))
         if speech:
-            out.print(f"writing down recordings with {speech.name}", markup=False)
+            out.print(f"writing down recordings with {speech.name}")
+    elif speech:
+        out.print(f"writing down recordings with {speech.name} at {address} (Ctrl-C ends it)")
     sys.stdout.flush()

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from edgespec.platform.signals import Cancellation
     from edgespec.platform.turns import Turns
     from edgespec.server.audio_routes import SpeechService
+    from edgespec.server.worker import Worker
 
 KEY_VARIABLE = "EDGESPEC_API_KEY"
 
@@ -107,6 +108,14 @@ class RequestLimits:
             min=1, max=86_400, help="Time that a request may wait, and then that its answer may take."
         ),
     ] = 600
+
+    def worker(self, engine: Engine, cancellation: Cancellation, turns: Turns) -> Worker:
+        """Return the worker of `engine` within these limits."""
+        from edgespec.server.worker import Worker
+
+        return Worker(
+            engine, cancellation, max_queue=self.max_queue, max_seconds=self.max_seconds, turns=turns
+        )
 
 
 @option_group(_SPEECH)

@@ -172,7 +172,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 def serve(
     app: ASGIApp,
-    worker: Worker | Workers,
+    workers: Workers,
     bound: socket.socket,
     *,
     max_queue: int,
@@ -195,18 +195,17 @@ def serve(
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        limit_concurrency=max_queue + worker.parallel + _SPARE_CONNECTIONS,
+        limit_concurrency=max_queue + workers.parallel + _SPARE_CONNECTIONS,
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=2 * _CLOSE_S,
         h11_max_incomplete_event_size=_MAX_HEADERS,
     )
-    workers = worker if isinstance(worker, Workers) else Workers(worker)
     return asyncio.run(_serve(HttpServer(config, on_ready), workers, bound, grace_s, on_message))
 
 
 async def _serve(
     server: HttpServer,
-    worker: Workers,
+    workers: Workers,
     bound: socket.socket,
     grace_s: float,
     on_message: MessageFn,
@@ -215,36 +214,36 @@ async def _serve(
     signals: asyncio.Queue[int] = asyncio.Queue()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, signals.put_nowait, number)
-    worker.start()
+    workers.start()
     serving = asyncio.create_task(server.serve(sockets=[bound]))
-    ending = asyncio.create_task(_end(server, worker, signals, grace_s, on_message))
+    ending = asyncio.create_task(_end(server, workers, signals, grace_s, on_message))
     try:
         await serving
         return await ending
     finally:
         ending.cancel()  # if serving could not begin
-        await worker.stop(grace_s=0)
+        await workers.stop(grace_s=0)
 
 
 async def _end(
     server: HttpServer,
-    worker: Workers,
+    workers: Workers,
     signals: asyncio.Queue[int],
     grace_s: float,
     on_message: MessageFn,
 ) -> bool:
     """Wait for a signal and end the server; return whether a second one came."""
     await signals.get()
-    if n := worker.n_running:
+    if n := workers.n_running:
         what = "the answer under way has" if n == 1 else f"the {n} answers under way have"
         on_message(f"ending: {what} {grace_s:g} s; Ctrl-C once more ends {'it' if n == 1 else 'them'} now")
-    stopping = asyncio.create_task(worker.stop(grace_s=grace_s))
+    stopping = asyncio.create_task(workers.stop(grace_s=grace_s))
     again = asyncio.create_task(signals.get())
     await asyncio.wait({stopping, again}, return_when=asyncio.FIRST_COMPLETED)
     hurried = again.done()
     again.cancel()
     if hurried:
-        await worker.stop(grace_s=0)
+        await workers.stop(grace_s=0)
     await stopping
     server.should_exit = True
     asyncio.get_running_loop().call_later(_CLOSE_S, server.cut_off)

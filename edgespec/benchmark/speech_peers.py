@@ -18,13 +18,14 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from edgespec.benchmark.peers import TIMEOUT_S, run_program
 from edgespec.benchmark.runs import Run
 from edgespec.benchmark.speech import SpeechBench, compared_with_known
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.suites import Prompt
+from edgespec.platform.closing import Closing
 
 WHISPER_CPP_PROGRAM = "whisper-cli"
 
@@ -67,7 +68,7 @@ def _run(
     )
 
 
-class FasterWhisper:
+class FasterWhisper(Closing):
     """faster-whisper in its own process, a peer of `measure_rounds`. A context manager, which ends it."""
 
     def __init__(self, command: str, hears: SpeechBench, n_threads: int) -> None:
@@ -121,12 +122,6 @@ class FasterWhisper:
         self._child.kill()
         self._child.communicate()
         self._log.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class WhisperCpp:

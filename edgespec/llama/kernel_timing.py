@@ -9,10 +9,10 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple
 
 from edgespec.errors import EdgespecError
+from edgespec.platform.closing import Closing
 from edgespec.platform.cpu import cache_bytes
 
 
@@ -60,7 +60,7 @@ def beyond_caches() -> int:
     return max(128 << 20, 16 * cache_bytes())
 
 
-class WeightStream:
+class WeightStream(Closing):
     """Memory full of weights; each timing continues where the last one ended. Close it, or use `with`."""
 
     def __init__(self, plugin: Path, isa: str, size: int) -> None:
@@ -124,17 +124,6 @@ class WeightStream:
         """Free the memory."""
         self._free(self._stream)
         self._stream = None
-
-    def __enter__(self) -> WeightStream:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _valid(value: float, asked: object) -> float:

@@ -6,7 +6,6 @@ import contextlib
 import os
 import select
 import signal
-from types import TracebackType
 from typing import Self
 
 from edgespec import _core
@@ -47,9 +46,7 @@ class Cancellation:
         except BlockingIOError:
             pass
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self._read_end)
         os.close(self._write_end)
 
@@ -65,12 +62,10 @@ class SignalPipe(Cancellation):
         try:
             self._previous = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
         except ValueError:  # not the main thread
-            super().__exit__(None, None, None)
+            super().__exit__()
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         signal.set_wakeup_fd(self._previous)
-        super().__exit__(kind, error, trace)
+        super().__exit__()

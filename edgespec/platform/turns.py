@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from types import TracebackType
 
 
 class Turns:
@@ -23,14 +22,12 @@ class Turns:
             self._waiting.append(turn)
             self._changed.wait_for(lambda: self._waiting[0] is turn)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._changed:
             self._waiting.popleft()
             self._changed.notify_all()
 
     def hand_over(self) -> None:
         """Let those who wait have their turns, and take the next one; called by whoever has the turn."""
-        self.__exit__(None, None, None)
+        self.__exit__()
         self.__enter__()

@@ -52,7 +52,7 @@ class BatchDisplay(ProgressDisplay):
                 )
         elif n_done < self._n_requests and self._line_is_due(now - self._said, n_done - self._said_at):
             self._said, self._said_at = now, n_done
-            err.print(", ".join([self._done(), *self._details()]), markup=False)
+            err.print(", ".join([self._done(), *self._details()]))
 
     def _line_is_due(self, seconds: float, n_new: int) -> bool:
         """Return whether to print a line, `seconds` and `n_new` results after the last one."""

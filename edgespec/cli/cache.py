@@ -54,7 +54,7 @@ def info_command(
         )
         return
     if not found:
-        out.print(f"nothing is stored in {root}", markup=False)
+        out.print(f"nothing is stored in {root}")
     else:
         _print_histories(found)
     if kept:
@@ -62,7 +62,7 @@ def info_command(
         _print_kept(kept)
     if found or kept:
         out.print()
-        out.print(_NOTE, markup=False)
+        out.print(_NOTE)
 
 
 def _print_histories(found: list[HistoryInfo]) -> None:
@@ -80,9 +80,9 @@ def _print_histories(found: list[HistoryInfo]) -> None:
     print_table(table)
     for info in found:
         if info.problem:
-            out.print(f"{info.path.name}: {info.problem}", markup=False)
+            out.print(f"{info.path.name}: {info.problem}")
         for path in info.set_aside:
-            out.print(f"{path}: set aside, not used; `edgespec cache clear` deletes it", markup=False)
+            out.print(f"{path}: set aside, not used; `edgespec cache clear` deletes it")
 
 
 def _print_kept(kept: list[StoredDataset]) -> None:
@@ -99,7 +99,7 @@ def _print_kept(kept: list[StoredDataset]) -> None:
     table.columns[-1].overflow = "fold"
     print_table(table)
     for path in [path for one in kept for path in one.damaged]:
-        out.print(f"{path}: damaged, not used; `edgespec cache clear` deletes it", markup=False)
+        out.print(f"{path}: damaged, not used; `edgespec cache clear` deletes it")
 
 
 def _described(info: HistoryInfo) -> dict[str, object]:
@@ -155,7 +155,7 @@ def clear_command(
     histories = [(history, history.info()) for history in find_histories()]
     kept = [one for one in find_stored() if forge or one.n_own or one.damaged]
     if not histories and not kept:
-        out.print(f"nothing is stored in {history_root()}", markup=False)
+        out.print(f"nothing is stored in {history_root()}")
         _name_drafts()
         return
     if not yes:
@@ -173,9 +173,9 @@ def clear_command(
     for history, info in histories:
         for path in history.clear():
             what = f"{info.documents:,} documents" if path == info.path else "not in use"
-            out.print(f"{path}: deleted, {what}", markup=False)
+            out.print(f"{path}: deleted, {what}")
         if info.newer:
-            out.print(f"{info.path}: kept, a later edgespec wrote it; delete it by hand", markup=False)
+            out.print(f"{info.path}: kept, a later edgespec wrote it; delete it by hand")
     for one in kept:
         _clear_kept(one, everything=forge)
     _name_drafts()
@@ -188,15 +188,14 @@ def _clear_kept(kept: StoredDataset, *, everything: bool) -> None:
     if everything:
         _, n_bytes = delete_dataset(kept.target or kept.sha256, kept.sha256)
         what = f"{kept.n_texts:,} texts and checkpoints, {format_size(n_bytes)}"
-        out.print(f"{kept.folder}: deleted, {what}", markup=False)
+        out.print(f"{kept.folder}: deleted, {what}")
         return
     n = delete_user_texts(kept)
-    out.print(f"{kept.folder}: deleted, {n:,} of {kept.n_texts:,} texts: those of yours", markup=False)
+    out.print(f"{kept.folder}: deleted, {n:,} of {kept.n_texts:,} texts: those of yours")
     if kept.checkpoint_bytes and kept.n_own:
         out.print(
             f"{kept.folder}: its checkpoints may still know of these texts; `edgespec cache clear --forge` "
-            "deletes them",
-            markup=False,
+            "deletes them"
         )
 
 
@@ -208,8 +207,7 @@ def _name_drafts() -> None:
         if draft.uses_own_texts:
             out.print(
                 f"{draft.name}: kept, a draft trained on your texts, of which it may still know; "
-                f"`edgespec draft remove {draft.name} --data` deletes it, and what is left of its training",
-                markup=False,
+                f"`edgespec draft remove {draft.name} --data` deletes it, and what is left of its training"
             )
 
 

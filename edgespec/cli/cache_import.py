@@ -114,19 +114,15 @@ class _Import:
         stored = self._stored
         out.print(
             f"imported {stored.documents:,} of {n_found:,} files, {stored.tokens:,} tokens: "
-            f"{self._history.path}",
-            markup=False,
+            f"{self._history.path}"
         )
         reasons = [f"{n:,} {reason}" for reason, n in sorted(self._skipped.items()) if n]
         if stored.duplicates:
             reasons.append(f"{stored.duplicates:,} stored already")
         if reasons:
-            err.print(f"skipped: {', '.join(reasons)}", markup=False)
+            err.print(f"skipped: {', '.join(reasons)}")
         if stored.tokens + stored.documents > self._history.max_tokens:
-            err.print(
-                f"the history keeps {self._history.max_tokens:,} tokens: of these files, the last ones",
-                markup=False,
-            )
+            err.print(f"the history keeps {self._history.max_tokens:,} tokens: of these files, the last ones")
 
 
 def _walk(directory: Path, skipped: Counter[str]) -> Iterator[Path]:
@@ -185,7 +181,7 @@ def _shown(files: Sequence[Path]) -> Iterator[Iterator[Path]]:
             display.bars.update(task, completed=n + 1)
             if not err.is_terminal and time.monotonic() > next_line:
                 next_line += _LINE_EVERY
-                err.print(f"importing: {n + 1:,} of {len(files):,} files", markup=False)
+                err.print(f"importing: {n + 1:,} of {len(files):,} files")
 
     with display:
         yield counted()

@@ -116,11 +116,11 @@ def calibrate_command(
     except OSError as error:
         raise EdgespecError(f"the calibration could not be kept: {describe_os_error(error)}") from None
     if json:
-        out.print(as_json(file, choices), markup=False, soft_wrap=True, highlight=False)
+        out.print(as_json(file, choices))
     else:
         for choice in choices:
             print_choice(choice)
-        out.print(str(file), markup=False)
+        out.print(str(file))
     _warn(choices, aim.loss)
     return 0
 

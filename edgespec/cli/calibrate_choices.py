@@ -129,9 +129,7 @@ def print_choice(choice: ThresholdChoice) -> None:
     out.print(
         f"{choice.waking}: the target writes {choice.point.target_share:.0%} of the tokens, "
         f"loss {choice.point.loss:.1%} of the {per}, {choice.asked:.1%} allowed "
-        f"({choice.n_prompts} prompts, {choice.n_tokens} tokens; span {choice.span})",
-        markup=False,
-        highlight=False,
+        f"({choice.n_prompts} prompts, {choice.n_tokens} tokens; span {choice.span})"
     )
     out.print()
 

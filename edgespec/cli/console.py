@@ -19,21 +19,21 @@ class _Console(Console):
         raise  # noqa: PLE0704 - rich calls this while it handles the BrokenPipeError
 
 
-# With emoji, `ollama:llama:7b` would not stay what it is.
-out = _Console(highlight=False, soft_wrap=True, emoji=False)
-err = _Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+# With emoji, `ollama:llama:7b` would not stay what it is, nor would [brackets] with markup.
+out = _Console(highlight=False, soft_wrap=True, emoji=False, markup=False)
+err = _Console(stderr=True, highlight=False, soft_wrap=True, emoji=False, markup=False)
 
 _PIPE_WIDTH = 240  # columns: in a pipe a table is as wide as its content
 
 
 def message(line: str) -> None:
     """Print a line for the user to stderr, marked as edgespec's."""
-    err.print(f"edgespec: {line}", markup=False)
+    err.print(f"edgespec: {line}")
 
 
 def print_error(line: str) -> None:
     """Print why a command failed to stderr."""
-    err.print(f"edgespec: error: {line}", markup=False)
+    err.print(f"edgespec: error: {line}")
 
 
 _OPTIONS = {
@@ -59,12 +59,12 @@ def line_of(error: EdgespecError) -> str:
 
 def print_table(table: Table) -> None:
     """Print a table to stdout; in a pipe, cells are neither shortened nor wrapped."""
-    console = (
-        out if out.is_terminal else _Console(file=out.file, highlight=False, width=_PIPE_WIDTH, emoji=False)
-    )
+    console = out
+    if not out.is_terminal:
+        console = _Console(file=out.file, highlight=False, width=_PIPE_WIDTH, emoji=False, markup=False)
     console.print(table)
 
 
 def print_line(label: str, text: str) -> None:
     """Print one line of a report."""
-    out.print(f"{label:8} {text}", markup=False)
+    out.print(f"{label:8} {text}")

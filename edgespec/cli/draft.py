@@ -136,7 +136,7 @@ def list_command(json: JsonOption = False) -> None:
     elif drafts:
         print_table(full_table(drafts))
     else:
-        out.print("no draft was made here yet; `edgespec draft make` makes one", markup=False)
+        out.print("no draft was made here yet; `edgespec draft make` makes one")
 
 
 @draft_app.command(
@@ -198,7 +198,7 @@ def remove_command(
 
     record, gone = remove_draft(name)
     for path in gone:
-        out.print(f"{path}: deleted", markup=False)
+        out.print(f"{path}: deleted")
     if data:
         names = (record.target_name, record.target_sha256) if record else None
         folder, n_bytes = delete_dataset(*names) if names else (None, 0)
@@ -207,6 +207,6 @@ def remove_command(
 
 def _tell_of_data(folder: Path | None, n_bytes: int) -> None:
     if folder is None:
-        out.print("its data is not here", markup=False)
+        out.print("its data is not here")
     else:
-        out.print(f"{folder}: deleted, {format_size(n_bytes)}", markup=False)
+        out.print(f"{folder}: deleted, {format_size(n_bytes)}")

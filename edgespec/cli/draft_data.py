@@ -52,8 +52,7 @@ def export_command(
         dataset, _ = _dataset(target or choose_models(None, None, "none")[0], context)
         count = export_texts(dataset, file, own=own_texts)
     out.print(
-        f"{file}: {count.n_texts:,} texts, {count.n_tokens:,} tokens, {format_size(file.stat().st_size)}",
-        markup=False,
+        f"{file}: {count.n_texts:,} texts, {count.n_tokens:,} tokens, {format_size(file.stat().st_size)}"
     )
     if count.n_left_out:
         message(f"{count.n_left_out:,} texts made from your own were left out; --own-texts takes them along")
@@ -100,10 +99,7 @@ def import_command(
             message("what was read is kept; the same command goes on")
             raise
     there = f"; {count.n_left_out:,} were there already" if count.n_left_out else ""
-    out.print(
-        f"{dataset.folder}: {count.n_texts:,} texts more, {count.n_tokens:,} tokens of answers{there}",
-        markup=False,
-    )
+    out.print(f"{dataset.folder}: {count.n_texts:,} texts more, {count.n_tokens:,} tokens of answers{there}")
 
 
 def _dataset(name: str, context: StageContext) -> tuple[Dataset, GGUFHeader]:

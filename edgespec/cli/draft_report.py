@@ -19,7 +19,7 @@ from edgespec.models.sources import format_size
 
 def print_made(made: MakeResult) -> None:
     """Print what was judged, and what became of the best."""
-    out.print(f"for {made.target_name}, from {sources_text(made.texts)}", markup=False)
+    out.print(f"for {made.target_name}, from {sources_text(made.texts)}")
     rows = [(one.label, judged) for one, judged in made.candidates]
     if made.before:
         rows.insert(0, (f"{made.before.candidate.name} (there now)", made.before))
@@ -29,15 +29,13 @@ def print_made(made: MakeResult) -> None:
     if made.kept is None:
         out.print(
             f"nothing is kept: {verdict}, and less than {LEAST_GAIN:.0%} is not told from noise; "
-            "--force keeps it",
-            markup=False,
+            "--force keeps it"
         )
         return
-    out.print(verdict, markup=False)
-    out.print(f"kept: {made.path}", markup=False)
+    out.print(verdict)
+    out.print(f"kept: {made.path}")
     out.print(
-        f"it drafts for {made.target_name} from now on; `edgespec draft remove {made.kept.name}` removes it",
-        markup=False,
+        f"it drafts for {made.target_name} from now on; `edgespec draft remove {made.kept.name}` removes it"
     )
 
 
@@ -62,21 +60,16 @@ def print_speech_draft(made: SpeechDraftResult) -> None:
     out.print(
         f"for {made.target_name}, from {made.n_windows} windows of recordings: {made.accepted:.0%} of "
         f"held-out tokens are its likeliest, {made.drafted_accepted:.0%} of those it drafted were accepted, "
-        f"c {made.cost_ratio:.2f}",
-        markup=False,
+        f"c {made.cost_ratio:.2f}"
     )
-    out.print(f"{gains.greedy:.2f} times {made.beaten}, {gains.sampled:.2f} at 0.8", markup=False)
+    out.print(f"{gains.greedy:.2f} times {made.beaten}, {gains.sampled:.2f} at 0.8")
     if made.kept is None:
-        out.print(
-            f"nothing is kept: less than {LEAST_GAIN:.0%} is not told from noise; --force keeps it",
-            markup=False,
-        )
+        out.print(f"nothing is kept: less than {LEAST_GAIN:.0%} is not told from noise; --force keeps it")
         return
-    out.print(f"kept: {made.path}", markup=False)
+    out.print(f"kept: {made.path}")
     out.print(
         f"`edgespec transcribe -m {made.target_name}` drafts with it from now on, where it pays; "
-        f"`edgespec draft remove {made.kept.name}` removes it",
-        markup=False,
+        f"`edgespec draft remove {made.kept.name}` removes it"
     )
 
 
@@ -98,7 +91,7 @@ def speech_draft_document(made: SpeechDraftResult) -> dict[str, Any]:
 
 def print_evaluated(found: DraftEvaluation) -> None:
     """Print the figures of a draft and of the target's other one."""
-    out.print(f"for {found.target_name}", markup=False)
+    out.print(f"for {found.target_name}")
     rows = [(one.candidate.name, one) for one in (found.draft, found.other) if one]
     print_table(_table(rows))
 

@@ -106,9 +106,9 @@ def _print(report: _Report, cost: str) -> None:
     print_table(table)
     for source in report["sources"]:
         if source["fix"]:
-            out.print(f"\nto make {source['name']} available:", markup=False)
+            out.print(f"\nto make {source['name']} available:")
             for line in source["fix"]:
-                out.print(f"    {line}", markup=False)
+                out.print(f"    {line}")
     out.print()
     if report["chosen"] is None:
         print_line("chosen", f"unavailable: {report['reason']}")

@@ -146,7 +146,7 @@ def pull_command(
         out.print_json(data={"models": [_describe(entry, store, registry) for entry in wanted.values()]})
         return
     for file in files:
-        out.print(str(file), markup=False)
+        out.print(str(file))
 
 
 @models_app.command("path", epilog="Example: edgespec models path smollm2-135m-q4_1")
@@ -161,7 +161,7 @@ def path_command(
     if json:
         out.print_json(data={"name": name, "path": str(file)})
     else:
-        out.print(str(file), markup=False)
+        out.print(str(file))
 
 
 def _verified(found: Verification) -> dict[str, Any]:
@@ -174,14 +174,14 @@ def _print_verified(found: Verification) -> None:
     n = 1 + len(found.parts)
     unknown = sum(part.expected is None for part in found.parts)
     if found.ok and n == 1 and found.expected is None:
-        out.print(f"{found.name}: complete; no hash of it is recorded (SHA-256 {found.sha256})", markup=False)
+        out.print(f"{found.name}: complete; no hash of it is recorded (SHA-256 {found.sha256})")
     elif found.ok:
         note = f" (no hash is recorded of {unknown} of its {n} parts; add it again)" if unknown else ""
-        out.print(f"{found.name}: ok{note}", markup=False)
+        out.print(f"{found.name}: ok{note}")
     for file in found.bad:
         number = [found, *found.parts].index(file) + 1
         part = f" in part {number} of {n}, {file.path}" if n > 1 else ""
-        out.print(f"{found.name}: DIFFERS{part}: {file.why}", markup=False)
+        out.print(f"{found.name}: DIFFERS{part}: {file.why}")
 
 
 @models_app.command("verify", epilog="Example: edgespec models verify smollm2-135m-q4_1")
@@ -252,8 +252,8 @@ def add_command(
         parts = [hash_file(part) for part in header.other_parts]
     mark = "speech" if is_speech else "mtp" if has_mtp_head(path) else ""
     add_local(name, path, size, sha256, mark=mark, parts=parts)
-    err.print(f"added to {user_models_file()}", markup=False)
-    out.print(name, markup=False)
+    err.print(f"added to {user_models_file()}")
+    out.print(name)
 
 
 @models_app.command("remove", epilog="Example: edgespec models remove smollm2-135m-q4_1")
@@ -276,12 +276,12 @@ def remove_command(
             raise UsageError(f"{entry.name}: comes with edgespec and is no file of the models folder")
         if entry.path:
             remove_local(entry.name)
-            out.print(f"{entry.name}: name removed; {entry.path} is untouched", markup=False)
+            out.print(f"{entry.name}: name removed; {entry.path} is untouched")
             continue
         gone = store.remove(entry)
         if not gone:
             raise UsageError(f"{entry.name}: nothing to remove, it is not on this machine")
-        out.print(f"{entry.name}: removed from {store.root}", markup=False)
+        out.print(f"{entry.name}: removed from {store.root}")
 
 
 models_app.command("scan", epilog="Example: edgespec models scan /mnt/models")(scan_command)

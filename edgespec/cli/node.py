@@ -111,8 +111,7 @@ def _announce(node: RunningNode, *, json: bool) -> None:
         memory = f"{node.memory_bytes / 1e9:.1f} GB for layers"
         out.print(
             f"node ready on {node.host}:{node.port}: {memory}, {_kernels(node.speed)}, "
-            f"{node.speed.n_threads} threads (Ctrl-C ends it)",
-            markup=False,
+            f"{node.speed.n_threads} threads (Ctrl-C ends it)"
         )
         if node.speed.reason:
             message(f"{node.speed.reason}; with llama.cpp's kernels drafting will hardly pay on this node")

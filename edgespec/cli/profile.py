@@ -90,11 +90,11 @@ def _keep(key: ProfileKey, measured: PairCosts, *, json: bool) -> int:
         message(str(error))
         reason = "a later edgespec's file is there"
     if json:
-        out.print(as_text(profile), markup=False, end="")
+        out.print(as_text(profile), end="")
     else:
         _print(profile, measured)
         if file:
-            out.print(str(file), markup=False)
+            out.print(str(file))
     for line in measured.warnings:
         message(line)
     if file is None:
@@ -123,10 +123,9 @@ def _print(profile: Profile, measured: PairCosts) -> None:
 
     key = profile.key
     models = f"{key.target_name}, drafted by {key.draft_name}" if key.draft_name else key.target_name
-    out.print(models, markup=False)
+    out.print(models)
     out.print(
-        f"{key.kernels}, {key.threads} threads; ms a pass over n tokens, after that many tokens of context",
-        markup=False,
+        f"{key.kernels}, {key.threads} threads; ms a pass over n tokens, after that many tokens of context"
     )
     columns: list[tuple[str, CostCurve]] = [("target", profile.target)]
     if profile.draft:
@@ -141,11 +140,10 @@ def _print(profile: Profile, measured: PairCosts) -> None:
         table.add_row(str(n), *(f"{1e3 * seconds:.1f}" for seconds in row))
     print_table(table)
     rates = ", ".join(f"{name} {1 / curve.read:.0f}" for name, curve in columns)
-    out.print(f"reading, tokens/s: {rates}", markup=False)
+    out.print(f"reading, tokens/s: {rates}")
     if profile.target_joules:
-        out.print(f"energy: target {profile.target_joules.passes[0][0]:.2f} J a token", markup=False)
+        out.print(f"energy: target {profile.target_joules.passes[0][0]:.2f} J a token")
     out.print(
         f"{measured.sweeps} repeats, which differ by {profile.spread:.1%}"
-        + ("" if profile.reliable else ": not reliable"),
-        markup=False,
+        + ("" if profile.reliable else ": not reliable")
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from threading import RLock
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from rich.progress import (
@@ -79,9 +78,7 @@ class ProgressDisplay:
             self.bars.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if err.is_terminal:
             self.bars.stop()
 
@@ -107,7 +104,7 @@ class WorkDisplay(ProgressDisplay):
                 refresh=what != self._last,
             )
         elif what != self._last and done < total:
-            err.print(what, markup=False)
+            err.print(what)
         self._last = what
 
 
@@ -145,12 +142,12 @@ class StageDisplay(ProgressDisplay):
 
     def _print(self, step: StageProgress) -> None:
         if step.stage not in self._next_line:
-            err.print(step.stage, markup=False)
+            err.print(step.stage)
             self._next_line[step.stage] = _LINE_EVERY
         elif step.share >= self._next_line[step.stage] and step.detail:
             left = _left(step)
             figures = ", ".join(filter(None, (step.detail, left)))
-            err.print(f"{step.stage}: {step.share:.0%}, {figures}", markup=False)
+            err.print(f"{step.stage}: {step.share:.0%}, {figures}")
             while self._next_line[step.stage] <= step.share:
                 self._next_line[step.stage] += _LINE_EVERY
 
@@ -224,7 +221,7 @@ class PullDisplay(ProgressDisplay):
 
     def on_message(self, line: str) -> None:
         """Print one line above the bars."""
-        err.print(line, markup=False)
+        err.print(line)
 
     def on_progress(self, progress: PullProgress) -> None:
         """Show the progress of one step of the work on a model."""
@@ -266,9 +263,9 @@ class PullDisplay(ProgressDisplay):
         share = done / total if total else 0.0
         if key not in self._next_line:
             size = (f"{total} {unit}" if unit else format_size(total)) if total else ""
-            err.print(f"{what} ({size})" if size else what, markup=False)
+            err.print(f"{what} ({size})" if size else what)
             self._next_line[key] = share + _LINE_EVERY
         elif verb in _LONG and total and share >= self._next_line[key]:
             amount = f"{done} of {total} {unit}" if unit else f"{format_size(done)} of {format_size(total)}"
-            err.print(f"{what}: {share:.0%}, {amount}", markup=False)
+            err.print(f"{what}: {share:.0%}, {amount}")
             self._next_line[key] = share + _LINE_EVERY

@@ -72,7 +72,7 @@ def quantize_command(  # noqa: PLR0913 - a user's options
             quantize(target, name)
         if not json:
             err.print(f"{name}: {format_size(target.stat().st_size)}")
-            out.print(str(target), markup=False)
+            out.print(str(target))
     if json:
         files = [{"type": name, "path": str(t), "size": t.stat().st_size} for name, t in targets.items()]
         out.print_json(data={"source": str(src), "pure": pure, "files": files})

@@ -96,13 +96,13 @@ class ExplainedSteps:
         times = f"draft {1e3 * step.draft_s:.1f} ms, verify {1e3 * step.verify_s:.1f} ms"
         got = f"{step.n_accepted} of {len(step.proposed)} accepted, {step.n_emitted} emitted, {times}"
         line = f"step {self._n}: {'; '.join(known)} -> {'; '.join(chosen) or 'nothing'} -> {got}"
-        err.print(line, markup=False, highlight=False, soft_wrap=True)
+        err.print(line)
         if self._explanation == "ir":
             before: Tree = ()
             for name, tree in step.passes_of_tree or [("drafted", step.proposed)]:
                 if tree != before:
                     drawn = dump(tree, self._piece)
-                    err.print(f"{name}:\n{drawn}", markup=False, highlight=False, soft_wrap=True)
+                    err.print(f"{name}:\n{drawn}")
                 before = tree
 
     def _piece(self, token: int) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from rich.table import Table
-from rich.text import Text
 
 from edgespec.benchmark.curves import ThroughputCurve
 from edgespec.benchmark.exports import Summaries
@@ -44,7 +43,7 @@ from edgespec.cli.console import out, print_table
 def print_outcome(outcome: BenchmarkOutcome, summaries: Summaries | None = None) -> None:
     """Print an outcome's tables to stdout; `summaries`: the result of `exports.summarise`, if it exists."""
     reading = read_outcome(outcome, summaries)
-    out.print(title(outcome), markup=False)
+    out.print(title(outcome))
     if any(row.variant.heard for row in reading.rows):
         _print_recordings(reading)
     elif len(reading.cells) == 1 and not reading.skipped:
@@ -59,20 +58,15 @@ def print_outcome(outcome: BenchmarkOutcome, summaries: Summaries | None = None)
         out.print()
         lines = (headline(reading), *lossy_lines(reading), identical_line(reading), energy_line(reading))
         for line in lines:
-            out.print(line, markup=False)
+            out.print(line)
 
 
 def _table(*names: str, texts: int = 1) -> Table:
     """Return an empty table; the columns after the first `texts` hold figures and are aligned right."""
     table = Table(box=None, pad_edge=False, collapse_padding=True)
     for i, name in enumerate(names):
-        table.add_column(Text(name), justify="left" if i < texts else "right", overflow="fold")
+        table.add_column(name, justify="left" if i < texts else "right", overflow="fold")
     return table
-
-
-def _add(table: Table, *cells: str, bold: bool = False) -> None:
-    """Add a row of plain texts; in strings, rich would take [brackets] for markup."""
-    table.add_row(*map(Text, cells), style="bold" if bold else None)
 
 
 def _joules_heading(reading: ReportData) -> str:
@@ -120,19 +114,18 @@ def _print_categories(reading: ReportData) -> None:
                 continue
             comparison = next((one for one in summary.comparisons if one.variant == name), None)
             plain = found.get(PLAIN)
-            _add(
-                table,
+            table.add_row(
                 summary.category,
                 str(summary.n_prompts),
                 fixed(plain.decode_tokens_per_s if plain else None, 1),
                 fixed(found[name].decode_tokens_per_s, 1),
                 *_figures(reading, found[name], comparison),
-                bold=summary is summaries[0],
+                style="bold" if summary is summaries[0] else None,
             )
         out.print()
         print_table(table)
     out.print()
-    out.print(f"kernels {cell.kernels}; peak memory {megabytes(cell.peak_rss_bytes)}", markup=False)
+    out.print(f"kernels {cell.kernels}; peak memory {megabytes(cell.peak_rss_bytes)}")
 
 
 # ---- recordings ----
@@ -158,11 +151,11 @@ def _print_recordings(reading: ReportData) -> None:
         )
         for variant in summary.variants:
             if variant.heard:
-                _add(table, variant.variant, *_heard(variant, variant.heard, compared.get(variant.variant)))
+                table.add_row(variant.variant, *_heard(variant, variant.heard, compared.get(variant.variant)))
         out.print()
         print_table(table)
     out.print()
-    out.print(f"kernels {cell.kernels}; peak memory {megabytes(cell.peak_rss_bytes)}", markup=False)
+    out.print(f"kernels {cell.kernels}; peak memory {megabytes(cell.peak_rss_bytes)}")
 
 
 def _n_words(summary: CategorySummary) -> int:
@@ -208,7 +201,7 @@ def _print_rows(reading: ReportData) -> None:
     )
     table.columns[0].justify = "right"
     for row in reading.rows:
-        _add(table, *_row(reading, row))
+        table.add_row(*_row(reading, row))
     out.print()
     print_table(table)
 
@@ -231,7 +224,7 @@ def _print_skipped(reading: ReportData) -> None:
         return
     table = _table("skipped: target", "draft", "kernels", "why", texts=4)
     for cell in reading.skipped:
-        _add(table, cell.target, cell.draft or NOT_APPLICABLE, cell.kernels, cell.skipped)
+        table.add_row(cell.target, cell.draft or NOT_APPLICABLE, cell.kernels, cell.skipped)
     out.print()
     print_table(table)
 
@@ -244,8 +237,7 @@ def _print_accuracy(reading: ReportData) -> None:
     table = _table("target", "kernels", "compared with", *figures, texts=3)
     for score in scores:
         reference = score.kl is None
-        _add(
-            table,
+        table.add_row(
             score.target,
             score.kernels,
             NOT_APPLICABLE if reference else score.reference,
@@ -267,11 +259,11 @@ def _print_throughput(reading: ReportData) -> None:
     for curve in reading.curves:
         out.print()
         if len(reading.curves) > 1:
-            out.print(curve.cell.name, markup=False)
+            out.print(curve.cell.name)
         print_table(_throughput(curve))
     out.print()
     for line in sentences(reading):
-        out.print(line, markup=False)
+        out.print(line)
 
 
 def _throughput(curve: ThroughputCurve) -> Table:
@@ -291,5 +283,5 @@ def _throughput(curve: ThroughputCurve) -> Table:
     )
     table.columns[0].justify = "right"
     for point in curve.points:
-        _add(table, *figures(point))
+        table.add_row(*figures(point))
     return table

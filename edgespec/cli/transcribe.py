@@ -154,7 +154,7 @@ class _Run:
             )
         if not output.no_stats:
             for line in stats_lines(transcript):
-                err.print(line, markup=False)
+                err.print(line)
 
 
 def stats_lines(transcript: Transcript) -> list[str]:

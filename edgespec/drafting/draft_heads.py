@@ -19,6 +19,7 @@ from edgespec.drafting.block_model import BlockModel
 from edgespec.drafting.costs import N_MAX, CostCurve, block_curve
 from edgespec.drafting.draft import Draft, NoDraft, PlainDraft
 from edgespec.drafting.draft_model import DraftModel
+from edgespec.drafting.draft_search import DraftSearch
 from edgespec.drafting.foreign.vocabulary_match import compare_vocabularies
 from edgespec.drafting.head_model import HeadModel
 from edgespec.drafting.policy import Policy
@@ -211,12 +212,13 @@ class MtpDraft(_Head):
         return lambda tokens: self._zeros(tokens, self.model.n_embd)
 
 
-def find_draft(target_name: str, target: GGUFHeader, name: str | None, drafter: DrafterName) -> Draft:
+def find_draft(search: DraftSearch, name: str | None, drafter: DrafterName) -> Draft:
     """Return the draft that `name` and the files' headers say; missing files are pulled.
 
-    `target`: the header of the target's file. `drafter`: what the user chose. Raises UsageError or
-    EdgespecError if the draft cannot be had, or is made for another target.
+    Where no draft is named and the target has none, `search` looks for one on this disk. `drafter`: what the
+    user chose. Raises UsageError or EdgespecError if the draft cannot be had, or is made for another target.
     """
+    target_name, target = search.target_name, search.target
     if name is None:
         if drafter in DRAFTLESS:
             return NoDraft(target_name)
@@ -225,7 +227,9 @@ def find_draft(target_name: str, target: GGUFHeader, name: str | None, drafter: 
             return MtpDraft(target_name, drafter)
         if drafter == "mtp":
             raise UsageError(f"{target_name}: {reason}", field="drafter", value=drafter)
-        return NoDraft(target_name, reason if target.n_mtp else "")
+        name = search.find() if drafter == "auto" else None
+        if name is None:
+            return NoDraft(target_name, reason if target.n_mtp else "")
     path = resolve(name)
     with named_as(name, path):
         if published := check_published_head(read_header(path), target):

@@ -4,7 +4,7 @@ target   the one named, else the default pair's
 draft    the one named, else the best made here for this very file of the target (draft_records.py),
          else that of the registry's first pair with the target. Where there is none, or it would have to
          be pulled first, a head in the target's own file drafts, if it has one (mtp_heads.py). `Pair` then
-         looks for one on this disk (found_draft.py)
+         looks for one on this disk (draft_search.py)
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from edgespec._core import Interrupt
 from edgespec.decoding.options import MAX_GAMMA
 from edgespec.drafting.draft_heads import find_draft
 from edgespec.drafting.draft_model import DraftModel
+from edgespec.drafting.draft_search import DraftSearch
 from edgespec.engine.capacity import (
     DRAFT_CELLS,
     DRAFT_SHARE,
@@ -21,7 +22,6 @@ from edgespec.engine.capacity import (
     kept_cells,
     kept_sequences,
 )
-from edgespec.engine.found_draft import DraftSearch
 from edgespec.engine.lossy.cascade import SmallModel
 from edgespec.engine.model_choice import choose_models
 from edgespec.engine.pair_options import PairOptions
@@ -34,7 +34,6 @@ from edgespec.llama.gguf_header import GGUFHeader
 from edgespec.llama.kernels import STOCK, Kernels
 from edgespec.llama.kernels import load as load_kernels
 from edgespec.llama.kv_cache import MAX_SEQUENCES_OPEN, KVCache, KVCacheSize
-from edgespec.llama.mtp import why_no_mtp
 from edgespec.llama.placement import Placement
 from edgespec.llama.rollback import RollbackSize
 from edgespec.llama.sequence_pool import SequencePool
@@ -85,9 +84,11 @@ class Pair(Closing):
         self._lines = [
             f"{self.target_name}: {line}" for line in notes_of(self.target_name, self.target_header)
         ]
-        if draft_name is None and options.drafter == "auto":
-            draft_name = self._find_on_disk()
-        self.draft = find_draft(self.target_name, self.target_header, draft_name, options.drafter)
+        own_kernels, say = options.kernels == "auto", self._lines.append
+        search = DraftSearch(
+            self.target_name, self.target_header, own_kernels, self.n_threads, options.n_ctx, say
+        )
+        self.draft = find_draft(search, draft_name, options.drafter)
         """The draft, besides the suffix store; `load` may replace it."""
         self._remote: RemoteTarget | None = None
         n_ctx, n_train = options.n_ctx, self.target_header.n_ctx_train
@@ -101,17 +102,6 @@ class Pair(Closing):
         self._draft_sequences: SequencePool | None = None
         self._idle_drafts: list[DraftModel] = []
         self._small: SmallModel | None = None
-
-    def _find_on_disk(self) -> str | None:
-        """Return the draft to use of those on this disk, for a target that has none."""
-        if not why_no_mtp(self.target_header):
-            return None
-        kernels = load_kernels().name if self.options.kernels == "auto" else STOCK
-        found = DraftSearch(
-            self.target_name, self.target_header, kernels, self.n_threads, self.options.n_ctx
-        ).find()
-        self._lines += filter(None, [found.line])
-        return found.name
 
     @property
     def rollback(self) -> RollbackSize:

@@ -44,6 +44,20 @@ DRAFTS_FOR = "edgespec.whisper.drafts_for"
 WHISPER_TYPES = ("q8_0", "q6_k", "q5_1", "q5_0", "q4_1", "q4_0", "f16", "f32")
 """The types that matrices can have."""
 
+SIZE_KEYS = {
+    "n_mels": "n_mels",
+    "n_vocab": "vocab_size",
+    "n_audio_ctx": "encoder.context_length",
+    "n_audio_state": "encoder.embedding_length",
+    "n_audio_head": "encoder.attention.head_count",
+    "n_audio_layer": "encoder.block_count",
+    "n_text_ctx": "decoder.context_length",
+    "n_text_state": "decoder.embedding_length",
+    "n_text_head": "decoder.attention.head_count",
+    "n_text_layer": "decoder.block_count",
+}
+"""The keys of a GGUF file, after "whisper.", that hold the fields of `WhisperSizes`."""
+
 _F16 = 1  # enum ggml_type
 
 
@@ -164,19 +178,7 @@ def _encoded(info: TensorInfo, tensor: SourceTensor) -> bytes:
 
 
 def _fields(contents: WhisperContents, type_name: str, name: str) -> list[bytes]:
-    sizes = contents.sizes
-    numbers = {
-        "n_mels": sizes.n_mels,
-        "vocab_size": sizes.n_vocab,
-        "encoder.context_length": sizes.n_audio_ctx,
-        "encoder.embedding_length": sizes.n_audio_state,
-        "encoder.attention.head_count": sizes.n_audio_head,
-        "encoder.block_count": sizes.n_audio_layer,
-        "decoder.context_length": sizes.n_text_ctx,
-        "decoder.embedding_length": sizes.n_text_state,
-        "decoder.attention.head_count": sizes.n_text_head,
-        "decoder.block_count": sizes.n_text_layer,
-    }
+    numbers = {key: getattr(contents.sizes, name) for name, key in SIZE_KEYS.items()}
     heads = np.array(contents.own_heads, np.int32).reshape(-1)
     return [
         encode_text("general.architecture", ARCHITECTURE),

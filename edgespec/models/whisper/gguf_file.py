@@ -19,21 +19,8 @@ from edgespec.models.whisper.contents import (
     WhisperSizes,
     expected_tensors,
 )
-from edgespec.models.whisper.convert import ARCHITECTURE, stored_shape
+from edgespec.models.whisper.convert import ARCHITECTURE, SIZE_KEYS, stored_shape
 from edgespec.models.whisper.reading import blamed, token_bytes
-
-_SIZES = {
-    "n_mels": "n_mels",
-    "n_vocab": "vocab_size",
-    "n_audio_ctx": "encoder.context_length",
-    "n_audio_state": "encoder.embedding_length",
-    "n_audio_head": "encoder.attention.head_count",
-    "n_audio_layer": "encoder.block_count",
-    "n_text_ctx": "decoder.context_length",
-    "n_text_state": "decoder.embedding_length",
-    "n_text_head": "decoder.attention.head_count",
-    "n_text_layer": "decoder.block_count",
-}
 
 
 def check_speech_file(path: Path, name: str = "") -> GGUFHeader:
@@ -53,7 +40,9 @@ def read_whisper_gguf(path: Path) -> WhisperContents:
     gguf = check_speech_file(path).gguf
     with blamed(path):
         try:
-            sizes = WhisperSizes(**{name: int(gguf.number(f"whisper.{key}")) for name, key in _SIZES.items()})
+            sizes = WhisperSizes(
+                **{name: int(gguf.number(f"whisper.{key}")) for name, key in SIZE_KEYS.items()}
+            )
         except KeyError as error:
             raise BrokenModelError(f"it has no {error}") from None
         heads = gguf.integers("whisper.alignment_heads")

@@ -121,7 +121,6 @@ def pass_at_1(
     *,
     drafter: DrafterName | None = None,
     n_predict: int = N_PREDICT,
-    timeout_s: float = TIMEOUT_S,
     cascade: Waking | None = None,
     lenience: float = 1.0,
 ) -> Iterator[ProblemResult]:
@@ -146,7 +145,7 @@ def pass_at_1(
             cascade=cascade,
             lenience=lenience,
         )
-        outcome = check(problem, result.text, timeout_s=timeout_s)
+        outcome = check(problem, result.text)
         reason = outcome.reason
         if reason and result.stop_reason == "length":
             reason = f"the answer was cut at {n_predict} tokens: {reason}"

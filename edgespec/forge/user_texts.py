@@ -37,7 +37,7 @@ _SUITES = (".jsonl", ".jsonl.gz")
 
 
 def all_prompts(
-    model: Model, files: Sequence[Path] = (), *, from_history: bool = False, seed: int = 0
+    model: Model, files: Sequence[Path] = (), *, from_history: bool = False
 ) -> Iterator[TextPrompt | TokenPrompt]:
     """Yield the user's prompts, the user's texts and built-in prompts in turns; at last, built-in ones alone.
 
@@ -52,7 +52,7 @@ def all_prompts(
     if history:
         prompts.append(history.prompts())
         texts.append(history.texts())
-    return in_turns(in_turns(*prompts), in_turns(*texts), built_in(seed))
+    return in_turns(in_turns(*prompts), in_turns(*texts), built_in())
 
 
 def in_turns(*sources: Iterable[TextPrompt | TokenPrompt]) -> Iterator[TextPrompt | TokenPrompt]:

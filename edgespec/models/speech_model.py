@@ -5,14 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from edgespec.errors import UsageError
-from edgespec.models.pull import ProgressFn, no_progress
 from edgespec.models.registry import load_registry
 from edgespec.models.resolve import resolve
 from edgespec.models.store import Store
 from edgespec.models.whisper.gguf_file import check_speech_file
 from edgespec.models.whisper.kinds import foreign_whisper, is_whisper_source
 from edgespec.platform.files import expand_user
-from edgespec.platform.messages import MessageFn, silent
 
 _PREFIX, _SHORT = "whisper-", {"large": "whisper-large-v3", "turbo": "whisper-large-v3-turbo"}
 
@@ -31,7 +29,7 @@ def speech_models_here() -> list[tuple[str, Path]]:
     return [(entry.name, store.file(entry)) for entry in entries if store.is_present(entry, registry)]
 
 
-def speech_model(ref: str, *, on_progress: ProgressFn = no_progress, on_message: MessageFn = silent) -> Path:
+def speech_model(ref: str) -> Path:
     """Return the GGUF file of the Whisper model that `ref` means, pulled if need be; see `resolve`.
 
     Raises UsageError for a Whisper model of another program, which is to be converted first, and as
@@ -40,6 +38,6 @@ def speech_model(ref: str, *, on_progress: ProgressFn = no_progress, on_message:
     ref = speech_ref(ref)
     if ref.strip() and is_whisper_source(expand_user(ref)):
         raise UsageError(foreign_whisper(ref))
-    path = resolve(ref, on_progress=on_progress, on_message=on_message)
+    path = resolve(ref)
     check_speech_file(path, ref)
     return path

@@ -111,9 +111,9 @@ def network() -> str:
     return ""
 
 
-def memory_to_give(root: Path = Path("/")) -> int | None:
+def memory_to_give() -> int | None:
     """Return the bytes that clients may take: what is free but for a sixteenth, which work itself takes."""
-    available = available_bytes(root)
+    available = available_bytes()
     return None if available is None else max(0, available - max(_LEAST_RESERVE, available // 16))
 
 

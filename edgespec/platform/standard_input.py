@@ -47,23 +47,24 @@ def _has_begun(descriptor: int, seconds: float) -> bool:
     return bool(poll.poll(1000 * seconds))
 
 
-def _held_by_ancestor(descriptor: int, proc: Path = Path("/proc")) -> bool:
+def _held_by_ancestor(descriptor: int) -> bool:
     """Say whether a process that this one descends from could write into the pipe.
 
     A shell closes its ends of a pipeline's pipes; who writes into them is no ancestor.
     """
     try:
-        pipe = (proc / f"self/fd/{descriptor}").readlink()
+        pipe = Path(f"/proc/self/fd/{descriptor}").readlink()
     except OSError:
         return False
-    return any(_writes(process, pipe) for process in _ancestors(proc))
+    return any(_writes(process, pipe) for process in _ancestors())
 
 
-def _ancestors(proc: Path) -> Iterator[Path]:
+def _ancestors() -> Iterator[Path]:
     pid = os.getppid()
     while pid > 0:
-        yield proc / str(pid)
-        parents = [line for line in lines_of(proc / str(pid) / "status") if line.startswith("PPid:")]
+        process = Path(f"/proc/{pid}")
+        yield process
+        parents = [line for line in lines_of(process / "status") if line.startswith("PPid:")]
         pid = int(parents[0].split()[1]) if parents else 0
 
 

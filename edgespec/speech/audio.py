@@ -141,44 +141,31 @@ class SoundReader:
         self.on_message(f"{self.name}: damaged after {after_s:.1f} s ({reason}); what can be read is used")
 
 
-def read_audio(
-    source: str | Path | BinaryIO,
-    *,
-    name: str = "",
-    raw: WavFormat | None = None,
-    on_message: MessageFn = silent,
-) -> Floats:
+def read_audio(source: str | Path | BinaryIO, *, on_message: MessageFn = silent) -> Floats:
     """Return the samples of a recording: mono, 16 kHz, in [-1, 1], shape (n,).
 
-    `source`: a path, "-" for standard input (WAV, or samples in the form `raw`: `RAW` unless given), or an
-    open file. Raises UsageError for a missing file, EdgespecError for one without sound and where PyAV is
-    missing.
+    `source`: a path, "-" for standard input (WAV, or samples in the form `RAW`), or an open file. Raises
+    UsageError for a missing file, EdgespecError for one without sound and where PyAV is missing.
     """
     if source == STDIN:
         if sys.stdin.isatty():
             raise UsageError(
                 "-: standard input is a terminal; pipe a recording into it, such as from arecord"
             )
-        return SoundReader(name or "standard input", on_message).read(sys.stdin.buffer, raw=raw or RAW)
+        return SoundReader("standard input", on_message).read(sys.stdin.buffer, raw=RAW)
     if not isinstance(source, str | Path):
-        return SoundReader(name or "the recording", on_message).read(source, raw=raw)
+        return SoundReader("the recording", on_message).read(source)
     path = expand_user(source)
     try:
         with path.open("rb") as file:
-            return SoundReader(name or str(source), on_message).read(file, raw=raw)
+            return SoundReader(str(source), on_message).read(file)
     except OSError as error:
         raise UsageError(f"{source}: cannot be read: {error.strerror}") from None
 
 
-def stream_audio(
-    file: BinaryIO,
-    *,
-    name: str = "standard input",
-    raw: WavFormat = RAW,
-    on_message: MessageFn = silent,
-) -> Iterator[Floats]:
-    """Yield the samples of a pipe as they come, as `read_audio` returns them: WAV, or samples as in `raw`."""
-    return SoundReader(name, on_message).blocks(file, raw=raw)
+def stream_audio(file: BinaryIO, *, on_message: MessageFn = silent) -> Iterator[Floats]:
+    """Yield the samples of a pipe as they come, as `read_audio` returns them: WAV, or samples as in `RAW`."""
+    return SoundReader("standard input", on_message).blocks(file, raw=RAW)
 
 
 def resampled(blocks: Iterable[Floats], rate: int) -> Iterator[Floats]:

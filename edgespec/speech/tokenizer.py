@@ -160,10 +160,6 @@ class WhisperTokenizer:
         """Return the ordinary tokens of a text; the names of special tokens in it are text too."""
         return self._encoding.encode_ordinary(text)
 
-    def encode_bytes(self, data: bytes) -> list[int]:
-        """Return ordinary tokens of bytes that may end within a character."""
-        return self._encoding._encode_bytes(data)
-
     def piece(self, token: int) -> bytes:
         """Return the bytes of a token, maybe part of a character; b"" for special tokens."""
         return self.tokens[token] if 0 <= token < len(self.tokens) else b""
@@ -240,8 +236,3 @@ class WhisperTokenizer:
         """The tokens never written by default: those of no speech, tasks and starts, ascending."""
         special = {self.transcribe, self.translate, self.sot, self.sot_prev, self.sot_lm, self.no_speech}
         return tuple(sorted({*self.non_speech_tokens, *special}))
-
-    @cached_property
-    def suppressed_first(self) -> tuple[int, ...]:
-        """The tokens that a window's text does not begin with: a space alone, and its end."""
-        return (*self.encode(" "), self.eot)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.speech.audio import RAW, read_audio, stream_audio
+from edgespec.speech.audio import RAW, SoundReader, read_audio, stream_audio
 from edgespec.speech.wav import WavFormat
 
 av = pytest.importorskip("av")
@@ -121,7 +121,9 @@ def test_pipes_of_raw_samples_and_of_wav(monkeypatch):
     np.testing.assert_allclose(np.concatenate(blocks), tone(SECOND), atol=1e-4)
     stereo = WavFormat(8_000, 2, 16, is_float=False)
     both = encoded(np.repeat(tone(8_000), 2), 16)
-    assert sum(map(len, stream_audio(Pipe(both), raw=stereo))) == pytest.approx(SECOND // 2, abs=1)
+    assert sum(map(len, SoundReader("pipe").blocks(Pipe(both), raw=stereo))) == pytest.approx(
+        SECOND // 2, abs=1
+    )
 
     class Stdin:
         buffer = Pipe(wav(raw, SECOND, 1, 16, size=0xFFFFFFFF))

@@ -205,8 +205,6 @@ def choose_layers(
     token_ids: npt.NDArray[np.int64],
     texts: Sequence[TrainingText],
     n_kept: int,
-    *,
-    on_progress: Callable[[float], None] = lambda _share: None,
 ) -> tuple[int, ...]:
     """Return the `n_kept` layers of `source` that a shallow student has, ascending.
 
@@ -234,9 +232,7 @@ def choose_layers(
     divergence = jax.jit(divergence)
 
     found: dict[tuple[int, ...], float] = {}
-    n_places = n_kept - 1  # the first and the last layer always stay
-    for gap in range(1, n_places + 1):
-        on_progress((gap - 1) / n_places)
+    for gap in range(1, n_kept):  # the first and the last layer always stay
         layers = (*range(gap), *range(gap + n_layer - n_kept, n_layer))
         found[layers] = float(divergence(jnp.array(layers), params, whole.frozen))
     return min(found, key=lambda layers: found[layers])

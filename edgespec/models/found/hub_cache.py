@@ -67,16 +67,15 @@ def list_hub(root: Path) -> Listing:
     return listing
 
 
-def find_in_hub(entry: Entry, root: Path | None = None) -> FoundModel | None:
+def find_in_hub(entry: Entry) -> FoundModel | None:
     """Return the file in the cache that an entry of `hub_entry` means; None if it is not there.
 
     Of a split model all parts have to be. Raises nothing: what cannot be read is not there.
     """
-    root = root or hub_root()
     source = entry.sources[0] if entry.sources else None
     if not isinstance(source, HubSource) or entry.converted:
         return None
-    folder = root / f"models--{source.repo.replace('/', '--')}"
+    folder = hub_root() / f"models--{source.repo.replace('/', '--')}"
     commit = source.revision if _COMMIT.fullmatch(source.revision) else _reference(folder, source.revision)
     path = folder / "snapshots" / commit / source.file
     try:

@@ -1,13 +1,23 @@
-// ggml's binary interface, as far as these graphs use it: written from its headers, not copied, so that no header is
-// needed to compile. tests/abi.cpp compares it with the headers that llama-cpp-python installs.
+// ggml's functions that these graphs call, and what they take: written from its headers, not copied, so that no header
+// is needed to compile. Structures are those of the kernels. tests/abi.cpp compares it with the headers that
+// llama-cpp-python installs.
 #pragma once
 
-#include <stddef.h>
-#include <stdint.h>
+#include "../kernels/ggml_abi.h"
 
 namespace edgespec::whisper {
 
-enum ggml_type : int { GGML_TYPE_F32 = 0, GGML_TYPE_F16 = 1, GGML_TYPE_I8 = 24, GGML_TYPE_I32 = 26, GGML_TYPE_I64 = 27 };
+typedef int ggml_type;
+enum {
+    GGML_TYPE_F32 = ggml::TYPE_F32,
+    GGML_TYPE_F16 = ggml::TYPE_F16,
+    GGML_TYPE_I8 = ggml::TYPE_I8,
+    GGML_TYPE_I32 = ggml::TYPE_I32,
+    GGML_TYPE_I64 = ggml::TYPE_I64,
+    GGML_STATUS_SUCCESS = ggml::STATUS_SUCCESS,
+    GGML_BACKEND_DEVICE_TYPE_CPU = 0,
+    GGML_BACKEND_BUFFER_USAGE_WEIGHTS = 1,
+};
 enum gguf_type : int {
     GGUF_TYPE_UINT32 = 4,
     GGUF_TYPE_INT32 = 5,
@@ -15,42 +25,23 @@ enum gguf_type : int {
     GGUF_TYPE_STRING = 8,
     GGUF_TYPE_ARRAY = 9,
 };
-enum { GGML_STATUS_SUCCESS = 0, GGML_BACKEND_DEVICE_TYPE_CPU = 0, GGML_BACKEND_BUFFER_USAGE_WEIGHTS = 1 };
 
 struct ggml_context;
 struct ggml_cgraph;
 struct ggml_backend;
-struct ggml_backend_buffer;
-struct ggml_backend_buffer_type;
-struct ggml_backend_device;
-struct ggml_backend_reg;
 struct ggml_gallocr;
 struct gguf_context;
+typedef ggml::Tensor ggml_tensor;
+typedef ggml::TypeTraits ggml_type_traits;
 typedef ggml_backend *ggml_backend_t;
-typedef ggml_backend_buffer *ggml_backend_buffer_t;
-typedef ggml_backend_buffer_type *ggml_backend_buffer_type_t;
-typedef ggml_backend_device *ggml_backend_dev_t;
-typedef ggml_backend_reg *ggml_backend_reg_t;
+typedef ggml::Buffer *ggml_backend_buffer_t;
+typedef ggml::BufferType *ggml_backend_buffer_type_t;
+typedef ggml::Device *ggml_backend_dev_t;
+typedef ggml::Registry *ggml_backend_reg_t;
 typedef ggml_gallocr *ggml_gallocr_t;
 typedef void (*ggml_to_float_t)(const void *, float *, int64_t);
 typedef void (*ggml_backend_set_n_threads_t)(ggml_backend_t, int);
 
-struct ggml_tensor {
-    ggml_type type;
-    ggml_backend_buffer *buffer;
-    int64_t ne[4]; // elements
-    size_t nb[4];  // bytes from one to the next
-    int op;
-    int32_t op_params[16];
-    int32_t flags;
-    ggml_tensor *src[10];
-    ggml_tensor *view_src;
-    size_t view_offs;
-    void *data;
-    char name[64];
-    void *extra;
-    char padding[8];
-};
 struct ggml_init_params {
     size_t mem_size;
     void *mem_buffer;
@@ -59,14 +50,6 @@ struct ggml_init_params {
 struct gguf_init_params {
     bool no_alloc;
     ggml_context **ctx;
-};
-struct ggml_type_traits {
-    const char *type_name;
-    int64_t blck_size, blck_size_interleave;
-    size_t type_size;
-    bool is_quantized;
-    ggml_to_float_t to_float;
-    void (*from_float_ref)(const float *, void *, int64_t);
 };
 
 // F(result, name, parameters)
@@ -110,7 +93,7 @@ struct ggml_type_traits {
     F(ggml_tensor *, ggml_set_rows, (ggml_context *, ggml_tensor *, ggml_tensor *, ggml_tensor *))                     \
     F(ggml_tensor *, ggml_flash_attn_ext,                                                                              \
       (ggml_context *, ggml_tensor *, ggml_tensor *, ggml_tensor *, ggml_tensor *, float, float, float))               \
-    F(ggml_backend_buffer *, ggml_backend_alloc_ctx_tensors_from_buft, (ggml_context *, ggml_backend_buffer_type_t))   \
+    F(ggml_backend_buffer_t, ggml_backend_alloc_ctx_tensors_from_buft, (ggml_context *, ggml_backend_buffer_type_t))   \
     F(void, ggml_backend_buffer_free, (ggml_backend_buffer_t))                                                         \
     F(void, ggml_backend_buffer_set_usage, (ggml_backend_buffer_t, int))                                               \
     F(void, ggml_backend_tensor_set, (ggml_tensor *, const void *, size_t, size_t))                                    \

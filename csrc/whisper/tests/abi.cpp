@@ -50,18 +50,6 @@ struct Table {
     static_assert(SameCall<decltype(ours::Table::NAME), decltype(&::NAME)>::value, #NAME);
 ES_GGML_FUNCTIONS(SAME)
 
-#define SAME_FIELD(FIELD) static_assert(offsetof(ours::ggml_tensor, FIELD) == offsetof(::ggml_tensor, FIELD), #FIELD)
-static_assert(sizeof(ours::ggml_tensor) == sizeof(::ggml_tensor));
-SAME_FIELD(type);
-SAME_FIELD(buffer);
-SAME_FIELD(ne);
-SAME_FIELD(nb);
-SAME_FIELD(src);
-SAME_FIELD(view_src);
-SAME_FIELD(view_offs);
-SAME_FIELD(data);
-SAME_FIELD(name);
-static_assert(offsetof(ours::ggml_type_traits, to_float) == offsetof(::ggml_type_traits, to_float));
 static_assert(offsetof(ours::ggml_init_params, no_alloc) == offsetof(::ggml_init_params, no_alloc));
 static_assert(offsetof(ours::gguf_init_params, ctx) == offsetof(::gguf_init_params, ctx));
 

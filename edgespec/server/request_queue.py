@@ -7,7 +7,7 @@ import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from edgespec.errors import EdgespecError
 
@@ -91,7 +91,7 @@ class QueuedRequest(Generic[Part, End]):
         return [part for _ in range(len(self.made)) for part in self.made.popleft()]
 
 
-_R = TypeVar("_R", bound=QueuedRequest)  # type: ignore[type-arg] # of any parts
+_R = TypeVar("_R", bound=QueuedRequest[Any, Any])
 
 
 class RequestQueue(Generic[_R]):

@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from edgespec.platform.turns import Turns
 from edgespec.server.request_queue import (
@@ -44,10 +44,11 @@ class EndedRequest(Generic[End]):
     waited_s: float
     """Seconds in the queue."""
     result: End | None
-    """The answer, complete or not; None for a request that never began or that failed."""
+    """The answer, complete or not; None if nothing of it is there."""
 
 
-Asked = TypeVar("Asked", bound=QueuedRequest)  # type: ignore[type-arg] # of the worker's parts and end
+Asked = TypeVar("Asked", bound=QueuedRequest[Any, Any])
+"""A request with the parts and the end that its worker makes."""
 
 
 class RequestWorker(ABC, Generic[Asked, Part, End]):
@@ -203,7 +204,8 @@ class RequestWorker(ABC, Generic[Asked, Part, End]):
             while request := self._next():
                 self._begin(request)
             self._tell_places()
-            self._step()
+            if self._running:  # no: those that waited may have left since
+                self._step()
 
     @abstractmethod
     def _has_room(self, request: Asked) -> bool:

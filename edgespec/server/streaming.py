@@ -138,7 +138,9 @@ class RequestRun(Generic[Part, End]):
         ends: dict[int, End] = {}
         try:
             async for found in self.items():
-                index, item = found or (0, QueuePlace(0))
+                if found is None:
+                    continue
+                index, item = found
                 if isinstance(item, list):
                     collect(index, item)
                 elif not isinstance(item, QueuePlace):

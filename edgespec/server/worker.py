@@ -38,7 +38,7 @@ class Worker(RequestWorker[QueuedGeneration, Token, Result]):
     """Runs generations on its own thread, as many at once as the engine may.
 
     `engine` was made with `cancellation` as its signals; from `start` to the end of `stop` only that thread
-    uses it. `on_end` and `on_pass` are called on that thread.
+    uses it. `on_pass` is called on that thread, `on_end` there or on the event loop.
     """
 
     def __init__(

@@ -178,7 +178,7 @@ def _encoded(info: TensorInfo, tensor: SourceTensor) -> bytes:
 
 
 def _fields(contents: WhisperContents, type_name: str, name: str) -> list[bytes]:
-    numbers = {key: getattr(contents.sizes, name) for name, key in SIZE_KEYS.items()}
+    numbers = {key: getattr(contents.sizes, size) for size, key in SIZE_KEYS.items()}
     heads = np.array(contents.own_heads, np.int32).reshape(-1)
     return [
         encode_text("general.architecture", ARCHITECTURE),

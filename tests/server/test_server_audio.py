@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 
@@ -9,11 +10,13 @@ import numpy as np
 import openai
 import pytest
 
+from edgespec.server import streaming
 from edgespec.server.audio_routes import SpeechService
 from edgespec.server.gate import Gate, GateLimits
+from edgespec.server.request_queue import Abandoned
 from edgespec.server.speech_worker import SpeechWorker
 from edgespec.speech.opening import open_transcriber
-from edgespec.speech.options import MAX_BEAM
+from edgespec.speech.options import MAX_BEAM, SpeechOptions
 from server_app import serving
 from speech_app import noise, recording, speech_service, wav
 from tiny_whisper import write_tiny_whisper
@@ -208,6 +211,58 @@ def test_a_full_queue_and_a_client_that_leaves(served, speech):
     assert len(speech.model.mels) <= n + 3  # not the four windows of the one that left
 
 
+def test_a_recording_that_waits_sends_comments(served, speech, monkeypatch):
+    monkeypatch.setattr(streaming, "ALIVE_S", 0.01)
+    speech.model.gate.clear()
+    speech.model.begun.clear()
+    before = threading.Thread(target=lambda: post(served, {"file": recording()}))
+    before.start()
+    assert speech.model.begun.wait(10)
+    asked = {"files": {"file": recording()}, "data": {"stream": "true"}}
+    with served.client() as client, client.stream("POST", "/v1/audio/transcriptions", **asked) as answer:
+        lines = answer.iter_lines()
+        assert next(lines) == ": queue 1"
+        assert ": hearing" in lines
+        speech.model.gate.set()
+        rest = list(lines)
+    before.join(20)
+    assert rest.index(": queue 0") < min(n for n, line in enumerate(rest) if line.startswith("data:"))
+    assert json.loads(rest[-2].removeprefix("data: "))["text"] == TEXT
+
+
+def test_the_only_one_that_waits_may_leave_as_its_turn_comes(tiny_path):
+    """The thread finds nobody where it saw somebody, and answers the next one."""
+    with speech_service(tiny_path, max_seconds=20) as speech:
+        worker = speech.worker
+
+        async def ask():
+            return [item async for item in worker.run(noise(1), SpeechOptions(), client="one")]
+
+        async def main():
+            leaver = asyncio.create_task(ask())
+            while not worker.n_waiting:
+                await asyncio.sleep(0)
+            (request,) = worker._queue.in_order([])
+            next_one, looked = worker._next, threading.Event()
+
+            def next_once_it_left():
+                worker._cancel(request, Abandoned())
+                found = next_one()
+                looked.set()
+                return found
+
+            worker._next = next_once_it_left
+            worker.start()
+            with pytest.raises(Abandoned):
+                await leaver
+            await asyncio.to_thread(looked.wait)
+            heard = await ask()
+            await worker.stop(grace_s=5)
+            return heard
+
+        assert asyncio.run(main())[-1].text == TEXT
+
+
 def test_a_failure_of_the_model_is_no_traceback(served, speech, monkeypatch):
     encode, n_good = speech.model.encode, 0
 
@@ -218,10 +273,12 @@ def test_a_failure_of_the_model_is_no_traceback(served, speech, monkeypatch):
         n_good -= 1
         return encode(mel)
 
+    monkeypatch.setattr(streaming, "_SETTLE_S", 20.0)  # a busy machine takes its time to fail
     monkeypatch.setattr(speech.model, "encode", fail)
     for fields in ({}, {"stream": "true"}):  # at once: a stream has its own status too
         answer = post(served, {"file": recording()}, fields)
         assert answer.status_code == 500 and "secret" not in answer.text
+        assert answer.json()["error"]["type"] == "server_error"
     n_good = 1
     answer = post(served, {"file": ("a.wav", wav(noise(95)))}, {"stream": "true"})
     said, *_, last = [line for line in answer.text.splitlines() if line.startswith("data:")]
@@ -272,8 +329,6 @@ def test_a_real_model_answers_alike_beside_a_chat(tiny_path, tmp_path):
 
 
 def test_bodies_with_recordings_may_be_larger_than_others():
-    import asyncio
-
     async def answered(path, n):
         sent = []
 

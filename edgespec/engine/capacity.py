@@ -150,13 +150,13 @@ def check_cache(header: GGUFHeader, size: KVCacheSize, *, keeps: bool) -> None:
     fits_in_memory([(header, size.n_ctx)], weights_loaded=True, more_states=more)
 
 
-def texts_that_pay(costs: Sequence[float], most: int = MOST_BY_DEFAULT) -> int:
-    """Return how many requests at once pay, at most `most`, for passes that cost T(0), T(1) ..: 1, 2, 4 ..
+def texts_that_pay(costs: Sequence[float]) -> int:
+    """Return how many requests at once pay, 1, 2, 4 .. `MOST_BY_DEFAULT`, for passes that cost T(0), T(1) ..
 
     Twice as many pay if together they write at least 3 % more tokens a second, n / T(n), than any fewer.
     """
     best, found, n = 1.0 / costs[1], 1, 2
-    while n <= min(most, len(costs) - 1):
+    while n <= min(MOST_BY_DEFAULT, len(costs) - 1):
         if n / costs[n] >= _GAIN * best:
             best, found = n / costs[n], n
         n *= 2

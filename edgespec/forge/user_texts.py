@@ -22,6 +22,7 @@ from edgespec.forge.dataset import FROM_FILE, FROM_HISTORY, READ
 from edgespec.forge.prompts import TextPrompt, TokenPrompt, built_in
 from edgespec.forge.writing import LONGEST_PROMPT
 from edgespec.llama.fingerprints import tokenizer_fingerprint
+from edgespec.llama.sequence_pool import n_common
 from edgespec.llama.weights import Model
 from edgespec.models.suites import load_suite, read_contents
 
@@ -165,10 +166,5 @@ def _template_tokens(model: Model) -> tuple[list[int], list[int]]:
     one, other = (
         model.tokenize_chat([{"role": "user", "content": content}]) for content in ("Why?", "Tell me.")
     )
-    return _common(one, other), _common(one[::-1], other[::-1])[::-1]
-
-
-def _common(a: Sequence[int], b: Sequence[int]) -> list[int]:
-    """Return the common beginning of two sequences."""
-    n = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-    return list(a[:n])
+    n_end = n_common(one[::-1], other[::-1])
+    return one[: n_common(one, other)], one[len(one) - n_end :]

@@ -178,6 +178,6 @@ class SequencePool(Closing):
         self.cache.close()
 
 
-def n_common(first: Sequence[int], second: Sequence[int]) -> int:
-    """Return the number of tokens with which both sequences begin."""
+def n_common(first: Sequence[object], second: Sequence[object]) -> int:
+    """Return the number of tokens, or of characters, with which both sequences begin."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))

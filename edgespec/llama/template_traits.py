@@ -9,6 +9,7 @@ from typing import Any
 
 from edgespec.errors import EdgespecError
 from edgespec.llama.chat_template import ChatTemplate, Messages, Tools
+from edgespec.llama.sequence_pool import n_common
 
 FIRST, SECOND = "probe_alpha", "probe_beta"
 """Names of the functions in the samples."""
@@ -157,7 +158,7 @@ class TemplateTraits:
         if begun and text.startswith(begun):
             text = text[len(begun) :]
         elif said:
-            shared = _n_shared(text, said)
+            shared = n_common(text, said)
             while shared and text[shared - 1] not in _EDGES:
                 shared -= 1  # a marker's first characters may be those of another
             text = text[shared:]
@@ -206,14 +207,7 @@ _BEGINNINGS: tuple[Messages, ...] = (
 
 def _shared_marks(one: str, other: str) -> str:
     """Return what two texts end with in common, from its first marker or line end on."""
-    n = _n_shared(one[::-1], other[::-1])
+    n = n_common(one[::-1], other[::-1])
     end = one[len(one) - n :]
     starts = [0] if end == other else [at for at in (end.find("<"), end.find("\n")) if at >= 0]
     return end[min(starts, default=n) :]
-
-
-def _n_shared(one: str, other: str) -> int:
-    """Return how many characters two texts begin with in common."""
-    return next(
-        (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
-    )

@@ -178,11 +178,10 @@ def serve(
     max_queue: int,
     on_ready: Callable[[], None],
     on_message: MessageFn,
-    grace_s: float = GRACE_S,
 ) -> bool:
     """Start the workers and answer requests on `bound` until SIGTERM or Ctrl-C; return once all has ended.
 
-    After the signal new requests get 503, and the answers under way have `grace_s` seconds to finish. A
+    After the signal new requests get 503, and the answers under way have `GRACE_S` seconds to finish. A
     second signal ends them at once; then the result is True. Call it from the main thread.
     """
     config = uvicorn.Config(
@@ -200,14 +199,13 @@ def serve(
         timeout_graceful_shutdown=2 * _CLOSE_S,
         h11_max_incomplete_event_size=_MAX_HEADERS,
     )
-    return asyncio.run(_serve(HttpServer(config, on_ready), workers, bound, grace_s, on_message))
+    return asyncio.run(_serve(HttpServer(config, on_ready), workers, bound, on_message))
 
 
 async def _serve(
     server: HttpServer,
     workers: Workers,
     bound: socket.socket,
-    grace_s: float,
     on_message: MessageFn,
 ) -> bool:
     loop = asyncio.get_running_loop()
@@ -216,7 +214,7 @@ async def _serve(
         loop.add_signal_handler(number, signals.put_nowait, number)
     workers.start()
     serving = asyncio.create_task(server.serve(sockets=[bound]))
-    ending = asyncio.create_task(_end(server, workers, signals, grace_s, on_message))
+    ending = asyncio.create_task(_end(server, workers, signals, on_message))
     try:
         await serving
         return await ending
@@ -229,15 +227,14 @@ async def _end(
     server: HttpServer,
     workers: Workers,
     signals: asyncio.Queue[int],
-    grace_s: float,
     on_message: MessageFn,
 ) -> bool:
     """Wait for a signal and end the server; return whether a second one came."""
     await signals.get()
     if n := workers.n_running:
         what = "the answer under way has" if n == 1 else f"the {n} answers under way have"
-        on_message(f"ending: {what} {grace_s:g} s; Ctrl-C once more ends {'it' if n == 1 else 'them'} now")
-    stopping = asyncio.create_task(workers.stop(grace_s=grace_s))
+        on_message(f"ending: {what} {GRACE_S:g} s; Ctrl-C once more ends {'it' if n == 1 else 'them'} now")
+    stopping = asyncio.create_task(workers.stop(grace_s=GRACE_S))
     again = asyncio.create_task(signals.get())
     await asyncio.wait({stopping, again}, return_when=asyncio.FIRST_COMPLETED)
     hurried = again.done()

@@ -35,7 +35,7 @@ WITHOUT_SPACES = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
 """Languages that write words without spaces between them."""
 
 
-def language_code(name: str, field: str = "language") -> str:
+def language_code(name: str) -> str:
     """Return the code of a language given by code or English name. UsageError offers what is alike."""
     from edgespec.models.entries import nearest
 
@@ -43,5 +43,5 @@ def language_code(name: str, field: str = "language") -> str:
     code = word if word in LANGUAGES else _CODES.get(word)
     if code is None:
         hint = nearest(word, [*_CODES, *LANGUAGES]) or "; give a code such as en or de"
-        raise UsageError(f"Whisper knows no language {name!r}{hint}", field=field)
+        raise UsageError(f"Whisper knows no language {name!r}{hint}", field="language")
     return code

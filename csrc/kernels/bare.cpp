@@ -1,4 +1,5 @@
-// The kernels without ggml, for tests: tensors made by hand, run by the same executor.
+// The kernels without ggml: tensors made by hand, run by the same executor. Matrices beside a model's own; the rest is for
+// tests.
 #include "edgespec_kernels.h"
 #include "packed.h"
 
@@ -51,17 +52,60 @@ struct Weights {
     }
 };
 
-int run(std::vector<Tensor *> nodes, int n_threads) {
-    static const Ggml none = {};
+const Ggml NO_GGML = {};
+
+Executor make_executor() {
     const es_prefetch chosen = es_kernels_prefetch();
-    Executor executor(*isa(), {chosen.level, chosen.bytes}, none);
+    return Executor(*isa(), {chosen.level, chosen.bytes}, NO_GGML);
+}
+
+int run(Executor &executor, const std::vector<Tensor *> &nodes, int n_threads) {
     executor.n_threads = n_threads;
     return executor.compute(nodes) == ggml::STATUS_SUCCESS ? 0 : -1;
 }
 
+int run(const std::vector<Tensor *> &nodes, int n_threads) {
+    Executor executor = make_executor();
+    return run(executor, nodes, n_threads);
+}
+
 } // namespace
 
+struct es_matrix {
+    Weights weights;
+    Executor executor = make_executor(); // it keeps its work memory
+};
+
 extern "C" {
+
+es_matrix *es_kernels_matrix_new(int type, int64_t rows, int64_t columns, const uint8_t *weights, size_t size) {
+    try {
+        auto matrix = isa() ? std::make_unique<es_matrix>() : nullptr;
+        return matrix && matrix->weights.pack_from(type, 1, rows, columns, weights, size) ? matrix.release() : nullptr;
+    } catch (const std::bad_alloc &) {
+        return nullptr;
+    }
+}
+
+void es_kernels_matrix_free(es_matrix *matrix) { delete matrix; }
+
+int es_kernels_matrix_multiply(es_matrix *matrix, int64_t n, const float *x, size_t n_x, float *y, size_t n_y,
+                               int n_threads) {
+    Tensor &w = matrix->weights.tensor;
+    const int64_t columns = w.ne[0], rows = w.ne[1];
+    if (n < 1 || n > 1 << 20 || n_threads < 1 || n_x != (size_t)(n * columns) || n_y != (size_t)(n * rows)) {
+        return -1;
+    }
+    Tensor tx = make_tensor(ggml::TYPE_F32, 4, columns, n, 1, x), ty = make_tensor(ggml::TYPE_F32, 4, rows, n, 1, y);
+    ty.op = ggml::OP_MUL_MAT;
+    ty.src[0] = &w;
+    ty.src[1] = &tx;
+    try {
+        return run(matrix->executor, {&ty}, n_threads);
+    } catch (const std::bad_alloc &) {
+        return -1;
+    }
+}
 
 int es_kernels_repack(int type, int64_t rows, int64_t columns, const uint8_t *weights, size_t size, uint8_t *out) {
     Weights w;
@@ -74,15 +118,11 @@ int es_kernels_repack(int type, int64_t rows, int64_t columns, const uint8_t *we
 
 int es_kernels_matmul(int type, int64_t rows, int64_t columns, const uint8_t *weights, size_t size, int64_t n,
                       const float *x, float *y, int n_threads) {
-    Weights w;
-    if (!isa() || n < 1 || n_threads < 1 || !w.pack_from(type, 1, rows, columns, weights, size)) {
-        return -1;
-    }
-    Tensor tx = make_tensor(ggml::TYPE_F32, 4, columns, n, 1, x), ty = make_tensor(ggml::TYPE_F32, 4, rows, n, 1, y);
-    ty.op = ggml::OP_MUL_MAT;
-    ty.src[0] = &w.tensor;
-    ty.src[1] = &tx;
-    return run({&ty}, n_threads);
+    es_matrix *const matrix = es_kernels_matrix_new(type, rows, columns, weights, size);
+    const int code =
+        matrix && n > 0 ? es_kernels_matrix_multiply(matrix, n, x, (size_t)(n * columns), y, (size_t)(n * rows), n_threads) : -1;
+    es_kernels_matrix_free(matrix);
+    return code;
 }
 
 int es_kernels_experts(int type, int64_t n_experts, int64_t rows, int64_t columns, const uint8_t *weights, size_t size,
@@ -106,7 +146,6 @@ int es_kernels_attention(const es_attention *a, float *out, int n_threads) {
     if (!isa() || a->head_dim < 1 || a->value_dim < 1 || a->n_head_kv < 1 || a->n < 1 || a->n_kv < 1 || n_threads < 1) {
         return -1;
     }
-    static const Ggml none = {};
     // ggml's views: tokens in dimension 1, heads in dimension 2.
     const auto heads = [](int type, int64_t dim, int64_t n_heads, int64_t tokens, const void *data) {
         const bool is_q8 = type == ggml::TYPE_Q8_0;
@@ -131,19 +170,18 @@ int es_kernels_attention(const es_attention *a, float *out, int n_threads) {
     to.src[2] = &tv;
     to.src[3] = a->mask ? &tm : nullptr;
     to.src[4] = a->sinks ? &ts : nullptr;
-    return can_run(&to, none) ? run({&to}, n_threads) : -1;
+    return can_run(&to, NO_GGML) ? run({&to}, n_threads) : -1;
 }
 
 int es_kernels_unary(int operation, int64_t n, const float *x, float *y) {
     if (!isa() || n < 1) {
         return -1;
     }
-    static const Ggml none = {};
     Tensor tx = make_tensor(ggml::TYPE_F32, 4, n, 1, 1, x), ty = make_tensor(ggml::TYPE_F32, 4, n, 1, 1, y);
     ty.op = ggml::OP_UNARY;
     ty.op_params[0] = operation;
     ty.src[0] = &tx;
-    return can_run(&ty, none) ? run({&ty}, 1) : -1;
+    return can_run(&ty, NO_GGML) ? run({&ty}, 1) : -1;
 }
 
 int es_kernels_delta_net(const es_delta_net *a, float *out, int n_threads) {
@@ -151,7 +189,6 @@ int es_kernels_delta_net(const es_delta_net *a, float *out, int n_threads) {
         a->sequences < 1 || a->slots < 1 || (a->decays != 1 && a->decays != a->width) || n_threads < 1) {
         return -1;
     }
-    static const Ggml none = {};
     const auto rows = [&](int64_t width, int64_t heads, int64_t n, const float *data) {
         return make_tensor(ggml::TYPE_F32, 4, width, heads, n, data, a->sequences);
     };
@@ -164,7 +201,7 @@ int es_kernels_delta_net(const es_delta_net *a, float *out, int n_threads) {
     to.op_params[0] = (int32_t)a->slots;
     Tensor *const sources[] = {&tq, &tk, &tv, &tg, &tb, &ts};
     std::copy(std::begin(sources), std::end(sources), to.src);
-    return can_run(&to, none) ? run({&to}, n_threads) : -1;
+    return can_run(&to, NO_GGML) ? run({&to}, n_threads) : -1;
 }
 
 int es_kernels_state_scan(const es_state_scan *a, float *out, int n_threads) {
@@ -172,7 +209,6 @@ int es_kernels_state_scan(const es_state_scan *a, float *out, int n_threads) {
         a->tokens < 1 || a->sequences < 1 || a->slots < 1 || n_threads < 1) {
         return -1;
     }
-    static const Ggml none = {};
     const int64_t n = a->sequences;
     std::vector<int32_t> ids((size_t)n);
     std::iota(ids.begin(), ids.end(), 0);
@@ -189,7 +225,7 @@ int es_kernels_state_scan(const es_state_scan *a, float *out, int n_threads) {
     to.op_params[0] = (int32_t)a->slots;
     Tensor *const sources[] = {&ts, &tx, &td, &ta, &tb, &tc, &ti};
     std::copy(std::begin(sources), std::end(sources), to.src);
-    return can_run(&to, none) ? run({&to}, n_threads) : -1;
+    return can_run(&to, NO_GGML) ? run({&to}, n_threads) : -1;
 }
 
 int es_kernels_cached(int type, int64_t n, const float *x, uint8_t *out) {

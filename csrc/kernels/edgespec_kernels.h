@@ -81,6 +81,18 @@ struct es_packed {
 ES_API int64_t es_kernels_n_packed(void);
 ES_API int es_kernels_packed(int64_t i, struct es_packed *out);
 
+/* ---- a matrix beside a model's own, packed once: what joins token and state for a draft head ---- */
+
+struct es_matrix;
+/* `rows` x `columns` weights of ggml's type, `size` bytes. NULL: they cannot be packed, or there is no memory. */
+ES_API struct es_matrix *es_kernels_matrix_new(int type, int64_t rows, int64_t columns, const uint8_t *weights,
+                                               size_t size);
+ES_API void es_kernels_matrix_free(struct es_matrix *matrix);
+/* y[n][rows] = x[n][columns] * weights^T on n_threads threads; n_x and n_y: floats of both. One product at a time. 0, or
+ * -1 for what cannot be. */
+ES_API int es_kernels_matrix_multiply(struct es_matrix *matrix, int64_t n, const float *x, size_t n_x, float *y,
+                                      size_t n_y, int n_threads);
+
 /* ---- a node, whose layers other machines use (`edgespec node`) ---- */
 
 /* The process's device for llama.cpp's RPC server, a ggml_backend_dev_t: a complete backend, whose buffers hold `memory`

@@ -27,6 +27,7 @@ from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.llama.batch import EmbeddingsFn, Inputs
 from edgespec.llama.gguf_header import GGUFHeader, check_model_file, read_header
 from edgespec.llama.head_file import Fusion, HeadFile, TargetEmbeddings, read_head
+from edgespec.llama.kernels import load as loaded_kernels
 from edgespec.llama.mtp import MtpHead, MtpTarget, why_no_mtp
 from edgespec.llama.placement import Placement
 from edgespec.llama.published_heads import DFLASH, BlockHead, EagleHead, LayersTarget, check_published_head
@@ -78,8 +79,14 @@ class HeadDraft(_Head):
         super().__init__(target_name)
         self.name, self.header, self._head = name, header, head
 
+    def _load(self, *, kernels: bool, n_threads: int) -> Model | None:
+        self._n_threads = n_threads
+        return super()._load(kernels=kernels, n_threads=n_threads)
+
     def _match(self, model: Model, on_message: MessageFn) -> Draft:
-        self._fusion = Fusion(self._head, TargetEmbeddings(self.target.header))
+        plugin = loaded_kernels().plugin if model.uses_kernels else None
+        embeddings = TargetEmbeddings(self.target.header)
+        self._fusion = Fusion(self._head, embeddings, n_threads=self._n_threads, plugin=plugin)
         return self
 
     def open(self, sequences: SequencePool) -> DraftModel:

@@ -18,19 +18,19 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from edgespec import _core
 from edgespec.errors import EdgespecError
+from edgespec.llama.eight_bit_matrix import EightBitMatrix
 from edgespec.llama.embeddings import N_VOCAB, TOKEN_IDS
-from edgespec.llama.ggml_types import from_floats, is_type, row_bytes, to_floats, type_number
+from edgespec.llama.ggml_types import is_type, row_bytes, to_floats
 from edgespec.llama.gguf import read_gguf
 from edgespec.llama.gguf_header import HEAD_PREFIX, GGUFHeader
+from edgespec.llama.kernels import Plugin
 from edgespec.llama.outputs import Features
 
 TARGET = HEAD_PREFIX + "target"
 FUSION_TYPE, FUSION_OFFSET = HEAD_PREFIX + "fusion_type", HEAD_PREFIX + "fusion_offset"
 _EMBEDDINGS = "token_embd.weight"
 _AGAIN = "make it again with `edgespec draft make`"
-_Q8_0 = type_number("q8_0")
 _REMEMBERED = 1024  # tokens: 6 MB for a target of 1,536 elements
 
 
@@ -121,16 +121,23 @@ class TargetEmbeddings:
 class Fusion:
     """The input of a head in place of tokens: the fusion matrix times embedding and hidden state.
 
-    Both of its halves are kept with 8 bits a number. What embeddings give is remembered: the same few hundred
-    tokens make most of a text. Not multiplied by numpy: threads of its library wait busily for 30 ms after
-    each product, on the processors that the target's pass needs then.
+    What embeddings give is remembered: the same few hundred tokens make most of a text.
     """
 
-    def __init__(self, head: HeadFile, embeddings: TargetEmbeddings) -> None:
-        """Load the matrix of `head`; `embeddings` are those of its target."""
+    def __init__(
+        self,
+        head: HeadFile,
+        embeddings: TargetEmbeddings,
+        *,
+        n_threads: int = 1,
+        plugin: Plugin | None = None,
+    ) -> None:
+        """Load the matrix of `head`; `embeddings` are those of its target; `plugin`: kernels to use."""
         n, floats = head.n_embd, read_fusion(head)
         self._n_embd, self._embeddings = n, embeddings
-        self._of_embedding, self._of_state = (_as_8_bits(half) for half in (floats[:, :n], floats[:, n:]))
+        self._of_embedding, self._of_state = (
+            EightBitMatrix(half, n_threads, plugin) for half in (floats[:, :n], floats[:, n:])
+        )
         self._of_token: dict[int, npt.NDArray[np.float32]] = {}
 
     def __call__(self, tokens: Sequence[int], features: Features) -> npt.NDArray[np.float32]:
@@ -141,7 +148,7 @@ class Fusion:
         if features.shape != (len(tokens), self._n_embd):
             raise ValueError(f"hidden states of shape {features.shape} for {len(tokens)} tokens")
         inputs = np.empty((len(tokens), self._n_embd), np.float32)
-        _core.multiply(self._of_state, np.ascontiguousarray(features), inputs)
+        self._of_state.multiply(np.ascontiguousarray(features), inputs)
         self._remember(tokens)
         for i, token in enumerate(tokens):
             inputs[i] += self._of_token[token]
@@ -155,9 +162,5 @@ class Fusion:
             self._of_token.clear()
             unknown = set(tokens)
         found = np.empty((len(unknown), self._n_embd), np.float32)
-        _core.multiply(self._of_embedding, self._embeddings(list(unknown)), found)
+        self._of_embedding.multiply(self._embeddings(list(unknown)), found)
         self._of_token.update(zip(unknown, found, strict=True))
-
-
-def _as_8_bits(matrix: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
-    return from_floats(np.ascontiguousarray(matrix), _Q8_0)

@@ -9,6 +9,7 @@ import sysconfig
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 _LEFT_OUT = {
@@ -39,10 +40,12 @@ class LibraryFunction:
     code: str
 
 
-def library() -> list[Path]:
+@cache
+def library() -> tuple[Path, ...]:
     """Return the files of the Python library, but for tests and the like."""
     root = Path(sysconfig.get_path("stdlib"))
-    return sorted(path for path in root.rglob("*.py") if not _LEFT_OUT & set(path.relative_to(root).parts))
+    found = (path for path in root.rglob("*.py") if not _LEFT_OUT & set(path.relative_to(root).parts))
+    return tuple(sorted(found))
 
 
 def functions_of(path: Path) -> Iterator[LibraryFunction]:
@@ -82,7 +85,7 @@ class FunctionPrompts:
         A function's parts fill <NAME>, <SIGNATURE>, <DOC>, <CODE> and <HALF>; `fill` fills other slots.
         """
         self._described, self._code, self._fill = described, code, fill
-        self._files = library()
+        self._files = list(library())
         rng.shuffle(self._files)
         self._functions: list[LibraryFunction] = []
 

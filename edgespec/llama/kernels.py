@@ -81,11 +81,6 @@ class Plugin:
             self._want_logits = library.es_kernels_want_logits
             self._keep_hidden = library.es_kernels_keep_hidden
             self._n_hidden = library.es_kernels_n_hidden
-            self._matrices = (
-                library.es_kernels_matrix_new,
-                library.es_kernels_matrix_multiply,
-                library.es_kernels_matrix_free,
-            )
             self._n_packed = library.es_kernels_n_packed
             self._packed = library.es_kernels_packed
         except (OSError, AttributeError) as error:
@@ -97,11 +92,6 @@ class Plugin:
         self._want_logits.argtypes, self._want_logits.restype = (ctypes.c_int64,), None
         self._keep_hidden.argtypes = (ctypes.c_void_p,)
         self._n_hidden.restype = ctypes.c_int64
-        make, multiply, free = self._matrices
-        int64, pointer, size = ctypes.c_int64, ctypes.c_void_p, ctypes.c_size_t
-        make.argtypes, make.restype = (ctypes.c_int, int64, int64, pointer, size), pointer
-        multiply.argtypes = (pointer, int64, pointer, size, pointer, size, ctypes.c_int)
-        free.argtypes, free.restype = (pointer,), None
         self._n_packed.restype = ctypes.c_int64
         self._packed.argtypes = (ctypes.c_int64, ctypes.POINTER(_CPackedTensor))
         self._library = library
@@ -149,7 +139,14 @@ class Plugin:
 
     def matrices(self) -> tuple[Callable[..., Any], Callable[..., int], Callable[[int], None]]:
         """Return the functions `es_kernels_matrix_new`, `_multiply` and `_free` (eight_bit_matrix.py)."""
-        return self._matrices
+        library = self._library
+        make, multiply = library.es_kernels_matrix_new, library.es_kernels_matrix_multiply
+        free = library.es_kernels_matrix_free
+        int64, pointer, size = ctypes.c_int64, ctypes.c_void_p, ctypes.c_size_t
+        make.argtypes, make.restype = (ctypes.c_int, int64, int64, pointer, size), pointer
+        multiply.argtypes = (pointer, int64, pointer, size, pointer, size, ctypes.c_int)
+        free.argtypes, free.restype = (pointer,), None
+        return make, multiply, free
 
     def n_packed(self) -> int:
         """Return the number of tensors packed since the process began."""

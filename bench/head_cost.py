@@ -34,7 +34,6 @@ from edgespec.drafting.head_model import HeadModel
 from edgespec.engine.model_choice import choose_models
 from edgespec.forge.training.head_file import HeadMetadata, write_head
 from edgespec.forge.training.weights import BlockShape
-from edgespec.llama import kernels
 from edgespec.llama.gguf_header import check_model_file
 from edgespec.llama.head_file import Fusion, TargetEmbeddings, read_head
 from edgespec.llama.kv_cache import KVCache, KVCacheSize
@@ -111,9 +110,8 @@ class Timed:
         cache._decode = watch.around("pass", cache._decode)  # type: ignore[method-assign]
         cache.forward = watch.around("eval", cache.forward)  # type: ignore[method-assign]
         embeddings = TargetEmbeddings(target.header)
-        plugin = kernels.load().plugin if self._model.uses_kernels else None
         fusion: Any = (
-            Fusion(head, embeddings, n_threads=args.threads, plugin=plugin)
+            Fusion(head, embeddings, n_threads=args.threads, plugin=self._model.plugin)
             if head.n_embd == embeddings.n_embd
             else _no_fusion(head.n_embd)
         )

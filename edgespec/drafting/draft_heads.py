@@ -27,7 +27,6 @@ from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.llama.batch import EmbeddingsFn, Inputs
 from edgespec.llama.gguf_header import GGUFHeader, check_model_file, read_header
 from edgespec.llama.head_file import Fusion, HeadFile, TargetEmbeddings, read_head
-from edgespec.llama.kernels import load as loaded_kernels
 from edgespec.llama.mtp import MtpHead, MtpTarget, why_no_mtp
 from edgespec.llama.placement import Placement
 from edgespec.llama.published_heads import DFLASH, BlockHead, EagleHead, LayersTarget, check_published_head
@@ -84,9 +83,8 @@ class HeadDraft(_Head):
         return super()._load(kernels=kernels, n_threads=n_threads)
 
     def _match(self, model: Model, on_message: MessageFn) -> Draft:
-        plugin = loaded_kernels().plugin if model.uses_kernels else None
         embeddings = TargetEmbeddings(self.target.header)
-        self._fusion = Fusion(self._head, embeddings, n_threads=self._n_threads, plugin=plugin)
+        self._fusion = Fusion(self._head, embeddings, n_threads=self._n_threads, plugin=model.plugin)
         return self
 
     def open(self, sequences: SequencePool) -> DraftModel:

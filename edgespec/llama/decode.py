@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from edgespec._core import Interrupt
 from edgespec.errors import EdgespecError
-from edgespec.llama import backend, kernels
+from edgespec.llama import backend
 from edgespec.llama.backend import llama
 from edgespec.llama.batch import Batch
 from edgespec.llama.rollback import Rollback
@@ -29,7 +29,7 @@ class Decoder:
         """Let `interrupt` break passes off, and tell `rollback` of those that were."""
         self._context, self._model, self._rollback = context, model, rollback
         self._interrupt = interrupt  # its data must live as long as the context
-        self._plugin = kernels.load().plugin if model.uses_kernels else None
+        self._plugin = model.plugin
         self._listens = False
         self.listen(True)
 

@@ -27,23 +27,22 @@ class EightBitMatrix:
 
         Raises MemoryError.
         """
-        self._rows = from_floats(np.ascontiguousarray(matrix), _Q8_0)
+        rows = from_floats(np.ascontiguousarray(matrix), _Q8_0)
+        self._rows = None if plugin else rows
         self._n_threads = n_threads
-        self._address: int | None = None
         if plugin:
             make, self._multiply, free = plugin.matrices()
-            self._address = make(_Q8_0, *matrix.shape, self._rows.ctypes.data, self._rows.nbytes)
+            self._address = make(_Q8_0, *matrix.shape, rows.ctypes.data, rows.nbytes)
             if not self._address:
                 raise MemoryError(f"no memory for a matrix of {matrix.shape}")
             weakref.finalize(self, free, self._address)
-            self._rows = self._rows[:0]  # packed, it is elsewhere
 
     def multiply(self, vectors: _Floats, out: _Floats) -> None:
         """Write the products with `vectors`, (n, columns), into `out`, (n, rows), both contiguous.
 
         Raises ValueError for others.
         """
-        if self._address is None:
+        if self._rows is not None:
             _core.multiply(self._rows, vectors, out)
             return
         if not (

@@ -18,7 +18,6 @@ from edgespec.llama.backend import llama
 from edgespec.llama.batch import SequenceTokens
 from edgespec.llama.hidden_states import LAST_NORM
 from edgespec.llama.kernel_states import LAST_NORM_OUT, KernelStates
-from edgespec.llama.kernels import load as loaded_kernels
 from edgespec.llama.weights import Model
 
 Rows: TypeAlias = npt.NDArray[np.float32]
@@ -144,7 +143,7 @@ class Outputs:
 
 def _kernel_states(model: Model) -> KernelStates | None:
     """Return what takes the hidden states that edgespec's kernels leave; None: other kernels run `model`."""
-    plugin = loaded_kernels().plugin if model.uses_kernels and model.remote is None else None
+    plugin = model.plugin if model.remote is None else None
     ways = model.hidden_states
     layers = ways.kernel_layers or ((LAST_NORM_OUT,) if ways is LAST_NORM else ())
     if plugin is None or not layers:

@@ -18,7 +18,8 @@ from edgespec.llama.chat_template import ChatTemplate, ChatTemplates, named_temp
 from edgespec.llama.fim import FimTokens, fim_tokens
 from edgespec.llama.gguf_header import GGUFHeader, check_model_file
 from edgespec.llama.hidden_states import LAST_NORM, HiddenStates
-from edgespec.llama.kernels import PackedTensor, WeightPacking, packing
+from edgespec.llama.kernels import PackedTensor, Plugin, WeightPacking, packing
+from edgespec.llama.kernels import load as load_kernels
 from edgespec.llama.placement import MOST_ON_NODES, Placement, Remote
 from edgespec.platform.closing import Closing
 from edgespec.platform.memory import MappedPages
@@ -171,6 +172,11 @@ class Model(Closing):
     def uses_kernels(self) -> bool:
         """Whether edgespec's kernels multiply any of the weights."""
         return bool(self.packed)
+
+    @property
+    def plugin(self) -> Plugin | None:
+        """The kernels of edgespec, if they multiply any of the weights."""
+        return load_kernels().plugin if self.uses_kernels else None
 
     @property
     def leaves_last_states(self) -> bool:

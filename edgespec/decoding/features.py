@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -18,11 +18,10 @@ _ROOM = 128  # for more, so that they are moved rarely
 class TargetFeatures:
     """The hidden states after the last norm at sequence indices `first` .. `end` - 1, without gaps."""
 
-    n_prompt = 0
-    """Tokens at a prompt's end whose states are wanted; those of the tokens after it always are."""
-
     def __init__(self, n_embd: int) -> None:
         """Keep rows of `n_embd` elements."""
+        self.n_prompt: Callable[[], int] = int
+        """Returns at how many tokens of a prompt's end states are wanted, asked as it is read; else 0."""
         self._rows = np.empty((KEPT + _ROOM, n_embd), np.float32)
         self.first = 0
         self._tokens: list[int] = []

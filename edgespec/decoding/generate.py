@@ -67,6 +67,7 @@ class Generation:
         self._is_eog = task.options.ends(target.model.is_eog)
         self._drafter = drafter
         self._features = features
+        self._leaves_states = features is not None and target.model.leaves_last_states
         self._task = task
         self._constraint = task.constraint
         self._sequence = TokenSequence(prompt, task.options, n_ctx=n_ctx or target.n_ctx, is_eog=self._is_eog)
@@ -178,7 +179,7 @@ class Generation:
         n_wanted = 0
         if self._features:
             self._features.begin(self.tokens)
-            n_wanted = min(self._features.n_prompt, n_prompt - start)
+            n_wanted = min(self._features.n_prompt(), n_prompt - start)
         if not n_wanted:
             evaluated: ForwardResult = yield TargetForward(
                 session, self.tokens[start:], with_last_states=self._features is not None
@@ -234,12 +235,15 @@ class Generation:
         drafted = time.perf_counter()
         n_past = len(self.tokens)
         pending = self.tokens[self._n_cached :]
+        # Asked for otherwise, states may cost a row of logits for each token of all that share the pass.
+        are_left = self._leaves_states and len(pending) == 1
         evaluated: ForwardResult = yield TargetForward(
             self._target,
             [*pending, *tree.tokens],
             n + 1,
             tree.parents,
-            with_features=self._features is not None,
+            with_features=self._features is not None and not are_left,
+            with_last_states=are_left,
         )
         rows = evaluated.rows
         self.mark("verify")
@@ -250,9 +254,7 @@ class Generation:
             emitted.pop()  # nothing follows an end-of-generation token
         logprobs = self._logprobs([rows[i + 1] for i in (-1, *path)], emitted)
         self._emit(emitted)
-        if self._features and evaluated.features is not None:  # else perhaps another's, of fewer tokens
-            kept = [*range(len(pending)), *(len(pending) + i for i in path)]
-            self.keep_features(self._n_cached, evaluated.features[kept])
+        self._keep_states(evaluated.features, len(pending), path)
         n_trunk = sum(i == depth for depth, i in enumerate(path))  # what is in the cache already
         self._n_cached = self._target.rewind(min(n_past + n_trunk, len(self.tokens) - 1))
         if drafts:
@@ -276,6 +278,15 @@ class Generation:
             rest_s=ready - verified,
             logprobs=logprobs,
         )
+
+    def _keep_states(self, states: Features | None, n_pending: int, path: Sequence[int]) -> None:
+        """Keep those of a step's pass: of the tokens read in any case, and of the drafted ones on `path`."""
+        if self._features is None:
+            return
+        if states is None:  # the kernels do not run all of this model: they are asked for otherwise
+            self._leaves_states = False
+            return
+        self.keep_features(self._n_cached, states[[*range(n_pending), *(n_pending + i for i in path)]])
 
     def _propose(self) -> Generator[Ask, Any, Tree]:
         """Ask the drafter for no more than can still be emitted and held, and taken back."""

@@ -22,10 +22,14 @@ CONTEXTS = (128, 2048)
 """Tokens already in the cache, for which curves are made."""
 
 
-def extrapolated(costs: Sequence[float], n: int) -> list[float]:
-    """Return T(0) .. T(n) for `costs` T(0) .. T(N_MAX); further on, T grows as in their upper half."""
-    slope = max(0.0, (costs[-1] - costs[len(costs) // 2]) / (len(costs) - 1 - len(costs) // 2))
-    return [*costs[: n + 1], *(costs[-1] + slope * i for i in range(1, n + 2 - len(costs)))]
+def extrapolated(costs: Sequence[float], last: int, first: int = 0, step: int = 1) -> list[float]:
+    """Return T(first), T(first + step) .. up to T(last) for `costs` T(0) .. T(N_MAX).
+
+    Beyond them, T grows as in their upper half.
+    """
+    end = len(costs) - 1
+    slope = max(0.0, (costs[end] - costs[len(costs) // 2]) / (end - len(costs) // 2))
+    return [costs[n] if n <= end else costs[end] + slope * (n - end) for n in range(first, last + 1, step)]
 
 
 def per_request(costs: Sequence[float], n: int) -> list[float]:
@@ -33,8 +37,18 @@ def per_request(costs: Sequence[float], n: int) -> list[float]:
 
     `costs`: T(0) .. T(N_MAX). Returns S(0) .. S(N_MAX), S(i) = T(n i) / n.
     """
-    together = extrapolated(costs, n * (len(costs) - 1))
-    return [cost / n for cost in together[::n]]
+    return [cost / n for cost in extrapolated(costs, n * (len(costs) - 1), step=n)]
+
+
+def one_more_each(costs: Sequence[float], n: int, m: int, n_values: int) -> list[float]:
+    """Return what a pass over `n` tokens costs one of `m` requests that add i tokens each, i = 0, 1 ..
+
+    Element i is T(n) + (T(n + m i) - T(n)) / m: each pays an equal part of what all of them add. The price of
+    the last token alone would not do: T has steps, so that it may be nothing, and then every one seems free.
+    `costs`: T(0) .. T(N_MAX).
+    """
+    together = extrapolated(costs, n + m * (n_values - 1), n, m)
+    return [together[0] + (cost - together[0]) / m for cost in together]
 
 
 @dataclass(frozen=True)
@@ -148,7 +162,7 @@ class OnlineCurve:
     def of(self, n: int, n_past: int) -> float:
         """Return T(n) after `n_past` tokens, for any n."""
         costs = self.at(n_past)
-        return costs[n] if n <= N_MAX else extrapolated(costs, n)[n]
+        return costs[n] if n <= N_MAX else extrapolated(costs, n, n)[0]
 
     def observe(self, n: int, n_past: int, seconds: float, *, rare: bool = False) -> None:
         """Learn that a pass over `n` <= N_MAX tokens after `n_past` took `seconds`.

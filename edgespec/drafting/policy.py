@@ -55,6 +55,10 @@ class OtherRequests:
     """Their tokens in the draft model's next pass, whose time all share in proportion."""
     rate: float = 0.0
     """Tokens a second (or a joule) that they make."""
+    n_alike: int = 0
+    """Requests among them that draft with the model if this one does: all pay the same for their tokens."""
+    depth: int = 0
+    """Tokens that this request has drafted before that."""
 
 
 DraftAction = SuffixAction | ModelAction | None

@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 
 from edgespec.decoding.options import MAX_GAMMA
 from edgespec.drafting.answer_lengths import ANSWER_TOKENS, AnswerLengths, LengthDistribution
-from edgespec.drafting.costs import N_MAX, extrapolated
+from edgespec.drafting.costs import N_MAX, extrapolated, one_more_each
 from edgespec.drafting.decaying_rate import STEPS, DecayingRate
 from edgespec.drafting.expected_gain import MAX_UNREAD, Chain, ExpectedGain, Prefix
 from edgespec.drafting.learned_costs import LearnedCosts
@@ -124,14 +124,17 @@ class Scheduler:
         n_before = self.n_pending + others.n_target - 1  # always in the target's pass, but one
         verify: Sequence[float] = learned.target.at(self._n_past)
         if n_before and self.policy.splits and others.n_target:
-            together = extrapolated(verify, n_before + 1)[n_before + 1]
+            together = extrapolated(verify, n_before + 1, n_before + 1)[0]
             verify = [0.0, *(together + cost for cost in verify[: N_MAX + 1])]
         elif n_before:
-            verify = [0.0, *extrapolated(verify, n_before + N_MAX)[n_before + 1 :]]
+            costs, now = verify, others.depth + 1  # T(now) is the pass as it is so far
+            verify = [0.0, *extrapolated(costs, n_before + N_MAX, n_before + 1)]
+            if others.n_alike and now < N_MAX:
+                verify[now:] = one_more_each(costs, n_before + now, 1 + others.n_alike, N_MAX + 1 - now)
         passes: Sequence[float] = learned.draft.at(self._n_draft) if learned.draft else []
         if others.n_draft and passes:
-            n_all, passes = others.n_draft, extrapolated(passes, others.n_draft + N_MAX)
-            passes = [passes[n_all + n] * n / (n_all + n) for n in range(N_MAX + 1)]
+            n_all, passes = others.n_draft, extrapolated(passes, others.n_draft + N_MAX, others.n_draft)
+            passes = [cost * n / (n_all + n) for n, cost in enumerate(passes)]
         self.own_rate = max(self._pace[self._copying].rate, 1.0 / verify[1])
         rate = self.own_rate + others.rate
         again: Sequence[float] = ()

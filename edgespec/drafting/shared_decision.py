@@ -2,8 +2,9 @@
 
 A token is drafted where P >= rate * added time (scheduler.py). The added time is that of one pass over the
 tokens of all requests. So what the suffix store offers to them is taken in the order of P, as long as it
-pays. The draft model's next pass is shared too: each request for which it could pay pays its part. Requests
-for which it does not pay leave, until it pays for all that are left.
+pays. The draft model's next pass is shared too: each request for which it could pay pays its part, of that
+pass and of what the tokens of all add to the target's. Requests for which it does not pay leave, until it
+pays for all that are left.
 
 SmartSpec (arXiv 2406.14066) calls it goodput: accepted tokens of all requests over time.
 """
@@ -14,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgespec.decoding.forward import Ask
-from edgespec.drafting.costs import N_MAX, extrapolated
+from edgespec.drafting.costs import extrapolated
 from edgespec.drafting.expected_gain import MAX_UNREAD, Prefix, best_prefixes
 from edgespec.drafting.policy import DraftAction, ModelAction, OtherRequests
 from edgespec.drafting.scheduler import Scheduler
@@ -69,9 +70,11 @@ def decide(bids: Sequence[DraftDecision], load: PassLoad) -> list[DraftAction]:
             bid.scheduler.share(
                 OtherRequests(
                     n_texts=load.n_texts - 1,
-                    n_target=max(0, load.n_tokens - bid.scheduler.n_pending - bid.depth) + len(others),
+                    n_target=max(0, load.n_tokens - bid.scheduler.n_pending - bid.depth),
                     n_draft=sum(bids[j].unread for j in others),
                     rate=max(0.0, load.rate - bid.scheduler.own_rate),
+                    n_alike=len(others) if i in sharing else 0,
+                    depth=bid.depth,
                 )
             )
             may_run = i in sharing or not bid.may_run_model
@@ -89,10 +92,9 @@ def _prefixes(bids: Sequence[DraftDecision], load: PassLoad) -> list[Prefix]:
     first = bids[0].scheduler
     curve = first.learned.target.at(load.n_past)
     if first.policy.splits and load.n_texts > 1:
-        verify = extrapolated(curve, max(n_more, N_MAX))[: n_more + 1]
+        verify = extrapolated(curve, n_more)
     else:
-        n_most = load.n_tokens + n_more
-        verify = extrapolated(curve, max(n_most, N_MAX))[load.n_tokens : n_most + 1]
+        verify = extrapolated(curve, load.n_tokens + n_more, load.n_tokens)
     return best_prefixes(verify, load.rate, chains)
 
 

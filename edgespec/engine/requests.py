@@ -25,6 +25,7 @@ from edgespec.engine.plan import Plan
 from edgespec.engine.stream import Stream
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.session import Session
+from edgespec.llama.weights import Model
 
 _LEADING = 32  # tokens of a text
 _SOON = 256  # tokens that a request is expected to need soon
@@ -184,14 +185,15 @@ class RequestRunner:
             drafter = self._drafter(running, plan.policy, running.draft, on_step)
             features = running.draft.features if running.draft else None
             if features and running.scheduler:
-                features.n_prompt = states_worth(
-                    running.scheduler,
-                    target.model,
-                    len(tokens) - n_known,
-                    n_predict,
-                    n_requests=self.n_running + 1,
+                # Asked when it is read: others may have begun by then, which are to share its passes.
+                features.n_prompt = partial(
+                    self._n_states, running.scheduler, target.model, len(tokens) - n_known, n_predict
                 )
         return Generation(target, drafter, tokens, plan, n_ctx=n_ctx, n_known=n_known, features=features)
+
+    def _n_states(self, scheduler: Scheduler, target: Model, n_unread: int, n_predict: int | None) -> int:
+        """Return for how many tokens of a prompt, which is read now, hidden states are worth their cost."""
+        return states_worth(scheduler, target, n_unread, n_predict, n_requests=max(1, self.n_running))
 
     def _drafter(
         self,

@@ -374,6 +374,48 @@ def test_states_of_a_prompt_are_asked_for_where_they_pay():
         assert worth("yes or no?", n_unread, Policy(suffix=False)) == min(KEPT, n_unread)
 
 
+def test_requests_that_join_in_one_step_are_judged_together(target_path, head_path, kernels, monkeypatch):
+    """The first of them too: its prompt is read in a pass that all share."""
+    asked = []
+
+    def worth(*_arguments, n_requests):
+        asked.append(n_requests)
+        return 0
+
+    monkeypatch.setattr("edgespec.engine.requests.states_worth", worth)
+    with Engine(target_path, head_path, n_ctx=256, profile=False, parallel=3) as engine:
+        streams = [engine.stream([i + 1, 7, 9], params=GREEDY, n_predict=4) for i in range(3)]
+        for stream in streams:
+            list(stream)
+    assert asked == [3, 3, 3]
+
+
+def test_steps_take_the_states_that_kernels_leave(target_path, head_path, plain, kernels, monkeypatch):
+    """Asked for otherwise they cost a row of logits for each token of the pass, of others' prompts too."""
+    prompts = [[i + 1, *PROMPTS["short"]] for i in range(3)]
+    expected = [plain(prompt, params=GREEDY, n_predict=40) for prompt in prompts]
+    steps = []
+    forward = KVCache.forward
+
+    def seen(cache, parts):
+        if cache.model.path == target_path:
+            steps.extend(part for part in parts if len(part.tokens) < len(prompts[0]))
+        return forward(cache, parts)
+
+    monkeypatch.setattr(KVCache, "forward", seen)
+    with Engine(target_path, head_path, n_ctx=256, profile=False, parallel=3) as engine:
+        options = {"params": GREEDY, "n_predict": 40, "drafter": "model", "gamma": 2}
+        streams = [engine.stream(prompt, **options) for prompt in prompts]
+        for tokens, stream in zip(expected, streams, strict=True):
+            assert tuple(token.id for token in stream) == tokens
+            assert stream.result.sources["model"][0] > 0
+    of_chains = [part for part in steps if part.n_logits == len(part.tokens)]
+    assert len(of_chains) > 30
+    assert all(part.with_last_states and not part.with_features for part in of_chains)
+    after_branches = [part for part in steps if part.n_logits < len(part.tokens)]
+    assert all(part.with_features for part in after_branches), "they have accepted tokens without logits"
+
+
 # ---- what is refused ----
 
 

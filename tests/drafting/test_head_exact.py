@@ -86,10 +86,10 @@ def counts_of(
     clocks = curves()
     chosen = scheduler(LearnedCosts(*clocks, Predictor()), policy)
     suffix = SuffixDrafts(1024)
-    session = ToyTargetSession(cache(target.logits), V, clock=clock, cost=lambda n: 0.05)
+    session = ToyTargetSession(cache(target.logits), V, clock=clock, cost=lambda n: 0.05, leaves=not is_mtp)
     options = {"clock": clock, "cost": lambda n: 0.001, "n_ctx": n_ctx}
     head = toy_mtp_head(V, **options) if is_mtp else toy_head(V, KEPT, **options)
-    head.features.n_prompt = window
+    head.features.n_prompt = lambda: window
     counts = np.zeros((V,) * LENGTH)
     n_accepted = 0
     for seed in range(n_runs):
@@ -163,15 +163,17 @@ def test_a_head_that_sleeps_wakes_and_slides_is_exact(clock, rule, window):
     assert chi_square_p_value(counts, n * expected(ToyModel(1), warm(1.0), prompt)) > 1e-4
 
 
+@pytest.mark.parametrize("leaves", [False, True])
 @pytest.mark.parametrize("name", [*POLICIES, "random"])
-def test_what_was_accepted_is_read_with_the_targets_states(clock, name):
+def test_what_was_accepted_is_read_with_the_targets_states(clock, name, leaves):
     """Before each draft the head has read the emitted tokens, each after the target's state before it."""
     clocks = curves()
     scheduler = WithoutGuesses if name == "random" else soon_drafting
     chosen = scheduler(LearnedCosts(*clocks, Predictor()), POLICIES.get(name, POLICIES["auto"]))
     head = toy_head(V, KEPT, clock=clock, cost=lambda n: 0.001)
-    head.features.n_prompt = 4
-    session = ToyTargetSession(cache(ToyModel(1).logits), V, clock=clock, cost=lambda n: 0.05)
+    head.features.n_prompt = lambda: 4
+    logits = cache(ToyModel(1).logits)
+    session = ToyTargetSession(logits, V, clock=clock, cost=lambda n: 0.05, leaves=leaves)
     n_checked = 0
 
     class Checked(TreeDrafter):

@@ -22,16 +22,23 @@ def state_of(prefix: Sequence[int]) -> float:
 
 
 class ToyTargetSession(ToySession):
-    """Its hidden states are known too."""
+    """Its hidden states are known too; those of tokens with logits for nothing, if it `leaves` them."""
 
     n_features_max = 40
+
+    def __init__(self, *arguments, leaves: bool = False, **options) -> None:
+        super().__init__(*arguments, **options)
+        self.model.leaves_last_states = leaves
 
     def forward(self, parts):
         (part,) = parts
         started, features = time.perf_counter(), None
+        if part.with_features or part.with_last_states:
+            features = self.states(part.tokens, part.parents, part.inputs)
         if part.with_features:
             assert len(part.tokens) <= self.n_features_max
-            features = self.states(part.tokens, part.parents, part.inputs)
+        elif features is not None:
+            features = features[-part.n_logits :]
         rows = self.evaluated(part.tokens, part.n_logits, part.parents, part.inputs)
         return [ForwardResult(rows, time.perf_counter() - started, len(part.tokens), features)]
 

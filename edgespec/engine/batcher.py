@@ -222,6 +222,7 @@ class Batcher:
         parts: list[tuple[BatchedRequest, TargetForward]] = []
         n_left, n_rows, n_leaves = cache.n_batch, cache.n_logits_max, cache.max_leaves
         reading = [request for request in waiting if request.is_prefilling]
+        n_rows -= bool(reading)  # lest drafts leave no row to a prompt that ends
         n_spared = 0
         if cache.all_logits and any(
             isinstance(request.ask, TargetForward) and request.ask.with_features for request in waiting
@@ -242,7 +243,7 @@ class Batcher:
                 n_leaves -= leaves
             else:
                 self._late.append(request)
-        n_left = max(0, n_left + n_spared)
+        n_left, n_rows = max(0, n_left + n_spared), n_rows + bool(reading)
         budget = min(n_left, PREFILL_CHUNK) if writing else n_left
         for request, n in split_prefill_budget(budget, [(request, request.n_rest) for request in reading]):
             part = request.part(n)

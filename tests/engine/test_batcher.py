@@ -292,6 +292,24 @@ def test_many_drafts_take_turns(target_path, tiny_draft_path, alone):
             assert stream.result.token_ids == alone(one).token_ids
 
 
+def test_drafts_leave_a_row_to_a_prompt_that_ends(target_path, tiny_draft_path, alone):
+    """Two long drafts are as many rows as a pass has; who came later would wait until one of them ends."""
+    options = Options(params=GREEDY, n_predict=300, drafter="model", gamma=31)
+    question = Request(tuple(COMMON[60:100]), Options(params=GREEDY, n_predict=3, drafter="none"))
+    with shared(target_path, tiny_draft_path, parallel=3) as engine:
+        writers = [engine.stream(COMMON[i : i + 40], options) for i in range(2)]
+        for _ in range(3):
+            engine.step()
+        assert engine.last_pass.n_tokens >= 32
+        stream = engine.stream(question.tokens, question.options)
+        for _ in range(6):
+            engine.step()
+        assert stream.made()
+        list(stream)
+        assert stream.result.token_ids == alone(question).token_ids
+        assert not any(writer.finished for writer in writers)
+
+
 REAL_PROMPTS = [
     "Write a quicksort in Python.",
     "What is a semaphore? Answer in two sentences.",

@@ -254,7 +254,7 @@ class Generation:
             emitted.pop()  # nothing follows an end-of-generation token
         logprobs = self._logprobs([rows[i + 1] for i in (-1, *path)], emitted)
         self._emit(emitted)
-        self._keep_states(evaluated.features, len(pending), path)
+        self._keep_states(evaluated.features, len(pending), n, path)
         n_trunk = sum(i == depth for depth, i in enumerate(path))  # what is in the cache already
         self._n_cached = self._target.rewind(min(n_past + n_trunk, len(self.tokens) - 1))
         if drafts:
@@ -279,14 +279,22 @@ class Generation:
             logprobs=logprobs,
         )
 
-    def _keep_states(self, states: Features | None, n_pending: int, path: Sequence[int]) -> None:
-        """Keep those of a step's pass: of the tokens read in any case, and of the drafted ones on `path`."""
+    def _keep_states(
+        self, states: Features | None, n_pending: int, n_drafted: int, path: Sequence[int]
+    ) -> None:
+        """Keep those of a step's pass: of the tokens read in any case, and of the drafted ones on `path`.
+
+        They end with those of the drafted tokens. Before them may be those of a text that was read again.
+        """
         if self._features is None:
             return
         if states is None:  # the kernels do not run all of this model: they are asked for otherwise
             self._leaves_states = False
             return
-        self.keep_features(self._n_cached, states[[*range(n_pending), *(n_pending + i for i in path)]])
+        first = len(states) - n_drafted
+        self.keep_features(
+            self._n_cached, states[[*range(first - n_pending, first), *(first + i for i in path)]]
+        )
 
     def _propose(self) -> Generator[Ask, Any, Tree]:
         """Ask the drafter for no more than can still be emitted and held, and taken back."""

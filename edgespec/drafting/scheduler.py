@@ -129,7 +129,7 @@ class Scheduler:
         elif n_before:
             costs, now = verify, others.depth + 1  # T(now) is the pass as it is so far
             verify = [0.0, *extrapolated(costs, n_before + N_MAX, n_before + 1)]
-            if others.n_alike and now < N_MAX:
+            if others.n_alike:
                 verify[now:] = one_more_each(costs, n_before + now, 1 + others.n_alike, N_MAX + 1 - now)
         passes: Sequence[float] = learned.draft.at(self._n_draft) if learned.draft else []
         if others.n_draft and passes:

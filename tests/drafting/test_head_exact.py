@@ -5,6 +5,7 @@ Generation, TargetFeatures, HeadModel, TreeDrafter, Scheduler and the C core are
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -163,7 +164,18 @@ def test_a_head_that_sleeps_wakes_and_slides_is_exact(clock, rule, window):
     assert chi_square_p_value(counts, n * expected(ToyModel(1), warm(1.0), prompt)) > 1e-4
 
 
-@pytest.mark.parametrize("leaves", [False, True])
+class RereadingSession(ToyTargetSession):
+    """Steps are read with a part of the text, as after a pause, in a pass that leaves states of all of it."""
+
+    def forward(self, parts):
+        (part,) = parts
+        (result,) = super().forward(parts)
+        if not part.with_last_states:
+            return [result]
+        return [replace(result, features=np.concatenate([[[-1.0], [-2.0]], result.features]))]
+
+
+@pytest.mark.parametrize("leaves", [False, True, "again"])
 @pytest.mark.parametrize("name", [*POLICIES, "random"])
 def test_what_was_accepted_is_read_with_the_targets_states(clock, name, leaves):
     """Before each draft the head has read the emitted tokens, each after the target's state before it."""
@@ -173,7 +185,8 @@ def test_what_was_accepted_is_read_with_the_targets_states(clock, name, leaves):
     head = toy_head(V, KEPT, clock=clock, cost=lambda n: 0.001)
     head.features.n_prompt = lambda: 4
     logits = cache(ToyModel(1).logits)
-    session = ToyTargetSession(logits, V, clock=clock, cost=lambda n: 0.05, leaves=leaves)
+    kind = RereadingSession if leaves == "again" else ToyTargetSession
+    session = kind(logits, V, clock=clock, cost=lambda n: 0.05, leaves=bool(leaves))
     n_checked = 0
 
     class Checked(TreeDrafter):

@@ -6,9 +6,9 @@ import time
 from collections.abc import Sequence
 
 from edgespec import _core
-from edgespec.drafting.costs import OnlineCurve
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.expected_gain import MAX_UNREAD
+from edgespec.drafting.online_curve import OnlineCurve
 from edgespec.drafting.predictor import bucket_of
 from edgespec.drafting.scheduler import Scheduler
 

@@ -19,6 +19,7 @@ class FixedLength(Scheduler):
     """Drafts chains of `gamma` tokens; only their source is left to choose."""
 
     needs_model = True
+    chooses_length = False
 
     def __init__(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from copy import copy, deepcopy
 
-from edgespec.drafting.costs import OnlineCurve
+from edgespec.drafting.online_curve import OnlineCurve
 from edgespec.drafting.predictor import Predictor
 
 _FOLLOW_UP = 0.1  # weight of an outcome in the mean of what follows the draft model's tokens
@@ -40,9 +40,13 @@ class LearnedCosts:
         self._n_steps = self._n_idle = 0
 
     def fork(self) -> LearnedCosts:
-        """Return a copy for a request that runs with others: its own tables, and the same curves."""
+        """Return a copy for a request that runs with others: its own tables, and the same curves.
+
+        What was saved up for probes stays here: all who run together would spend it again.
+        """
         forked = copy(self)
         forked.predictor = deepcopy(self.predictor)
+        forked.probe_budget = 0.0
         return forked
 
     def learn_follow_up(self, gain: float) -> None:

@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 
 from edgespec.decoding.choices import Objective
 from edgespec.drafting.answer_lengths import ANSWER_TOKENS, AnswerLengths
-from edgespec.drafting.costs import CostCurve, OnlineCurve, PassCurves, guessed_curve
+from edgespec.drafting.costs import CostCurve, guessed_curve
 from edgespec.drafting.draft import Draft
 from edgespec.drafting.fixed_length import FixedLength
 from edgespec.drafting.learned_costs import LearnedCosts
+from edgespec.drafting.online_curve import OnlineCurve, PassCurves
 from edgespec.drafting.policy import Policy
 from edgespec.drafting.predictor import Predictor
 from edgespec.drafting.profile import Profile, ProfileKey

@@ -16,8 +16,8 @@ from edgespec.decoding.drafter import Position
 from edgespec.decoding.forward import Ask
 from edgespec.decoding.grammar.constraint import Constraint
 from edgespec.decoding.tree import TreeNode
-from edgespec.drafting.costs import OnlineCurve
 from edgespec.drafting.draft_model import DraftModel
+from edgespec.drafting.online_curve import OnlineCurve
 from edgespec.drafting.predictor import bucket_of
 from edgespec.drafting.proposal import Proposal
 from edgespec.drafting.scheduler import Scheduler

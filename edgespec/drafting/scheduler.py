@@ -48,6 +48,8 @@ class Scheduler:
 
     n_max = MAX_GAMMA
     """Most tokens of a step."""
+    chooses_length = True
+    """Whether it drafts only where that pays."""
 
     def __init__(
         self, learned: LearnedCosts, policy: Policy, lengths: LengthDistribution | None = None
@@ -67,9 +69,7 @@ class Scheduler:
         self.n_pending = 1
         """Tokens of this request that are always in the target's pass."""
         self._others = OtherRequests()
-        self.own_rate = 0.0
-        """This request's share of `rate`."""
-        self._gains: ExpectedGain | None = None
+        self._gains: ExpectedGain | None = None  # of this step, once it was asked for
 
     # ---- what it is told ----
 
@@ -87,7 +87,7 @@ class Scheduler:
         self._lately[True].begin(verify[1], 0.01)
         learned.predictor.begin()
         self._copying = False
-        self._price()
+        self._gains = None
 
     def start_step(
         self, n_past: int, offered: Sequence[float] = (), *, n_draft: int = 0, n_pending: int = 1
@@ -102,14 +102,13 @@ class Scheduler:
         """
         self._copying = bool(offered) and offered[0] >= _COPYING
         self._n_past, self._n_draft, self.n_pending = n_past, n_draft, n_pending
-        self._price()
+        self._gains = None
 
     def share(self, others: OtherRequests) -> None:
         """Take into account what `others` have in the passes, from now on."""
         if others != self._others:
             self._others = others
-            if self._gains:
-                self._price()
+            self._gains = None
 
     def chain(self, path: float, depth: int, chances: Sequence[float]) -> Chain:
         """Return the tokens of the suffix store that compete for room in the next pass.
@@ -117,32 +116,6 @@ class Scheduler:
         They follow `depth` drafted ones, accepted with probability `path`.
         """
         return self._now.chain(path, depth, chances if self.policy.suffix else ())
-
-    def _price(self) -> None:
-        """Look up what passes of this step cost, and the rate."""
-        learned, others = self.learned, self._others
-        n_before = self.n_pending + others.n_target - 1  # always in the target's pass, but one
-        verify: Sequence[float] = learned.target.at(self._n_past)
-        if n_before and self.policy.splits and others.n_target:
-            together = extrapolated(verify, n_before + 1, n_before + 1)[0]
-            verify = [0.0, *(together + cost for cost in verify[: N_MAX + 1])]
-        elif n_before:
-            costs, now = verify, others.depth + 1  # T(now) is the pass as it is so far
-            verify = [0.0, *extrapolated(costs, n_before + N_MAX, n_before + 1)]
-            if others.n_alike:
-                verify[now:] = one_more_each(costs, n_before + now, 1 + others.n_alike, N_MAX + 1 - now)
-        passes: Sequence[float] = learned.draft.at(self._n_draft) if learned.draft else []
-        if others.n_draft and passes:
-            n_all, passes = others.n_draft, extrapolated(passes, others.n_draft + N_MAX, others.n_draft)
-            passes = [cost * n / (n_all + n) for n, cost in enumerate(passes)]
-        self.own_rate = max(self._pace[self._copying].rate, 1.0 / verify[1])
-        rate = self.own_rate + others.rate
-        again: Sequence[float] = ()
-        if self.policy.rereads:
-            n = self.n_pending
-            costs = extrapolated(learned.target.at(self._n_past), n + N_MAX)
-            again = [rate * max(0.0, cost - costs[1]) for cost in costs[n + 1 :]]
-        self._gains = ExpectedGain(learned, verify, passes, rate, again)
 
     def learn_follow_up(self, path: float, depth: int, offered: Sequence[float]) -> None:
         """Learn what the suffix store offers after a token of the draft model; arguments as for `next`."""
@@ -178,8 +151,46 @@ class Scheduler:
 
     @property
     def _now(self) -> ExpectedGain:
-        assert self._gains is not None, "begin comes first"  # noqa: S101
+        assert self._n_emitted, "begin comes first"  # noqa: S101
+        if self._gains is None:
+            self._gains = self._price()
         return self._gains
+
+    def _price(self) -> ExpectedGain:
+        """Look up what passes of this step cost, and the rate."""
+        learned, others = self.learned, self._others
+        n_before = self._n_certain - 1
+        verify: Sequence[float] = learned.target.at(self._n_past)
+        if n_before and self.policy.splits and others.n_target:
+            together = extrapolated(verify, n_before + 1, n_before + 1)[0]
+            verify = [0.0, *(together + cost for cost in verify[: N_MAX + 1])]
+        elif n_before:
+            costs, now = verify, others.depth + 1  # T(now) is the pass as it is so far
+            verify = [0.0, *extrapolated(costs, n_before + N_MAX, n_before + 1)]
+            if others.n_alike:
+                verify[now:] = one_more_each(costs, n_before + now, 1 + others.n_alike, N_MAX + 1 - now)
+        passes: Sequence[float] = learned.draft.at(self._n_draft) if learned.draft else []
+        if others.n_draft and passes:
+            n_all, passes = others.n_draft, extrapolated(passes, others.n_draft + N_MAX, others.n_draft)
+            passes = [cost * n / (n_all + n) for n, cost in enumerate(passes)]
+        rate = self.own_rate + others.rate
+        again: Sequence[float] = ()
+        if self.policy.rereads:
+            n = self.n_pending
+            costs = extrapolated(learned.target.at(self._n_past), n + N_MAX)
+            again = [rate * max(0.0, cost - costs[1]) for cost in costs[n + 1 :]]
+        return ExpectedGain(learned, verify, passes, rate, again)
+
+    @property
+    def _n_certain(self) -> int:
+        """Tokens that are always in the target's pass."""
+        return self.n_pending + self._others.n_target
+
+    @property
+    def own_rate(self) -> float:
+        """This request's share of `rate`."""
+        plain = 1.0 / self.learned.target.of(self._n_certain, self._n_past)
+        return max(self._pace[self._copying].rate, plain)
 
     @property
     def rate(self) -> float:
@@ -327,18 +338,17 @@ class Scheduler:
 
         None where that would be a guess, or hold for several requests together.
         """
-        if self._gains is None or self.learned.in_joules or self._others.n_target:
+        if not self._n_emitted or self.learned.in_joules or self._others.n_target:
             return None
-        return 1.0 / self._gains.verify[1] if self.learned.target.is_known(1) else None
+        return 1.0 / self._now.verify[1] if self.learned.target.is_known(1) else None
 
     def _plain_note(self) -> str:
         """Return the speed of plain decoding in words, "" before it is known."""
-        now = self._gains
-        return f" ({1.0 / now.verify[1]:.1f} {self.unit} expected without)" if now else ""
+        return f" ({1.0 / self._now.verify[1]:.1f} {self.unit} expected without)" if self._n_emitted else ""
 
     def explain(self, sources: Mapping[str, tuple[int, int]], *, idle: bool) -> str:
         """Say in one sentence why drafting was on or off, given what each source drafted and accepted."""
-        now, plain = self._gains, self._plain_note()
+        now, plain = self._now if self._n_emitted else None, self._plain_note()
         model = ""
         if self.policy.model and now and now.passes:
             chance = self.learned.predictor.next.chance(0, 0)

@@ -59,6 +59,17 @@ class PassLoad:
     """Tokens a second (or a joule) of all requests."""
 
 
+def is_worth_timing(bids: Sequence[DraftDecision], load: PassLoad) -> bool:
+    """Say whether the pass should go without drafts, to learn what it costs so.
+
+    Where many draft in every step, nothing else tells, and the price of all that they draft rests on it.
+    """
+    learned = bids[0].scheduler.learned
+    if learned.in_joules or any(bid.depth or not bid.scheduler.chooses_length for bid in bids):
+        return False
+    return learned.target.is_doubtful(load.n_tokens)
+
+
 def decide(bids: Sequence[DraftDecision], load: PassLoad) -> list[DraftAction]:
     """Return the action for each of `bids`, for one pass of the target."""
     prefixes = _prefixes(bids, load)

@@ -28,10 +28,11 @@ from edgespec.decoding.grammar.constraint import Constraint
 from edgespec.decoding.passes import balance, cut, fold, merge, order, prune
 from edgespec.decoding.tree import Source, Tree
 from edgespec.drafting.activation import Activation
-from edgespec.drafting.costs import N_MAX, PassCurves
+from edgespec.drafting.costs import N_MAX
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.learning import learn_step
 from edgespec.drafting.model_source import ModelSource
+from edgespec.drafting.online_curve import PassCurves
 from edgespec.drafting.policy import ModelAction, SuffixAction
 from edgespec.drafting.proposal import DraftStep, Proposal, SuffixOffer
 from edgespec.drafting.scheduler import Scheduler
@@ -122,8 +123,8 @@ class TreeDrafter:
         scheduler.start_step(
             len(tokens), offer.chances, n_draft=model.n_past if model else 0, n_pending=self._n_pending
         )
-        proposal.rate = scheduler.rate
         yield from self._grow_trunk(tokens, offer, proposal, position)
+        proposal.rate = scheduler.rate
         self._compile(proposal)
         proposal.draft_s = time.perf_counter() - started
         return proposal.tree

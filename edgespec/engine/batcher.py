@@ -21,9 +21,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from edgespec.decoding.forward import Ask, DraftForward, Forward, TargetForward
-from edgespec.drafting.costs import N_MAX, PassCurves
-from edgespec.drafting.policy import OtherRequests
-from edgespec.drafting.shared_decision import DraftDecision, PassLoad, decide
+from edgespec.drafting.costs import N_MAX
+from edgespec.drafting.online_curve import PassCurves
+from edgespec.drafting.policy import DraftAction, OtherRequests
+from edgespec.drafting.shared_decision import DraftDecision, PassLoad, decide, is_worth_timing
 from edgespec.engine.batched_request import PREFILL_CHUNK, BatchedRequest
 from edgespec.errors import EdgespecError
 from edgespec.llama.outputs import ForwardResult
@@ -31,6 +32,7 @@ from edgespec.llama.sequence_pool import SequencePool
 
 _OLDEST_SHARE = 4  # a quarter of what is prefilled in a pass
 _LEAST_READ = 16  # tokens: one after the other costs more than together
+_LEAST_BETWEEN = 4  # passes between two that go without drafts only to be timed
 
 
 class Batcher:
@@ -43,6 +45,7 @@ class Batcher:
         self._clocks = clocks
         self._requests: list[BatchedRequest] = []  # in the order they came
         self._late: list[BatchedRequest] = []  # left out of the last pass
+        self._n_since_timed = _LEAST_BETWEEN  # passes since one went without drafts to be timed
         self.last = StepSummary()
 
     @property
@@ -133,8 +136,7 @@ class Batcher:
         """Decide what is drafted next, or make the draft model's next pass; return False at the end."""
         bidding = [request for request in self._requests if isinstance(request.ask, DraftDecision)]
         if bidding:
-            bids = [request.ask for request in bidding if isinstance(request.ask, DraftDecision)]
-            choices = [bids[0].answer()] if len(self._requests) == 1 else decide(bids, self._load())
+            choices = self._choices([r.ask for r in bidding if isinstance(r.ask, DraftDecision)])
             for request, choice in zip(bidding, choices, strict=True):
                 self._advance(request, choice)
             return True
@@ -153,6 +155,15 @@ class Batcher:
             for request, evaluated in found:
                 self._advance(request, evaluated)
         return bool(drafting)
+
+    def _choices(self, bids: Sequence[DraftDecision]) -> Sequence[DraftAction]:
+        if len(self._requests) == 1:
+            return [bids[0].answer()]
+        load = self._load()
+        if self._n_since_timed >= _LEAST_BETWEEN and is_worth_timing(bids, load):
+            self._n_since_timed = 0
+            return [None] * len(bids)
+        return decide(bids, load)
 
     def _load(self) -> PassLoad:
         """Return what is in the target's next pass so far."""
@@ -184,6 +195,7 @@ class Batcher:
             n_tokens = sum(len(part.tokens) for _, part in parts)
             if not parts:
                 return
+        self._n_since_timed += 1
         n_prefilled = sum(len(part.tokens) for request, part in parts if request.is_prefilling)
         n_past = sum(request.session.n_past for request, _ in parts) // len(parts)
         readers = {id(request) for request, _ in parts if request.is_prefilling}

@@ -16,11 +16,12 @@ import numpy.typing as npt
 
 from edgespec.decoding.drafter import Drafter
 from edgespec.drafting.answer_lengths import lengths_around
-from edgespec.drafting.costs import OnlineCurve, PassCurves, guessed_curve
+from edgespec.drafting.costs import guessed_curve
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.foreign.translated_model import TranslatedModel
 from edgespec.drafting.foreign.vocabulary_map import VocabularyMap, map_vocabularies
 from edgespec.drafting.learned_costs import LearnedCosts
+from edgespec.drafting.online_curve import OnlineCurve, PassCurves
 from edgespec.drafting.policy import Policy
 from edgespec.drafting.predictor import Predictor
 from edgespec.drafting.scheduler import Scheduler

@@ -16,10 +16,11 @@ from edgespec.decoding.grammar.constraint import Constraint
 from edgespec.decoding.logprobs import logprobs_of
 from edgespec.decoding.loop import DraftPrefill, Prefill
 from edgespec.decoding.records import Step
-from edgespec.drafting.costs import N_MAX, CostCurve, OnlineCurve, guessed_curve
+from edgespec.drafting.costs import N_MAX, CostCurve, guessed_curve
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.fixed_length import FixedLength
 from edgespec.drafting.learned_costs import LearnedCosts
+from edgespec.drafting.online_curve import OnlineCurve
 from edgespec.drafting.policy import Policy
 from edgespec.drafting.predictor import Predictor
 from edgespec.drafting.scheduler import Scheduler

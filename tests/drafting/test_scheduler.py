@@ -18,9 +18,10 @@ from edgespec.decoding.generate import Generation
 from edgespec.decoding.options import MAX_GAMMA
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.drafting.answer_lengths import AnswerLengths
-from edgespec.drafting.costs import N_MAX, CostCurve, OnlineCurve, guessed_curve, interpolated
+from edgespec.drafting.costs import N_MAX, CostCurve, guessed_curve, interpolated
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.learned_costs import LearnedCosts
+from edgespec.drafting.online_curve import OnlineCurve
 from edgespec.drafting.policy import ModelAction, OtherRequests, Policy, SuffixAction
 from edgespec.drafting.predictor import N_BUCKETS, Predictor, bucket_of
 from edgespec.drafting.scheduler import Scheduler
@@ -579,16 +580,6 @@ def test_nan_in_a_table_is_left_alone():
 # ---- cost curves ----
 
 
-@pytest.mark.parametrize("first_s", [0.5, 0.02, 30.0])
-def test_a_guess_takes_its_scale_from_the_first_passes(first_s):
-    """However slow the very first one was, and whatever the guess: it was 0.027."""
-    curve = OnlineCurve(guessed_curve(1 << 30, own_kernels=True), guessed=True)
-    for seconds in (first_s, 0.1, 0.1, 0.1):
-        curve.observe(1, 100, seconds)
-    assert curve.at(100)[1] == pytest.approx(0.1)
-    assert curve.at(100)[8] == pytest.approx(0.1 * 2.0, rel=0.01)
-
-
 def test_a_small_model_whose_first_pass_is_slow_drafts_all_the_same(clock):
     """Its weights are read from the disk then, and its threads begin."""
     policy = Policy(suffix=False, staged=False)
@@ -598,56 +589,6 @@ def test_a_small_model_whose_first_pass_is_slow_drafts_all_the_same(clock):
     world.draft_session._cost = lambda _n: next(costs)
     world.run(128)
     assert world.rate(2) > 0.95 * oracle(float(world.agrees[1:128].mean()), OURS, 0.001)
-
-
-def test_a_guess_thinks_no_token_cheaper_than_on_a_processor_that_was_measured():
-    guess = guessed_curve(1 << 30, own_kernels=True).at(128)
-    for costs in (OURS, STEEPER):
-        assert all(guess[n] / guess[1] > 0.97 * costs[n] / costs[1] for n in range(2, N_MAX + 1))
-
-
-def test_the_shape_of_a_guess_is_learnt_in_an_answer():
-    """From its own passes, of which most are over several tokens; also for sizes near theirs."""
-    curve = OnlineCurve(guessed_curve(1 << 30, own_kernels=True), guessed=True)
-    rng = np.random.default_rng(2)
-    guess = curve.at(200)[8] / curve.at(200)[1]
-    for i in range(40):
-        n = 1 if i < 4 or rng.random() < 0.1 else int(rng.integers(4, 9))
-        curve.observe(n, 200, OURS[n] * float(rng.lognormal(0, 0.05)))
-    true = OURS[8] / OURS[1]
-    assert curve.at(200)[8] / curve.at(200)[1] - true < 0.6 * (guess - true)
-    assert curve.at(200)[10] / curve.at(200)[8] == pytest.approx(OURS[10] / OURS[8], rel=0.15)
-
-
-def test_one_token_costs_no_more_than_several():
-    """A machine was slow when T(1) was measured, and all steps draft since: nothing else would tell."""
-    curve = OnlineCurve(curve_of([0.0, 1.5 * OURS[1], *OURS[2:]]))
-    assert curve.at(200)[1] == pytest.approx(min(curve.at(200)[2:]))
-
-
-def test_a_curve_follows_a_machine_that_slows_down_and_a_shape_that_is_another():
-    curve = OnlineCurve(curve_of(OURS))
-    rng = np.random.default_rng(1)
-    for n in rng.integers(1, 9, 3000):
-        curve.observe(int(n), 200, 1.5 * STOCK[n] * float(rng.lognormal(0, 0.05)))
-    for n in range(1, 9):
-        assert curve.at(200)[n] == pytest.approx(1.5 * STOCK[n], rel=0.06)
-    assert curve.curve().at(200)[4] == pytest.approx(1.5 * STOCK[4], rel=0.06)
-
-
-def test_one_slow_pass_does_not_spoil_a_curve():
-    curve = OnlineCurve(curve_of(OURS))
-    curve.observe(1, 100, 30.0)
-    assert curve.at(100)[1] < 1.2 * OURS[1]
-
-
-def test_costs_grow_with_the_context():
-    curve = CostCurve((tuple(OURS[1:]), tuple(2 * x for x in OURS[1:])), 0.001)
-    assert curve.at(128)[4] == pytest.approx(OURS[4])
-    assert curve.at(2048)[4] == pytest.approx(2 * OURS[4])
-    assert curve.at(1088)[4] == pytest.approx(1.5 * OURS[4])
-    assert all(x > 0 for x in curve.at(0)[1:])
-    assert curve.at(8192)[4] > 4 * OURS[4]
 
 
 def test_how_much_a_text_repeats_is_learnt_in_it():

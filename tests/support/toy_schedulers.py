@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import asdict, dataclass
 
-from edgespec.drafting.costs import OnlineCurve, guessed_curve
+from edgespec.drafting.costs import guessed_curve
 from edgespec.drafting.fixed_length import FixedLength
+from edgespec.drafting.online_curve import OnlineCurve
 from edgespec.drafting.policy import ModelAction, Policy, SuffixAction
 from edgespec.drafting.scheduler import Scheduler
 

@@ -1,0 +1,151 @@
+"""A cost curve that follows the passes timed while a program runs.
+
+The logarithms of (what a pass takes now / what the curve says) are estimated for all n at once, by a Kalman
+filter (Kalman 1960). A pass over n tokens tells most of that n, less the farther another n is: what slows
+down the reading of weights slows down passes over few tokens and leaves those over many as they are, which
+arithmetic bounds. An estimate that no pass confirms stays, and becomes less sure.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from edgespec.drafting.costs import N_MAX, CostCurve, extrapolated
+
+_SPREAD = 0.3
+"""Standard deviation of the logarithm of a pass's time: how far hours differ, and guesses are wrong."""
+_MEASURED_SPREAD = 0.08
+"""The same of a measured curve, at the start."""
+_NOISE = 0.06
+"""The same from one pass to the next."""
+_COMMON = 0.2  # of the variance, what all n share
+_REACH = 1.5  # of the rest; in square roots of n, as 1 and 3 tokens have less in common than 9 and 11
+_MEMORY = 600.0  # passes after which an estimate that none confirms is nearly as unsure as at first
+_TRUSTED = 2.0  # standard deviations: no pass counts for more, lest one beside a busy process spoil the curve
+_DOUBT = 0.1  # of log(T(n) / T(m))
+_EVERY = 4  # passes: a table each time would cost more than it is worth
+_RARE = 64  # passes that a rare one stands for
+_TIMED = 8  # passes over n tokens after which T(n) is known
+_MOST = math.log(2.0)
+_SCALING = 4  # passes that a guess takes its scale from
+_READ = 0.3  # weight of a prompt in the mean of what reading costs
+_SPAN = 128  # tokens of context over which `at` is not computed anew
+
+_ROOTS = np.sqrt(np.arange(1, N_MAX + 1))
+_ALIKE = _COMMON + (1.0 - _COMMON) * np.exp(-np.abs(_ROOTS[:, None] - _ROOTS) / _REACH)
+
+
+class OnlineCurve:
+    """T(n), as the passes of this run tell."""
+
+    def __init__(self, curve: CostCurve, *, guessed: bool = False, unsure: bool = False) -> None:
+        """Start from `curve`; a `guessed` one takes its scale from the first passes.
+
+        `unsure`: its shape was not measured, or on a busy machine. A guess is always unsure.
+        """
+        self._curve = curve
+        self._is_measured = not (guessed or unsure)
+        self._scale = 0.0
+        self._logs = np.zeros(N_MAX)
+        self._covariance = (_MEASURED_SPREAD if self._is_measured else _SPREAD) ** 2 * _ALIKE
+        self._n_timed = [0] * (N_MAX + 1)
+        self._last = 1
+        self._read_log = 0.0
+        self._n_scaling = _SCALING if guessed else 0
+        self._unread = guessed
+        self._base: list[float] = []
+        self._base_at = -1
+        self._table: list[float] = []
+        self.n_observed = 0
+
+    def at(self, n_past: int) -> list[float]:
+        """Return T(0) .. T(N_MAX) after `n_past` tokens, in seconds. Do not change the list."""
+        if n_past // _SPAN != self._base_at:
+            self._base_at = n_past // _SPAN
+            self._base = self._curve.at(n_past)
+            self._tabulate()
+        return self._table
+
+    def read(self, n_tokens: int, n_past: int) -> float:
+        """Return the seconds of prefilling `n_tokens` into a cache of `n_past`, without logits."""
+        if n_tokens < N_MAX:
+            return self.at(n_past)[n_tokens]
+        return n_tokens * self._curve.read * math.exp(self._read_log)
+
+    def of(self, n: int, n_past: int) -> float:
+        """Return T(n) after `n_past` tokens, for any n."""
+        costs = self.at(n_past)
+        return costs[n] if n <= N_MAX else extrapolated(costs, n, n)[0]
+
+    def observe(self, n: int, n_past: int, seconds: float, *, rare: bool = False) -> None:
+        """Learn that a pass over `n` <= N_MAX tokens after `n_past` took `seconds`.
+
+        `rare`: few others will be timed, so this one counts for more.
+        """
+        self.at(n_past)
+        self.n_observed += 1
+        error = math.log(max(seconds, 1e-9) / self._base[n]) - self._scale - self._logs[n - 1]
+        scales = self._n_scaling > 0
+        if scales:
+            # The very first pass of a small model may take 20 times as long as the next: if it were believed,
+            # there would be no next. So a guess rises in steps, and falls to what was really seen.
+            self._n_scaling -= 1
+            self._scale += min(_MOST, error)
+        else:
+            self._learn(n, error, _RARE if rare else 1)
+        if scales or rare or self.n_observed % _EVERY == 0:
+            self._tabulate()
+
+    def _learn(self, n: int, error: float, n_passes: int) -> None:
+        """Move the estimates; `n_passes` since the last one."""
+        self._n_timed[n] += 1
+        self._last = n
+        kept = math.exp(-n_passes / _MEMORY)
+        covariance = self._covariance
+        covariance *= kept
+        covariance += (1.0 - kept) * _SPREAD**2 * _ALIKE
+        column = covariance[n - 1].copy()
+        variance = column[n - 1] + _NOISE**2
+        most = _TRUSTED * math.sqrt(variance)
+        self._logs += column * (max(-most, min(most, error)) / variance)
+        covariance -= np.outer(column, column / variance)
+
+    def observe_read(self, n_tokens: int, seconds: float) -> None:
+        """Learn that a prompt of `n_tokens` was prefilled in `seconds`."""
+        if n_tokens >= N_MAX:
+            error = math.log(max(seconds, 1e-9) / (n_tokens * self._curve.read)) - self._read_log
+            self._read_log += error if self._unread else _READ * error
+            self._unread = False
+
+    def is_known(self, n: int) -> bool:
+        """Say whether T(n) was measured, or timed in some passes, and is no guess."""
+        return self._is_measured or self._n_timed[n] >= _TIMED
+
+    def is_doubtful(self, n: int) -> bool:
+        """Say whether T(n) may be another beside the last pass's than the table says: time one, to know."""
+        if n > N_MAX:
+            return False
+        i, last, covariance = n - 1, self._last - 1, self._covariance
+        return bool(covariance[i, i] + covariance[last, last] - 2.0 * covariance[i, last] > _DOUBT**2)
+
+    def curve(self) -> CostCurve:
+        """Return the curve as it is known now."""
+        factors = np.exp(self._scale + self._logs).tolist()
+        near, far = (tuple(s * f for s, f in zip(side, factors, strict=True)) for side in self._curve.passes)
+        return CostCurve((near, far), self._curve.read * math.exp(self._read_log))
+
+    def _tabulate(self) -> None:
+        factors = np.exp(self._scale + self._logs).tolist()
+        self._table = [0.0, *(s * f for s, f in zip(self._base[1:], factors, strict=True))]
+        # While all steps draft none is over one token: what was known of those may be from a slower hour.
+        self._table[1] = min(self._table[1:])
+
+
+class PassCurves(NamedTuple):
+    """Curves of the target's and the draft model's passes, in seconds; told of every pass."""
+
+    target: OnlineCurve
+    draft: OnlineCurve | None

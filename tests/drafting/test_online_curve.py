@@ -1,0 +1,139 @@
+"""A cost curve that follows timed passes: its scale, its shape, machines that change, and what it doubts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edgespec.drafting.costs import N_MAX, CostCurve, guessed_curve, interpolated
+from edgespec.drafting.online_curve import OnlineCurve
+
+OURS = [0.0, *(0.0174 * f for f in interpolated({1: 1.0, 2: 1.02, 4: 1.09, 8: 1.54, 16: 2.87, 33: 5.7}))]
+STOCK = [0.0, *(0.027 * f for f in interpolated({1: 1.0, 2: 1.9, 4: 3.1, 8: 5.1, 16: 6.0, 33: 9.0}))]
+STEEPER = [0.0, *(0.030 * f for f in interpolated({1: 1.0, 2: 1.1, 4: 1.43, 8: 2.05, 16: 3.85, 33: 7.8}))]
+QUICK = [0.0, *interpolated({1: 14.6, 4: 16.2, 6: 18.9, 8: 22.8, 9: 31.0, 12: 34.5, 16: 41.7, 33: 83.0})]
+"""One machine (Zen 5, ms); below, in an hour in which its memory is slow: many tokens take no longer."""
+SLOW = [0.0, *interpolated({1: 21.5, 4: 22.0, 7: 23.0, 8: 23.3, 9: 31.0, 12: 34.0, 16: 40.4, 33: 81.0})]
+
+
+def curve_of(costs: list[float]) -> CostCurve:
+    return CostCurve((tuple(costs[1:]), tuple(costs[1:])), 0.0005)
+
+
+def errors(curve: OnlineCurve, costs: list[float], sizes: list[int]) -> list[float]:
+    return [abs(float(np.log(curve.at(200)[n] / costs[n]))) for n in sizes]
+
+
+def time_passes(curve: OnlineCurve, costs: list[float], sizes: list[int], n: int, seed: int = 1) -> None:
+    rng = np.random.default_rng(seed)
+    for size in rng.choice(sizes, n):
+        curve.observe(int(size), 200, costs[size] * float(rng.lognormal(0, 0.03)))
+
+
+@pytest.mark.parametrize("first_s", [0.5, 0.02, 30.0])
+def test_a_guess_takes_its_scale_from_the_first_passes(first_s: float) -> None:
+    """However slow the very first one was, and whatever the guess: it was 0.027."""
+    curve = OnlineCurve(guessed_curve(1 << 30, own_kernels=True), guessed=True)
+    for seconds in (first_s, 0.1, 0.1, 0.1):
+        curve.observe(1, 100, seconds)
+    assert curve.at(100)[1] == pytest.approx(0.1)
+    assert curve.at(100)[8] == pytest.approx(0.1 * 2.0, rel=0.01)
+
+
+def test_a_guess_thinks_no_token_cheaper_than_on_a_processor_that_was_measured() -> None:
+    guess = guessed_curve(1 << 30, own_kernels=True).at(128)
+    for costs in (OURS, STEEPER):
+        assert all(guess[n] / guess[1] > 0.97 * costs[n] / costs[1] for n in range(2, N_MAX + 1))
+
+
+def test_the_shape_of_a_guess_is_learned_in_an_answer() -> None:
+    """From its own passes, of which most are over several tokens; also for sizes near theirs."""
+    curve = OnlineCurve(guessed_curve(1 << 30, own_kernels=True), guessed=True)
+    rng = np.random.default_rng(2)
+    guess = curve.at(200)[8] / curve.at(200)[1]
+    for i in range(40):
+        n = 1 if i < 4 or rng.random() < 0.1 else int(rng.integers(4, 9))
+        curve.observe(n, 200, OURS[n] * float(rng.lognormal(0, 0.05)))
+    true = OURS[8] / OURS[1]
+    assert curve.at(200)[8] / curve.at(200)[1] - true < 0.6 * (guess - true)
+    assert curve.at(200)[10] / curve.at(200)[8] == pytest.approx(OURS[10] / OURS[8], rel=0.15)
+
+
+def test_one_token_costs_no_more_than_several() -> None:
+    """A machine was slow when T(1) was measured, and all steps draft since: nothing else would tell."""
+    curve = OnlineCurve(curve_of([0.0, 1.5 * OURS[1], *OURS[2:]]))
+    assert curve.at(200)[1] == pytest.approx(min(curve.at(200)[2:]))
+
+
+def test_it_follows_a_machine_that_slows_down_and_a_shape_that_is_another() -> None:
+    curve = OnlineCurve(curve_of(OURS))
+    rng = np.random.default_rng(1)
+    for n in rng.integers(1, 9, 3000):
+        curve.observe(int(n), 200, 1.5 * STOCK[n] * float(rng.lognormal(0, 0.05)))
+    for n in range(1, 9):
+        assert curve.at(200)[n] == pytest.approx(1.5 * STOCK[n], rel=0.06)
+    assert curve.curve().at(200)[4] == pytest.approx(1.5 * STOCK[4], rel=0.06)
+
+
+def test_what_slows_down_passes_over_few_tokens_is_not_laid_to_those_over_many() -> None:
+    """Memory became slow: T(3) rose by a third, T(12) did not, though no pass over twelve tells so yet."""
+    curve = OnlineCurve(curve_of(QUICK))
+    time_passes(curve, QUICK, [3, 12], 200)
+    time_passes(curve, SLOW, [3], 24)
+    assert errors(curve, SLOW, [3])[0] < 0.1
+    assert errors(curve, SLOW, [12])[0] < 0.5 * np.log(SLOW[3] / QUICK[3])
+    assert curve.at(200)[2] == pytest.approx(SLOW[2], rel=0.15), "a pass over two is much like one over three"
+
+
+def test_hours_that_differ_leave_no_trace() -> None:
+    """Of both kinds in turns: however often, each pass is foretold, and the price of a token with it."""
+    curve = OnlineCurve(curve_of(QUICK), unsure=True)
+    for turn in range(12):
+        costs = SLOW if turn % 2 else QUICK
+        time_passes(curve, costs, [1, 3, 4, 5, 6, 7, 8], 120, seed=turn)
+        assert max(errors(curve, costs, [3, 4, 5, 6, 7, 8])) < 0.12
+        assert curve.at(200)[7] - curve.at(200)[3] == pytest.approx(costs[7] - costs[3], abs=0.12 * costs[3])
+
+
+def test_one_slow_pass_does_not_spoil_a_curve() -> None:
+    curve = OnlineCurve(curve_of(OURS))
+    curve.observe(1, 100, 30.0)
+    assert curve.at(100)[1] < 1.2 * OURS[1]
+    time_passes(curve, OURS, [1], 3000)
+    curve.observe(1, 100, 30.0)
+    assert curve.at(100)[1] < 1.05 * OURS[1], "nor one that was timed often, and others that never were"
+    curve.observe(16, 100, 30.0)
+    assert curve.at(100)[16] < 2.2 * OURS[16]
+
+
+def test_a_size_that_is_never_timed_becomes_doubtful_and_one_pass_tells() -> None:
+    curve = OnlineCurve(curve_of(QUICK))
+    assert not curve.is_doubtful(8), "it was measured"
+    time_passes(curve, QUICK, [12, 14], 400)
+    assert curve.is_doubtful(8)
+    assert not curve.is_doubtful(13)
+    assert not curve.is_doubtful(N_MAX + 1), "such passes teach nothing"
+    curve.observe(8, 200, SLOW[8])
+    time_passes(curve, QUICK, [12, 14], 8)
+    assert not curve.is_doubtful(8)
+
+
+@pytest.mark.parametrize("n", [2, 5, 8])
+def test_a_shape_from_another_machine_is_put_right_by_a_few_passes(n: int) -> None:
+    """As after a file that was learned in a bad hour: all were thought to cost nearly the same."""
+    curve = OnlineCurve(curve_of([0.0, *interpolated({1: 28.0, 8: 33.0, 12: 32.0, 33: 105.0})]), unsure=True)
+    time_passes(curve, QUICK, [12], 16)
+    assert curve.is_doubtful(n)
+    for _ in range(3):
+        curve.observe(n, 200, QUICK[n])
+        time_passes(curve, QUICK, [12], 4)
+    assert max(errors(curve, QUICK, [n, 12])) < 0.1
+
+
+def test_costs_grow_with_the_context() -> None:
+    curve = CostCurve((tuple(OURS[1:]), tuple(2 * x for x in OURS[1:])), 0.001)
+    assert curve.at(128)[4] == pytest.approx(OURS[4])
+    assert curve.at(2048)[4] == pytest.approx(2 * OURS[4])
+    assert curve.at(1088)[4] == pytest.approx(1.5 * OURS[4])
+    assert all(x > 0 for x in curve.at(0)[1:])
+    assert curve.at(8192)[4] > 4 * OURS[4]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from edgespec.decoding.options import MAX_GAMMA
-from edgespec.drafting.costs import N_MAX
+from edgespec.drafting.costs import N_MAX, per_request
 from edgespec.drafting.learned_costs import LearnedCosts
 
 MAX_UNREAD = 24
@@ -164,3 +164,13 @@ class ExpectedGain:
             tokens += path
             best = max(best, tokens / ((depth + 1) * self.passes[1] + self.verify[depth + 2] + lost))
         return best
+
+
+def gain_if_all_draft(learned: LearnedCosts, n_past: int, n_requests: int) -> ExpectedGain:
+    """Return the prices for one of `n_requests` whose passes are shared and which draft alike.
+
+    Its rates are those of all together.
+    """
+    verify = per_request(learned.target.at(n_past), n_requests)
+    passes = per_request(learned.draft.at(0), n_requests) if learned.draft else []
+    return ExpectedGain(learned, verify, passes, 1.0 / verify[1])

@@ -26,9 +26,8 @@ import numpy as np
 from edgespec.decoding.features import KEPT, TargetFeatures
 from edgespec.decoding.forward import Ask, DraftForward
 from edgespec.drafting.answer_lengths import CAUTION
-from edgespec.drafting.costs import per_request
 from edgespec.drafting.draft_model import DraftModel
-from edgespec.drafting.expected_gain import ExpectedGain
+from edgespec.drafting.expected_gain import gain_if_all_draft
 from edgespec.drafting.learned_costs import LearnedCosts
 from edgespec.drafting.scheduler import Scheduler
 from edgespec.llama.batch import Inputs
@@ -64,21 +63,20 @@ def states_worth(
         return min(sizes[0], n_unread)
     if learned.draft is None:
         return 0
-    costs = per_request(learned.target.at(n_unread), n_requests)
-    passes = per_request(learned.draft.at(0), n_requests)
     most = math.inf if n_predict is None else n_predict
-    best = ExpectedGain(learned, costs, passes, 1.0 / costs[1]).best_model_rate()
+    shared = gain_if_all_draft(learned, n_unread, n_requests)
+    plain, best = shared.verify[1], shared.best_model_rate()
     share = _STATES_SHARE_AFTER_LAST if target.leaves_last_states else _STATES_SHARE
-    saved = share * max(0.0, costs[1] - 1.0 / best)
+    saved = share * max(0.0, plain - 1.0 / best)
     spent = learned.target.read(n_unread, 0)
     for n in sizes:
         n_wanted = min(n, n_unread)
-        price = _price_of_states(learned, target, n_wanted, costs[1] if n_wanted < n_unread else 0.0)
+        price = _price_of_states(learned, target, n_wanted, plain if n_wanted < n_unread else 0.0)
         gained = 0.0  # as a share of what the whole answer costs, as its reader feels it
         for length, chance in scheduler.lengths.after(1):
             n_tokens = min(length, most)
             gain = n_tokens * saved - price
-            gained += chance * (gain if gain > 0.0 else CAUTION * gain) / (spent + n_tokens * costs[1])
+            gained += chance * (gain if gain > 0.0 else CAUTION * gain) / (spent + n_tokens * plain)
         if gained > 0.0:
             return n_wanted
     return 0

@@ -56,18 +56,28 @@ class OnlineCurve:
         self._read_log = 0.0
         self._n_scaling = _SCALING if guessed else 0
         self._unread = guessed
-        self._base: list[float] = []
-        self._base_at = -1
-        self._table: list[float] = []
+        self._bases: dict[int, list[float]] = {}  # of the curve, by spans of context
+        self._tables: dict[int, list[float]] = {}  # the same as known now
         self.n_observed = 0
 
     def at(self, n_past: int) -> list[float]:
         """Return T(0) .. T(N_MAX) after `n_past` tokens, in seconds. Do not change the list."""
-        if n_past // _SPAN != self._base_at:
-            self._base_at = n_past // _SPAN
-            self._base = self._curve.at(n_past)
-            self._tabulate()
-        return self._table
+        span = n_past // _SPAN
+        table = self._tables.get(span)
+        if table is None:
+            factors = np.exp(self._scale + self._logs).tolist()
+            table = [0.0, *(s * f for s, f in zip(self._base(n_past)[1:], factors, strict=True))]
+            # While all steps draft none is over one token: what was known of those may be from a slower hour.
+            table[1] = min(table[1:])
+            self._tables[span] = table
+        return table
+
+    def _base(self, n_past: int) -> list[float]:
+        """Return what the curve says itself."""
+        span = n_past // _SPAN
+        if span not in self._bases:
+            self._bases[span] = self._curve.at(n_past)
+        return self._bases[span]
 
     def read(self, n_tokens: int, n_past: int) -> float:
         """Return the seconds of prefilling `n_tokens` into a cache of `n_past`, without logits."""
@@ -85,9 +95,8 @@ class OnlineCurve:
 
         `rare`: few others will be timed, so this one counts for more.
         """
-        self.at(n_past)
         self.n_observed += 1
-        error = math.log(max(seconds, 1e-9) / self._base[n]) - self._scale - self._logs[n - 1]
+        error = math.log(max(seconds, 1e-9) / self._base(n_past)[n]) - self._scale - self._logs[n - 1]
         scales = self._n_scaling > 0
         if scales:
             # The very first pass of a small model may take 20 times as long as the next: if it were believed,
@@ -97,7 +106,7 @@ class OnlineCurve:
         else:
             self._learn(n, error, _RARE if rare else 1)
         if scales or rare or self.n_observed % _EVERY == 0:
-            self._tabulate()
+            self._tables.clear()
 
     def _learn(self, n: int, error: float, n_passes: int) -> None:
         """Move the estimates; `n_passes` since the last one."""
@@ -136,12 +145,6 @@ class OnlineCurve:
         factors = np.exp(self._scale + self._logs).tolist()
         near, far = (tuple(s * f for s, f in zip(side, factors, strict=True)) for side in self._curve.passes)
         return CostCurve((near, far), self._curve.read * math.exp(self._read_log))
-
-    def _tabulate(self) -> None:
-        factors = np.exp(self._scale + self._logs).tolist()
-        self._table = [0.0, *(s * f for s, f in zip(self._base[1:], factors, strict=True))]
-        # While all steps draft none is over one token: what was known of those may be from a slower hour.
-        self._table[1] = min(self._table[1:])
 
 
 class PassCurves(NamedTuple):

@@ -29,7 +29,7 @@ from edgespec.decoding.options import MAX_GAMMA
 from edgespec.drafting.answer_lengths import ANSWER_TOKENS, AnswerLengths, LengthDistribution
 from edgespec.drafting.costs import N_MAX, extrapolated, one_more_each
 from edgespec.drafting.decaying_rate import STEPS, DecayingRate
-from edgespec.drafting.expected_gain import MAX_UNREAD, Chain, ExpectedGain, Prefix
+from edgespec.drafting.expected_gain import MAX_UNREAD, Chain, ExpectedGain, Prefix, gain_if_all_draft
 from edgespec.drafting.learned_costs import LearnedCosts
 from edgespec.drafting.policy import DraftAction, ModelAction, OtherRequests, Policy, SuffixAction
 
@@ -305,10 +305,12 @@ class Scheduler:
         new, copied = self._lately[False], self._lately[True]
         n_seen = new.tokens + copied.tokens
         new_s = new.cost / n_seen  # of each token
-        plain = max(self._pace[False].rate, 1.0 / now.verify[1])
+        n_texts = 1 + self._others.n_texts
+        gain = gain_if_all_draft(self.learned, self._n_past, n_texts) if n_texts > 1 else now
+        plain = max(n_texts * self._pace[False].rate, 1.0 / gain.verify[1])
         # What is copied meanwhile has to be read as well, to be of use after it.
         read_s = draft.read(512, 0) / 512
-        saved = new_s * (1.0 - plain / max(plain, now.best_model_rate())) - copied.tokens / n_seen * read_s
+        saved = new_s * (1.0 - plain / max(plain, gain.best_model_rate())) - copied.tokens / n_seen * read_s
         n, n_max = self._n_emitted, math.inf if self._n_predict is None else self._n_predict
         to_come_s = min(self.lengths.to_come(n), n_max - n) * new_s
         window = min(unread, max(_SHORTEST_WINDOW, int(_WINDOW_SHARE * to_come_s / read_s)))

@@ -372,6 +372,27 @@ def test_with_no_gain_to_be_had_the_draft_model_stays_asleep():
     assert 128 <= scheduler.n_to_prefill(2000) < 2000  # a recent window
 
 
+@pytest.mark.parametrize(("n_texts", "wakes"), [(1, True), (2, True), (8, False)])
+def test_one_of_many_does_not_wake_the_draft_model_where_drafting_for_all_would_not_pay(n_texts, wakes):
+    """Alone it would gain; beside seven others it would make passes longer that give all of them a token."""
+    costs = [0.0, *(0.001 * t for t in interpolated({1: 14.6, 8: 22.8, 9: 31.0, 16: 45.0, 33: 92.0}))]
+    learned = LearnedCosts(
+        OnlineCurve(curve_of(costs)), OnlineCurve(curve_of([0.0, *[0.0005] * N_MAX])), Predictor()
+    )
+    for _ in range(400):
+        learned.predictor.next.learn(0, 7, 1.0)
+        learned.predictor.next.learn(0, 7, 0.0)
+    scheduler = Scheduler(learned, Policy(), usually(500))
+    scheduler.begin(100, 500)
+    if n_texts > 1:
+        rate = (n_texts - 1) / costs[n_texts]
+        scheduler.share(OtherRequests(n_texts=n_texts - 1, n_target=n_texts - 1, rate=rate))
+    for _ in range(40):
+        scheduler.start_step(100)
+        scheduler.learn(1, costs[n_texts], 0, [])
+    assert bool(scheduler.n_to_prefill(30)) == wakes
+
+
 def scheduler_with(policy=Policy(), costs=OURS):  # noqa: B008 - frozen
     draft = OnlineCurve(curve_of([0.0, *[0.008] * N_MAX]))
     return started(scheduler_of(LearnedCosts(OnlineCurve(curve_of(costs)), draft, Predictor()), policy))

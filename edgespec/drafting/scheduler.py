@@ -50,6 +50,8 @@ class Scheduler:
     """Most tokens of a step."""
     chooses_length = True
     """Whether it drafts only where that pays."""
+    rests = False
+    """Whether nothing is drafted in the steps to come (`SharedPace`)."""
 
     def __init__(
         self, learned: LearnedCosts, policy: Policy, lengths: LengthDistribution | None = None

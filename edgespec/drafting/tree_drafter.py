@@ -110,6 +110,10 @@ class TreeDrafter:
         """Propose up to `room` tokens, none after an end-of-generation token."""
         started = time.perf_counter()
         scheduler, model = self._scheduler, self._model
+        if scheduler.rests and not self._constraint:  # what a grammar forces costs nothing to guess
+            scheduler.start_step(len(tokens), n_pending=self._n_pending)
+            self._proposal = Proposal(len(tokens), 0)
+            return ()
         room = min(room, self.n_max - self._n_pending + 1)
         if model:
             room = min(room, model.n_ctx // 2 - 1)

@@ -16,6 +16,7 @@ Nobody is starved:
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,6 +26,7 @@ from edgespec.drafting.costs import N_MAX
 from edgespec.drafting.online_curve import PassCurves
 from edgespec.drafting.policy import DraftAction, OtherRequests
 from edgespec.drafting.shared_decision import DraftDecision, PassLoad, decide, is_worth_timing
+from edgespec.drafting.shared_pace import SharedPace
 from edgespec.engine.batched_request import PREFILL_CHUNK, BatchedRequest
 from edgespec.errors import EdgespecError
 from edgespec.llama.outputs import ForwardResult
@@ -45,6 +47,7 @@ class Batcher:
         self._clocks = clocks
         self._requests: list[BatchedRequest] = []  # in the order they came
         self._late: list[BatchedRequest] = []  # left out of the last pass
+        self._pace = SharedPace()
         self._n_since_timed = _LEAST_BETWEEN  # passes since one went without drafts to be timed
         self.last = StepSummary()
 
@@ -66,6 +69,7 @@ class Batcher:
 
     def step(self) -> None:
         """Make one pass of the target. Raises KeyboardInterrupt if a pass is interrupted: it can go on."""
+        started, writing = time.perf_counter(), [(r, len(r.generation.tokens)) for r in self._requests]
         self.last = StepSummary()
         self._resume()
         self._share()
@@ -81,6 +85,11 @@ class Batcher:
         ]
         if waiting:
             self._pass(waiting)
+        if self.last.n_requests > 1 and not self.last.n_prefilled:
+            n_made = sum(len(request.generation.tokens) - n for request, n in writing)
+            n_past = sum(n for _, n in writing) // len(writing)
+            plain = self._clocks.target.of(self.last.n_requests, n_past)
+            self._pace.count(self.last.n_requests, n_made, time.perf_counter() - started, plain)
 
     # ---- one request ----
 
@@ -121,6 +130,9 @@ class Batcher:
         rate = sum(rates.values())
         for request in self._requests:
             if request.scheduler and not request.is_prefilling:
+                scheduler = request.scheduler
+                shares = len(rates) > 1 and scheduler.chooses_length and not scheduler.learned.in_joules
+                scheduler.rests = shares and self._pace.rests
                 others = OtherRequests()
                 if len(self._requests) > 1:
                     n_target = n_all - request.n_pending

@@ -13,6 +13,7 @@ from edgespec import Engine
 from edgespec.decoding.grammar.grammar import Grammar
 from edgespec.decoding.options import Options
 from edgespec.decoding.sampling import SamplingParams
+from edgespec.drafting.shared_pace import SharedPace
 from edgespec.engine.batched_request import PREFILL_CHUNK
 from edgespec.engine.batcher import split_prefill_budget
 from edgespec.errors import EdgespecError, UsageError
@@ -121,6 +122,32 @@ def test_texts_that_come_and_go_are_those_of_their_prompts_alone(
                     assert stream.result.token_ids == expected.token_ids[:n]
                     running.remove((one, stream))
     assert paused or n_cells == 4096
+
+
+def test_texts_do_not_depend_on_when_drafts_rest(target_path, tiny_draft_path, alone, monkeypatch):
+    """Nothing is drafted meanwhile, but where the user fixed the length; the text is the same."""
+    rng = random.Random(3)
+    monkeypatch.setattr(SharedPace, "rests", property(lambda _pace: rng.random() < 0.5))
+    requests = [request(900 + i) for i in range(12)]
+    with shared(target_path, tiny_draft_path) as engine:
+        for group in (requests[:4], requests[4:8], requests[8:]):
+            streams = [engine.stream(one.tokens, one.options) for one in group]
+            while not all(stream.finished for stream in streams):
+                engine.step()
+                for stream in streams:
+                    stream.made()
+            for one, stream in zip(group, streams, strict=True):
+                assert stream.result.token_ids == alone(one).token_ids
+        monkeypatch.setattr(SharedPace, "rests", property(lambda _pace: True))
+        tokens = COMMON[:20] * 4
+        made = [engine.stream(tokens, params=GREEDY, n_predict=30, drafter="suffix") for _ in range(2)]
+        fixed = engine.stream(tokens, params=GREEDY, n_predict=30, drafter="model", gamma=3)
+        for stream in [*made, fixed]:
+            for _ in stream:
+                pass
+        assert fixed.result.stats.n_drafted >= 20
+        assert made[0].result.token_ids == made[1].result.token_ids == fixed.result.token_ids
+        assert sum(stream.result.stats.n_drafted for stream in made) <= 3, "only before the first shared pass"
 
 
 def test_logprobs_are_the_same_too(target_path, tiny_draft_path, alone):

@@ -1,0 +1,52 @@
+"""Whether requests that share passes are quicker with drafts: measured, whatever a scheduler expects.
+
+Deciding takes time too, which no cost curve holds. Where one more token costs what it brings, as beside seven
+others, that time is lost. Then nothing is drafted for a while, and later it is tried again.
+"""
+
+from __future__ import annotations
+
+_WINDOW = 16  # steps over which the pace is taken
+_SHORTEST, _LONGEST = 32, 256  # steps of rest: twice as many each time that drafts did not pay again
+_LEAST_GAIN = 0.98  # of plain decoding's pace: a little less is noise
+_ALIKE = 0.25  # share of the requests that may come or go before drafts are tried again
+
+
+class SharedPace:
+    """Follows the steps of a batch in which nothing is prefilled."""
+
+    def __init__(self) -> None:
+        """Begin with drafts."""
+        self._begin(0)
+
+    def _begin(self, n_requests: int) -> None:
+        self._n_requests = n_requests
+        self._n_steps, self._spent, self._plain = 0, 0.0, 0.0
+        self._rest = _SHORTEST
+        self._n_left = 0  # steps of the rest under way
+
+    @property
+    def rests(self) -> bool:
+        """Whether nothing is to be drafted in the next step."""
+        return self._n_left > 0
+
+    def count(self, n_requests: int, n_made: int, seconds: float, plain: float) -> None:
+        """Count a step of `seconds` in which `n_requests` wrote `n_made` tokens.
+
+        `plain`: seconds of a step in which each of them writes one.
+        """
+        if abs(n_requests - self._n_requests) > _ALIKE * self._n_requests:
+            self._begin(n_requests)
+        if self._n_left:
+            self._n_left -= 1
+            return
+        self._n_steps += 1
+        self._spent += seconds
+        self._plain += plain * n_made / n_requests
+        if self._n_steps < _WINDOW:
+            return
+        if self._plain < _LEAST_GAIN * self._spent:
+            self._n_left, self._rest = self._rest, min(_LONGEST, 2 * self._rest)
+        else:
+            self._rest = _SHORTEST
+        self._n_steps, self._spent, self._plain = 0, 0.0, 0.0

@@ -1,0 +1,46 @@
+"""Requests that share passes rest from drafting where it makes them slower, and try again."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgespec.drafting.shared_pace import SharedPace
+
+PLAIN = 0.025
+
+
+def n_steps_until(pace: SharedPace, *, rests: bool, gain: float, n: int = 8) -> int:
+    """Count steps that make `gain` times as many tokens a second as plain ones, until it rests or wakes."""
+    for i in range(1000):
+        if pace.rests == rests:
+            return i
+        seconds = PLAIN if pace.rests else 1.5 * PLAIN / gain
+        pace.count(n, n if pace.rests else int(1.5 * n), seconds, PLAIN)
+    return 1000
+
+
+def test_it_rests_where_drafts_are_slower_and_tries_again_ever_more_rarely() -> None:
+    pace = SharedPace()
+    rests = []
+    for _ in range(6):
+        assert n_steps_until(pace, rests=True, gain=0.94) == 16
+        rests.append(n_steps_until(pace, rests=False, gain=0.94))
+    assert rests == [32, 64, 128, 256, 256, 256]
+    assert n_steps_until(pace, rests=True, gain=1.1) == 1000, "they pay again"
+    assert n_steps_until(pace, rests=True, gain=0.9) <= 32
+    assert n_steps_until(pace, rests=False, gain=0.9) == 32, "short again, as at first"
+
+
+@pytest.mark.parametrize("gain", [0.99, 1.0, 1.5])
+def test_it_goes_on_where_drafts_are_no_slower(gain: float) -> None:
+    assert n_steps_until(SharedPace(), rests=True, gain=gain) == 1000
+
+
+@pytest.mark.parametrize(
+    ("n", "wakes"), [(8, False), (7, False), (10, False), (5, True), (11, True), (2, True)]
+)
+def test_it_tries_again_when_others_are_there(n: int, wakes: bool) -> None:
+    pace = SharedPace()
+    n_steps_until(pace, rests=True, gain=0.9)
+    pace.count(n, n, PLAIN, PLAIN)
+    assert pace.rests != wakes

@@ -9,6 +9,7 @@ from __future__ import annotations
 _WINDOW = 16  # steps over which the pace is taken
 _SHORTEST, _LONGEST = 32, 256  # steps of rest: twice as many each time that drafts did not pay again
 _LEAST_GAIN = 0.98  # of plain decoding's pace: a little less is noise
+_WEIGHT = 0.1  # of a step in the mean of what it takes beside its pass
 _ALIKE = 0.25  # share of the requests that may come or go before drafts are tried again
 
 
@@ -17,6 +18,7 @@ class SharedPace:
 
     def __init__(self) -> None:
         """Begin with drafts."""
+        self._beside = 0.0  # seconds of a step that drafts nothing beside its pass
         self._begin(0)
 
     def _begin(self, n_requests: int) -> None:
@@ -33,16 +35,17 @@ class SharedPace:
     def count(self, n_requests: int, n_made: int, seconds: float, plain: float) -> None:
         """Count a step of `seconds` in which `n_requests` wrote `n_made` tokens.
 
-        `plain`: seconds of a step in which each of them writes one.
+        `plain`: seconds of a pass in which each of them writes one.
         """
         if abs(n_requests - self._n_requests) > _ALIKE * self._n_requests:
             self._begin(n_requests)
         if self._n_left:
             self._n_left -= 1
+            self._beside += _WEIGHT * (max(0.0, seconds - plain) - self._beside)
             return
         self._n_steps += 1
         self._spent += seconds
-        self._plain += plain * n_made / n_requests
+        self._plain += (plain + self._beside) * n_made / n_requests
         if self._n_steps < _WINDOW:
             return
         if self._plain < _LEAST_GAIN * self._spent:

@@ -44,3 +44,15 @@ def test_it_tries_again_when_others_are_there(n: int, wakes: bool) -> None:
     n_steps_until(pace, rests=True, gain=0.9)
     pace.count(n, n, PLAIN, PLAIN)
     assert pace.rests != wakes
+
+
+def test_what_a_plain_step_takes_beside_its_pass_is_learned_in_a_rest() -> None:
+    """A small model: a step of 8 ms takes one more for all that is no pass, with drafts or without."""
+    pace = SharedPace()
+    n_rests = 0
+    for _ in range(2000):
+        began = pace.rests
+        seconds = 0.009 if began else 1.5 * 0.009 / 1.05
+        pace.count(8, 8 if began else 12, seconds, 0.008)
+        n_rests += pace.rests and not began
+    assert n_rests == 1, "drafts gain 5 %, as the first rest has shown"

@@ -43,7 +43,7 @@ serve: $(VENV)/.serve ## Build, pull the default pair, answer OpenAI clients at 
 
 # Threads that wait leave the processors to the other worker's instead of spinning: passive, and one for numpy.
 NO_SPINNING := OMP_WAIT_POLICY=passive OPENBLAS_NUM_THREADS=1
-PYTEST := $(NO_SPINNING) $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
+PYTEST := $(NO_SPINNING) $(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder
 
 check: lint ## Lint, and run the quick tests (3 minutes): before each commit
 	$(PYTEST) -q -m "not slow and not pair" $(TEST)

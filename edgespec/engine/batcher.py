@@ -129,15 +129,15 @@ class Batcher:
         }
         rate = sum(rates.values())
         for request in self._requests:
-            if request.scheduler and not request.is_prefilling:
-                scheduler = request.scheduler
+            scheduler = request.scheduler
+            if scheduler and not request.is_prefilling:
                 shares = len(rates) > 1 and scheduler.chooses_length and not scheduler.learned.in_joules
                 scheduler.rests = shares and self._pace.rests
                 others = OtherRequests()
                 if len(self._requests) > 1:
                     n_target = n_all - request.n_pending
                     others = OtherRequests(len(rates) - 1, n_target, rate=rate - rates[id(request)])
-                request.scheduler.share(others)
+                scheduler.share(others)
 
     def _rate(self, request: BatchedRequest, n_all: int) -> float:
         """Return the tokens a second that `request` makes in passes over `n_all` tokens."""

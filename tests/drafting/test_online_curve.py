@@ -7,10 +7,8 @@ import pytest
 
 from edgespec.drafting.costs import N_MAX, CostCurve, guessed_curve, interpolated
 from edgespec.drafting.online_curve import OnlineCurve
+from toy_schedulers import OURS, STEEPER, STOCK
 
-OURS = [0.0, *(0.0174 * f for f in interpolated({1: 1.0, 2: 1.02, 4: 1.09, 8: 1.54, 16: 2.87, 33: 5.7}))]
-STOCK = [0.0, *(0.027 * f for f in interpolated({1: 1.0, 2: 1.9, 4: 3.1, 8: 5.1, 16: 6.0, 33: 9.0}))]
-STEEPER = [0.0, *(0.030 * f for f in interpolated({1: 1.0, 2: 1.1, 4: 1.43, 8: 2.05, 16: 3.85, 33: 7.8}))]
 QUICK = [0.0, *interpolated({1: 14.6, 4: 16.2, 6: 18.9, 8: 22.8, 9: 31.0, 12: 34.5, 16: 41.7, 33: 83.0})]
 """One machine (Zen 5, ms); below, in an hour in which its memory is slow: many tokens take no longer."""
 SLOW = [0.0, *interpolated({1: 21.5, 4: 22.0, 7: 23.0, 8: 23.3, 9: 31.0, 12: 34.0, 16: 40.4, 33: 81.0})]

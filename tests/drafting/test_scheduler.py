@@ -27,14 +27,12 @@ from edgespec.drafting.predictor import N_BUCKETS, Predictor, bucket_of
 from edgespec.drafting.scheduler import Scheduler
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.tree_drafter import TreeDrafter
-from toy_schedulers import FixedPolicy, scheduler_of, with_gamma
+from toy_schedulers import OURS, STEEPER, STOCK, FixedPolicy, scheduler_of, with_gamma
 from toy_sessions import ToySession, ToyStateSession
 from toy_tasks import task_of
 
 V = 512
 GREEDY = SamplingParams(temperature=0.0)
-OURS = [0.0, *(0.0174 * f for f in interpolated({1: 1.0, 2: 1.02, 4: 1.09, 8: 1.54, 16: 2.87, 33: 5.7}))]
-STOCK = [0.0, *(0.027 * f for f in interpolated({1: 1.0, 2: 1.9, 4: 3.1, 8: 5.1, 16: 6.0, 33: 9.0}))]
 FLAT = [0.0, *[0.02] * N_MAX]
 COSTS = {"ours": OURS, "stock": STOCK, "flat": FLAT}
 
@@ -270,7 +268,6 @@ def test_a_draft_model_that_seems_too_dear_is_found_out(clock):
     assert world.rate(half) > 0.9 * oracle(0.9, OURS)
 
 
-STEEPER = [0.0, *(0.030 * f for f in interpolated({1: 1.0, 2: 1.1, 4: 1.43, 8: 2.05, 16: 3.85, 33: 7.8}))]
 """T(n) of a processor on which a token more costs more."""
 
 

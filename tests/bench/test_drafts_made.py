@@ -39,18 +39,20 @@ def test_means_over_the_categories_of_a_suite(runs):
     assert class_ratio(ratios, "mine", PLAIN, HUMAN.categories) == pytest.approx(2.0)
     assert class_ratio(ratios, "mine", STOCK, HUMAN.categories) == pytest.approx(4.0)
     assert class_ratio(ratios, "mine", PLAIN, SPEC.categories) == pytest.approx((1.5 * 0.9) ** 0.5)
+    assert class_ratio(ratios, "mine", PLAIN, HUMAN.categories, decoding=True) == pytest.approx(10 / 4.5)
     assert class_ratio(ratios, "mine", PLAIN, ["unknown"]) is None
 
 
 def test_goals(runs):
-    assert goals(HUMAN) == [(PLAIN, 1.6), (STOCK, 3.0)]
-    assert goals(SPEC) == [(PLAIN, 1.35)]
+    assert goals(HUMAN) == [(PLAIN, 2.3), (STOCK, 3.5)]
+    assert goals(SPEC) == [(PLAIN, 1.8), (STOCK, 2.8)]
     assert goals(Suite("default", "00", (Prompt("1", "code", ""),))) == []
     assert verdicts(Ratios(runs), ["mine"], [HUMAN, SPEC]) == [
-        "MISSED: mine: no category below 0.97; lowest 0.900, translation",
-        "met: mine: human-eval at 1.6 times plain: 2.000",
-        "met: mine: human-eval at 3 times stock plain: 4.000",
-        "MISSED: mine: question.jsonl at 1.35 times plain: 1.162",
+        "MISSED: mine: no category below 1.0; lowest 0.900, translation",
+        "MISSED: mine: human-eval at 2.3 times plain: 2.000",
+        "met: mine: human-eval at 3.5 times stock plain: 4.000",
+        "MISSED: mine: question.jsonl at 1.8 times plain: 1.162",
+        "MISSED: mine: question.jsonl at 2.8 times stock plain: 2.324",
     ]
 
 
@@ -74,6 +76,7 @@ def test_the_tables(runs, capsys):
     text = capsys.readouterr().out
     assert "translation                      1            9.18    0.50    0.90" in text
     assert "question.jsonl, geometric mean                        0.50    1.16" in text
+    assert "question.jsonl, decoding alone                        0.48    1.19" in text
     assert "mine: c 0.10; accepted" in text
     # Of 30 steps all had their first token accepted, and of 20 none the second.
     assert text.count("tau  3.33  alpha  0.60  1.00 0.00") == 4

@@ -205,6 +205,8 @@ def test_a_full_queue_and_a_client_that_leaves(served, speech):
     ):
         assert stream.status_code == 200
         assert speech.model.begun.wait(10)
+    while not all(running.cancelled for running in speech.worker._running):  # until the server has noticed
+        pass
     n = len(speech.model.mels)
     speech.model.gate.set()
     assert post(served, {"file": ("a.wav", wav(noise(1)))}).json()["text"] == TEXT

@@ -142,7 +142,7 @@ def expected(target, params, prompt=PROMPT):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", ["block", "chain", "match"])
+@pytest.mark.parametrize("rule", ["block", "chain"])
 @pytest.mark.parametrize("name", [*POLICIES, "random"])
 def test_every_policy_is_exact(clock, name, rule):
     n = 3_000
@@ -151,7 +151,7 @@ def test_every_policy_is_exact(clock, name, rule):
     policy = POLICIES.get(name, Policy())
     counts, totals = counts_of(clock, target, draft, WARM, rule, n, policy, scheduler=scheduler)
     assert sum(accepted for _, accepted in totals.values()) > n / 10, "little was accepted: it proves little"
-    if rule != "match" and policy.model:
+    if policy.model:
         assert totals["sampled"][1] > n / 100, "sampled tokens are what can go wrong"
     assert chi_square_p_value(counts, n * expected(target, WARM)) > 1e-4
 

@@ -45,7 +45,7 @@ def engine(pair):
         yield engine
 
 
-SAMPLE = [row for row in PLAIN if "object" in str(row.schema)][1::6]
+SAMPLE = [row for row in PLAIN if "object" in str(row.schema)][1::9]
 
 
 @pytest.mark.pair

@@ -101,6 +101,7 @@ def train_family(
 
     Raises EdgespecError, and KeyboardInterrupt when it is stopped, with a checkpoint.
     """
+    from edgespec.forge.training.lessons import TextLessons
     from edgespec.forge.training.loop import TrainingSettings, train
 
     stage = f"training {job.family}"
@@ -109,11 +110,10 @@ def train_family(
     family, start = _family(job)
 
     def show(now: TrainingProgress) -> None:
-        context.on_progress(StageProgress(stage, now.share, _figures(now), now.left_s))
+        context.on_progress(StageProgress(stage, now.share, now.figures, now.left_s))
 
     trained = train(
-        family,
-        job.dataset,
+        TextLessons(family, job.dataset),
         TrainingSettings(hours=job.hours, tokens=job.tokens, seed=job.seed),
         job.folder,
         start=start,
@@ -210,12 +210,3 @@ def _n_parameters(job: TrainingJob) -> int:
     n_output = len(job.token_ids) * job.source.header.n_embd
     # With a low-rank change the matrices stay frozen, in 16 bits.
     return n_output + (sum(own) // 8 if job.family == "whole" else sum(own))
-
-
-def _figures(now: TrainingProgress) -> str:
-    """Return the figures of a training to show, in words."""
-    if now.what == "compiling":
-        return "compiling"
-    shares = now.acceptance.by_position if now.acceptance else ()
-    accepted = f"accepted {' '.join(f'{share:.2f}' for share in shares)}, " if shares else ""
-    return f"{accepted}{now.n_tokens:,} tokens"

@@ -2,7 +2,7 @@
 
     stage                            modules                      what it leaves on disk
     the target hears the recordings  recordings.py                forge_root()/TARGET/recordings/
-    the decoder is trained           training/speech_decoder.py   .../speech-training/, checkpoints
+    the decoder is trained           training/speech_decoder.py   .../training/speech/, checkpoints
     it is written and judged         here                         a folder in the models directory
     it is stored if it is faster     draft_store.py               the models directory: file, name, record
 
@@ -142,7 +142,7 @@ class _SpeechMake:
         return SpeechDraftResult(
             self._target.name,
             len(learnt) + len(checked),
-            trained.accepted,
+            trained.acceptance.by_position[0],
             measured.gains,
             measured.beaten,
             measured.accepted,
@@ -153,16 +153,16 @@ class _SpeechMake:
 
     def _train(self, learnt: Sequence[Any], judged: Sequence[Any], folder: Path) -> tuple[Any, Path]:
         """Train, and write the decoder into `folder`; return the training and the file."""
-        from edgespec.forge.training.speech_decoder import SpeechDecoder, layers_for, train_speech
+        from edgespec.forge.training.loop import TrainingSettings, train
+        from edgespec.forge.training.speech_decoder import SpeechDecoder, SpeechLessons, layers_for
 
         contents = read_whisper_gguf(self._target.path)
         decoder = SpeechDecoder(contents, layers_for(contents.sizes.n_text_layer))
-        trained = train_speech(
-            decoder,
-            (learnt, judged),
-            self._folder / "speech-training",
-            hours=self._request.hours,
-            on_progress=lambda share, detail: self._tell("training", share, detail),
+        trained = train(
+            SpeechLessons(decoder, learnt, judged),
+            TrainingSettings(hours=self._request.hours),
+            self._folder / "training" / "speech",
+            on_progress=lambda now: self._tell("training", now.share, now.figures),
             on_message=self._context.on_message,
         )
         path = folder / "draft.gguf"
@@ -233,7 +233,7 @@ class _SpeechMake:
             target_bytes=self._target.path.stat().st_size,
             data={"recordings": trained.n_tokens},
             tokens_seen=trained.n_tokens,
-            hours=trained.hours,
+            hours=trained.elapsed_s / 3600,
             joules_reason="not measured",
             acceptance=(measured.accepted,),
             cost_ratio=cost_ratio,

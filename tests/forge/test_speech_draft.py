@@ -119,19 +119,36 @@ def test_a_fifth_is_held_out(tmp_path):
 
 
 def test_it_learns_and_goes_on_where_it_was_stopped(target, talks, tmp_path):
-    from edgespec.forge.training.speech_decoder import SpeechDecoder, agreement, train_speech
+    from edgespec.forge.training.loop import TrainingSettings, train
+    from edgespec.forge.training.speech_decoder import SpeechDecoder, SpeechLessons
 
     (learnt, judged), _ = heard(target, talks, tmp_path / "heard")
     windows = [window for path in (*learnt, *judged) for window in read_windows(path)]
     decoder = SpeechDecoder(read_whisper_gguf(target), (1,))
-    before = agreement(decoder, decoder.start, decoder.frozen, windows)
-    first = train_speech(decoder, (windows, windows), tmp_path / "run", hours=1, n_steps=30)
-    assert first.accepted > before + 0.1
-    again = train_speech(decoder, (windows, windows), tmp_path / "run", hours=1, n_steps=31)
-    assert again.n_tokens * 30 == first.n_tokens * 31  # one more step
-    assert again.accepted >= first.accepted
+    lessons = SpeechLessons(decoder, windows, windows)
+    before = lessons.evaluate(decoder.start).mean_accepted
+    n = sum(len(window.tokens) - window.n_prompt for window in windows)  # of a step: all are in its rows
+    first = train(lessons, TrainingSettings(tokens=30 * n), tmp_path)
+    assert first.acceptance.mean_accepted > before + 0.1
+    again = train(lessons, TrainingSettings(tokens=31 * n), tmp_path)
+    assert (first.n_tokens, again.n_tokens) == (30 * n, 31 * n)  # one more step
+    assert again.acceptance.mean_accepted >= first.acceptance.mean_accepted
     with pytest.raises(EdgespecError, match="no speech"):
-        train_speech(decoder, (windows, []), tmp_path / "other", hours=1 / 3600)
+        SpeechLessons(decoder, windows, [])
+
+
+def test_a_window_comes_once_an_epoch(target, talks, tmp_path):
+    from edgespec.forge.training.batches import EpochPosition
+    from edgespec.forge.training.speech_decoder import SpeechDecoder, SpeechLessons
+
+    (learnt, judged), _ = heard(target, talks, tmp_path / "heard")
+    windows = [window for path in (*learnt, *judged) for window in read_windows(path)] * 3
+    lessons = SpeechLessons(SpeechDecoder(read_whisper_gguf(target), (1,)), windows, windows)
+    feed = lessons.batches(0, EpochPosition())
+    places = [place for _, place in (next(feed) for _ in range(5))]
+    assert [(one.epoch, one.row) for one in places] == [(0, 4), (1, 0), (1, 4), (2, 0), (2, 4)]
+    after = [batch.tokens for batch, _ in (next(feed), next(lessons.batches(0, places[-1])))]
+    np.testing.assert_array_equal(*after)
 
 
 def test_it_is_made_kept_and_found(target, talks, models):

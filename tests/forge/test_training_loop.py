@@ -13,6 +13,7 @@ import pytest
 
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.forge.training.head import HeadFamily, HeadSettings
+from edgespec.forge.training.lessons import TextLessons
 from edgespec.forge.training.loop import BEST, TrainingSettings, train
 from edgespec.forge.training.optimizer import MUON
 from edgespec.forge.training.weights import ModelWeights
@@ -20,10 +21,12 @@ from edgespec.llama.gguf_header import read_header
 from tiny_training import IDS, ROWS, TinyTexts, tiny_head, write_target
 
 FAST = replace(MUON, rate=3e-2)  # for a hundred steps
-SETTINGS = TrainingSettings(
-    tokens=3000, recipe=FAST, rows=ROWS, n_positions=3, checkpoint_s=0.0, evaluate_s=1e9
-)
+SETTINGS = TrainingSettings(tokens=3000, checkpoint_s=0.0, evaluate_s=1e9)
 STILL = replace(MUON, rate=0.0, vector_rate=0.0)
+
+
+def lessons(family, dataset, recipe=FAST):
+    return TextLessons(family, dataset, recipe=recipe, rows=ROWS, n_positions=3)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +44,8 @@ def whole(target, dataset, tmp_path_factory):
     """A training that nobody ended, the folder of it, and what it told."""
     folder = tmp_path_factory.mktemp("whole") / "training"
     told = []
-    return train(tiny_head(target), dataset, SETTINGS, folder, on_progress=told.append), folder, told
+    taught = lessons(tiny_head(target), dataset)
+    return train(taught, SETTINGS, folder, on_progress=told.append), folder, told
 
 
 def end_after(n_steps: int):
@@ -70,9 +74,9 @@ def test_a_training_learns(whole):
 @pytest.mark.parametrize("n_steps", [3, 17])
 def test_it_goes_on_as_if_it_had_never_ended(target, dataset, whole, tmp_path, n_steps):
     with pytest.raises(KeyboardInterrupt):
-        train(tiny_head(target), dataset, SETTINGS, tmp_path, on_progress=end_after(n_steps))
+        train(lessons(tiny_head(target), dataset), SETTINGS, tmp_path, on_progress=end_after(n_steps))
     messages = []
-    trained = train(tiny_head(target), dataset, SETTINGS, tmp_path, on_message=messages.append)
+    trained = train(lessons(tiny_head(target), dataset), SETTINGS, tmp_path, on_message=messages.append)
     assert messages == []
     assert trained.n_tokens == whole[0].n_tokens
     jax.tree.map(np.testing.assert_array_equal, trained.params, whole[0].params)
@@ -87,11 +91,15 @@ def damaged(path: Path) -> None:
 @pytest.mark.slow
 def test_a_damaged_checkpoint_is_said_and_the_one_before_it_used(target, dataset, whole, tmp_path):
     with pytest.raises(KeyboardInterrupt):
-        train(tiny_head(target), dataset, SETTINGS, tmp_path, on_progress=end_after(4))
+        train(lessons(tiny_head(target), dataset), SETTINGS, tmp_path, on_progress=end_after(4))
     damaged(tmp_path / "latest.npz")
     messages, told = [], []
     trained = train(
-        tiny_head(target), dataset, SETTINGS, tmp_path, on_message=messages.append, on_progress=told.append
+        lessons(tiny_head(target), dataset),
+        SETTINGS,
+        tmp_path,
+        on_message=messages.append,
+        on_progress=told.append,
     )
     assert len(messages) == 1
     assert "latest.npz: damaged" in messages[0]
@@ -103,14 +111,13 @@ def test_a_damaged_checkpoint_is_said_and_the_one_before_it_used(target, dataset
 @pytest.mark.slow
 def test_both_checkpoints_damaged_is_said_and_it_begins_anew(target, dataset, tmp_path):
     with pytest.raises(KeyboardInterrupt):
-        train(tiny_head(target), dataset, SETTINGS, tmp_path, on_progress=end_after(2))
+        train(lessons(tiny_head(target), dataset), SETTINGS, tmp_path, on_progress=end_after(2))
     damaged(tmp_path / "latest.npz")
     (tmp_path / "before.npz").write_bytes(b"")
     messages, told = [], []
     with pytest.raises(KeyboardInterrupt):
         train(
-            tiny_head(target),
-            dataset,
+            lessons(tiny_head(target), dataset),
             SETTINGS,
             tmp_path,
             on_message=messages.append,
@@ -125,25 +132,25 @@ def test_both_checkpoints_damaged_is_said_and_it_begins_anew(target, dataset, tm
 
 @pytest.mark.slow
 def test_it_ends_when_acceptance_no_longer_rises(target, dataset, tmp_path):
-    settings = replace(SETTINGS, recipe=STILL, evaluate_s=0.0, patience=2)
-    trained = train(tiny_head(target), dataset, settings, tmp_path)
+    settings = replace(SETTINGS, evaluate_s=0.0, patience=2)
+    trained = train(lessons(tiny_head(target), dataset, STILL), settings, tmp_path)
     assert len(trained.history) == 3
 
 
 @pytest.mark.slow
 def test_a_second_training_starts_from_the_first_ones_weights(target, dataset, whole, tmp_path):
-    settings = replace(SETTINGS, tokens=1, recipe=STILL)
-    trained = train(tiny_head(target), dataset, settings, tmp_path, start=whole[1])
+    settings, still = replace(SETTINGS, tokens=1), lessons(tiny_head(target), dataset, STILL)
+    trained = train(still, settings, tmp_path, start=whole[1])
     jax.tree.map(np.testing.assert_array_equal, trained.params, whole[0].params)
     with pytest.raises(EdgespecError, match=r"best\.npz: cannot start from it"):
-        train(tiny_head(target), dataset, settings, tmp_path / "b", start=tmp_path / "none")
+        train(still, settings, tmp_path / "b", start=tmp_path / "none")
     wider = HeadFamily(ModelWeights(read_header(target)), "5a" * 32, IDS, HeadSettings(n_ff=128))
     with pytest.raises(EdgespecError, match=r"latest\.npz: of a training with other settings"):
-        train(wider, dataset, settings, tmp_path)
+        train(lessons(wider, dataset), settings, tmp_path)
 
 
 def test_what_cannot_be_trained_is_said(target, dataset, tmp_path):
     with pytest.raises(UsageError, match="hours or tokens"):
-        train(tiny_head(target), dataset, replace(SETTINGS, tokens=None), tmp_path)
+        train(lessons(tiny_head(target), dataset), replace(SETTINGS, tokens=None), tmp_path)
     with pytest.raises(EdgespecError, match=r"too few texts to train on \(0, and 0"):
-        train(tiny_head(target), TinyTexts(target, 0), SETTINGS, tmp_path)
+        lessons(tiny_head(target), TinyTexts(target, 0))

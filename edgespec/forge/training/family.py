@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 Params = Any
 """Nested dicts of float32 arrays."""
 
+Batch = Any
+"""Data of one training step: a TrainingBatch, or another tuple of arrays that has `weights`."""
+
 
 class TrainingBatch(NamedTuple):
     """Texts of one training step: numpy arrays on the host, JAX arrays in a traced function."""

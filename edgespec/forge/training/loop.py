@@ -23,11 +23,11 @@ import msgspec
 import optax
 
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.forge.dataset import Dataset
 from edgespec.forge.training import checkpoint
-from edgespec.forge.training.acceptance import Acceptance, AcceptanceEvaluation
-from edgespec.forge.training.batches import BatchSize, EpochPosition, TextPacking, batches
-from edgespec.forge.training.family import Params, TrainableFamily, TrainingBatch, TrainingRecipe
+from edgespec.forge.training.acceptance import Acceptance
+from edgespec.forge.training.batches import EpochPosition
+from edgespec.forge.training.family import Batch, Params
+from edgespec.forge.training.lessons import Lessons
 from edgespec.forge.training.optimizer import optimizer
 from edgespec.platform.messages import MessageFn, silent
 from edgespec.platform.state_file import DamagedFileError
@@ -45,17 +45,11 @@ class TrainingSettings:
     hours: float | None = None
     tokens: int | None = None
     """Repetitions counted."""
-    recipe: TrainingRecipe | None = None
-    """None: the family's own."""
-    rows: BatchSize | None = None
-    """None: of the usual size, as many as the recipe says."""
     seed: int = 0
     checkpoint_s: float = 180.0
     evaluate_s: float = 300.0
     patience: int = 8
     """Evaluations without improvement that end the training."""
-    n_positions: int = 5
-    n_held_out: int = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +63,15 @@ class TrainingProgress:
     left_s: float
     loss: float | None
     acceptance: Acceptance | None
+
+    @property
+    def figures(self) -> str:
+        """Figures to show, in words."""
+        if self.what == "compiling":
+            return "compiling"
+        shares = self.acceptance.by_position if self.acceptance else ()
+        accepted = f"accepted {' '.join(f'{share:.2f}' for share in shares)}, " if shares else ""
+        return f"{accepted}{self.n_tokens:,} tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +88,7 @@ class TrainingResult:
 
 
 def train(
-    family: TrainableFamily,
-    dataset: Dataset,
+    lessons: Lessons,
     settings: TrainingSettings,
     folder: Path,
     *,
@@ -94,7 +96,7 @@ def train(
     on_progress: Callable[[TrainingProgress], None] = lambda _now: None,
     on_message: MessageFn = silent,
 ) -> TrainingResult:
-    """Train a draft of `family` on `dataset`, with checkpoints in `folder`, from which it also resumes.
+    """Train a draft on `lessons`, with checkpoints in `folder`, from which it also resumes.
 
     `start`: parameters, or the folder of an earlier training that has them. `on_progress` is called after
     each step. SIGINT and SIGTERM end the training after a step, with a checkpoint and a KeyboardInterrupt.
@@ -102,7 +104,7 @@ def train(
     """
     if settings.hours is None and settings.tokens is None:
         raise UsageError("say how long to train: hours or tokens")
-    return _Training(family, dataset, settings, folder, on_progress, on_message).run(start)
+    return _Training(lessons, settings, folder, on_progress, on_message).run(start)
 
 
 @dataclass(slots=True)
@@ -130,31 +132,17 @@ class _TrainingState:
 class _Training:
     def __init__(
         self,
-        family: TrainableFamily,
-        dataset: Dataset,
+        lessons: Lessons,
         settings: TrainingSettings,
         folder: Path,
         on_progress: Callable[[TrainingProgress], None],
         on_message: MessageFn,
     ) -> None:
-        self._family, self._settings, self._folder = family, settings, folder
+        self._lessons, self._settings, self._folder = lessons, settings, folder
         self._on_progress, self._on_message = on_progress, on_message
-        texts = list(dataset.texts(held_out=False))
-        held_out = [text for text in dataset.texts(held_out=True) if text.temperature == 0.0]
-        self._recipe = settings.recipe or family.recipe
-        self._rows = settings.rows or BatchSize(self._recipe.n_rows)
-        self._packing = TextPacking(texts, self._rows)
-        if not self._packing.n_answers or not held_out:
-            raise EdgespecError(
-                f"too few texts to train on ({len(texts)}, and {len(held_out)} to judge by); "
-                "let the target write more"
-            )
-        self._evaluate = AcceptanceEvaluation(
-            family, held_out, self._rows, n_positions=settings.n_positions, n_most=settings.n_held_out
-        )
-        self._optimizer = optimizer(self._recipe)
+        self._optimizer = optimizer(lessons.recipe)
         self._step = jax.jit(self._traced_step, donate_argnums=(0, 1))
-        self._state = _TrainingState(n_texts=len(texts))
+        self._state = _TrainingState(n_texts=lessons.n)
         self._loss: float | None = None
 
     def _traced_step(
@@ -162,11 +150,11 @@ class _Training:
         params: Params,
         moments: optax.OptState,
         frozen: Params,
-        batch: TrainingBatch,
+        batch: Batch,
         key: jax.Array,
         length: jax.Array,
     ) -> tuple[Params, optax.OptState, jax.Array]:
-        loss, gradient = jax.value_and_grad(self._family.loss)(params, frozen, batch, key)
+        loss, gradient = jax.value_and_grad(self._lessons.loss)(params, frozen, batch, key)
         updates, moments = self._optimizer.update(gradient, moments, params)
         params = jax.tree.map(lambda x, step: x + length * step, params, updates)
         return params, moments, loss
@@ -176,15 +164,16 @@ class _Training:
         settings, state = self._settings, self._state
         began, kept = time.monotonic() - state.elapsed_s, time.monotonic()
         key, longest = jax.random.key(settings.seed), 1.0 if start is None else _WARM_START_RATE
-        feed = batches(self._packing, self._family.embed, self._rows.n, settings.seed, state.place)
+        warm_up = self._lessons.recipe.warm_up
+        feed = self._lessons.batches(settings.seed, state.place)
         with stop_signals() as asked:
             self._tell("compiling")
             while (share := self._share()) < 1 and state.n_since_best < settings.patience:
                 batch, place = next(feed)
-                length = longest * min(1.0, (state.n_steps + 1) / self._recipe.warm_up) * _cosine(share)
+                length = longest * min(1.0, (state.n_steps + 1) / warm_up) * _cosine(share)
                 own = jax.random.fold_in(key, state.n_steps)
                 params, moments, loss = self._step(
-                    params, moments, self._family.frozen, batch, own, jnp.float32(length)
+                    params, moments, self._lessons.frozen, batch, own, jnp.float32(length)
                 )
                 self._loss = float(loss)
                 if not math.isfinite(self._loss):
@@ -209,7 +198,7 @@ class _Training:
 
     def _begin(self, start: Path | Params | None) -> tuple[Params, Any]:
         """Return parameters and optimizer state: the last checkpoint's, those of `start`, or new ones."""
-        params = self._family.init(jax.random.key(self._settings.seed))
+        params = self._lessons.init(jax.random.key(self._settings.seed))
         moments = self._optimizer.init(params)
         found = checkpoint.load(self._folder, (params, moments), on_message=self._on_message)
         if found is not None:
@@ -231,7 +220,7 @@ class _Training:
     def _evaluate_now(self, params: Params) -> None:
         state = self._state
         self._tell("evaluating")
-        acceptance = self._evaluate(params)
+        acceptance = self._lessons.evaluate(params)
         better = acceptance.mean_accepted > state.best
         state.history.append((state.n_tokens, state.elapsed_s, acceptance))
         state.evaluated_s = state.elapsed_s

@@ -8,35 +8,27 @@ It hears what the target's encoder heard, so that no sound is encoded twice.
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
-import optax
 from jax import Array
 
 from edgespec.errors import EdgespecError
 from edgespec.forge.recordings import HeardWindow
-from edgespec.forge.training import checkpoint
+from edgespec.forge.training.acceptance import Acceptance
 from edgespec.forge.training.arithmetic import MASKED, project, score
+from edgespec.forge.training.batches import EpochPosition
 from edgespec.forge.training.family import Params, TrainingRecipe
-from edgespec.forge.training.loop import stop_signals
-from edgespec.forge.training.optimizer import optimizer
 from edgespec.models.whisper.contents import SourceTensor, WhisperContents
-from edgespec.platform.messages import MessageFn, silent
-
-RECIPE = TrainingRecipe("adam", rate=3e-4, vector_rate=3e-4, warm_up=20, n_rows=4)
 
 _EPSILON = 1e-5  # of the norms
 _STEP = 32  # columns of a batch are multiples of it: few programs are compiled
 _TRANSPOSED = ".weight"  # matrices are (in, out) here, (out, in) in files
-_CHECKPOINT_S, _EVALUATE_S = 120.0, 180.0
 
 
 def layers_for(n_layer: int) -> tuple[int, ...]:
@@ -135,148 +127,53 @@ def _scaled(x: Array, weight: Array, bias: Array) -> Array:
 # ---- training ----
 
 
-@dataclass(frozen=True, slots=True)
-class SpeechTraining:
-    """Outcome of a training."""
+class SpeechLessons:
+    """Windows that the target has heard, for a decoder."""
 
-    params: Params
-    accepted: float
-    """Share of the held-out tokens that are the decoder's likeliest."""
-    n_tokens: int
-    """Tokens learnt from, repetitions counted."""
-    hours: float
+    recipe = TrainingRecipe("adam", rate=3e-4, vector_rate=3e-4, warm_up=20, n_rows=4)
 
-
-SpeechTrainingFn = Callable[[float, str], None]
-"""Told of each step: the share of the time that is over, and a detail."""
-
-
-@dataclass(slots=True)
-class _Progress:
-    """Facts of a checkpoint."""
-
-    n_steps: int = 0
-    n_tokens: int = 0
-    elapsed_s: float = 0.0
-    best: float = -1.0
-
-
-def train_speech(
-    decoder: SpeechDecoder,
-    windows: tuple[Sequence[HeardWindow], Sequence[HeardWindow]],
-    folder: Path,
-    *,
-    hours: float,
-    n_steps: int | None = None,
-    on_progress: SpeechTrainingFn = lambda _share, _detail: None,
-    on_message: MessageFn = silent,
-) -> SpeechTraining:
-    """Train for `hours` on the first of two lists of windows, judged by the second; checkpoints in `folder`.
-
-    `n_steps`: the most steps.
-
-    A training that was stopped goes on from its checkpoint. SIGINT and SIGTERM end it after a step, with a
-    checkpoint and a KeyboardInterrupt. Raises EdgespecError if a list is empty.
-    """
-    if not all(windows):
-        raise EdgespecError("no speech was heard in the recordings to learn from, or in those to judge by")
-    return _SpeechTrainer(decoder, windows, folder, on_message).run(3600 * hours, n_steps, on_progress)
-
-
-class _SpeechTrainer:
     def __init__(
-        self,
-        decoder: SpeechDecoder,
-        windows: tuple[Sequence[HeardWindow], Sequence[HeardWindow]],
-        folder: Path,
-        on_message: MessageFn,
+        self, decoder: SpeechDecoder, windows: Sequence[HeardWindow], held_out: Sequence[HeardWindow]
     ) -> None:
-        self._decoder, self._folder = decoder, folder
-        self._learnt, self._judged = windows
-        self._optimizer = optimizer(RECIPE)
-        self._step = jax.jit(self._traced_step)
-        self._frozen = jax.tree.map(jnp.asarray, decoder.frozen)
-        self._done = _Progress()
-        params = jax.tree.map(jnp.asarray, decoder.start)
-        self._arrays = (params, self._optimizer.init(params), params)  # the last are the best so far
-        if found := checkpoint.load(folder, self._arrays, on_message=on_message):
-            self._arrays = jax.tree.map(jnp.asarray, found[0])
-            self._done = _Progress(**found[1])
+        """Teach `windows`, and judge by those `held_out`. Raises EdgespecError if one is empty."""
+        if not windows or not held_out:
+            raise EdgespecError(
+                "no speech was heard in the recordings to learn from, or in those to judge by"
+            )
+        self.n, self.frozen = len(windows), jax.tree.map(jnp.asarray, decoder.frozen)
+        self._decoder, self._windows, self._held_out = decoder, windows, held_out
 
-    def _traced_step(
-        self, params: Params, moments: optax.OptState, frozen: Params, batch: WindowBatch, length: Array
-    ) -> tuple[Params, Any, Array]:
-        loss, gradients = jax.value_and_grad(self._loss)(params, frozen, batch)
-        updates, moments = self._optimizer.update(gradients, moments, params)
-        return jax.tree.map(lambda x, change: x + length * change, params, updates), moments, loss
+    def init(self, _key: Array) -> Params:
+        """Return the target's own parameters."""
+        return self._decoder.start
 
-    def _loss(self, params: Params, frozen: Params, batch: WindowBatch) -> Array:
+    def loss(self, params: Params, frozen: Params, batch: WindowBatch, _key: Array) -> Array:
+        """Return the cross-entropy, a mean over the tokens to learn. Traced by JAX."""
         logits = self._decoder.logits(params, frozen, batch.tokens, batch.states)
         chosen = jnp.take_along_axis(logits, batch.targets.reshape(-1, 1), 1)[:, 0]
         losses = jax.nn.logsumexp(logits, -1) - chosen
         return (losses * batch.weights.reshape(-1)).sum() / jnp.maximum(batch.weights.sum(), 1.0)
 
-    def _share(self, seconds: float, n_steps: int | None) -> float:
-        return max(self._done.elapsed_s / seconds, self._done.n_steps / n_steps if n_steps else 0.0)
+    def batches(self, seed: int, place: EpochPosition) -> Iterator[tuple[WindowBatch, EpochPosition]]:
+        """Yield batches from `place` on, without end, each with the position after it."""
+        n_rows = min(self.recipe.n_rows, self.n)
+        epoch, row = place.epoch, place.row
+        while True:
+            order = np.random.default_rng([seed, epoch]).permutation(self.n)[row : row + n_rows]
+            row += n_rows
+            if row + n_rows > self.n:
+                epoch, row = epoch + 1, 0
+            yield _batch([self._windows[i] for i in order]), EpochPosition(epoch, row)
 
-    def run(self, seconds: float, n_steps: int | None, on_progress: SpeechTrainingFn) -> SpeechTraining:
-        done = self._done
-        began = time.monotonic() - done.elapsed_s
-        kept = judged = time.monotonic()
-        feed = _batches(self._learnt, done.n_steps)
-        with stop_signals() as asked:
-            while (share := self._share(seconds, n_steps)) < 1:
-                loss = self._train(next(feed), 0.5 * (1 + math.cos(math.pi * share)))
-                now = time.monotonic()
-                done.elapsed_s = now - began
-                accepted = f", {done.best:.0%} accepted" if done.best >= 0 else ""
-                on_progress(min(1.0, self._share(seconds, n_steps)), f"loss {loss:.2f}{accepted}")
-                if now - judged > _EVALUATE_S and not asked.is_set():
-                    self._judge()
-                    judged = time.monotonic()
-                if asked.is_set() or now - kept > _CHECKPOINT_S:
-                    self._keep()
-                    kept = time.monotonic()
-                if asked.is_set():
-                    raise KeyboardInterrupt
-        self._judge()
-        self._keep()
-        best = jax.tree.map(np.asarray, self._arrays[2])
-        return SpeechTraining(best, done.best, done.n_tokens, done.elapsed_s / 3600)
-
-    def _train(self, batch: WindowBatch, length: float) -> float:
-        """Take a step, of this share of its full length; return the loss before it."""
-        params, moments, best = self._arrays
-        length *= min(1.0, (self._done.n_steps + 1) / RECIPE.warm_up)
-        params, moments, loss = self._step(params, moments, self._frozen, batch, jnp.float32(length))
-        if not math.isfinite(float(loss)):
-            raise EdgespecError(f"the training diverged at step {self._done.n_steps}")
-        self._arrays = params, moments, best
-        self._done.n_steps += 1
-        self._done.n_tokens += int(batch.weights.sum())
-        return float(loss)
-
-    def _judge(self) -> None:
-        params, moments, _ = self._arrays
-        accepted = agreement(self._decoder, params, self._frozen, self._judged)
-        if accepted > self._done.best:
-            self._done.best, self._arrays = accepted, (params, moments, params)
-
-    def _keep(self) -> None:
-        checkpoint.save(self._folder, self._arrays, asdict(self._done))
-
-
-def agreement(
-    decoder: SpeechDecoder, params: Params, frozen: Params, windows: Sequence[HeardWindow]
-) -> float:
-    """Return the share of the windows' tokens that are the decoder's likeliest after those before them."""
-    n_right = n = 0.0
-    for window in windows:
-        batch = _batch([window])
-        found = np.asarray(decoder.likeliest(params, frozen, batch.tokens, batch.states))
-        n_right += float(((found.reshape(batch.targets.shape) == batch.targets) * batch.weights).sum())
-        n += float(batch.weights.sum())
-    return n_right / max(n, 1.0)
+    def evaluate(self, params: Params) -> Acceptance:
+        """Return how many of the tokens held out are the decoder's likeliest after those before them."""
+        n_right = n = 0
+        for window in self._held_out:
+            batch = _batch([window])
+            found = np.asarray(self._decoder.likeliest(params, self.frozen, batch.tokens, batch.states))
+            n_right += int(((found.reshape(batch.targets.shape) == batch.targets) * batch.weights).sum())
+            n += int(batch.weights.sum())
+        return Acceptance(n, (n_right,))
 
 
 class WindowBatch(NamedTuple):
@@ -302,13 +199,3 @@ def _batch(windows: Sequence[HeardWindow]) -> WindowBatch:
         tokens[i, :m], targets[i, :m] = window.tokens[:-1], window.tokens[1:]
         weights[i, window.n_prompt - 1 : m] = 1.0
     return WindowBatch(tokens, targets, weights, np.stack([window.states for window in windows]))
-
-
-def _batches(windows: Sequence[HeardWindow], n_done: int) -> Iterator[WindowBatch]:
-    """Yield batches for ever, in another order each time round, after the first `n_done`."""
-    n_rows = min(RECIPE.n_rows, len(windows))
-    while True:
-        epoch, place = divmod(n_done, len(windows) // n_rows)
-        order = np.random.default_rng(epoch).permutation(len(windows))
-        yield _batch([windows[i] for i in order[place * n_rows : (place + 1) * n_rows]])
-        n_done += 1

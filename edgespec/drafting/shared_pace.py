@@ -1,7 +1,8 @@
 """Whether requests that share passes are quicker with drafts: measured, whatever a scheduler expects.
 
 Deciding takes time too, which no cost curve holds. Where one more token costs what it brings, as beside seven
-others, that time is lost. Then nothing is drafted for a while, and later it is tried again.
+others, that time is lost. Then nothing is drafted for a while, and later it is tried again. What was found is
+kept for when about as many requests come again: short ones would be over before it is found anew.
 """
 
 from __future__ import annotations
@@ -19,13 +20,22 @@ class SharedPace:
     def __init__(self) -> None:
         """Begin with drafts."""
         self._beside = 0.0  # seconds of a step that drafts nothing beside its pass
+        self._rests: dict[
+            int, int
+        ] = {}  # steps of the last rest of so many requests, where drafts did not pay
         self._begin(0)
 
     def _begin(self, n_requests: int) -> None:
-        self._n_requests = n_requests
+        alike = [n for n in self._rests if not self._differ(n, n_requests)]
+        self._n_requests = min(alike, key=lambda n: abs(n - n_requests), default=n_requests)
         self._n_steps, self._spent, self._plain = 0, 0.0, 0.0
-        self._rest = _SHORTEST
-        self._n_left = 0  # steps of the rest under way
+        known = self._rests.get(self._n_requests, 0)
+        self._rest = max(_SHORTEST, known)
+        self._n_left = known  # steps of the rest under way
+
+    @staticmethod
+    def _differ(before: int, n_requests: int) -> bool:
+        return abs(n_requests - before) > _ALIKE * before
 
     @property
     def rests(self) -> bool:
@@ -37,7 +47,7 @@ class SharedPace:
 
         `plain`: seconds of a pass in which each of them writes one.
         """
-        if abs(n_requests - self._n_requests) > _ALIKE * self._n_requests:
+        if self._differ(self._n_requests, n_requests):
             self._begin(n_requests)
         if self._n_left:
             self._n_left -= 1
@@ -49,7 +59,9 @@ class SharedPace:
         if self._n_steps < _WINDOW:
             return
         if self._plain < _LEAST_GAIN * self._spent:
-            self._n_left, self._rest = self._rest, min(_LONGEST, 2 * self._rest)
+            self._n_left = self._rests[self._n_requests] = self._rest
+            self._rest = min(_LONGEST, 2 * self._rest)
         else:
             self._rest = _SHORTEST
+            self._rests.pop(self._n_requests, None)
         self._n_steps, self._spent, self._plain = 0, 0.0, 0.0

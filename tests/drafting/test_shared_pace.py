@@ -46,6 +46,23 @@ def test_it_tries_again_when_others_are_there(n: int, wakes: bool) -> None:
     assert pace.rests != wakes
 
 
+def test_what_was_found_is_kept_for_as_many_requests() -> None:
+    """Waves of short requests: the second one rests from its first step on, and longer than the first."""
+    pace = SharedPace()
+    n_steps_until(pace, rests=True, gain=0.9)
+    n_steps_until(pace, rests=False, gain=0.9)
+    n_steps_until(pace, rests=True, gain=0.9)
+    pace.count(2, 2, PLAIN, PLAIN)
+    assert not pace.rests, "of two nothing is known"
+    pace.count(7, 7, PLAIN, PLAIN)
+    assert pace.rests
+    assert n_steps_until(pace, rests=False, gain=0.9, n=7) >= 63
+    assert n_steps_until(pace, rests=True, gain=1.5, n=7) == 1000, "they pay now"
+    pace.count(2, 2, PLAIN, PLAIN)
+    pace.count(8, 8, PLAIN, PLAIN)
+    assert not pace.rests
+
+
 def test_what_a_plain_step_takes_beside_its_pass_is_learned_in_a_rest() -> None:
     """A small model: a step of 8 ms takes one more for all that is no pass, with drafts or without."""
     pace = SharedPace()

@@ -170,7 +170,7 @@ $(VENV)/.forge: $(VENV)/.installed
 $(VENV)/.dev: $(VENV)/.installed
 	@grep -qs '"editable"' "$(PACKAGES)"/edgespec-*.dist-info/direct_url.json || { echo "edgespec: installed from dist/," \
 		"as no compiler was here; to develop it: apt install gcc g++ python3-dev, rm -r $(VENV)"; exit 1; }
-	@$(PIP) install uv # a quarter of pip's time, but it knows no pip.conf
+	-@$(PIP) install uv # a quarter of pip's time, but it knows no pip.conf
 	$(BIN)/uv pip install --quiet --python $(BIN)/python 'edgespec[dev]' || $(PIP) install --no-compile 'edgespec[dev]'
 	@touch $@
 

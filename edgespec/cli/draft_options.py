@@ -77,6 +77,7 @@ class MakeOptions:
             "--families": training.families,
             "--tokens": training.tokens,
             "--source": training.source,
+            "--start": training.start,
             "--keep": training.keep,
         }
         for option, value in given.items():
@@ -182,6 +183,15 @@ class TrainingOptions:
             autocompletion=complete_model,
         ),
     ] = None
+    start: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DRAFT",
+            help="The head that the training of a head starts from, such as one from another machine.",
+            show_default="the last training's, or the best",
+            autocompletion=complete_model,
+        ),
+    ] = None
     keep: Annotated[
         int | None, typer.Option(min=1, help="Tokens that the draft can say.", show_default="16384, or all")
     ] = None
@@ -203,6 +213,7 @@ class TrainingOptions:
             hours=hours,
             tokens=tokens,
             source=self.source,
+            start=self.start,
             keep=self.keep,
             types=tuple(parse_types(self.types, "types")),
         )

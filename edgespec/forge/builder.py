@@ -65,6 +65,8 @@ class TrainingRequest:
     """Length of all trainings together; 0: only cut the whole model's vocabulary."""
     source: str | None = None
     """The small model for MADE_OF_SOURCE; None: the one of the registry's pair."""
+    start: str | None = None
+    """The head whose weights the training of a head starts from; None: the last training's, or the best."""
     keep: int | None = None
     """Tokens that a draft can say; None: KEEP, or all."""
     types: tuple[str, ...] = TYPES
@@ -83,6 +85,8 @@ class TrainingRequest:
             other = next(one for one in self.families if one != "whole")
             problem = f"{other} has to be trained: give it hours or tokens, or choose whole alone"
             raise UsageError(problem, field="families")
+        if self.start is not None and not (self.trains and "head" in self.families):
+            raise UsageError("only the training of a head starts from one", field="start", value=self.start)
 
     @property
     def trains(self) -> bool:
@@ -164,6 +168,7 @@ class DraftBuilder:
         by_id = rank(self._vocabulary, ())
         self._n_words = len(by_id.order)
         self._cut_of(by_id)  # refuses a wrong number of tokens before anything is written
+        self._start = None if request.start is None else self._named_head(request.start)
 
     def _check_vocabularies(self, source: ModelFile) -> None:
         with (
@@ -205,7 +210,8 @@ class DraftBuilder:
 
     def _job(self, family: Family, dataset: Dataset, token_ids: Ids, run: Path) -> TrainingJob:
         request, n = self._request, len(self._request.families)
-        start = earlier_training(run, family, token_ids)
+        named = self._start if family == "head" else None
+        start = named or earlier_training(run, family, token_ids)
         if start is None and family == "head":
             start = self._best_head()
         return TrainingJob(
@@ -220,6 +226,14 @@ class DraftBuilder:
             start=start,
             seed=int(run.name),
         )
+
+    def _named_head(self, name: str) -> Path:
+        path = resolve(name)
+        head = read_head(check_model_file(path))
+        if head is None or head.target_sha256 != sha256_of(self._target.path):
+            problem = f"no head for {self._target.name}: name one that `edgespec draft make` made for it"
+            raise UsageError(problem, field="start", value=name)
+        return path
 
     def _best_head(self) -> Path | None:
         """Return the file of the target's best head: made here, or its pair's."""

@@ -38,7 +38,7 @@ from edgespec.forge.runs import RunState, name_training, tidy
 from edgespec.llama.embeddings import check_target
 from edgespec.llama.gguf_header import check_model_file
 from edgespec.llama.weights import Model
-from edgespec.models.draft_records import DraftRecord, drafts_for
+from edgespec.models.draft_records import DraftRecord, drafts_for, read_record
 from edgespec.models.footprint import USUAL_CTX, fits_in_memory
 from edgespec.models.hashes import sha256_of
 from edgespec.models.quantizations import model_file
@@ -215,10 +215,13 @@ class _MakeRun:
 
     def _texts_behind(self, best: DraftFile) -> dict[str, int]:
         """Return source -> tokens that a draft learnt from, directly or through its parent."""
-        for draft in drafts_for(str(self._target.path)):
-            if draft.name == best.parent:
-                return self._state.with_sources(draft.data).sources
-        return self._state.sources
+        start = self._request.training.start
+        if start and best.family == "head":
+            record = read_record(resolve(start))
+        else:
+            records = drafts_for(str(self._target.path))
+            record = next((one for one in records if one.name == best.parent), None)
+        return self._state.with_sources(record.data).sources if record else self._state.sources
 
     def _tokens_by_source(self) -> dict[str, int]:
         """Count the training tokens of each source."""

@@ -220,6 +220,8 @@ def test_without_jax(trained, environment, tmp_path):
         (["--name", "a/b"], "'a/b': not a usable name"),
         (["--target", "qwen3.gguf"], "qwen3.gguf: no such file"),
         (["--source", "qwen3.gguf"], "qwen3.gguf: no such file"),
+        (["--start", "mine.gguf", "--hours", "0"], "only the training of a head starts from one"),
+        (["--start", "mine.gguf"], "mine.gguf: no such file"),
         (["-n", "1"], "--n-predict"),
         (["--rounds", "0"], "--rounds"),
     ],

@@ -222,6 +222,24 @@ def test_a_head_goes_on_from_that_of_its_pair(request_, speeds, tiny_path, tmp_p
     assert jobs[0].start == head
 
 
+def test_a_head_goes_on_from_one_that_is_named(request_, speeds, tiny_path, tmp_path, monkeypatch):
+    """As it came from another machine, with its record; else from one that is none."""
+    head = write_random_head(tmp_path / "theirs.gguf", tiny_path)
+    request_, jobs = trains_a_head(request_, monkeypatch, head)
+    first = make(request_)
+    theirs = replace(first.kept, name="theirs", data={"prompt:file": 5000})
+    write_record(head, theirs)
+    named = replace(request_, training=replace(request_.training, start=str(head)))
+    kept = make(named).kept
+    assert (jobs[1].start, kept.parent, kept.data["prompt:file"]) == (head, "theirs", 5000)
+    other = write_tiny_gguf(tmp_path / "other.gguf", seed=9)
+    for start in (tiny_path, write_random_head(tmp_path / "of-another.gguf", other)):
+        with pytest.raises(UsageError, match=r"start .*: no head for target"):
+            make(replace(request_, training=replace(request_.training, start=str(start))))
+    with pytest.raises(UsageError, match="only the training of a head starts from one"):
+        TrainingRequest(families=("whole",), hours=0.0, start=str(head))
+
+
 def test_names(request_, speeds, tmp_path, tiny_path):
     speeds["cut-q8_0"] = 1.5
     request = replace(request_, name="mine", force=True)

@@ -8,8 +8,9 @@ kept for when about as many requests come again: short ones would be over before
 from __future__ import annotations
 
 _WINDOW = 16  # steps over which the pace is taken
-_SHORTEST, _LONGEST = 32, 256  # steps of rest: twice as many each time that drafts did not pay again
 _LEAST_GAIN = 0.98  # of plain decoding's pace: a little less is noise
+_HALF, _LEAST_AT_HALF = 8, 0.85  # of the window: what is that slow by then is not waited for
+_SHORTEST, _LONGEST = 64, 256  # steps of rest: twice as many each time that drafts did not pay again
 _WEIGHT = 0.1  # of a step in the mean of what it takes beside its pass
 _ALIKE = 0.25  # share of the requests that may come or go before drafts are tried again
 
@@ -56,7 +57,8 @@ class SharedPace:
         self._n_steps += 1
         self._spent += seconds
         self._plain += (plain + self._beside) * n_made / n_requests
-        if self._n_steps < _WINDOW:
+        is_slow = self._n_steps == _HALF and self._plain < _LEAST_AT_HALF * self._spent
+        if self._n_steps < _WINDOW and not is_slow:
             return
         if self._plain < _LEAST_GAIN * self._spent:
             self._n_left = self._rests[self._n_requests] = self._rest

@@ -25,10 +25,14 @@ def test_it_rests_where_drafts_are_slower_and_tries_again_ever_more_rarely() -> 
     for _ in range(6):
         assert n_steps_until(pace, rests=True, gain=0.94) == 16
         rests.append(n_steps_until(pace, rests=False, gain=0.94))
-    assert rests == [32, 64, 128, 256, 256, 256]
+    assert rests == [64, 128, 256, 256, 256, 256]
     assert n_steps_until(pace, rests=True, gain=1.1) == 1000, "they pay again"
     assert n_steps_until(pace, rests=True, gain=0.9) <= 32
-    assert n_steps_until(pace, rests=False, gain=0.9) == 32, "short again, as at first"
+    assert n_steps_until(pace, rests=False, gain=0.9) == 64, "short again, as at first"
+
+
+def test_what_is_far_slower_is_known_sooner() -> None:
+    assert n_steps_until(SharedPace(), rests=True, gain=0.8) == 8
 
 
 @pytest.mark.parametrize("gain", [0.99, 1.0, 1.5])
@@ -56,7 +60,7 @@ def test_what_was_found_is_kept_for_as_many_requests() -> None:
     assert not pace.rests, "of two nothing is known"
     pace.count(7, 7, PLAIN, PLAIN)
     assert pace.rests
-    assert n_steps_until(pace, rests=False, gain=0.9, n=7) >= 63
+    assert n_steps_until(pace, rests=False, gain=0.9, n=7) >= 127
     assert n_steps_until(pace, rests=True, gain=1.5, n=7) == 1000, "they pay now"
     pace.count(2, 2, PLAIN, PLAIN)
     pace.count(8, 8, PLAIN, PLAIN)

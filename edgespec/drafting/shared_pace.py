@@ -21,9 +21,7 @@ class SharedPace:
     def __init__(self) -> None:
         """Begin with drafts."""
         self._beside = 0.0  # seconds of a step that drafts nothing beside its pass
-        self._rests: dict[
-            int, int
-        ] = {}  # steps of the last rest of so many requests, where drafts did not pay
+        self._rests: dict[int, int] = {}  # by number of requests: the last rest, where drafts did not pay
         self._begin(0)
 
     def _begin(self, n_requests: int) -> None:

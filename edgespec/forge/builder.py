@@ -229,8 +229,7 @@ class DraftBuilder:
 
     def _named_head(self, name: str) -> Path:
         path = resolve(name)
-        head = read_head(check_model_file(path))
-        if head is None or head.target_sha256 != sha256_of(self._target.path):
+        if not self._is_head(path):
             problem = f"no head for {self._target.name}: name one that `edgespec draft make` made for it"
             raise UsageError(problem, field="start", value=name)
         return path
@@ -241,9 +240,13 @@ class DraftBuilder:
         if made:
             return resolve(made[0])
         paired = load_registry().complete(self._target.name, None)[1]
-        head = read_head(check_model_file(resolve(paired))) if paired and is_here(paired) else None
-        own = head is not None and head.target_sha256 == sha256_of(self._target.path)
-        return head.path if head and own else None
+        path = resolve(paired) if paired and is_here(paired) else None
+        return path if path and self._is_head(path) else None
+
+    def _is_head(self, path: Path) -> bool:
+        """Return whether a model file is a head for the target."""
+        head = read_head(check_model_file(path))
+        return head is not None and head.target_sha256 == sha256_of(self._target.path)
 
     def _parent(self, job: TrainingJob) -> str | None:
         """Return the draft or model whose weights a training starts from."""

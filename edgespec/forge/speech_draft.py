@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from edgespec.forge.dataset import RECORDINGS, forge_root
 from edgespec.forge.draft_store import DraftStore
 from edgespec.forge.make import LEAST_GAIN
 from edgespec.forge.progress import StageContext, StageProgress
-from edgespec.forge.recordings import hear_recordings, read_windows, recordings_in
+from edgespec.forge.recordings import HeardWindow, hear_recordings, read_windows, recordings_in
 from edgespec.llama.fingerprints import file_fingerprint
 from edgespec.models.draft_records import DraftRecord, DraftSpeedups
 from edgespec.models.hashes import sha256_of
@@ -45,6 +45,9 @@ from edgespec.speech.options import SpeechOptions
 from edgespec.speech.transcriber import Samples, Transcriber
 from edgespec.speech.transcript import SpeechStats
 from edgespec.speech.whisper_model import SequenceBatch
+
+if TYPE_CHECKING:
+    from edgespec.forge.training.loop import TrainingResult
 
 _TYPE = "q8_0"
 _TEMPERATURES = {"greedy": 0.0, "sampled": 0.8}
@@ -151,7 +154,9 @@ class _SpeechMake:
             path,
         )
 
-    def _train(self, learnt: Sequence[Any], judged: Sequence[Any], folder: Path) -> tuple[Any, Path]:
+    def _train(
+        self, learnt: Sequence[HeardWindow], judged: Sequence[HeardWindow], folder: Path
+    ) -> tuple[TrainingResult, Path]:
         """Train, and write the decoder into `folder`; return the training and the file."""
         from edgespec.forge.training.loop import TrainingSettings, train
         from edgespec.forge.training.speech_decoder import SpeechDecoder, SpeechLessons, layers_for
@@ -223,7 +228,7 @@ class _SpeechMake:
         threads = self._request.threads or default_threads()
         return SpeechPair.of(self._target.path, draft, kernels=self._target.model.kernels, threads=threads)
 
-    def _record(self, trained: Any, measured: _Judgement, cost_ratio: float) -> DraftRecord:  # noqa: ANN401
+    def _record(self, trained: TrainingResult, measured: _Judgement, cost_ratio: float) -> DraftRecord:
         stem = re.sub(r"[^A-Za-z0-9._+@-]", "_", self._target.name).lstrip("._+@-") or "draft"
         return DraftRecord(
             name=self._request.name or self._store.free_name(f"{stem}-shallow-{_TYPE}"),

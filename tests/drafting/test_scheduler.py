@@ -268,9 +268,6 @@ def test_a_draft_model_that_seems_too_dear_is_found_out(clock):
     assert world.rate(half) > 0.9 * oracle(0.9, OURS)
 
 
-"""T(n) of a processor on which a token more costs more."""
-
-
 class LongPrompt(World):
     """A world in which reading a prompt costs something, and an answer begins that is new to it."""
 

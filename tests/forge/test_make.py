@@ -223,7 +223,7 @@ def test_a_head_goes_on_from_that_of_its_pair(request_, speeds, tiny_path, tmp_p
 
 
 def test_a_head_goes_on_from_one_that_is_named(request_, speeds, tiny_path, tmp_path, monkeypatch):
-    """As it came from another machine, with its record; else from one that is none."""
+    """It came from another machine, with its record. What is no head for the target is refused."""
     head = write_random_head(tmp_path / "theirs.gguf", tiny_path)
     request_, jobs = trains_a_head(request_, monkeypatch, head)
     first = make(request_)

@@ -67,12 +67,8 @@ class TrainingRecipe:
     decay: float = 0.01
 
 
-class TrainableFamily(Protocol):
-    """A kind of draft: parameters, loss, and the file that it becomes."""
-
-    @property
-    def name(self) -> str:
-        """The family, as in `--families`."""
+class Trainable(Protocol):
+    """A draft as far as a training step knows it: parameters and loss."""
 
     @property
     def recipe(self) -> TrainingRecipe:
@@ -80,7 +76,7 @@ class TrainableFamily(Protocol):
 
     @property
     def frozen(self) -> Params:
-        """Arrays that training does not change, such as the output matrix; argument of `loss` and `rollout`.
+        """Arrays that training does not change, such as the output matrix; an argument of traced functions.
 
         A traced function would copy arrays that are no arguments into its program.
         """
@@ -88,11 +84,19 @@ class TrainableFamily(Protocol):
     def init(self, key: jax.Array) -> Params:
         """Return new parameters; `key` for random ones."""
 
+    def loss(self, params: Params, frozen: Params, batch: Batch, key: jax.Array) -> jax.Array:
+        """Return the loss, a mean over the batch's answers; `key` is for noise. Traced by JAX."""
+
+
+class TrainableFamily(Trainable, Protocol):
+    """A kind of draft: parameters, loss of a TrainingBatch, and the file that it becomes."""
+
+    @property
+    def name(self) -> str:
+        """The family, as in `--families`."""
+
     def embed(self, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.float16]:
         """Return input embeddings, shape (*tokens.shape, width); called on the host."""
-
-    def loss(self, params: Params, frozen: Params, batch: TrainingBatch, key: jax.Array) -> jax.Array:
-        """Return the loss, a mean over the batch's answers; `key` is for noise. Traced by JAX."""
 
     def rollout(self, params: Params, frozen: Params, batch: TrainingBatch, n: int) -> jax.Array:
         """Return bool (rows, a, n): whether a draft from each answer has the text's next tokens.

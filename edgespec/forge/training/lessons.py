@@ -5,35 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
-import jax
-
 from edgespec.errors import EdgespecError
 from edgespec.forge.dataset import Dataset
 from edgespec.forge.training.acceptance import Acceptance, AcceptanceEvaluation
 from edgespec.forge.training.batches import BatchSize, EpochPosition, TextPacking, batches
-from edgespec.forge.training.family import Batch, Params, TrainableFamily, TrainingBatch, TrainingRecipe
+from edgespec.forge.training.family import (
+    Batch,
+    Params,
+    Trainable,
+    TrainableFamily,
+    TrainingBatch,
+    TrainingRecipe,
+)
 
 
-class Lessons(Protocol):
+class Lessons(Trainable, Protocol):
     """A draft, and what it is trained on."""
-
-    @property
-    def recipe(self) -> TrainingRecipe:
-        """Hyperparameters."""
 
     @property
     def n(self) -> int:
         """The number of texts or windows; where it changed, a resumed training begins an epoch."""
-
-    @property
-    def frozen(self) -> Params:
-        """Arrays that training does not change."""
-
-    def init(self, key: jax.Array) -> Params:
-        """Return the parameters at the start; `key` for random ones."""
-
-    def loss(self, params: Params, frozen: Params, batch: Batch, key: jax.Array) -> jax.Array:
-        """Return the loss of a batch; `key` is for noise. Traced by JAX."""
 
     def batches(self, seed: int, place: EpochPosition) -> Iterator[tuple[Batch, EpochPosition]]:
         """Yield batches from `place` on, without end, each with the position after it."""

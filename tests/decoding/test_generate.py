@@ -702,10 +702,13 @@ def marks_of(target, draft, **options):
     return marks, steps
 
 
-def test_marks_of_drafting(sessions):
-    """A step that drafts nothing, as the last one, is not worth more than two."""
+@pytest.mark.parametrize("worth_a_mark_s", [math.inf, 0.0])
+def test_marks_of_drafting(sessions, monkeypatch, worth_a_mark_s):
+    """A step that drafts nothing, as the last one, is worth two marks, or four where deciding took long."""
+    monkeypatch.setattr("edgespec.decoding.generate._WORTH_A_MARK_S", worth_a_mark_s)
     marks, steps = marks_of(*sessions)
-    of_step = {True: ["rest", "draft", "verify", "rest", "draft"], False: ["rest", "verify"]}
+    drafted_marks = ["rest", "draft", "verify", "rest", "draft"]
+    of_step = {True: drafted_marks, False: drafted_marks if worth_a_mark_s == 0 else ["rest", "verify"]}
     drafted = [step.n_drafted > 0 for step in steps]
     assert True in drafted and False in drafted
     assert marks == [

@@ -19,11 +19,11 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"
 IMAGES = ROOT / "docs" / "images"
-ONE_ANSWER = "drafts-made-human-eval-shipped-amd-epyc.json"
+ONE_ANSWER = "drafts-made-human-eval-longer-amd-epyc.json"
 LARGER_TARGET = "drafts-made-larger-target-amd-epyc.json"
 CLIENTS = "clients-amd-epyc.json"
 HEAD_SHA256 = "74d08bf8f77d082c7fa2e2fa42507b5b3af57cb7e2ac4c1daf908ced55ba5bcf"
-"""The draft that comes with edgespec; these runs were made before it had its name."""
+"""The draft that comes with edgespec."""
 
 _WIDTH, _LEFT, _TOP, _BAR, _GAP = 720, 190, 46, 20, 22
 _PIXELS_PER_TOKEN = 3.2

@@ -547,7 +547,7 @@ def test_the_real_pair_in_a_store_of_ollama(pair, env, ollama):
     found = scan(env)
     assert found["ollama:qwen2.5-coder:1.5b"]["draft"] == "qwen2.5-coder-1.5b-head-q4_0"
     texts = [
-        run_cli("run", "-t", name, "--temp", "0", "-n", "24", "Add two numbers in Python.", env=env).stdout
+        run_cli("run", "-t", name, "--temp", "0", "-n", "8", "Add two numbers in Python.", env=env).stdout
         for name in ("ollama:qwen2.5-coder:1.5b", str(target))
     ]
     assert texts[0] == texts[1] != ""

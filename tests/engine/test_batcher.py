@@ -355,19 +355,24 @@ def written_alone(pair):
         ]
 
 
+@pytest.fixture(scope="module")
+def shared_pair(pair, kernels, written_alone):
+    with Engine(*pair, parallel=3, n_cells=2048, profile=False, prefix_cache=0) as engine:
+        yield engine
+
+
 @pytest.mark.pair
 @pytest.mark.parametrize("drafter", ["auto", "model", "none"])
-def test_the_real_pair_writes_each_text_as_alone(pair, kernels, written_alone, drafter):
-    with Engine(*pair, parallel=3, n_cells=2048, profile=False, prefix_cache=0) as engine:
-        waiting, running, found = list(enumerate(REAL_PROMPTS)), [], {}
-        while waiting or running:
-            if waiting and engine.has_room(60, 40):
-                i, prompt = waiting.pop(0)
-                running.append((i, engine.stream(prompt, params=GREEDY, n_predict=40, drafter=drafter)))
-            engine.step()
-            for i, stream in list(running):
-                stream.made()
-                if stream.finished:
-                    found[i] = stream.result.token_ids
-                    running.remove((i, stream))
+def test_the_real_pair_writes_each_text_as_alone(shared_pair, written_alone, drafter):
+    waiting, running, found = list(enumerate(REAL_PROMPTS)), [], {}
+    while waiting or running:
+        if waiting and shared_pair.has_room(60, 40):
+            i, prompt = waiting.pop(0)
+            running.append((i, shared_pair.stream(prompt, params=GREEDY, n_predict=40, drafter=drafter)))
+        shared_pair.step()
+        for i, stream in list(running):
+            stream.made()
+            if stream.finished:
+                found[i] = stream.result.token_ids
+                running.remove((i, stream))
     assert [found[i] for i in range(len(REAL_PROMPTS))] == written_alone

@@ -449,7 +449,7 @@ def test_lenience_at_temperature_0(engine):
 @pytest.mark.pair
 @pytest.mark.slow
 def test_the_real_pair(pair):
-    prompt, options = "Write a quicksort in Python.", {"params": GREEDY, "n_predict": 40, "seed": 1}
+    prompt, options = "Write a quicksort in Python.", {"params": GREEDY, "n_predict": 24, "seed": 1}
     with Engine(*pair) as engine, Engine(pair[1], drafter="none") as small:
         exact = engine.generate(prompt, drafter="none", **options)
         assert engine.generate(prompt, cascade=ALWAYS, **options).token_ids == exact.token_ids

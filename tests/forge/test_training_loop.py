@@ -70,6 +70,22 @@ def test_a_training_learns(whole):
     assert told[-1].share == 1.0
 
 
+def test_a_step_is_compiled_once(target, dataset, tmp_path, monkeypatch):
+    """Weights and moments have the same types before the first step as after it."""
+    taught = lessons(tiny_head(target), dataset)
+    loss, n_traced, told = taught.loss, 0, []
+
+    def counted(*inputs):
+        nonlocal n_traced
+        n_traced += 1
+        return loss(*inputs)
+
+    monkeypatch.setattr(taught, "loss", counted)
+    train(taught, replace(SETTINGS, tokens=600), tmp_path, on_progress=told.append)
+    assert told[-1].n_steps > 2
+    assert n_traced == 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("n_steps", [3, 17])
 def test_it_goes_on_as_if_it_had_never_ended(target, dataset, whole, tmp_path, n_steps):

@@ -210,7 +210,7 @@ class _Training:
                 self._state.n_texts = n_texts
         elif start is not None:
             params = best_params(start, params) if isinstance(start, Path) else start
-        return jax.tree.map(jnp.asarray, params), jax.tree.map(jnp.asarray, moments)
+        return jax.tree.map(_typed, params), jax.tree.map(_typed, moments)
 
     def _share(self) -> float:
         settings, state = self._settings, self._state
@@ -258,6 +258,11 @@ def best_params(folder: Path, like: Params) -> Params:
         return checkpoint.read_arrays(folder / BEST, like)[0]
     except (OSError, DamagedFileError) as error:
         raise EdgespecError(f"{folder / BEST}: cannot start from it: {error}") from None
+
+
+def _typed(x: jax.typing.ArrayLike) -> jax.Array:
+    """Return an array whose type stays: after a step none is weak, and other types are compiled anew."""
+    return jnp.asarray(x, jnp.result_type(x))
 
 
 def _cosine(share: float) -> float:

@@ -48,7 +48,7 @@ PYTEST := $(NO_SPINNING) $(BIN)/python -m pytest -n 3 --dist loadgroup --no-load
 check: lint ## Lint, and run the quick tests (3 minutes): before each commit
 	$(PYTEST) -q -m "not slow and not pair" $(TEST)
 
-test: $(VENV)/.dev test-c ## Run all tests, two at once (pulls 1.6 GB of models)
+test: $(VENV)/.dev test-c ## Run all tests, three at once (pulls 1.6 GB of models)
 	$(PYTEST) $(TEST)
 
 test-c: $(BUILT)/.tests ## Run the C tests alone

@@ -251,7 +251,9 @@ def test_the_same_in_lines(project: Path, environment: dict[str, str]) -> None:
 
 
 def test_rows_go_when_their_work_is_over(project: Path, environment: dict[str, str]) -> None:
-    (project / "last.sh").write_text("sleep 1\n")
+    # The compile ends well after the pull, however slow the machine is.
+    checked = Path(environment["EDGESPEC_MODELS_DIR"]) / "m.json"
+    (project / "last.sh").write_text(f"while ! test -e {checked}; do sleep 0.1; done\nsleep 1\n")
     code, seen, _ = messages_in_terminal(command(project, "m", pip(project)), environment)
     assert code == 0
     last = [frame for frame in re.split(r"\r(?!\n)", plain(seen.decode())) if "compiling tiny" in frame][-1]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from command_line import python_path
+from command_line import copy_self_test, python_path
 from edgespec.errors import EdgespecError
 from edgespec.llama import kernels as kernels_room
 from edgespec.llama.quantize import quantize
@@ -33,9 +33,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # What runs learn and what is measured goes to a cache of the tests' own; the 1.6 GB of models do not.
+IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 os.environ.setdefault("EDGESPEC_MODELS_DIR", str(Store.default().root))
-os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="edgespec-tests-")
-atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
+_own_cache = Path(tempfile.mkdtemp(prefix="edgespec-tests-"))
+atexit.register(shutil.rmtree, _own_cache, ignore_errors=True)
+if IS_WORKER:
+    copy_self_test(_own_cache)  # of the process that started it
+os.environ["XDG_CACHE_HOME"] = str(_own_cache)
 
 # Trainings of one shape share what JAX has compiled, whichever worker or child they are in.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
@@ -79,6 +83,12 @@ LONGEST = (
 """Files that take longest: they begin first, and are `slow` as a whole. The real pair, one group, comes next;
 the other worker has as much left to do then.
 """
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Test the kernels before there are workers, once for all of them."""
+    if not IS_WORKER and getattr(config.option, "dist", "no") != "no":
+        kernels_room.load()
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for the groups

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from command_line import COMMAND, run_cli, user_environment
+from command_line import COMMAND, copy_self_test, run_cli, user_environment
 from edgespec.benchmark import compare as room
 from edgespec.benchmark.runs import BenchmarkOutcome, from_json
 from edgespec.cli.app import main
@@ -329,6 +329,7 @@ def test_another_comparison_is_refused_or_replaced(compare, folder, tmp_path):
 
 def test_a_full_disk(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(folder)
+    copy_self_test(tmp_path / "cache")
     for name, value in (("XDG_CACHE_HOME", "cache"), ("XDG_CONFIG_HOME", "config")):
         monkeypatch.setenv(name, str(tmp_path / value))
     write = room.write_atomically

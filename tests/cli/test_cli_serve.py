@@ -15,6 +15,7 @@ import threading
 import httpx
 import pytest
 
+from command_line import copy_self_test
 from edgespec.cli import main
 from speech_app import recording
 from tiny_gguf import write_tiny_gguf
@@ -33,6 +34,7 @@ def slow_path(tmp_path_factory):
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
     directory = tmp_path_factory.mktemp("serve")
+    copy_self_test(directory / "cache")
     return {
         **{name: value for name, value in os.environ.items() if name != KEY},
         "XDG_CACHE_HOME": str(directory / "cache"),

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from command_line import copy_self_test
 from edgespec import Engine, UsageError
 from edgespec.llama import kernels as room
 from edgespec.llama.backend import foreign_function
@@ -273,25 +274,24 @@ def test_the_kept_choice_of_a_prefetch_is_used(
         "found = library.es_kernels_prefetch(); print(found.level, found.bytes)"
     )
 
-    def asked() -> str:
-        return subprocess.run(
-            [sys.executable, "-c", program],
-            env={**child_environment, "XDG_CACHE_HOME": str(tmp_path), "EDGESPEC_KERNELS": "auto"},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-
-    asked()
-    (file,) = (tmp_path / "edgespec").glob("selftest-*.json")
-    answer = json.loads(file.read_text())
-    level, ahead = kept
-    answer["choice"] |= {"prefetch": {"level": level, "bytes": ahead}, "reason": ""}
-    file.write_text(json.dumps(answer))
-    assert asked() == f"{used[0]} {used[1]}\n"
+    copy_self_test(tmp_path)
+    for file in (tmp_path / "edgespec").iterdir():
+        answer = json.loads(file.read_text())
+        level, ahead = kept
+        answer["choice"] |= {"prefetch": {"level": level, "bytes": ahead}, "reason": ""}
+        file.write_text(json.dumps(answer))
+    process = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**child_environment, "XDG_CACHE_HOME": str(tmp_path), "EDGESPEC_KERNELS": "auto"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert process.stdout == f"{used[0]} {used[1]}\n"
 
 
-def test_a_model_with_nothing_to_pack_is_stock(kernels: Kernels, generate: Run) -> None:
+def test_a_model_with_nothing_to_pack_is_stock(kernels: Kernels, generate: Run, tmp_path: Path) -> None:
+    copy_self_test(tmp_path / "cache")
     process = generate(room.plugin_path(), "--json")
     assert (process.returncode, process.stderr) == (0, "")
     assert json.loads(process.stdout)["kernels"] == "stock"

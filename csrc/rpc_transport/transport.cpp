@@ -72,7 +72,12 @@ std::string reason_of(const std::string &endpoint) {
     return found == losses().reasons.end() ? "" : found->second;
 }
 
+constexpr char CLOSED[] = "it closed the connection";
+
 std::string in_words(int error) {
+    if (error == EPIPE || error == ECONNRESET) {
+        return CLOSED;
+    }
     char text[128];
     return strerror_r(error, text, sizeof text); // GNU's: returns the text
 }
@@ -193,8 +198,7 @@ template <typename Step> bool socket_t::transfer(short event, char *data, size_t
             since = Clock::now();
         } else if (n == 0 || (errno != EINTR && errno != EAGAIN)) {
             if (is_client()) {
-                const bool closed = n == 0 || errno == EPIPE || errno == ECONNRESET;
-                lose(closed ? "it closed the connection" : in_words(errno));
+                lose(n == 0 ? CLOSED : in_words(errno));
             }
             return false;
         }

@@ -186,10 +186,35 @@ static void test_sizes_are_not_asked_for() {
     close(listener);
 }
 
+// One reason, wherever the reset arrives: in connect(), before the first request or in it.
+static void test_a_reset_is_a_closed_connection() {
+    constexpr int TIMES = 200;
+    int listener = -1;
+    const int port = listening(&listener);
+    std::thread node([listener] {
+        const linger reset = {1, 0};
+        for (int i = 0; i < TIMES; i++) {
+            const int fd = accept(listener, nullptr, nullptr);
+            CHECK(fd >= 0 && setsockopt(fd, SOL_SOCKET, SO_LINGER, &reset, sizeof reset) == 0);
+            close(fd);
+        }
+    });
+    const std::string endpoint = "127.0.0.1:" + std::to_string(port);
+    for (int i = 0; i < TIMES; i++) {
+        ask(socket_t::connect("127.0.0.1", port));
+        char reason[64];
+        CHECK(es_rpc_lost(endpoint.c_str(), reason, sizeof reason) && !strcmp(reason, "it closed the connection"));
+        es_rpc_forget(endpoint.c_str());
+    }
+    node.join();
+    close(listener);
+}
+
 int main() {
     test_dead_clients_are_noticed();
     test_an_interruption_is_one_of_all_waits();
     test_impossible_memory();
     test_sizes_are_not_asked_for();
+    test_a_reset_is_a_closed_connection();
     return 0;
 }

@@ -105,7 +105,7 @@ def _kernels(env: Mapping[str, str]) -> Iterator[None]:
 
     Otherwise they stay as this process loaded them: kernels can be neither unloaded nor changed.
     """
-    loaded, off = kernels_room._loaded, env.get("EDGESPEC_KERNELS") == "off"
+    loaded, off = kernels_room._loaded, env.get("EDGESPEC_KERNELS", "").strip().lower() == "off"
     assert off or not env.get("EDGESPEC_KERNELS_ISA")
     if off:
         kernels_room._loaded = None

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from command_line import copy_self_test, user_environment
+from command_line import user_environment
 
 
 @pytest.fixture
@@ -18,11 +18,10 @@ def cache(tmp_path: Path) -> Path:
 @pytest.fixture
 def environment(cache: Path, tmp_path: Path) -> dict[str, str]:
     """The environment of a user who has no models, with stock kernels."""
-    return user_environment(tmp_path) | {"XDG_CACHE_HOME": str(cache)}
+    return user_environment(tmp_path, cache=cache)
 
 
 @pytest.fixture
 def with_kernels(cache: Path, tmp_path: Path) -> dict[str, str]:
     """The same with edgespec's kernels where they can be used. For files whose tests share a cache."""
-    copy_self_test(cache)
-    return user_environment(tmp_path, kernels=True) | {"XDG_CACHE_HOME": str(cache)}
+    return user_environment(tmp_path, kernels=True, cache=cache)

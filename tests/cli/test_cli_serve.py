@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -15,7 +14,7 @@ import threading
 import httpx
 import pytest
 
-from command_line import copy_self_test
+from command_line import user_environment
 from edgespec.cli import main
 from speech_app import recording
 from tiny_gguf import write_tiny_gguf
@@ -33,15 +32,8 @@ def slow_path(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("serve")
-    copy_self_test(directory / "cache")
-    return {
-        **{name: value for name, value in os.environ.items() if name != KEY},
-        "XDG_CACHE_HOME": str(directory / "cache"),
-        "XDG_CONFIG_HOME": str(directory / "config"),
-        "EDGESPEC_MODELS_DIR": str(directory / "models"),
-        "HF_HUB_OFFLINE": "1",
-    }
+    of_user = user_environment(tmp_path_factory.mktemp("serve"), kernels=True)
+    return {name: value for name, value in of_user.items() if name != KEY}
 
 
 class Running:

@@ -275,9 +275,9 @@ def test_the_kept_choice_of_a_prefetch_is_used(
     )
 
     copy_self_test(tmp_path)
+    level, ahead = kept
     for file in (tmp_path / "edgespec").iterdir():
         answer = json.loads(file.read_text())
-        level, ahead = kept
         answer["choice"] |= {"prefetch": {"level": level, "bytes": ahead}, "reason": ""}
         file.write_text(json.dumps(answer))
     process = subprocess.run(

@@ -34,17 +34,19 @@ def copy_self_test(cache: Path) -> None:
         shutil.copy(stored, cache / "edgespec")
 
 
-def user_environment(home: Path, *, kernels: bool = False) -> dict[str, str]:
+def user_environment(home: Path, *, kernels: bool = False, cache: Path | None = None) -> dict[str, str]:
     """Return the environment of a user who never ran edgespec, on a machine without a network.
 
-    Without `kernels`, edgespec's are off; with them, `copy_self_test` saves the user their self-test.
+    Without `kernels`, edgespec's are off; with them, `copy_self_test` saves the user their self-test. The
+    user's `cache` is in `home` by default.
     """
+    cache = cache or home / "cache"
     if kernels:
-        copy_self_test(home / "cache")
+        copy_self_test(cache)
     return {
         **os.environ,
         "PYTHONPATH": python_path(),
-        "XDG_CACHE_HOME": str(home / "cache"),
+        "XDG_CACHE_HOME": str(cache),
         "XDG_CONFIG_HOME": str(home / "config"),
         "EDGESPEC_MODELS_DIR": str(home / "models"),
         "HF_HUB_OFFLINE": "1",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import struct
 import threading
@@ -26,8 +25,6 @@ def node(
 ) -> Iterator[tuple[dict[str, Any], Popen[bytes]]]:
     """A running node: what it said when it was ready, and its process."""
     env = user_environment(home, kernels=kernels)
-    if kernels:  # the tests' own cache: the self-test has passed there
-        env["XDG_CACHE_HOME"] = os.environ["XDG_CACHE_HOME"]
     arguments = ("node", "--port", port, "--json", "--threads", 1, "--cache", home / "kept", *options)
     with started(*arguments, env=env) as process:
         assert process.stdout

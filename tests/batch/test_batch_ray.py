@@ -64,17 +64,22 @@ class Nodes:
         """End a node as a power cut would; Ray notices it after some seconds."""
         self._cluster.remove_node(node, allow_graceful=False)
 
-    def end(self, *nodes: Any) -> None:
-        """End nodes in order."""
-        for node in nodes:
-            self._cluster.remove_node(node)
+    def have(self, n: int) -> list[Any]:
+        """Start or end nodes, each of which takes seconds, until `n` take work; return these."""
+        nodes = self._cluster.worker_nodes
+        while len(nodes) > n:
+            self._cluster.remove_node(next(iter(nodes)))
+        while len(nodes) < n:
+            self.add()
+        return list(nodes)
 
     @contextmanager
-    def one_more(self, **variables: str) -> Iterator[None]:
-        """Have another node while entered."""
-        node = self.add(**variables)
+    def only(self, **variables: str) -> Iterator[None]:
+        """Have this node and no other while entered."""
+        self.have(0)
+        self.add(**variables)
         yield
-        self.end(node)
+        self.have(0)
 
     def close(self) -> None:
         self._cluster.shutdown()
@@ -122,7 +127,7 @@ def test_a_node_dies_another_joins_and_no_line_is_lost_or_changed(
     alone.write_text("".join(prompts[:4]))
     subprocess.run(batch(alone, model), check=True, capture_output=True, timeout=60)
 
-    dies, stays = nodes.add(), nodes.add()
+    dies, _ = nodes.have(2)
     file = tmp_path / "all.jsonl"
     file.write_text("".join(prompts))
     command = batch(file, model, "--ray", nodes.address, "--as-they-come", "--parallel", "3")
@@ -132,7 +137,7 @@ def test_a_node_dies_another_joins_and_no_line_is_lost_or_changed(
         results = Path(f"{file}.out")
         until(lambda: results.exists() and results.read_text().count("\n") >= 4)
         nodes.kill(dies)
-        joins = nodes.add()
+        nodes.add()
         assert process.wait(120) == 0, (tmp_path / "said").read_text()
     told = (tmp_path / "said").read_text()
     assert "raylet" not in told  # Ray's own words
@@ -140,7 +145,6 @@ def test_a_node_dies_another_joins_and_no_line_is_lost_or_changed(
     assert "lost its worker; requests that are given out again: " in told
     assert results.read_text().count("\n") == N_LINES
     assert texts(file) == texts(alone) * (N_LINES // 4)
-    nodes.end(stays, joins)
 
 
 @needs_ray
@@ -153,7 +157,8 @@ def test_a_line_that_kills_three_workers_becomes_an_error_and_the_others_do_not(
     said: list[str] = []
     answers: dict[int, BatchAnswer] = {}
     killed: set[int] = set()
-    with nodes.one_more(), nodes.one_more(), writer(nodes, model, said) as cluster:
+    nodes.have(2)
+    with writer(nodes, model, said) as cluster:
         while waiting or cluster.n_running:
             while waiting and cluster.n_free:
                 cluster.begin(waiting.pop(0))
@@ -179,14 +184,14 @@ def test_nodes_that_differ_are_refused_before_work(nodes: Nodes, model: Path, tm
     other = tmp_path / "edgespec-9.9.9.dist-info"
     other.mkdir()
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: edgespec\nVersion: 9.9.9\n")
-    with nodes.one_more(PYTHONPATH=str(tmp_path)), pytest.raises(EdgespecError) as error:
+    with nodes.only(PYTHONPATH=str(tmp_path)), pytest.raises(EdgespecError) as error:
         writer(nodes, model)
     assert "cannot be used: edgespec differs: 9.9.9 there, " in str(error.value)
 
     for place in ("here", "there"):
         (tmp_path / place).mkdir()
         write_tiny_gguf(tmp_path / place / "model.gguf", seed=len(place))
-    with pytest.MonkeyPatch.context() as patch, nodes.one_more(HOME=str(tmp_path / "there")):
+    with pytest.MonkeyPatch.context() as patch, nodes.only(HOME=str(tmp_path / "there")):
         patch.setenv("HOME", str(tmp_path / "here"))
         with pytest.raises(
             EdgespecError, match=r"the target model differs: SHA-256 .* there, SHA-256 .* here"
@@ -200,6 +205,7 @@ def test_nodes_that_differ_are_refused_before_work(nodes: Nodes, model: Path, tm
 
 @needs_ray
 def test_a_cluster_without_a_processor_to_use(nodes: Nodes, model: Path) -> None:
+    nodes.have(0)
     with pytest.raises(EdgespecError, match="no node of this cluster has a processor to use"):
         writer(nodes, model)
 

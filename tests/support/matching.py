@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 
 from edgespec.decoding.grammar.grammar import Grammar
+from edgespec.decoding.json_schema.words import FORMATS
 
 _FORMATS = jsonschema.Draft202012Validator.FORMAT_CHECKER
+assert _FORMATS.checkers.keys() >= FORMATS, "the package that checks a format is missing"
 
 
 def accepts(grammar: Grammar, text: str) -> bool:

@@ -57,7 +57,8 @@ _OPENING = _words(
     "additionalProperties anyOf dependentSchemas if oneOf patternProperties unevaluatedProperties"
 )
 """May allow more properties than a schema names."""
-_FORMATS = _words("date date-time duration email hostname ipv4 ipv6 time uri uuid")
+FORMATS = _words("date date-time duration email hostname ipv4 ipv6 time uri uuid")
+"""Formats of strings that are kept to."""
 _DAY = (
     "^[0-9]{4}-(?:0[13-9]|1[0-2]|02-(?:[01]|2[0-8]))|"
     "^(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29"
@@ -250,7 +251,7 @@ def _strings(schema: Schema) -> Iterator[str]:
     if version:
         schema["format"] = "uuid"
         _also(schema, [{"pattern": f"^.{{14}}{version[1]}"}])
-    elif known not in _FORMATS:
+    elif known not in FORMATS:
         del schema["format"]
         if known not in ("int64", "float", "double", "password"):
             yield f'the format "{known}"'

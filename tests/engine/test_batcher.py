@@ -337,6 +337,7 @@ def test_drafts_leave_a_row_to_a_prompt_that_ends(target_path, tiny_draft_path, 
         assert not any(writer.finished for writer in writers)
 
 
+N_REAL = 28
 REAL_PROMPTS = [
     "Write a quicksort in Python.",
     "What is a semaphore? Answer in two sentences.",
@@ -350,7 +351,7 @@ REAL_PROMPTS = [
 def written_alone(pair):
     with Engine(*pair, profile=False) as engine:
         return [
-            engine.generate(prompt, params=GREEDY, n_predict=40, drafter="none").token_ids
+            engine.generate(prompt, params=GREEDY, n_predict=N_REAL, drafter="none").token_ids
             for prompt in REAL_PROMPTS
         ]
 
@@ -366,9 +367,9 @@ def shared_pair(pair, kernels, written_alone):
 def test_the_real_pair_writes_each_text_as_alone(shared_pair, written_alone, drafter):
     waiting, running, found = list(enumerate(REAL_PROMPTS)), [], {}
     while waiting or running:
-        if waiting and shared_pair.has_room(60, 40):
+        if waiting and shared_pair.has_room(60, N_REAL):
             i, prompt = waiting.pop(0)
-            running.append((i, shared_pair.stream(prompt, params=GREEDY, n_predict=40, drafter=drafter)))
+            running.append((i, shared_pair.stream(prompt, params=GREEDY, n_predict=N_REAL, drafter=drafter)))
         shared_pair.step()
         for i, stream in list(running):
             stream.made()

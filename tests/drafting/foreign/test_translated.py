@@ -136,7 +136,7 @@ def test_what_is_emitted_is_distributed_as_the_target_alone(clock, level):
 @pytest.mark.parametrize("rule", ["block", "chain"])
 @pytest.mark.parametrize("level", LEVELS)
 def test_every_level_rule_and_policy_is_exact(clock, level, rule, policy):
-    exact(clock, level, rule, POLICIES[policy], 6_000)
+    exact(clock, level, rule, POLICIES[policy], 3_000)
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -52,26 +52,6 @@ void matmul_floats(const uint8_t *group, int64_t packets, const int8_t *acts, fl
     }
 }
 
-// To the nearest BF16, as a float.
-inline float round_to_bf16(float x) {
-    uint32_t bits;
-    __builtin_memcpy(&bits, &x, 4);
-    bits = x == x ? (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000 : bits;
-    __builtin_memcpy(&x, &bits, 4);
-    return x;
-}
-
-// Steps [first, last) of x into column c of a tile of nc.
-void put_floats(const float *x, bool rounded, int64_t first, int64_t last, int8_t *tile, int nc, int c) {
-    for (int64_t s = first; s < last; s++) {
-        float step[32];
-        for (int i = 0; i < 32; i++) {
-            step[i] = rounded ? round_to_bf16(x[32 * s + i]) : x[32 * s + i];
-        }
-        __builtin_memcpy(tile + 128 * (s * nc + c), step, sizeof step);
-    }
-}
-
 #ifdef ES_ISA_BF16
 #define WITH_BF16 __attribute__((target("avx512bf16")))
 
@@ -106,19 +86,6 @@ WITH_BF16 void matmul_pairs(const uint8_t *group, int64_t packets, const int8_t 
     }
     EACH_TOKEN {
         f_store_n(y[c] + first_row, total[c], rows);
-    }
-}
-
-void put_pairs(const float *x, int64_t first, int64_t last, int8_t *tile, int nc, int c) {
-    for (int64_t s = first; s < last; s++) {
-        uint32_t step[16];
-        for (int i = 0; i < 16; i++) {
-            const float pair[2] = {round_to_bf16(x[32 * s + 2 * i]), round_to_bf16(x[32 * s + 2 * i + 1])};
-            uint32_t bits[2];
-            __builtin_memcpy(bits, pair, sizeof bits);
-            step[i] = bits[0] >> 16 | bits[1];
-        }
-        __builtin_memcpy(tile + 128 * s * nc + 64 * c, step, sizeof step);
     }
 }
 #endif

@@ -119,7 +119,7 @@ void Executor::attend_all(const Step &step, int thread, int) {
         const uint8_t *const seen = (const uint8_t *)full_ + (size_t)head * a.head_bytes();
         const uint8_t *const keys = is_packed ? at<const uint8_t>(k, 0, head) : seen;
         const uint8_t *const values = is_packed ? at<const uint8_t>(v, 0, head) : seen + a.keys.bytes();
-        MatmulFn *const multiply = isa_.matmul[prefetch_.level - 1][PackedRows::TYPE][nc - 1];
+        MatmulFn *const multiply = isa_.matmul[prefetch_.level - 1]->of[PackedRows::TYPE][nc - 1];
         const auto product = [&](const PackedRows &rows, const uint8_t *groups, const int8_t *acts, float *const *y) {
             for (int64_t first = 0; first < rows.rows; first += rows.lanes, groups += rows.bytes_of_group) {
                 multiply(groups, n_packets(PackedRows::TYPE, rows.columns), acts, y, first,

@@ -1,4 +1,4 @@
-// The kernels of one instruction set, as a table of functions; isa.cpp is compiled once for each.
+// The kernels of one instruction set, as a table of functions; isa.cpp and matmul_*.cpp are compiled once for each.
 //
 // Every kernel computes an output from its inputs in one fixed order of operations, whatever the number of
 // tokens beside it: *batch invariance*, which the exactness of a greedy stream rests on.
@@ -40,6 +40,9 @@ struct Prefetch {
 // Products of token c go to y[c][first] .. y[c][first + rows - 1]. `ahead`: a Prefetch's bytes.
 typedef void MatmulFn(const uint8_t *group, int64_t packets, const int8_t *acts, float *const *y, int64_t first,
                       int rows, int64_t ahead);
+struct MatmulTable {
+    MatmulFn *of[N_TYPES][MAX_TILE]; // by the tokens of a tile, less one
+};
 
 // The cells of a block of ATTN_BLOCK places, of which [first, last) are seen; the others repeat the nearest cell, so
 // that all can be read.
@@ -108,7 +111,7 @@ struct Isa {
     // Bring blocks [block0, block1) (of act_columns) of x into column c of a tile of nc.
     void (*quantize)(const float *x, int64_t columns, Acts acts, int64_t block0, int64_t block1, int8_t *tile, int nc,
                      int c);
-    MatmulFn *matmul[PREFETCH_LEVELS][N_TYPES][MAX_TILE];
+    const MatmulTable *matmul[PREFETCH_LEVELS];
     // Set the state to what places [begin, end) give, at most a segment; both are multiples of ATTN_BLOCK.
     void (*attend)(const AttentionUnit &unit, int64_t begin, int64_t end, const AttentionState &state);
     // Row r of `part` joins row r of `total`.

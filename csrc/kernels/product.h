@@ -42,7 +42,7 @@ struct Product {
 
     // The products of a chunk with the nc tokens of a tile, which go to y_of[c].
     void multiply(int64_t chunk, int64_t chunks, const int8_t *tile, int nc, float *const *y_of) const {
-        MatmulFn *const kernel = isa.matmul[prefetch.level - 1][type][nc - 1];
+        MatmulFn *const kernel = isa.matmul[prefetch.level - 1]->of[type][nc - 1];
         for (int64_t g = first_group(chunk, chunks); g < first_group(chunk + 1, chunks); g++) {
             const int64_t first = g * isa.layout.lanes;
             kernel(weights + g * bytes(), n_packets(type, columns), tile, y_of, first,

@@ -1,0 +1,2 @@
+#define ES_LEVEL 1
+#include "matmul_table.h"

@@ -1,0 +1,2 @@
+#define ES_LEVEL 2
+#include "matmul_table.h"

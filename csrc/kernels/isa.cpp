@@ -1,4 +1,5 @@
-// One instruction set's kernels, compiled once for each: ES_ISA names the table, ES_ISA_TEXT what users read.
+// One instruction set's kernels, compiled once for each: ES_ISA names the table, ES_ISA_TEXT what users read,
+// ES_SECOND_LEVEL the products that prefetch into the second level of cache.
 #include "simd.h"
 
 namespace edgespec {
@@ -15,24 +16,17 @@ namespace {
 
 #define TABLE(ISA, TEXT, PAIRS)                                                                                       \
     {                                                                                                                 \
-        TEXT, {LANES, SIGNED_BYTES, PAIRED}, quantize<PAIRS>, {&ES_MATMUL(ISA, 1), &ES_MATMUL(ISA, SECOND_LEVEL)},    \
+        TEXT, {LANES, SIGNED_BYTES, PAIRED}, quantize<PAIRS>, {&ES_MATMUL(ISA, 1), &ES_MATMUL(ISA, ES_SECOND_LEVEL)}, \
             attend, merge, delta_net, state_scan, rms_norm, norm, l2_norm, add, sub, mul, divide, scale, clamp, square, \
             square_root, negative, exponential, relu, tanh_of, sigmoid, silu, gelu, gelu_erf, reglu, geglu, swiglu,   \
             swiglu_oai, geglu_quick, swiglu_clamp, sum, soft_max, dots, to_half, to_q8, rope, read_bytes, peak        \
     }
 
-// The second level of prefetching differs in a hint alone: checked builds do without (CMakeLists.txt).
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SECOND_LEVEL 1
-#else
-#define SECOND_LEVEL 2
-#endif
-
-extern const MatmulTable ES_MATMUL(ES_ISA, 1), ES_MATMUL(ES_ISA, SECOND_LEVEL);
+extern const MatmulTable ES_MATMUL(ES_ISA, 1), ES_MATMUL(ES_ISA, ES_SECOND_LEVEL);
 extern const Isa ES_ISA;
 const Isa ES_ISA = TABLE(ES_ISA, ES_ISA_TEXT, false);
 #ifdef ES_ISA_BF16
-extern const MatmulTable ES_MATMUL(ES_ISA_BF16, 1), ES_MATMUL(ES_ISA_BF16, SECOND_LEVEL);
+extern const MatmulTable ES_MATMUL(ES_ISA_BF16, 1), ES_MATMUL(ES_ISA_BF16, ES_SECOND_LEVEL);
 extern const Isa ES_ISA_BF16;
 const Isa ES_ISA_BF16 = TABLE(ES_ISA_BF16, "avx512-bf16", true);
 #endif

@@ -13,29 +13,30 @@ namespace {
 
 } // namespace
 
-#define TILES(FUNCTION, TYPE, LEVEL)                                                                                  \
+#define TILES(FUNCTION, TYPE)                                                                                         \
     {                                                                                                                 \
-        FUNCTION<TYPE, 1, LEVEL>, FUNCTION<TYPE, 2, LEVEL>, FUNCTION<TYPE, 3, LEVEL>, FUNCTION<TYPE, 4, LEVEL>,       \
-            FUNCTION<TYPE, 5, LEVEL>, FUNCTION<TYPE, 6, LEVEL>, FUNCTION<TYPE, 7, LEVEL>, FUNCTION<TYPE, 8, LEVEL>    \
+        FUNCTION<TYPE, 1, ES_LEVEL>, FUNCTION<TYPE, 2, ES_LEVEL>, FUNCTION<TYPE, 3, ES_LEVEL>,                        \
+            FUNCTION<TYPE, 4, ES_LEVEL>, FUNCTION<TYPE, 5, ES_LEVEL>, FUNCTION<TYPE, 6, ES_LEVEL>,                    \
+            FUNCTION<TYPE, 7, ES_LEVEL>, FUNCTION<TYPE, 8, ES_LEVEL>                                                  \
     }
-#define TYPES(LEVEL, BF16_FUNCTION)                                                                                   \
+#define TYPES(BF16_FUNCTION)                                                                                          \
     {                                                                                                                 \
-        TILES(matmul, Q4_0, LEVEL), TILES(matmul, Q4_1, LEVEL), TILES(matmul, Q5_0, LEVEL),                           \
-            TILES(matmul, Q5_1, LEVEL), TILES(matmul, Q8_0, LEVEL), TILES(matmul, IQ4_NL, LEVEL),                     \
-            TILES(matmul, MXFP4, LEVEL), TILES(matmul, NVFP4, LEVEL), TILES(matmul, Q2_K, LEVEL),                     \
-            TILES(matmul, Q3_K, LEVEL), TILES(matmul, Q4_K, LEVEL), TILES(matmul, Q5_K, LEVEL),                       \
-            TILES(matmul, Q6_K, LEVEL), TILES(matmul, IQ4_XS, LEVEL), TILES(matmul, TQ1_0, LEVEL),                    \
-            TILES(matmul, TQ2_0, LEVEL), TILES(matmul, IQ1_S, LEVEL), TILES(matmul, IQ1_M, LEVEL),                    \
-            TILES(matmul, IQ2_XXS, LEVEL), TILES(matmul, IQ2_XS, LEVEL), TILES(matmul, IQ2_S, LEVEL),                 \
-            TILES(matmul, IQ3_XXS, LEVEL), TILES(matmul, IQ3_S, LEVEL), TILES(matmul_floats, F16, LEVEL),             \
-            TILES(BF16_FUNCTION, BF16, LEVEL)                                                                         \
+        TILES(matmul, Q4_0), TILES(matmul, Q4_1), TILES(matmul, Q5_0),                                                \
+            TILES(matmul, Q5_1), TILES(matmul, Q8_0), TILES(matmul, IQ4_NL),                                          \
+            TILES(matmul, MXFP4), TILES(matmul, NVFP4), TILES(matmul, Q2_K),                                          \
+            TILES(matmul, Q3_K), TILES(matmul, Q4_K), TILES(matmul, Q5_K),                                            \
+            TILES(matmul, Q6_K), TILES(matmul, IQ4_XS), TILES(matmul, TQ1_0),                                         \
+            TILES(matmul, TQ2_0), TILES(matmul, IQ1_S), TILES(matmul, IQ1_M),                                         \
+            TILES(matmul, IQ2_XXS), TILES(matmul, IQ2_XS), TILES(matmul, IQ2_S),                                      \
+            TILES(matmul, IQ3_XXS), TILES(matmul, IQ3_S), TILES(matmul_floats, F16),                                  \
+            TILES(BF16_FUNCTION, BF16)                                                                                \
     }
 
 extern const MatmulTable ES_MATMUL(ES_ISA, ES_LEVEL);
-const MatmulTable ES_MATMUL(ES_ISA, ES_LEVEL) = {TYPES(ES_LEVEL, matmul_floats)};
+const MatmulTable ES_MATMUL(ES_ISA, ES_LEVEL) = {TYPES(matmul_floats)};
 #ifdef ES_ISA_BF16 // the same but for BF16 weights
 extern const MatmulTable ES_MATMUL(ES_ISA_BF16, ES_LEVEL);
-const MatmulTable ES_MATMUL(ES_ISA_BF16, ES_LEVEL) = {TYPES(ES_LEVEL, matmul_pairs)};
+const MatmulTable ES_MATMUL(ES_ISA_BF16, ES_LEVEL) = {TYPES(matmul_pairs)};
 #endif
 
 } // namespace edgespec

@@ -80,7 +80,7 @@ def run_cli(
         with (
             chdir(cwd or "."),
             mock.patch.dict(os.environ, env, clear=True),
-            _kernels(env),
+            _kernels(),
             _standard_streams(typed, out, err),
         ):
             code = main(words)
@@ -102,13 +102,13 @@ def started(*arguments: object, env: Mapping[str, str]) -> Iterator[Popen[bytes]
 
 
 @contextmanager
-def _kernels(env: Mapping[str, str]) -> Iterator[None]:
+def _kernels() -> Iterator[None]:
     """For EDGESPEC_KERNELS=off, hide the kernels, which this process may have loaded before.
 
     Otherwise they stay as this process loaded them: kernels can be neither unloaded nor changed.
     """
-    loaded, off = kernels_room._loaded, env.get("EDGESPEC_KERNELS", "").strip().lower() == "off"
-    assert off or not env.get("EDGESPEC_KERNELS_ISA")
+    loaded, off = kernels_room._loaded, kernels_room.word_of("EDGESPEC_KERNELS") == "off"
+    assert off or not os.environ.get("EDGESPEC_KERNELS_ISA")
     if off:
         kernels_room._loaded = None
         if loaded and loaded.plugin:

@@ -16,8 +16,8 @@ import pytest
 from edgespec.decoding.grammar.grammar import Grammar
 from edgespec.decoding.json_schema.words import FORMATS
 
-_FORMATS = jsonschema.Draft202012Validator.FORMAT_CHECKER
-assert _FORMATS.checkers.keys() >= FORMATS, "the package that checks a format is missing"
+_CHECKER = jsonschema.Draft202012Validator.FORMAT_CHECKER
+assert _CHECKER.checkers.keys() >= FORMATS, "the package that checks a format is missing"
 
 
 def accepts(grammar: Grammar, text: str) -> bool:
@@ -61,7 +61,7 @@ def verdicts(schema: Any, value: Any) -> list[bool]:
     if '"pattern' not in text:
         usual = jsonschema.Draft7Validator if '"additionalItems"' in text else jsonschema.Draft202012Validator
         kind = jsonschema.validators.validator_for(schema, usual)
-        said.append(kind(schema, format_checker=_FORMATS).is_valid(value))
+        said.append(kind(schema, format_checker=_CHECKER).is_valid(value))
     if r"\\<" not in text:  # which it takes for the beginning of a word
         with contextlib.suppress(ValueError, jsonschema_rs.ReferencingError):
             said.append(jsonschema_rs.validator_for(schema, validate_formats=True).is_valid(value))

@@ -38,7 +38,7 @@ help: ## Show this list
 run: $(VENV)/.installed ## Build, pull the default pair, write text from PROMPT
 	@$(BIN)/edgespec run $(RUN) -- "$$PROMPT"
 
-serve: $(VENV)/.serve ## Build, pull the default pair, answer OpenAI clients at http://127.0.0.1:8080
+serve: $(VENV)/.installed ## Build, pull the default pair, answer OpenAI clients at http://127.0.0.1:8080
 	@$(BIN)/edgespec serve $(SERVE)
 
 # Threads that wait leave the processors to the other worker's instead of spinning: passive, and one for numpy.
@@ -150,7 +150,7 @@ MEANWHILE := $(if $(filter run serve test bench forge,$(MAKECMDGOALS)),default)
 MEANWHILE := $(if $(filter -p% -t% -d% --pair% --target% --draft% --gamma% --help,$(RUN) $(SERVE) $(FORGE))$(TEST),,$(MEANWHILE))
 
 # The first time pip compiles llama.cpp for this CPU (about 2 minutes on 2 cores) and keeps the wheel.
-$(VENV)/.installed: $(BIN)/python pyproject.toml llama_cpp.cmake $(C_SOURCES)
+$(VENV)/.installed: $(BIN)/python pyproject.toml install.py llama_cpp.cmake $(C_SOURCES)
 	@echo "edgespec: installing into $(VENV); where no wheel in dist/ fits, llama.cpp is compiled once, some minutes"
 	-@cmp -s llama_cpp.cmake "$(PACKAGES)/llama_cpp/lib/llama_cpp.cmake" || \
 		$(PIP) uninstall --yes llama-cpp-python 2>/dev/null # pip would leave one that was compiled with another file
@@ -159,12 +159,8 @@ $(VENV)/.installed: $(BIN)/python pyproject.toml llama_cpp.cmake $(C_SOURCES)
 	@$(BIN)/python install.py $(MEANWHILE)
 	@touch $@
 
-$(VENV)/.serve: $(VENV)/.installed
-	$(PIP) install 'edgespec[serve]' # what it needs: a second installation would compile all of it again
-	@touch $@
-
 $(VENV)/.forge: $(VENV)/.installed
-	$(PIP) install 'edgespec[forge]'
+	$(PIP) install 'edgespec[forge]' # what it needs: a second installation would compile all of it again
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.installed

@@ -2,7 +2,7 @@
 
     .venv/bin/python install.py [PAIR]
 
-    pip install --editable '.[report]'   compiles llama.cpp and edgespec's core; its output: build/install.log
+    pip install --editable '.[serve]'    compiles llama.cpp and edgespec's core; its output: build/install.log
     the files of PAIR                    are pulled meanwhile; if that fails, the run that needs them does it
 
 Wheels of `make wheels` in dist/ that fit this Python, this processor and these sources are taken instead:
@@ -89,7 +89,7 @@ def requirements() -> list[str]:
     links = ["--find-links", str(DIST)] if library else []
     lacking = _lacking()
     if not lacking:
-        return [*links, "--editable", ".[report]"]
+        return [*links, "--editable", ".[serve]"]
     own = _newest(DIST.glob("edgespec-*.whl"))
     if not (library and own):
         absent = " and ".join(["llama-cpp-python"] * (not library) + ["edgespec"] * (not own))
@@ -97,7 +97,7 @@ def requirements() -> list[str]:
             f"{lacking}, and {DIST} has no wheel of {absent} that fits {_here()} and these sources; "
             "apt install gcc g++ python3-dev, or run `make wheels` on a machine with them and copy dist/"
         )
-    return [*links, f"{own}[report]"]
+    return [*links, f"{own}[serve]"]
 
 
 def _lacking() -> str:

@@ -407,12 +407,12 @@ def put(clone: Path, name: str, recipe: str = "recipe") -> None:
 
 def test_without_a_compiler_both_wheels_are_installed(clone: Path) -> None:
     dist = clone / "dist"
-    assert install.requirements() == ["--find-links", str(dist), f"{dist / OWN}[report]"]
+    assert install.requirements() == ["--find-links", str(dist), f"{dist / OWN}[serve]"]
 
 
 def test_with_a_compiler_only_llama_cpp_is_not_compiled(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(install, "_lacking", lambda: "")
-    assert install.requirements() == ["--find-links", str(clone / "dist"), "--editable", ".[report]"]
+    assert install.requirements() == ["--find-links", str(clone / "dist"), "--editable", ".[serve]"]
 
 
 @pytest.mark.parametrize(
@@ -433,7 +433,7 @@ def test_a_library_that_does_not_fit_is_compiled(
     ):
         install.requirements()
     monkeypatch.setattr(install, "_lacking", lambda: "")
-    assert install.requirements() == ["--editable", ".[report]"]
+    assert install.requirements() == ["--editable", ".[serve]"]
 
 
 @pytest.mark.parametrize("damaged", [True, False])
@@ -444,13 +444,13 @@ def test_a_library_of_another_recipe_is_compiled(
     if damaged:
         (clone / "dist" / LIBRARY).write_bytes(b"PK")
     monkeypatch.setattr(install, "_lacking", lambda: "")
-    assert install.requirements() == ["--editable", ".[report]"]
+    assert install.requirements() == ["--editable", ".[serve]"]
 
 
 def test_who_says_how_to_compile_it_has_it_compiled(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(install, "_lacking", lambda: "")
     monkeypatch.setenv("CMAKE_ARGS", "-DGGML_BLAS=ON")
-    assert install.requirements() == ["--editable", ".[report]"]
+    assert install.requirements() == ["--editable", ".[serve]"]
 
 
 def test_neither_a_compiler_nor_a_wheel_is_one_line(

@@ -21,13 +21,13 @@ DEPLOY ?=
 HOURS ?= 8
 MACHINES ?= x86_64 aarch64
 FORGE ?=
-export PROMPT PI
+export PROMPT PI DEPLOY HOURS MACHINES CC
 # Each module is compiled once, not at each start of each program: containers' images often forbid it.
 export PYTHONDONTWRITEBYTECODE :=
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help run serve check test test-c lint house format sanitize sanitize-memory sanitize-threads bench forge models-supported wheels wheels-test pi pi4 pi5 pi-test pi-count deploy clean
+.PHONY: help run serve check test test-c lint house format sanitize sanitize-memory sanitize-threads bench forge models-supported wheels wheels-test release pi pi4 pi5 pi-test pi-count deploy clean needs
 
 help: ## Show this list
 	@sed -n 's/^\([a-z0-9 -]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -112,6 +112,10 @@ wheels: $(VENV)/.pi ## Build wheels that need no compiler into dist/: llama.cpp'
 wheels-test: $(VENV)/.pi ## Install these wheels in Debian roots without a compiler, and write a text there (root; qemu for ARM)
 	@$(BIN)/python -m pi.bare $(MACHINES)
 
+release: $(VENV)/.pi ## Build the wheels of a tagged commit, with checksums and notes, into dist/release: what to upload
+	@$(BIN)/python -m pi.manylinux $(MACHINES)
+	@$(BIN)/python -m pi.release $(MACHINES)
+
 pi: $(VENV)/.pi ## Cross-compile wheels for the Raspberry Pi 4 and 5 into dist/pi4 and dist/pi5 (docs/raspberry-pi.md)
 	@$(BIN)/python -m pi.wheels pi4 pi5
 
@@ -125,7 +129,6 @@ pi-count: $(VENV)/.pi ## Count the instructions of products on each board, edges
 	@$(BIN)/python -m pi.count
 
 deploy: $(VENV)/.pi ## Install them on a board: make deploy PI=user@host
-	@test -n "$$PI" || { echo "edgespec: which board? make deploy PI=user@host"; exit 2; }
 	@$(BIN)/python -m pi.deploy $(DEPLOY) -- "$$PI"
 
 clean: ## Remove everything built; models and the compiled llama.cpp stay
@@ -134,15 +137,14 @@ clean: ## Remove everything built; models and the compiled llama.cpp stay
 
 # ---- what the targets above stand on ----
 
-$(BIN)/python:
-	@command -v $(PYTHON) >/dev/null || { echo "edgespec: no $(PYTHON); apt install python3 python3-venv python3-dev"; exit 1; }
+# Before anything is installed: what the targets need of this machine (pi/needs.py).
+needs:
+	@command -v $(PYTHON) >/dev/null || { echo "edgespec: no $(PYTHON); apt install python3 python3-venv python3-dev" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-		{ echo "edgespec: $$($(PYTHON) --version) is too old: 3.11 or newer is needed; try make PYTHON=python3.12"; exit 1; }
-	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "edgespec: no venv module; apt install python3-venv"; exit 1; }
-	@ls dist/edgespec-*.whl >/dev/null 2>&1 || $(PYTHON) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' || \
-		{ echo "edgespec: no Python.h; apt install python3-dev"; exit 1; }
-	@ls dist/edgespec-*.whl >/dev/null 2>&1 || { command -v cc && command -v c++; } >/dev/null || \
-		{ echo "edgespec: no C and C++ compiler; apt install gcc g++, or bring dist/ of \`make wheels\`"; exit 1; }
+		{ echo "edgespec: $$($(PYTHON) --version) is too old: 3.11 or newer is needed; try make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -m pi.needs $(MAKECMDGOALS)
+
+$(BIN)/python: | needs
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
 # What is pulled meanwhile: the default pair, where that is what will be run.
@@ -165,7 +167,7 @@ $(VENV)/.forge: $(VENV)/.installed
 
 $(VENV)/.dev: $(VENV)/.installed
 	@grep -qs '"editable"' "$(PACKAGES)"/edgespec-*.dist-info/direct_url.json || { echo "edgespec: installed from dist/," \
-		"as no compiler was here; to develop it: apt install gcc g++ python3-dev, rm -r $(VENV)"; exit 1; }
+		"as no compiler was here; to develop it: apt install gcc g++ python3-dev, rm -r $(VENV)" >&2; exit 1; }
 	-@$(PIP) install uv # a quarter of pip's time, but it knows no pip.conf
 	$(BIN)/uv pip install --quiet --python $(BIN)/python 'edgespec[dev]' || $(PIP) install --no-compile 'edgespec[dev]'
 	@touch $@

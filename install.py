@@ -19,11 +19,9 @@ import os
 import platform
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
-import sysconfig
 import time
 import tomllib
 import zipfile
@@ -44,6 +42,7 @@ from edgespec.models.pull import Puller, PullProgress
 from edgespec.models.wheels import pip_reason
 from edgespec.platform.files import cache_root
 from edgespec.platform.threads import StopRequest, run_together
+from pi.needs import TO_COMPILE, compiler_lacking
 
 ROOT = Path(__file__).resolve().parent
 RECIPE = ROOT / "llama_cpp.cmake"
@@ -87,7 +86,7 @@ def requirements() -> list[str]:
     """Return what pip is asked for. Raises EdgespecError where neither wheels nor a compiler are here."""
     library = _fitting_library()
     links = ["--find-links", str(DIST)] if library else []
-    lacking = _lacking()
+    lacking = compiler_lacking()
     if not lacking:
         return [*links, "--editable", ".[serve]"]
     own = _newest(DIST.glob("edgespec-*.whl"))
@@ -95,16 +94,9 @@ def requirements() -> list[str]:
         absent = " and ".join(["llama-cpp-python"] * (not library) + ["edgespec"] * (not own))
         raise EdgespecError(
             f"{lacking}, and {DIST} has no wheel of {absent} that fits {_here()} and these sources; "
-            "apt install gcc g++ python3-dev, or run `make wheels` on a machine with them and copy dist/"
+            f"{TO_COMPILE}, or run `make wheels` on a machine with them and copy dist/"
         )
     return [*links, f"{own}[serve]"]
-
-
-def _lacking() -> str:
-    """Return what is missing to compile, in words; "" if nothing is."""
-    if not (shutil.which("cc") and shutil.which("c++")):
-        return "no C and C++ compiler"
-    return "" if Path(sysconfig.get_path("include"), "Python.h").exists() else "no Python.h"
 
 
 def _here() -> str:

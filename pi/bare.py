@@ -29,12 +29,10 @@ from pathlib import Path
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.store import Store
 from edgespec.platform.files import write_atomically
-from pi import root
-from pi.console import BUILD, Parser, environment, json_of, main, message, out, run
+from pi import BUILD, needs, root
+from pi.console import Parser, environment, json_of, main, message, out, run
 from pi.dependencies import download, folder_name
-from pi.emulator import QEMU
-from pi.manifest import DIST
-from pi.manylinux import MACHINES
+from pi.needs import MACHINES, QEMU
 
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}  # Debian's names
 _EMULATED = {"bookworm": "cortex-a72", "trixie": "cortex-a76", "forky": "max,pauth-impdef=on"}
@@ -126,15 +124,10 @@ def _debootstrap(suite: str, machine: str) -> Path:
     tree = BUILD / f"debian-{suite}-{machine}"
     if tree.is_dir():
         return tree
-    for program in ("debootstrap", "unshare"):
-        if not shutil.which(program):
-            raise EdgespecError(f"no {program} on this machine: apt install debootstrap util-linux")
-    if os.geteuid() != 0:
-        raise EdgespecError("roots are made and entered as root: sudo make wheels-test")
     new = tree.with_name(f"{tree.name}.new")
     shutil.rmtree(new, ignore_errors=True)
     command: list[str | Path] = ["debootstrap", "--variant=minbase", f"--arch={_ARCHITECTURES[machine]}"]
-    command += ["--include=python3,python3-venv", f"--keyring={root.keyring()}", suite, new, root.mirror()]
+    command += ["--include=python3,python3-venv", f"--keyring={needs.keyring()}", suite, new, needs.mirror()]
     # An older debootstrap does not know a newer suite by name; all of them are made as sid is.
     command += ["/usr/share/debootstrap/scripts/sid"]
     run(f"making a root of Debian {suite}", command, BUILD / f"debootstrap-{suite}.log")
@@ -156,7 +149,7 @@ def _bare(place: Place) -> str:
 
 
 def _install(place: Place) -> str:
-    own = _own_wheels(place.machine)
+    own = needs.wheels_of(place.machine)
     kept = BUILD / folder_name(place.machine, place.python)
     others = download(own, place.machine, place.python, kept)
     shutil.rmtree(place.home, ignore_errors=True)
@@ -214,17 +207,6 @@ def _run(place: Place) -> str:
 # ---- what they need ----
 
 
-def _own_wheels(machine: str) -> list[Path]:
-    """Return the wheels of dist/ for such machines. Raises EdgespecError if one is missing."""
-    found = []
-    for package in ("edgespec", "llama_cpp_python"):
-        wheels = list(DIST.glob(f"{package}-*{machine}.whl"))
-        if len(wheels) != 1:
-            raise EdgespecError(f"{DIST}: {len(wheels)} wheels of {package} for {machine}; make wheels first")
-        found += wheels
-    return found
-
-
 def _model() -> list[Path]:
     """Return the files of the model, pulled on first use."""
     command = (sys.executable, "-m", "edgespec", "models", "pull", _MODEL)
@@ -275,16 +257,11 @@ def try_wheels(machines: Sequence[str], suites: Sequence[str] = ()) -> int:
 
     Raises UsageError for an unknown name and EdgespecError for wheels or programs that are not here.
     """
-    for name, known in [(name, MACHINES) for name in machines] + [
-        (name, tuple(root.SUITES)) for name in suites
-    ]:
-        if name not in known:
-            raise UsageError(f"{name}: choose from {', '.join(known)}")
+    for name in suites:
+        if name not in root.SUITES:
+            raise UsageError(f"{name}: choose from {', '.join(root.SUITES)}")
+    needs.wheels_test(machines)
     places = [Place(machine, suite) for machine in machines for suite in suites or root.SUITES]
-    for machine in machines:
-        _own_wheels(machine)
-    if any(place.emulated for place in places) and not shutil.which(QEMU):
-        raise EdgespecError(f"no {QEMU} on this machine: apt install qemu-user-static")
     passed = [_all_steps(place) for place in places]  # the others too where one fails
     return 0 if all(passed) else EdgespecError.exit_code
 

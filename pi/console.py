@@ -22,9 +22,7 @@ from edgespec.cli.console import INTERRUPTED, err, message
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 
 __all__ = [
-    "BUILD",
     "INTERRUPTED",
-    "ROOT",
     "Parser",
     "describe_exit",
     "environment",
@@ -37,11 +35,6 @@ __all__ = [
     "run_for_code",
     "status",
 ]
-
-ROOT = Path(__file__).resolve().parent.parent
-"""The repository."""
-BUILD = ROOT / "build" / "pi"
-"""Where all of pi/ works; nothing in it is needed by anyone else."""
 
 _TAIL = 20  # lines of a log
 _KEPT = ("PATH", "HOME", "TMPDIR", "XDG_CACHE_HOME")  # of a user's environment

@@ -19,14 +19,13 @@ from pathlib import Path
 
 from edgespec.errors import EdgespecError
 from edgespec.platform.boards import BOARDS, Board
-from pi.console import BUILD, Parser, describe_exit, err, main, out, run
-from pi.manifest import DIST, check_wheels, read_manifest
+from pi import BUILD, DIST, needs
+from pi.console import Parser, describe_exit, err, main, out, run
+from pi.manifest import check_wheels, read_manifest
+from pi.needs import QEMU_WITH_PLUGINS as QEMU
 from pi.recipe import llama_source
 from pi.root import ensure_root
 from pi.wheels import TRIPLE
-
-QEMU = "qemu-aarch64"
-"""The one that loads plugins; Debian's static one does not."""
 
 TYPES = {"Q4_0": 2, "Q8_0": 8, "Q4_K": 12, "Q6_K": 14}
 TOKENS = (1, 4, 8)
@@ -184,8 +183,7 @@ def _main() -> int:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     args = parser.parse_args()
-    if not shutil.which(QEMU):
-        raise EdgespecError(f"no {QEMU} on this machine: apt install qemu-user")
+    needs.program(QEMU, "qemu-user")
     found = {"wheels": count_variants()} if args.variants else {board.name: count(board) for board in BOARDS}
     if args.json:
         out.print_json(data=found)

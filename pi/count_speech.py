@@ -8,18 +8,18 @@ weights as the file has them. The count is no speed.
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from edgespec.errors import EdgespecError
 from edgespec.models.resolve import resolve
 from edgespec.platform.boards import BOARDS, Board
+from pi import needs
 from pi.console import Parser, main, message, out
-from pi.count import QEMU, instructions, plugin
+from pi.count import instructions, plugin
 from pi.emulator import Emulator, install
+from pi.needs import QEMU_WITH_PLUGINS as QEMU
 from pi.root import ensure_root
 
 MODELS = ("whisper-base", "whisper-tiny.en")
@@ -75,8 +75,7 @@ def _main() -> int:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     args = parser.parse_args()
-    if not shutil.which(QEMU):
-        raise EdgespecError(f"no {QEMU} on this machine: apt install qemu-user")
+    needs.program(QEMU, "qemu-user")
     models = {name: resolve(name) for name in args.models.split(",")}
     root = ensure_root()
     boards = [board for board in BOARDS if args.board in (None, board.name)]

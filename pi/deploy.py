@@ -32,10 +32,10 @@ from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.sources import format_size
 from edgespec.platform.boards import BOARDS, Board
 from edgespec.platform.ssh import FAILED
-from pi import console, probe
-from pi.console import BUILD, err, message, status
+from pi import BUILD, DIST, console, probe
+from pi.console import err, message, status
 from pi.dependencies import download, folder_name
-from pi.manifest import DIST, check_wheels, read_manifest, sha256
+from pi.manifest import check_wheels, read_manifest, sha256
 from pi.node_service import WISHES, Wish, look_after
 from pi.ssh import Connection
 

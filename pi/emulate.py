@@ -30,9 +30,11 @@ from xml.etree import ElementTree
 
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.platform.boards import BOARDS
-from pi.console import BUILD, ROOT, Parser, describe_exit, json_of, main, message, out, run, run_for_code
-from pi.emulator import QEMU, Emulator, install
-from pi.manifest import DIST, check_wheels, read_manifest
+from pi import BUILD, DIST, ROOT, needs
+from pi.console import Parser, describe_exit, json_of, main, message, out, run, run_for_code
+from pi.emulator import Emulator, install
+from pi.manifest import check_wheels, read_manifest
+from pi.needs import QEMU
 from pi.root import ensure_root
 from pi.wheels import TRIPLE
 
@@ -246,8 +248,7 @@ def emulate(names: Sequence[str]) -> int:
     boards = [board for board in BOARDS if board.name in names or not names]
     for board in boards:  # before the first minutes are spent
         check_wheels(DIST / board.name, read_manifest(DIST / board.name))
-    if not shutil.which(QEMU):
-        raise EdgespecError(f"no {QEMU} on this machine: apt install qemu-user-static")
+    needs.program(QEMU, "qemu-user-static")
     root = ensure_root()
     # Tests press Ctrl-C, but a shell makes background programs and their children ignore it.
     signal.signal(signal.SIGINT, signal.default_int_handler)

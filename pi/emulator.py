@@ -18,11 +18,11 @@ from pathlib import Path
 from edgespec.models.store import Store
 from edgespec.platform.boards import Board
 from edgespec.platform.files import write_atomically
-from pi.console import BUILD, ROOT, environment, run
+from pi import BUILD, DIST, ROOT
+from pi.console import environment, run
 from pi.dependencies import download, folder_name
-from pi.manifest import DIST, check_wheels, read_manifest, sha256
-
-QEMU = "qemu-aarch64-static"
+from pi.manifest import check_wheels, read_manifest, sha256
+from pi.needs import QEMU
 
 _PYTHON = "3.11"
 _TOOLS = ("pytest", "hypothesis", "gguf", "matplotlib")

@@ -9,11 +9,7 @@ import msgspec
 
 from edgespec.errors import EdgespecError
 from edgespec.platform.files import write_atomically
-from pi.console import ROOT
-
-DIST = ROOT / "dist"
-MACHINE = "aarch64"
-"""Linux's name of the machines that boards' wheels are for."""
+from pi.needs import MACHINE
 
 
 class Manifest(msgspec.Struct, frozen=True):

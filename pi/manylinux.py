@@ -20,15 +20,13 @@ import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
-from edgespec.errors import EdgespecError, UsageError
+from edgespec.errors import EdgespecError
 from edgespec.platform.files import write_atomically
-from pi import recipe
-from pi.console import BUILD, ROOT, Parser, main, message
-from pi.manifest import DIST, sha256
+from pi import BUILD, DIST, ROOT, needs, recipe
+from pi.console import Parser, main, message
+from pi.manifest import sha256
+from pi.needs import MACHINES
 from pi.root import ensure_root
-
-MACHINES = ("x86_64", "aarch64")
-"""Kinds of processors that wheels are made for, by Linux's names."""
 
 LOCAL_VERSION = "+edgespec"
 """End of the version of llama-cpp-python in these wheels: `==0.3.36` means them too, and pip prefers them."""
@@ -74,10 +72,7 @@ def build(machines: Sequence[str]) -> list[Path]:
 
     Raises UsageError for an unknown name and EdgespecError for what this machine lacks, or if it fails.
     """
-    for machine in machines:
-        if machine not in MACHINES:
-            raise UsageError(f"{machine}: not a kind of processor; choose from {', '.join(MACHINES)}")
-        recipe.check_compilers(machine)
+    needs.wheels(machines)
     with recipe.alone():
         return [_publish(wheel) for machine in machines for wheel in (_edgespec(machine), _llama(machine))]
 
@@ -86,11 +81,9 @@ def _edgespec(machine: str) -> Path:
     label, build_dir = f"manylinux {machine}", BUILD / f"edgespec-{machine}"
     if machine == platform.machine():
         headers, flags = Path(sysconfig.get_path("include")), ""
-    elif machine == "aarch64":
+    else:
         headers = ensure_root() / "usr" / "include" / "python3.11"
         flags = f"-I{headers.parent}"  # Debian's pyconfig.h of each architecture is beside its own triple
-    else:
-        raise EdgespecError(f"wheels for {machine} are built there; this machine is {platform.machine()}")
     return recipe.build_wheel(recipe.edgespec(machine, label, build_dir, headers, flags))
 
 
@@ -141,7 +134,7 @@ def _source() -> Path:
 
 def _openmp(machine: str) -> Path:
     """Return the file of OpenMP's library, whose name is what programs look for."""
-    command = [f"{recipe.triple(machine)}-gcc", f"-print-file-name={recipe.OPENMP}"]
+    command = [f"{needs.triple(machine)}-gcc", f"-print-file-name={recipe.OPENMP}"]
     found = Path(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
     if not found.is_absolute():
         raise EdgespecError(f"{command[0]} has no {recipe.OPENMP}: apt install libgomp1")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.sources import format_size
 from edgespec.platform.boards import BOARDS, Board, board_of
-from pi.manifest import MACHINE
+from pi.needs import MACHINE
 
 LEAST_MEMORY = 1 << 30  # bytes: the system and the smallest pair of models together need more
 LEAST_PYTHON = (3, 11)

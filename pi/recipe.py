@@ -25,7 +25,9 @@ from pathlib import Path
 
 from edgespec.errors import EdgespecError
 from edgespec.platform.files import write_atomically
-from pi.console import BUILD, ROOT, environment, run
+from pi import BUILD, ROOT
+from pi.console import environment, run
+from pi.needs import triple
 
 NEWEST_GLIBC = (2, 36)
 """Version in Debian bookworm and Raspberry Pi OS bookworm."""
@@ -64,11 +66,6 @@ class Wheel:
         return f"{self.what}-{self.label.replace(' ', '-')}"
 
 
-def triple(machine: str) -> str:
-    """Return the platform that the compilers make code for: "aarch64-linux-gnu"."""
-    return f"{machine}-linux-gnu"
-
-
 @contextmanager
 def alone() -> Iterator[None]:
     """Let one process build at a time: one platform's libraries would go into another's wheel."""
@@ -79,19 +76,6 @@ def alone() -> Iterator[None]:
         except BlockingIOError:
             raise EdgespecError(f"{lock.name}: another `make` builds wheels; wait for it") from None
         yield
-
-
-def check_compilers(machine: str) -> None:
-    """Raise EdgespecError, with what to do, if this machine cannot compile for that one."""
-    if sys.platform != "linux":
-        raise EdgespecError("wheels are built on Linux; this is another system")
-    if found := re.search(r"[\s;\"'$\\]", str(ROOT)):
-        raise EdgespecError(f"{ROOT}: compilers' flags cannot hold {found[0]!r}; move the repository")
-    prefix = triple(machine)
-    for tool in ("gcc", "g++", "strip"):
-        if not shutil.which(f"{prefix}-{tool}"):
-            package = "g++" if machine == platform.machine() else f"g++-{prefix.replace('_', '-')}"
-            raise EdgespecError(f"no {prefix}-{tool} on this machine: apt install {package}")
 
 
 def llama_source() -> Path:

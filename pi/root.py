@@ -14,13 +14,13 @@ import fcntl
 import json
 import os
 import shutil
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import unquote
 
-from edgespec.errors import EdgespecError
-from pi.console import BUILD, run
+from pi import BUILD
+from pi.console import run
+from pi.needs import keyring, mirror, packages_of_debian
 
 SUITES = {"bookworm": "3.11", "trixie": "3.13", "forky": "3.14"}
 """Debian's suites, and the version of Python in each."""
@@ -30,7 +30,6 @@ _PACKAGES = ("python3.11", "python3.11-venv", "libpython3.11-dev", "libgomp1", "
 """Packages asked for; apt-get adds those they depend on, the C library among them."""
 _TO_BUILD = ("libpython3.11-dev", "libgomp1")
 """Packages left out of other suites' trees, where wheels are only tried."""
-_KEYRINGS = tuple(f"/usr/share/keyrings/debian-archive-keyring.{end}" for end in ("gpg", "pgp"))
 _STAMP = "edgespec-root.json"
 
 _NO_NETWORK = "the Debian mirror cannot be reached; check the network, or apt's proxy"
@@ -86,12 +85,7 @@ def _is_current(root: Path, suite: str) -> bool:
 
 
 def _make(root: Path, suite: str) -> None:
-    for program in ("apt-get", "dpkg"):
-        if not shutil.which(program):
-            raise EdgespecError(
-                f"no {program}: Python for the boards is taken from Debian's packages; "
-                "run this on Debian, a container will do"
-            )
+    packages_of_debian()
     packages = _download(BUILD / f"apt{_ending(suite)}", suite or _BOARDS_SUITE, _asked(suite))
     new = root.with_name(f"{root.name}.new")
     shutil.rmtree(new, ignore_errors=True)
@@ -170,31 +164,6 @@ Dir::State "{state}";
 Dir::State::lists "{state}/lists";
 Dir::State::status "{state}/status";
 """
-
-
-def keyring() -> str:
-    """Return the file with the keys of Debian's archive."""
-    for file in _KEYRINGS:
-        if Path(file).exists():
-            return file
-    raise EdgespecError(
-        f"{_KEYRINGS[0]}: not here, and Debian's packages cannot be checked without; "
-        "apt install debian-archive-keyring"
-    )
-
-
-def mirror() -> str:
-    """Return the mirror from which this machine's own apt takes Debian."""
-    command = ["apt-get", "indextargets", "--format", "$(REPO_URI)"]
-    command += ["Created-By: Packages", "Origin: Debian", "Label: Debian"]
-    found = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
-    mirrors = [uri for uri in found if not uri.startswith("cdrom:")]
-    if not mirrors:
-        raise EdgespecError(
-            "this machine's apt has no lists of a Debian mirror; on Debian run `apt-get update`, "
-            "elsewhere use a container with Debian"
-        )
-    return mirrors[0]
 
 
 def _make_links_relative(root: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from typing import Self
 
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.platform.ssh import FAILED, explain, is_host, remote_command
+from pi.needs import program
 
 _PORTS = range(1, 1 << 16)
 _PATIENCE = ("ConnectTimeout=10", "ServerAliveInterval=15", "ServerAliveCountMax=4")
@@ -47,8 +47,7 @@ class Connection:
         self._options += [] if identity is None else ["-i", str(identity)]
 
     def __enter__(self) -> Self:
-        if not shutil.which("ssh"):
-            raise EdgespecError("no ssh on this machine; apt install openssh-client")
+        program("ssh", "openssh-client")
         self._folder = tempfile.TemporaryDirectory(prefix="edgespec-")
         self._socket = Path(self._folder.name, "socket")
         self._options += [f"-o{option}" for option in (*_SHARED, f"ControlPath={self._socket}")]

@@ -17,12 +17,13 @@ from pathlib import Path
 
 from edgespec.errors import UsageError
 from edgespec.platform.boards import BOARDS, Board
-from pi import recipe
-from pi.console import BUILD, ROOT, Parser, main, message
-from pi.manifest import DIST, MACHINE, Manifest, sha256, write_manifest
+from pi import BUILD, DIST, ROOT, needs, recipe
+from pi.console import Parser, main, message
+from pi.manifest import Manifest, sha256, write_manifest
+from pi.needs import MACHINE
 from pi.root import ensure_root
 
-TRIPLE = recipe.triple(MACHINE)
+TRIPLE = needs.triple(MACHINE)
 """The platform that the compilers make code for."""
 
 _BOARDS = {board.name: board for board in BOARDS}
@@ -36,7 +37,7 @@ def build(names: Sequence[str]) -> list[Path]:
     for name in names:
         if name not in _BOARDS:
             raise UsageError(f"{name}: not a board; choose from {', '.join(_BOARDS)}")
-    recipe.check_compilers(MACHINE)
+    needs.boards()
     with recipe.alone():
         own = edgespec_wheel()
         return [_publish(name, [own, _llama(_BOARDS[name])]) for name in names]

@@ -395,7 +395,7 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(install, "ROOT", tmp_path)
     monkeypatch.setattr(install, "DIST", tmp_path / "dist")
     monkeypatch.setattr(install, "RECIPE", tmp_path / "llama_cpp.cmake")
-    monkeypatch.setattr(install, "_lacking", lambda: "no C and C++ compiler")
+    monkeypatch.setattr(install, "compiler_lacking", lambda: "no C and C++ compiler")
     monkeypatch.delenv("CMAKE_ARGS", raising=False)
     return tmp_path
 
@@ -411,7 +411,7 @@ def test_without_a_compiler_both_wheels_are_installed(clone: Path) -> None:
 
 
 def test_with_a_compiler_only_llama_cpp_is_not_compiled(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(install, "_lacking", lambda: "")
+    monkeypatch.setattr(install, "compiler_lacking", lambda: "")
     assert install.requirements() == ["--find-links", str(clone / "dist"), "--editable", ".[serve]"]
 
 
@@ -432,7 +432,7 @@ def test_a_library_that_does_not_fit_is_compiled(
         EdgespecError, match=r"no C and C\+\+ compiler, and .*/dist has no wheel of llama-cpp-python "
     ):
         install.requirements()
-    monkeypatch.setattr(install, "_lacking", lambda: "")
+    monkeypatch.setattr(install, "compiler_lacking", lambda: "")
     assert install.requirements() == ["--editable", ".[serve]"]
 
 
@@ -443,12 +443,12 @@ def test_a_library_of_another_recipe_is_compiled(
     put(clone, LIBRARY, "another")
     if damaged:
         (clone / "dist" / LIBRARY).write_bytes(b"PK")
-    monkeypatch.setattr(install, "_lacking", lambda: "")
+    monkeypatch.setattr(install, "compiler_lacking", lambda: "")
     assert install.requirements() == ["--editable", ".[serve]"]
 
 
 def test_who_says_how_to_compile_it_has_it_compiled(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(install, "_lacking", lambda: "")
+    monkeypatch.setattr(install, "compiler_lacking", lambda: "")
     monkeypatch.setenv("CMAKE_ARGS", "-DGGML_BLAS=ON")
     assert install.requirements() == ["--editable", ".[serve]"]
 

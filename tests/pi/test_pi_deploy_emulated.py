@@ -15,8 +15,8 @@ from edgespec.errors import EdgespecError
 from edgespec.models.resolve import resolve
 from edgespec.models.store import Store
 from edgespec.platform.boards import BOARDS
-from pi import console, emulator
-from pi.manifest import DIST, check_wheels, read_manifest
+from pi import DIST, ROOT, emulator
+from pi.manifest import check_wheels, read_manifest
 from pi.root import ensure_root
 from pi_trees import PI_4_4GB, plant
 from sshd import Board, serving
@@ -86,14 +86,14 @@ def test_the_wheels_are_installed_checked_and_run(board, tmp_path):
     """Twice, the second in the place of the first; three minutes."""
     with serving(tmp_path / "sshd", board) as server:
         deploy = (sys.executable, "-m", "pi.deploy", *server.arguments)
-        doctor = run(*deploy, cwd=console.ROOT)
+        doctor = run(*deploy, cwd=ROOT)
         assert doctor.startswith("cpu      Cortex-A72\n         asimd; not asimdhp asimddp i8mm sve bf16\n")
         assert f"board    {PI_4_4GB.model}, " in doctor
         assert re.search(r"^version  edgespec .* for pi4$", doctor, re.MULTILINE)
         # An emulator may be too slow for the self-test; a wrong result of it is no such thing.
         assert re.search(r"^ +self-test (passed|did not end within \d+ s) \(neon, ", doctor, re.MULTILINE)
         first = board.installed
-        assert run(*deploy, cwd=console.ROOT).startswith("cpu      Cortex-A72\n")
+        assert run(*deploy, cwd=ROOT).startswith("cpu      Cortex-A72\n")
     assert board.installed != first
     assert sorted(path.name for path in (board.home / "edgespec").iterdir()) == [str(board.installed), "venv"]
 

@@ -12,7 +12,7 @@ import pytest
 
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.platform.boards import BOARDS
-from pi import console, emulate, emulator
+from pi import ROOT, console, emulate, emulator
 from pi import root as root_room
 
 WHEELS = ("edgespec-0.1.0-cp311-abi3-any.whl", "llama_cpp_python-0.3.36-1{}-py3-none-any.whl")
@@ -75,15 +75,15 @@ def test_unknown_board(dist):
 
 def test_as_a_program():
     program = [sys.executable, "-m", "pi.emulate", "--board", "pi3"]
-    process = subprocess.run(program, capture_output=True, text=True, cwd=console.ROOT, check=False)
+    process = subprocess.run(program, capture_output=True, text=True, cwd=ROOT, check=False)
     assert process.returncode == 2
     assert process.stderr == "edgespec: --board pi3: choose from pi4, pi5\n"
 
 
 def test_all_tests_named_are_there():
-    assert [name for name in emulate._TESTS if not (console.ROOT / "tests" / name).exists()] == []
+    assert [name for name in emulate._TESTS if not (ROOT / "tests" / name).exists()] == []
     assert set(emulate._OF_A_PROCESSOR) <= set(emulate._TESTS)
-    everything = "".join((console.ROOT / "tests" / name).read_text() for name in emulate._TESTS)
+    everything = "".join((ROOT / "tests" / name).read_text() for name in emulate._TESTS)
     for words in filter(None, emulate._TESTS.values()):
         for word in words.partition(" and ")[0].split(" or "):
             assert word in everything, f"nothing is left out by {word}"

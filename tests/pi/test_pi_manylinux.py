@@ -13,9 +13,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.errors import EdgespecError, UsageError
-from pi import bare, manylinux, recipe
-from pi.console import ROOT
-from pi.manifest import DIST
+from pi import DIST, ROOT, bare, manylinux, needs, recipe
 
 LLAMA = f"llama_cpp_python-{recipe.llama_version()}{manylinux.LOCAL_VERSION}"
 
@@ -57,7 +55,7 @@ def test_help_shows_an_example(tool: str) -> None:
 
 
 def test_wheels_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bare, "DIST", tmp_path)
+    monkeypatch.setattr(needs, "DIST", tmp_path)
     (tmp_path / "edgespec-0.1.0-cp311-abi3-manylinux_2_34_aarch64.whl").touch()
     with pytest.raises(EdgespecError, match="0 wheels of edgespec for x86_64; make wheels first"):
         bare.try_wheels(["x86_64"])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.errors import EdgespecError
-from pi import console
+from pi import console, needs
 from pi import root as room
 
 MIRROR = "http://mirror.invalid/debian/"
@@ -66,7 +66,7 @@ def debian(tmp_path, monkeypatch):
     (here / "mirrors").write_text(f"cdrom://disc/\n{MIRROR}\n{MIRROR}\n")
     (here / "keyring.gpg").write_bytes(b"keys")
     monkeypatch.setattr(room, "BUILD", tmp_path / "build")
-    monkeypatch.setattr(room, "_KEYRINGS", (str(here / "none.gpg"), str(here / "keyring.gpg")))
+    monkeypatch.setattr(needs, "_KEYRINGS", (str(here / "none.gpg"), str(here / "keyring.gpg")))
     package(here / "python3.11_3.11.2-6+deb12u8_arm64.deb", {"usr/bin/python3.11": "ELF"})
     links = {"usr/lib/libm.so": "/lib/libm.so.6", "usr/lib/libz.so": "libz.so.1", "usr/share/etc": "/etc"}
     package(here / "libc6_1%3a2.36-9_arm64.deb", {"lib/libm.so.6": "ELF", "etc/hosts": ""}, links)
@@ -210,7 +210,7 @@ def test_a_real_tree_from_this_machines_mirror(tmp_path, monkeypatch):
     if not (shutil.which("apt-get") and shutil.which("dpkg")):
         pytest.skip("no apt-get and dpkg: not Debian")
     try:
-        room.keyring(), room.mirror()
+        needs.keyring(), needs.mirror()
     except EdgespecError as error:
         pytest.skip(str(error))
     monkeypatch.setattr(room, "BUILD", tmp_path)

@@ -13,8 +13,7 @@ import pytest
 
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.platform.boards import BOARDS
-from pi import count, manifest, recipe, wheels
-from pi.console import ROOT
+from pi import ROOT, count, manifest, recipe, wheels
 
 QEMU = "qemu-aarch64-static"
 

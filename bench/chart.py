@@ -1,16 +1,18 @@
-"""Draws the README's picture from raw runs in bench/results/: tokens a second beside llama.cpp's.
+"""Makes the README's picture and table of raw runs in bench/results/: tokens a second beside llama.cpp's.
 
     .venv/bin/python bench/chart.py
 
-One pair of bars for each row of the README's table, on the same machine and the same target file. One
-answer at a time: the median over HumanEval's runs of tokens over seconds of a whole answer, its prompt
-included; llama.cpp decodes plainly. Many clients: the tokens of all answers over the seconds until the last
-one ended. Writes docs/images/speed-light.svg and speed-dark.svg.
+One pair of bars, and one row, for each kind of work on the same machine and the same target file. One answer
+at a time: the median over HumanEval's runs of tokens over seconds of a whole answer, its prompt included;
+llama.cpp decodes plainly. Many clients: the tokens of all answers over the seconds until the last one ended.
+The factor is that of the kernels, edgespec's plain decoding over llama.cpp's, times that of the drafts.
+Writes docs/images/speed-light.svg and speed-dark.svg, and the table in README.md.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"
 IMAGES = ROOT / "docs" / "images"
+README = ROOT / "README.md"
 ONE_ANSWER = "drafts-made-human-eval-longer-amd-epyc.json"
 LARGER_TARGET = "drafts-made-larger-target-amd-epyc.json"
 CLIENTS = "clients-amd-epyc.json"
@@ -47,13 +50,28 @@ class Row:
     """Tokens a second of llama.cpp and of edgespec at the same work."""
 
     label: str
+    """Name in the picture."""
+    work: str
+    """What is done, in the table."""
     llama_cpp: float
+    plain: float
+    """Speed of edgespec when nothing is drafted."""
     edgespec: float
 
     @property
     def ratio(self) -> float:
         """Speed of edgespec over that of llama.cpp."""
         return self.edgespec / self.llama_cpp
+
+    @property
+    def kernels(self) -> float:
+        """The part of `ratio` that its kernels have, and how it shares passes."""
+        return self.plain / self.llama_cpp
+
+    @property
+    def drafts(self) -> float:
+        """The part of `ratio` that drafting has."""
+        return self.edgespec / self.plain
 
 
 def rows() -> list[Row]:
@@ -63,24 +81,26 @@ def rows() -> list[Row]:
 
 def one_answer() -> Row:
     """Return the row of one answer at a time: greedy, HumanEval, the default pair."""
-    return _single_answers("one answer", _read(ONE_ANSWER), HEAD)
+    work = "default pair, one answer at a time"
+    return _single_answers("one answer", work, _read(ONE_ANSWER), HEAD)
 
 
 def larger_target() -> Row:
     """Return the row of a target that costs what a 7B costs (bench/larger_target.py), drafted by the 0.5B."""
     result = _read(LARGER_TARGET)
     (draft,) = result["drafts"]
-    return _single_answers("one answer, 7B-sized", result, draft["name"])
+    work = "*synthetic* 7B-sized target, one answer at a time"
+    return _single_answers("synthetic 7B, one answer", work, result, draft["name"])
 
 
-def _single_answers(label: str, result: dict[str, Any], draft: str) -> Row:
+def _single_answers(label: str, work: str, result: dict[str, Any], draft: str) -> Row:
     (runs,) = (group["runs"] for group in result["runs"] if group["temperature"] == 0)
 
     def speed(variant: str) -> float:
         speeds: list[float] = [run["tokens"] / run["total_s"] for run in runs if run["variant"] == variant]
         return statistics.median(speeds)
 
-    return Row(label, speed("stock plain"), speed(draft))
+    return Row(label, work, speed("stock plain"), speed("plain"), speed(draft))
 
 
 def many_clients(n_clients: int) -> Row:
@@ -90,7 +110,25 @@ def many_clients(n_clients: int) -> Row:
         for load in _read(CLIENTS)["loads"]
         if load["n_clients"] == n_clients
     }
-    return Row(f"{n_clients} clients at once", speeds["llama.cpp"], speeds["edgespec auto"])
+    label = f"{n_clients} clients at once"
+    return Row(label, label, speeds["llama.cpp"], speeds["edgespec plain"], speeds["edgespec auto"])
+
+
+_HEADING = "| | llama.cpp | edgespec | times | by kernels | by drafts |\n|---|---|---|---|---|---|\n"
+
+
+def table() -> str:
+    """Return the README's table, in Markdown."""
+    return _HEADING + "".join(
+        f"| {row.work} | {row.llama_cpp:.1f} | {row.edgespec:.1f} | **{row.ratio:.1f}** "
+        f"| {row.kernels:.2f} | {row.drafts:.2f} |\n"
+        for row in (one_answer(), larger_target(), many_clients(16))
+    )
+
+
+def with_table(readme: str) -> str:
+    """Return the README with the table in the place of the one that it has."""
+    return re.sub(r"^\| \| llama\.cpp \|.*\n(\|.*\n)+", lambda _: table(), readme, flags=re.MULTILINE)
 
 
 def draw(theme: Theme, drawn: list[Row]) -> str:
@@ -139,13 +177,15 @@ def _read(name: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Write the pictures and print their numbers."""
+    """Write the pictures and the README's table, and print the numbers."""
     drawn = rows()
     IMAGES.mkdir(exist_ok=True)
     for theme in THEMES:
         (IMAGES / f"speed-{theme.name}.svg").write_text(draw(theme, drawn))
+    README.write_text(with_table(README.read_text(encoding="utf-8")), encoding="utf-8")
     for row in drawn:
-        print(f"{row.label:<20}{row.llama_cpp:7.1f}{row.edgespec:7.1f}{row.ratio:6.2f}")
+        numbers = f"{row.llama_cpp:7.1f}{row.plain:7.1f}{row.edgespec:7.1f}{row.ratio:6.2f}"
+        print(f"{row.label:<26}{numbers}{row.kernels:6.2f}{row.drafts:6.2f}")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ DEPLOY ?=
 HOURS ?= 8
 MACHINES ?= x86_64 aarch64
 FORGE ?=
-export PROMPT PI DEPLOY HOURS MACHINES CC
+export PROMPT PI DEPLOY HOURS MACHINES
 # Each module is compiled once, not at each start of each program: containers' images often forbid it.
 export PYTHONDONTWRITEBYTECODE :=
 
@@ -142,7 +142,7 @@ needs:
 	@command -v $(PYTHON) >/dev/null || { echo "edgespec: no $(PYTHON); apt install python3 python3-venv python3-dev" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "edgespec: $$($(PYTHON) --version) is too old: 3.11 or newer is needed; try make PYTHON=python3.12" >&2; exit 1; }
-	@$(PYTHON) -m pi.needs $(MAKECMDGOALS)
+	@CC="$(CC)" $(PYTHON) -m pi.needs $(MAKECMDGOALS)
 
 $(BIN)/python: | needs
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -122,3 +123,9 @@ def test_wheels_of_a_changed_tree_are_not_released(dist: Path) -> None:
     (dist.parent / "new.py").touch()
     with pytest.raises(EdgespecError, match=r"^new\.py not as committed"):
         release.release(MACHINES)
+
+
+def test_the_readme_says_whether_there_is_a_release() -> None:
+    headings = re.findall(r"^## .*$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    published = [heading for heading in headings if "unreleased" not in heading]
+    assert ("No release is published yet" in (ROOT / "README.md").read_text()) == (not published)

@@ -30,37 +30,41 @@ export PYTHONDONTWRITEBYTECODE :=
 .PHONY: help run serve check test test-c lint house format sanitize sanitize-memory sanitize-threads bench forge models-supported wheels wheels-test release pi pi4 pi5 pi-test pi-count deploy clean needs
 
 help: ## Show this list
-	@sed -n 's/^\([a-z0-9 -]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
-	@echo '  PROMPT="..." sets the prompt of make run, RUN="--temp 0" its options, TEST="-k name" those of pytest,'
-	@echo '  SERVE="--port 9000" those of make serve, DEPLOY="--port 2222" those of make deploy,'
-	@echo '  HOURS=2 the hours of make forge, FORGE="--families head" its options'
+	@sed -n 's/^\([a-z0-9 -]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 25
+	@echo; echo 'With settings:'
+	@echo '  make run PROMPT="Why is the sky blue?" RUN="--temp 0"'
+	@echo '  make serve SERVE="--port 9000"'
+	@echo '  make test TEST="-k name"'
+	@echo '  make forge HOURS=2 FORGE="--families head"'
+	@echo '  make wheels MACHINES=x86_64'
+	@echo '  make deploy PI=user@host DEPLOY="--port 2222"'
 
 run: $(VENV)/.installed ## Build, pull the default pair, write text from PROMPT
 	@$(BIN)/edgespec run $(RUN) -- "$$PROMPT"
 
-serve: $(VENV)/.installed ## Build, pull the default pair, answer OpenAI clients at http://127.0.0.1:8080
+serve: $(VENV)/.installed ## The same, then answer clients at http://127.0.0.1:8080
 	@$(BIN)/edgespec serve $(SERVE)
 
 # Threads that wait leave the processors to the other worker's instead of spinning: passive, and one for numpy.
 NO_SPINNING := OMP_WAIT_POLICY=passive OPENBLAS_NUM_THREADS=1
 PYTEST := $(NO_SPINNING) $(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder
 
-check: lint ## Lint, and run the quick tests (3 minutes): before each commit
+check: lint ## Lint and quick tests (3 minutes): before each commit
 	$(PYTEST) -q -m "not slow and not pair" $(TEST)
 
-test: $(VENV)/.dev test-c ## Run all tests, three at once (pulls 1.6 GB of models)
+test: $(VENV)/.dev test-c ## All tests, three at once (pulls 1.6 GB of models)
 	$(PYTEST) $(TEST)
 
-test-c: $(BUILT)/.tests ## Run the C tests alone
+test-c: $(BUILT)/.tests ## The C tests alone
 	$(BIN)/ctest --test-dir $(BUILT) --parallel 2 --output-on-failure
 
-lint: $(VENV)/.dev house ## Check style, types, which package imports which, and the house rules
+lint: $(VENV)/.dev house ## Check style, types, order of imports, the house rules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-house: ## Check the house rules: names, lengths, docstrings (docs/development.md)
+house: ## Check the house rules alone (docs/development.md)
 	$(PYTHON) lint_house.py
 
 format: $(VENV)/.dev ## Format the Python code
@@ -70,7 +74,7 @@ format: $(VENV)/.dev ## Format the Python code
 # One build for the C tests and for Python's. -S and -P keep the installed edgespec out, so that the one in
 # build/sanitize-py is found. Python leaks at exit by itself: leaks are looked for in the C tests only. What
 # has no memory is to be told so, not ended. libstdc++ comes first too: ASan looks for its throw when it starts. SANITIZED: statistics are drawn from fewer samples.
-sanitize: sanitize-memory sanitize-threads ## Run the C tests and the Python tests of C code under ASan and UBSan, threads under TSan (gcc)
+sanitize: sanitize-memory sanitize-threads ## Tests of C code under ASan, UBSan and TSan (gcc)
 
 sanitize-memory: $(VENV)/.dev
 	PATH="$(abspath $(BIN)):$$PATH" $(PIP) install --no-build-isolation --no-deps --upgrade \
@@ -92,7 +96,7 @@ sanitize-threads: $(VENV)/.dev
 	$(CMAKE) --build build/sanitize-threads --target test_threads test_hidden
 	$(BIN)/ctest --test-dir build/sanitize-threads --output-on-failure -R 'kernels_(threads|hidden)'
 
-bench: $(VENV)/.dev ## Measure: the C core, T(n), plain against speculative, memory (10 minutes, keep the machine quiet)
+bench: $(VENV)/.dev ## Measure (10 minutes, keep the machine quiet)
 	$(BIN)/edgespec models pull default qwen2.5-coder-0.5b-q4_0
 	$(BIN)/python bench/accept.py
 	$(BIN)/python bench/verify_cost.py
@@ -100,23 +104,23 @@ bench: $(VENV)/.dev ## Measure: the C core, T(n), plain against speculative, mem
 	$(BIN)/python bench/memory.py
 
 # What is stopped goes on when it is called again (docs/drafts.md).
-forge: $(VENV)/.forge ## Train the default pair's draft for HOURS hours, and keep it if it is faster
+forge: $(VENV)/.forge ## Train a draft for HOURS hours, keep it if it is faster
 	@$(BIN)/edgespec draft make --hours $(HOURS) $(FORGE)
 
-models-supported: $(VENV)/.installed ## Check what works with each architecture, and write docs/models-supported.md
+models-supported: $(VENV)/.installed ## Check each architecture, write docs/models-supported.md
 	@$(BIN)/python tests/support/models_supported.py
 
-wheels: $(VENV)/.pi ## Build wheels that need no compiler into dist/: llama.cpp's and edgespec's, for x86-64 and ARM (docs/start.md)
+wheels: $(VENV)/.pi ## Build wheels for MACHINES into dist/ (docs/start.md)
 	@$(BIN)/python -m pi.manylinux $(MACHINES)
 
-wheels-test: $(VENV)/.pi ## Install these wheels in Debian roots without a compiler, and write a text there (root; qemu for ARM)
+wheels-test: $(VENV)/.pi ## Try them in Debian roots without a compiler (as root)
 	@$(BIN)/python -m pi.bare $(MACHINES)
 
-release: $(VENV)/.pi ## Build the wheels of a tagged commit, with checksums and notes, into dist/release: what to upload
+release: $(VENV)/.pi ## Wheels of a tagged commit, sums, notes in dist/release
 	@$(BIN)/python -m pi.manylinux $(MACHINES)
 	@$(BIN)/python -m pi.release $(MACHINES)
 
-pi: $(VENV)/.pi ## Cross-compile wheels for the Raspberry Pi 4 and 5 into dist/pi4 and dist/pi5 (docs/raspberry-pi.md)
+pi: $(VENV)/.pi ## Wheels for Raspberry Pi 4 and 5 (docs/raspberry-pi.md)
 	@$(BIN)/python -m pi.wheels pi4 pi5
 
 pi4 pi5: $(VENV)/.pi ## One of them
@@ -125,13 +129,13 @@ pi4 pi5: $(VENV)/.pi ## One of them
 pi-test: $(VENV)/.pi ## Test these wheels under qemu, emulated as each board
 	@$(BIN)/python -m pi.emulate
 
-pi-count: $(VENV)/.pi ## Count the instructions of products on each board, edgespec's kernels and llama.cpp's
+pi-count: $(VENV)/.pi ## Count instructions of products on each board
 	@$(BIN)/python -m pi.count
 
 deploy: $(VENV)/.pi ## Install them on a board: make deploy PI=user@host
 	@$(BIN)/python -m pi.deploy $(DEPLOY) -- "$$PI"
 
-clean: ## Remove everything built; models and the compiled llama.cpp stay
+clean: ## Remove all that was built; models and llama.cpp stay
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
 	find edgespec bench pi tests -name __pycache__ -type d -prune -exec rm -rf {} +
 

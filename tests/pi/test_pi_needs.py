@@ -1,4 +1,4 @@
-"""What make checks before it installs anything: one line, and no venv has been made."""
+"""What make shows of its targets, and checks before it installs anything: one line, no venv was made."""
 
 from __future__ import annotations
 
@@ -233,3 +233,12 @@ def test_a_release_needs_git(clone: Path) -> None:
     add(clone, "git")
     line = "no commit of git; a release is made of a tagged one"
     assert make(clone, "release", GIT_CEILING_DIRECTORIES=str(clone.parent)) == (2, f"edgespec: : {line}")
+
+
+def test_help_names_every_target_in_80_columns() -> None:
+    command = ["make", "--no-print-directory", "help"]
+    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert max(map(len, shown.splitlines())) <= 80
+    named = {name for line in re.findall(r"^  make (.*?)  ", shown, re.MULTILINE) for name in line.split()}
+    (targets,) = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert set(targets.split()) - named == {"needs", "sanitize-memory", "sanitize-threads"}

@@ -42,7 +42,7 @@ help: ## Show this list
 run: $(VENV)/.installed ## Build, pull the default pair, write text from PROMPT
 	@$(BIN)/edgespec run $(RUN) -- "$$PROMPT"
 
-serve: $(VENV)/.installed ## The same, then answer clients at http://127.0.0.1:8080
+serve: $(VENV)/.installed ## Build, pull the pair, serve at http://127.0.0.1:8080
 	@$(BIN)/edgespec serve $(SERVE)
 
 # Threads that wait leave the processors to the other worker's instead of spinning: passive, and one for numpy.

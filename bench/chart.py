@@ -52,7 +52,7 @@ class Row:
     label: str
     """Name in the picture."""
     work: str
-    """What is done, in the table."""
+    """Name in the table."""
     llama_cpp: float
     plain: float
     """Speed of edgespec when nothing is drafted."""

@@ -1,4 +1,4 @@
-"""What make's targets need of this machine, before anything is installed: `python3 -m pi.needs TARGET...`.
+"""Checks what make's targets need, before anything is installed: `python3 -m pi.needs TARGET...`.
 
 It imports nothing that would have to be installed first. The tools of pi/ call the same functions, for who
 starts them without make.
@@ -35,7 +35,7 @@ QEMU_WITH_PLUGINS = "qemu-aarch64"
 """The one that counts instructions; Debian's static one loads no plugins."""
 
 TO_COMPILE = "apt install gcc g++ python3-dev"
-"""What to do where `compiler_lacking` returns something."""
+"""The cure where `compiler_lacking` returns something."""
 
 _KEYRINGS = tuple(f"/usr/share/keyrings/debian-archive-keyring.{end}" for end in ("gpg", "pgp"))
 _VENV = ROOT / ".venv"

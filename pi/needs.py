@@ -316,8 +316,8 @@ _TARGETS: dict[str, Callable[[], None]] = {
     "sanitize-memory": lambda: _sanitizers(*_MEMORY),
     "sanitize-threads": lambda: _sanitizers(*_THREADS),
 }
-_USING = ("run", "serve", "forge", "models-supported")
-"""Targets that use what is installed; the others develop it, which takes a compiler."""
+_USING = ("help", "house", "clean", "run", "serve", "forge", "models-supported")
+"""Targets that need nothing, or use what is installed; the others develop it, which takes a compiler."""
 
 
 def compiler_lacking() -> str:

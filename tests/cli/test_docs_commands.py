@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -55,3 +56,11 @@ def test_commands_and_options_exist(page: Path) -> None:
 
 def test_commands_are_found() -> None:
     assert sum(len(commands(page)) for page in PAGES) > 60
+
+
+def test_every_extra_of_users_is_in_the_table_of_start() -> None:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        extras = tomllib.load(file)["project"]["optional-dependencies"]
+    page = (ROOT / "docs" / "start.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `pip install 'edgespec\[(\w+)\]'` \|", page, re.MULTILINE)
+    assert set(listed) == {*extras} - {"dev", "pi"}

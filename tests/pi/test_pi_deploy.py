@@ -509,7 +509,7 @@ def test_hostile_hosts_are_not_even_asked(run, host, monkeypatch, tmp_path):
 )
 def test_plain_hosts(run, host, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert last_line(run(to=[host])) == "no ssh on this machine; apt install openssh-client"
+    assert last_line(run(to=[host])) == "no ssh on this machine: apt install openssh-client"
 
 
 FOLDER = "a folder's name here has letters, digits, spaces and . _ - / alone"

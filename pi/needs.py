@@ -175,7 +175,7 @@ def sources_of_release() -> None:
         first, *others = changed
         more = f" and {len(others)} more" if others else ""
         raise EdgespecError(
-            f"{first[3:]}{more} not as committed; a release is made of a commit: commit, or git stash"
+            f"{first[3:]}{more}: not as committed; a release is made of a commit: commit, or git stash -u"
         )
     notes()
     tagged = _git("rev-parse", "--quiet", "--verify", f"refs/tags/{tag}^{{commit}}")

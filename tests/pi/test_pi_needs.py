@@ -202,15 +202,15 @@ def test_a_tag_of_another_commit_is_not_this_version(tagged: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "line"),
     [
-        (["CHANGELOG.md"], "CHANGELOG.md not as committed"),
-        (["new", "Makefile"], "Makefile and 1 more not as committed"),
+        (["CHANGELOG.md"], "CHANGELOG.md: not as committed"),
+        (["new", "Makefile"], "Makefile and 1 more: not as committed"),
     ],
 )
 def test_a_tree_that_has_changed_is_not_released(tagged: Path, changed: list[str], line: str) -> None:
     for name in changed:
         with (tagged / name).open("a") as file:
             file.write("\n")
-    cure = "a release is made of a commit: commit, or git stash"
+    cure = "a release is made of a commit: commit, or git stash -u"
     assert make(tagged, "release") == (2, f"edgespec: {line}; {cure}")
 
 

@@ -121,7 +121,7 @@ def test_a_damaged_wheel_is_not_released(dist: Path) -> None:
 
 def test_wheels_of_a_changed_tree_are_not_released(dist: Path) -> None:
     (dist.parent / "new.py").touch()
-    with pytest.raises(EdgespecError, match=r"^new\.py not as committed"):
+    with pytest.raises(EdgespecError, match=r"^new\.py: not as committed"):
         release.release(MACHINES)
 
 

@@ -33,7 +33,7 @@ help: ## Show this list
 	@sed -n 's/^\([a-z0-9 -]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 	@echo '  PROMPT="..." sets the prompt of make run, RUN="--temp 0" its options, TEST="-k name" those of pytest,'
 	@echo '  SERVE="--port 9000" those of make serve, DEPLOY="--port 2222" those of make deploy,'
-	@echo '  HOURS=2 the hours of make forge, FORGE="--families head" its options'
+	@echo '  HOURS=2 the hours of make forge, FORGE="--types q4_0" its options'
 
 run: $(VENV)/.installed ## Build, pull the default pair, write text from PROMPT
 	@$(BIN)/edgespec run $(RUN) -- "$$PROMPT"

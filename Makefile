@@ -35,7 +35,7 @@ help: ## Show this list
 	@echo '  make run PROMPT="Why is the sky blue?" RUN="--temp 0"'
 	@echo '  make serve SERVE="--port 9000"'
 	@echo '  make test TEST="-k name"'
-	@echo '  make forge HOURS=2 FORGE="--families head"'
+	@echo '  make forge HOURS=2 FORGE="--types q4_0"'
 	@echo '  make wheels MACHINES=x86_64'
 	@echo '  make deploy PI=user@host DEPLOY="--port 2222"'
 

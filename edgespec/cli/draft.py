@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -25,9 +25,6 @@ from edgespec.engine.model_choice import choose_models
 from edgespec.models.draft_records import draft_records
 from edgespec.models.sources import format_size
 
-if TYPE_CHECKING:
-    from edgespec.forge.speech_draft import SpeechDraftRequest
-
 draft_app = typer.Typer(
     no_args_is_help=True,
     help="Make drafts: small, fast models that propose for a larger one; list, judge and remove them.",
@@ -41,9 +38,8 @@ _Name = Annotated[str, typer.Argument(help="A name of `edgespec draft list`.", a
 
 @draft_app.command(
     "make",
-    epilog="Examples: `edgespec draft make --hours 2` · in minutes, without training: `edgespec draft make "
-    "--hours 0` · over night: `edgespec draft make -t my-7b.gguf --hours 8 --from-history` · for "
-    "a Whisper model: `edgespec draft make -t whisper-small --recordings talks/`",
+    epilog="Examples: `edgespec draft make --hours 2` · over night: `edgespec draft make -t my-7b.gguf "
+    "--hours 8 --from-history`",
 )
 @grouped
 def make_command(
@@ -57,25 +53,20 @@ def make_command(
 ) -> None:
     """Make the draft that makes a model fastest on this machine; keep it if it beats the one that is there.
 
-    The model writes texts; drafts are trained on them, quantized, and judged by tokens a second. The best one
-    is used from then on wherever none is named. The text stays the model's, exactly. Ctrl-C stops it, and the
-    same command goes on.
+    The model writes texts; a head is trained on them (a block that goes on from the model's hidden states),
+    quantized, and judged by tokens a second. The best one is used from then on wherever none is named. The
+    text stays the model's, exactly. Ctrl-C stops it, and the same command goes on.
     """
     from edgespec.cli.draft_report import made_document, print_made
-    from edgespec.forge.builder import small_model
+    from edgespec.forge.builder import require_jax
     from edgespec.forge.evaluation_process import N_PROMPTS
-    from edgespec.forge.families import require_jax
     from edgespec.forge.make import MakeRequest, make
     from edgespec.forge.progress import StageContext
     from edgespec.models.registry import check_name
     from edgespec.platform.signals import SignalPipe
 
-    if making.recordings is not None:
-        asked = making.speech_request(making.recordings, data, training, evaluation, compute.threads)
-        _make_for_speech(asked, json=json)
-        return
     target = making.target or choose_models(None, None, "none")[0]
-    trained = training.request(target)
+    trained = training.request()
     request = MakeRequest(
         target=target,
         data=data.request(trained),
@@ -84,11 +75,10 @@ def make_command(
         name=making.name,
         force=making.force,
     )
-    if trained.trains:
-        require_jax()  # before anything is downloaded, as all that can be refused by then
+    require_jax()  # before anything is downloaded, as all that can be refused by then
     if making.name:
         check_name(making.name)
-    pull_named(target, choose_models(target, None)[1], small_model(target, trained))
+    pull_named(target, choose_models(target, None)[1])
     with SignalPipe() as signals, StageDisplay() as display:
         context = StageContext(on_progress=display.show, on_message=message, signals=signals)
         try:
@@ -100,31 +90,6 @@ def make_command(
         out.print_json(data=made_document(made))
     else:
         print_made(made)
-
-
-def _make_for_speech(request: SpeechDraftRequest, *, json: bool) -> None:
-    from edgespec.cli.draft_report import print_speech_draft, speech_draft_document
-    from edgespec.cli.progress import pull_speech
-    from edgespec.forge.families import require_jax
-    from edgespec.forge.progress import StageContext
-    from edgespec.forge.speech_draft import make_speech_draft
-    from edgespec.models.registry import check_name
-
-    require_jax()
-    if request.name:
-        check_name(request.name)
-    pull_speech(request.target, "none")
-    with StageDisplay() as display:
-        context = StageContext(on_progress=display.show, on_message=message)
-        try:
-            made = make_speech_draft(request, context)
-        except KeyboardInterrupt:
-            message("what was heard and trained is kept; the same command goes on")
-            raise
-    if json:
-        out.print_json(data=speech_draft_document(made))
-    else:
-        print_speech_draft(made)
 
 
 @draft_app.command("list", epilog="Example: edgespec draft list --json")

@@ -106,8 +106,8 @@ def _dataset(name: str, context: StageContext) -> tuple[Dataset, GGUFHeader]:
     """Return the dataset of a target, and the header of the target's file."""
     from edgespec.forge.dataset import Dataset, DatasetTarget
     from edgespec.forge.progress import StageProgress
-    from edgespec.llama.embeddings import check_target
     from edgespec.llama.gguf_header import check_model_file
+    from edgespec.llama.head_file import check_target
     from edgespec.models.hashes import sha256_of
     from edgespec.models.quantizations import model_file
 

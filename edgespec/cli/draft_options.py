@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, get_args
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from edgespec.cli.completion import complete_model
 from edgespec.cli.groups import option_group
 from edgespec.errors import UsageError
-from edgespec.models.draft_records import Family
-from edgespec.models.entries import nearest
 
 if TYPE_CHECKING:
     from edgespec.forge.builder import TrainingRequest
     from edgespec.forge.data_stage import DataRequest
     from edgespec.forge.evaluation_process import EvaluationSettings
-    from edgespec.forge.speech_draft import SpeechDraftRequest
 
 _DATA, _TRAINING, _JUDGING = "What it learns from", "Training", "Judging"
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMgG]?)([iI]?[bB])?")
@@ -41,61 +38,12 @@ class MakeOptions:
     """The draft that is made."""
 
     target: TargetOption = None
-    recordings: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Of a Whisper model: recordings like yours, from which a decoder is made that shares the "
-            "target's encoder.",
-            show_default=False,
-        ),
-    ] = None
     name: Annotated[
-        str | None, typer.Option(help="What it is to be called.", show_default="TARGET-FAMILY-TYPE")
+        str | None, typer.Option(help="What it is to be called.", show_default="TARGET-head-TYPE")
     ] = None
     force: Annotated[
         bool, typer.Option("--force", help="Keep it though it is no better, and replace one of that name.")
     ] = False
-
-    def speech_request(
-        self,
-        recordings: Path,
-        data: DataOptions,
-        training: TrainingOptions,
-        evaluation: EvaluationOptions,
-        threads: int | None,
-    ) -> SpeechDraftRequest:
-        """Return the request for a draft of a Whisper model. Raises UsageError for options of texts."""
-        from edgespec.forge.speech_draft import SpeechDraftRequest
-
-        if self.target is None:
-            raise UsageError("--recordings needs --target, a Whisper model, such as whisper-small")
-        given = {
-            "--prompts": data.prompts,
-            "--from-history": data.from_history,
-            "--data-tokens": data.data_tokens,
-            "--families": training.families,
-            "--tokens": training.tokens,
-            "--source": training.source,
-            "--start": training.start,
-            "--keep": training.keep,
-        }
-        for option, value in given.items():
-            if value:
-                raise UsageError(f"--recordings and {option} contradict each other: one is for texts")
-        hours = 2.0 if training.hours is None else training.hours
-        if not 0.0 < hours <= 1000.0:
-            problem = "must be above 0: a decoder with fewer layers writes nothing without training"
-            raise UsageError(problem, field="hours", value=hours)
-        return SpeechDraftRequest(
-            target=self.target,
-            recordings=recordings,
-            hours=hours,
-            rounds=evaluation.rounds,
-            threads=threads,
-            name=self.name,
-            force=self.force,
-        )
 
 
 @option_group(_DATA)
@@ -150,22 +98,13 @@ class DataOptions:
 
 @option_group(_TRAINING)
 class TrainingOptions:
-    """Drafts to try, and the time to train them."""
+    """The training, and the drafts that are made of it."""
 
-    families: Annotated[
-        str | None,
-        typer.Option(
-            metavar="head,shallow,whole",
-            help="Kinds of drafts to try, with commas: a block on the target's hidden state (head); a small "
-            "model of its family with some of its layers (shallow), or all (whole).",
-            show_default="all that are possible",
-        ),
-    ] = None
     hours: Annotated[
         float | None,
         typer.Option(
             metavar="H",
-            help="Hours of training, of all families together; 0 trains nothing: minutes, for whole alone.",
+            help="Hours of training.",
             show_default="2",
         ),
     ] = None
@@ -173,14 +112,6 @@ class TrainingOptions:
         str | None,
         typer.Option(
             metavar="N", help="Instead of hours: tokens of training, such as 1M.", show_default=False
-        ),
-    ] = None
-    source: Annotated[
-        str | None,
-        typer.Option(
-            help="The small model that shallow and whole are made of.",
-            show_default="the small model of the target's pair",
-            autocompletion=complete_model,
         ),
     ] = None
     start: Annotated[
@@ -197,22 +128,17 @@ class TrainingOptions:
     ] = None
     types: Annotated[str, typer.Option(help="Quantizations to try, with commas.")] = "q4_0,q8_0"
 
-    def request(self, target: str) -> TrainingRequest:
-        """Return what is trained for `target`. Raises UsageError."""
-        from edgespec.forge.builder import TrainingRequest, possible_families
+    def request(self) -> TrainingRequest:
+        """Return how a head is trained. Raises UsageError."""
+        from edgespec.forge.builder import TrainingRequest
         from edgespec.models.quantizations import parse_types
 
         if self.hours is not None and self.tokens is not None:
             raise UsageError("--hours and --tokens contradict each other: choose one")
         tokens = None if self.tokens is None else count(self.tokens, "tokens")
-        hours = (2.0 if self.hours is None else self.hours) if tokens is None else None
-        trains = bool(hours or tokens)
-        chosen = possible_families(target, self.source, trains=trains)
         return TrainingRequest(
-            families=chosen if self.families is None else _families(self.families),
-            hours=hours,
+            hours=(2.0 if self.hours is None else self.hours) if tokens is None else None,
             tokens=tokens,
-            source=self.source,
             start=self.start,
             keep=self.keep,
             types=tuple(parse_types(self.types, "types")),
@@ -249,19 +175,3 @@ def size(text: str, field: str) -> int:
         raise UsageError("must be a size, such as 500MB or 2GB", field=field, value=text)
     base = 1024.0 if found[3] and found[3][0] in "iI" else 1000.0
     return int(float(found[1]) * base ** _POWERS[found[2].lower()])
-
-
-def _families(text: str) -> tuple[Family, ...]:
-    known = get_args(Family)
-    found: list[Family] = []
-    for name in filter(None, (part.strip().lower() for part in text.split(","))):
-        if name not in known:
-            problem = (
-                f"no family is called {name!r}{nearest(name, known) or ' (known: ' + ', '.join(known) + ')'}"
-            )
-            raise UsageError(problem, field="families")
-        if name not in found:
-            found.append(name)  # type: ignore[arg-type] # checked above
-    if not found:
-        raise UsageError(f"name at least one of {', '.join(known)}", field="families")
-    return tuple(found)

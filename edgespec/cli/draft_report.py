@@ -13,7 +13,6 @@ from edgespec.cli.made_drafts import acceptance_text, described, sources_text
 from edgespec.forge.builder import DraftFile
 from edgespec.forge.evaluation import CandidateResult, DraftEvaluation
 from edgespec.forge.make import LEAST_GAIN, MakeResult
-from edgespec.forge.speech_draft import SpeechDraftResult
 from edgespec.models.sources import format_size
 
 
@@ -49,41 +48,6 @@ def made_document(made: MakeResult) -> dict[str, Any]:
         "best": made.best.label,
         "beaten": made.beaten,
         "gain": made.gain,
-        "kept": made.kept and described(made.kept),
-        "path": str(made.path) if made.path else None,
-    }
-
-
-def print_speech_draft(made: SpeechDraftResult) -> None:
-    """Print what was measured of a draft for a Whisper model, and what became of it."""
-    gains = made.gains
-    out.print(
-        f"for {made.target_name}, from {made.n_windows} windows of recordings: {made.accepted:.0%} of "
-        f"held-out tokens are its likeliest, {made.drafted_accepted:.0%} of those it drafted were accepted, "
-        f"c {made.cost_ratio:.2f}"
-    )
-    out.print(f"{gains.greedy:.2f} times {made.beaten}, {gains.sampled:.2f} at 0.8")
-    if made.kept is None:
-        out.print(f"nothing is kept: less than {LEAST_GAIN:.0%} is not told from noise; --force keeps it")
-        return
-    out.print(f"kept: {made.path}")
-    out.print(
-        f"`edgespec transcribe -m {made.target_name}` drafts with it from now on, where it pays; "
-        f"`edgespec draft remove {made.kept.name}` removes it"
-    )
-
-
-def speech_draft_document(made: SpeechDraftResult) -> dict[str, Any]:
-    """Return all that came of it, as JSON has it."""
-    return {
-        "target": made.target_name,
-        "windows": made.n_windows,
-        "accepted": made.accepted,
-        "drafted_accepted": made.drafted_accepted,
-        "cost_ratio": made.cost_ratio,
-        "beaten": made.beaten,
-        "greedy": made.gains.greedy,
-        "sampled": made.gains.sampled,
         "kept": made.kept and described(made.kept),
         "path": str(made.path) if made.path else None,
     }
@@ -131,8 +95,7 @@ def _interval(comparison: VariantComparison) -> str:
 
 
 def _candidate(one: DraftFile, judged: CandidateResult) -> dict[str, Any]:
-    trained = one.trained and msgspec.to_builtins(one.trained)
-    return {"label": one.label, "family": one.family, "trained": trained, **_document(judged)}
+    return {"label": one.label, "trained": msgspec.to_builtins(one.trained), **_document(judged)}
 
 
 def _document(judged: CandidateResult) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def described(draft: DraftRecord) -> dict[str, Any]:
 
 def drafts_table(drafts: Sequence[DraftRecord]) -> Table:
     """Return a table with a row for each draft."""
-    table = Table("draft", "family", "target", "SHA-256", "made from", "accepted", "c", "gain", box=None)
+    table = Table("draft", "target", "SHA-256", "made from", "accepted", "c", "gain", box=None)
     table.pad_edge = False
     for draft in drafts:
         table.add_row(
@@ -43,7 +43,7 @@ def drafts_table(drafts: Sequence[DraftRecord]) -> Table:
 
 def full_table(drafts: Sequence[DraftRecord]) -> Table:
     """Return a table with all that people may ask of each draft."""
-    table = Table("draft", "family", "target", "SHA-256", "made from", box=None, pad_edge=False)
+    table = Table("draft", "target", "SHA-256", "made from", box=None, pad_edge=False)
     for title in ("trained on", "hours", "accepted", "c", "greedy", "at 0.8"):
         table.add_column(title, justify="right")
     table.add_column("made")
@@ -65,7 +65,7 @@ def full_table(drafts: Sequence[DraftRecord]) -> Table:
 def _origin(draft: DraftRecord) -> list[str]:
     """Return the cells of the first five columns."""
     sha256 = draft.target_sha256[:_SHORT]
-    return [draft.name, draft.family, draft.target_name, sha256, sources_text(draft.data)]
+    return [draft.name, draft.target_name, sha256, sources_text(draft.data)]
 
 
 def acceptance_text(shares: Sequence[float]) -> str:

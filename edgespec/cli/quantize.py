@@ -108,11 +108,9 @@ def _quantizer(
 
 def _refuse_made_draft(source: str, file: Path) -> None:
     """Raise UsageError for a draft that edgespec made."""
-    from edgespec.llama.embeddings import read_cut
     from edgespec.llama.gguf_header import read_header
 
-    header = read_header(file)
-    if header.is_head or read_cut(header) is not None:
+    if read_header(file).is_head:
         raise UsageError(
             f"{source}: a draft that edgespec made, of which a part would be lost; `edgespec draft make "
             "--types` makes it in other types"

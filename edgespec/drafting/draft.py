@@ -1,7 +1,7 @@
 """Drafts of a target, besides the suffix store: nothing, a model of its vocabulary, or of another one.
 
     NoDraft           nothing
-    PlainDraft        a model of the target's vocabulary; part of its output vocabulary may be cut away
+    PlainDraft        a model of the target's vocabulary
     TranslatedDraft   a model of another vocabulary
     HeadDraft, EagleDraft, BlockDraft, MtpDraft       heads (draft_heads.py)
 
@@ -24,7 +24,6 @@ from edgespec.drafting.foreign.vocabulary_match import compare_vocabularies
 from edgespec.drafting.policy import Policy
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.batch import EmbeddingsFn
-from edgespec.llama.embeddings import Embeddings, read_cut
 from edgespec.llama.gguf_header import GGUFHeader
 from edgespec.llama.placement import Placement
 from edgespec.llama.sequence_pool import SequencePool
@@ -115,14 +114,12 @@ class Draft(Closing):
         raise NotImplementedError
 
     @property
-    def embeddings(self) -> EmbeddingsFn | None:
-        """Maker of the rows that a pass takes in place of tokens; None: it takes tokens, or states."""
-        return None
-
-    @property
     def timed_inputs(self) -> EmbeddingsFn | None:
-        """Maker of such rows for a pass that is only timed: the costs do not depend on their values."""
-        return self.embeddings
+        """Maker of the rows that a timed pass takes in place of tokens; None: it takes tokens.
+
+        Costs do not depend on their values.
+        """
+        return None
 
     def costs(self, curve: CostCurve) -> CostCurve:
         """Return the costs of drafting, for a `curve` of single passes."""
@@ -174,38 +171,20 @@ class PlainDraft(Draft):
         super().__init__(target_name)
         self.name = name
         self.header = header
-        self._cut = read_cut(header)
 
     def _match(self, model: Model, on_message: MessageFn) -> Draft:
         match = compare_vocabularies(self.target, model)
-        if match.equal:
-            return self
-        if self._cut:
-            raise EdgespecError(
-                f"{self.name} cannot draft for {self.target_name}: {match.reason}; "
-                "choose the model that it was cut from"
-            )
-        return TranslatedDraft(self, on_message)
+        return self if match.equal else TranslatedDraft(self, on_message)
 
     def writer(self) -> Model:
-        """Return its model; a cut one raises UsageError."""
-        if self._cut:
-            raise UsageError(
-                f"{self.name} has only a part of the vocabulary, and could not write the rest of it in "
-                "a cascade: choose the model that it was cut from"
-            )
+        """Return its model."""
         return self.model
 
     def open(self, sequences: SequencePool) -> DraftModel:
         """Return it as a DraftModel, which finds what it read of earlier sequences."""
-        model = DraftModel(sequences.begin([0]), n_vocab=self.target.n_vocab, cut=self._cut)
+        model = DraftModel(sequences.begin([0]), n_vocab=self.target.n_vocab)
         model.sequences = sequences
         return model
-
-    @property
-    def embeddings(self) -> EmbeddingsFn | None:
-        """The rows of the full vocabulary, of a model whose own was cut."""
-        return Embeddings(self._cut) if self._cut else None
 
 
 class TranslatedDraft(Draft):

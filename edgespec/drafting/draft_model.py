@@ -12,7 +12,6 @@ import numpy.typing as npt
 from edgespec.decoding.features import TargetFeatures
 from edgespec.decoding.forward import Ask, DraftForward, run_to_end
 from edgespec.errors import LogitsOf
-from edgespec.llama.embeddings import CutVocabulary
 from edgespec.llama.outputs import ForwardResult
 from edgespec.llama.sequence_pool import SequencePool, n_common
 from edgespec.llama.session import Rows, Session
@@ -34,16 +33,13 @@ class DraftModel:
     sequences: SequencePool | None = None
     """The pool of its session; a sequence that begins like an earlier one need not be read again."""
 
-    def __init__(self, session: Session, *, n_vocab: int, cut: CutVocabulary | None = None) -> None:
-        """Draft with `session`; only the first `n_vocab` tokens of its vocabulary are those of the target.
-
-        `cut`: which tokens a draft has whose output vocabulary was cut; `session` must have its `Embeddings`.
-        """
+    def __init__(self, session: Session, *, n_vocab: int) -> None:
+        """Draft with `session`; only the first `n_vocab` tokens of its vocabulary are those of the target."""
         self._session = session
-        self._n_inputs = cut.n_vocab if cut else session.model.n_vocab
+        self._n_inputs = session.model.n_vocab
         self.n_vocab = min(n_vocab, self._n_inputs)
         """Tokens of the target that it can know."""
-        self._set_tokens(cut.token_ids if cut else None)
+        self._set_tokens(None)
         self._offset = 0  # the sequence's index of the first token in the cache
         self.blamed = LogitsOf(session.model.path)
         """Enter it around what is computed from its logits: an error then names this model."""

@@ -29,8 +29,8 @@ from edgespec.engine.remote_target import RemoteTarget, open_nodes
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.chat_template import check_chat_template
 from edgespec.llama.context import with_cache_type
-from edgespec.llama.embeddings import check_target
 from edgespec.llama.gguf_header import GGUFHeader
+from edgespec.llama.head_file import check_target
 from edgespec.llama.kernels import STOCK, Kernels
 from edgespec.llama.kernels import load as load_kernels
 from edgespec.llama.kv_cache import MAX_SEQUENCES_OPEN, KVCache, KVCacheSize
@@ -303,7 +303,6 @@ class Pair(Closing):
             model,
             size,
             n_threads=self.n_threads,
-            embeddings=self.draft.embeddings if is_draft else None,
             takes_inputs=self.draft.reads_states and is_draft,
             interrupt=self._interrupt,
         )

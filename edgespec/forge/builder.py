@@ -1,97 +1,97 @@
-"""Builds the drafts that are evaluated: files, each a family in a quantization.
-
-trained        a family as training left it (families.py), in each quantization
-not trained    the source's weights with a cut output vocabulary (vocabulary_cut.py)
-"""
+"""Builds the drafts that are evaluated: a trained head (training/, extra `forge`) in each quantization."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edgespec.drafting.foreign.vocabulary_match import compare_vocabularies
 from edgespec.engine.model_choice import is_here
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.forge.dataset import Dataset
-from edgespec.forge.families import (
-    MADE_OF_SOURCE,
-    TrainingJob,
-    TrainingSummary,
-    check_trainable,
-    require_jax,
-    train_family,
-)
 from edgespec.forge.progress import StageContext, StageProgress
-from edgespec.forge.runs import (
-    draft_of,
-    earlier_token_ids,
-    earlier_training,
-    read_token_ids,
-    write_token_ids,
-)
-from edgespec.forge.training.weights import ModelWeights
-from edgespec.forge.vocabulary_cut import check_source, cut, read_vocabulary
-from edgespec.forge.vocabulary_ranking import Ids, VocabularyRanking, rank
+from edgespec.forge.runs import draft_of, earlier_training, read_token_ids, write_token_ids
+from edgespec.forge.training.weights import EMBEDDINGS, OUTPUT_NORM, ModelWeights
+from edgespec.forge.vocabulary_ranking import Ids, VocabularyRanking, rank, read_vocabulary
 from edgespec.llama.gguf_header import GGUFHeader, check_model_file
 from edgespec.llama.head_file import read_head
-from edgespec.llama.quantize import quantize
-from edgespec.llama.weights import Model
-from edgespec.models.draft_records import Family, drafts_for
+from edgespec.models.draft_records import drafts_for
 from edgespec.models.hashes import sha256_of
-from edgespec.models.quantizations import ModelFile, expected_bytes, model_file, quantization_in
+from edgespec.models.quantizations import ModelFile
 from edgespec.models.registry import load_registry
-from edgespec.models.resolve import locate, resolve
+from edgespec.models.resolve import resolve
+from edgespec.models.sources import format_size
+from edgespec.platform.memory import available_bytes
 
-FAMILIES: tuple[Family, ...] = get_args(Family)
+if TYPE_CHECKING:
+    from edgespec.forge.training.loop import TrainingProgress
 
 TYPES = ("q4_0", "q8_0")
 
 KEEP = 16384
 """Tokens that a draft can say by default, where the target has more."""
 
-_HEAD_BYTES = 64 << 20  # of a file without a small model, roughly
+_HEAD_BYTES = 64 << 20  # of a file, roughly
+_BYTES_PER_PARAMETER = 16  # the parameter, its gradient, two moments
+_BYTES_OF_BATCH = 1 << 30  # activations, logits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRequest:
-    """Which drafts to build, and how long to train them."""
+    """How long to train a head, and from what."""
 
-    families: tuple[Family, ...] = FAMILIES
     hours: float | None = None
     tokens: int | None = None
-    """Length of all trainings together; 0: only cut the whole model's vocabulary."""
-    source: str | None = None
-    """The small model for MADE_OF_SOURCE; None: the one of the registry's pair."""
+    """Length of the training: hours or tokens."""
     start: str | None = None
-    """The head whose weights the training of a head starts from; None: the last training's, or the best."""
+    """The head whose weights the training starts from; None: the last training's, or the best."""
     keep: int | None = None
     """Tokens that a draft can say; None: KEEP, or all."""
     types: tuple[str, ...] = TYPES
 
     def __post_init__(self) -> None:
         """Raise UsageError for what cannot be."""
-        for name in ("hours", "tokens"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < float("inf"):
-                raise UsageError("must be 0 or more", field=name, value=value)
         if (self.hours is None) == (self.tokens is None):
             raise UsageError("say how long to train: either hours or tokens", field="hours")
-        if not self.families or not self.types:
-            raise UsageError("name at least one", field="families" if self.types else "types")
-        if not self.trains and self.families != ("whole",):
-            other = next(one for one in self.families if one != "whole")
-            problem = f"{other} has to be trained: give it hours or tokens, or choose whole alone"
-            raise UsageError(problem, field="families")
-        if self.start is not None and not (self.trains and "head" in self.families):
-            raise UsageError("only the training of a head starts from one", field="start", value=self.start)
+        for name in ("hours", "tokens"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise UsageError("must be above 0", field=name, value=value)
+        if not self.types:
+            raise UsageError("name at least one", field="types")
 
-    @property
-    def trains(self) -> bool:
-        """Whether anything is trained."""
-        return bool(self.hours or self.tokens)
+
+@dataclass(frozen=True, slots=True)
+class TrainingSummary:
+    """Length and outcome of a training."""
+
+    n_tokens: int
+    """Repetitions counted."""
+    hours: float
+    acceptance: tuple[float, ...]
+    """Share accepted of held-out texts at position 1, at position 2 given that the first was, ..."""
+    curve: tuple[tuple[int, float, tuple[float, ...]], ...]
+    """Looks at it meanwhile: tokens, hours, acceptance."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingJob:
+    """A training that is asked for."""
+
+    dataset: Dataset
+    target: ModelWeights
+    token_ids: Ids
+    """Tokens that the draft can say, ascending."""
+    hours: float | None
+    tokens: int | None
+    folder: Path
+    start: Path | None
+    """Weights to start from: the folder of an earlier training, or the file of a head."""
+    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,95 +99,36 @@ class DraftFile:
     """A draft that was built."""
 
     label: str
-    """Such as "head-q4_0"; "cut-q4_0" without training."""
-    family: Family
+    """Such as "head-q4_0"."""
     path: Path
-    trained: TrainingSummary | None
+    trained: TrainingSummary
     parent: str | None
-    """The draft or model that its weights started from."""
+    """The draft that its weights started from."""
 
 
-def possible_families(target: str, source: str | None, *, trains: bool) -> tuple[Family, ...]:
-    """Return the families that can be built for `target`: without a small model, those that need none."""
-    if not trains:
-        return ("whole",)
-    has_source = source or _paired(target)
-    return FAMILIES if has_source else tuple(one for one in FAMILIES if one not in MADE_OF_SOURCE)
-
-
-def small_model(target: str, request: TrainingRequest) -> str | None:
-    """Return the name of the small model that drafts are made of; None: the families need none.
-
-    Raises UsageError if none is known.
-    """
-    if not MADE_OF_SOURCE & {*request.families}:
-        return None
-    name = request.source or _paired(target)
-    if name is None:
-        raise UsageError(
-            f"no small model is known for {_name(target)}, and whole and shallow drafts are made of one: "
-            "name it, or choose the family head",
-            field="source",
-        )
-    return name
-
-
-def _paired(target: str) -> str | None:
-    """Return the small model of the registry's pair with this target."""
-    return load_registry().complete(_name(target), None, writes=True)[1]
-
-
-def _name(target: str) -> str:
-    found = locate(target)
-    return found.stem if isinstance(found, Path) else found.name
+def require_jax() -> None:
+    """Raise EdgespecError in one line if what training needs is not installed."""
+    if not all(map(find_spec, ("jax", "optax"))):
+        raise EdgespecError("training needs JAX: pip install 'edgespec[forge]'")
 
 
 class DraftBuilder:
     """Builds the drafts for one target."""
 
     def __init__(self, target: ModelFile, header: GGUFHeader, request: TrainingRequest) -> None:
-        """Check that the drafts can be built.
-
-        Raises UsageError and EdgespecError: no source, one of another vocabulary or architecture, no JAX.
-        """
+        """Check that the drafts can be built. Raises UsageError and EdgespecError, such as without JAX."""
         self._target, self._header, self._request = target, header, request
-        if request.trains:
-            require_jax()
-        self.source: ModelFile | None = None
-        headers = [header]
-        if name := small_model(str(target.path), request):
-            self.source = model_file(name)
-            self._source_header = check_model_file(self.source.path)
-            check_source(self._source_header)
-            self._check_vocabularies(self.source)
-            headers.append(self._source_header)
-        for family in request.families if request.trains else ():
-            check_trainable(family, ModelWeights(header), self._weights(family))
-        # Models of one vocabulary may differ in their padding.
-        self._vocabulary = read_vocabulary(min(headers, key=lambda one: one.n_vocab))
-        by_id = rank(self._vocabulary, ())
-        self._n_words = len(by_id.order)
-        self._cut_of(by_id)  # refuses a wrong number of tokens before anything is written
+        require_jax()
+        weights = ModelWeights(header)
+        for name in (EMBEDDINGS, weights.output, OUTPUT_NORM):
+            weights.info(name)
+        self._vocabulary = read_vocabulary(header)
+        self._cut_of(rank(self._vocabulary, ()))  # refuses a wrong number before anything is written
         self._start = None if request.start is None else self._named_head(request.start)
 
-    def _check_vocabularies(self, source: ModelFile) -> None:
-        with (
-            Model(self._target.path, vocab_only=True) as target,
-            Model(source.path, vocab_only=True) as small,
-        ):
-            match = compare_vocabularies(target, small)
-        if not match.equal:
-            problem = f"{match.reason}; choose a small model of the target's family"
-            raise UsageError(problem, field="source", value=source.name)
-
     def expected_bytes(self) -> int:
-        """Estimate the bytes of all drafts, and of the models they are cut from."""
-        n_bytes = 0
-        for family in self._request.families:
-            for type_ in self._request.types:
-                has_source = family in MADE_OF_SOURCE
-                n_bytes += expected_bytes(self._origin(), type_) if has_source else _HEAD_BYTES
-        return 2 * n_bytes
+        """Estimate the bytes of all drafts, and of the files that they are written from."""
+        return 2 * _HEAD_BYTES * len(self._request.types)
 
     def build(self, dataset: Dataset, folder: Path, run: Path, context: StageContext) -> list[DraftFile]:
         """Build the drafts in `folder`, with checkpoints in the run directory `run` (runs.py).
@@ -195,37 +136,19 @@ class DraftBuilder:
         Training starts from weights of earlier runs. Raises EdgespecError, and KeyboardInterrupt when it is
         stopped: the checkpoints stay.
         """
-        request = self._request
-        token_ids = self._token_ids(dataset, run, context)
-        found: list[DraftFile] = []
-        for family in request.families if request.trains else ():
-            job = self._job(family, dataset, token_ids, run)
-            trained, files = train_family(job, folder, request.types, context)
-            parent = self._parent(job)
-            for type_, path in files.items():
-                found.append(DraftFile(f"{family}-{type_}", family, path, trained, parent))
-        if "whole" in request.families and len(token_ids) < self._n_words:
-            found += self._cuts(token_ids, folder, context)
-        return found
-
-    def _job(self, family: Family, dataset: Dataset, token_ids: Ids, run: Path) -> TrainingJob:
-        request, n = self._request, len(self._request.families)
-        named = self._start if family == "head" else None
-        start = named or earlier_training(run, family, token_ids)
-        if start is None and family == "head":
-            start = self._best_head()
-        return TrainingJob(
-            family=family,
+        job = TrainingJob(
             dataset=dataset,
             target=ModelWeights(self._header),
-            source=self._weights(family),
-            token_ids=token_ids,
-            hours=None if request.hours is None else request.hours / n,
-            tokens=None if request.tokens is None else max(1, request.tokens // n),
-            folder=run / family,
-            start=start,
+            token_ids=self._token_ids(dataset, run, context),
+            hours=self._request.hours,
+            tokens=self._request.tokens,
+            folder=run / "head",
+            start=self._start or earlier_training(run) or self._best_head(),
             seed=int(run.name),
         )
+        trained, files = train_head(job, folder, self._request.types, context)
+        parent = job.start.stem if job.start and job.start.is_file() else draft_of(job.start)
+        return [DraftFile(f"head-{type_}", path, trained, parent) for type_, path in files.items()]
 
     def _named_head(self, name: str) -> Path:
         path = resolve(name)
@@ -236,7 +159,7 @@ class DraftBuilder:
 
     def _best_head(self) -> Path | None:
         """Return the file of the target's best head: made here, or its pair's."""
-        made = [one.name for one in drafts_for(str(self._target.path)) if one.family == "head"]
+        made = [one.name for one in drafts_for(str(self._target.path))]
         if made:
             return resolve(made[0])
         paired = load_registry().complete(self._target.name, None)[1]
@@ -247,18 +170,6 @@ class DraftBuilder:
         """Return whether a model file is a head for the target."""
         head = read_head(check_model_file(path))
         return head is not None and head.target_sha256 == sha256_of(self._target.path)
-
-    def _parent(self, job: TrainingJob) -> str | None:
-        """Return the draft or model whose weights a training starts from."""
-        if job.start and job.start.is_file():
-            return job.start.stem
-        return draft_of(job.start) or (self.source.name if self.source and job.source else None)
-
-    def _weights(self, family: Family) -> ModelWeights | None:
-        """Return the small model that a family is made of, in the best quantization here."""
-        return ModelWeights(check_model_file(self._origin())) if family in MADE_OF_SOURCE else None
-
-    # ---- which tokens ----
 
     def _token_ids(self, dataset: Dataset, run: Path, context: StageContext) -> Ids:
         """Return the tokens that the drafts of a run can say, ascending; chosen once a run."""
@@ -273,9 +184,6 @@ class DraftBuilder:
             on_progress=lambda share: context.on_progress(StageProgress("choosing tokens", share)),
         )
         ids = self._cut_of(ranking)
-        earlier = earlier_token_ids(run, len(ids), self._request.families) if self._request.trains else None
-        if earlier is not None:
-            ids = earlier
         write_token_ids(run, ids)
         return ids
 
@@ -284,43 +192,57 @@ class DraftBuilder:
         keep = self._request.keep
         if keep is not None or len(ranking.order) > KEEP:
             return ranking.cut(keep or KEEP)
-        if not self._request.trains:
-            problem = f"the model has only {len(ranking.order):,} tokens: say how many to keep"
-            raise UsageError(problem, field="keep")
         return np.sort(ranking.order)
 
-    # ---- without training ----
 
-    def _cuts(self, token_ids: Ids, folder: Path, context: StageContext) -> list[DraftFile]:
-        assert self.source is not None  # noqa: S101 - for the type checker: whole has one
-        found = []
-        for i, type_ in enumerate(self._request.types):
-            context.on_progress(StageProgress("cutting", i / len(self._request.types), type_))
-            path = folder / f"cut-{type_}.gguf"
-            self._cut(type_, path, token_ids)
-            found.append(DraftFile(f"cut-{type_}", "whole", path, None, self.source.name))
-        return found
+def train_head(
+    job: TrainingJob, folder: Path, types: Sequence[str], context: StageContext
+) -> tuple[TrainingSummary, dict[str, Path]]:
+    """Train a head and write it to `folder` in each quantization of `types`.
 
-    def _cut(self, type_: str, path: Path, token_ids: Ids) -> None:
-        """Write a cut draft as `path`; the whole model in its quantization is temporary."""
-        assert self.source is not None  # noqa: S101
-        whole = self.source.path
-        own = quantization_in(self.source.name) or quantization_in(whole.stem)
-        if type_ != own:
-            whole = path.with_name(f"uncut-{type_}.gguf")
-            quantize(self._origin(), whole, type_, pure=True)
-        try:
-            sha256 = sha256_of(self.source.path)
-            cut(check_model_file(whole), path, token_ids, source_sha256=sha256)
-        finally:
-            if whole != self.source.path:
-                whole.unlink(missing_ok=True)
+    Raises EdgespecError, and KeyboardInterrupt when it is stopped, with a checkpoint.
+    """
+    from edgespec.forge.training.head import HeadFamily
+    from edgespec.forge.training.lessons import TextLessons
+    from edgespec.forge.training.loop import TrainingSettings, train
 
-    def _origin(self) -> Path:
-        """Return the file to quantize: the one that the source was made from, if it is here."""
-        assert self.source is not None  # noqa: S101
-        try:
-            made_from = self.source.made_from
-            return resolve(made_from, pull_missing=False) if made_from else self.source.path
-        except EdgespecError:
-            return self.source.path
+    stage = "training head"
+    context.on_progress(StageProgress(stage, 0.0, "preparing"))
+    _check_memory(job.target)
+    head = HeadFamily(
+        job.target, job.dataset.target.sha256, job.token_ids, sample=job.dataset.texts(held_out=False)
+    )
+
+    def show(now: TrainingProgress) -> None:
+        context.on_progress(StageProgress(stage, now.share, now.figures, now.left_s))
+
+    trained = train(
+        TextLessons(head, job.dataset),
+        TrainingSettings(hours=job.hours, tokens=job.tokens, seed=job.seed),
+        job.folder,
+        start=head.read(job.start) if job.start and job.start.is_file() else job.start,
+        on_progress=show,
+        on_message=context.on_message,
+    )
+    files = {}
+    for type_ in types:
+        context.on_progress(StageProgress(stage, 1.0, f"writing it as {type_}"))
+        files[type_] = folder / f"head-{type_}.gguf"
+        head.export(trained.params, files[type_], type_)
+    curve = tuple((n, seconds / 3600, one.by_position) for n, seconds, one in trained.history)
+    found = TrainingSummary(trained.n_tokens, trained.elapsed_s / 3600, trained.acceptance.by_position, curve)
+    return found, files
+
+
+def _check_memory(target: ModelWeights) -> None:
+    """Raise EdgespecError if the parameters and their optimizer state do not fit in memory."""
+    shape = target.shape()
+    n = shape.n_embd
+    n_parameters = n * (2 * n + 2 * (shape.n_head + shape.n_head_kv) * shape.head_dim + 6 * n)
+    available = available_bytes()
+    needed = _BYTES_PER_PARAMETER * n_parameters + _BYTES_OF_BATCH
+    if available is not None and needed > available:
+        raise EdgespecError(
+            f"not enough memory to train: about {format_size(needed)} needed, "
+            f"{format_size(available)} available; close other programs"
+        )

@@ -22,7 +22,7 @@ from edgespec.models.suites import evenly
 BUDGET = 2_000_000_000
 
 TOKENS_PER_HOUR = 200_000
-"""Tokens to write for an hour of training, which reads them about nine times, all families together.
+"""Tokens to write for an hour of training, which reads them about nine times.
 
 A head still learns from the fourth time. Writing takes 40 minutes where a laptop writes 80 tokens/s.
 """
@@ -65,8 +65,6 @@ class DataRequest:
 
 def default_tokens(training: TrainingRequest) -> int:
     """Return how many tokens the target writes for a training by default."""
-    if not training.trains:
-        return LEAST_TOKENS
     wanted = training.tokens // 3 if training.tokens else round((training.hours or 0.0) * TOKENS_PER_HOUR)
     return min(max(wanted, LEAST_TOKENS), MOST_TOKENS)
 

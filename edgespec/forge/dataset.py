@@ -90,10 +90,6 @@ class TrainingText:
         return is_held_out(self.key)
 
 
-RECORDINGS = "recordings"
-"""The folder, in that of a Whisper model, of what it heard for drafts (forge/recordings.py)."""
-
-
 def forge_root() -> Path:
     """Return the directory of all datasets. Raises UsageError where no home directory is known."""
     return cache_root() / "forge"

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.errors import EdgespecError, describe_os_error
-from edgespec.forge.dataset import BUILT_IN, RECORDINGS, SHARD_NAME, forge_root
+from edgespec.forge.dataset import BUILT_IN, SHARD_NAME, forge_root
 from edgespec.forge.draft_store import DraftStore
 from edgespec.platform.files import replacing
 
@@ -33,7 +33,7 @@ class StoredDataset:
     """Hash of the target's file, or the digits of it in the folder's name."""
     n_texts: int
     n_own: int
-    """Texts from the user's history, files and recordings."""
+    """Texts from the user's history and files."""
     data_bytes: int
     checkpoint_bytes: int
     damaged: tuple[Path, ...]
@@ -60,9 +60,6 @@ def _inspect(folder: Path) -> StoredDataset:
         except OSError:  # deleted by now
             continue
         name = SHARD_NAME.fullmatch(file.name)
-        if file.parent == folder / RECORDINGS:
-            n_bytes, n_texts, n_own = n_bytes + size, n_texts + 1, n_own + 1
-            continue
         if not name or file.parent != folder:
             n_other += size
             continue
@@ -123,9 +120,6 @@ def delete_user_texts(stored: StoredDataset) -> int:
                     file.unlink()
                 elif name:
                     n_gone += _delete_from(file)
-                elif file.name == RECORDINGS:
-                    n_gone += sum(1 for _ in file.iterdir())
-                    shutil.rmtree(file)
         except OSError as error:
             raise EdgespecError(f"not all could be deleted: {describe_os_error(error)}") from error
     return n_gone

@@ -73,10 +73,8 @@ class DraftStore:
         """Raise EdgespecError unless the disk has room for `n_bytes` of drafts."""
         check_disk(self._root, n_bytes, f"drafts for {self._target}")
 
-    def store(self, made: Path, record: DraftRecord, *, mark: str = "") -> Path:
+    def store(self, made: Path, record: DraftRecord) -> Path:
         """Move a draft among the models under its name, in place of an older one; return its file.
-
-        `mark`: as in `add_local`.
 
         Raises OSError and EdgespecError; then nothing is stored.
         """
@@ -88,7 +86,7 @@ class DraftStore:
             write_record(file, record)
             if replaces:
                 remove_local(record.name)
-            add_local(record.name, file, size, sha256, mark=mark)
+            add_local(record.name, file, size, sha256)
         except BaseException:
             if not replaces:
                 record_file(file).unlink(missing_ok=True)

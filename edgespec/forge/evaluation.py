@@ -235,8 +235,7 @@ def evaluate_draft(
     assert record is not None  # noqa: S101 - for the type checker: draft_file found one
     model = _target_file(record, target)
     sha256 = sha256_of(model.path)
-    fits = sha256 == record.target_sha256
-    if not fits and record.family == "head":
+    if sha256 != record.target_sha256:
         raise UsageError(
             f"{name} was made for another file, {record.target_name} with the SHA-256 "
             f"{record.target_sha256[:12]}; a head drafts for that one only",
@@ -253,8 +252,7 @@ def evaluate_draft(
         found = {one.candidate: one for one in evaluator.evaluate([mine, other])}
     if mine not in found:
         raise EdgespecError(f"{name} could not be judged; the line above says why")
-    if fits:
-        update_record(found[mine])
+    update_record(found[mine])
     return DraftEvaluation(model.name, found[mine], found.get(other))
 
 

@@ -3,7 +3,7 @@
     stage                        modules                      what it leaves on disk
     the target writes texts      data_stage.py, writing.py    cache_root()/forge/TARGET/
     the kept tokens are chosen   vocabulary_ranking.py        .../training/RUN/
-    each family is trained       builder.py, families.py      .../training/RUN/FAMILY/, checkpoints
+    a head is trained            builder.py, training/        .../training/RUN/head/, checkpoints
     drafts are written           builder.py                   a folder in the models directory
     drafts are evaluated         evaluation.py                .../judging/
     the best one is stored       draft_store.py               the models directory: file, name, record
@@ -35,8 +35,8 @@ from edgespec.forge.evaluation import Candidate, CandidateResult, Evaluator, upd
 from edgespec.forge.evaluation_process import EvaluationSettings
 from edgespec.forge.progress import StageContext, StageProgress
 from edgespec.forge.runs import RunState, name_training, tidy
-from edgespec.llama.embeddings import check_target
 from edgespec.llama.gguf_header import check_model_file
+from edgespec.llama.head_file import check_target
 from edgespec.llama.weights import Model
 from edgespec.models.draft_records import DraftRecord, drafts_for, read_record
 from edgespec.models.footprint import USUAL_CTX, fits_in_memory
@@ -58,7 +58,7 @@ class MakeRequest:
     training: TrainingRequest
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
     name: str | None = None
-    """None: named after the target, the family and the quantization."""
+    """None: named after the target, the kind and the quantization."""
     force: bool = False
     """Store the draft even if it is no better, and replace one of that name."""
 
@@ -216,7 +216,7 @@ class _MakeRun:
     def _texts_behind(self, best: DraftFile) -> dict[str, int]:
         """Return source -> tokens that a draft learnt from, directly or through its parent."""
         start = self._request.training.start
-        if start and best.family == "head":
+        if start:
             record = read_record(resolve(start))
         else:
             records = drafts_for(str(self._target.path))
@@ -237,13 +237,12 @@ class _MakeRun:
         stem = re.sub(r"[^A-Za-z0-9._+@-]", "_", self._target.name).lstrip("._+@-") or "draft"
         return DraftRecord(
             name=name or self._store.free_name(f"{stem}-{best.label}"),
-            family=best.family,
             target_name=self._target.name,
             target_sha256=self._sha256,
             target_bytes=self._header.path.stat().st_size,
             data=texts,
-            tokens_seen=best.trained.n_tokens if best.trained else 0,
-            hours=best.trained.hours if best.trained else 0.0,
+            tokens_seen=best.trained.n_tokens,
+            hours=best.trained.hours,
             joules=self._state.joules,
             joules_reason=self._state.joules_reason,
             acceptance=timing.acceptance,
@@ -263,5 +262,5 @@ class _MakeRun:
         runs.save(folder, self._state)
         shutil.rmtree(folder / "judging", ignore_errors=True)
         if made.kept:
-            name_training(self._run_folder, made.kept.family, made.kept.name)
+            name_training(self._run_folder / "head", made.kept.name)
         tidy(self._run_folder, goes_on=made.kept is None)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -20,9 +20,7 @@ import msgspec
 import numpy as np
 
 from edgespec.energy import Measurement
-from edgespec.forge.families import MADE_OF_SOURCE
 from edgespec.forge.vocabulary_ranking import Ids
-from edgespec.models.draft_records import Family
 from edgespec.platform.files import replacing, write_atomically
 from edgespec.platform.messages import MessageFn
 from edgespec.platform.state_file import StateFile, parse_struct
@@ -116,33 +114,16 @@ def write_token_ids(run: Path, token_ids: Ids) -> None:
         np.save(stream, token_ids)
 
 
-def earlier_token_ids(run: Path, size: int, families: Iterable[Family]) -> Ids | None:
-    """Return the `size` tokens of the last run with weights that `families` can start from; None: none.
-
-    Only drafts made of a small model need the same tokens: the output matrix of others is the target's.
-    """
-    bound = [family for family in families if family in MADE_OF_SOURCE]
-    for other in _earlier_runs(run):
-        ids = read_token_ids(other)
-        if ids is not None and len(ids) == size and any((other / one / _BEST).exists() for one in bound):
-            return ids
-    return None
+def earlier_training(run: Path) -> Path | None:
+    """Return the folder of the last training whose weights another one can start from."""
+    trainings = (other / "head" for other in _earlier_runs(run))
+    return next((training for training in trainings if (training / _BEST).exists()), None)
 
 
-def earlier_training(run: Path, family: Family, token_ids: Ids) -> Path | None:
-    """Return the folder of the last training whose weights a training of `family` can start from."""
-    for other in _earlier_runs(run):
-        ids = read_token_ids(other)
-        fits = family not in MADE_OF_SOURCE or (ids is not None and np.array_equal(ids, token_ids))
-        if fits and (other / family / _BEST).exists():
-            return other / family
-    return None
-
-
-def name_training(run: Path, family: Family, name: str) -> None:
+def name_training(training: Path, name: str) -> None:
     """Note that the draft `name` has the weights of a training. Raises OSError."""
-    if (run / family).is_dir():
-        write_atomically(run / family / _NAME, name)
+    if training.is_dir():
+        write_atomically(training / _NAME, name)
 
 
 def draft_of(training: Path | None) -> str | None:

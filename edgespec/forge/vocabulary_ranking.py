@@ -21,14 +21,27 @@ import numpy.typing as npt
 from edgespec.errors import UsageError
 from edgespec.forge.dataset import TrainingText
 from edgespec.forge.training.weights import ModelWeights
-from edgespec.forge.vocabulary_cut import SourceVocabulary
+from edgespec.llama.gguf import TOKEN_TYPES, TOKENS, Field
+from edgespec.llama.gguf_header import GGUFHeader
 
 Ids = npt.NDArray[np.int64]
 
 _MULTIPLE = 16  # of tokens are kept: kernels take matrices of a whole number of such rows
 _N_PLACES = 4096  # where the target is asked what it expects: a few seconds
 _BY_PROMPTS, _BY_ID = 0.1, 0.05  # weights of a prompt's token and of all ids; a written token's is 1
+_NORMAL, _UNUSED = 1, 5  # enum llama_token_type
 _ROWS, _PLACES = 8192, 512  # rows of the output matrix and places at a time: 0.3 GB of logits
+
+
+@dataclass(frozen=True, slots=True)
+class SourceVocabulary:
+    """Tokens of a model's file."""
+
+    n_vocab: int
+    required: npt.NDArray[np.int64]
+    """Ids that every cut keeps, ascending: tokens that are no plain text (control, end of generation, byte),
+    tokens of a single byte, and tokens that the tokenizer's settings name."""
+    unused: npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,3 +146,25 @@ def _some_features(texts: Sequence[TrainingText], n: int) -> npt.NDArray[np.floa
 def _counts(parts: Iterable[npt.NDArray[Any]], n_vocab: int) -> npt.NDArray[np.float64]:
     tokens = np.concatenate([np.empty(0, np.int64), *parts])
     return np.bincount(tokens, minlength=n_vocab)[:n_vocab].astype(np.float64)
+
+
+def read_vocabulary(header: GGUFHeader) -> SourceVocabulary:
+    """Return the tokens of a model."""
+    gguf = header.gguf
+    texts = gguf.texts(TOKENS)
+    types = gguf.numbers(TOKEN_TYPES) if TOKEN_TYPES in gguf.fields else np.full(len(texts), _NORMAL)
+    named = [token for field in gguf.fields.values() if (token := _named_token(field)) is not None]
+    # Byte-level BPE writes each byte as one character; elsewhere bytes have a type of their own.
+    is_bpe = header.tokenizer == "gpt2"
+    single = [i for i, text in enumerate(texts) if is_bpe and len(text.decode(errors="replace")) == 1]
+    special = np.flatnonzero((types != _NORMAL) & (types != _UNUSED))
+    required = np.unique(np.concatenate([special, np.array([*single, *named], np.int64)]))
+    return SourceVocabulary(
+        len(texts), required[(required >= 0) & (required < len(texts))], np.flatnonzero(types == _UNUSED)
+    )
+
+
+def _named_token(field: Field) -> int | None:
+    """Return the token that a field such as tokenizer.ggml.eos_token_id names; None for other fields."""
+    names_one = field.key.startswith("tokenizer.ggml.") and field.key.endswith("_token_id")
+    return field.value if names_one and isinstance(field.value, int) else None

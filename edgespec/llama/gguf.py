@@ -32,7 +32,7 @@ NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "
 """The types of numbers, each with its code in `struct` and numpy."""
 
 TOKENS, TOKEN_TYPES = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
-SCORES, MERGES = "tokenizer.ggml.scores", "tokenizer.ggml.merges"
+MERGES = "tokenizer.ggml.merges"
 
 ALIGNMENT_KEY = "general.alignment"
 ALIGNMENT = 32

@@ -18,16 +18,16 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.errors import EdgespecError
+from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.eight_bit_matrix import EightBitMatrix
-from edgespec.llama.embeddings import N_VOCAB, TOKEN_IDS
 from edgespec.llama.ggml_types import is_type, row_bytes, to_floats
 from edgespec.llama.gguf import read_gguf
-from edgespec.llama.gguf_header import HEAD_PREFIX, GGUFHeader
+from edgespec.llama.gguf_header import DRAFT_PREFIX, HEAD_PREFIX, GGUFHeader
 from edgespec.llama.kernels import Plugin
 from edgespec.llama.outputs import Features
 
 TARGET = HEAD_PREFIX + "target"
+TOKEN_IDS, N_VOCAB = DRAFT_PREFIX + "token_ids", DRAFT_PREFIX + "n_vocab"
 FUSION_TYPE, FUSION_OFFSET = HEAD_PREFIX + "fusion_type", HEAD_PREFIX + "fusion_offset"
 _EMBEDDINGS = "token_embd.weight"
 _AGAIN = "make it again with `edgespec draft make`"
@@ -51,6 +51,12 @@ class HeadFile:
     """`enum ggml_type` of the fusion matrix, whose n_embd rows have 2 n_embd elements each."""
     fusion_offset: int
     """Where it starts in the file, bytes."""
+
+
+def check_target(header: GGUFHeader) -> None:
+    """Raise UsageError for a draft head, which cannot be a target."""
+    if header.is_head:
+        raise UsageError(f"{header.path}: a draft head; it cannot be a target")
 
 
 def read_head(header: GGUFHeader) -> HeadFile | None:

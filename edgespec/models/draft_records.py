@@ -26,9 +26,6 @@ from edgespec.models.store import Store
 from edgespec.platform.files import write_atomically
 from edgespec.platform.messages import MessageFn, silent
 
-Family = Literal["head", "shallow", "whole"]
-"""A block on the target's hidden state; a small model with some of its layers; one with all of them."""
-
 _SUFFIX = ".draft.json"
 
 _Amount = Annotated[int, msgspec.Meta(ge=0)]
@@ -58,7 +55,8 @@ class DraftRecord:
 
     name: str
     """Its name in models.toml."""
-    family: Family
+    family: Literal["head"] = "head"
+    """Kind of draft. A record of another kind is of an earlier edgespec, and none."""
     target_name: str
     """Name of its target; `target_sha256` decides."""
     target_sha256: SHA256
@@ -67,7 +65,7 @@ class DraftRecord:
     data: dict[str, _Amount] = field(default_factory=dict)
     """Source ("prompt:built-in", "prompt:history", "prompt:file", "read") -> tokens that it was made from."""
     tokens_seen: _Amount = 0
-    """Tokens of training, repetitions counted; 0: its weights are the source's."""
+    """Tokens of training, repetitions counted."""
     hours: _Number = 0.0
     """Hours of training."""
     joules: _Number | None = None
@@ -86,7 +84,7 @@ class DraftRecord:
     made: str
     """Date and time, ISO 8601."""
     parent: str | None = None
-    """The draft or model whose weights it started from."""
+    """The draft whose weights it started from."""
     edgespec: str = ""
     """Version that made it."""
     format: Literal[1] = 1

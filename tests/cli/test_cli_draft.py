@@ -14,7 +14,6 @@ from edgespec.errors import UsageError
 from kept_drafts import keep_draft
 from terminals import messages_in_terminal, plain
 from tiny_gguf import write_tiny_gguf
-from tiny_whisper import write_tiny_whisper
 
 
 @pytest.fixture
@@ -35,15 +34,9 @@ FEWEST = "--keep 272 --types q8_0 --data-tokens 100 --answer-tokens 24 --rounds 
 
 
 @pytest.fixture
-def asked(source, tiny_path):
-    """A draft without training."""
-    return ["draft", "make", "--target", tiny_path, "--source", source, "--hours", "0", *FEWEST.split()]
-
-
-@pytest.fixture
-def trained(source, tiny_path):
-    """Drafts that are trained for some seconds."""
-    return ["draft", "make", "--target", tiny_path, "--source", source, *FEWEST.split()]
+def asked(tiny_path):
+    """A draft that takes a second of training."""
+    return ["draft", "make", "--target", tiny_path, "--tokens", "1k", *FEWEST.split()]
 
 
 @pytest.fixture
@@ -64,13 +57,13 @@ def test_from_texts_to_a_draft_that_is_used(edgespec, asked, tiny_path, tmp_path
     assert process.returncode == 0, process.stderr
     lines = process.stdout.splitlines()
     assert lines[0].startswith("for target, from built-in ")
-    assert [line.split()[0] for line in lines[1:4]] == ["draft", "no", "cut-q8_0"]
-    assert "cut-q8_0 is " in lines[4]
+    assert [line.split()[0] for line in lines[1:4]] == ["draft", "no", "head-q8_0"]
+    assert "head-q8_0 is " in lines[4]
     assert lines[5:] == [
         f"kept: {tmp_path / 'models' / 'mine.gguf'}",
         "it drafts for target from now on; `edgespec draft remove mine` removes it",
     ]
-    for stage in ("writing", "choosing tokens", "cutting", "judging"):
+    for stage in ("writing", "choosing tokens", "training head", "judging"):
         assert stage in process.stderr.splitlines()
     assert any(line.startswith("writing: ") and "tokens/s" in line for line in process.stderr.splitlines())
     assert models(tmp_path) == ["mine.draft.json", "mine.gguf"]
@@ -85,36 +78,30 @@ def test_from_texts_to_a_draft_that_is_used(edgespec, asked, tiny_path, tmp_path
 
 
 @pytest.mark.slow
-def test_families_are_trained_and_judged(edgespec, trained, tmp_path):
-    """`whole` is `shallow` with all its layers."""
-    process = edgespec(*trained, "--families", "head,shallow", "--tokens", "2k", "--json", "--force")
+def test_what_is_said_of_it_as_json(edgespec, asked, tmp_path):
+    process = edgespec(*asked, "--json", "--force")
     assert process.returncode == 0, process.stderr
     made = json.loads(process.stdout)
-    labels = ["head-q8_0", "shallow-q8_0"]
-    assert [one["label"] for one in made["candidates"]] == labels
-    assert made["best"] in labels
-    for one in made["candidates"]:
-        assert one["trained"]["n_tokens"] >= 1000
-        assert len(one["trained"]["acceptance"]) == 5
-        assert one["trained"]["curve"]
-        assert one["cost_ratio"] > 0
-        assert one["runs"]
-        assert {run["variant"] for run in one["runs"]} == {"plain", "auto"}
+    (one,) = made["candidates"]
+    assert (one["label"], made["best"]) == ("head-q8_0", "head-q8_0")
+    assert one["trained"]["n_tokens"] >= 1000
+    assert len(one["trained"]["acceptance"]) == 5
+    assert one["trained"]["curve"]
+    assert one["cost_ratio"] > 0
+    assert {run["variant"] for run in one["runs"]} == {"plain", "auto"}
     record = made["kept"]
-    assert record["name"] == f"target-{made['best']}"
-    best = next(one for one in made["candidates"] if one["label"] == made["best"])
-    assert record["tokens_seen"] == best["trained"]["n_tokens"]
-    assert record["gains"] == {"greedy": best["greedy"]["median"], "sampled": best["sampled"]["median"]}
-    assert models(tmp_path) == [f"{record['name']}.draft.json", f"{record['name']}.gguf"]
-    assert any(
-        line.startswith("training head: ") and "tokens" in line for line in process.stderr.splitlines()
-    )
+    assert record["name"] == "target-head-q8_0"
+    assert record["tokens_seen"] == one["trained"]["n_tokens"]
+    assert record["gains"] == {"greedy": one["greedy"]["median"], "sampled": one["sampled"]["median"]}
+    assert models(tmp_path) == ["target-head-q8_0.draft.json", "target-head-q8_0.gguf"]
+    lines = process.stderr.splitlines()
+    assert any(line.startswith("training head: ") and "tokens" in line for line in lines)
 
 
 @pytest.mark.slow
-def test_killed_and_started_again_and_trained_on(trained, environment, edgespec, tmp_path):
+def test_killed_and_started_again_and_trained_on(asked, environment, edgespec, tmp_path):
     """kill -9 while it trains: no text is written again. A second training starts from the first."""
-    arguments = [*trained, "--families", "head", "--tokens", "1k", "--force"]
+    arguments = [*asked, "--force"]
     process = subprocess.Popen(
         [*COMMAND, *map(str, arguments)],
         env=environment,
@@ -182,20 +169,20 @@ def test_in_a_terminal(asked, environment):
     code, seen, out = messages_in_terminal([*COMMAND, *map(str, asked), "--force"], environment)
     assert code == 0, seen
     shown = plain(seen.decode())
-    for stage in ("writing", "choosing tokens", "cutting", "judging"):
+    for stage in ("writing", "choosing tokens", "training head", "judging"):
         assert stage in shown
     assert "tokens/s" in shown
     assert "100%" in shown
     assert b"\x1b[?25h" in seen, "the cursor is back"
-    assert b"cut-q8_0" in out
+    assert b"head-q8_0" in out
 
 
-def test_without_jax(trained, environment, tmp_path):
+def test_without_jax(asked, environment, tmp_path):
     """A Python without it: one line, before anything is written."""
     code = (
         "import sys; sys.modules['jax'] = None; from edgespec.cli import main; sys.exit(main(sys.argv[1:]))"
     )
-    command = [COMMAND[0], "-c", code, *map(str, trained)]
+    command = [COMMAND[0], "-c", code, *map(str, asked)]
     process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     failed(process, 1, "training needs JAX: pip install 'edgespec[forge]'")
     assert not (tmp_path / "cache" / "edgespec" / "forge").exists()
@@ -204,12 +191,10 @@ def test_without_jax(trained, environment, tmp_path):
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        (["--hours", "-1"], "--hours -1.0: must be 0 or more"),
+        (["--hours", "-1"], "--hours -1.0: must be above 0"),
+        (["--hours", "0"], "--hours 0.0: must be above 0"),
         (["--hours", "1", "--tokens", "5"], "--hours and --tokens contradict each other"),
         (["--tokens", "many"], "--tokens many: must be a number, such as"),
-        (["--hours", "0", "--families", "head"], "--families: head has to be trained"),
-        (["--families", "tail"], "--families: no family is called 'tail'"),
-        (["--families", ","], "--families: name at least one of"),
         (["--types", "q9"], "--types: no quantization is called 'q9'"),
         (["--data-tokens", "0"], "--data-tokens 0: must be 1 or more"),
         (["--budget", "much"], "--budget much: must be a size, such as"),
@@ -219,21 +204,24 @@ def test_without_jax(trained, environment, tmp_path):
         (["--keep", "9999"], "--keep 9999: the model has only 284 tokens"),
         (["--name", "a/b"], "'a/b': not a usable name"),
         (["--target", "qwen3.gguf"], "qwen3.gguf: no such file"),
-        (["--source", "qwen3.gguf"], "qwen3.gguf: no such file"),
-        (["--start", "mine.gguf", "--hours", "0"], "only the training of a head starts from one"),
         (["--start", "mine.gguf"], "mine.gguf: no such file"),
         (["-n", "1"], "--n-predict"),
         (["--rounds", "0"], "--rounds"),
     ],
 )
-def test_mistakes(trained, environment, options, problem, tmp_path):
-    process = run_cli(*trained, *options, env=environment, cwd=tmp_path)
+def test_mistakes(asked, environment, options, problem, tmp_path):
+    process = run_cli(*without_length(asked), *options, env=environment, cwd=tmp_path)
     assert process.returncode == 2
     assert process.stdout == ""
     assert problem in process.stderr.splitlines()[-1]
     assert "Traceback" not in process.stderr
     assert models(tmp_path) == []
     assert not (tmp_path / "cache" / "edgespec" / "forge").exists()
+
+
+def without_length(asked):
+    at = asked.index("--tokens")
+    return [*asked[:at], *asked[at + 2 :]]
 
 
 def test_a_name_that_is_taken(asked, edgespec, kept):
@@ -365,21 +353,3 @@ def test_numbers_and_sizes():
     for text in ("", "GB", "-1GB", "1TB"):
         with pytest.raises(UsageError, match="must be a size"):
             size(text, "x")
-
-
-@pytest.mark.parametrize(
-    ("options", "problem"),
-    [
-        ([], "--recordings needs --target, a Whisper model"),
-        (["-t", "whisper-base", "--families", "head"], "--recordings and --families contradict each other"),
-        (["-t", "whisper-base", "--hours", "0"], "--hours 0.0: must be above 0"),
-    ],
-)
-def test_options_that_a_draft_for_speech_does_not_take(edgespec, tmp_path, options, problem):
-    failed(edgespec("draft", "make", "--recordings", tmp_path, *options), 2, problem)
-
-
-def test_a_folder_without_recordings_is_refused(edgespec, tmp_path):
-    target = write_tiny_whisper(tmp_path / "whisper.gguf", n_audio_ctx=75, n_text_ctx=40)
-    process = edgespec("draft", "make", "-t", target, "--recordings", tmp_path / "none")
-    failed(process, 2, "none: no such folder")

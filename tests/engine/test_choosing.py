@@ -37,7 +37,6 @@ def make_draft(folder, name, target, gain):
     data = Path(target).read_bytes()
     record = DraftRecord(
         name=name,
-        family="shallow",
         target_name="target",
         target_sha256=hashlib.sha256(data).hexdigest(),
         target_bytes=len(data),

@@ -9,23 +9,15 @@ from edgespec.forge.builder import TrainingRequest
 from edgespec.forge.data_stage import DataRequest
 from edgespec.forge.evaluation_process import EvaluationSettings, EvaluationTask
 from edgespec.forge.make import MakeRequest
-from tiny_gguf import write_tiny_gguf
 
 
 @pytest.fixture
-def source(tmp_path):
-    return write_tiny_gguf(tmp_path / "small-f32.gguf", seed=5, n_layer=3, n_embd=64, n_ff=64)
-
-
-@pytest.fixture
-def request_(tiny_path, source):
+def request_(tiny_path):
     """The least that can be asked for."""
     return MakeRequest(
         target=str(tiny_path),
         data=DataRequest(tokens=300, budget=50_000_000, n_predict=24),
-        training=TrainingRequest(
-            families=("whole",), hours=0.0, source=str(source), keep=272, types=("q8_0",)
-        ),
+        training=TrainingRequest(hours=1.0, keep=272, types=("q8_0",)),
         evaluation=EvaluationSettings(n_predict=8, rounds=1, n_prompts=2, n_threads=1, kernels="off"),
     )
 

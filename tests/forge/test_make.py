@@ -9,8 +9,8 @@ import pytest
 
 from edgespec.engine.model_choice import choose_models
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.forge import builder, families
-from edgespec.forge.builder import TrainingRequest
+from edgespec.forge import builder
+from edgespec.forge.builder import TrainingRequest, TrainingSummary, train_head
 from edgespec.forge.data_stage import DataRequest, default_tokens
 from edgespec.forge.dataset import forge_root
 from edgespec.forge.dataset_store import delete_dataset
@@ -18,8 +18,8 @@ from edgespec.forge.draft_store import remove_draft
 from edgespec.forge.make import LEAST_GAIN, make
 from edgespec.forge.progress import StageContext
 from edgespec.llama.backend import llama
-from edgespec.llama.embeddings import read_cut
 from edgespec.llama.gguf_header import read_header
+from edgespec.llama.head_file import read_head
 from edgespec.models.draft_records import read_record, record_file, write_record
 from edgespec.models.pull import hash_file
 from edgespec.models.registry import add_local, load_registry, remove_local, user_models_file
@@ -35,11 +35,27 @@ def own_folders(tmp_path, monkeypatch):
     monkeypatch.setenv("EDGESPEC_MODELS_DIR", str(tmp_path / "models"))
 
 
+@pytest.fixture(autouse=True)
+def jobs(tmp_path, tiny_path, monkeypatch):
+    """The trainings that were asked for; each gives the same random head. test_cli_draft.py really trains."""
+    asked, head = [], write_random_head(tmp_path / "trained.gguf", tiny_path)
+
+    def train(job, folder, types, _context):
+        asked.append(job)
+        files = {type_: folder / f"head-{type_}.gguf" for type_ in types}
+        for path in files.values():
+            shutil.copy(head, path)
+        return TrainingSummary(1000, 0.1, (0.5,), ()), files
+
+    monkeypatch.setattr(builder, "train_head", train)
+    return asked
+
+
 def left(folder):
     return sorted(path.name for path in folder.rglob("*") if path.is_file())
 
 
-def test_a_draft_is_made_judged_and_used(request_, tiny_path, source, tmp_path):
+def test_a_draft_is_made_judged_and_used(request_, tiny_path, tmp_path, jobs):
     seen, said = [], []
     context = StageContext(on_progress=seen.append, on_message=said.append)
     made = make(replace(request_, force=True), context)
@@ -47,33 +63,28 @@ def test_a_draft_is_made_judged_and_used(request_, tiny_path, source, tmp_path):
         "hashing the target",
         "writing",
         "choosing tokens",
-        "cutting",
         "judging",
     ]
     assert said == []
     ((candidate, judged),) = made.candidates
-    assert candidate.label == "cut-q8_0"
+    assert candidate.label == "head-q8_0"
     assert made.gain == pytest.approx(judged.gains.mean / max(1, made.before.gains.mean) - 1)
     assert made.before.candidate.path is None, "the target had no draft"
 
     record = made.kept
-    assert record.name == "target-cut-q8_0"
-    assert made.path == tmp_path / "models" / "target-cut-q8_0.gguf"
+    assert record.name == "target-head-q8_0"
+    assert made.path == tmp_path / "models" / "target-head-q8_0.gguf"
     assert read_record(made.path) == record
-    assert (record.family, record.target_name, record.target_sha256) == (
-        "whole",
-        "target",
-        hash_file(tiny_path),
-    )
-    assert record.parent == "small-f32"
+    assert (record.target_name, record.target_sha256) == ("target", hash_file(tiny_path))
+    assert record.parent is None
     assert record.data.keys() == {"prompt:built-in"}
     assert record.data["prompt:built-in"] >= 300
-    assert (record.tokens_seen, record.hours) == (0, 0.0)
+    assert (record.tokens_seen, record.hours) == (1000, 0.1)
     assert len(record.acceptance) == 4
     assert (record.joules is None) == bool(record.joules_reason)
     assert record.gains == judged.gains
-    cut = read_cut(read_header(made.path))
-    assert (len(cut.token_ids), cut.source_sha256) == (272, hash_file(source))
+    assert read_head(read_header(made.path)).target_sha256 == hash_file(tiny_path)
+    assert [len(job.token_ids) for job in jobs] == [272]
 
     entry = load_registry().get(record.name)
     assert (entry.path, entry.size, entry.sha256) == (
@@ -83,8 +94,8 @@ def test_a_draft_is_made_judged_and_used(request_, tiny_path, source, tmp_path):
     )
     assert choose_models(str(tiny_path), None) == (str(tiny_path), record.name)
     assert [name for name in left(tmp_path / "models") if not name.endswith(".lock")] == [
-        "target-cut-q8_0.draft.json",
-        "target-cut-q8_0.gguf",
+        "target-head-q8_0.draft.json",
+        "target-head-q8_0.gguf",
     ]
     folder = forge_root() / record.target_sha256[:16]
     assert not (folder / "judging").exists()
@@ -95,7 +106,7 @@ def test_a_draft_is_made_judged_and_used(request_, tiny_path, source, tmp_path):
     ("gain", "is_kept"), [(1.0 + LEAST_GAIN + 0.01, True), (1.0 + LEAST_GAIN - 0.01, False), (0.5, False)]
 )
 def test_only_what_is_faster_is_kept(request_, speeds, gain, is_kept, tmp_path):
-    speeds["cut-q8_0"] = gain
+    speeds["head-q8_0"] = gain
     made = make(request_)
     assert made.gain == pytest.approx(gain - 1)
     assert (made.kept is not None) == is_kept
@@ -104,24 +115,24 @@ def test_only_what_is_faster_is_kept(request_, speeds, gain, is_kept, tmp_path):
 
 
 def test_it_has_to_beat_the_draft_that_is_there(request_, speeds, tiny_path):
-    speeds["cut-q8_0"] = 1.5
+    speeds["head-q8_0"] = 1.5
     first = make(request_)
     assert first.kept
-    speeds["cut-q8_0"] = 1.39
+    speeds["head-q8_0"] = 1.39
     request = replace(request_, training=replace(request_.training, types=("f16",)))
-    speeds["cut-f16"] = 1.4
+    speeds["head-f16"] = 1.4
     second = make(request)
     assert second.before.candidate.name == first.kept.name
     assert second.kept is None
     assert read_record(first.path).gains.mean == pytest.approx(1.39), "its record says what was measured last"
-    speeds["cut-f16"] = 1.45
+    speeds["head-f16"] = 1.45
     third = make(request)
-    assert third.kept.name == "target-cut-f16"
-    assert choose_models(str(tiny_path), None)[1] == "target-cut-f16"
+    assert third.kept.name == "target-head-f16"
+    assert choose_models(str(tiny_path), None)[1] == "target-head-f16"
 
 
 def test_plain_decoding_has_to_be_beaten_too(request_, speeds):
-    speeds.update({"none": 0.5, "cut-q8_0": 0.9})
+    speeds.update({"none": 0.5, "head-q8_0": 0.9})
     made = make(request_)
     assert made.before.gains.mean == pytest.approx(0.5)
     assert made.gain == pytest.approx(-0.1)
@@ -132,7 +143,7 @@ def test_what_was_stopped_goes_on(request_, tmp_path):
     """Ctrl-C while it is judged: nothing is written again, and what was judged is not judged again."""
 
     def stop(step):
-        if step.stage == "judging" and "round 1 of cut" in step.detail:
+        if step.stage == "judging" and "round 1 of head" in step.detail:
             raise KeyboardInterrupt
 
     request = replace(request_, force=True)
@@ -143,10 +154,10 @@ def test_what_was_stopped_goes_on(request_, tmp_path):
     seen, said = [], []
     made = make(request, StageContext(on_progress=seen.append, on_message=said.append))
     assert said == ["going on with the run that was stopped"]
-    assert {step.stage for step in seen} == {"cutting", "judging"}
+    assert {step.stage for step in seen} == {"judging"}
     assert {step.detail for step in seen if step.stage == "judging" and step.detail} == {
-        "round 1 of cut-q8_0"
-    }, "the cut is the same file, and was timed; what was there was judged"
+        "round 1 of head-q8_0"
+    }, "the head is the same file, and was timed; what was there was judged"
     assert made.kept
     make(request, StageContext(on_message=said.append))
     assert len(said) == 1, "a run that has ended does not go on"
@@ -181,24 +192,9 @@ def test_a_run_that_kept_nothing_goes_on_by_force(request_, speeds):
     assert len(said) == 1, "that one was kept: a new run"
 
 
-def trains_a_head(request_, monkeypatch, result):
-    """Return a request for a head, and a list of trainings, of which the file `result` comes each time."""
-    jobs = []
-
-    def train(job, folder, types, _around):
-        jobs.append(job)
-        path = folder / "head-q8_0.gguf"
-        shutil.copy(result, path)
-        return families.TrainingSummary(1000, 0.1, (0.5,), ()), {"q8_0": path}
-
-    monkeypatch.setattr(builder, "train_family", train)
-    training = TrainingRequest(families=("head",), hours=1.0, keep=272, types=("q8_0",))
-    return replace(request_, training=training, force=True), jobs
-
-
-def test_a_head_goes_on_from_its_file_where_that_is_all_there_is(request_, speeds, tiny_path, monkeypatch):
+def test_a_head_goes_on_from_its_file_where_that_is_all_there_is(request_, speeds, jobs):
     """As on another machine, to which only the draft was copied."""
-    request_, jobs = trains_a_head(request_, monkeypatch, tiny_path)
+    request_ = replace(request_, force=True)
     first = make(request_)
     assert (jobs[0].start, first.kept.parent) == (None, None)
     shutil.rmtree(forge_root())
@@ -211,21 +207,20 @@ def test_a_head_goes_on_from_its_file_where_that_is_all_there_is(request_, speed
     assert jobs[2].seed != jobs[1].seed, "the same texts come in another order"
 
 
-def test_a_head_goes_on_from_that_of_its_pair(request_, speeds, tiny_path, tmp_path, monkeypatch):
+def test_a_head_goes_on_from_that_of_its_pair(request_, speeds, tiny_path, tmp_path, jobs):
     head = write_random_head(tmp_path / "theirs.gguf", tiny_path)
     for name, path in (("target", tiny_path), ("theirs", head)):
         add_local(name, path, path.stat().st_size, hash_file(path))
     with user_models_file().open("a") as file:
         file.write('[pairs.mine]\ntarget = "target"\ndraft = "theirs"\n')
-    request_, jobs = trains_a_head(request_, monkeypatch, head)
-    assert make(request_).kept.parent == "theirs"
+    assert make(replace(request_, force=True)).kept.parent == "theirs"
     assert jobs[0].start == head
 
 
-def test_a_head_goes_on_from_one_that_is_named(request_, speeds, tiny_path, tmp_path, monkeypatch):
+def test_a_head_goes_on_from_one_that_is_named(request_, speeds, tiny_path, tmp_path, jobs):
     """It came from another machine, with its record. What is no head for the target is refused."""
     head = write_random_head(tmp_path / "theirs.gguf", tiny_path)
-    request_, jobs = trains_a_head(request_, monkeypatch, head)
+    request_ = replace(request_, force=True)
     first = make(request_)
     theirs = replace(first.kept, name="theirs", data={"prompt:file": 5000})
     write_record(head, theirs)
@@ -236,18 +231,16 @@ def test_a_head_goes_on_from_one_that_is_named(request_, speeds, tiny_path, tmp_
     for start in (tiny_path, write_random_head(tmp_path / "of-another.gguf", other)):
         with pytest.raises(UsageError, match=r"start .*: no head for target"):
             make(replace(request_, training=replace(request_.training, start=str(start))))
-    with pytest.raises(UsageError, match="only the training of a head starts from one"):
-        TrainingRequest(families=("whole",), hours=0.0, start=str(head))
 
 
 def test_names(request_, speeds, tmp_path, tiny_path):
-    speeds["cut-q8_0"] = 1.5
+    speeds["head-q8_0"] = 1.5
     request = replace(request_, name="mine", force=True)
     first = make(request)
     assert (first.kept.name, first.path) == ("mine", tmp_path / "models" / "mine.gguf")
     with pytest.raises(UsageError, match="name mine: a draft of that name exists already"):
         make(replace(request, force=False))
-    speeds["mine"], speeds["cut-q8_0"] = 1.2, 1.3
+    speeds["mine"], speeds["head-q8_0"] = 1.2, 1.3
     again = make(replace(request, training=replace(request.training, types=("f16",))))
     assert again.before.gains.mean == pytest.approx(1.2)
     assert again.kept.name == "mine"
@@ -262,7 +255,7 @@ def test_names(request_, speeds, tmp_path, tiny_path):
 
 
 def test_removing(request_, speeds, tiny_path, tmp_path):
-    speeds["cut-q8_0"] = 1.5
+    speeds["head-q8_0"] = 1.5
     made = make(replace(request_, name="mine"))
     record, gone = remove_draft("mine")
     assert record == made.kept
@@ -279,7 +272,7 @@ def test_removing(request_, speeds, tiny_path, tmp_path):
 
 
 def test_a_draft_whose_name_was_removed_is_still_found_by_its_file(request_, speeds):
-    speeds["cut-q8_0"] = 1.5
+    speeds["head-q8_0"] = 1.5
     made = make(replace(request_, name="mine"))
     remove_local("mine")
     assert remove_draft("mine") == (made.kept, [made.path, record_file(made.path)])
@@ -289,7 +282,7 @@ def test_a_draft_whose_name_was_removed_is_still_found_by_its_file(request_, spe
 
 
 def test_a_damaged_record_can_be_removed(request_, speeds):
-    speeds["cut-q8_0"] = 1.5
+    speeds["head-q8_0"] = 1.5
     made = make(replace(request_, name="mine"))
     record_file(made.path).write_text("{")
     record, gone = remove_draft("mine")
@@ -297,24 +290,15 @@ def test_a_damaged_record_can_be_removed(request_, speeds):
     assert len(gone) == 2
 
 
-def test_what_cannot_be_made(request_, source, tmp_path, monkeypatch):
-    stranger = write_tiny_gguf(tmp_path / "stranger.gguf", texts={5: "strange"})
-    other = write_tiny_gguf(tmp_path / "other.gguf", architecture="granite")
+def test_what_cannot_be_made(request_, tmp_path, monkeypatch):
     (tmp_path / "text.gguf").write_text("some text")
 
     def training(**changes):
         return {"training": replace(request_.training, **changes)}
 
     for changed, problem in (
-        (
-            training(source=str(stranger)),
-            "source stranger: .*first difference at id 5.*; choose a small model of",
-        ),
-        (training(source=str(other)), "a granite model; the vocabulary can be cut of"),
-        (training(source=str(tmp_path / "none.gguf")), "no such file"),
-        (training(source=None), "source: no small model is known for target"),
+        (training(start=str(tmp_path / "none.gguf")), "no such file"),
         (training(keep=100), "keep 100: at least 260 tokens stay"),
-        (training(keep=None), "only 284 tokens: say how many to keep"),
         ({"target": "no-such-model"}, "no model is called"),
         ({"target": str(tmp_path / "text.gguf")}, "not a GGUF model but a text file"),
     ):
@@ -327,19 +311,11 @@ def test_what_cannot_be_made(request_, source, tmp_path, monkeypatch):
     assert [name for name in left(tmp_path / "models") if not name.endswith(".lock")] == []
 
 
-@pytest.mark.parametrize("family", ["head", "shallow", "whole"])
-def test_too_little_memory_to_train(request_, family, monkeypatch):
-    monkeypatch.setattr(families, "available_bytes", lambda: 100 << 20)
-    training = replace(request_.training, families=(family,), hours=None, tokens=1000)
-    with pytest.raises(EdgespecError, match=f"not enough memory to train the family {family}: about 1.07 GB"):
-        make(replace(request_, training=training))
-
-
-def test_a_source_of_two_layers_has_none_to_leave_out(request_, tmp_path):
-    flat = write_tiny_gguf(tmp_path / "flat.gguf", seed=5, n_layer=2, n_embd=64, n_ff=64)
-    training = replace(request_.training, source=str(flat), families=("shallow",), hours=None, tokens=1000)
-    with pytest.raises(UsageError, match="has too few layers to leave some out"):
-        make(replace(request_, training=training))
+def test_too_little_memory_to_train(request_, monkeypatch):
+    monkeypatch.setattr(builder, "train_head", train_head)
+    monkeypatch.setattr(builder, "available_bytes", lambda: 100 << 20)
+    with pytest.raises(EdgespecError, match=r"not enough memory to train: about 1\.07 GB"):
+        make(request_)
 
 
 def test_a_target_that_cannot_take_tokens_back(request_, monkeypatch):
@@ -348,8 +324,8 @@ def test_a_target_that_cannot_take_tokens_back(request_, monkeypatch):
         make(request_)
 
 
-def test_a_cut_draft_is_no_target(request_, speeds):
-    speeds["cut-q8_0"] = 1.5
+def test_a_head_is_no_target(request_, speeds):
+    speeds["head-q8_0"] = 1.5
     make(replace(request_, name="mine"))
     with pytest.raises(UsageError, match="it cannot be a target"):
         make(replace(request_, target="mine"))
@@ -367,18 +343,17 @@ def test_one_process_at_a_time(request_):
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"hours": -1.0}, "hours -1.0: must be 0 or more"),
-        ({"hours": float("nan")}, "hours nan: must be 0 or more"),
+        ({"hours": -1.0}, "hours -1.0: must be above 0"),
+        ({"hours": 0.0}, "hours 0.0: must be above 0"),
+        ({"hours": float("nan")}, "hours nan: must be above 0"),
         ({"hours": 1.0, "tokens": 5}, "either hours or tokens"),
         ({"hours": None}, "either hours or tokens"),
-        ({"families": ("head", "whole")}, "head has to be trained"),
-        ({"families": ()}, "name at least one"),
         ({"types": ()}, "name at least one"),
     ],
 )
 def test_trainings_that_cannot_be(changes, problem):
     with pytest.raises(UsageError, match=problem):
-        TrainingRequest(**{"families": ("whole",), "hours": 0.0, **changes})
+        TrainingRequest(**{"hours": 1.0, **changes})
 
 
 def test_data_that_cannot_be(tmp_path):
@@ -393,8 +368,6 @@ def test_data_that_cannot_be(tmp_path):
 
 
 def test_how_much_is_written_for_a_training():
-    assert default_tokens(TrainingRequest(families=("whole",), hours=0.0)) == 20_000
-    assert default_tokens(TrainingRequest(families=("whole",), tokens=0)) == 20_000
     assert default_tokens(TrainingRequest(hours=2.0)) == 400_000
     assert default_tokens(TrainingRequest(hours=0.01)) == 20_000
     assert default_tokens(TrainingRequest(hours=100.0)) == 1_000_000

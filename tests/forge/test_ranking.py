@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import gguf
 import numpy as np
 import pytest
 
 from edgespec.errors import UsageError
 from edgespec.forge.training.weights import ModelWeights
-from edgespec.forge.vocabulary_cut import SourceVocabulary, read_vocabulary
-from edgespec.forge.vocabulary_ranking import expectations, rank
+from edgespec.forge.vocabulary_ranking import SourceVocabulary, expectations, rank, read_vocabulary
 from edgespec.llama.batch import SequenceTokens
 from edgespec.llama.gguf_header import check_model_file
 from edgespec.llama.kv_cache import KVCache, KVCacheSize
@@ -59,6 +59,15 @@ def test_sizes_that_cannot_be_cut(size, problem):
     with pytest.raises(UsageError, match=problem) as error:
         rank(VOCABULARY, []).cut(size)
     assert error.value.field == "keep"
+
+
+def test_what_every_head_can_say(tmp_path):
+    source = write_tiny_gguf(tmp_path / "m.gguf", n_padding=3, kinds={260: int(gguf.TokenType.USER_DEFINED)})
+    found = read_vocabulary(check_model_file(source))
+    n_vocab = N_WORDS + len(CONTROL_TOKENS)
+    assert found.n_vocab == n_vocab + 3
+    assert found.required.tolist() == [*range(256), 260, *range(N_WORDS, n_vocab)]
+    assert found.unused.tolist() == [n_vocab, n_vocab + 1, n_vocab + 2]
 
 
 @pytest.fixture(scope="module")

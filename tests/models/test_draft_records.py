@@ -72,7 +72,7 @@ def test_a_record_is_read_as_it_was_written(tmp_path):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"family": "tail"},
+        {"family": "shallow"},
         {"target_sha256": "short"},
         {"acceptance": [1.5]},
         {"gains": {"greedy": 1.0}},

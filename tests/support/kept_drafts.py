@@ -12,7 +12,6 @@ from edgespec.models.registry import add_local
 
 RECORD = DraftRecord(
     name="mine",
-    family="head",
     target_name="target",
     target_sha256="ab" * 32,
     target_bytes=7,

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.llama.embeddings import CutVocabulary, read_cut
 from edgespec.llama.gguf import TOKEN_TYPES, TOKENS, skip_texts, split_texts
 from edgespec.llama.weights import Model
 
@@ -30,11 +29,8 @@ def compare_vocabularies(target: Model, draft: Model) -> VocabularyMatch:
 
     The tokenizer's type and the special tokens (EOS, end of turn, BOS where a model adds it) must
     agree too. Compares the token lists as they lie in the files: two memory comparisons for equal
-    lists (about 20 ms for 151,936 tokens). A draft with a cut output vocabulary stands for the full one:
-    what it has kept is compared, and `n_common` counts the full one's ids.
+    lists (about 20 ms for 151,936 tokens).
     """
-    if cut := read_cut(draft.header):
-        return _compare_cut(target, draft, cut)
     n_common = min(target.n_vocab, draft.n_vocab)
     facts = (
         f"target has {target.n_vocab} tokens ({target.tokenizer_type}), "
@@ -65,39 +61,6 @@ def compare_vocabularies(target: Model, draft: Model) -> VocabularyMatch:
     return VocabularyMatch(equal=True, n_common=n_common, reason="")
 
 
-def _compare_cut(target: Model, draft: Model, cut: CutVocabulary) -> VocabularyMatch:
-    """Compare the tokens that a cut draft has kept with those of the same ids in the target."""
-    n_common = min(target.n_vocab, cut.n_vocab)
-    kept = cut.token_ids[cut.token_ids < n_common]
-
-    def mismatch(detail: str) -> VocabularyMatch:
-        facts = f"target has {target.n_vocab} tokens, draft has {len(cut.token_ids)} of {cut.n_vocab}"
-        return VocabularyMatch(equal=False, n_common=n_common, reason=f"{facts}; {detail}")
-
-    ours, theirs = _TokenList(target), _TokenList(draft)
-    texts = zip(ours.texts(kept), theirs.texts(np.arange(len(kept))), strict=True)
-    row = next((row for row, (text, other) in enumerate(texts) if text != other), None)
-    if row is not None:
-        pair = ((target, int(kept[row])), (draft, row))
-        pieces = (model.piece(token, special=True).decode(errors="replace") for model, token in pair)
-        return mismatch("first difference at id {}: {!r} against {!r}".format(kept[row], *pieces))
-    control = ours.control(n_common), theirs.control(len(kept))
-    if control[0] is not None and control[1] is not None:
-        different = np.flatnonzero(control[0][kept] != control[1])
-        if different.size:
-            return mismatch(f"id {kept[different[0]]} is a control token in one of them only")
-    if target.tokenizer_type != draft.tokenizer_type:
-        return mismatch("the tokenizers are of different types")
-    # Which token ends a turn the library guesses from the texts; where several do, by the list's order.
-    for name, ours_is, theirs_is in (
-        ("EOS", target.eos, draft.eos),
-        ("BOS", target.bos if target.add_bos else None, draft.bos if draft.add_bos else None),
-    ):
-        if ours_is != (None if theirs_is is None else int(cut.token_ids[theirs_is])):
-            return mismatch(f"{name} is {_show(target, ours_is)} against {_show(draft, theirs_is)}")
-    return VocabularyMatch(equal=True, n_common=n_common, reason="")
-
-
 def _show(model: Model, token: int | None) -> str:
     if token is None:
         return "none"
@@ -125,13 +88,6 @@ class _TokenList:
 
     def _first(self, n: int) -> bytes:
         return self._raw if n == self._n else self._raw[: skip_texts(self._raw, 0, n)]
-
-    def texts(self, tokens: npt.NDArray[np.int64]) -> list[bytes]:
-        """Return the texts of `tokens`, ascending ids; none where the file has no list."""
-        if not self._n or not len(tokens):
-            return []
-        texts = split_texts(self._raw, int(tokens[-1]) + 1)
-        return [texts[token] for token in tokens.tolist()]
 
     def control(self, n: int) -> npt.NDArray[np.bool_] | None:
         """Return which of the first `n` are control tokens; None where the file does not say."""

@@ -93,7 +93,7 @@ class TrainableFamily(Trainable, Protocol):
 
     @property
     def name(self) -> str:
-        """The family, as in `--families`."""
+        """The kind of draft: "head"."""
 
     def embed(self, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.float16]:
         """Return input embeddings, shape (*tokens.shape, width); called on the host."""

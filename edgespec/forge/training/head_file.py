@@ -17,11 +17,18 @@ from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.forge.training.family import Params
 from edgespec.forge.training.weights import EMBEDDINGS, OUTPUT_NORM, BlockShape, ModelWeights
 from edgespec.llama import gguf_encoding
-from edgespec.llama.embeddings import N_VOCAB, TOKEN_IDS
 from edgespec.llama.ggml_types import F32, from_floats, type_number
 from edgespec.llama.gguf import FLOAT32, UINT32, UINT64, TensorInfo, aligned
 from edgespec.llama.gguf_header import check_model_file
-from edgespec.llama.head_file import FUSION_OFFSET, FUSION_TYPE, TARGET, read_fusion, read_head
+from edgespec.llama.head_file import (
+    FUSION_OFFSET,
+    FUSION_TYPE,
+    N_VOCAB,
+    TARGET,
+    TOKEN_IDS,
+    read_fusion,
+    read_head,
+)
 from edgespec.platform.files import replacing
 
 _ARCHITECTURE = "llama"

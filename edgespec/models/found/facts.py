@@ -12,7 +12,6 @@ from typing import Annotated
 import msgspec
 
 from edgespec.errors import EdgespecError, describe_os_error
-from edgespec.llama.embeddings import read_cut
 from edgespec.llama.fingerprints import tokenizer_fingerprint
 from edgespec.llama.ggml_types import type_name
 from edgespec.llama.gguf import TensorInfo
@@ -35,7 +34,6 @@ _TYPES = {number: name.upper() for name, number in QUANT_TYPES.items()} | {
 """`enum llama_ftype` -> name."""
 
 _LONGEST_LABEL = 16  # characters
-_CUT = "a draft with a part of the vocabulary"
 
 
 class ModelFacts(msgspec.Struct, frozen=True):
@@ -134,8 +132,6 @@ def _facts(header: GGUFHeader) -> ModelFacts:
     kind = other_kind(header)
     if not kind and header.is_head:
         kind = "a draft head that edgespec made"
-    elif not kind and read_cut(header) is not None:
-        kind = _CUT
     tensors = read_tensors(header)
     has_words = header.has_tokenizer and not header.is_head
     shape = shape_of(header) if not kind else None

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from rich.text import Text
 
 from edgespec.cli.console import err, line_of, message, print_error
+from edgespec.cli.progress import shown_while_read
 from edgespec.cli.render import TextWriter, as_json, printable
 from edgespec.decoding.options import Options
 from edgespec.decoding.records import Result
@@ -111,7 +112,7 @@ class Chat:
         self.interrupted = False
         try:
             stream = self._engine.stream(tokens, replace(options, seed=seed, n_predict=most))
-            for token in stream:
+            for token in shown_while_read(stream, hides_text=settings.json):
                 if writer:
                     writer.write(token)
         except KeyboardInterrupt:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from edgespec.cli.console import INTERRUPTED, message, out
 from edgespec.cli.groups import grouped
 from edgespec.cli.options import ModelChoice, Sampling, refuse_contradictions
+from edgespec.cli.progress import shown_while_read
 from edgespec.cli.run_options import LossyOptions, PromptOptions, RunDrafting, RunLength, RunOutput
 from edgespec.decoding.choices import DRAFTLESS
 from edgespec.errors import NodeLost, UsageError
@@ -139,7 +140,7 @@ def _show(stream: Stream, output: RunOutput, *, explain: bool) -> int:
     writer = None if output.json else TextWriter(show_draft=output.show_draft, explain=explain)
     code, lost = 0, None
     try:
-        for token in stream:
+        for token in shown_while_read(stream, hides_text=output.json):
             if writer:
                 writer.write(token)
     except KeyboardInterrupt:

@@ -119,7 +119,7 @@ class Generation:
         return self._drafter.plain_rate() if self._drafter else None
 
     def note(self) -> str:
-        """Say in one sentence why drafting was on or off."""
+        """Say in one sentence what was drafted, or why nothing was."""
         if self._drafter is None:
             return "nothing was drafted: no drafter was asked for, or none can be used"
         return self._drafter.note()

@@ -243,6 +243,41 @@ def test_words_are_on_the_screen_before_the_last_token_exists(tmp_path, child_en
     assert 20 <= int(re.search(r"(\d+) tokens in", shown)[1]) < n_asked
 
 
+def test_a_bar_in_a_terminal_shows_how_far_a_prompt_is_read(tmp_path, child_environment):
+    """And goes when Ctrl-C ends the reading."""
+    model = write_tiny_gguf(tmp_path / "long.gguf", seed=1, n_ctx=1 << 15)
+    (tmp_path / "prompt").write_text("a" * 32_000)
+    command = (*COMMAND, "run", "-t", model, "--raw", "-n", 5, "-f", tmp_path / "prompt")
+    with Terminal([*map(str, command)], child_environment, timeout_s=120) as terminal:
+        terminal.expect(r"reading the prompt .* [1-9]\d*/32000 tokens")
+        terminal.type("\x03")
+        assert "0 tokens in" in terminal.expect("; interrupted")
+        assert terminal.wait() == 130
+    assert "\x1b[2K" in terminal.shown.rpartition("reading the prompt")[2], "its line is erased"
+
+
+def test_json_counts_tokens_in_a_terminal_until_it_is_printed(tmp_path, child_environment):
+    model = write_tiny_gguf(tmp_path / "long.gguf", seed=1, n_ctx=1 << 15)
+    command = (
+        *COMMAND,
+        "run",
+        "-t",
+        model,
+        "abc",
+        "-n",
+        30_000,
+        "--logit-bias",
+        f"{ord('a')}=1000",
+        "--json",
+    )
+    with Terminal([*map(str, command)], child_environment, timeout_s=120) as terminal:
+        n_shown = int(terminal.expect(r"writing: \d+ tokens").split()[-2])
+        terminal.type("\x03")
+        found = json.loads(re.search(r"{\"text.*}", terminal.expect(r"{\"text.*}\s"))[0])
+        assert n_shown <= found["tokens"] < 30_000
+        assert terminal.wait() == 130
+
+
 def test_control_characters_do_not_reach_a_terminal():
     from edgespec.cli.render import printable
 

@@ -90,8 +90,8 @@ class PlainPrompts:
 
     system: Annotated[str | None, typer.Option(help="System message.")] = None
     n_predict: Annotated[
-        int, typer.Option("--n-predict", "-n", help="Most tokens; -1: to the end of the context.")
-    ] = 256
+        int, typer.Option("--n-predict", "-n", help="Most tokens of an answer; -1: to its end.")
+    ] = -1
     temp: Annotated[
         float | None, typer.Option(min=0, max=2, help="Temperature; 0 is greedy.", show_default="0.8")
     ] = None

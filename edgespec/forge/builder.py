@@ -13,7 +13,6 @@ from typing import get_args
 import numpy as np
 
 from edgespec.drafting.foreign.vocabulary_match import compare_vocabularies
-from edgespec.engine.model_choice import is_here
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.forge.dataset import Dataset
 from edgespec.forge.families import (
@@ -39,7 +38,7 @@ from edgespec.llama.gguf_header import GGUFHeader, check_model_file
 from edgespec.llama.head_file import read_head
 from edgespec.llama.quantize import quantize
 from edgespec.llama.weights import Model
-from edgespec.models.draft_records import Family, drafts_for
+from edgespec.models.draft_records import Family, drafts_for, is_here, paired_draft
 from edgespec.models.hashes import sha256_of
 from edgespec.models.quantizations import ModelFile, expected_bytes, model_file, quantization_in
 from edgespec.models.registry import load_registry
@@ -134,7 +133,8 @@ def small_model(target: str, request: TrainingRequest) -> str | None:
 
 def _paired(target: str) -> str | None:
     """Return the small model of the registry's pair with this target."""
-    return load_registry().complete(_name(target), None, writes=True)[1]
+    by_name = load_registry().complete(_name(target), None, writes=True)[1]
+    return by_name or paired_draft(target, writes=True)
 
 
 def _name(target: str) -> str:
@@ -239,7 +239,7 @@ class DraftBuilder:
         made = [one.name for one in drafts_for(str(self._target.path)) if one.family == "head"]
         if made:
             return resolve(made[0])
-        paired = load_registry().complete(self._target.name, None)[1]
+        paired = paired_draft(str(self._target.path))
         path = resolve(paired) if paired and is_here(paired) else None
         return path if path and self._is_head(path) else None
 

@@ -20,7 +20,7 @@ from edgespec import Engine
 from edgespec.cli import render
 from edgespec.energy import EnergyMeter
 from terminals import Terminal
-from tiny_gguf import write_tiny_gguf
+from tiny_gguf import EOS, write_tiny_gguf
 from tiny_models import make_tiny
 
 
@@ -73,7 +73,8 @@ def test_two_lines_of_statistics(run):
     assert empty == ""
     assert re.fullmatch(
         r"speed    [\d.]+ tokens/s, 20 tokens in [\d.]+ s"
-        r"(, [\d.]+ times the [\d.]+ tokens/s expected of plain decoding)?; --n-predict tokens reached",
+        r"(, [\d.]+ times the [\d.]+ tokens/s expected of plain decoding)?; "
+        r"cut after 20 tokens: -n 40, or -n -1 for all",
         speed,
     ), speed
     assert re.fullmatch(r"drafting \d+ of \d+ drafted tokens accepted \(\d+ %\)", drafting), drafting
@@ -88,6 +89,21 @@ def test_statistics_say_why_nothing_was_drafted(run, tiny_path):
     assert "drafting " not in full
     *_, drafting = run(*options, models=models).stderr.decode().splitlines()
     assert drafting.startswith("drafting nothing was drafted: ")
+
+
+def test_without_a_limit_an_answer_goes_on_until_the_model_ends_it(run, tmp_path):
+    """More than the 256 tokens of earlier versions; where a limit cuts, the line says how it goes on."""
+    model = write_tiny_gguf(tmp_path / "long.gguf", seed=1, n_ctx=1024)
+    options = ("--raw", "a b", "--temp", 0, "--logit-bias", f"{ord('a')}=1000", "--json")
+    choose = {"models": ("-t", model)}
+    cut = json.loads(run(*options, **choose).stdout)
+    assert (cut["stop_reason"], cut["prompt_tokens"] + cut["tokens"]) == ("context", 1024)
+    said = run(*options[:-1], **choose).stderr.decode()
+    assert f"; cut after {cut['tokens']:,} tokens: the context of 1,024 is full, all that the model" in said
+    small = run(*options[:-1], "-c", 300, **choose).stderr.decode()
+    assert re.search(r"; cut after 29\d tokens: the context of 300 is full; -c 600 holds more\n", small)
+    ended = json.loads(run("--raw", "a b", "--logit-bias", f"{EOS}=1000", "--json", **choose).stdout)
+    assert (ended["stop_reason"], ended["tokens"]) == ("eog", 0)
 
 
 @pytest.mark.parametrize(

@@ -107,8 +107,7 @@ class Chat:
         tokens = self.conversation.prompt(
             question, self._engine.target, n_ctx=self._n_ctx, n_predict=self._settings.options.n_predict
         )
-        if self.conversation.n_left_out > n_left_out:
-            message(_left_out(n_left_out, self.conversation.n_left_out, self._n_ctx))
+        self._tell_left_out(n_left_out)
         return self._write(tokens, lambda answer: self.conversation.add(Exchange(question, answer)))
 
     def _write(self, tokens: Sequence[int], keep: Callable[[ChatAnswer], None]) -> bool:
@@ -153,6 +152,11 @@ class Chat:
         self._last = result
         return True
 
+    def _tell_left_out(self, before: int) -> None:
+        """Tell the user if more exchanges are left out of the prompt than `before`."""
+        if self.conversation.n_left_out > before:
+            message(_left_out(before, self.conversation.n_left_out, self._n_ctx))
+
     def _reason(self, most: int, n_prompt: int) -> str:
         """Say what cut an answer of `most` tokens, and how it goes on."""
         if n_prompt + most >= self._n_ctx:
@@ -181,7 +185,9 @@ class Chat:
         """Go on with the last answer, which was cut."""
         model, conversation = self._engine.target, self.conversation
         n_predict = self._settings.options.n_predict
+        n_left_out = conversation.n_left_out
         tokens = conversation.continued(model, n_ctx=self._n_ctx, n_predict=n_predict)
+        self._tell_left_out(n_left_out)
 
         def keep(rest: ChatAnswer) -> None:
             last = conversation.undo()

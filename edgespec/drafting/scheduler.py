@@ -368,7 +368,7 @@ class Scheduler:
             f"{n_accepted} of {n_drafted} tokens {_FROM.get(name, name)}"
             for name, (n_drafted, n_accepted) in sources.items()
         )
-        unused = "" if has_run or not self._has_model else f"; no draft model: {self._why_no_model(n_unread)}"
+        unused = "" if has_run or not self._has_model else f"; {self._why_no_model(n_unread)}"
         return f"{self.rate:.1f} {self.unit} lately{self._plain_note()}: accepted {accepted}{unused}"
 
     @property
@@ -393,7 +393,7 @@ class Scheduler:
         price = f"{cost:.2g} J" if self.learned.in_joules else f"{1e3 * cost:.1f} ms"
         token = f"a token of it takes {price}, and {chance} are accepted"
         if (speedup := self._model_speedup()) < 1.0:
-            return f"with it {speedup:.2f} times the speed was expected, since {token}"
+            return f"{speedup:.2f} times the speed was expected with the draft model, since {token}"
         if n_unread > MAX_UNREAD:
-            return "the answer was not expected to be long enough for it to read what came before"
-        return f"it was not expected to pay in any step, since {token}"
+            return "the answer was expected to be too short for the draft model to read what came before"
+        return f"the draft model was not expected to pay in any step, since {token}"

@@ -238,9 +238,10 @@ class Batcher:
         parted = {id(request): part for request, part in parts}
         for request, evaluated in found:
             part = parted[id(request)]
-            request.generation.have_read(request.session.n_past)
+            is_reader = id(request) in readers
+            if is_reader:
+                request.generation.have_read(request.session.n_past)
             if part.n_logits or not request.n_rest:
-                is_reader = id(request) in readers
                 scaled = evaluated if is_reader else replace(evaluated, seconds=share * evaluated.seconds)
                 self._advance(request, scaled)
             elif part.with_features and evaluated.features is not None:

@@ -162,17 +162,13 @@ class StreamDisplay:
             _Time(compact=True, table_column=Column(no_wrap=True)),
         )
         with Bars(*columns, console=err, transient=True, auto_refresh=False) as bars:
-            reading = bars.add_task("reading the prompt", total=None, unit="tokens")
+            n_tokens = self._stream.prompt_progress.n_tokens
+            reading = bars.add_task("reading the prompt", total=n_tokens, unit="tokens")
             writing = bars.add_task("writing", total=None, unit="tokens", visible=False)
-            while True:
-                n_read, n_tokens = self._stream.prompt_progress
-                bars.update(reading, completed=n_read, total=n_tokens, visible=not self.n_written)
-                bars.update(
-                    writing, description=f"writing: {self.n_written} tokens", visible=self.n_written > 0
-                )
-                bars.refresh()
-                if self._ended.wait(_REDRAW_S):
-                    return
+            while not self._ended.wait(_REDRAW_S):
+                n = self.n_written
+                bars.update(reading, completed=self._stream.prompt_progress.n_read, visible=not n)
+                bars.update(writing, description=f"writing: {n} tokens", visible=n > 0, refresh=True)
 
 
 class StageDisplay(ProgressDisplay):

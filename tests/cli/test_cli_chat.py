@@ -126,8 +126,7 @@ def test_more_goes_on_with_an_answer_that_was_cut(pipe, tiny_path, tmp_path):
         "abc",
         whole["text"],
     ]
-    (again,) = answers(pipe(["the other"], *options, "-n", 9, "--load", file))
-    assert (again["prompt_tokens"], again["text"]) == (after["prompt_tokens"], after["text"])
+    assert after["cached_tokens"] == rest["prompt_tokens"] + rest["tokens"] - 1
 
 
 @pytest.mark.parametrize("lines", [["/more"], ["abc", "/more"]], ids=["no answer", "a whole answer"])
@@ -367,7 +366,7 @@ def test_ctrl_c_ends_an_answer_and_keeps_what_was_written(type_in, long_path, tm
             terminal.expect(">")
             terminal.type(f"{question}\r")
             terminal.expect(re.escape(question))
-            terminal.expect(r"[^\x00-\x1f]{40}")  # some of the answer
+            terminal.expect(r"[^\x00-\x1f━╸╺]{40}")  # some of the answer, not of the bar before it
             terminal.type("\x03")
             terminal.expect("cut by Ctrl-C")
         terminal.type(f"/save {file}\r")

@@ -41,7 +41,7 @@ _FEW = 4  # tokens of an answer that ends before drafting can gain anything; tok
 _FEW_CHANCE = 0.02  # chance of so short an answer, from which its first steps are careful
 _LOSS = 0.02  # of the answer's time so far, that a draft of its first steps may cost
 _SHORTEST_PROBE, _LONGEST_PROBE = 24, 96  # tokens
-_FROM = {"suffix": "from earlier text", "model": "from the draft model", "forced": "that the grammar forces"}
+_FROM = {"suffix": "from earlier text", "model": "from the draft model", "forced": "forced by the grammar"}
 
 
 class Scheduler:
@@ -365,11 +365,12 @@ class Scheduler:
         if not sources:
             return f"nothing was drafted: {self._why_nothing(n_unread, has_run=has_run)}{self._plain_note()}"
         accepted = ", ".join(
-            f"{n_accepted} of {n_drafted} tokens {_FROM.get(name, name)}"
+            f"{n_accepted} of {n_drafted} {_FROM.get(name, name)}"
             for name, (n_drafted, n_accepted) in sources.items()
         )
         unused = "" if has_run or not self._has_model else f"; {self._why_no_model(n_unread)}"
-        return f"{self.rate:.1f} {self.unit} lately{self._plain_note()}: accepted {accepted}{unused}"
+        speed = f"{self.rate:.1f} {self.unit} lately{self._plain_note()}"
+        return f"{speed}; drafted tokens accepted: {accepted}{unused}"
 
     @property
     def _has_model(self) -> bool:

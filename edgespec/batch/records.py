@@ -17,6 +17,11 @@ class BatchAnswer:
     """JSON: a completion, or {"error": ...}."""
     n_tokens: int = 0
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether a limit of tokens ended a text of it."""
+        return b'"finish_reason":"length"' in self.body  # no text's own: there its quotes are escaped
+
     @classmethod
     def error(cls, status: int, body: dict[str, Any]) -> BatchAnswer:
         """Return an answer with an error; `body` as from `ApiError.body`."""

@@ -61,6 +61,8 @@ class BatchRate:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._seen: deque[tuple[float, int]] = deque([(clock(), 0)])
+        self.n_cut = 0
+        """Answers that a limit of tokens cut."""
         self._n_answers = 0
         self._n_answer_tokens = 0
 
@@ -75,6 +77,7 @@ class BatchRate:
     def answered(self, answer: BatchAnswer) -> None:
         """Note a complete answer; later ones are expected to be as long on average."""
         self._n_answers += 1
+        self.n_cut += answer.is_cut
         self._n_answer_tokens += answer.n_tokens
 
     @property

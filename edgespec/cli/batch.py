@@ -90,8 +90,8 @@ class PlainPrompts:
 
     system: Annotated[str | None, typer.Option(help="System message.")] = None
     n_predict: Annotated[
-        int, typer.Option("--n-predict", "-n", help="Most tokens; -1: to the end of the context.")
-    ] = 256
+        int, typer.Option("--n-predict", "-n", help="Most tokens of an answer; -1: to its end.")
+    ] = -1
     temp: Annotated[
         float | None, typer.Option(min=0, max=2, help="Temperature; 0 is greedy.", show_default="0.8")
     ] = None
@@ -210,7 +210,7 @@ class _BatchRun:
         self._input = found
         self._results = results
         self._n_before = results.n_done
-        self._n_tokens = 0
+        self._n_tokens = self._n_cut = 0
         self._seconds = 0.0
         self._energy: Measurement | None = None
         self.interrupted = False
@@ -266,15 +266,15 @@ class _BatchRun:
         from edgespec.batch.run import BatchRate, run_batch
         from edgespec.cli.batch_display import BatchDisplay
 
-        began = time.monotonic()
+        began, pace = time.monotonic(), BatchRate()
         try:
-            pace = BatchRate()
             with BatchDisplay(self._results, self._input.n_requests, pace) as display:
                 run_batch(self._input.requests(), writer, self._results, pace, display.update)
         except KeyboardInterrupt:
             self._tell_interrupted()
         finally:
             self._n_tokens, self._seconds = writer.n_tokens, time.monotonic() - began
+            self._n_cut = pace.n_cut
 
     def _tell_interrupted(self) -> None:
         self.interrupted = True
@@ -295,6 +295,7 @@ class _BatchRun:
                 "lines": total,
                 "errors": failed,
                 "lines_before": self._n_before,
+                "cut": self._n_cut,
                 "tokens": self._n_tokens,
                 "tokens_per_s": rate,
                 "seconds": self._seconds,
@@ -304,6 +305,8 @@ class _BatchRun:
             return
         where = "" if self._files.piped else f" in {self._files.out}"
         parts = [f"{total} results{where}", f"{failed} of them failed" if failed else "no errors"]
+        if self._n_cut:
+            parts.append(f"{self._n_cut} cut by -n, max_tokens or -c: a larger one lets them go on")
         if rate is not None:
             parts.append(f"{self._n_tokens} tokens in {format_time(self._seconds)}, {rate:.1f} tokens/s")
         if joules is not None:

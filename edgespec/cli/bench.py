@@ -12,7 +12,6 @@ from edgespec.cli.bench_options import RecordingChoice, ReportOutputs, SuiteProm
 from edgespec.cli.console import message
 from edgespec.cli.groups import grouped, option_group
 from edgespec.cli.options import ComputeOnNodes, ModelChoice, WattsOption, refuse_contradictions
-from edgespec.cli.progress import pull_named
 from edgespec.decoding.choices import DrafterName
 from edgespec.errors import UsageError
 from edgespec.models.registry import load_registry
@@ -114,7 +113,6 @@ def _bench_texts(
     from edgespec.cli.bench_runs import RunningBench, draft_of_peers, llama_cpp
     from edgespec.cli.energy import know_idle
     from edgespec.energy import EnergyMeter
-    from edgespec.engine.model_choice import choose_models
     from edgespec.platform.signals import SignalPipe
 
     settings, limits = measuring.variants.settings(prompts), measuring.limits()
@@ -129,9 +127,8 @@ def _bench_texts(
             f"--draft and --variants {measuring.variants.variants} contradict each other: choose one"
         )
     writes = any(variant.cascade for variant in settings.variants)
-    names = choose_models(*models.names(writes=writes), drafter, writes=writes)
     meter = EnergyMeter.choose(assume_watts=watts, on_message=message)
-    pull_named(*names)
+    names = models.pull(drafter, writes=writes)
     peers_draft = draft_of_peers(*names) if peer.peer else None
     with meter, SignalPipe() as signals:
         know_idle(meter)

@@ -30,8 +30,8 @@ from edgespec.cli.progress import WorkDisplay, pull_named
 from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError
 from edgespec.llama.gguf_header import read_header
+from edgespec.models.draft_records import paired_draft
 from edgespec.models.quantizations import FileFacts, model_file
-from edgespec.models.registry import load_registry
 from edgespec.models.resolve import resolve
 from edgespec.models.suites import Prompt, Suite
 from edgespec.platform.memory import peak_rss_bytes
@@ -238,7 +238,7 @@ def draft_of_peers(target: str, draft: str | None) -> Path | None:
 
     They run no heads: where `draft` is one, it is the pair's small model, or none.
     """
-    names = (draft, load_registry().complete(target, None, writes=True)[1]) if draft else ()
+    names = (draft, paired_draft(target, writes=True)) if draft else ()
     for name in filter(None, names):
         pull_named(name)
         header = read_header(resolve(name))

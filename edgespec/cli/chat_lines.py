@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from rich.text import Text
 
 from edgespec.cli.console import err, line_of, message, print_error
-from edgespec.cli.render import TextWriter, as_json, printable
+from edgespec.cli.progress import shown_while_read
+from edgespec.cli.render import TextWriter, as_json, full_context, printable
 from edgespec.decoding.options import Options
 from edgespec.decoding.records import Result
-from edgespec.engine.conversation import ChatTotals, Conversation, Exchange, answer_of
+from edgespec.engine.conversation import (
+    ChatAnswer,
+    ChatTotals,
+    Conversation,
+    Exchange,
+    answer_of,
+    joined_answer,
+)
 from edgespec.engine.engine import Engine
 from edgespec.engine.stream import Stream
 from edgespec.errors import EdgespecError, UsageError
@@ -95,14 +103,17 @@ class Chat:
 
     def _ask(self, question: str) -> bool:
         """Answer `question`; return whether anything was written, if only until Ctrl-C."""
-        settings, conversation = self._settings, self.conversation
-        options = settings.options
-        n_left_out = conversation.n_left_out
-        tokens = conversation.prompt(
-            question, self._engine.target, n_ctx=self._n_ctx, n_predict=options.n_predict
+        n_left_out = self.conversation.n_left_out
+        tokens = self.conversation.prompt(
+            question, self._engine.target, n_ctx=self._n_ctx, n_predict=self._settings.options.n_predict
         )
-        if conversation.n_left_out > n_left_out:
-            message(_left_out(n_left_out, conversation.n_left_out, self._n_ctx))
+        self._tell_left_out(n_left_out)
+        return self._write(tokens, lambda answer: self.conversation.add(Exchange(question, answer)))
+
+    def _write(self, tokens: Sequence[int], keep: Callable[[ChatAnswer], None]) -> bool:
+        """Write after `tokens`; `keep` what was written. Return whether there is anything."""
+        settings = self._settings
+        options = settings.options
         most = options.n_predict or (self._n_ctx if settings.ctx else _LONGEST_ANSWER)
         most = min(most, self._n_ctx - len(tokens))
         seed = None if options.seed is None else (options.seed + self._figures.n_answers) % _SEEDS
@@ -111,20 +122,21 @@ class Chat:
         self.interrupted = False
         try:
             stream = self._engine.stream(tokens, replace(options, seed=seed, n_predict=most))
-            for token in stream:
+            for token in shown_while_read(stream, hides_text=settings.json):
                 if writer:
                     writer.write(token)
         except KeyboardInterrupt:
             self.interrupted = True
         finally:
-            written = stream is not None and self._keep(question, stream, writer)
+            written = stream is not None and self._keep(keep, stream, writer)
         if self.interrupted:
-            message("cut by Ctrl-C" if written else "ended before anything was written")
+            message("cut by Ctrl-C; /more goes on" if written else "ended before anything was written")
         elif self._last and self._last.stop_reason != "eog":
-            message(f"cut after {len(self._last.token_ids)} tokens: {self._reason(most)}")
+            n = _count(len(self._last.token_ids), "token")
+            message(f"cut after {n}{self._reason(most, len(tokens))}")
         return written
 
-    def _keep(self, question: str, stream: Stream, writer: TextWriter | None) -> bool:
+    def _keep(self, keep: Callable[[ChatAnswer], None], stream: Stream, writer: TextWriter | None) -> bool:
         """Keep what `stream` wrote; return whether it wrote anything."""
         stream.close()
         result = stream.result
@@ -135,17 +147,21 @@ class Chat:
         else:
             sys.stdout.write(as_json(result) + "\n")
             sys.stdout.flush()
-        self.conversation.add(Exchange(question, answer_of(result, self._engine.target)))
+        keep(answer_of(result, self._engine.target))
         self._figures.add(result)
         self._last = result
         return True
 
-    def _reason(self, most: int) -> str:
-        if most == self._settings.options.n_predict:
-            return "--n-predict"
-        if most == _LONGEST_ANSWER:
-            return "no answer is longer without --n-predict or --ctx"
-        return f"the context of {self._n_ctx:,} tokens is full"
+    def _tell_left_out(self, before: int) -> None:
+        """Tell the user if more exchanges are left out of the prompt than `before`."""
+        if self.conversation.n_left_out > before:
+            message(_left_out(before, self.conversation.n_left_out, self._n_ctx))
+
+    def _reason(self, most: int, n_prompt: int) -> str:
+        """Say what cut an answer of `most` tokens, and how it goes on."""
+        if n_prompt + most >= self._n_ctx:
+            return f": {full_context(self._n_ctx, self._engine.target.n_ctx_train)}"
+        return " by -n; /more goes on" if most == self._settings.options.n_predict else "; /more goes on"
 
     # ---- commands ----
 
@@ -164,6 +180,20 @@ class Chat:
         finally:
             if len(self.conversation.exchanges) == n:  # nothing was written
                 self.conversation.add(last)
+
+    def more(self, _argument: str) -> None:
+        """Go on with the last answer, which was cut."""
+        model, conversation = self._engine.target, self.conversation
+        n_predict = self._settings.options.n_predict
+        n_left_out = conversation.n_left_out
+        tokens = conversation.continued(model, n_ctx=self._n_ctx, n_predict=n_predict)
+        self._tell_left_out(n_left_out)
+
+        def keep(rest: ChatAnswer) -> None:
+            last = conversation.undo()
+            conversation.add(Exchange(last.question, joined_answer(last.answer, rest, model)))
+
+        self._write(tokens, keep)
 
     def save(self, file: str) -> None:
         """Write the conversation to a file."""
@@ -240,6 +270,7 @@ class _Command:
 COMMANDS = {
     "/undo": _Command("", Chat.undo),
     "/retry": _Command("", Chat.retry),
+    "/more": _Command("", Chat.more),
     "/save": _Command("FILE", Chat.save),
     "/load": _Command("FILE", Chat.load),
     "/system": _Command("TEXT", Chat.system),

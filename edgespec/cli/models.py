@@ -21,6 +21,7 @@ from edgespec.models.draft_records import draft_records
 from edgespec.models.entries import Entry, Registry
 from edgespec.models.found.catalog import is_found_name, list_found
 from edgespec.models.found.model import FoundModel
+from edgespec.models.hashes import sha256_of
 from edgespec.models.hub_names import hub_name, is_hub_name
 from edgespec.models.mtp_heads import has_mtp_head
 from edgespec.models.pull import Puller, hash_file
@@ -248,7 +249,7 @@ def add_command(
     size = path.stat().st_size
     name = name or path.name.removesuffix(".gguf")
     with err.status(f"hashing {path.name}"):
-        sha256 = hash_file(path)
+        sha256 = sha256_of(path)  # which is remembered, for the drafts that belong to it
         parts = [hash_file(part) for part in header.other_parts]
     mark = "speech" if is_speech else "mtp" if has_mtp_head(path) else ""
     add_local(name, path, size, sha256, mark=mark, parts=parts)

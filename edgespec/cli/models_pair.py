@@ -60,7 +60,8 @@ def pair_command(
     for name, path in zip((target, draft), paths, strict=True):
         if read_header(path).only_drafts:
             raise UsageError(f"{name}: a draft head, which has no vocabulary of its own; name a model")
-    overlap = _overlap(*paths, words)
+    with err.status("comparing the vocabularies"):
+        overlap = _overlap(*paths, words)
     if measure:
         with err.status("running both models"):
             overlap = _measured(*paths, overlap)

@@ -92,7 +92,8 @@ def _with_draft(
 ) -> ScannedModel:
     """Return a text-generating model with the draft that a run would take."""
     from edgespec.drafting.found_drafts import best_draft
-    from edgespec.engine.model_choice import choose_models, is_here
+    from edgespec.engine.model_choice import choose_models
+    from edgespec.models.draft_records import is_here
     from edgespec.models.found.suggestions import draft_to_pull
 
     _, registered = choose_models(model.name, None)

@@ -134,7 +134,8 @@ class ModelChoice:
 
     def pull(self, drafter: DrafterName, *, writes: bool = False) -> tuple[str, str | None]:
         """Return the names that `choose_models` chooses; pull models that are not here."""
-        chosen = choose_models(*self.names(writes=writes), drafter, writes=writes)
+        with err.status("looking for its draft"):  # a file may have to be hashed
+            chosen = choose_models(*self.names(writes=writes), drafter, writes=writes)
         pull_named(*chosen)
         return chosen
 

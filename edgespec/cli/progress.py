@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from threading import RLock
+from threading import Event, RLock, Thread
 from typing import TYPE_CHECKING, Self
 
 from rich.progress import (
@@ -32,6 +32,8 @@ from edgespec.models.resolve import locate
 from edgespec.models.sources import format_size
 
 if TYPE_CHECKING:
+    from edgespec.decoding.records import Token
+    from edgespec.engine.stream import Stream
     from edgespec.forge.progress import StageProgress
 
 _VERBS: dict[Phase, str] = {
@@ -41,6 +43,8 @@ _VERBS: dict[Phase, str] = {
     "convert": "converting",
 }
 _LONG = ("pulling", "compiling")  # kinds of work for which more than one line is printed
+_LATE_S = 0.5  # seconds without a word after which a person wonders
+_REDRAW_S = 0.1
 _LINE_EVERY = 0.1  # share of the work between lines, if there are no bars
 
 
@@ -106,6 +110,65 @@ class WorkDisplay(ProgressDisplay):
         elif what != self._last and done < total:
             err.print(what)
         self._last = what
+
+
+def shown_while_read(stream: Stream, *, hides_text: bool = False) -> Iterator[Token]:
+    """Yield the tokens of `stream`; a bar in a terminal shows until the first how far its prompt is read.
+
+    `hides_text`: nothing is written before the end, so the bar stays, and counts what is written.
+    """
+    with StreamDisplay(stream) as display:
+        for token in stream:
+            if not hides_text:
+                break
+            display.n_written += 1
+            yield token
+        else:
+            return
+    yield token
+    yield from stream
+
+
+class StreamDisplay:
+    """A bar that shows how far a prompt is read, if that takes long, and what is written then.
+
+    A context manager; its own thread draws, since this one is inside the passes of the model.
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        self.n_written = 0
+        self._stream = stream
+        self._ended = Event()
+        self._thread = Thread(target=self._draw, name="edgespec progress", daemon=True)
+
+    def __enter__(self) -> Self:
+        if err.is_terminal:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        if err.is_terminal:
+            self._thread.join()
+
+    def _draw(self) -> None:
+        if self._ended.wait(_LATE_S):
+            return
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            _Amount(table_column=Column(no_wrap=True)),
+            _Time(compact=True, table_column=Column(no_wrap=True)),
+        )
+        with Bars(*columns, console=err, transient=True, auto_refresh=False) as bars:
+            n_tokens = self._stream.prompt_progress.n_tokens
+            reading = bars.add_task("reading the prompt", total=n_tokens, unit="tokens")
+            writing = bars.add_task("writing", total=None, unit="tokens", visible=False)
+            while not self._ended.wait(_REDRAW_S):
+                n = self.n_written
+                bars.update(reading, completed=self._stream.prompt_progress.n_read, visible=not n)
+                bars.update(writing, description=f"writing: {n} tokens", visible=n > 0, refresh=True)
 
 
 class StageDisplay(ProgressDisplay):

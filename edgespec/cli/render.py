@@ -139,13 +139,17 @@ def as_json(result: Result) -> str:
     return json.dumps(fields, ensure_ascii=False)
 
 
-def print_stats(result: Result, *, full: bool, show_draft: bool) -> None:
-    """Print the statistics to stderr: two lines, and what was asked for; `full`: a line for each subject."""
+def print_stats(result: Result, *, n_ctx_train: int, full: bool, show_draft: bool) -> None:
+    """Print the statistics to stderr: two lines, and what was asked for; `full`: a line for each subject.
+
+    `n_ctx_train`: the longest context of the target.
+    """
     err.print()
+    ending = _ending(result, n_ctx_train)
     if full:
-        _full_stats(result)
+        _full_stats(result, ending)
     else:
-        _line("speed", _short_speed(result))
+        _line("speed", _short_speed(result) + ("" if result.stop_reason == "eog" else f"; {ending}"))
         _line("drafting", _short_drafting(result))
         _mode(result)
         if result.energy:
@@ -155,14 +159,14 @@ def print_stats(result: Result, *, full: bool, show_draft: bool) -> None:
 
 
 def _short_speed(result: Result) -> str:
-    stats, ending = result.stats, result.stop_reason
+    stats = result.stats
     parts = [f"{len(result.token_ids)} tokens in {stats.total_s:.2f} s"]
     if stats.generation_tokens_per_s is not None:
         parts.insert(0, f"{stats.generation_tokens_per_s:.1f} tokens/s")
     if result.times_plain is not None:
         plain = f"the {result.plain_tokens_per_s:.1f} tokens/s expected of plain decoding"
         parts.append(f"{result.times_plain:.2f} times {plain}")
-    return ", ".join(parts) + ("" if ending == "eog" else f"; {_ENDINGS[ending]}")
+    return ", ".join(parts)
 
 
 def _short_drafting(result: Result) -> str:
@@ -178,7 +182,7 @@ def _mode(result: Result) -> None:
         _line("mode", f"not exact: the target saw {result.target_share:.0%} of the tokens".replace("%", " %"))
 
 
-def _full_stats(result: Result) -> None:
+def _full_stats(result: Result, ending: str) -> None:
     stats = result.stats
     _line("speed", _speed(result))
     _mode(result)
@@ -198,7 +202,7 @@ def _full_stats(result: Result) -> None:
     _line("models", result.target + (f", drafted by {result.draft}" if result.draft else ", alone"))
     _line("kernels", result.kernels)
     seed = "no seed: another run may write another text" if result.seed is None else f"seed {result.seed}"
-    _line("ended", f"{_ENDINGS[result.stop_reason]}; {seed}")
+    _line("ended", f"{ending}; {seed}")
 
 
 def _energy(energy: Measurement, n_tokens: int) -> None:
@@ -225,13 +229,28 @@ def _line(label: str, *parts: str | tuple[str, str]) -> None:
     err.print(Text.assemble((f"{label:9}", "dim"), *parts))
 
 
-_ENDINGS = {
-    "eog": "the model ended its answer",
-    "stop": "a stop string came",
-    "length": "--n-predict tokens reached",
-    "context": "the context is full",
-    "interrupted": "interrupted",
-}
+_ENDINGS = {"eog": "the model ended its answer", "stop": "a stop string came", "interrupted": "interrupted"}
+
+
+def _ending(result: Result, n_ctx_train: int) -> str:
+    """Say why a text ended, and how it goes on where a limit cut it."""
+    n, ended = len(result.token_ids), result.stop_reason
+    if ended == "length":
+        return f"cut after {n:,} tokens: -n {2 * n}, or -n -1 for all"
+    if ended == "context":
+        return f"cut after {n:,} tokens: {full_context(result.prompt_tokens + n, n_ctx_train)}"
+    return _ENDINGS[ended]
+
+
+def full_context(n_ctx: int, n_ctx_train: int) -> str:
+    """Say that a context of `n_ctx` tokens is full, and what to do."""
+    larger = min(2 * n_ctx, n_ctx_train)
+    full = f"the context of {n_ctx:,} is full"
+    return (
+        f"{full}; -c {larger} holds more"
+        if larger > n_ctx + 1
+        else f"{full}, all that the model was made for"
+    )
 
 
 def _speed(result: Result) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from edgespec.cli.console import INTERRUPTED, message, out
 from edgespec.cli.groups import grouped
 from edgespec.cli.options import ModelChoice, Sampling, refuse_contradictions
+from edgespec.cli.progress import shown_while_read
 from edgespec.cli.run_options import LossyOptions, PromptOptions, RunDrafting, RunLength, RunOutput
 from edgespec.decoding.choices import DRAFTLESS
 from edgespec.errors import NodeLost, UsageError
@@ -74,7 +75,7 @@ def run_command(
             chat=prompt.in_template,
             on_step=ExplainedSteps(engine.target, drafting.explain).print if drafting.explain else None,
         )
-        code = _show(stream, output, explain=drafting.explain is not None)
+        code = _show(stream, output, engine.target.n_ctx_train, explain=drafting.explain is not None)
         output.structure.tell_if_cut(stream.result)
     return code
 
@@ -133,13 +134,13 @@ def _options(
     )
 
 
-def _show(stream: Stream, output: RunOutput, *, explain: bool) -> int:
+def _show(stream: Stream, output: RunOutput, n_ctx_train: int, *, explain: bool) -> int:
     from edgespec.cli.render import TextWriter, as_json, print_stats
 
     writer = None if output.json else TextWriter(show_draft=output.show_draft, explain=explain)
     code, lost = 0, None
     try:
-        for token in stream:
+        for token in shown_while_read(stream, hides_text=output.json):
             if writer:
                 writer.write(token)
     except KeyboardInterrupt:
@@ -150,7 +151,8 @@ def _show(stream: Stream, output: RunOutput, *, explain: bool) -> int:
     if writer:
         writer.finish(stream.result.text)
         if output.shows_stats:
-            print_stats(stream.result, full=output.stats == "full", show_draft=output.show_draft)
+            full = output.stats == "full"
+            print_stats(stream.result, n_ctx_train=n_ctx_train, full=full, show_draft=output.show_draft)
     else:
         sys.stdout.write(as_json(stream.result) + "\n")
     if lost:

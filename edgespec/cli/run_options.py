@@ -148,8 +148,8 @@ class RunLength:
     """The most tokens of the answer and of the context."""
 
     n_predict: Annotated[
-        int, typer.Option("--n-predict", "-n", help="Most tokens; -1: to the end of the context.")
-    ] = 256
+        int, typer.Option("--n-predict", "-n", help="Most tokens of the answer; -1: to its end.")
+    ] = -1
     ctx: Annotated[
         int | None,
         typer.Option(
@@ -157,7 +157,7 @@ class RunLength:
             "-c",
             min=1,
             help="Context in tokens.",
-            show_default="what is needed, with -n -1 the prompt and 4096",
+            show_default="what is needed; without -n the prompt and 4096, or fewer that fit in memory",
         ),
     ] = None
     compute: ComputeOnNodes

@@ -79,4 +79,4 @@ class Drafter(Protocol):
         """Return the tokens a second that plain decoding is expected to make now; None: not known."""
 
     def note(self) -> str:
-        """Say in one sentence why drafting was on or off."""
+        """Say in one sentence what was drafted, or why nothing was."""

@@ -78,8 +78,8 @@ class Options:
     params: SamplingParams = field(default_factory=SamplingParams)
     seed: int | None = None
     """Seed of the random numbers; None: a random one."""
-    n_predict: int | None = 256
-    """Most tokens; None: as many as the context holds."""
+    n_predict: int | None = None
+    """Most tokens; None: until the model ends the text, or the context is full."""
     drafter: DrafterName | None = None
     """Overrides the engine's drafter, for the models it loaded."""
     gamma: int | None = None

@@ -236,7 +236,7 @@ class Result:
     sources: dict[str, tuple[int, int]]
     """Tokens drafted and accepted, for each source of drafts."""
     note: str
-    """Why drafting was on or off, in a sentence."""
+    """A sentence on what was drafted, or why nothing was."""
     stats: Stats
     plain_tokens_per_s: float | None = None
     """Tokens a second expected of plain decoding at the end, after measured passes. None: not known."""

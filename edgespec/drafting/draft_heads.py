@@ -32,9 +32,9 @@ from edgespec.llama.placement import Placement
 from edgespec.llama.published_heads import DFLASH, BlockHead, EagleHead, LayersTarget, check_published_head
 from edgespec.llama.sequence_pool import SequencePool
 from edgespec.llama.weights import Model
+from edgespec.models.draft_records import paired_draft
 from edgespec.models.hashes import sha256_of
 from edgespec.models.headers import named_as
-from edgespec.models.registry import load_registry
 from edgespec.models.resolve import resolve
 from edgespec.platform.messages import MessageFn
 
@@ -53,7 +53,7 @@ class _Head(Draft):
 
     def writer(self) -> Model:
         """Raise UsageError: a head writes nothing without its target."""
-        small = load_registry().complete(self.target_name, None, writes=True)[1]
+        small = paired_draft(self.target_name, writes=True)
         such_as = f", such as {small}" if small and small != self.name else ""
         raise UsageError(
             f"{self.name} is a draft head, which cannot write in a cascade by itself: choose a draft model"

@@ -76,6 +76,11 @@ class FixedLength(Scheduler):
         """Return 0: the draft model is never idle."""
         return 0
 
-    def explain(self, sources: Mapping[str, tuple[int, int]], *, idle: bool) -> str:
+    def explain(
+        self, sources: Mapping[str, tuple[int, int]], *, n_unread: int = 0, has_run: bool = False
+    ) -> str:
         """Say that the length was the user's choice."""
-        return f"drafting {self.n_max} tokens a step was asked for{self._plain_note()}"
+        tokens = "1 token" if self.n_max == 1 else f"{self.n_max} tokens"
+        asked = f"drafts of {tokens} a step were asked for{self._plain_note()}"
+        why = "no earlier text was there to repeat" if not self.policy.model else "the answer was over before"
+        return asked if sources else f"nothing was drafted, though {asked}: {why}"

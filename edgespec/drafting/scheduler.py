@@ -41,6 +41,7 @@ _FEW = 4  # tokens of an answer that ends before drafting can gain anything; tok
 _FEW_CHANCE = 0.02  # chance of so short an answer, from which its first steps are careful
 _LOSS = 0.02  # of the answer's time so far, that a draft of its first steps may cost
 _SHORTEST_PROBE, _LONGEST_PROBE = 24, 96  # tokens
+_FROM = {"suffix": "from earlier text", "model": "from the draft model", "forced": "forced by the grammar"}
 
 
 class Scheduler:
@@ -231,7 +232,7 @@ class Scheduler:
         decided for several requests together.
         """
         policy, now = self.policy, self._now
-        if self._is_careful():
+        if self._is_careful(self._n_emitted):
             return None
         can_run = policy.model and 0 < unread <= MAX_UNREAD
         if prefix is None:
@@ -246,8 +247,8 @@ class Scheduler:
             return SuffixAction(n)
         return ModelAction(n_guesses) if with_model > 0.0 else None
 
-    def _is_careful(self) -> bool:
-        """Say whether this step drafts nothing, since the answer may be over with it.
+    def _is_careful(self, n_emitted: int) -> bool:
+        """Say whether a step after `n_emitted` tokens drafts nothing, since the answer may be over with it.
 
         What a draft costs would then be lost. So the first steps of an answer of unknown length have none,
         unless that is little beside what the prompt took: an answer of a word takes no longer than without.
@@ -255,12 +256,12 @@ class Scheduler:
         now, policy = self._now, self.policy
         is_chosen = not (policy.suffix and policy.model)  # by the user
         may_end = (self._n_predict or _FEW + 1) <= _FEW or 1.0 - self.lengths.longer(_FEW) >= _FEW_CHANCE
-        if is_chosen or self._n_emitted >= _FEW or not may_end:
+        if is_chosen or n_emitted >= _FEW or not may_end:
             return False
         costs = now.verify
         draft = costs[_FEW + 1] - costs[1] + (_FEW * now.passes[1] if now.passes else 0.0)
         # From one table, lest a busy moment of the prompt's pass count as a long prompt.
-        spent = self._n_past * costs[N_MAX] / N_MAX + self._n_emitted * costs[1]
+        spent = self._n_past * costs[N_MAX] / N_MAX + n_emitted * costs[1]
         return draft > _LOSS * spent
 
     def n_worthwhile(self, path: float, depth: int, chances: Sequence[float]) -> int:
@@ -307,12 +308,9 @@ class Scheduler:
         new, copied = self._lately[False], self._lately[True]
         n_seen = new.tokens + copied.tokens
         new_s = new.cost / n_seen  # of each token
-        n_texts = 1 + self._others.n_texts
-        gain = gain_if_all_draft(self.learned, self._n_past, n_texts) if n_texts > 1 else now
-        plain = max(n_texts * self._pace[False].rate, 1.0 / gain.verify[1])
         # What is copied meanwhile has to be read as well, to be of use after it.
         read_s = draft.read(512, 0) / 512
-        saved = new_s * (1.0 - plain / max(plain, gain.best_model_rate())) - copied.tokens / n_seen * read_s
+        saved = new_s * (1.0 - 1.0 / max(1.0, self._model_speedup())) - copied.tokens / n_seen * read_s
         n, n_max = self._n_emitted, math.inf if self._n_predict is None else self._n_predict
         to_come_s = min(self.lengths.to_come(n), n_max - n) * new_s
         window = min(unread, max(_SHORTEST_WINDOW, int(_WINDOW_SHARE * to_come_s / read_s)))
@@ -320,6 +318,12 @@ class Scheduler:
         price = draft.read(window, 0) * now.rate / self.own_rate  # the others wait as well
         pays = self.lengths.pays(price, saved, n=n, n_max=n_max, spent=self._spent, pace=pace)
         return window if pays else 0
+
+    def _model_speedup(self) -> float:
+        """Return the speed of drafting with the draft model, once it has read, in that of new text now."""
+        n_texts = 1 + self._others.n_texts
+        gain = gain_if_all_draft(self.learned, self._n_past, n_texts) if n_texts > 1 else self._now
+        return gain.best_model_rate() / max(n_texts * self._pace[False].rate, 1.0 / gain.verify[1])
 
     def n_to_probe(self, unread: int) -> int:
         """Return how many recent tokens an idle draft model may be probed on, of `unread`; 0: not now.
@@ -350,17 +354,47 @@ class Scheduler:
         """Return the speed of plain decoding in words, "" before it is known."""
         return f" ({1.0 / self._now.verify[1]:.1f} {self.unit} expected without)" if self._n_emitted else ""
 
-    def explain(self, sources: Mapping[str, tuple[int, int]], *, idle: bool) -> str:
-        """Say in one sentence why drafting was on or off, given what each source drafted and accepted."""
-        now, plain = self._now if self._n_emitted else None, self._plain_note()
-        model = ""
-        if self.policy.model and now and now.passes:
-            chance = self.learned.predictor.next.chance(0, 0)
-            price = f"{now.passes[1]:.2g} J" if self.learned.in_joules else f"{1e3 * now.passes[1]:.1f} ms"
-            model = f"a token of the draft model costs {price} and is accepted with {chance:.0%}"
+    def explain(
+        self, sources: Mapping[str, tuple[int, int]], *, n_unread: int = 0, has_run: bool = False
+    ) -> str:
+        """Say in one sentence what was drafted, or why nothing was.
+
+        `sources`: the tokens that each drafted, and those accepted. `n_unread`: tokens that the draft model
+        has yet to read. `has_run`: whether it ran at all.
+        """
         if not sources:
-            return f"drafting was off: {model or 'nothing said before was worth repeating'}{plain}"
-        parts = [f"{accepted} of {drafted} from {name}" for name, (drafted, accepted) in sources.items()]
-        left_idle = f"; the draft model was left idle: {model}" if idle and model else ""
-        lately = f"{self.rate:.1f} {self.unit} lately"
-        return f"drafting was on, {lately}{plain}: {', '.join(parts)} accepted{left_idle}"
+            return f"nothing was drafted: {self._why_nothing(n_unread, has_run=has_run)}{self._plain_note()}"
+        accepted = ", ".join(
+            f"{n_accepted} of {n_drafted} {_FROM.get(name, name)}"
+            for name, (n_drafted, n_accepted) in sources.items()
+        )
+        unused = "" if has_run or not self._has_model else f"; {self._why_no_model(n_unread)}"
+        speed = f"{self.rate:.1f} {self.unit} lately{self._plain_note()}"
+        return f"{speed}; drafted tokens accepted: {accepted}{unused}"
+
+    @property
+    def _has_model(self) -> bool:
+        return self.policy.model and self.learned.draft is not None
+
+    def _why_nothing(self, n_unread: int, *, has_run: bool) -> str:
+        if not self._n_emitted:
+            return "the answer was over with its first token"
+        if self.rests:
+            return "the answers that share the passes are written faster without"
+        if self._is_careful(self._n_emitted - 1):
+            return "so short an answer is over before a draft pays"
+        if has_run:
+            return "the draft model was too unsure of its tokens for their check to pay"
+        return self._why_no_model(n_unread) if self._has_model else "no earlier text was worth repeating"
+
+    def _why_no_model(self, n_unread: int) -> str:
+        """Say why the draft model did not run, by the numbers that decided it."""
+        chance = f"{self.learned.predictor.next.chance(0, 0):.0%}".replace("%", " %")
+        cost = self._now.passes[1]
+        price = f"{cost:.2g} J" if self.learned.in_joules else f"{1e3 * cost:.1f} ms"
+        token = f"a token of it takes {price}, and {chance} are accepted"
+        if (speedup := self._model_speedup()) < 1.0:
+            return f"{speedup:.2f} times the speed was expected with the draft model, since {token}"
+        if n_unread > MAX_UNREAD:
+            return "the answer was expected to be too short for the draft model to read what came before"
+        return f"the draft model was not expected to pay in any step, since {token}"

@@ -268,5 +268,7 @@ class TreeDrafter:
         return self._scheduler.plain_rate()
 
     def note(self) -> str:
-        """Say in one sentence why drafting was on or off."""
-        return self._scheduler.explain(self.sources(), idle=self._model is not None and not self._n_passes)
+        """Say in one sentence what was drafted, or why nothing was."""
+        return self._scheduler.explain(
+            self.sources(), n_unread=self._proposal.n_unread or 0, has_run=self._n_passes > 0
+        )

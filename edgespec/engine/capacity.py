@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from edgespec.drafting.costs import CONTEXTS, guessed_curve
 from edgespec.drafting.profile import ProfileKey
 from edgespec.drafting.profile_store import load
+from edgespec.errors import EdgespecError
 from edgespec.llama.gguf_header import GGUFHeader
 from edgespec.llama.kernels import STOCK
 from edgespec.llama.kv_cache import KVCacheSize
@@ -41,7 +42,8 @@ DRAFT_SHARE = 0.25
 KEPT = 16
 """Most sequences in the prefix cache."""
 
-_UNLIMITED = 4096  # tokens of room in the context for an answer without a limit
+_UNLIMITED, _LEAST_ROOM = 4096, 256  # tokens of room in the context for an answer without a limit
+_ROOM_BYTES = 1 << 29  # of them: most answers are short, and all of a cache is written when it is made
 _GAIN = 1.03  # "a few per cent": below that, the noise of a measured curve decides
 
 
@@ -132,10 +134,23 @@ def kept_sequences(header: GGUFHeader, parallel: int, n_bytes: int, rollback: Ro
     return min(KEPT, max(affordable, parallel if parallel > 1 else 0))
 
 
-def fitting_ctx(n_prompt: int, n_predict: int | None, n_ctx_train: int) -> int:
-    """Return the smallest context for a generation; one without a limit gets room for 4,096 tokens."""
-    n_tokens = n_prompt + (n_predict or _UNLIMITED) + 1
+def fitting_ctx(n_prompt: int, n_predict: int, n_ctx_train: int) -> int:
+    """Return the smallest context for a generation of at most `n_predict` tokens."""
+    n_tokens = n_prompt + n_predict + 1
     return min(n_ctx_train, -(-n_tokens // CTX_STEP) * CTX_STEP)
+
+
+def room_without_limit(header: GGUFHeader, n_prompt: int) -> int:
+    """Return the tokens of room for an answer without a limit: 4,096, fewer where they take much memory."""
+    n = min(_UNLIMITED, max(_LEAST_ROOM, _ROOM_BYTES // cell_bytes(header)))
+    while n > _LEAST_ROOM:
+        try:
+            fits_in_memory([(header, min(n_prompt + n, header.n_ctx_train))], weights_loaded=True)
+        except EdgespecError:
+            n //= 2
+        else:
+            break
+    return max(n, _LEAST_ROOM)
 
 
 def check_cache(header: GGUFHeader, size: KVCacheSize, *, keeps: bool) -> None:

@@ -52,6 +52,15 @@ def answer_of(result: Result, model: Model) -> ChatAnswer:
     return ChatAnswer(result.text, result.stop_reason != "eog", result.token_ids if same else None)
 
 
+def joined_answer(first: ChatAnswer, rest: ChatAnswer, model: Model) -> ChatAnswer:
+    """Return the answer that `model` wrote in two parts."""
+    if first.token_ids is None or rest.token_ids is None:
+        return ChatAnswer(first.text + rest.text, rest.cut)
+    token_ids = first.token_ids + rest.token_ids
+    text = b"".join(map(model.piece, token_ids)).decode(errors="replace")
+    return ChatAnswer(text, rest.cut, token_ids)
+
+
 class Conversation:
     """The system message and the exchanges so far. A method that raises changes nothing."""
 
@@ -103,6 +112,26 @@ class Conversation:
                 f"{n_ctx:,} of which {room:,} are for the answer; shorten it, or choose a larger context"
             )
         self.n_left_out = n_left_out
+        return tokens
+
+    def continued(self, model: Model, *, n_ctx: int, n_predict: int | None) -> list[int]:
+        """Return the tokens of the prompt that goes on with the last answer; arguments as for `prompt`.
+
+        Raises UsageError if there is none that was cut, EdgespecError as `prompt`.
+        """
+        if not self.exchanges or not self.exchanges[-1].answer.cut:
+            raise UsageError("no answer was cut")
+        last = self.exchanges.pop()
+        written = last.answer.token_ids
+        if written is None:
+            written = tuple(model.tokenize(last.answer.text, add_special=False, parse_special=False))
+        room = len(written) + (n_ctx // _ANSWER_SHARE if n_predict is None else n_predict)
+        try:
+            tokens = [*self.prompt(last.question, model, n_ctx=n_ctx, n_predict=room), *written]
+        finally:
+            self.exchanges.append(last)
+        if len(tokens) >= n_ctx:
+            raise EdgespecError(f"the context of {n_ctx:,} tokens is full: choose a larger one")
         return tokens
 
     def _tokens(self, question: str, model: Model, n_left_out: int) -> list[int]:

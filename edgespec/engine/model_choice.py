@@ -1,10 +1,10 @@
 """The choice of target and draft where none, or only one, was named.
 
 target   the one named, else the default pair's
-draft    the one named, else the best made here for this very file of the target (draft_records.py),
-         else that of the registry's first pair with the target. Where there is none, or it would have to
-         be pulled first, a head in the target's own file drafts, if it has one (mtp_heads.py). `Pair` then
-         looks for one on this disk (draft_search.py)
+draft    the one named, else the best made here for this very file of the target, else that of the registry's
+         first pair with the target, or with a file of its hash (draft_records.py). Where there is none, or it
+         would have to be pulled first, a head in the target's own file drafts, if it has one (mtp_heads.py).
+         `Pair` then looks for one on this disk (draft_search.py)
 """
 
 from __future__ import annotations
@@ -13,12 +13,10 @@ from pathlib import Path
 
 from edgespec.decoding.choices import DRAFTLESS, DrafterName
 from edgespec.errors import UsageError
-from edgespec.models.draft_records import drafts_for
-from edgespec.models.found.catalog import stored_model
+from edgespec.models.draft_records import drafts_for, is_here, paired_draft
 from edgespec.models.mtp_heads import has_mtp_head
 from edgespec.models.registry import load_registry
 from edgespec.models.resolve import locate
-from edgespec.models.store import Store
 
 
 def choose_models(
@@ -33,15 +31,12 @@ def choose_models(
     `writes`: the draft is to write text of its own (a cascade), as heads and drafts made here cannot. Raises
     UsageError if a draft is wanted and none is known for this target.
     """
-    chosen, partner = load_registry().complete(
-        None if target is None else str(target), None if draft is None else str(draft), writes=writes
-    )
-    if target is not None and partner is None:
-        partner = _partner_of_same_file(chosen, writes=writes)
+    chosen = load_registry().pairs["default"].target if target is None else str(target)
     if drafter == "mtp" and draft is not None:
         raise UsageError(f"the target's own head drafts: leave out {draft}", field="drafter", value=drafter)
     if drafter in (*DRAFTLESS, "mtp"):
         return chosen, None
+    partner = paired_draft(chosen, writes=writes) if draft is None else str(draft)
     if draft is None and not writes:
         if made := drafts_for(chosen):
             return chosen, made[0].name
@@ -53,22 +48,3 @@ def choose_models(
             return chosen, None
         raise UsageError(f"no draft is known for {chosen}: name a draft, or choose drafter none")
     return chosen, partner
-
-
-def _partner_of_same_file(target: str, *, writes: bool) -> str | None:
-    """Return the registered draft, if it is here, of a target in another program's store.
-
-    Its file is one of the registry by the hash that the store records.
-    """
-    model, registry = stored_model(target), load_registry()
-    if model is None or model.sha256 is None:
-        return None
-    names = [entry.name for entry in registry.entries.values() if entry.sha256 == model.sha256]
-    partners = (registry.complete(name, None, writes=writes)[1] for name in names)
-    return next((partner for partner in partners if partner and is_here(partner)), None)
-
-
-def is_here(name: str) -> bool:
-    """Say whether a model of the registry is on this machine."""
-    registry = load_registry()
-    return Store.default().is_present(registry.get(name), registry)

@@ -21,6 +21,7 @@ from edgespec.engine.capacity import (
     fitting_ctx,
     kept_cells,
     kept_sequences,
+    room_without_limit,
 )
 from edgespec.engine.lossy.cascade import SmallModel
 from edgespec.engine.model_choice import choose_models
@@ -201,7 +202,7 @@ class Pair(Closing):
         Raises EdgespecError if the prompt does not fit.
         """
         asked = self.options.n_ctx
-        n_ctx = self.n_ctx_shared or asked or fitting_ctx(n_prompt, n_predict, self.target.n_ctx_train)
+        n_ctx = self.n_ctx_shared or asked or self._fitting_ctx(n_prompt, n_predict)
         if n_prompt < n_ctx:
             return n_ctx
         problem = f"the prompt has {n_prompt} tokens and does not fit in a context of {n_ctx}"
@@ -210,6 +211,11 @@ class Pair(Closing):
         if asked:
             raise EdgespecError(f"{problem}; shorten it or choose a larger one", field="n_ctx", value=asked)
         raise EdgespecError(f"{problem}, what {self.target_name} was trained for; shorten it")
+
+    def _fitting_ctx(self, n_prompt: int, n_predict: int | None) -> int:
+        if n_predict is None:
+            n_predict = room_without_limit(self._footprint(self.target), n_prompt)
+        return fitting_ctx(n_prompt, n_predict, self.target.n_ctx_train)
 
     @property
     def n_ctx_shared(self) -> int | None:
@@ -268,7 +274,8 @@ class Pair(Closing):
         if parallel > 1:
             n_ctx = min(DRAFT_CELLS, n_train)
         else:
-            n_ctx = min(n_ctx, fitting_ctx(n_prompt, n_predict, n_train), MAX_DRAFT_CTX)
+            needed = n_ctx if n_predict is None else fitting_ctx(n_prompt, n_predict, n_train)
+            n_ctx = min(n_ctx, needed, n_train, MAX_DRAFT_CTX)
         n_own = self.draft.n_own(n_ctx)
         if self._draft_sequences is None or self._draft_sequences.n_ctx < n_own:
             self._idle_drafts.clear()

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edgespec.engine.model_choice import is_here
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.forge.dataset import Dataset
 from edgespec.forge.progress import StageContext, StageProgress
@@ -19,10 +18,9 @@ from edgespec.forge.training.weights import EMBEDDINGS, OUTPUT_NORM, ModelWeight
 from edgespec.forge.vocabulary_ranking import Ids, VocabularyRanking, rank, read_vocabulary
 from edgespec.llama.gguf_header import GGUFHeader, check_model_file
 from edgespec.llama.head_file import read_head
-from edgespec.models.draft_records import drafts_for
+from edgespec.models.draft_records import drafts_for, is_here, paired_draft
 from edgespec.models.hashes import sha256_of
 from edgespec.models.quantizations import ModelFile
-from edgespec.models.registry import load_registry
 from edgespec.models.resolve import resolve
 from edgespec.models.sources import format_size
 from edgespec.platform.memory import available_bytes
@@ -162,7 +160,7 @@ class DraftBuilder:
         made = [one.name for one in drafts_for(str(self._target.path))]
         if made:
             return resolve(made[0])
-        paired = load_registry().complete(self._target.name, None)[1]
+        paired = paired_draft(str(self._target.path))
         path = resolve(paired) if paired and is_here(paired) else None
         return path if path and self._is_head(path) else None
 

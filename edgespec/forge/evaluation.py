@@ -35,10 +35,16 @@ from edgespec.forge.evaluation_process import (
 )
 from edgespec.forge.progress import StageContext, StageProgress
 from edgespec.llama.gguf_header import check_model_file
-from edgespec.models.draft_records import DraftRecord, DraftSpeedups, drafts_for, read_record, write_record
+from edgespec.models.draft_records import (
+    DraftRecord,
+    DraftSpeedups,
+    drafts_for,
+    paired_draft,
+    read_record,
+    write_record,
+)
 from edgespec.models.hashes import sha256_of
 from edgespec.models.quantizations import ModelFile, model_file
-from edgespec.models.registry import load_registry
 from edgespec.models.resolve import resolve
 from edgespec.platform.files import write_atomically
 
@@ -280,7 +286,7 @@ def _target_file(record: DraftRecord, target: str | None) -> ModelFile:
 def _other(record: DraftRecord, target: ModelFile) -> Candidate:
     """Return the best other draft of the target that is here, or none."""
     names = [one.name for one in drafts_for(str(target.path)) if one.name != record.name]
-    paired = load_registry().complete(target.name, None)[1]
+    paired = paired_draft(str(target.path))
     for name in (*names, *([paired] if paired else [])):
         try:
             return Candidate(name, resolve(name, pull_missing=False), was_there=True)

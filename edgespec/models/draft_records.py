@@ -1,10 +1,11 @@
-"""Records of the drafts that were made on this machine, and which of them a target has.
+"""The drafts that a target has: those made on this machine, by their records, and those of registered pairs.
 
     models/NAME.gguf         the draft, an ordinary entry of the user's models.toml
     models/NAME.draft.json   its record: for which file it was made, from what, and what was measured of it
 
-A draft belongs to one file of a target: the hash decides, not the name, so that neither another model nor
-another quantization of the same one gets it. A draft whose name was removed is not used.
+A draft belongs to one file of a target: the hash decides, not the name or the place, so that neither another
+model nor another quantization of the same one gets it. Only a file of the right size is hashed, and once
+(hashes.py). A draft whose name was removed is not used.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import msgspec
 
 from edgespec.errors import EdgespecError, describe_os_error
 from edgespec.models.entries import Entry, Registry
+from edgespec.models.found.catalog import stored_model
 from edgespec.models.hashes import SHA256, sha256_of
 from edgespec.models.registry import load_registry
 from edgespec.models.resolve import locate
@@ -155,13 +157,49 @@ def drafts_for(target: str, on_message: MessageFn = silent) -> list[DraftRecord]
 
 def _fitting(target: str, on_message: MessageFn) -> Iterator[DraftRecord]:
     records = draft_records(on_message=on_message)
-    if not records:
-        return
+    path = _file_of(target) if records else None
+    for record in records:
+        if path and path.stat().st_size == record.target_bytes and record.target_sha256 == sha256_of(path):
+            yield record
+
+
+def paired_draft(target: str, *, writes: bool = False) -> str | None:
+    """Return the draft of the registry's first pair with `target` (a path or a name); None if no pair has it.
+
+    A pair has also every other file with the hash of its target, wherever it lies, if the draft is here.
+    `writes`: as of `PairNames.partner`. Raises UsageError for an unknown target.
+    """
+    registry = load_registry()
+    if partner := registry.complete(target, None, writes=writes)[1]:
+        return partner
+    path = _file_of(target)
+    for pair in registry.pairs.values() if path else ():
+        draft = pair.partner(writes=writes)
+        if path and is_here(draft) and _is_file_of(registry.get(pair.target), path, target):
+            return draft
+    return None
+
+
+def is_here(name: str) -> bool:
+    """Say whether a model of the registry is on this machine."""
+    registry = load_registry()
+    return Store.default().is_present(registry.get(name), registry)
+
+
+def _file_of(target: str) -> Path | None:
+    """Return the file that `target` means; None if it is not here. Raises UsageError for an unknown one."""
     found = locate(target)
     path = Store.default().file(found) if isinstance(found, Entry) else found
-    if not path.is_file():
-        return
-    size = path.stat().st_size
-    for record in records:
-        if record.target_bytes == size and record.target_sha256 == sha256_of(path):
-            yield record
+    return path if path.is_file() else None
+
+
+def _is_file_of(entry: Entry, path: Path, name: str) -> bool:
+    """Say whether the file `path`, which is called `name`, is that of `entry` by its hash."""
+    stamp = Store.default().stamp(entry)
+    known = entry if entry.sha256 else stamp
+    if known is None or known.sha256 is None:
+        return False
+    stored = stored_model(name)
+    if stored and stored.sha256:  # as the program recorded it that has it
+        return stored.sha256 == known.sha256
+    return known.size == path.stat().st_size and sha256_of(path) == known.sha256

@@ -2,12 +2,14 @@
 
     cache_root()/hashes.json    path -> size, time of the last change, SHA-256
 
-A file of the models directory has its hash in its stamp (store.py). For any other file it is computed once,
-and again only when size or time differ. Where nothing can be kept, each call hashes.
+A file of the models directory has its hash in its stamp (store.py), also where a link leads to it. For any
+other file it is computed once, and again only when size or time differ. Where nothing can be kept, each call
+hashes.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,14 +63,21 @@ def known_sha256(path: Path) -> str | None:
     """
     path = path.resolve()
     stat, store = path.stat(), Store.default()
-    if path.parent == store.root.resolve() and path.suffix == ".gguf":
-        stamp = store.stamp(Entry(path.stem))
+    for file in store.root.glob("*.gguf"):
+        stamp = store.stamp(Entry(file.stem)) if _is_same(file, stat) else None
         if stamp and stamp.size == stat.st_size:
             return stamp.sha256
     known = _read(_kept()).files.get(str(path))
     if known and (known.size, known.mtime_ns) == (stat.st_size, stat.st_mtime_ns):
         return known.sha256
     return None
+
+
+def _is_same(file: Path, stat: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(file.stat(), stat)
+    except OSError:
+        return False
 
 
 def _kept() -> StateFile[_HashTable]:

@@ -42,7 +42,7 @@ class DraftUsage(BaseModel):
     seed: int | None = Field(
         description="The same seed gives this text again; null if timing influenced it, so no seed does."
     )
-    note: str = Field(description="Why drafting was on or off.")
+    note: str = Field(description="What was drafted, or why nothing was.")
     warnings: list[str] = Field([], description="Parts of the request that are done only in part.")
 
 

@@ -134,6 +134,9 @@ def test_json_and_results_as_they_come(environment, source, out, options):
         for line in results(out)
         if line["response"]["status_code"] == 200
     )
+    bodies = [line["response"]["body"] for line in results(out)]
+    n_cut = sum(body.get("choices", [{}])[0].get("finish_reason") == "length" for body in bodies)
+    assert facts.pop("cut") == n_cut > 0
     assert facts == {"out": str(out), "lines": 20, "errors": 4, "lines_before": 0, "tokens": n_tokens}
     assert rate == pytest.approx(n_tokens / seconds)
     assert joules == pytest.approx(10 * seconds, rel=0.2)

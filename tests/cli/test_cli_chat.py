@@ -112,6 +112,30 @@ def test_turns_are_what_a_fresh_engine_writes_and_only_the_new_part_is_read(pipe
     assert (turns[0]["cached_tokens"], turns[1]["cached_tokens"]) == (0, n_cached)
 
 
+def test_more_goes_on_with_an_answer_that_was_cut(pipe, tiny_path, tmp_path):
+    """With the tokens that it would have had; the file has one answer, and the next turn builds on it."""
+    file = tmp_path / "chat.json"
+    options = ("--json", "--temp", 0, *CHAIN, *ENDLESS[:4])
+    process = pipe(["abc", "/more", f"/save {file}", "the other"], *options, "-n", 9)
+    first, rest, after = answers(process)
+    (whole,) = answers(pipe(["abc"], *options, "-n", 18))
+    assert [*first["token_ids"], *rest["token_ids"]] == whole["token_ids"]
+    assert rest["cached_tokens"] == rest["prompt_tokens"] - 1
+    assert lines_of(process)[:2] == ["edgespec: cut after 9 tokens by -n; /more goes on"] * 2
+    assert [message["content"] for message in json.loads(file.read_text())["messages"]] == [
+        "abc",
+        whole["text"],
+    ]
+    assert after["cached_tokens"] == rest["prompt_tokens"] + rest["tokens"] - 1
+
+
+@pytest.mark.parametrize("lines", [["/more"], ["abc", "/more"]], ids=["no answer", "a whole answer"])
+def test_more_needs_an_answer_that_was_cut(pipe, lines):
+    process = pipe(lines, "--logit-bias", f"{IM_END}=1000")
+    assert process.returncode == 1
+    assert lines_of(process)[-1] == "edgespec: error: no answer was cut"
+
+
 @pytest.mark.parametrize("sampling", [("--temp", 0), (*RANDOM, "--seed", 4)], ids=["greedy", "random"])
 def test_answers_are_those_of_run_with_the_same_messages(pipe, tiny_target, tmp_path, sampling):
     file, rendered = tmp_path / "chat.json", tmp_path / "rendered.txt"
@@ -342,7 +366,7 @@ def test_ctrl_c_ends_an_answer_and_keeps_what_was_written(type_in, long_path, tm
             terminal.expect(">")
             terminal.type(f"{question}\r")
             terminal.expect(re.escape(question))
-            terminal.expect(r"[^\x00-\x1f]{40}")  # some of the answer
+            terminal.expect(r"[^\x00-\x1f━╸╺]{40}")  # some of the answer, not of the bar before it
             terminal.type("\x03")
             terminal.expect("cut by Ctrl-C")
         terminal.type(f"/save {file}\r")

@@ -20,7 +20,7 @@ from edgespec import Engine
 from edgespec.cli import render
 from edgespec.energy import EnergyMeter
 from terminals import Terminal
-from tiny_gguf import write_tiny_gguf
+from tiny_gguf import EOS, write_tiny_gguf
 from tiny_models import make_tiny
 
 
@@ -73,7 +73,8 @@ def test_two_lines_of_statistics(run):
     assert empty == ""
     assert re.fullmatch(
         r"speed    [\d.]+ tokens/s, 20 tokens in [\d.]+ s"
-        r"(, [\d.]+ times the [\d.]+ tokens/s expected of plain decoding)?; --n-predict tokens reached",
+        r"(, [\d.]+ times the [\d.]+ tokens/s expected of plain decoding)?; "
+        r"cut after 20 tokens: -n 40, or -n -1 for all",
         speed,
     ), speed
     assert re.fullmatch(r"drafting \d+ of \d+ drafted tokens accepted \(\d+ %\)", drafting), drafting
@@ -88,6 +89,21 @@ def test_statistics_say_why_nothing_was_drafted(run, tiny_path):
     assert "drafting " not in full
     *_, drafting = run(*options, models=models).stderr.decode().splitlines()
     assert drafting.startswith("drafting nothing was drafted: ")
+
+
+def test_without_a_limit_an_answer_goes_on_until_the_model_ends_it(run, tmp_path):
+    """More than the 256 tokens of earlier versions; where a limit cuts, the line says how it goes on."""
+    model = write_tiny_gguf(tmp_path / "long.gguf", seed=1, n_ctx=1024)
+    options = ("--raw", "a b", "--temp", 0, "--logit-bias", f"{ord('a')}=1000", "--json")
+    choose = {"models": ("-t", model)}
+    cut = json.loads(run(*options, **choose).stdout)
+    assert (cut["stop_reason"], cut["prompt_tokens"] + cut["tokens"]) == ("context", 1024)
+    said = run(*options[:-1], **choose).stderr.decode()
+    assert f"; cut after {cut['tokens']:,} tokens: the context of 1,024 is full, all that the model" in said
+    small = run(*options[:-1], "-c", 300, **choose).stderr.decode()
+    assert re.search(r"; cut after 29\d tokens: the context of 300 is full; -c 600 holds more\n", small)
+    ended = json.loads(run("--raw", "a b", "--logit-bias", f"{EOS}=1000", "--json", **choose).stdout)
+    assert (ended["stop_reason"], ended["tokens"]) == ("eog", 0)
 
 
 @pytest.mark.parametrize(
@@ -241,6 +257,41 @@ def test_words_are_on_the_screen_before_the_last_token_exists(tmp_path, child_en
         shown = terminal.expect("; interrupted")
         assert terminal.wait() == 130
     assert 20 <= int(re.search(r"(\d+) tokens in", shown)[1]) < n_asked
+
+
+def test_a_bar_in_a_terminal_shows_how_far_a_prompt_is_read(tmp_path, child_environment):
+    """And goes when Ctrl-C ends the reading."""
+    model = write_tiny_gguf(tmp_path / "long.gguf", seed=1, n_ctx=1 << 15)
+    (tmp_path / "prompt").write_text("a" * 32_000)
+    command = (*COMMAND, "run", "-t", model, "--raw", "-n", 5, "-f", tmp_path / "prompt")
+    with Terminal([*map(str, command)], child_environment, timeout_s=120) as terminal:
+        terminal.expect(r"reading the prompt .* [1-9]\d*/32000 tokens")
+        terminal.type("\x03")
+        assert "0 tokens in" in terminal.expect("; interrupted")
+        assert terminal.wait() == 130
+    assert "\x1b[2K" in terminal.shown.rpartition("reading the prompt")[2], "its line is erased"
+
+
+def test_json_counts_tokens_in_a_terminal_until_it_is_printed(tmp_path, child_environment):
+    model = write_tiny_gguf(tmp_path / "long.gguf", seed=1, n_ctx=1 << 15)
+    command = (
+        *COMMAND,
+        "run",
+        "-t",
+        model,
+        "abc",
+        "-n",
+        30_000,
+        "--logit-bias",
+        f"{ord('a')}=1000",
+        "--json",
+    )
+    with Terminal([*map(str, command)], child_environment, timeout_s=120) as terminal:
+        n_shown = int(terminal.expect(r"writing: \d+ tokens").split()[-2])
+        terminal.type("\x03")
+        found = json.loads(re.search(r"{\"text.*}", terminal.expect(r"{\"text.*}\s"))[0])
+        assert n_shown <= found["tokens"] < 30_000
+        assert terminal.wait() == 130
 
 
 def test_control_characters_do_not_reach_a_terminal():

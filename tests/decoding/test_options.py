@@ -22,7 +22,7 @@ def test_keywords_are_the_fields() -> None:
 
 
 def test_what_is_left_out() -> None:
-    assert Options() == Options(params=SamplingParams(), n_predict=256, lenience=1.0)
+    assert Options() == Options(params=SamplingParams(), n_predict=None, lenience=1.0)
     assert Options(seed=1).changed(params=None, gamma=2) == Options(seed=1, gamma=2)
     assert Options(stop="x").stop == Options(stop=["x"]).stop == ("x",)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import statistics
 
 import numpy as np
@@ -509,6 +510,47 @@ def test_plain_decoding_is_foretold_only_where_it_was_measured():
     assert started(guessed).plain_rate() == pytest.approx(50.0, rel=0.1)
 
 
+def test_the_reason_why_nothing_was_drafted_is_that_of_the_decision():
+    """Each with the scheduler's own numbers: none reads like a reason for drafting."""
+    assert (
+        Scheduler(scheduler_with().learned, Policy())
+        .explain({})
+        .startswith("nothing was drafted: the answer was over with its first token")
+    )
+    brief = scheduler_with()
+    brief.begin(10, 3)
+    decode(brief, 2)
+    assert brief.next(1.0, 0, 1, [0.99] * 8, 7) is None
+    assert "so short an answer is over before a draft pays" in brief.explain({})
+
+    costly = [0.0, *[0.04] * N_MAX]
+    learned = LearnedCosts(OnlineCurve(curve_of(OURS)), OnlineCurve(curve_of(costly)), Predictor())
+    scheduler = started(Scheduler(learned, Policy()))
+    decode(scheduler, 8)
+    assert scheduler.next(1.0, 0, 1, [], 0) is None
+    said = scheduler.explain({}, n_unread=1)
+    reason = (
+        r"(0\.\d\d) times the speed was expected with the draft model, since a token of it takes 40\.0 ms"
+    )
+    (speedup,) = re.findall(reason, said)
+    now = scheduler._now
+    assert float(speedup) == pytest.approx(now.best_model_rate() * now.verify[1], abs=0.006)
+    partly = scheduler.explain({"suffix": (9, 4)}, n_unread=1)
+    assert "; drafted tokens accepted: 4 of 9 from earlier text; 0." in partly
+    assert "expected with the draft model" not in scheduler.explain({"model": (9, 4)}, has_run=True)
+
+    unread = scheduler_with()
+    decode(unread, 8)
+    assert "too short for the draft model to read what came before" in unread.explain({}, n_unread=2000)
+    assert "no earlier text was worth repeating" in started(
+        Scheduler(LearnedCosts(OnlineCurve(curve_of(OURS)), None, Predictor()), Policy(), usually(500))
+    ).explain({})
+    shared = scheduler_with()
+    shared.rests = True
+    assert "written faster without" in shared.explain({})
+    assert "too unsure" in unread.explain({}, has_run=True)
+
+
 def test_questions_change_nothing():
     """Whatever is asked, and however often: all that was learnt and decided from stays as it was."""
     scheduler = scheduler_with()
@@ -525,7 +567,7 @@ def test_questions_change_nothing():
         scheduler.keeps(0.5, 3, 2)
         scheduler.branches(0.3, 2)
         scheduler.n_worthwhile(0.9, 1, [0.9] * 4)
-        scheduler.explain({}, idle=True)
+        scheduler.explain({}, n_unread=500)
         assert scheduler.n_to_probe(500) == before[2] > 0
     again = [
         scheduler.next(1.0, 0, 1, [0.6] * 8, 7),

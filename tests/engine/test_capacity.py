@@ -16,6 +16,7 @@ from edgespec.engine.capacity import (
     choose_capacity,
     expected_capacity,
     kept_sequences,
+    room_without_limit,
     texts_that_pay,
 )
 from edgespec.errors import EdgespecError
@@ -220,3 +221,16 @@ def test_states_are_in_what_has_to_fit(hybrid, tmp_path):
         fits_in_memory([(hybrid, 512)], tmp_path)
     with pytest.raises(EdgespecError, match="not enough memory"):
         fits_in_memory([(hybrid, 512)], tmp_path, weights_loaded=True, more_states=3000 * MB)
+
+
+def test_an_answer_without_a_limit_has_room_that_costs_little(target):
+    """4,096 tokens, but no more than half a GiB of them, and no more than fit."""
+    assert room_without_limit(target, 10) == 4096
+    wide = replace(target, n_layer=80, n_head_kv=(64,) * 80)
+    assert cell_bytes(wide) * 4096 > 8 << 30
+    assert room_without_limit(wide, 10) == 256
+    assert (
+        (1 << 28)
+        < room_without_limit(replace(wide, n_head_kv=(8,) * 80), 10) * cell_bytes(wide) // 8
+        <= 1 << 29
+    )

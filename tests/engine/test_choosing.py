@@ -9,8 +9,12 @@ import pytest
 
 from edgespec.engine.model_choice import choose_models
 from edgespec.errors import UsageError
+from edgespec.models import draft_records, hashes
 from edgespec.models.draft_records import DraftRecord, DraftSpeedups, write_record
+from edgespec.models.entries import Entry
 from edgespec.models.registry import add_local, remove_local, user_models_file
+from edgespec.models.store import Stamp, Store
+from model_stores import add_to_lmstudio
 from tiny_states import tiny
 
 DEFAULT = ("qwen2.5-coder-1.5b-q4_k_m", "qwen2.5-coder-1.5b-head-q4_0")
@@ -112,3 +116,127 @@ def test_a_head_in_the_targets_file_comes_before_a_draft_that_is_not_here(tmp_pa
     assert choose_models("with-head", "its-draft") == ("with-head", "its-draft")
     draft.write_bytes(b"draft")
     assert choose_models("with-head", None) == ("with-head", "its-draft")
+
+
+# ---- one file, many names ----
+
+
+def sha256_of_bytes(data):
+    return hashlib.sha256(data).hexdigest()
+
+
+@pytest.fixture
+def paired(tmp_path):
+    """A registered pair of which the target was not pulled; returns what its file holds."""
+    content, draft = b"the target of a pair", tmp_path / "head.gguf"
+    draft.write_bytes(b"head")
+    user_models_file().parent.mkdir(parents=True)
+    user_models_file().write_text(f"""
+[models.big]
+sources = [{{ kind = "hub", repo = "me/repo", file = "big.gguf" }}]
+size = {len(content)}
+sha256 = "{sha256_of_bytes(content)}"
+
+[models.head]
+path = "{draft}"
+size = 4
+sha256 = "{sha256_of_bytes(b"head")}"
+
+[pairs]
+mine = {{ target = "big", draft = "head" }}
+""")
+    return content
+
+
+def copied(tmp_path, content):
+    file = tmp_path / "a copy.gguf"
+    file.write_bytes(content)
+    return file
+
+
+def as_path(tmp_path, content):
+    return str(copied(tmp_path, content))
+
+
+def as_symbolic_link(tmp_path, content):
+    link = tmp_path / "link.gguf"
+    link.symlink_to(copied(tmp_path, content))
+    return str(link)
+
+
+def as_hard_link(tmp_path, content):
+    link = tmp_path / "hard.gguf"
+    link.hardlink_to(copied(tmp_path, content))
+    return str(link)
+
+
+def as_own_name(tmp_path, content):
+    add_local("another-name", copied(tmp_path, content), len(content), sha256_of_bytes(content))
+    return "another-name"
+
+
+def as_file_of_the_store(tmp_path, content):
+    (tmp_path / "models").mkdir()
+    file = tmp_path / "models" / "big.gguf"
+    file.write_bytes(content)
+    store = Store.default()
+    store.write_stamp(Entry("big"), Stamp(sha256_of_bytes(content), len(content), "hub me/repo/big.gguf"))
+    return str(file)
+
+
+def in_lm_studio(tmp_path, content):
+    add_to_lmstudio(
+        tmp_path / ".lmstudio" / "models", "me/repo", "big-Q4_K_M.gguf", copied(tmp_path, content)
+    )
+    return "lmstudio:me/repo"
+
+
+PLACES = [as_path, as_symbolic_link, as_hard_link, as_own_name, as_file_of_the_store, in_lm_studio]
+
+
+@pytest.fixture(params=PLACES, ids=[place.__name__ for place in PLACES])
+def place(request, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return lambda content: request.param(tmp_path, content)
+
+
+def test_a_pairs_draft_belongs_to_the_file_wherever_it_lies(paired, place):
+    target = place(paired)
+    assert choose_models(target, None) == (target, "head")
+    assert choose_models(target, None, "model") == (target, "head")
+    assert choose_models(target, None, "suffix") == (target, None)
+    assert choose_models(target, "other.gguf") == (target, "other.gguf")
+
+
+def test_a_made_draft_belongs_to_the_file_wherever_it_lies(paired, place, tmp_path):
+    target = place(paired)
+    make_draft(tmp_path, "made", tmp_path / "a copy.gguf" if "big.gguf" not in target else target, 1.2)
+    assert choose_models(target, None) == (target, "made")
+
+
+def test_a_file_of_the_same_size_is_another_model(paired, place):
+    target = place(paired[::-1])
+    assert choose_models(target, None) == (target, None)
+
+
+def test_only_a_file_of_the_right_size_is_hashed(paired, tmp_path, monkeypatch):
+    hashed = []
+    monkeypatch.setattr(draft_records, "sha256_of", lambda path: hashed.append(path) or "00")
+    for content in (paired + b"!", paired[::-1]):
+        target = as_path(tmp_path, content)
+        assert choose_models(target, None) == (target, None)
+    assert hashed == [tmp_path / "a copy.gguf"], "once, that of the same size"
+
+
+def test_a_pairs_draft_that_is_not_here_is_not_pulled_for_a_file(paired, tmp_path):
+    (tmp_path / "head.gguf").unlink()
+    target = as_path(tmp_path, paired)
+    assert choose_models(target, None) == (target, None)
+    assert choose_models("big", None) == ("big", "head"), "by its name it is"
+
+
+def test_a_link_to_a_file_of_the_store_needs_no_hash(paired, tmp_path, monkeypatch):
+    link = tmp_path / "elsewhere.gguf"
+    link.hardlink_to(as_file_of_the_store(tmp_path, paired))
+    monkeypatch.setattr(hashes, "hash_file", None)
+    assert choose_models(str(link), None) == (str(link), "head")

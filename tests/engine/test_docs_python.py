@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.engine import capacity
 from tiny_gguf import write_tiny_gguf
 from user_models import write_user_models
 
@@ -27,6 +28,7 @@ def examples_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         config, {"big": target, "small": draft}, '[pairs]\ndefault = { target = "big", draft = "small" }\n'
     )
     monkeypatch.setenv("XDG_CONFIG_HOME", str(config))
+    monkeypatch.setattr(capacity, "_UNLIMITED", 256)  # a tiny model may never end its answer
     monkeypatch.chdir(tmp_path)
 
 

@@ -132,7 +132,7 @@ def pull_command(
         list[str],
         typer.Argument(
             metavar="NAME",
-            help="Models, pairs, or hf:OWNER/REPO/FILE.gguf.",
+            help="Models, pairs, or hf:OWNER/REPO[:QUANTIZATION].",
             autocompletion=complete_name,
         ),
     ],

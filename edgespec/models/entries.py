@@ -12,6 +12,9 @@ from edgespec.errors import UsageError
 PACKED = Path(__file__).with_name("packed")
 """The folder of the models that come with edgespec."""
 
+REVISION_DIGITS = 12
+"""Characters of a revision that stand in messages and stamps."""
+
 
 @dataclass(frozen=True, slots=True)
 class RawFile:
@@ -38,7 +41,7 @@ class HubSource:
     @property
     def label(self) -> str:
         """Name of this source in messages; also identifies a partial download as its own."""
-        return f"hub {self.repo}/{self.file}@{self.revision[:12]}"
+        return f"hub {self.repo}/{self.file}@{self.revision[:REVISION_DIGITS]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +169,7 @@ class Registry:
         except KeyError:
             raise UsageError(
                 f"no model is called {name!r}{nearest(name, self.entries)}; "
-                "see `edgespec models list`, or give a path or hf:OWNER/REPO/FILE.gguf"
+                "see `edgespec models list`, or give a path or hf:OWNER/REPO[:QUANTIZATION]"
             ) from None
 
     def shape(self, entry: Entry) -> ModelShape | None:

@@ -1,6 +1,6 @@
 """Find the file that a model reference means.
 
-resolve("a/path.gguf" | "registry-name" | "hf:OWNER/REPO/FILE.gguf" | URL | "ollama:NAME:TAG" | ...)  ->  Path
+resolve("a/path.gguf" | "registry-name" | "hf:OWNER/REPO[:TYPE]" | URL | "ollama:NAME:TAG" | ...)  ->  Path
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.entries import Entry
 from edgespec.models.found.catalog import find_model, is_found_name
 from edgespec.models.found.hub_cache import find_in_hub
+from edgespec.models.found.hub_repositories import hub_file
 from edgespec.models.hub_names import hub_entry, is_hub_name
 from edgespec.models.pull import ProgressFn, Puller, no_progress
 from edgespec.models.registry import load_registry
@@ -34,7 +35,7 @@ def locate(ref: str) -> Path | Entry:
     if is_found_name(ref):
         return find_model(ref).checked().path
     if is_hub_name(ref):
-        return _in_hub_cache(hub_entry(ref))
+        return _in_hub_cache(hub_entry(hub_file(ref)))
     path = expand_user(ref)
     if path.is_file():
         return path
@@ -66,8 +67,8 @@ def resolve(
 ) -> Path:
     """Return the file that a model reference means; a model that is present is not hashed again.
 
-    `ref` is a path, a registry name, `hf:OWNER/REPO/FILE.gguf`, optionally with `@REVISION`, or its URL; or
-    the name of a model in another program's store (found/catalog.py).
+    `ref` is a path, a registry name, a file or a repository of the hub (hub_names.py), or the name of a model
+    in another program's store (found/catalog.py).
 
     Raises:
         UsageError: no such file, a directory, or an unknown name (the nearest ones are offered).

@@ -140,7 +140,7 @@ def test_a_url_of_the_hub_is_a_model(environment):
         assert process.returncode == 1
         assert "hub me/repo/x.gguf@main" in process.stderr.splitlines()[-1]
     failed(run_cli("models", "path", url, env=environment), 1, "is not on this machine")
-    failed(run_cli("doctor", "https://huggingface.co/me/repo", env=environment), 2, "hf:me/repo/FILE.gguf")
+    failed(run_cli("doctor", "https://huggingface.co/me", env=environment), 2, "hf:OWNER/REPO")
 
 
 def test_draft_make_without_jax_says_so_before_anything_is_pulled(environment):

@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from edgespec.cli.console import INTERRUPTED, line_of, out, print_error
+from edgespec.cli.llama_cpp_options import as_options_here
 from edgespec.cli.shells import mend_completion
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.platform.limits import address_limit, is_refusal, why_refused
@@ -60,6 +61,12 @@ class _Carrier(Exception):  # noqa: N818 - a vehicle, not an error
 
 class _Root(TyperGroup):
     """Imports a command when it is called: together they take a second, and seconds on a Raspberry Pi."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401 - typer's own signature
+        first = args[0] if args and not ctx.resilient_parsing else ""
+        if first.startswith("-") and first not in ("-h", "--") and not first.startswith("--"):
+            raise UsageError(f"{first}: a command comes first, as in `edgespec run {first} ...`")
+        return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401 - typer's own signature, over a private click
         return [name for commands in _COMMANDS.values() for name in commands]
@@ -117,18 +124,38 @@ def _load(name: str) -> Any:  # noqa: ANN401 - a command of typer's private clic
     else:
         loaded.add_typer(getattr(module, f"{name}_app"), name=name, rich_help_panel=panel)
     command = typer.main.get_group(loaded).commands[name]
-    _refuse_empty_of(command)
+    _adapt(command)
     return command
 
 
-def _refuse_empty_of(command: Any) -> None:  # noqa: ANN401 - of typer's private click
+def _adapt(command: Any) -> None:  # noqa: ANN401 - of typer's private click
+    """Change a command and those below it: what they refuse, what they understand, how their help looks."""
     for one in getattr(command, "commands", {}).values():
-        _refuse_empty_of(one)
+        _adapt(one)
     for parameter in command.params:
         _refuse_empty(parameter)
+    if not hasattr(command, "commands"):
+        _understand_llama_cpp(command)
 
 
-_MAY_BE_EMPTY = ("prompt", "system")
+def _understand_llama_cpp(command: Any) -> None:  # noqa: ANN401 - of typer's private click
+    parse = command.parse_args
+
+    def parse_args(ctx: Any, args: list[str]) -> Any:  # noqa: ANN401
+        if not ctx.resilient_parsing:  # as for completion
+            options = {
+                name: not getattr(option, "is_flag", False)
+                for option in command.get_params(ctx)
+                for name in (*option.opts, *option.secondary_opts)
+                if name.startswith("-")
+            }
+            args = as_options_here(command.name, options, args)
+        return parse(ctx, args)
+
+    command.parse_args = parse_args
+
+
+_MAY_BE_EMPTY = ("words", "system")
 """An empty prompt has its own error; an empty system message replaces a template's default one."""
 
 

@@ -16,7 +16,14 @@ import typer
 
 from edgespec.cli.console import INTERRUPTED, message
 from edgespec.cli.groups import grouped, option_group
-from edgespec.cli.options import OUTPUT, ModelChoice, SharedModels, WattsOption, refuse_contradictions
+from edgespec.cli.options import (
+    OUTPUT,
+    ModelChoice,
+    SharedModels,
+    WattsOption,
+    most_tokens,
+    refuse_contradictions,
+)
 from edgespec.errors import EdgespecError, UsageError
 
 if TYPE_CHECKING:
@@ -103,9 +110,7 @@ class PlainPrompts:
         """Return them as the batch takes them. Raises UsageError."""
         from edgespec.batch.local import PromptDefaults
 
-        if self.n_predict < 1 and self.n_predict != -1:
-            raise UsageError("must be 1 or more, or -1", field="n_predict", value=self.n_predict)
-        n_predict = None if self.n_predict == -1 else self.n_predict
+        n_predict = most_tokens(self.n_predict)
         return PromptDefaults(system=self.system, n_predict=n_predict, temp=self.temp, seed=self.seed)
 
 

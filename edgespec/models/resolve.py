@@ -10,10 +10,11 @@ from pathlib import Path
 
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.entries import Entry
-from edgespec.models.found.catalog import find_model, is_found_name
+from edgespec.models.found.catalog import find_model, is_found_name, other_names
 from edgespec.models.found.hub_cache import find_in_hub
 from edgespec.models.found.hub_repositories import hub_file
-from edgespec.models.hub_names import hub_entry, is_hub_name
+from edgespec.models.found.ollama import PREFIX as OLLAMA
+from edgespec.models.hub_names import hub_entry, is_hub_name, is_plain
 from edgespec.models.pull import ProgressFn, Puller, no_progress
 from edgespec.models.registry import load_registry
 from edgespec.models.store import Store
@@ -47,6 +48,25 @@ def locate(ref: str) -> Path | Entry:
             f"{ref}: {'a directory; name a .gguf file in it' if path.is_dir() else 'no such file'}"
         )
     return registry.get(ref)
+
+
+def model_named(word: str, *, alone: bool) -> str | None:
+    """Return the name of the model or pair that a word of the command line is; None for any other word.
+
+    Ollama's models may be named as there, without "ollama:". `alone`: the word might also be a whole prompt,
+    as and/or is; a file, or a repository of the hub, is then told by its form.
+    """
+    registry = load_registry()
+    if word in registry.entries or word in registry.pairs or is_found_name(word):
+        return word
+    if not word or len(word.split()) != 1:
+        return None
+    if is_hub_name(word) and not (alone and is_plain(word) and not word.startswith("hf:")):
+        return word
+    if word.lower().endswith(".gguf"):
+        return word
+    found = f"{OLLAMA}{word}"
+    return found if {found, f"{found}:latest"} & {*other_names()} else None
 
 
 def _in_hub_cache(entry: Entry) -> Path | Entry:

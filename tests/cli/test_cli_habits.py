@@ -11,8 +11,10 @@ import pytest
 
 from command_line import COMMAND, failed, run_cli
 from edgespec import Engine
+from edgespec.cli.llama_cpp_options import as_options_here
 from edgespec.errors import UsageError
 from terminals import Terminal
+from user_models import write_user_models
 
 # ---- limits of the machine ----
 
@@ -63,6 +65,125 @@ def test_the_model_and_the_prompt_as_llama_cpp_names_them(environment, tiny_path
 )
 def test_options_of_llama_cpp_that_mean_another_thing_here(environment, words, said):
     failed(run_cli("run", *words, env=environment), 2, *said)
+
+
+OPTIONS = {
+    **dict.fromkeys(
+        ("--target", "-t", "-m", "--draft", "--seed", "--system", "--n-predict", "-n", "--ctx"), True
+    ),
+    **dict.fromkeys(("--stop", "--cache-type", "--logit-bias", "--json-schema", "--grammar", "-f"), True),
+    **dict.fromkeys(("--raw", "--json", "-h", "--help"), False),
+}
+"""Options of a command, and whether each takes a value."""
+
+
+@pytest.mark.parametrize(
+    ("words", "here", "said"),
+    [
+        ("-hf me/x:Q8_0 hi", "hi --target hf:me/x:Q8_0", ""),
+        ("-hfr me/x:Q8_0 -hff y.gguf hi", "hi --target hf:me/x/y.gguf", ""),
+        ("--hf-repo=me/x -hfd me/y", "--draft hf:me/y --target hf:me/x", ""),
+        ("-mu https://hf.co/a/b -md d.gguf", "--target https://hf.co/a/b --draft d.gguf", ""),
+        ("-s 7 -sys S -r stop --ctx-size 99", "--seed 7 --system S --stop stop --ctx 99", ""),
+        (
+            "-l 15043-1 -jf s.json --grammar-file g",
+            "--logit-bias 15043=-1 --json-schema s.json --grammar g",
+            "",
+        ),
+        ("-ctk q8_0 -ctv q8_0", "--cache-type q8_0", ""),
+        ("--jinja -no-cnv hi", "--raw hi", ""),
+        ("-st -cnv hi", "hi", ""),
+        ("-ngl 99 -fa on -fa hi", "hi", "-ngl is left out, -fa is left out"),
+        ("-b 8 -ub 8 -tb 2 -ngld 0 --draft-max 9", "", "-b is, -ub is, -tb is, -ngld is, --draft-max is"),
+        ("-m -fa -f -hf -n5 -- -hf x", "-m -fa -f -hf -n5 -- -hf x", ""),
+    ],
+)
+def test_options_of_llama_cpp_mean_the_same_or_are_left_out(capsys, words, here, said):
+    assert as_options_here("run", OPTIONS, words.split()) == here.split()
+    lines = capsys.readouterr().err
+    assert all(f"edgespec: {part}" in lines for part in said.split(", ") if part)
+    assert bool(said) == bool(lines)
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "said"),
+    [
+        ("run", "-cnv", "`edgespec chat`"),
+        ("run", "-i", "`edgespec chat`"),
+        ("chat", "-st", "`edgespec run`"),
+        ("run", "-ctk q8_0", "the same type"),
+        ("run", "-hff x.gguf", "needs -hf OWNER/REPO"),
+        ("run", "-hf", "needs a value"),
+        ("run", "-sysf /none", "No such file"),
+        ("run", "-help", "is --help meant"),
+        ("run", "-temp 0", "is --temp meant"),
+        ("run", "-hx", "-h alone prints the help"),
+        ("run", "-np 4", "it has no --parallel"),
+        ("run", "-mm x", "images are not read"),
+        ("doctor", "-hf me/x", "name the model alone: hf:me/x"),
+    ],
+)
+def test_options_of_llama_cpp_that_are_refused_by_name(command, words, said):
+    options = OPTIONS | {"--temp": True} if command != "doctor" else {"--json": False}
+    with pytest.raises(UsageError) as error:
+        as_options_here(command, options, words.split())
+    assert str(error.value).startswith(words.split()[0])
+    assert said in str(error.value)
+
+
+def test_what_llama_cpp_is_called_with_runs_here(environment, tiny_path, tmp_path):
+    options = ("--temp", 0, "-n", 9, "--no-stats")
+    usual = run_cli("run", "abc", "-t", tiny_path, "--raw", "--drafter", "none", *options, env=environment)
+    words = ("-no-cnv", "-ngl", 99, "-fa", "-s", 7, "-ub", 64, "--jinja", "--drafter", "none")
+    found = run_cli("run", "-m", tiny_path, "-p", "abc", *words, *options, env=environment)
+    assert (found.returncode, found.stdout) == (0, usual.stdout)
+    assert [line.split()[1] for line in found.stderr.splitlines()] == ["-ngl", "-fa", "-ub"]
+    failed(run_cli("-hf", "me/x", env=environment), 2, "a command comes first")
+
+
+@pytest.mark.parametrize("words", [["own", "abc"], ["mine", "abc"], ["own", "a", "b"], ["FILE", "abc"]])
+def test_a_model_before_the_prompt_as_in_ollama(environment, tiny_path, tmp_path, words):
+    pair = '[pairs.mine]\ntarget = "own"\ndraft = "own"\n'
+    write_user_models(tmp_path / "config", {"own": tiny_path}, pair)
+    words = [str(tiny_path) if word == "FILE" else word for word in words]
+    options = ("--temp", 0, "-n", 9, "--no-stats", "--drafter", "none")
+    usual = run_cli("run", " ".join(words[1:]), "-t", tiny_path, *options, env=environment)
+    found = run_cli("run", *words, *options, env=environment)
+    assert (found.returncode, found.stdout, found.stderr) == (0, usual.stdout, "")
+
+
+def test_a_word_that_is_a_model_or_a_prompt(environment, tiny_path, tmp_path):
+    write_user_models(tmp_path / "config", {"own": tiny_path})
+    options = ("--temp", 0, "-n", 9, "--no-stats", "--drafter", "none")
+    usual = run_cli("run", "abc", "-t", tiny_path, *options, env=environment)
+    piped = run_cli("run", "own", *options, env=environment, stdin=b"abc")
+    assert (piped.stdout, piped.stderr) == (
+        usual.stdout,
+        "edgespec: own is the model, and the prompt is what is piped in\n",
+    )
+    as_prompt = run_cli("run", "own", "-t", tiny_path, *options, env=environment)
+    assert (as_prompt.returncode, as_prompt.stderr) == (0, "")
+    failed(run_cli("run", "nope", "abc", env=environment), 2, "'nope' is no model", "quotation marks")
+    failed(run_cli("chat", "nope", env=environment), 2, "no model is called 'nope'")
+    failed(run_cli("chat", "own", "-t", "own", env=environment), 2, "MODEL and --target")
+    with Terminal([*COMMAND, "run", "own"], environment) as terminal:
+        assert terminal.wait() == 2
+        assert "own is a model: `edgespec chat own` talks with it" in terminal.rest()
+
+
+@pytest.mark.parametrize("command", ["run", "chat", "batch"])
+@pytest.mark.parametrize("n", [-3, 0])
+def test_a_refused_length_names_what_is_allowed(environment, tmp_path, command, n):
+    (tmp_path / "in.jsonl").write_text('"hi"\n')
+    words = {"run": ["hi"], "chat": [], "batch": [tmp_path / "in.jsonl", "-o", tmp_path / "out.jsonl"]}
+    said = "must be 1 or more, or -1: to the end of the context"
+    failed(run_cli(command, *words[command], "-n", n, env=environment), 2, f"--n-predict {n}: {said}")
+
+
+def test_the_length_that_llama_cpp_has_for_a_full_context(environment, tiny_path):
+    options = ("-t", tiny_path, "--temp", 0, "--no-stats", "--drafter", "none", "--ctx", 64, "--raw")
+    whole, same = (run_cli("run", "abc", *options, "-n", n, env=environment) for n in (-1, -2))
+    assert (same.returncode, same.stdout) == (0, whole.stdout)
 
 
 SHARED = ("run", "chat", "serve", "bench", "profile", "calibrate")
@@ -174,6 +295,8 @@ def written(environment, tiny_path):
         ("cat notes.txt | {run} question", "question\n\nthe notes\n"),
         ("{run} question < notes.txt", "question\n\nthe notes\n"),
         ("cat notes.txt | {run} -f question.txt", "asked\n\n\nthe notes\n"),
+        ("{run} -f notes.txt question", "the notes\n\n\nquestion"),
+        ("cat notes.txt | {run} -f question.txt last", "asked\n\n\nlast\n\nthe notes\n"),
         ("cat notes.txt | {run} -", "the notes\n"),
         ("cat notes.txt | {run}", "the notes\n"),
         ("(sleep 1.5; cat notes.txt) | {run} question", "question\n\nthe notes\n"),

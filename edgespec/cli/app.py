@@ -45,10 +45,23 @@ _COMMANDS = {
     "Machine": {
         "doctor": "edgespec doctor --retest my-model.gguf",
         "node": "edgespec node --threads 4",
+        "ps": "edgespec ps",
     },
 }
 """The groups of `--help`: each command with its example, which is `NAME_command` of the module of its name. A
 command without an example has sub-commands and is `NAME_app` of its module."""
+
+_ALIASES = {"pull": "pull", "list": "list", "ls": "list", "show": "show", "rm": "remove"}
+"""Ollama's commands, and those of `models` that they are."""
+
+_ELSEWHERE = {
+    "cp": "`edgespec models add FILE --name NAME` gives a file another name",
+    "create": "`models add` names a file, `quantize` makes other types; a system message is --system",
+    "stop": "a server ends with Ctrl-C, or `kill PID` of `edgespec ps`; `run` and `chat` keep nothing loaded",
+    "push": "nothing is uploaded from here",
+    "signin": "`hf auth login` is for models of the hub that need it",
+}
+"""Ollama's other commands, and what to do instead."""
 
 # typer keeps its own copy of click; these two are the bases of what its parser raises.
 _ParserUsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -64,6 +77,8 @@ class _Root(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401 - typer's own signature
         first = args[0] if args and not ctx.resilient_parsing else ""
+        if first == "help":
+            args = [*args[1:], "--help"]
         if first.startswith("-") and first not in ("-h", "--") and not first.startswith("--"):
             raise UsageError(f"{first}: a command comes first, as in `edgespec run {first} ...`")
         return super().parse_args(ctx, args)
@@ -72,6 +87,10 @@ class _Root(TyperGroup):
         return [name for commands in _COMMANDS.values() for name in commands]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401
+        if cmd_name in _ALIASES:
+            return self.get_command(ctx, "models").get_command(ctx, _ALIASES[cmd_name])
+        if cmd_name in _ELSEWHERE:
+            raise UsageError(f"{cmd_name} is a command of Ollama's; here, {_ELSEWHERE[cmd_name]}")
         known = self.list_commands(ctx)
         for name in (
             [cmd_name] if cmd_name in known else known
@@ -106,7 +125,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog='Example: edgespec run "Write a quicksort in Python."',
+    epilog='Example: edgespec run "Write a quicksort in Python."\n\n'
+    "As in Ollama, pull, list, show and rm are those of `edgespec models`.",
 )
 
 mend_completion()

@@ -1,6 +1,6 @@
 """The choice of target and draft where none, or only one, was named.
 
-target   the one named, else the default pair's
+target   the one named, else the user's default (`edgespec models default`), else the default pair's
 draft    the one named, else the best made here for this very file of the target (draft_records.py),
          else that of the registry's first pair with the target. Where there is none, or it would have to
          be pulled first, a head in the target's own file drafts, if it has one (mtp_heads.py). `Pair` then
@@ -9,14 +9,15 @@ draft    the one named, else the best made here for this very file of the target
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from edgespec.decoding.choices import DRAFTLESS, DrafterName
-from edgespec.errors import UsageError
+from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.draft_records import drafts_for
 from edgespec.models.found.catalog import stored_model
 from edgespec.models.mtp_heads import has_mtp_head
-from edgespec.models.registry import load_registry
+from edgespec.models.registry import DEFAULT_VARIABLE, load_registry, user_models_file
 from edgespec.models.resolve import locate
 from edgespec.models.store import Store
 
@@ -33,6 +34,7 @@ def choose_models(
     `writes`: the draft is to write text of its own (a cascade), as heads and drafts made here cannot. Raises
     UsageError if a draft is wanted and none is known for this target.
     """
+    target = _default_target() if target is None else target
     chosen, partner = load_registry().complete(
         None if target is None else str(target), None if draft is None else str(draft), writes=writes
     )
@@ -53,6 +55,21 @@ def choose_models(
             return chosen, None
         raise UsageError(f"no draft is known for {chosen}: name a draft, or choose drafter none")
     return chosen, partner
+
+
+def _default_target() -> str | None:
+    """Return the user's default model; None: a pair's target. Raises EdgespecError if it is not there."""
+    registry = load_registry()
+    name = registry.default
+    if not name or (name in registry.pairs and name not in registry.entries):
+        return None
+    try:
+        locate(name)
+    except EdgespecError as error:
+        where = DEFAULT_VARIABLE if os.environ.get(DEFAULT_VARIABLE) else str(user_models_file())
+        cure = "" if where == DEFAULT_VARIABLE else "; `edgespec models default NAME` sets another"
+        raise UsageError(f"the default model ({where}) is not there: {error}{cure}") from None
+    return name
 
 
 def _partner_of_same_file(target: str, *, writes: bool) -> str | None:

@@ -159,6 +159,8 @@ class Registry:
     pairs: Mapping[str, PairNames]
     folders: tuple[Path, ...] = ()
     """The user's folders of models, which are searched for GGUF files (found/)."""
+    default: str = ""
+    """The model or pair that is taken where none is named; "": the pair `default`."""
     find_drafts: bool = True
     """Whether a target without a draft gets one that is found on this disk."""
 
@@ -187,11 +189,14 @@ class Registry:
     def complete(
         self, target: str | None, draft: str | None, *, writes: bool = False
     ) -> tuple[str, str | None]:
-        """Fill in what is None: the default pair's target, then the draft of the first pair with the target.
+        """Fill in what is None: the default pair; the draft of the first pair with a target that is given.
 
         The draft stays None if no pair has this target. `writes`: as of `PairNames.partner`.
         """
-        target = self.pairs["default"].target if target is None else target
+        if target is None:
+            named = self.pairs.get(self.default)
+            pair = named or self.pairs["default"]
+            target, draft = pair.target, (pair.partner(writes=writes) if named and draft is None else draft)
         partners = (pair.partner(writes=writes) for pair in self.pairs.values() if pair.target == target)
         return target, next(partners, None) if draft is None else draft
 

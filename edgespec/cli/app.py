@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from edgespec.cli.console import INTERRUPTED, line_of, out, print_error
+from edgespec.cli.help_text import in_paragraphs, mend_help
 from edgespec.cli.llama_cpp_options import as_options_here
 from edgespec.cli.shells import mend_completion
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
@@ -130,6 +131,7 @@ app = typer.Typer(
 )
 
 mend_completion()
+mend_help()
 
 
 def _load(name: str) -> Any:  # noqa: ANN401 - a command of typer's private click
@@ -154,6 +156,7 @@ def _adapt(command: Any) -> None:  # noqa: ANN401 - of typer's private click
         _adapt(one)
     for parameter in command.params:
         _refuse_empty(parameter)
+    command.help = in_paragraphs(command.help or "")
     if not hasattr(command, "commands"):
         _understand_llama_cpp(command)
 

@@ -157,7 +157,7 @@ class ModelFirst(ModelChoice):
     model: Annotated[
         str | None,
         typer.Argument(
-            metavar="[MODEL]", help="The same as --target, or a pair's name.", autocompletion=complete_name
+            metavar="MODEL", help="The same as --target, or a pair's name.", autocompletion=complete_name
         ),
     ] = None
 
@@ -216,7 +216,7 @@ class EngineKeywords(TypedDict, total=False):
 
 
 @option_group()
-class Compute:
+class ThreadsAndKernels:
     """Threads and kernels of the models' passes."""
 
     threads: ThreadsOption = None
@@ -224,6 +224,12 @@ class Compute:
         KernelsChoice,
         typer.Option(help="auto: edgespec's own where they can be used; off: llama.cpp's (stock)."),
     ] = "auto"
+
+
+@option_group()
+class Compute(ThreadsAndKernels):
+    """Threads, kernels and cache of the models' passes."""
+
     cache_type: Annotated[
         CacheType,
         typer.Option(

@@ -43,7 +43,7 @@ class PromptOptions:
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[MODEL] [PROMPT]",
+            metavar="[MODEL] PROMPT",
             help="The prompt; what is piped in follows it. Without one, or for -: stdin. Before it a model, "
             "as --target names one, or a pair.",
         ),

@@ -200,14 +200,12 @@ def test_a_table_of_many_figures_in_a_narrow_terminal(columns):
     piped = shown(MANY, None)
     row = next(line for line in piped.splitlines() if line.startswith("overall"))
     assert "\u2026" not in text
-    for cell in re.split(r" {2,}", row.strip()):
-        assert cell in text
-    assert max(len(line) for line in text.partition("overall")[0].splitlines()[1:]) <= columns
+    assert all(word in text for word in row.split())
+    lines = text[text.index("code") : text.index("kernels")].splitlines()
+    assert max(map(len, lines)) <= columns
 
 
 def test_a_row_in_a_pipe_is_a_line_however_long():
     long = "x" * 700
-    code = TABLE.replace("print_table", f"table.add_row({long!r}, 'a', 'b', 'c'); print_table").replace(
-        f"import table.add_row({long!r}, 'a', 'b', 'c'); print_table", "import print_table"
-    )
+    code = TABLE.replace("\nprint_table", f"\ntable.add_row({long!r}, 'a', 'b', 'c')\nprint_table")
     assert re.search(f"^{long} +a +b  c *$", shown(code, None), re.M)

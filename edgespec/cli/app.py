@@ -12,11 +12,12 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from edgespec.cli.console import INTERRUPTED, line_of, out, print_error
+from edgespec.cli.console import INTERRUPTED, guarded_streams, line_of, message, out, print_error
 from edgespec.cli.help_text import in_paragraphs, mend_help
 from edgespec.cli.llama_cpp_options import as_options_here
 from edgespec.cli.shells import mend_completion
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
+from edgespec.platform.files import ignored_folders
 from edgespec.platform.limits import address_limit, is_refusal, why_refused
 
 _LONGEST_LINE = 1000  # characters
@@ -214,6 +215,11 @@ def _root(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0, 1 failure, 2 usage, 130 interrupted."""
+    with guarded_streams():
+        return _main(arguments)
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 gets ? instead of a crash
@@ -222,6 +228,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if sys.stdout is None:
             raise UsageError("standard output is closed")
+        for name, value in ignored_folders().items():
+            message(f"{name}={value} is ignored, as the XDG standard says of a path that is not absolute")
         # A fixed name, however we were started: shells' completion variable is named after it.
         code = app(arguments, prog_name=app.info.name, standalone_mode=False)
         sys.stdout.flush()

@@ -5,6 +5,12 @@ Neither breaks or colours what a pipe reads; `highlight` is off so that numbers 
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO, cast
+
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console, RenderableType
 from rich.measure import Measurement
@@ -26,6 +32,55 @@ out = _Console(highlight=False, soft_wrap=True, emoji=False, markup=False)
 err = _Console(stderr=True, highlight=False, soft_wrap=True, emoji=False, markup=False)
 
 _ENDLESS = 1_000_000  # columns: a table is measured as if nothing had to be cut
+
+
+class _Stream:
+    """A standard stream of which `failed` is told when it cannot be written."""
+
+    def __init__(self, stream: TextIO, failed: Callable[[TextIO, OSError], None]) -> None:
+        self._stream = stream
+        self._failed = failed
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the stream has
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError as error:
+            self._failed(self._stream, error)
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError as error:
+            self._failed(self._stream, error)
+
+
+def _lose_messages(stream: TextIO, _: OSError) -> None:
+    # What is still in its buffer would fail again when Python exits.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _tell_of_output(_: TextIO, error: OSError) -> None:
+    if isinstance(error, BrokenPipeError):
+        raise error
+    raise EdgespecError(f"standard output: {error.strerror}; what is written there is not complete") from None
+
+
+@contextmanager
+def guarded_streams() -> Iterator[None]:
+    """Let an error say that standard output cannot be written; on standard error messages are lost then."""
+    streams = sys.stdout, sys.stderr
+    if sys.stdout is not None:
+        sys.stdout = cast("TextIO", _Stream(sys.stdout, _tell_of_output))
+    if sys.stderr is not None:
+        sys.stderr = cast("TextIO", _Stream(sys.stderr, _lose_messages))
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = streams
 
 
 def message(line: str) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.entries import Registry
 from edgespec.models.models_toml import NAME, parse
-from edgespec.platform.files import expand_user, write_atomically
+from edgespec.platform.files import user_folder, write_atomically
 
 DEFAULT_VARIABLE = "EDGESPEC_MODEL"
 
@@ -34,8 +34,7 @@ def _load(user_file: Path, mtime_ns: int | None) -> Registry:
 
 def user_models_file() -> Path:
     """Return the path of the user's own models.toml, which may not exist."""
-    config = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
-    return expand_user(config) / "edgespec" / "models.toml"
+    return user_folder("XDG_CONFIG_HOME") / "edgespec" / "models.toml"
 
 
 def load_registry() -> Registry:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shlex
 import socket
 import subprocess
 import sys
 
 import pytest
+import typer.main
 
 from command_line import COMMAND, failed, run_cli
 from edgespec import Engine
+from edgespec.cli.app import app
 from edgespec.cli.llama_cpp_options import as_options_here
+from edgespec.engine.model_choice import choose_models
 from edgespec.errors import UsageError
+from edgespec.models.registry import set_default
 from terminals import Terminal
 from user_models import write_user_models
 
@@ -380,3 +386,142 @@ def test_stdin_that_an_option_reads_is_no_part_of_the_prompt(environment, tiny_p
         2,
         "stdin and --json-schema -",
     )
+
+
+# ---- commands as in Ollama, and a default model ----
+
+
+@pytest.mark.parametrize("word", ["pull", "list", "show", "rm"])
+def test_commands_of_ollama_are_those_of_models(environment, word):
+    there = {"rm": "remove"}.get(word, word)
+    ours, theirs = (
+        run_cli(*words, "--help", env=environment).stdout for words in ([word], ["models", there])
+    )
+    assert ours.splitlines()[2:] == theirs.splitlines()[2:]
+    assert f"Usage: edgespec {word} " in ours
+    assert run_cli("help", word, env=environment).stdout == ours
+
+
+@pytest.mark.parametrize("word", ["cp", "create", "stop", "push", "signin"])
+def test_other_commands_of_ollama_are_refused_by_name(environment, word):
+    failed(run_cli(word, "x", env=environment), 2, f"{word} is a command of Ollama's; here, ")
+
+
+def test_a_default_model(environment, tiny_path, tmp_path):
+    options = ("--temp", 0, "-n", 9, "--no-stats", "--drafter", "none")
+    usual = run_cli("run", "abc", "-t", tiny_path, *options, env=environment)
+    assert run_cli("models", "default", env=environment).stdout == "default\n"
+    run_cli("models", "add", tiny_path, "--name", "own", env=environment)
+    assert run_cli("models", "default", "own", env=environment).stdout == "own\n"
+    assert run_cli("run", "abc", *options, env=environment).stdout == usual.stdout
+    shown = json.loads(run_cli("show", "own", "--json", env=environment).stdout)["models"]
+    assert [(one["name"], one["default"], one["path"]) for one in shown] == [("own", True, str(tiny_path))]
+    gone = run_cli("rm", "own", env=environment)
+    assert "own was the default model: `edgespec models default NAME`" in gone.stderr
+    said = (
+        "the default model (",
+        "models.toml",
+        "no model is called 'own'",
+        "`edgespec models default NAME`",
+    )
+    failed(run_cli("run", "abc", *options, env=environment), 2, *said)
+    by_variable = run_cli("run", "abc", *options, env=environment | {"EDGESPEC_MODEL": str(tiny_path)})
+    assert (by_variable.returncode, by_variable.stdout) == (0, usual.stdout)
+    failed(run_cli("chat", env=environment | {"EDGESPEC_MODEL": "nope"}), 2, "(EDGESPEC_MODEL)", "'nope'")
+    failed(run_cli("models", "default", "nope", env=environment), 2, "no model is called 'nope'")
+    failed(run_cli("models", "default", "whisper-base", env=environment), 2, "a Whisper model")
+    assert run_cli("models", "default", "default", env=environment).stdout == "default\n"
+    assert "default" not in (tmp_path / "config/edgespec/models.toml").read_text()
+
+
+def test_a_default_pair_has_its_own_draft(environment, tiny_path, tmp_path, monkeypatch):
+    pairs = "".join(f'[pairs.{name}]\ntarget = "own"\ndraft = "{draft}"\n' for name, draft in PAIRS.items())
+    write_user_models(tmp_path / "config", {"own": tiny_path, "small": tiny_path}, pairs)
+    for variable, value in environment.items():
+        monkeypatch.setenv(variable, value)
+    for name, draft in PAIRS.items():
+        set_default(name)
+        assert choose_models(None, None) == ("own", draft)
+    assert choose_models("own", None) == ("own", "own"), "the first pair's"
+
+
+PAIRS = {"first": "own", "second": "small"}
+
+
+# ---- what does not take what is written ----
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("shell", "code", "stdout", "stderr"),
+    [
+        ("{command} 2>/dev/full", 0, "TEXT", ""),
+        ("{command} 2>&-", 0, "TEXT", ""),
+        ("{command} >/dev/full", 1, "", "edgespec: error: standard output: No space left on device"),
+        ("{command} >/dev/full 2>/dev/full", 1, "", ""),
+        ("{command} >&-", 2, "", "edgespec: error: standard output is closed"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["run", "list", "help"])
+def test_standard_streams_that_are_full_or_closed(environment, tiny_path, kind, shell, code, stdout, stderr):
+    """With a message too, so that there is something to be lost."""
+    words = ["run", "abc", "-m", str(tiny_path), "-ngl", "9", "-n", "4", "--temp", "0", "--drafter", "none"]
+    command = {"run": words, "list": ["models", "list"], "help": ["--help"]}[kind]
+    usual = run_cli(*command, env=environment)
+    process = subprocess.run(
+        ["sh", "-c", shell.format(command=shlex.join([*COMMAND, *command]))],
+        env=environment | {"COLUMNS": "80"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+        timeout=100,
+    )
+    assert process.returncode == code
+    assert process.stdout.decode(errors="replace") == (usual.stdout if stdout else "")
+    assert stderr in process.stderr.decode()
+    assert bool(stderr) == bool(process.stderr)
+
+
+@pytest.mark.parametrize("variable", ["XDG_CACHE_HOME", "XDG_CONFIG_HOME"])
+def test_a_relative_folder_of_the_xdg_standard_is_ignored(environment, tmp_path, variable):
+    home = {"HOME": str(tmp_path / "home"), variable: "here"}
+    process = run_cli("models", "default", "qwen3-4b", env=environment | home, cwd=tmp_path)
+    assert process.stdout == "qwen3-4b\n"
+    assert process.stderr == (
+        f"edgespec: {variable}=here is ignored, as the XDG standard says of a path that is not absolute\n"
+    )
+    assert not (tmp_path / "here").exists()
+    assert (tmp_path / "home/.config/edgespec/models.toml").exists() == (variable == "XDG_CONFIG_HOME")
+
+
+# ---- help ----
+
+
+def all_commands():
+    """Yield the words and the command of all that can be called, groups too."""
+    waiting = [([], typer.main.get_command(app))]
+    while waiting:
+        words, command = waiting.pop()
+        yield words, command
+        if hasattr(command, "commands"):
+            waiting += [
+                ([*words, name], command.get_command(None, name)) for name in command.list_commands(None)
+            ]
+
+
+def test_the_help_of_every_command(environment):
+    for words, command in all_commands():
+        text = run_cli(*words, "--help", env=environment | {"COLUMNS": "80"}).stdout
+        assert "<bool>" not in text, words
+        assert "list[" not in text, words
+        assert "\u2026" not in text, "nothing is cut"
+        assert "Example" in text, words
+        for paragraph in (command.help or "").split("\n\n"):
+            assert all(len(line) > 40 for line in lines_of(text, paragraph)[:-1]), (words, paragraph)
+
+
+def lines_of(text, paragraph):
+    """Return the lines of a help text that a paragraph stands in."""
+    begin, end = paragraph.split()[0], paragraph.split()[-1]
+    found = re.search(rf"^ ({re.escape(begin)}.*?{re.escape(end)})\s*$", text, re.M | re.S)
+    return found[1].splitlines() if found else []

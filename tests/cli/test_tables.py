@@ -201,7 +201,7 @@ def test_a_table_of_many_figures_in_a_narrow_terminal(columns):
     row = next(line for line in piped.splitlines() if line.startswith("overall"))
     assert "\u2026" not in text
     assert all(word in text for word in row.split())
-    lines = text[text.index("code") : text.index("kernels")].splitlines()
+    lines = text[text.index("\ncode") : text.index("kernels")].splitlines()
     assert max(map(len, lines)) <= columns
 
 

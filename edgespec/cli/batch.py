@@ -85,7 +85,7 @@ class BatchFiles:
     def check(self) -> None:
         """Raise UsageError for files that cannot be what they are wanted for."""
         if self.to is None and not self.as_text:
-            raise UsageError("no file for the results: give -o OUT.jsonl, or -o - for stdout")
+            raise UsageError("no file for the results: give --out OUT.jsonl, or --out - for stdout")
         if self.as_text and self.as_they_come:
             raise UsageError("--as-they-come: answers as text are in the prompts' order; write -o OUT.jsonl")
         if self.out.is_dir():

@@ -48,19 +48,21 @@ models_app = typer.Typer(
 
 
 def _state(entry: Entry, store: Store, registry: Registry) -> str:
-    """Return "present" or "absent", and what else there is to know."""
-    state = "present" if store.is_present(entry, registry) else "absent"
-    if n_bytes := _bytes_to_pull(entry, store, registry):
-        state += f", {format_size(n_bytes)} to pull"
+    """Return "present" or "absent", what else there is to know, and the size of what a pull downloads."""
+    facts = ["present" if store.is_present(entry, registry) else "absent"]
     if entry.mtp:
-        state += ", MTP head"
+        facts.append("MTP head")
     if entry.speech:
-        state += ", speech"
+        facts.append("speech")
     if entry.path:
-        return f"{state}, {'comes with edgespec' if entry.is_packed else 'yours'}"
-    if entry.derived:
-        return f"{state}, derived"
-    return state if entry.verified else f"{state}, unverified"
+        facts.append("comes with edgespec" if entry.is_packed else "yours")
+    elif entry.derived:
+        facts.append("derived")
+    elif not entry.verified:
+        facts.append("unverified")
+    if n_bytes := _bytes_to_pull(entry, store, registry):
+        facts.append(f"{format_size(n_bytes)} to pull")
+    return ", ".join(facts)
 
 
 def _bytes_to_pull(entry: Entry, store: Store, registry: Registry) -> int:

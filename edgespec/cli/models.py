@@ -202,8 +202,8 @@ def show_command(
             out.print()
         for field, value in facts.items():
             text = ", ".join(value) if isinstance(value, list) else value
-            if field == "size" and text:
-                text = f"{format_size(text)} ({text:,} bytes)"
+            if field in ("size", "bytes_to_pull") and value:
+                text = f"{format_size(value)} ({value:,} bytes)"
             if text and not isinstance(text, bool):
                 out.print(f"{field.replace('_', ' '):13} {text}")
 

@@ -69,8 +69,9 @@ def running_servers(root: Path = Path("/")) -> Iterator[RunningProcess]:
 
 def _options(words: list[str]) -> list[str]:
     """Return a command line from `serve` or `node` on; [] for that of another program."""
-    for i, word in enumerate(words[:-1]):
-        if Path(word).name == "edgespec" and words[i + 1] in _SERVERS:
+    for i, word in enumerate(words[:3]):  # PYTHON -m edgespec, PYTHON /bin/edgespec
+        is_ours = Path(word).name == "edgespec" and (i == 0 or "python" in Path(words[0]).name)
+        if is_ours and words[i + 1 : i + 2] and words[i + 1] in _SERVERS:
             return words[i + 1 :]
     return []
 

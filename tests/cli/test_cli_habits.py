@@ -16,6 +16,7 @@ from command_line import COMMAND, failed, run_cli
 from edgespec import Engine
 from edgespec.cli.app import app
 from edgespec.cli.llama_cpp_options import as_options_here
+from edgespec.cli.ps import running_servers
 from edgespec.engine.model_choice import choose_models
 from edgespec.errors import UsageError
 from edgespec.models.registry import set_default
@@ -405,6 +406,27 @@ def test_commands_of_ollama_are_those_of_models(environment, word):
 @pytest.mark.parametrize("word", ["cp", "create", "stop", "push", "signin"])
 def test_other_commands_of_ollama_are_refused_by_name(environment, word):
     failed(run_cli(word, "x", env=environment), 2, f"{word} is a command of Ollama's; here, ")
+
+
+def test_servers_that_run(tmp_path):
+    """From a /proc of our own: grep is another program, `run` no server, and 44 does not listen yet."""
+    lines = {
+        42: "python -m edgespec serve --port 8081",
+        43: "/usr/bin/python /bin/edgespec run hi",
+        44: "/usr/bin/python /bin/edgespec node",
+        45: "grep edgespec serve",
+    }
+    for pid, line in lines.items():
+        (tmp_path / f"proc/{pid}/fd").mkdir(parents=True)
+        (tmp_path / f"proc/{pid}/cmdline").write_bytes(line.replace(" ", "\0").encode() + b"\0")
+    (tmp_path / "proc/42/fd/3").symlink_to("socket:[777]")
+    (tmp_path / "proc/net").mkdir()
+    socket_line = (
+        "   0: 0100007F:1F91 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1000 0 777 1 0\n"
+    )
+    (tmp_path / "proc/net/tcp").write_text("  sl  local_address\n" + socket_line)
+    found = [(one.pid, one.command, one.addresses) for one in running_servers(tmp_path)]
+    assert found == [(42, "serve --port 8081", ("127.0.0.1:8081",)), (44, "node", ())]
 
 
 def test_a_default_model(environment, tiny_path, tmp_path):

@@ -81,19 +81,19 @@ def read_output_line(line: bytes, key: str) -> OutputRecord | None:
     return OutputRecord(int(place), found.response.status_code != 200)
 
 
-class _Message(msgspec.Struct):
+class _AnswerMessage(msgspec.Struct):
     content: str | None = None
     message: str = ""
 
 
 class _Choice(msgspec.Struct):
     text: str | None = None
-    message: _Message | None = None
+    message: _AnswerMessage | None = None
 
 
 class _AnswerBody(msgspec.Struct):
     choices: list[_Choice] = []
-    error: _Message | None = None
+    error: _AnswerMessage | None = None
 
 
 class _AnswerResponse(msgspec.Struct):

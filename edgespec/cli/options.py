@@ -172,7 +172,11 @@ class ModelFirst(ModelChoice):
 
     def chosen(self) -> ModelChoice:
         """Return the choice with the model as an option."""
-        return self if self.model is None else self.with_model(self.model)
+        return self if self.model is None else replace(self, model=None).with_model(self.model)
+
+    def names(self, *, writes: bool = False) -> tuple[str | None, str | None]:
+        """Return the names of target and draft, as of `ModelChoice`."""
+        return super().names(writes=writes) if self.model is None else self.chosen().names(writes=writes)
 
 
 @option_group(DRAFTING)

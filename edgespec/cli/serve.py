@@ -50,8 +50,7 @@ def serve_command(
 ) -> int:
     """Answer OpenAI's and Ollama's clients on this machine: chat and text completions, and a page at /."""
     refuse_contradictions(models.contradictions(loading.drafter))
-    chosen = models.chosen()
-    speech.check(chosen.target)
+    speech.check(models.chosen().target)
     _check_extras(takes_forms=speech.speech is not None)
     from edgespec.energy import EnergyMeter
     from edgespec.platform.signals import Cancellation
@@ -69,7 +68,7 @@ def serve_command(
         address.check_reach(loopback=loopback, key=key)
         meter = EnergyMeter.choose(assume_watts=assume_watts, on_message=message)
         speech.pull()
-        names = None if chosen.target == NO_TEXT else chosen.pull(loading.drafter)
+        names = None if models.chosen().target == NO_TEXT else models.pull(loading.drafter)
         measured = stack.enter_context(meter) if meter.available else None
         metrics, turns = Metrics(energy=meter.available), Turns()
         engine = worker = None

@@ -7,7 +7,8 @@ A line is one of these, all JSON:
     {"messages": [...], "max_tokens": 100}                                               a conversation
     "Write a quicksort."                                                                 a plain prompt
 
-Any other line is a refused request; blank lines are skipped.
+Of a file NAME.txt each line is a plain prompt as it stands. Any other line is a refused request; blank lines
+are skipped.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ class BatchInput:
     n_bytes: int
     n_requests: int
     """Lines that are not blank."""
+    is_text: bool = False
+    """Whether each line is a prompt as it stands, and no JSON."""
 
     def requests(self) -> Iterator[BatchRequest]:
         """Yield the requests as the file was when it was opened, reading no further than asked.
@@ -61,7 +64,7 @@ class BatchInput:
         self.file.seek(0)
         digest = hashlib.sha256()
         for place, (number, line) in enumerate(_lines(self.file, self.n_bytes, digest)):
-            yield _request(place, number, line, names)
+            yield _request(place, number, line, names, is_text=self.is_text)
         if digest.hexdigest() != self.sha256:
             raise EdgespecError(
                 f"{self.name} was changed while it was read: begin anew with --restart, and leave it alone"
@@ -96,7 +99,12 @@ def open_input(path: Path, spool_folder: Path | None) -> BatchInput:
         if n_requests == 0:
             raise UsageError(f"{name}: there is no request in it")
         stack.pop_all()
-    return BatchInput(file, name, digest.hexdigest(), n_bytes, n_requests)
+    return BatchInput(file, name, digest.hexdigest(), n_bytes, n_requests, is_text(path))
+
+
+def is_text(path: Path) -> bool:
+    """Say whether a file's name is that of a text, and not of JSON lines."""
+    return path.suffix.lower() == ".txt"
 
 
 def _lines(file: BinaryIO, n_bytes: int, digest: hashlib._Hash) -> Iterator[tuple[int, bytes | None]]:
@@ -126,11 +134,11 @@ def _lines(file: BinaryIO, n_bytes: int, digest: hashlib._Hash) -> Iterator[tupl
             yield number, line
 
 
-def _request(place: int, number: int, line: bytes | None, names: set[str]) -> BatchRequest:
+def _request(place: int, number: int, line: bytes | None, names: set[str], *, is_text: bool) -> BatchRequest:
     """Return the request of a line; `names` are the custom_ids so far."""
     given: str | None = None
     try:
-        content = _parsed(line)
+        content = _prompt(line) if is_text else _parsed(line)
         given = _custom_id(content)
         if given in names:
             raise ApiError(400, f"custom_id {given[:80]!r} is that of an earlier line", param="custom_id")
@@ -144,9 +152,21 @@ def _request(place: int, number: int, line: bytes | None, names: set[str]) -> Ba
     return BatchRequest(place, name, url, body)
 
 
-def _parsed(line: bytes | None) -> dict[str, Any]:
+def _whole(line: bytes | None) -> bytes:
     if line is None:
         raise ApiError(400, f"the line is longer than {MAX_LINE >> 20} MiB", code="line_too_long")
+    return line
+
+
+def _prompt(line: bytes | None) -> dict[str, Any]:
+    try:
+        return {"prompt": _whole(line).decode().strip()}
+    except UnicodeDecodeError as error:
+        raise ApiError(400, f"the line is not UTF-8 text at byte {error.start}") from None
+
+
+def _parsed(line: bytes | None) -> dict[str, Any]:
+    line = _whole(line)
     try:
         content = strict_json(line)
     except json.JSONDecodeError as error:

@@ -23,7 +23,7 @@ from typing import Any
 
 from filelock import lock_descriptor
 
-from edgespec.batch.records import BatchAnswer, BatchRequest, output_line, read_output_line
+from edgespec.batch.records import BatchAnswer, BatchRequest, answer_text, output_line, read_output_line
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.platform.closing import Closing
 from edgespec.platform.messages import MessageFn, silent
@@ -48,10 +48,11 @@ class Journal(Closing):
         n_requests: int,
         *,
         in_order: bool,
+        as_text: bool = False,
         restart: bool = False,
         on_message: MessageFn = silent,
     ) -> None:
-        """Begin, or resume an earlier run; with `restart`, delete its results.
+        """Begin, or resume an earlier run; with `restart`, delete its results. `as_text`: OUT is no JSON.
 
         `belongs_to` must be the same for a run to resume: "input_sha256", "target_sha256", and options by
         their fields' names. Raises UsageError where OUT is something else or belongs to something else,
@@ -60,6 +61,7 @@ class Journal(Closing):
         self.out = out.resolve()
         self.partial = self.out.with_name(f"{self.out.name}.partial")
         self.in_order = in_order
+        self._as_text = as_text
         self.key = str(belongs_to["input_sha256"])[:16]
         self.n_done = 0
         self.n_failed = 0
@@ -233,9 +235,10 @@ class Journal(Closing):
     def _make_out(self) -> None:
         try:
             with self._new.open("wb") as new, open(self._lock, "rb", closefd=False) as file:
-                for place in self._places:
+                for number, place in enumerate(self._places):
                     file.seek(place)
-                    new.write(file.readline())
+                    line = file.readline()
+                    new.write(_spaced_text(number, line) if self._as_text else line)
                 new.flush()
                 os.fsync(new.fileno())
             self._new.replace(self.out)
@@ -293,11 +296,17 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def _spaced_text(place: int, line: bytes) -> bytes:
+    """Return the text of a result, with an empty line before it if it is not the first."""
+    return (b"\n" if place else b"") + answer_text(line)
+
+
 class PipedResults:
     """Results for a pipe, as they come or in order. A batch that ends early begins anew."""
 
-    def __init__(self, file: int, name: str, key: str, *, in_order: bool) -> None:
-        """Write to a file descriptor; `name` is for errors."""
+    def __init__(self, file: int, name: str, key: str, *, in_order: bool, as_text: bool = False) -> None:
+        """Write to a file descriptor; `name` is for errors. `as_text`: the answers alone, in order."""
+        self._as_text = as_text
         self._file = file
         self._name = name
         self._key = key
@@ -321,7 +330,7 @@ class PipedResults:
             return
         self._waiting[request.place] = line
         while (ready := self._waiting.pop(self._next, None)) is not None:
-            self._write(ready)
+            self._write(_spaced_text(self._next, ready) if self._as_text else ready)
             self._next += 1
 
     def sync(self) -> None:

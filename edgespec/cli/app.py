@@ -12,9 +12,12 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from edgespec.cli.console import INTERRUPTED, line_of, out, print_error
+from edgespec.cli.console import INTERRUPTED, guarded_streams, line_of, message, out, print_error
+from edgespec.cli.help_text import in_paragraphs, mend_help
+from edgespec.cli.llama_cpp_options import as_options_here
 from edgespec.cli.shells import mend_completion
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
+from edgespec.platform.files import ignored_folders
 from edgespec.platform.limits import address_limit, is_refusal, why_refused
 
 _LONGEST_LINE = 1000  # characters
@@ -44,10 +47,23 @@ _COMMANDS = {
     "Machine": {
         "doctor": "edgespec doctor --retest my-model.gguf",
         "node": "edgespec node --threads 4",
+        "ps": "edgespec ps",
     },
 }
 """The groups of `--help`: each command with its example, which is `NAME_command` of the module of its name. A
 command without an example has sub-commands and is `NAME_app` of its module."""
+
+_ALIASES = {"pull": "pull", "list": "list", "ls": "list", "show": "show", "rm": "remove"}
+"""Ollama's commands, and those of `models` that they are."""
+
+_ELSEWHERE = {
+    "cp": "`edgespec models add FILE --name NAME` gives a file another name",
+    "create": "`models add` names a file, `quantize` makes other types; a system message is --system",
+    "stop": "a server ends with Ctrl-C, or `kill PID` of `edgespec ps`; `run` and `chat` keep nothing loaded",
+    "push": "nothing is uploaded from here",
+    "signin": "`hf auth login` is for models of the hub that need it",
+}
+"""Ollama's other commands, and what to do instead."""
 
 # typer keeps its own copy of click; these two are the bases of what its parser raises.
 _ParserUsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -61,10 +77,22 @@ class _Carrier(Exception):  # noqa: N818 - a vehicle, not an error
 class _Root(TyperGroup):
     """Imports a command when it is called: together they take a second, and seconds on a Raspberry Pi."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401 - typer's own signature
+        first = args[0] if args and not ctx.resilient_parsing else ""
+        if first == "help":
+            args = [*args[1:], "--help"]
+        if first.startswith("-") and first not in ("-h", "--") and not first.startswith("--"):
+            raise UsageError(f"{first}: a command comes first, as in `edgespec run {first} ...`")
+        return super().parse_args(ctx, args)
+
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401 - typer's own signature, over a private click
         return [name for commands in _COMMANDS.values() for name in commands]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401
+        if cmd_name in _ALIASES:
+            return self.get_command(ctx, "models").get_command(ctx, _ALIASES[cmd_name])
+        if cmd_name in _ELSEWHERE:
+            raise UsageError(f"{cmd_name} is a command of Ollama's; here, {_ELSEWHERE[cmd_name]}")
         known = self.list_commands(ctx)
         for name in (
             [cmd_name] if cmd_name in known else known
@@ -99,10 +127,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog='Example: edgespec run "Write a quicksort in Python."',
+    epilog='Example: edgespec run "Write a quicksort in Python."\n\n'
+    "As in Ollama, pull, list, show and rm are those of `edgespec models`.",
 )
 
 mend_completion()
+mend_help()
 
 
 def _load(name: str) -> Any:  # noqa: ANN401 - a command of typer's private click
@@ -117,18 +147,39 @@ def _load(name: str) -> Any:  # noqa: ANN401 - a command of typer's private clic
     else:
         loaded.add_typer(getattr(module, f"{name}_app"), name=name, rich_help_panel=panel)
     command = typer.main.get_group(loaded).commands[name]
-    _refuse_empty_of(command)
+    _adapt(command)
     return command
 
 
-def _refuse_empty_of(command: Any) -> None:  # noqa: ANN401 - of typer's private click
+def _adapt(command: Any) -> None:  # noqa: ANN401 - of typer's private click
+    """Change a command and those below it: what they refuse, what they understand, how their help looks."""
     for one in getattr(command, "commands", {}).values():
-        _refuse_empty_of(one)
+        _adapt(one)
     for parameter in command.params:
         _refuse_empty(parameter)
+    command.help = in_paragraphs(command.help or "")
+    if not hasattr(command, "commands"):
+        _understand_llama_cpp(command)
 
 
-_MAY_BE_EMPTY = ("prompt", "system")
+def _understand_llama_cpp(command: Any) -> None:  # noqa: ANN401 - of typer's private click
+    parse = command.parse_args
+
+    def parse_args(ctx: Any, args: list[str]) -> Any:  # noqa: ANN401
+        if not ctx.resilient_parsing:  # as for completion
+            options = {
+                name: not getattr(option, "is_flag", False)
+                for option in command.get_params(ctx)
+                for name in (*option.opts, *option.secondary_opts)
+                if name.startswith("-")
+            }
+            args = as_options_here(command.name, options, args)
+        return parse(ctx, args)
+
+    command.parse_args = parse_args
+
+
+_MAY_BE_EMPTY = ("words", "system")
 """An empty prompt has its own error; an empty system message replaces a template's default one."""
 
 
@@ -164,6 +215,11 @@ def _root(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0, 1 failure, 2 usage, 130 interrupted."""
+    with guarded_streams():
+        return _main(arguments)
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 gets ? instead of a crash
@@ -172,6 +228,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if sys.stdout is None:
             raise UsageError("standard output is closed")
+        for name, value in ignored_folders().items():
+            message(f"{name}={value} is ignored, as the XDG standard says of a path that is not absolute")
         # A fixed name, however we were started: shells' completion variable is named after it.
         code = app(arguments, prog_name=app.info.name, standalone_mode=False)
         sys.stdout.flush()

@@ -16,7 +16,14 @@ import typer
 
 from edgespec.cli.console import INTERRUPTED, message
 from edgespec.cli.groups import grouped, option_group
-from edgespec.cli.options import OUTPUT, ModelChoice, SharedModels, WattsOption, refuse_contradictions
+from edgespec.cli.options import (
+    OUTPUT,
+    ModelChoice,
+    SharedModels,
+    WattsOption,
+    most_tokens,
+    refuse_contradictions,
+)
 from edgespec.errors import EdgespecError, UsageError
 
 if TYPE_CHECKING:
@@ -35,11 +42,21 @@ class BatchFiles:
     """The files that a batch reads and writes."""
 
     requests: Annotated[
-        Path, typer.Argument(metavar="IN.jsonl", help="Requests, a JSON line each; - reads stdin.")
+        Path,
+        typer.Argument(
+            metavar="IN", help="IN.jsonl: requests, a JSON line each; IN.txt: a prompt a line. - reads stdin."
+        ),
     ]
-    out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="OUT.jsonl", help="Write results here; - is stdout.")
-    ]
+    to: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="OUT",
+            help="Write results here; - is stdout. Those of IN.txt are text, but in OUT.jsonl.",
+            show_default="stdout for IN.txt",
+        ),
+    ] = None
     as_they_come: Annotated[
         bool, typer.Option("--as-they-come", help="Write each result when it is there, in no order.")
     ] = False
@@ -51,12 +68,26 @@ class BatchFiles:
     ] = False
 
     @property
+    def as_text(self) -> bool:
+        """Whether the answers are written as text."""
+        return str(self.requests).lower().endswith(".txt") and self.out.suffix.lower() != ".jsonl"
+
+    @property
+    def out(self) -> Path:
+        """The file of the results."""
+        return Path("-") if self.to is None else self.to
+
+    @property
     def piped(self) -> bool:
         """Whether results cannot be read back: stdout, or a file that is a pipe or a device."""
         return str(self.out) == "-" or (self.out.exists() and not stat.S_ISREG(self.out.stat().st_mode))
 
     def check(self) -> None:
         """Raise UsageError for files that cannot be what they are wanted for."""
+        if self.to is None and not self.as_text:
+            raise UsageError("no file for the results: give --out OUT.jsonl, or --out - for stdout")
+        if self.as_text and self.as_they_come:
+            raise UsageError("--as-they-come: answers as text are in the prompts' order; write -o OUT.jsonl")
         if self.out.is_dir():
             raise UsageError(f"-o {self.out}: a directory; name a file in it")
         if str(self.out) == "-" and self.json:
@@ -103,9 +134,7 @@ class PlainPrompts:
         """Return them as the batch takes them. Raises UsageError."""
         from edgespec.batch.local import PromptDefaults
 
-        if self.n_predict < 1 and self.n_predict != -1:
-            raise UsageError("must be 1 or more, or -1", field="n_predict", value=self.n_predict)
-        n_predict = None if self.n_predict == -1 else self.n_predict
+        n_predict = most_tokens(self.n_predict)
         return PromptDefaults(system=self.system, n_predict=n_predict, temp=self.temp, seed=self.seed)
 
 
@@ -118,7 +147,7 @@ def batch_command(
     plain: PlainPrompts,
     assume_watts: WattsOption = None,
 ) -> int:
-    """Answer a file of requests, many at once: OpenAI's batch format, or plain prompts."""
+    """Answer a file of requests, many at once: OpenAI's batch format, or plain prompts, also a line each."""
     refuse_contradictions(models.contradictions(loading.drafter))
     if importlib.util.find_spec("fastapi") is None:
         raise EdgespecError("edgespec batch needs fastapi: pip install 'edgespec[serve]'")
@@ -186,6 +215,7 @@ def _results(
             belongs_to,
             found.n_requests,
             in_order=in_order,
+            as_text=files.as_text,
             restart=files.restart,
             on_message=message,
         )
@@ -193,13 +223,15 @@ def _results(
             message(f"going on: {journal.n_done} of {found.n_requests} requests are done")
         return stack.enter_context(journal)
     if str(files.out) == "-":
-        return PipedResults(sys.stdout.fileno(), "standard output", found.sha256[:16], in_order=in_order)
+        file, name = sys.stdout.fileno(), "standard output"
+        return PipedResults(file, name, found.sha256[:16], in_order=in_order, as_text=files.as_text)
     try:
         file = os.open(files.out, os.O_WRONLY | os.O_CLOEXEC)
     except OSError as error:
         raise UsageError(f"-o {files.out}: {error.strerror}") from None
     stack.callback(os.close, file)
-    return PipedResults(file, str(files.out), found.sha256[:16], in_order=in_order)
+    name = str(files.out)
+    return PipedResults(file, name, found.sha256[:16], in_order=in_order, as_text=files.as_text)
 
 
 class _BatchRun:

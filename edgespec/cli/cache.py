@@ -227,8 +227,8 @@ def import_command(
 ) -> None:
     """Store texts, such as a codebase, so that drafts are taken from them.
 
-    Of a directory all text files are taken, but nothing hidden. Files that are not UTF-8 or larger than
-    1 MB are skipped. Ctrl-C keeps what was read by then.
+    Of a directory all text files are taken, but nothing hidden, and no link that leads out of it. Files
+    that are not UTF-8 or larger than 1 MB are skipped. Ctrl-C keeps what was read by then.
     """
     from edgespec.cli.cache_import import import_files
 

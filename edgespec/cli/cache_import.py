@@ -30,6 +30,7 @@ from edgespec.llama import backend
 from edgespec.llama.backend import llama
 from edgespec.llama.fingerprints import tokenizer_fingerprint
 from edgespec.llama.gguf_header import check_model_file
+from edgespec.models.found.files import is_inside
 from edgespec.models.resolve import resolve
 from edgespec.models.sources import format_size
 
@@ -133,8 +134,19 @@ def _walk(directory: Path, skipped: Counter[str]) -> Iterator[Path]:
 
     for where, directories, names in os.walk(directory, onerror=unreadable):
         skipped["hidden"] += sum(name.startswith(".") for name in (*directories, *names))
+        paths = [Path(where, name) for name in (*directories, *names) if not name.startswith(".")]
+        outside = {path for path in paths if path.is_symlink() and not _ends_inside(path, directory)}
+        skipped["links that lead out"] += len(outside)
         directories[:] = sorted(name for name in directories if not name.startswith("."))
-        yield from (Path(where, name) for name in sorted(names) if not name.startswith("."))
+        yield from (path for path in sorted(paths) if path.name in names and path not in outside)
+
+
+def _ends_inside(link: Path, directory: Path) -> bool:
+    """Say whether a link leads to something in the directory; one that leads nowhere is unreadable later."""
+    try:
+        return is_inside(link, directory)
+    except OSError:
+        return True
 
 
 def _read(file: Path, skipped: Counter[str]) -> bytes | None:

@@ -16,10 +16,11 @@ from edgespec.cli.options import (
     ChatTemplateOption,
     ComputeOnNodes,
     DraftingOptions,
-    ModelChoice,
+    ModelFirst,
     Sampling,
     ShowDraftOption,
     SystemOption,
+    most_tokens,
     refuse_contradictions,
 )
 from edgespec.errors import EdgespecError, UsageError
@@ -73,7 +74,7 @@ class ChatOutput:
 @grouped
 def chat_command(
     *,
-    models: ModelChoice,
+    models: ModelFirst,
     drafting: DraftingOptions,
     length: ChatLength,
     beginning: ChatStart,
@@ -95,7 +96,7 @@ def chat_command(
     options = Options(
         params=sampling.params(),
         seed=sampling.seed,
-        n_predict=None if length.n_predict == -1 else length.n_predict,
+        n_predict=most_tokens(length.n_predict),
         gamma=drafting.gamma,
     )
     if sys.stdin is None:

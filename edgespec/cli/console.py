@@ -5,7 +5,15 @@ Neither breaks or colours what a pipe reads; `highlight` is off so that numbers 
 
 from __future__ import annotations
 
-from rich.console import Console
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO, cast
+
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console, RenderableType
+from rich.measure import Measurement
 from rich.table import Table
 
 from edgespec.errors import EdgespecError
@@ -23,7 +31,56 @@ class _Console(Console):
 out = _Console(highlight=False, soft_wrap=True, emoji=False, markup=False)
 err = _Console(stderr=True, highlight=False, soft_wrap=True, emoji=False, markup=False)
 
-_PIPE_WIDTH = 240  # columns: in a pipe a table is as wide as its content
+_ENDLESS = 1_000_000  # columns: a table is measured as if nothing had to be cut
+
+
+class _Stream:
+    """A standard stream of which `failed` is told when it cannot be written."""
+
+    def __init__(self, stream: TextIO, failed: Callable[[TextIO, OSError], None]) -> None:
+        self._stream = stream
+        self._failed = failed
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the stream has
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError as error:
+            self._failed(self._stream, error)
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError as error:
+            self._failed(self._stream, error)
+
+
+def _lose_messages(stream: TextIO, _: OSError) -> None:
+    # What is still in its buffer would fail again when Python exits.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _tell_of_output(_: TextIO, error: OSError) -> None:
+    if isinstance(error, BrokenPipeError):
+        raise error
+    raise EdgespecError(f"standard output: {error.strerror}; what is written there is not complete") from None
+
+
+@contextmanager
+def guarded_streams() -> Iterator[None]:
+    """Let an error say that standard output cannot be written; on standard error messages are lost then."""
+    streams = sys.stdout, sys.stderr
+    if sys.stdout is not None:
+        sys.stdout = cast("TextIO", _Stream(sys.stdout, _tell_of_output))
+    if sys.stderr is not None:
+        sys.stderr = cast("TextIO", _Stream(sys.stderr, _lose_messages))
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = streams
 
 
 def message(line: str) -> None:
@@ -58,11 +115,50 @@ def line_of(error: EdgespecError) -> str:
 
 
 def print_table(table: Table) -> None:
-    """Print a table to stdout; in a pipe, cells are neither shortened nor wrapped."""
-    console = out
+    """Print a table to stdout whole: nothing is cut, and no name is broken.
+
+    In a pipe a row is a line, however long. In a terminal that is too narrow, the first column has a line of
+    its own, and the others the next; where these do not fit either, each column has.
+    """
+    width = Measurement.get(out, out.options.update(max_width=_ENDLESS), table).maximum
     if not out.is_terminal:
-        console = _Console(file=out.file, highlight=False, width=_PIPE_WIDTH, emoji=False, markup=False)
-    console.print(table)
+        _Console(file=out.file, highlight=False, width=max(1, width), emoji=False, markup=False).print(table)
+    elif width <= out.width:
+        out.print(table)
+    else:
+        _print_narrow(table)
+
+
+def _print_narrow(table: Table) -> None:
+    names = [_plain(column.header) for column in table.columns]
+    rows = [
+        [_plain(cell) for cell in row]
+        for row in zip(*(column.cells for column in table.columns), strict=True)
+    ]
+    widths = [max(map(cell_len, column)) for column in zip(names, *rows, strict=True)]
+    if 2 * len(widths[1:]) + sum(widths[1:]) <= out.width:
+        for number, row in enumerate([names, *rows]):
+            style = "" if number else "bold"
+            cells = [
+                f"{' ' * (width - cell_len(cell))}{cell}"
+                if column.justify == "right"
+                else set_cell_size(cell, width)
+                for cell, width, column in zip(row[1:], widths[1:], table.columns[1:], strict=True)
+            ]
+            out.print(row[0], style=style)
+            out.print(f"  {'  '.join(cells)}".rstrip(), style=style)
+        return
+    label = max(map(cell_len, names[1:]), default=0)
+    for row in rows:
+        out.print(row[0], style="bold")
+        for name, cell in zip(names[1:], row[1:], strict=True):
+            if cell:
+                out.print(f"  {set_cell_size(name, label)}  {cell}")
+
+
+def _plain(cell: RenderableType) -> str:
+    """Return the text of a cell in one line."""
+    return " ".join(str(cell).split())
 
 
 def print_line(label: str, text: str) -> None:

@@ -19,7 +19,7 @@ from edgespec.cli.draft_options import (
 )
 from edgespec.cli.groups import grouped
 from edgespec.cli.made_drafts import described, full_table
-from edgespec.cli.options import Compute, JsonOption
+from edgespec.cli.options import JsonOption, ThreadsAndKernels
 from edgespec.cli.progress import StageDisplay, pull_named
 from edgespec.engine.model_choice import choose_models
 from edgespec.models.draft_records import draft_records
@@ -48,7 +48,7 @@ def make_command(
     data: DataOptions,
     training: TrainingOptions,
     evaluation: EvaluationOptions,
-    compute: Compute,
+    compute: ThreadsAndKernels,
     json: JsonOption = False,
 ) -> None:
     """Make the draft that makes a model fastest on this machine; keep it if it beats the one that is there.
@@ -122,7 +122,7 @@ def eval_command(
     ] = None,
     questions: Annotated[int, typer.Option(min=1, help="How many prompts, spread over the suite.")] = 12,
     evaluation: EvaluationOptions,
-    compute: Compute,
+    compute: ThreadsAndKernels,
     json: JsonOption = False,
 ) -> None:
     """Judge a draft again: tokens a second with it, with the target's other draft, and with neither.

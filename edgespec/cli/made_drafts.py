@@ -37,7 +37,6 @@ def drafts_table(drafts: Sequence[DraftRecord]) -> Table:
             f"{draft.cost_ratio:.2f}",
             f"{draft.gains.mean:.2f}x",
         )
-    table.columns[0].no_wrap = True  # names are for copying: in a narrow terminal other columns shrink
     return table
 
 
@@ -58,7 +57,6 @@ def full_table(drafts: Sequence[DraftRecord]) -> Table:
             f"{draft.gains.sampled:.2f}x",
             draft.made[:10],
         )
-    table.columns[0].no_wrap = True  # names are for copying: in a narrow terminal other columns shrink
     return table
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,12 +22,20 @@ from edgespec.models.draft_records import draft_records
 from edgespec.models.entries import Entry, Registry
 from edgespec.models.found.catalog import is_found_name, list_found
 from edgespec.models.found.model import FoundModel
+from edgespec.models.found.suggestions import expected_size
 from edgespec.models.hashes import sha256_of
 from edgespec.models.hub_names import hub_name, is_hub_name
 from edgespec.models.mtp_heads import has_mtp_head
 from edgespec.models.pull import Puller, hash_file
-from edgespec.models.registry import add_local, load_registry, remove_local, user_models_file
-from edgespec.models.resolve import resolve
+from edgespec.models.registry import (
+    DEFAULT_VARIABLE,
+    add_local,
+    load_registry,
+    remove_local,
+    set_default,
+    user_models_file,
+)
+from edgespec.models.resolve import locate, resolve
 from edgespec.models.sources import format_size
 from edgespec.models.store import Store
 from edgespec.models.verification import Verification
@@ -40,17 +49,30 @@ models_app = typer.Typer(
 
 
 def _state(entry: Entry, store: Store, registry: Registry) -> str:
-    """Return "present" or "absent", and what else there is to know."""
-    state = "present" if store.is_present(entry, registry) else "absent"
+    """Return "present" or "absent", what else there is to know, and the size of what a pull downloads."""
+    facts = ["present" if store.is_present(entry, registry) else "absent"]
     if entry.mtp:
-        state += ", MTP head"
+        facts.append("MTP head")
     if entry.speech:
-        state += ", speech"
+        facts.append("speech")
     if entry.path:
-        return f"{state}, {'comes with edgespec' if entry.is_packed else 'yours'}"
+        facts.append("comes with edgespec" if entry.is_packed else "yours")
+    elif entry.derived:
+        facts.append("derived")
+    elif not entry.verified:
+        facts.append("unverified")
+    if n_bytes := _bytes_to_pull(entry, store, registry):
+        facts.append(f"{format_size(n_bytes)} to pull")
+    return ", ".join(facts)
+
+
+def _bytes_to_pull(entry: Entry, store: Store, registry: Registry) -> int:
+    """Return the bytes that a pull would download, for a derived model those of its base; 0 if unknown."""
+    if entry.path or store.is_present(entry, registry):
+        return 0
     if entry.derived:
-        return f"{state}, derived"
-    return state if entry.verified else f"{state}, unverified"
+        return _bytes_to_pull(registry.get(entry.derived.base), store, registry)
+    return entry.download_bytes or 0
 
 
 def _describe(entry: Entry, store: Store, registry: Registry) -> dict[str, Any]:
@@ -68,6 +90,7 @@ def _describe(entry: Entry, store: Store, registry: Registry) -> dict[str, Any]:
         "mtp_head": entry.mtp,
         "speech": entry.speech,
         "present": store.is_present(entry, registry),
+        "bytes_to_pull": _bytes_to_pull(entry, store, registry),
         "path": str(store.file(entry)),
     }
 
@@ -101,7 +124,6 @@ def list_command(json: JsonOption = False) -> None:
     named = Table("pair", "target", "draft", "small", box=None, pad_edge=False)
     for name, pair in registry.pairs.items():
         named.add_row(name, pair.target, pair.draft, pair.small or "")
-    models.columns[0].no_wrap = True  # names are for copying: in a narrow terminal other columns shrink
     print_table(models)
     out.print()
     print_table(named)
@@ -123,7 +145,6 @@ def _others_table(models: list[FoundModel]) -> Table:
     for model in models:
         state = "not usable (see `edgespec models scan`)" if model.problem else ""
         table.add_row(model.name, format_size(model.size), state)
-    table.columns[0].no_wrap = True
     return table
 
 
@@ -133,7 +154,7 @@ def pull_command(
         list[str],
         typer.Argument(
             metavar="NAME",
-            help="Models, pairs, or hf:OWNER/REPO/FILE.gguf.",
+            help="Models, pairs, or hf:OWNER/REPO[:QUANTIZATION].",
             autocompletion=complete_name,
         ),
     ],
@@ -148,6 +169,85 @@ def pull_command(
         return
     for file in files:
         out.print(str(file))
+
+
+def _shown(entry: Entry, store: Store, registry: Registry) -> dict[str, Any]:
+    """Return what is known of a model: its record, state and pairs, and what its file's header says."""
+    from edgespec.llama.gguf_header import read_header
+
+    facts = _describe(entry, store, registry) | {"state": _state(entry, store, registry)}
+    facts["pairs"] = [name for name, pair in registry.pairs.items() if entry.name in asdict(pair).values()]
+    facts["default"] = entry.name == registry.default
+    header = read_header(store.file(entry)) if store.file(entry).is_file() else None
+    facts["architecture"] = header.architecture if header else None
+    facts["context"] = (header.n_ctx_train or None) if header else None
+    facts["size"] = facts["size"] or expected_size(entry, registry) or None
+    return facts
+
+
+@models_app.command("show", epilog="Example: edgespec models show qwen2.5-coder-1.5b-q4_k_m")
+def show_command(
+    name: Annotated[str, typer.Argument(help="A model, or both of a pair.", autocompletion=complete_name)],
+    json: JsonOption = False,
+) -> None:
+    """Print what is known of a model: size, licence, hash, place, pairs. Pulls nothing."""
+    registry, store = load_registry(), Store.default()
+    path = expand_user(name)
+    entries = [Entry(name=name, path=path)] if path.is_file() else Puller(registry, store).expand(name)
+    shown = [_shown(entry, store, registry) for entry in entries]
+    if json:
+        out.print_json(data={"models": shown})
+        return
+    for number, facts in enumerate(shown):
+        if number:
+            out.print()
+        for field, value in facts.items():
+            text = ", ".join(value) if isinstance(value, list) else value
+            if field in ("size", "bytes_to_pull") and value:
+                text = f"{format_size(value)} ({value:,} bytes)"
+            if text and not isinstance(text, bool):
+                out.print(f"{field.replace('_', ' '):13} {text}")
+
+
+@models_app.command("default", epilog="Example: edgespec models default qwen3-4b")
+def default_command(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="A model, or a pair; `default`: the one that comes with edgespec.",
+            autocompletion=complete_name,
+        ),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Print the model or pair that commands take where none is named, or set it, in your models.toml.
+
+    The variable EDGESPEC_MODEL goes before it.
+    """
+    if name is not None:
+        set_default(_default_name(name))
+        if os.environ.get(DEFAULT_VARIABLE):
+            message(f"{DEFAULT_VARIABLE} is set, and goes before it")
+    current = load_registry().default or "default"
+    if json:
+        out.print_json(data={"default": current})
+    else:
+        out.print(current)
+
+
+def _default_name(name: str) -> str:
+    """Return what models.toml is to hold as the default; "" for the shipped pair. Raises UsageError."""
+    registry = load_registry()
+    if name == "default":
+        return ""
+    if name in registry.pairs:
+        return name
+    found = locate(name)
+    if isinstance(found, Path):
+        return name if not expand_user(name).is_file() else str(found.absolute())
+    if found.speech:
+        raise UsageError(f"{name}: a Whisper model writes no answers; `transcribe --model` takes it")
+    return name
 
 
 @models_app.command("path", epilog="Example: edgespec models path smollm2-135m-q4_1")
@@ -278,6 +378,8 @@ def remove_command(
         if entry.path:
             remove_local(entry.name)
             out.print(f"{entry.name}: name removed; {entry.path} is untouched")
+            if entry.name == registry.default:
+                message(f"{entry.name} was the default model: `edgespec models default NAME` sets another")
             continue
         gone = store.remove(entry)
         if not gone:

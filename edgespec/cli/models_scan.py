@@ -155,7 +155,6 @@ def _table(scanned: list[ScannedModel]) -> Table:
                 str(kernel_coverage(facts.matrices) or "-"),
                 _draft(one),
             )
-    table.columns[0].no_wrap = True  # names are for copying: in a narrow terminal other columns shrink
     return table
 
 

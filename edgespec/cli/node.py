@@ -10,7 +10,7 @@ import typer
 
 from edgespec.cli.console import message, out, print_line
 from edgespec.cli.groups import grouped, option_group
-from edgespec.cli.options import Compute, JsonOption
+from edgespec.cli.options import JsonOption, ThreadsAndKernels
 
 if TYPE_CHECKING:
     from edgespec.nodes.description import NodeDescription, NodeSpeed, RunningNode
@@ -66,7 +66,7 @@ class NodeStorage:
 def node_command(
     *,
     address: NodeAddressOptions,
-    compute: Compute,
+    compute: ThreadsAndKernels,
     holding: NodeStorage,
     describe: Annotated[
         bool, typer.Option("--describe", help="Say what this machine is as a node, and end.")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Annotated, Literal, Self, TypedDict, Unpack
 
 import typer
 
-from edgespec.cli.completion import complete_model, complete_pair
+from edgespec.cli.completion import complete_model, complete_name, complete_pair
 from edgespec.cli.console import err, message
 from edgespec.cli.groups import option_group
 from edgespec.cli.progress import pull_named
@@ -127,10 +128,20 @@ class ModelChoice:
             raise UsageError(
                 f"--target {self.target}: no model; the number of threads is --threads {self.target}"
             )
+        if self.draft is not None and self.draft.isdecimal() and not Path(self.draft).exists():
+            raise UsageError(
+                f"--draft {self.draft}: no model; the number of drafted tokens is --gamma {self.draft}"
+            )
         if self.pair is None:
             return self.target, self.draft
         named = load_registry().pair(self.pair)
         return named.target, named.partner(writes=writes)
+
+    def with_model(self, name: str) -> Self:
+        """Return the choice of a model, or of a pair, that was named without an option."""
+        registry = load_registry()
+        is_pair = name in registry.pairs and name not in registry.entries
+        return replace(self, pair=name) if is_pair else replace(self, target=name)
 
     def pull(self, drafter: DrafterName, *, writes: bool = False) -> tuple[str, str | None]:
         """Return the names that `choose_models` chooses; pull models that are not here."""
@@ -138,6 +149,35 @@ class ModelChoice:
             chosen = choose_models(*self.names(writes=writes), drafter, writes=writes)
         pull_named(*chosen)
         return chosen
+
+
+@option_group()
+class ModelFirst(ModelChoice):
+    """The same, where the model may also stand without an option, as in `ollama run MODEL`."""
+
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL", help="The same as --target, or a pair's name.", autocompletion=complete_name
+        ),
+    ] = None
+
+    def contradictions(self, drafter: DrafterName | None = None) -> dict[str, bool]:
+        """Return the options for `refuse_contradictions`; `drafter` as asked for."""
+        named = self.model is not None
+        return {
+            "MODEL and --target": named and self.target is not None,
+            "MODEL and --pair": named and self.pair is not None,
+            **super().contradictions(drafter),
+        }
+
+    def chosen(self) -> ModelChoice:
+        """Return the choice with the model as an option."""
+        return self if self.model is None else replace(self, model=None).with_model(self.model)
+
+    def names(self, *, writes: bool = False) -> tuple[str | None, str | None]:
+        """Return the names of target and draft, as of `ModelChoice`."""
+        return super().names(writes=writes) if self.model is None else self.chosen().names(writes=writes)
 
 
 @option_group(DRAFTING)
@@ -181,7 +221,7 @@ class EngineKeywords(TypedDict, total=False):
 
 
 @option_group()
-class Compute:
+class ThreadsAndKernels:
     """Threads and kernels of the models' passes."""
 
     threads: ThreadsOption = None
@@ -189,6 +229,12 @@ class Compute:
         KernelsChoice,
         typer.Option(help="auto: edgespec's own where they can be used; off: llama.cpp's (stock)."),
     ] = "auto"
+
+
+@option_group()
+class Compute(ThreadsAndKernels):
+    """Threads, kernels and cache of the models' passes."""
+
     cache_type: Annotated[
         CacheType,
         typer.Option(
@@ -337,6 +383,19 @@ def parse_bias(entries: list[str]) -> dict[int, float]:
         if not equals:
             raise UsageError("expected TOKEN=BIAS, such as 1234=-2.5", field="logit_bias", value=entry)
     return bias
+
+
+def most_tokens(n_predict: int) -> int | None:
+    """Return the most tokens of an answer as `Options` has it: None, as the context allows, for -1 and -2.
+
+    Both are llama.cpp's. Raises UsageError.
+    """
+    if n_predict in (-1, -2):
+        return None
+    if n_predict < 1:
+        problem = "must be 1 or more, or -1: to the end of the context"
+        raise UsageError(problem, field="n_predict", value=n_predict)
+    return n_predict
 
 
 def refuse_contradictions(found: dict[str, bool]) -> None:

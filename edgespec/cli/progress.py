@@ -275,6 +275,7 @@ class PullDisplay(ProgressDisplay):
         self._tasks: dict[str, tuple[str, TaskID]] = {}
         self._downloaded: dict[str, int] = {}
         self._next_line: dict[tuple[str, str], float] = {}
+        self._told: set[str] = set()
         self._lock = RLock()
 
     def __enter__(self) -> Self:
@@ -316,6 +317,9 @@ class PullDisplay(ProgressDisplay):
                 self.bars.remove_task(self._tasks.pop(name)[1])
 
     def _draw(self, verb: str, name: str, done: int, total: int | None, unit: str) -> None:
+        if verb == "pulling" and total and name not in self._told:  # the bar goes, the line stays
+            self._told.add(name)
+            err.print(f"pulling {name} ({format_size(total)})")
         if name not in self._tasks or self._tasks[name][0] != verb:
             self.hide(name)
             self._tasks[name] = verb, self.bars.add_task(f"{verb} {name}", total=total, unit=unit)

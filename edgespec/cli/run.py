@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 
 from edgespec.cli.console import INTERRUPTED, message, out
 from edgespec.cli.groups import grouped
-from edgespec.cli.options import ModelChoice, Sampling, refuse_contradictions
+from edgespec.cli.options import ModelChoice, Sampling, most_tokens, refuse_contradictions
 from edgespec.cli.progress import shown_while_read
 from edgespec.cli.run_options import LossyOptions, PromptOptions, RunDrafting, RunLength, RunOutput
 from edgespec.decoding.choices import DRAFTLESS
 from edgespec.errors import NodeLost, UsageError
 from edgespec.models.registry import load_registry
+from edgespec.models.resolve import model_named
 
 if TYPE_CHECKING:
     from edgespec.decoding.options import Options
@@ -33,7 +34,7 @@ def run_command(
     output: RunOutput,
 ) -> int:
     """Write text with the target model, helped by a draft model, distributed exactly as the target's own."""
-    prompt, models = _as_in_llama_cpp(prompt, models)
+    prompt, models = _as_in_ollama(*_as_in_llama_cpp(prompt, models))
     _refuse_contradictions(prompt, models, drafting, lossy, output)
     options = _options(prompt, drafting, lossy, length, sampling)
     from edgespec.cli.render import ExplainedSteps
@@ -89,12 +90,37 @@ def _as_in_llama_cpp(prompt: PromptOptions, models: ModelChoice) -> tuple[Prompt
     if pair is None or prompt.prompt is not None or prompt.file is not None or pair in load_registry().pairs:
         return prompt, models
     if models.target is not None:
-        return replace(prompt, prompt=pair), replace(models, pair=None)
+        return replace(prompt, words=[pair]), replace(models, pair=None)
     try:
         load_registry().pair(pair)
     except UsageError as error:
         raise UsageError(f"{error}; -p is --pair here, and a prompt needs no option") from None
     return prompt, models
+
+
+def _as_in_ollama(prompt: PromptOptions, models: ModelChoice) -> tuple[PromptOptions, ModelChoice]:
+    """Take the first word as the target if it is the name of a model or a pair, and none was named otherwise.
+
+    The words after it are the prompt. Raises UsageError where there is none, and for several words that do
+    not begin with a model.
+    """
+    words = prompt.words or []
+    is_free = models.target is None and models.pair is None
+    name = model_named(words[0], alone=len(words) == 1) if words and is_free else None
+    if name is None:
+        if len(words) > 1:
+            known = "a PROMPT of several words stands in quotation marks"
+            raise UsageError(f"{words[0]!r} is no model that is known here; {known}")
+        return prompt, models
+    rest = [" ".join(words[1:])] if words[1:] else []
+    if not rest and prompt.file is None:
+        if sys.stdin is None or sys.stdin.isatty():
+            raise UsageError(
+                f"{name} is a model: `edgespec chat {name}` talks with it, "
+                f'`edgespec run {name} "PROMPT"` has it write one answer'
+            )
+        message(f"{name} is the model, and the prompt is what is piped in")
+    return replace(prompt, words=rest), models.with_model(name)
 
 
 def _refuse_contradictions(
@@ -103,7 +129,6 @@ def _refuse_contradictions(
     cascade, drafter = lossy.mode == "cascade", drafting.drafter
     refuse_contradictions(
         {
-            "a PROMPT and --file": prompt.prompt is not None and prompt.file is not None,
             "--chat and --raw": prompt.chat and prompt.raw,
             "--system and --raw": prompt.system is not None and prompt.raw,
             "--chat-template and --raw": prompt.chat_template is not None and prompt.raw,
@@ -125,7 +150,7 @@ def _options(
     return Options(
         params=sampling.params(),
         seed=sampling.seed,
-        n_predict=None if length.n_predict == -1 else length.n_predict,
+        n_predict=most_tokens(length.n_predict),
         gamma=drafting.gamma,
         rule=drafting.rule,
         stop=prompt.stop or (),

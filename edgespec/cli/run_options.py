@@ -40,13 +40,17 @@ StatsChoice = Literal["short", "full", "none"]
 class PromptOptions:
     """The prompt, and how it is given to the model."""
 
-    prompt: Annotated[
-        str | None,
-        typer.Argument(help="The prompt; what is piped in follows it. Without one, or for -: stdin."),
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODEL] PROMPT",
+            help="The prompt; what is piped in follows it. Without one, or for -: stdin. Before it a model, "
+            "as --target names one, or a pair.",
+        ),
     ] = None
     file: Annotated[
         Path | None,
-        typer.Option("--file", "-f", help="Read the prompt from a file; what is piped in follows it."),
+        typer.Option("--file", "-f", help="Read the prompt from a file; a PROMPT and a pipe follow it."),
     ] = None
     system: SystemOption = None
     chat_template: ChatTemplateOption = None
@@ -55,6 +59,11 @@ class PromptOptions:
         False
     )
     stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; may be repeated.")] = None
+
+    @property
+    def prompt(self) -> str | None:
+        """The prompt of the command line; several words are refused before."""
+        return self.words[0] if self.words else None
 
     @property
     def reads_stdin(self) -> bool:
@@ -67,23 +76,23 @@ class PromptOptions:
         return True if self.chat else False if self.raw else None
 
     def read(self) -> str:
-        """Return the prompt or the text of the file, followed by what is piped to stdin; or all of stdin.
+        """Return the text of the file, the prompt and what is piped to stdin, in this order; or all of stdin.
 
         Raises UsageError and EdgespecError.
         """
         if self.reads_stdin:
             return _read_stdin(is_named=self.prompt == "-")
-        if self.file is None:
-            text = self.prompt or ""
-        else:
+        texts = [] if self.prompt in (None, "-") else [self.prompt or ""]
+        if self.file is not None:
             try:
-                text = _decode(self.file.read_bytes(), str(self.file))
+                texts.insert(0, _decode(self.file.read_bytes(), str(self.file)))
             except OSError as error:
                 raise UsageError(f"--file {self.file}: {error.strerror}") from None
-        if not text.strip():
-            raise UsageError(f"{self.file}: the prompt is empty" if self.file else "the prompt is empty")
+        if not all(text.strip() for text in texts):
+            is_file = self.file is not None and not texts[0].strip()
+            raise UsageError(f"{self.file}: the prompt is empty" if is_file else "the prompt is empty")
         piped = _decode(read_piped(message), "stdin")
-        return f"{text}\n\n{piped}" if piped.strip() else text
+        return "\n\n".join([*texts, piped] if piped.strip() else texts)
 
 
 @option_group(DRAFTING)

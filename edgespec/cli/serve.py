@@ -16,7 +16,7 @@ import typer
 
 from edgespec.cli.console import INTERRUPTED, message, out
 from edgespec.cli.groups import grouped
-from edgespec.cli.options import OUTPUT, ModelChoice, WattsOption, refuse_contradictions
+from edgespec.cli.options import OUTPUT, ModelFirst, WattsOption, refuse_contradictions
 from edgespec.cli.serve_options import (
     KEY_VARIABLE,
     NO_TEXT,
@@ -40,7 +40,7 @@ _EXTRA = ("fastapi", "uvicorn", "prometheus_client")
 @grouped
 def serve_command(
     *,
-    models: ModelChoice,
+    models: ModelFirst,
     loading: ServeLoading,
     address: ListenOptions,
     limits: RequestLimits,
@@ -50,7 +50,7 @@ def serve_command(
 ) -> int:
     """Answer OpenAI's and Ollama's clients on this machine: chat and text completions, and a page at /."""
     refuse_contradictions(models.contradictions(loading.drafter))
-    speech.check(models.target)
+    speech.check(models.chosen().target)
     _check_extras(takes_forms=speech.speech is not None)
     from edgespec.energy import EnergyMeter
     from edgespec.platform.signals import Cancellation
@@ -68,7 +68,7 @@ def serve_command(
         address.check_reach(loopback=loopback, key=key)
         meter = EnergyMeter.choose(assume_watts=assume_watts, on_message=message)
         speech.pull()
-        names = None if models.target == NO_TEXT else models.pull(loading.drafter)
+        names = None if models.chosen().target == NO_TEXT else models.pull(loading.drafter)
         measured = stack.enter_context(meter) if meter.available else None
         metrics, turns = Metrics(energy=meter.available), Turns()
         engine = worker = None

@@ -1,6 +1,6 @@
 """The choice of target and draft where none, or only one, was named.
 
-target   the one named, else the default pair's
+target   the one named, else the user's default (`edgespec models default`), else the default pair's
 draft    the one named, else the best made here for this very file of the target, else that of the registry's
          first pair with the target, or with a file of its hash (draft_records.py). Where there is none, or it
          would have to be pulled first, a head in the target's own file drafts, if it has one (mtp_heads.py).
@@ -9,13 +9,14 @@ draft    the one named, else the best made here for this very file of the target
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from edgespec.decoding.choices import DRAFTLESS, DrafterName
-from edgespec.errors import UsageError
+from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.draft_records import drafts_for, is_here, paired_draft
 from edgespec.models.mtp_heads import has_mtp_head
-from edgespec.models.registry import load_registry
+from edgespec.models.registry import DEFAULT_VARIABLE, load_registry, user_models_file
 from edgespec.models.resolve import locate
 
 
@@ -31,12 +32,15 @@ def choose_models(
     `writes`: the draft is to write text of its own (a cascade), as heads and drafts made here cannot. Raises
     UsageError if a draft is wanted and none is known for this target.
     """
-    chosen = load_registry().pairs["default"].target if target is None else str(target)
+    target = _default_target() if target is None else target
+    chosen, partner = load_registry().complete(
+        None if target is None else str(target), None if draft is None else str(draft), writes=writes
+    )
     if drafter == "mtp" and draft is not None:
         raise UsageError(f"the target's own head drafts: leave out {draft}", field="drafter", value=drafter)
     if drafter in (*DRAFTLESS, "mtp"):
         return chosen, None
-    partner = paired_draft(chosen, writes=writes) if draft is None else str(draft)
+    partner = partner or paired_draft(chosen, writes=writes)
     if draft is None and not writes:
         if made := drafts_for(chosen):
             return chosen, made[0].name
@@ -48,3 +52,18 @@ def choose_models(
             return chosen, None
         raise UsageError(f"no draft is known for {chosen}: name a draft, or choose drafter none")
     return chosen, partner
+
+
+def _default_target() -> str | None:
+    """Return the user's default model; None: a pair's target. Raises EdgespecError if it is not there."""
+    registry = load_registry()
+    name = registry.default
+    if not name or (name in registry.pairs and name not in registry.entries):
+        return None
+    try:
+        locate(name)
+    except EdgespecError as error:
+        where = DEFAULT_VARIABLE if os.environ.get(DEFAULT_VARIABLE) else str(user_models_file())
+        cure = "" if where == DEFAULT_VARIABLE else "; `edgespec models default NAME` sets another"
+        raise UsageError(f"the default model ({where}) is not there: {error}{cure}") from None
+    return name

@@ -12,6 +12,9 @@ from edgespec.errors import UsageError
 PACKED = Path(__file__).with_name("packed")
 """The folder of the models that come with edgespec."""
 
+REVISION_DIGITS = 12
+"""Characters of a revision that stand in messages and stamps."""
+
 
 @dataclass(frozen=True, slots=True)
 class RawFile:
@@ -38,7 +41,7 @@ class HubSource:
     @property
     def label(self) -> str:
         """Name of this source in messages; also identifies a partial download as its own."""
-        return f"hub {self.repo}/{self.file}@{self.revision[:12]}"
+        return f"hub {self.repo}/{self.file}@{self.revision[:REVISION_DIGITS]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +159,8 @@ class Registry:
     pairs: Mapping[str, PairNames]
     folders: tuple[Path, ...] = ()
     """The user's folders of models, which are searched for GGUF files (found/)."""
+    default: str = ""
+    """The model or pair that is taken where none is named; "": the pair `default`."""
     find_drafts: bool = True
     """Whether a target without a draft gets one that is found on this disk."""
 
@@ -166,7 +171,7 @@ class Registry:
         except KeyError:
             raise UsageError(
                 f"no model is called {name!r}{nearest(name, self.entries)}; "
-                "see `edgespec models list`, or give a path or hf:OWNER/REPO/FILE.gguf"
+                "see `edgespec models list`, or give a path or hf:OWNER/REPO[:QUANTIZATION]"
             ) from None
 
     def shape(self, entry: Entry) -> ModelShape | None:
@@ -184,11 +189,14 @@ class Registry:
     def complete(
         self, target: str | None, draft: str | None, *, writes: bool = False
     ) -> tuple[str, str | None]:
-        """Fill in what is None: the default pair's target, then the draft of the first pair with the target.
+        """Fill in what is None: the default pair; the draft of the first pair with a target that is given.
 
         The draft stays None if no pair has this target. `writes`: as of `PairNames.partner`.
         """
-        target = self.pairs["default"].target if target is None else target
+        if target is None:
+            named = self.pairs.get(self.default)
+            pair = named or self.pairs["default"]
+            target, draft = pair.target, (pair.partner(writes=writes) if named and draft is None else draft)
         partners = (pair.partner(writes=writes) for pair in self.pairs.values() if pair.target == target)
         return target, next(partners, None) if draft is None else draft
 

@@ -73,11 +73,25 @@ def fetch_hub(source: HubSource, entry: Entry, part: PartFile, report: Report) -
             http_get(metadata.location, file, resume_size=start, headers=headers, expected_size=metadata.size)
 
 
+def list_hub_files(repo: str, revision: str) -> list[str]:
+    """Return the paths of all files of a repository. Raises SourceFailure."""
+    from huggingface_hub import HfApi
+
+    with _hub_failures():
+        api = HfApi(endpoint=_endpoint())
+        found = api.model_info(repo, revision=None if revision == "main" else revision, timeout=_TIMEOUT_S)
+    return [file.rfilename for file in found.siblings or ()]
+
+
+def _endpoint() -> str | None:
+    # The library reads HF_ENDPOINT only when it is imported.
+    return os.environ.get("HF_ENDPOINT", "").rstrip("/") or None
+
+
 def _hub_metadata(source: HubSource) -> tuple[str, HfFileMetadata]:
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
-    # The library reads HF_ENDPOINT only when it is imported.
-    endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or None
+    endpoint = _endpoint()
     url = hf_hub_url(source.repo, source.file, revision=source.revision, endpoint=endpoint)
     return url, get_hf_file_metadata(url, timeout=_TIMEOUT_S, endpoint=endpoint)
 

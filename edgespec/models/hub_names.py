@@ -1,4 +1,7 @@
-"""Models of the hub as users name them: hf:OWNER/REPO/FILE.gguf[@REVISION], or the page or link of a file.
+"""Models of the hub as users name them.
+
+    hf:OWNER/REPO/FILE.gguf[@REVISION]           a file, also as its page or link
+    [hf:]OWNER/REPO[:QUANTIZATION][@REVISION]    a repository, or its page (found/hub_repositories.py)
 
 Whisper models have other forms too, which are converted: whisper.cpp's ggml-NAME.bin, CTranslate2's
 model.bin, and model.safetensors.
@@ -8,6 +11,8 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from edgespec.errors import UsageError
@@ -20,6 +25,10 @@ _HF_REF = re.compile(
     r"(?P<file>[^@]+\.gguf|(?:[^@]+/)?(?:ggml-[^@/]+\.bin|model\.bin|model\.safetensors))(?:@(?P<revision>.+))?",
     re.IGNORECASE,
 )
+_REPOSITORY_REF = re.compile(
+    r"(?:hf:)?(?P<repo>[^/@:]+/[^/@:]+)(?::(?P<quantization>[^/@:]+))?(?:@(?P<revision>.+))?"
+)
+_FILE_ENDINGS = (".gguf", ".bin", ".safetensors")
 _CONVERTED_TYPE = "q8_0"
 _BESIDE = {
     "model.bin": ("config.json", "vocabulary.txt?", "vocabulary.json?"),
@@ -31,20 +40,57 @@ _HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
 _FILE = re.compile(
     r"/(?P<repo>[^/]+/[^/]+)/(?:resolve|blob|raw)/(?P<revision>refs/(?:pr|convert)/[^/]+|[^/]+)/(?P<file>.+)"
 )
-_PAGE = re.compile(r"/(?P<repo>[^/]+/[^/]+)(?:/.*)?")
+_PAGE = re.compile(r"/(?P<repo>[^/]+/[^/]+)(?:/tree/(?P<revision>[^/]+))?/?")
+
+
+@dataclass(frozen=True, slots=True)
+class HubRepository:
+    """A repository of the hub that was named without a file."""
+
+    repo: str
+    quantization: str
+    """In capitals; "": none was named."""
+    revision: str
 
 
 def is_hub_name(ref: str) -> bool:
-    """Say whether `ref` is meant as a model of the hub, and not as a path or a name of the registry."""
-    return ref.startswith("hf:") or bool(_URL.match(ref)) or ref.startswith(tuple(f"{h}/" for h in _HOSTS))
+    """Say whether `ref` is meant as a model of the hub, and not as a path or a name of the registry.
+
+    OWNER/REPO alone is, unless there is a folder OWNER here.
+    """
+    if ref.startswith("hf:") or bool(_URL.match(ref)) or ref.startswith(tuple(f"{h}/" for h in _HOSTS)):
+        return True
+    match = _REPOSITORY_REF.fullmatch(ref)
+    if match is None or ref.lower().endswith(_FILE_ENDINGS) or not REPO.fullmatch(match["repo"]):
+        return False
+    return not Path(ref.partition("/")[0]).exists()
+
+
+def hub_repository(ref: str) -> HubRepository | None:
+    """Return the repository that a name of `is_hub_name` means; None for a file. Raises UsageError."""
+    match = _REPOSITORY_REF.fullmatch(ref if is_plain(ref) else _from_url(ref))
+    if match is None:
+        return None
+    revision = match["revision"] or "main"
+    if not REPO.fullmatch(match["repo"]) or not REVISION.fullmatch(revision):
+        raise UsageError(f"{ref}: expected hf:OWNER/REPO, optionally with :QUANTIZATION or /FILE.gguf")
+    quantization = (match["quantization"] or "").upper()
+    return HubRepository(match["repo"], "" if quantization == "LATEST" else quantization, revision)
+
+
+def is_plain(ref: str) -> bool:
+    """Say whether a name of `is_hub_name` is no URL."""
+    return not (_URL.match(ref) or ref.startswith(tuple(f"{host}/" for host in _HOSTS)))
 
 
 def hub_entry(ref: str) -> Entry:
     """Return an unverified entry for a file of the hub. Raises UsageError."""
-    written = ref if ref.startswith("hf:") else _from_url(ref)
+    written = ref if is_plain(ref) else _from_url(ref)
     match = _HF_REF.fullmatch(written)
     if not match or not REPO.fullmatch(match["repo"]) or ".." in match["file"].split("/"):
-        raise UsageError(f"{ref}: expected hf:OWNER/REPO/FILE.gguf, optionally with @REVISION")
+        raise UsageError(
+            f"{ref}: expected hf:OWNER/REPO[:QUANTIZATION] or hf:OWNER/REPO/FILE.gguf, maybe @REVISION"
+        )
     repo, file, revision = match["repo"], match["file"], match["revision"] or "main"
     if not REVISION.fullmatch(revision):
         raise UsageError(f"{ref}: {revision!r} is not a revision")
@@ -81,7 +127,7 @@ def hub_entries(ref: str) -> list[Entry]:
 
 
 def _from_url(url: str) -> str:
-    """Return a file's URL as hf:OWNER/REPO/FILE.gguf@REVISION."""
+    """Return the URL of a file, or of a repository's page, as the hf:... that names the same."""
     parts = urlsplit(url if _URL.match(url) else f"https://{url}")
     if parts.netloc.lower() not in (*_HOSTS, urlsplit(os.environ.get("HF_ENDPOINT", "")).netloc.lower()):
         raise UsageError(f"{url}: only URLs of huggingface.co are known; download it, and name the file here")
@@ -89,6 +135,6 @@ def _from_url(url: str) -> str:
     if file := _FILE.fullmatch(path):
         revision = "" if file["revision"] == "main" else f"@{file['revision']}"
         return f"hf:{file['repo']}/{file['file']}{revision}"
-    page = _PAGE.fullmatch(path)
-    repo = page["repo"] if page else "OWNER/REPO"
-    raise UsageError(f"{url}: no URL of a file; name one of those listed there: hf:{repo}/FILE.gguf")
+    if page := _PAGE.fullmatch(path):
+        return f"hf:{page['repo']}" + (f"@{page['revision']}" if page["revision"] else "")
+    raise UsageError(f"{url}: no URL of a repository or a file; name one: hf:OWNER/REPO[/FILE.gguf]")

@@ -211,6 +211,7 @@ def _read(file: Path, text: str) -> Registry:
     models: dict[str, object] = document.take("models", dict, {})
     pairs: dict[str, object] = document.take("pairs", dict, {})
     folders, find_drafts = _folders(document), document.take("find_drafts", bool, True)
+    default = document.take("default", str, "")
     document.close()
     for name in (*models, *pairs):
         if not NAME.fullmatch(name):
@@ -222,7 +223,7 @@ def _read(file: Path, text: str) -> Registry:
         parsed_pairs[name] = PairNames(target, draft, table.take("small", str, "") or None)
         table.close()
     entries = {name: _entry(name, value, f"{file}: models.{name}") for name, value in models.items()}
-    return Registry(entries, parsed_pairs, folders, find_drafts)
+    return Registry(entries, parsed_pairs, folders, default, find_drafts)
 
 
 def _folders(document: _TomlTable) -> tuple[Path, ...]:
@@ -256,6 +257,6 @@ def parse(user_file: Path, user_text: str) -> Registry:
     shipped = _read(SHIPPED_FILE, SHIPPED_FILE.read_text(encoding="utf-8"))
     user = _read(user_file, user_text)
     entries, pairs = {**shipped.entries, **user.entries}, {**shipped.pairs, **user.pairs}
-    merged = Registry(entries, pairs, user.folders, user.find_drafts)
+    merged = Registry(entries, pairs, user.folders, user.default, user.find_drafts)
     _check_references(merged, user_file)
     return merged

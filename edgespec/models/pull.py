@@ -26,6 +26,7 @@ from edgespec.models.converted import clean, convert, fetch_needed, fetch_useful
 from edgespec.models.entries import Entry, HubSource, Registry, WheelsSource
 from edgespec.models.found.catalog import find_model, is_found_name
 from edgespec.models.found.hub_cache import find_in_hub
+from edgespec.models.found.hub_repositories import hub_file
 from edgespec.models.found.model import found_entry
 from edgespec.models.hub import fetch_hub
 from edgespec.models.hub_names import hub_entries, is_hub_name
@@ -121,7 +122,7 @@ class Puller:
         if is_found_name(ref):
             return [found_entry(find_model(ref).checked())]
         if is_hub_name(ref):
-            return self._in_hub_cache(hub_entries(ref))
+            return self._in_hub_cache(hub_entries(hub_file(ref)))
         if ref in self.registry.pairs and ref not in self.registry.entries:
             pair = self.registry.pairs[ref]
             return [self.registry.get(pair.target), self.registry.get(pair.draft)]

@@ -12,12 +12,15 @@ import json
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.entries import Registry
 from edgespec.models.models_toml import NAME, parse
-from edgespec.platform.files import expand_user, write_atomically
+from edgespec.platform.files import user_folder, write_atomically
+
+DEFAULT_VARIABLE = "EDGESPEC_MODEL"
 
 
 @functools.lru_cache(maxsize=4)
@@ -31,17 +34,20 @@ def _load(user_file: Path, mtime_ns: int | None) -> Registry:
 
 def user_models_file() -> Path:
     """Return the path of the user's own models.toml, which may not exist."""
-    config = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
-    return expand_user(config) / "edgespec" / "models.toml"
+    return user_folder("XDG_CONFIG_HOME") / "edgespec" / "models.toml"
 
 
 def load_registry() -> Registry:
-    """Return the shipped entries, extended and overridden by the user's file (read once per change)."""
+    """Return the shipped entries, extended and overridden by the user's file (read once per change).
+
+    $EDGESPEC_MODEL overrides its default model.
+    """
     file = user_models_file()
     try:
-        return _load(file, file.stat().st_mtime_ns)
+        registry = _load(file, file.stat().st_mtime_ns)
     except (FileNotFoundError, NotADirectoryError):
-        return _load(file, None)
+        registry = _load(file, None)
+    return replace(registry, default=os.environ.get(DEFAULT_VARIABLE) or registry.default)
 
 
 # --- The user's own entries ---------------------------------------------------------------------
@@ -102,3 +108,12 @@ def remove_local(name: str) -> None:
         raise EdgespecError(f"{file}: cannot find the table of {name}; take it out by hand")
     end = next((i for i in range(start + 1, len(lines)) if lines[i].startswith("[")), len(lines))
     _rewrite_user_file("".join(lines[:start] + lines[end:]))
+
+
+def set_default(name: str) -> None:
+    """Write the model or pair that is taken where none is named into the user's models.toml; "": none."""
+    file = user_models_file()
+    lines = file.read_text(encoding="utf-8").splitlines(keepends=True) if file.exists() else []
+    tables = next((i for i, line in enumerate(lines) if line.lstrip().startswith("[")), len(lines))
+    kept = [line for i, line in enumerate(lines) if i >= tables or not re.match(r"\s*default\s*=", line)]
+    _rewrite_user_file("".join([f"default = {json.dumps(name, ensure_ascii=False)}\n"] * bool(name) + kept))

@@ -1,6 +1,6 @@
 """Find the file that a model reference means.
 
-resolve("a/path.gguf" | "registry-name" | "hf:OWNER/REPO/FILE.gguf" | URL | "ollama:NAME:TAG" | ...)  ->  Path
+resolve("a/path.gguf" | "registry-name" | "hf:OWNER/REPO[:TYPE]" | URL | "ollama:NAME:TAG" | ...)  ->  Path
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from pathlib import Path
 
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.entries import Entry
-from edgespec.models.found.catalog import find_model, is_found_name
+from edgespec.models.found.catalog import find_model, is_found_name, other_names
 from edgespec.models.found.hub_cache import find_in_hub
-from edgespec.models.hub_names import hub_entry, is_hub_name
+from edgespec.models.found.hub_repositories import hub_file
+from edgespec.models.found.ollama import PREFIX as OLLAMA
+from edgespec.models.hub_names import hub_entry, is_hub_name, is_plain
 from edgespec.models.pull import ProgressFn, Puller, no_progress
 from edgespec.models.registry import load_registry
 from edgespec.models.store import Store
@@ -34,7 +36,7 @@ def locate(ref: str) -> Path | Entry:
     if is_found_name(ref):
         return find_model(ref).checked().path
     if is_hub_name(ref):
-        return _in_hub_cache(hub_entry(ref))
+        return _in_hub_cache(hub_entry(hub_file(ref)))
     path = expand_user(ref)
     if path.is_file():
         return path
@@ -46,6 +48,25 @@ def locate(ref: str) -> Path | Entry:
             f"{ref}: {'a directory; name a .gguf file in it' if path.is_dir() else 'no such file'}"
         )
     return registry.get(ref)
+
+
+def model_named(word: str, *, alone: bool) -> str | None:
+    """Return the name of the model or pair that a word of the command line is; None for any other word.
+
+    Ollama's models may be named as there, without "ollama:". `alone`: the word might also be a whole prompt,
+    as and/or is; a file, or a repository of the hub, is then told by its form.
+    """
+    registry = load_registry()
+    if word in registry.entries or word in registry.pairs or is_found_name(word):
+        return word
+    if not word or len(word.split()) != 1:
+        return None
+    if is_hub_name(word) and not (alone and is_plain(word) and not word.startswith("hf:")):
+        return word
+    if word.lower().endswith(".gguf"):
+        return word
+    found = f"{OLLAMA}{word}"
+    return found if {found, f"{found}:latest"} & {*other_names()} else None
 
 
 def _in_hub_cache(entry: Entry) -> Path | Entry:
@@ -66,8 +87,8 @@ def resolve(
 ) -> Path:
     """Return the file that a model reference means; a model that is present is not hashed again.
 
-    `ref` is a path, a registry name, `hf:OWNER/REPO/FILE.gguf`, optionally with `@REVISION`, or its URL; or
-    the name of a model in another program's store (found/catalog.py).
+    `ref` is a path, a registry name, a file or a repository of the hub (hub_names.py), or the name of a model
+    in another program's store (found/catalog.py).
 
     Raises:
         UsageError: no such file, a directory, or an unknown name (the nearest ones are offered).

@@ -18,7 +18,7 @@ import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from edgespec.models.entries import Entry, Registry
+from edgespec.models.entries import REVISION_DIGITS, Entry, Registry
 from edgespec.platform.files import cache_root, expand_user, write_atomically
 
 CONVERTED_TO = ", converted to "
@@ -64,6 +64,17 @@ class Store:
             return Stamp(**json.loads(self._stamp_file(entry).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
             return None  # the file is then hashed again
+
+    def hub_files(self, repo: str, revision: str) -> list[str]:
+        """Return the paths in a repository of the hub of all files that were pulled from it."""
+        found = []
+        for file in sorted(self.root.glob(f"hf--{glob.escape(repo.replace('/', '--'))}--*.json")):
+            stamp = self.stamp(Entry(name=file.name.removesuffix(".json")))
+            name, _, at = stamp.source.rpartition("@") if stamp else ("", "", "")
+            is_here = file.with_suffix(".gguf").exists()
+            if is_here and name.startswith(f"hub {repo}/") and at == revision[:REVISION_DIGITS]:
+                found.append(name.removeprefix(f"hub {repo}/"))
+        return found
 
     def write_stamp(self, entry: Entry, stamp: Stamp) -> None:
         """Write the stamp of the entry's file."""

@@ -63,7 +63,26 @@ def temporary_path(file: Path) -> Path:
 
 def cache_root() -> Path:
     """Return edgespec's cache directory for this user."""
-    return expand_user(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "edgespec"
+    return user_folder("XDG_CACHE_HOME") / "edgespec"
+
+
+USER_FOLDERS = {"XDG_CACHE_HOME": "~/.cache", "XDG_CONFIG_HOME": "~/.config"}
+"""Variables of the XDG standard, and the folders without them."""
+
+
+def user_folder(variable: str) -> Path:
+    """Return the folder that a variable of USER_FOLDERS names, or the usual one.
+
+    As the standard has it, a relative path is ignored (`ignored_folders`).
+    """
+    folder = expand_user(os.environ.get(variable) or USER_FOLDERS[variable])
+    return folder if folder.is_absolute() else expand_user(USER_FOLDERS[variable])
+
+
+def ignored_folders() -> dict[str, str]:
+    """Return the variables of USER_FOLDERS that are set to a relative path, and their values."""
+    given = {name: os.environ.get(name, "") for name in USER_FOLDERS}
+    return {name: value for name, value in given.items() if value and not expand_user(value).is_absolute()}
 
 
 def expand_user(path: str | Path) -> Path:

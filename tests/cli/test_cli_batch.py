@@ -239,6 +239,28 @@ def test_a_device_that_takes_nothing(environment, source, options):
     assert process.stderr.splitlines()[-1] == "edgespec: error: /dev/full: No space left on device"
 
 
+# ---- prompts and answers as text ----
+
+
+def test_a_prompt_a_line_and_answers_as_text(environment, options, tmp_path):
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_bytes("\ufeffabc\n\n{broken\r\n".encode() + b"\xff\n" + b'"def"')
+    as_lines = write_lines(tmp_path / "in.jsonl", [json.dumps(text) for text in ("abc", "{broken", '"def"')])
+    whole = tmp_path / "whole.jsonl"
+    assert run_cli("batch", as_lines, "-o", whole, *options, env=environment).returncode == 0
+    texts = [
+        line["response"]["body"]["choices"][0]["message"]["content"].strip("\n") for line in results(whole)
+    ]
+    texts.insert(2, "[failed: the line is not UTF-8 text at byte 0]")
+    written = run_cli("batch", prompts, *options, env=environment)
+    assert (written.returncode, written.stdout) == (1, "\n\n".join(texts) + "\n")
+    run_cli("batch", prompts, "-o", tmp_path / "out.txt", *options, env=environment)
+    assert (tmp_path / "out.txt").read_text() == written.stdout
+    run_cli("batch", prompts, "-o", tmp_path / "out.jsonl", *options, env=environment)
+    assert len(results(tmp_path / "out.jsonl")) == 4
+    failed(run_cli("batch", prompts, "--as-they-come", env=environment), 2, "in the prompts' order")
+
+
 # ---- what is refused before a model is loaded ----
 
 

@@ -315,6 +315,19 @@ def test_ctrl_c_keeps_what_was_read(edgespec, history, tmp_path, tiny_path, monk
     assert texts(history, tiny_path) == ["text 0", "text 1", "text 2"]
 
 
+def test_links_that_lead_out_of_the_directory_are_not_followed(edgespec, history, tmp_path, tiny_path):
+    inside, outside = tmp_path / "project", tmp_path / "secret"
+    for folder in (inside, outside):
+        folder.mkdir()
+        (folder / "notes.txt").write_text(f"notes of {folder.name}")
+    (inside / "again.txt").symlink_to("notes.txt")
+    (inside / "file.txt").symlink_to(outside / "notes.txt")
+    (inside / "folder").symlink_to(outside)
+    text, said = edgespec("import", inside, "--target", tiny_path)
+    assert text.startswith("imported 1 of 2 files, ")
+    assert said == "skipped: 2 links that lead out, 1 stored already\n"
+
+
 def test_long_imports_say_how_far_they_are(edgespec, tree, tiny_path, monkeypatch):
     monkeypatch.setattr(cache_import, "_LINE_EVERY", 0)
     _, said = edgespec("import", tree, "--target", tiny_path)

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shlex
 import socket
 import subprocess
 import sys
 
 import pytest
+import typer.main
 
 from command_line import COMMAND, failed, run_cli
 from edgespec import Engine
+from edgespec.cli.app import app
+from edgespec.cli.llama_cpp_options import as_options_here
+from edgespec.cli.ps import running_servers
+from edgespec.engine.model_choice import choose_models
 from edgespec.errors import UsageError
+from edgespec.models.registry import set_default
 from terminals import Terminal
+from user_models import write_user_models
 
 # ---- limits of the machine ----
 
@@ -63,6 +72,125 @@ def test_the_model_and_the_prompt_as_llama_cpp_names_them(environment, tiny_path
 )
 def test_options_of_llama_cpp_that_mean_another_thing_here(environment, words, said):
     failed(run_cli("run", *words, env=environment), 2, *said)
+
+
+OPTIONS = {
+    **dict.fromkeys(
+        ("--target", "-t", "-m", "--draft", "--seed", "--system", "--n-predict", "-n", "--ctx"), True
+    ),
+    **dict.fromkeys(("--stop", "--cache-type", "--logit-bias", "--json-schema", "--grammar", "-f"), True),
+    **dict.fromkeys(("--raw", "--json", "-h", "--help"), False),
+}
+"""Options of a command, and whether each takes a value."""
+
+
+@pytest.mark.parametrize(
+    ("words", "here", "said"),
+    [
+        ("-hf me/x:Q8_0 hi", "hi --target hf:me/x:Q8_0", ""),
+        ("-hfr me/x:Q8_0 -hff y.gguf hi", "hi --target hf:me/x/y.gguf", ""),
+        ("--hf-repo=me/x -hfd me/y", "--draft hf:me/y --target hf:me/x", ""),
+        ("-mu https://hf.co/a/b -md d.gguf", "--target https://hf.co/a/b --draft d.gguf", ""),
+        ("-s 7 -sys S -r stop --ctx-size 99", "--seed 7 --system S --stop stop --ctx 99", ""),
+        (
+            "-l 15043-1 -jf s.json --grammar-file g",
+            "--logit-bias 15043=-1 --json-schema s.json --grammar g",
+            "",
+        ),
+        ("-ctk q8_0 -ctv q8_0", "--cache-type q8_0", ""),
+        ("--jinja -no-cnv hi", "--raw hi", ""),
+        ("-st -cnv hi", "hi", ""),
+        ("-ngl 99 -fa on -fa hi", "hi", "-ngl is left out, -fa is left out"),
+        ("-b 8 -ub 8 -tb 2 -ngld 0 --draft-max 9", "", "-b is, -ub is, -tb is, -ngld is, --draft-max is"),
+        ("-m -fa -f -hf -n5 -- -hf x", "-m -fa -f -hf -n5 -- -hf x", ""),
+    ],
+)
+def test_options_of_llama_cpp_mean_the_same_or_are_left_out(capsys, words, here, said):
+    assert as_options_here("run", OPTIONS, words.split()) == here.split()
+    lines = capsys.readouterr().err
+    assert all(f"edgespec: {part}" in lines for part in said.split(", ") if part)
+    assert bool(said) == bool(lines)
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "said"),
+    [
+        ("run", "-cnv", "`edgespec chat`"),
+        ("run", "-i", "`edgespec chat`"),
+        ("chat", "-st", "`edgespec run`"),
+        ("run", "-ctk q8_0", "the same type"),
+        ("run", "-hff x.gguf", "needs -hf OWNER/REPO"),
+        ("run", "-hf", "needs a value"),
+        ("run", "-sysf /none", "No such file"),
+        ("run", "-help", "is --help meant"),
+        ("run", "-temp 0", "is --temp meant"),
+        ("run", "-hx", "-h alone prints the help"),
+        ("run", "-np 4", "it has no --parallel"),
+        ("run", "-mm x", "images are not read"),
+        ("doctor", "-hf me/x", "name the model alone: hf:me/x"),
+    ],
+)
+def test_options_of_llama_cpp_that_are_refused_by_name(command, words, said):
+    options = OPTIONS | {"--temp": True} if command != "doctor" else {"--json": False}
+    with pytest.raises(UsageError) as error:
+        as_options_here(command, options, words.split())
+    assert str(error.value).startswith(words.split()[0])
+    assert said in str(error.value)
+
+
+def test_what_llama_cpp_is_called_with_runs_here(environment, tiny_path, tmp_path):
+    options = ("--temp", 0, "-n", 9, "--no-stats")
+    usual = run_cli("run", "abc", "-t", tiny_path, "--raw", "--drafter", "none", *options, env=environment)
+    words = ("-no-cnv", "-ngl", 99, "-fa", "-s", 7, "-ub", 64, "--jinja", "--drafter", "none")
+    found = run_cli("run", "-m", tiny_path, "-p", "abc", *words, *options, env=environment)
+    assert (found.returncode, found.stdout) == (0, usual.stdout)
+    assert [line.split()[1] for line in found.stderr.splitlines()] == ["-ngl", "-fa", "-ub"]
+    failed(run_cli("-hf", "me/x", env=environment), 2, "a command comes first")
+
+
+@pytest.mark.parametrize("words", [["own", "abc"], ["mine", "abc"], ["own", "a", "b"], ["FILE", "abc"]])
+def test_a_model_before_the_prompt_as_in_ollama(environment, tiny_path, tmp_path, words):
+    pair = '[pairs.mine]\ntarget = "own"\ndraft = "own"\n'
+    write_user_models(tmp_path / "config", {"own": tiny_path}, pair)
+    words = [str(tiny_path) if word == "FILE" else word for word in words]
+    options = ("--temp", 0, "-n", 9, "--no-stats", "--drafter", "none")
+    usual = run_cli("run", " ".join(words[1:]), "-t", tiny_path, *options, env=environment)
+    found = run_cli("run", *words, *options, env=environment)
+    assert (found.returncode, found.stdout, found.stderr) == (0, usual.stdout, "")
+
+
+def test_a_word_that_is_a_model_or_a_prompt(environment, tiny_path, tmp_path):
+    write_user_models(tmp_path / "config", {"own": tiny_path})
+    options = ("--temp", 0, "-n", 9, "--no-stats", "--drafter", "none")
+    usual = run_cli("run", "abc", "-t", tiny_path, *options, env=environment)
+    piped = run_cli("run", "own", *options, env=environment, stdin=b"abc")
+    assert (piped.stdout, piped.stderr) == (
+        usual.stdout,
+        "edgespec: own is the model, and the prompt is what is piped in\n",
+    )
+    as_prompt = run_cli("run", "own", "-t", tiny_path, *options, env=environment)
+    assert (as_prompt.returncode, as_prompt.stderr) == (0, "")
+    failed(run_cli("run", "nope", "abc", env=environment), 2, "'nope' is no model", "quotation marks")
+    failed(run_cli("chat", "nope", env=environment), 2, "no model is called 'nope'")
+    failed(run_cli("chat", "own", "-t", "own", env=environment), 2, "MODEL and --target")
+    with Terminal([*COMMAND, "run", "own"], environment) as terminal:
+        assert terminal.wait() == 2
+        assert "own is a model: `edgespec chat own` talks with it" in terminal.rest()
+
+
+@pytest.mark.parametrize("command", ["run", "chat", "batch"])
+@pytest.mark.parametrize("n", [-3, 0])
+def test_a_refused_length_names_what_is_allowed(environment, tmp_path, command, n):
+    (tmp_path / "in.jsonl").write_text('"hi"\n')
+    words = {"run": ["hi"], "chat": [], "batch": [tmp_path / "in.jsonl", "-o", tmp_path / "out.jsonl"]}
+    said = "must be 1 or more, or -1: to the end of the context"
+    failed(run_cli(command, *words[command], "-n", n, env=environment), 2, f"--n-predict {n}: {said}")
+
+
+def test_the_length_that_llama_cpp_has_for_a_full_context(environment, tiny_path):
+    options = ("-t", tiny_path, "--temp", 0, "--no-stats", "--drafter", "none", "--ctx", 64, "--raw")
+    whole, same = (run_cli("run", "abc", *options, "-n", n, env=environment) for n in (-1, -2))
+    assert (same.returncode, same.stdout) == (0, whole.stdout)
 
 
 SHARED = ("run", "chat", "serve", "bench", "profile", "calibrate")
@@ -140,7 +268,7 @@ def test_a_url_of_the_hub_is_a_model(environment):
         assert process.returncode == 1
         assert "hub me/repo/x.gguf@main" in process.stderr.splitlines()[-1]
     failed(run_cli("models", "path", url, env=environment), 1, "is not on this machine")
-    failed(run_cli("doctor", "https://huggingface.co/me/repo", env=environment), 2, "hf:me/repo/FILE.gguf")
+    failed(run_cli("doctor", "https://huggingface.co/me", env=environment), 2, "hf:OWNER/REPO")
 
 
 def test_draft_make_without_jax_says_so_before_anything_is_pulled(environment):
@@ -174,6 +302,8 @@ def written(environment, tiny_path):
         ("cat notes.txt | {run} question", "question\n\nthe notes\n"),
         ("{run} question < notes.txt", "question\n\nthe notes\n"),
         ("cat notes.txt | {run} -f question.txt", "asked\n\n\nthe notes\n"),
+        ("{run} -f notes.txt question", "the notes\n\n\nquestion"),
+        ("cat notes.txt | {run} -f question.txt last", "asked\n\n\nlast\n\nthe notes\n"),
         ("cat notes.txt | {run} -", "the notes\n"),
         ("cat notes.txt | {run}", "the notes\n"),
         ("(sleep 1.5; cat notes.txt) | {run} question", "question\n\nthe notes\n"),
@@ -257,3 +387,163 @@ def test_stdin_that_an_option_reads_is_no_part_of_the_prompt(environment, tiny_p
         2,
         "stdin and --json-schema -",
     )
+
+
+# ---- commands as in Ollama, and a default model ----
+
+
+@pytest.mark.parametrize("word", ["pull", "list", "show", "rm"])
+def test_commands_of_ollama_are_those_of_models(environment, word):
+    there = {"rm": "remove"}.get(word, word)
+    ours, theirs = (
+        run_cli(*words, "--help", env=environment).stdout for words in ([word], ["models", there])
+    )
+    assert ours.splitlines()[2:] == theirs.splitlines()[2:]
+    assert f"Usage: edgespec {word} " in ours
+    assert run_cli("help", word, env=environment).stdout == ours
+
+
+@pytest.mark.parametrize("word", ["cp", "create", "stop", "push", "signin"])
+def test_other_commands_of_ollama_are_refused_by_name(environment, word):
+    failed(run_cli(word, "x", env=environment), 2, f"{word} is a command of Ollama's; here, ")
+
+
+def test_servers_that_run(tmp_path):
+    """From a /proc of our own: grep is another program, `run` no server, and 44 does not listen yet."""
+    lines = {
+        42: "python -m edgespec serve --port 8081",
+        43: "/usr/bin/python /bin/edgespec run hi",
+        44: "/usr/bin/python /bin/edgespec node",
+        45: "grep edgespec serve",
+    }
+    for pid, line in lines.items():
+        (tmp_path / f"proc/{pid}/fd").mkdir(parents=True)
+        (tmp_path / f"proc/{pid}/cmdline").write_bytes(line.replace(" ", "\0").encode() + b"\0")
+    (tmp_path / "proc/42/fd/3").symlink_to("socket:[777]")
+    (tmp_path / "proc/net").mkdir()
+    socket_line = (
+        "   0: 0100007F:1F91 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1000 0 777 1 0\n"
+    )
+    (tmp_path / "proc/net/tcp").write_text("  sl  local_address\n" + socket_line)
+    found = [(one.pid, one.command, one.addresses) for one in running_servers(tmp_path)]
+    assert found == [(42, "serve --port 8081", ("127.0.0.1:8081",)), (44, "node", ())]
+
+
+def test_a_default_model(environment, tiny_path, tmp_path):
+    options = ("--temp", 0, "-n", 9, "--no-stats", "--drafter", "none")
+    usual = run_cli("run", "abc", "-t", tiny_path, *options, env=environment)
+    assert run_cli("models", "default", env=environment).stdout == "default\n"
+    run_cli("models", "add", tiny_path, "--name", "own", env=environment)
+    assert run_cli("models", "default", "own", env=environment).stdout == "own\n"
+    assert run_cli("run", "abc", *options, env=environment).stdout == usual.stdout
+    shown = json.loads(run_cli("show", "own", "--json", env=environment).stdout)["models"]
+    assert [(one["name"], one["default"], one["path"]) for one in shown] == [("own", True, str(tiny_path))]
+    gone = run_cli("rm", "own", env=environment)
+    assert "own was the default model: `edgespec models default NAME`" in gone.stderr
+    said = (
+        "the default model (",
+        "models.toml",
+        "no model is called 'own'",
+        "`edgespec models default NAME`",
+    )
+    failed(run_cli("run", "abc", *options, env=environment), 2, *said)
+    by_variable = run_cli("run", "abc", *options, env=environment | {"EDGESPEC_MODEL": str(tiny_path)})
+    assert (by_variable.returncode, by_variable.stdout) == (0, usual.stdout)
+    failed(run_cli("chat", env=environment | {"EDGESPEC_MODEL": "nope"}), 2, "(EDGESPEC_MODEL)", "'nope'")
+    failed(run_cli("models", "default", "nope", env=environment), 2, "no model is called 'nope'")
+    failed(run_cli("models", "default", "whisper-base", env=environment), 2, "a Whisper model")
+    assert run_cli("models", "default", "default", env=environment).stdout == "default\n"
+    assert "default" not in (tmp_path / "config/edgespec/models.toml").read_text()
+
+
+def test_a_default_pair_has_its_own_draft(environment, tiny_path, tmp_path, monkeypatch):
+    pairs = "".join(f'[pairs.{name}]\ntarget = "own"\ndraft = "{draft}"\n' for name, draft in PAIRS.items())
+    write_user_models(tmp_path / "config", {"own": tiny_path, "small": tiny_path}, pairs)
+    for variable, value in environment.items():
+        monkeypatch.setenv(variable, value)
+    for name, draft in PAIRS.items():
+        set_default(name)
+        assert choose_models(None, None) == ("own", draft)
+    assert choose_models("own", None) == ("own", "own"), "the first pair's"
+
+
+PAIRS = {"first": "own", "second": "small"}
+
+
+# ---- what does not take what is written ----
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("shell", "code", "stdout", "stderr"),
+    [
+        ("{command} 2>/dev/full", 0, "TEXT", ""),
+        ("{command} 2>&-", 0, "TEXT", ""),
+        ("{command} >/dev/full", 1, "", "edgespec: error: standard output: No space left on device"),
+        ("{command} >/dev/full 2>/dev/full", 1, "", ""),
+        ("{command} >&-", 2, "", "edgespec: error: standard output is closed"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["run", "list", "help"])
+def test_standard_streams_that_are_full_or_closed(environment, tiny_path, kind, shell, code, stdout, stderr):
+    """With a message too, so that there is something to be lost."""
+    words = ["run", "abc", "-m", str(tiny_path), "-ngl", "9", "-n", "4", "--temp", "0", "--drafter", "none"]
+    command = {"run": words, "list": ["models", "list"], "help": ["--help"]}[kind]
+    usual = run_cli(*command, env=environment)
+    process = subprocess.run(
+        ["sh", "-c", shell.format(command=shlex.join([*COMMAND, *command]))],
+        env=environment | {"COLUMNS": "80"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+        timeout=100,
+    )
+    assert process.returncode == code
+    assert process.stdout.decode(errors="replace") == (usual.stdout if stdout else "")
+    assert stderr in process.stderr.decode()
+    assert bool(stderr) == bool(process.stderr)
+
+
+@pytest.mark.parametrize("variable", ["XDG_CACHE_HOME", "XDG_CONFIG_HOME"])
+def test_a_relative_folder_of_the_xdg_standard_is_ignored(environment, tmp_path, variable):
+    home = {"HOME": str(tmp_path / "home"), variable: "here"}
+    process = run_cli("models", "default", "qwen3-4b", env=environment | home, cwd=tmp_path)
+    assert process.stdout == "qwen3-4b\n"
+    assert process.stderr == (
+        f"edgespec: {variable}=here is ignored, as the XDG standard says of a path that is not absolute\n"
+    )
+    assert not (tmp_path / "here").exists()
+    assert (tmp_path / "home/.config/edgespec/models.toml").exists() == (variable == "XDG_CONFIG_HOME")
+
+
+# ---- help ----
+
+
+def all_commands():
+    """Yield the words and the command of all that can be called, groups too."""
+    waiting = [([], typer.main.get_command(app))]
+    while waiting:
+        words, command = waiting.pop()
+        yield words, command
+        if hasattr(command, "commands"):
+            waiting += [
+                ([*words, name], command.get_command(None, name)) for name in command.list_commands(None)
+            ]
+
+
+def test_the_help_of_every_command(environment):
+    for words, command in all_commands():
+        text = run_cli(*words, "--help", env=environment | {"COLUMNS": "80"}).stdout
+        assert "<bool>" not in text, words
+        assert "list[" not in text, words
+        assert "\u2026" not in text, "nothing is cut"
+        assert "Example" in text, words
+        for paragraph in (command.help or "").split("\n\n"):
+            assert all(len(line) > 40 for line in lines_of(text, paragraph)[:-1]), (words, paragraph)
+
+
+def lines_of(text, paragraph):
+    """Return the lines of a help text that a paragraph stands in."""
+    begin, end = paragraph.split()[0], paragraph.split()[-1]
+    found = re.search(rf"^ ({re.escape(begin)}.*?{re.escape(end)})\s*$", text, re.M | re.S)
+    return found[1].splitlines() if found else []

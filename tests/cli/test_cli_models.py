@@ -78,8 +78,8 @@ def error(app, *arguments):
 
 def test_list(server):
     text = " ".join(ok(models_app, "list").split())  # columns are as wide as their longest name
-    assert "qwen2.5-coder-1.5b-q4_k_m 1.5B Q4_K_M Apache-2.0 1.12 GB absent" in text
-    assert "absent, derived" in text
+    assert "qwen2.5-coder-1.5b-q4_k_m 1.5B Q4_K_M Apache-2.0 1.12 GB absent, 1.12 GB to pull" in text
+    assert "qwen2.5-coder-0.5b-q4_0 0.5B Q4_0 Apache-2.0 - absent, derived, 491 MB to pull" in text
     assert "absent, unverified" in text
     assert "default qwen2.5-coder-1.5b-q4_k_m qwen2.5-coder-1.5b-head-q4_0" in text
     assert "\x1b" not in text
@@ -450,5 +450,6 @@ def test_rows_of_a_pull_in_a_terminal():
     _, seen, _ = messages_in_terminal([sys.executable, "-c", program], os.environ)
     shown = plain(seen.decode())
     assert re.search(r"all files +\S+ +3\.0/4\.0 kB .*\r\n. pulling a .* 1\.0/1\.0 kB", shown)
+    assert "pulling a (1 kB)" in shown, "the line that stays"
     last = [frame for frame in re.split(r"\r(?!\n)", shown) if "7/9 tensors" in frame][-1]
     assert re.match(r". quantizing d [^\n]* left\s*$", last)  # the only row: what is done has gone

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from command_line import python_path
 from edgespec.benchmark.exports import summarise
 from edgespec.benchmark.report.rows import headline, read_outcome
 from edgespec.benchmark.runs import Cell
 from edgespec.cli.tables import print_outcome
+from terminals import Terminal
 from toy_outcomes import CATEGORIES, LOSSY, UNREADABLE, lossy_outcome, toy_outcome
 
 
@@ -129,3 +135,77 @@ def test_identical_texts_are_counted_of_exact_variants_only(printed):
     exact, lossy = printed(toy_outcome(variants=("auto",))), printed(lossy_outcome())
     (n,) = re.findall(r"Outputs: .*?(\d+) identical", exact)
     assert f"{n} identical" in lossy
+
+
+# ---- in a terminal and in a pipe ----
+
+ROWS = [
+    ("qwen2.5-coder-1.5b-q4_k_m", "Apache-2.0", "1.12 GB", "present, comes with edgespec"),
+    (
+        "hf:someone-with-a-long-name/a-repository-GGUF:Q4_K_M",
+        "-",
+        "5.03 GB",
+        "absent, 5.03 GB to pull, unverified",
+    ),
+]
+TABLE = f"""
+from rich.table import Table
+from edgespec.cli.console import print_table
+table = Table("name", "licence", "size", "state", box=None, pad_edge=False)
+table.columns[2].justify = "right"
+for row in {ROWS!r}:
+    table.add_row(*row)
+print_table(table)
+"""
+MANY = """
+from edgespec.cli.tables import print_outcome
+from toy_outcomes import toy_outcome
+print_outcome(toy_outcome(source="assumed"))
+"""
+
+
+def shown(code, columns):
+    """Return the lines that a terminal of so many columns gets; None: that a pipe gets."""
+    paths = {"PYTHONPATH": f"{python_path()}:{Path(__file__).parents[1] / 'support'}"}
+    command, environment = [sys.executable, "-c", code], os.environ | paths
+    if columns is None:
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    with Terminal(command, environment, columns=columns) as terminal:
+        assert terminal.wait() == 0
+        return terminal.rest().replace("\r", "")
+
+
+@pytest.mark.parametrize("columns", [20, 40, 80, 120, None])
+def test_every_cell_is_whole_and_no_line_is_too_long(columns):
+    text = shown(TABLE, columns)
+    for cell in (cell for row in ROWS for cell in row):
+        assert cell in text
+    lines = text.splitlines()
+    if columns is None:
+        assert [line.split()[0] for line in lines] == ["name", *(row[0] for row in ROWS)], "a row is a line"
+    elif columns == 80:
+        assert [line.strip() for line in lines[::2]] == ["name", *(row[0] for row in ROWS)]
+        assert max(map(len, lines)) <= columns
+    elif columns < 80:
+        assert lines[:4] == [ROWS[0][0], *(f"  {n}  {c}" for n, c in zip(NAMES, ROWS[0][1:], strict=True))]
+
+
+NAMES = ("licence", "size   ", "state  ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("columns", [40, 80])
+def test_a_table_of_many_figures_in_a_narrow_terminal(columns):
+    text = shown(MANY, columns)
+    piped = shown(MANY, None)
+    row = next(line for line in piped.splitlines() if line.startswith("overall"))
+    assert "\u2026" not in text
+    assert all(word in text for word in row.split())
+    lines = text[text.index("\ncode") : text.index("kernels")].splitlines()
+    assert max(map(len, lines)) <= columns
+
+
+def test_a_row_in_a_pipe_is_a_line_however_long():
+    long = "x" * 700
+    code = TABLE.replace("\nprint_table", f"\ntable.add_row({long!r}, 'a', 'b', 'c')\nprint_table")
+    assert re.search(f"^{long} +a +b  c *$", shown(code, None), re.M)

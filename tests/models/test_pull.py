@@ -16,6 +16,7 @@ import pytest
 
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models import entries, models_toml
+from edgespec.models.found import hub_repositories
 from edgespec.models.pull import Puller
 from edgespec.models.registry import load_registry, user_models_file
 from edgespec.models.resolve import resolve
@@ -42,6 +43,7 @@ def sha(data):
 @pytest.fixture
 def server():
     server = FakeServer()
+    hub_repositories._listed.cache_clear()
     yield server
     server.close()
 
@@ -864,3 +866,70 @@ def test_verify_finds_a_flipped_bit(server, store, recorder):
     assert not found.ok
     assert found.expected == sha(CONTENT)
     assert found.sha256 == sha(path.read_bytes())
+
+
+# ---- a repository without a file ----
+
+
+@pytest.fixture
+def repository(server, store):
+    """A repository with several quantizations, one of them split, and files that are no models."""
+    names = ["x-Q8_0.gguf", "sub/x-Q4_K_M.gguf", "mmproj-F16.gguf", "README.md"]
+    for name in (*names, *(f"x-Q6_K-0000{n}-of-00002.gguf" for n in (1, 2))):
+        server.hub[f"me/x-GGUF/{name}"] = b"GGUF" + name.encode()
+    return "me/x-GGUF"
+
+
+@pytest.mark.parametrize(
+    ("ref", "pulled"),
+    [
+        ("hf:me/x-GGUF", ["sub/x-Q4_K_M.gguf"]),
+        ("me/x-GGUF", ["sub/x-Q4_K_M.gguf"]),
+        ("hf:me/x-GGUF:latest", ["sub/x-Q4_K_M.gguf"]),
+        ("hf:me/x-GGUF:Q8_0", ["x-Q8_0.gguf"]),
+        ("me/x-GGUF:q8_0@v1", ["x-Q8_0.gguf"]),
+        ("https://huggingface.co/me/x-GGUF", ["sub/x-Q4_K_M.gguf"]),
+        ("hf.co/me/x-GGUF/tree/v1", ["sub/x-Q4_K_M.gguf"]),
+        ("hf:me/x-GGUF:Q6_K", ["x-Q6_K-00001-of-00002.gguf", "x-Q6_K-00002-of-00002.gguf"]),
+    ],
+)
+def test_the_file_that_a_repository_means_is_pulled_once(server, repository, ref, pulled):
+    path = resolve(ref)
+    assert path.read_bytes() == b"GGUF" + pulled[0].encode()
+    fetched = [one for one, _ in server.gets if "/resolve/" in one]
+    revision = "v1" if "v1" in ref else "main"
+    assert fetched == [f"/me/x-GGUF/resolve/{revision}/{name}" for name in pulled]
+    hub_repositories._listed.cache_clear()
+    server.close()
+    assert resolve(ref) == path, "without a hub"
+
+
+def test_a_repository_without_the_common_quantization(server, repository):
+    del server.hub["me/x-GGUF/sub/x-Q4_K_M.gguf"]
+    assert resolve("hf:me/x-GGUF").name == "hf--me--x-GGUF--x-Q8_0.gguf"
+
+
+@pytest.mark.parametrize(
+    ("ref", "words"),
+    [
+        ("hf:me/x-GGUF:Q5_K_M", ["no such quantization", "nearest: Q4_K_M", "there are Q8_0, Q4_K_M, Q6_K"]),
+        ("hf:me/repo", ["no GGUF file", "me/repo-GGUF"]),
+        ("hf:nobody/x", ["no such repository"]),
+        ("nobody/x", ["no such repository", "if a file is meant"]),
+        ("hf:me", ["expected hf:OWNER/REPO[:QUANTIZATION]"]),
+        ("https://huggingface.co/me", ["hf:OWNER/REPO"]),
+    ],
+)
+def test_repositories_that_name_no_model(server, repository, ref, words):
+    server.hub["me/repo/model.safetensors"] = b"x"
+    with pytest.raises(EdgespecError) as error:
+        resolve(ref)
+    assert all(word in str(error.value) for word in words), error.value
+
+
+def test_a_path_that_looks_like_a_repository(server, repository, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "me").mkdir()
+    with pytest.raises(UsageError, match="me/x-GGUF: no such file"):
+        resolve("me/x-GGUF")
+    assert server.gets == []

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import io
+import json
 import re
 import threading
 import zipfile
@@ -73,6 +74,15 @@ class FakeServer:
                 headers["ETag"] = f'"{hashlib.sha256(body).hexdigest()}"'
             else:
                 headers["X-Error-Code"] = "EntryNotFound"
+        elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/.+)?", path):
+            files = [
+                name.removeprefix(f"{match[1]}/") for name in self.hub if name.startswith(f"{match[1]}/")
+            ]
+            facts = {"id": match[1], "siblings": [{"rfilename": name} for name in files]}
+            body, headers = (json.dumps(facts).encode() if files else None), {}
+            headers["X-Error-Code" if body is None else "Content-Type"] = (
+                "RepoNotFound" if body is None else "application/json"
+            )
         else:
             body, headers = None, {}
         self._send(request, path, body, headers, head=head)

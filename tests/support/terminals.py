@@ -49,6 +49,7 @@ class Terminal:
         timeout_s: float = 30,
         cwd: Path | None = None,
         term: str = "xterm",
+        columns: int = 200,
     ) -> None:
         self._timeout_s = timeout_s
         self._primary, secondary = pty.openpty()
@@ -56,7 +57,7 @@ class Terminal:
             command,
             cwd=cwd,
             # No terminal answers the question for the cursor's position.
-            env={**environment, "TERM": term, "COLUMNS": "200", "PROMPT_TOOLKIT_NO_CPR": "1"},
+            env={**environment, "TERM": term, "COLUMNS": str(columns), "PROMPT_TOOLKIT_NO_CPR": "1"},
             stdin=secondary,
             stdout=secondary,
             stderr=secondary,

@@ -4,6 +4,7 @@
     lmstudio:PUBLISHER/REPO[:QUANTIZATION]  lmstudio.py
     llama.cpp:OWNER/REPO[:QUANTIZATION]     llama_cpp.py
     hf:OWNER/REPO/FILE.gguf[@REVISION]      hub_cache.py, where it is there; else it is pulled (hub.py)
+    [hf:]OWNER/REPO[:QUANTIZATION]          one of these files: hub_repositories.py
     a path                                  files of the folders that models.toml names
     a name                                  edgespec's own models
 
@@ -20,6 +21,7 @@ from edgespec.models.entries import Registry
 from edgespec.models.found import llama_cpp, lmstudio, ollama
 from edgespec.models.found.files import model_files, refusal
 from edgespec.models.found.hub_cache import find_in_hub, hub_root, list_hub
+from edgespec.models.found.hub_repositories import hub_file
 from edgespec.models.found.llama_cpp import find_llama_cpp, list_llama_cpp, llama_cpp_root
 from edgespec.models.found.lmstudio import find_lmstudio, list_lmstudio, lmstudio_roots
 from edgespec.models.found.model import FoundModel, Listing
@@ -55,7 +57,7 @@ def stored_model(ref: str) -> FoundModel | None:
     """
     if is_found_name(ref):
         return find_model(ref)
-    return find_in_hub(hub_entry(ref)) if is_hub_name(ref) else None
+    return find_in_hub(hub_entry(hub_file(ref))) if is_hub_name(ref) else None
 
 
 def list_found(folders: Sequence[Path] = ()) -> Listing:

@@ -35,6 +35,12 @@ class ModelFiles:
     """Why they cannot be used, in one line."""
 
 
+def is_later_part(name: str) -> bool:
+    """Say whether a file's name is that of a split model's part after the first."""
+    match = _LATER_PART.fullmatch(name)
+    return match is not None and int(match[2]) != 1
+
+
 def refusal(path: Path, error: OSError) -> str:
     """Return why `path` cannot be looked at, in one line that says what to do."""
     if error.errno == errno.ELOOP:

@@ -23,7 +23,7 @@ from edgespec.models.found.model import FoundModel, Listing
 from edgespec.models.found.repositories import RepositoryFile
 from edgespec.models.hub_names import hub_name
 from edgespec.models.parts import other_files
-from edgespec.platform.files import expand_user, text_of
+from edgespec.platform.files import expand_user, text_of, user_folder
 
 _REPOSITORY = re.compile(r"models--([^/]+?)--([^/]+)")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -37,7 +37,7 @@ def hub_root() -> Path:
             return expand_user(folder)
     if home := os.environ.get("HF_HOME"):
         return expand_user(home) / "hub"
-    return expand_user(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface" / "hub"
+    return user_folder("XDG_CACHE_HOME") / "huggingface" / "hub"
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from edgespec.models.found.files import Report, model_files
 from edgespec.models.found.hub_cache import cached_files, hub_root
 from edgespec.models.found.model import FoundModel, Listing
 from edgespec.models.found.repositories import RepositoryFile, choose_file, found_models
-from edgespec.platform.files import expand_user, text_of
+from edgespec.platform.files import expand_user, text_of, user_folder
 
 PREFIX = "llama.cpp:"
 
@@ -38,7 +38,7 @@ def llama_cpp_root() -> Path:
     """Return the folder of llama.cpp's cache."""
     if own := os.environ.get("LLAMA_CACHE"):
         return expand_user(own)
-    return expand_user(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "llama.cpp"
+    return user_folder("XDG_CACHE_HOME") / "llama.cpp"
 
 
 def list_llama_cpp(root: Path) -> Listing:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from edgespec.errors import UsageError
@@ -63,6 +63,17 @@ def found_models(prefix: str, source: Source, files: Iterable[RepositoryFile]) -
     ]
 
 
+def of_quantization(files: Iterable[RepositoryFile], wanted: str) -> list[RepositoryFile]:
+    """Return the files of the quantization `wanted`; for "" all."""
+    return [one for one in files if not wanted or one.quantization == wanted.upper()]
+
+
+def preferred(files: Sequence[RepositoryFile]) -> list[RepositoryFile]:
+    """Return the one of a repository's files that is meant where no quantization is named; [] for none."""
+    best = [one for name in _PREFERRED for one in files if one.quantization == name]
+    return [*(best or files)][:1]
+
+
 def choose_file(ref: str, prefix: str, files: Iterable[RepositoryFile], *, prefers: bool) -> RepositoryFile:
     """Return the file that `ref` means: PREFIX and OWNER/REPO[:QUANTIZATION], REPO[:QUANTIZATION] or a file.
 
@@ -81,10 +92,9 @@ def choose_file(ref: str, prefix: str, files: Iterable[RepositoryFile], *, prefe
         if one.repo and repo in (one.repo.lower(), one.repo.lower().rpartition("/")[2])
         if not is_projector(one.file)
     ]
-    matches = [one for one in models if not wanted or one.quantization == wanted.upper()]
+    matches = of_quantization(models, wanted)
     if prefers and not wanted and len({one.repo for one in matches}) == 1:
-        preferred = [one for name in _PREFERRED for one in matches if one.quantization == name]
-        matches = (preferred or matches)[:1]
+        matches = preferred(matches)
     if len(matches) == 1:
         return matches[0]
     if matches:

@@ -23,7 +23,8 @@ from edgespec.cli.options import (
     refuse_contradictions,
 )
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.platform.files import cache_root, expand_user
+from edgespec.platform.files import expand_user
+from edgespec.platform.kept import CHAT_LINES
 
 if TYPE_CHECKING:
     from edgespec.cli.chat_lines import Chat
@@ -145,7 +146,7 @@ def _type(chat: Chat, *, cache: bool) -> None:
     if is_dumb():
         editor = PlainLines()
     else:
-        history = cache_root() / "chat-lines" if cache else None
+        history = CHAT_LINES.path() if cache else None
         if history and (reason := open_history(history)):
             message(f"lines are not kept: {reason}")
             history = None

@@ -185,7 +185,7 @@ def compare_command(
     asked = suite.interleaved()
     if settings.clients:
         asked = tuple(prompts_for(asked, settings.clients))
-    models = find_models(targets, drafts, types, folder.out / "models")
+    models = find_models(targets, drafts, types)
     machine = machine_facts(assume_watts)
     plan = ComparisonPlan(
         models=models.facts(),
@@ -201,6 +201,7 @@ def compare_command(
     code = compare.run(kernels)
     outcome = compare.outcome(suite, machine)
     outputs.write(outcome)
+    models.tell_of_made()
     for line in outcome.warnings:
         message(f"warning: {line}")
     return code

@@ -88,6 +88,7 @@ class _PersistedHistory(FileHistory):
     def store_string(self, string: str) -> None:
         """Append a line; a full disk is no reason to lose a conversation."""
         with suppress(OSError):
+            Path(str(self.filename)).touch(mode=0o600)  # `cache clear` may have deleted it
             super().store_string(string)
 
 

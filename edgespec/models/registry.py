@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +16,8 @@ from pathlib import Path
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.entries import Registry
 from edgespec.models.models_toml import NAME, parse
-from edgespec.platform.files import expand_user, write_atomically
+from edgespec.platform.files import write_atomically
+from edgespec.platform.kept import OWN_MODELS
 
 
 @functools.lru_cache(maxsize=4)
@@ -31,8 +31,7 @@ def _load(user_file: Path, mtime_ns: int | None) -> Registry:
 
 def user_models_file() -> Path:
     """Return the path of the user's own models.toml, which may not exist."""
-    config = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
-    return expand_user(config) / "edgespec" / "models.toml"
+    return OWN_MODELS.path()
 
 
 def load_registry() -> Registry:

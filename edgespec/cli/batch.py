@@ -18,6 +18,7 @@ from edgespec.cli.console import INTERRUPTED, message
 from edgespec.cli.groups import grouped, option_group
 from edgespec.cli.options import OUTPUT, ModelChoice, SharedModels, WattsOption, refuse_contradictions
 from edgespec.errors import EdgespecError, UsageError
+from edgespec.platform.files import check_writable
 
 if TYPE_CHECKING:
     from edgespec.batch.lines import BatchInput
@@ -59,6 +60,9 @@ class BatchFiles:
         """Raise UsageError for files that cannot be what they are wanted for."""
         if self.out.is_dir():
             raise UsageError(f"-o {self.out}: a directory; name a file in it")
+        partial = self.out.with_name(f"{self.out.name}.partial")
+        if self.out.is_file() and not partial.exists() and not self.restart:
+            raise UsageError(f"{self.out} is there already: choose another -o, or --restart to throw it away")
         if str(self.out) == "-" and self.json:
             raise UsageError("-o - and --json contradict each other: both write to stdout")
         if self.piped:
@@ -66,6 +70,8 @@ class BatchFiles:
                 raise UsageError(f"--restart: nothing is kept of results that go to {self.out}")
         elif not self.out.absolute().parent.is_dir():
             raise UsageError(f"-o {self.out}: no such directory")
+        else:
+            check_writable(self.out, "out")
         if self.requests.exists() and self.out.exists() and self.requests.samefile(self.out):
             raise UsageError(f"-o {self.out}: that is the input; choose another file")
 

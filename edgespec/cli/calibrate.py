@@ -111,17 +111,21 @@ def calibrate_command(
         )
         calibration = Calibrator(engine, display, texts, questions, span=span, loss=aim.loss)
         choices = [calibration.choice(signal) for signal in SIGNALS]
+    file, reason = None, ""
     try:
         file = store(*headers, choices)
-    except OSError as error:
-        raise EdgespecError(f"the calibration could not be kept: {describe_os_error(error)}") from None
+    except OSError as error:  # what was measured is shown before
+        reason = describe_os_error(error)
     if json:
         out.print(as_json(file, choices))
     else:
         for choice in choices:
             print_choice(choice)
-        out.print(str(file))
+        if file:
+            out.print(str(file))
     _warn(choices, aim.loss)
+    if file is None:
+        raise EdgespecError(f"the calibration could not be kept: {reason}")
     return 0
 
 

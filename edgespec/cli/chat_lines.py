@@ -16,6 +16,7 @@ from edgespec.engine.conversation import ChatTotals, Conversation, Exchange, ans
 from edgespec.engine.engine import Engine
 from edgespec.engine.stream import Stream
 from edgespec.errors import EdgespecError, UsageError
+from edgespec.models.sources import format_size
 from edgespec.platform.files import expand_user
 
 _LONGEST_ANSWER = 4096  # tokens, if neither --n-predict nor --ctx allows more
@@ -169,7 +170,8 @@ class Chat:
         """Write the conversation to a file."""
         path = expand_user(file)
         self.conversation.save(path)
-        message(f"{_count(len(self.conversation.exchanges), 'exchange')} saved to {printable(str(path))}")
+        n, size = _count(len(self.conversation.exchanges), "exchange"), format_size(path.stat().st_size)
+        message(f"{n} saved to {printable(str(path))} ({size})")
 
     def load(self, file: str) -> None:
         """Go on with a saved conversation instead of this one."""

@@ -5,10 +5,13 @@ Neither breaks or colours what a pipe reads; `highlight` is off so that numbers 
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from rich.console import Console
 from rich.table import Table
 
 from edgespec.errors import EdgespecError
+from edgespec.models.sources import format_size
 
 INTERRUPTED = 130  # exit code: 128 + SIGINT, as shells have it
 
@@ -29,6 +32,12 @@ _PIPE_WIDTH = 240  # columns: in a pipe a table is as wide as its content
 def message(line: str) -> None:
     """Print a line for the user to stderr, marked as edgespec's."""
     err.print(f"edgespec: {line}")
+
+
+def tell_written(path: Path) -> None:
+    """Say on stderr that a file of results was written, and its size; nothing of a pipe or a device."""
+    if path.is_file():
+        message(f"wrote {path} ({format_size(path.stat().st_size)})")
 
 
 def print_error(line: str) -> None:

@@ -14,6 +14,7 @@ from edgespec.cli.progress import StageDisplay, pull_named
 from edgespec.engine.model_choice import choose_models
 from edgespec.errors import UsageError
 from edgespec.models.sources import format_size
+from edgespec.platform.files import check_writable
 
 if TYPE_CHECKING:
     from edgespec.forge.dataset import Dataset
@@ -47,6 +48,7 @@ def export_command(
 
     if file.exists() and not force:
         raise UsageError(f"{file}: exists already; choose another name, or replace it with --force")
+    check_writable(file, "")
     with StageDisplay() as display:
         context = StageContext(on_progress=display.show, on_message=message)
         dataset, _ = _dataset(target or choose_models(None, None, "none")[0], context)

@@ -9,16 +9,16 @@ from typing import Annotated
 import typer
 
 from edgespec.cli.completion import complete_model
-from edgespec.cli.console import err, out
+from edgespec.cli.console import err, out, tell_written
 from edgespec.cli.importance_source import CalibrationTexts, Imatrix, ImportanceSource
 from edgespec.cli.progress import PullDisplay
 from edgespec.errors import UsageError
 from edgespec.models.found.catalog import is_found_name, stored_model
 from edgespec.models.found.model import file_stem
 from edgespec.models.resolve import resolve
-from edgespec.models.sources import check_disk, format_size
+from edgespec.models.sources import check_disk
 from edgespec.models.whisper.kinds import is_whisper_source
-from edgespec.platform.files import expand_user
+from edgespec.platform.files import check_folder, expand_user
 
 
 def quantize_command(  # noqa: PLR0913 - a user's options
@@ -54,6 +54,10 @@ def quantize_command(  # noqa: PLR0913 - a user's options
     types = parse_types(type_, "type")
     weights = ImportanceSource(imatrix, tuple(calibrate or ()))
     file = _single_file(output, len(types))
+    if output:
+        check_folder(file.parent if file else output, "output")
+    if file:
+        _refuse_overwriting(expand_user(source), [file], force=force)
     if is_whisper_source(expand_user(source)):
         src = expand_user(source).resolve()
     else:
@@ -71,8 +75,8 @@ def quantize_command(  # noqa: PLR0913 - a user's options
         with err.status(f"quantizing {src.name} to {name}"):
             quantize(target, name)
         if not json:
-            err.print(f"{name}: {format_size(target.stat().st_size)}")
             out.print(str(target))
+        tell_written(target)
     if json:
         files = [{"type": name, "path": str(t), "size": t.stat().st_size} for name, t in targets.items()]
         out.print_json(data={"source": str(src), "pure": pure, "files": files})
@@ -147,7 +151,7 @@ def _refuse_overwriting(source: Path, targets: Collection[Path], *, force: bool)
     """Raise UsageError if a target is the source, or is there already and not to be replaced."""
     existing = [target for target in targets if target.exists()]
     for target in existing:
-        if target.samefile(source):
+        if source.exists() and target.samefile(source):
             raise UsageError(f"-o {target}: that is the source; choose another file")
     if existing and not force:
         names = ", ".join(map(str, existing))

@@ -60,8 +60,9 @@ class BatchFiles:
         """Raise UsageError for files that cannot be what they are wanted for."""
         if self.out.is_dir():
             raise UsageError(f"-o {self.out}: a directory; name a file in it")
-        partial = self.out.with_name(f"{self.out.name}.partial")
-        if self.out.is_file() and not partial.exists() and not self.restart:
+        written = self.out.resolve()
+        partial = written.with_name(f"{written.name}.partial")  # as of `Journal`
+        if written.is_file() and not partial.exists() and not self.restart:
             raise UsageError(f"{self.out} is there already: choose another -o, or --restart to throw it away")
         if str(self.out) == "-" and self.json:
             raise UsageError("-o - and --json contradict each other: both write to stdout")
@@ -138,7 +139,7 @@ def batch_command(
     with ExitStack() as stack:
         found = open_input(files.requests, None if files.piped else files.out.absolute().parent)
         stack.enter_context(found.file)
-        names = models.pull(loading.drafter)
+        names = models.pull(loading.drafter, loading.compute, chat_template=loading.chat_template)
         results = _results(stack, files, found, _belongs_to(found, names[0], loading, defaults))
         run = _BatchRun(files, found, results)
         if not run.complete:

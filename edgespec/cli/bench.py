@@ -111,10 +111,10 @@ def _bench_texts(
 ) -> int:
     """Measure a pair on a suite of texts; return the exit code."""
     from edgespec.benchmark.clients import prompts_for
+    from edgespec.benchmark.peers import check_programs
     from edgespec.cli.bench_runs import RunningBench, draft_of_peers, llama_cpp
     from edgespec.cli.energy import know_idle
     from edgespec.energy import EnergyMeter
-    from edgespec.engine.model_choice import choose_models
     from edgespec.platform.signals import SignalPipe
 
     settings, limits = measuring.variants.settings(prompts), measuring.limits()
@@ -129,7 +129,9 @@ def _bench_texts(
             f"--draft and --variants {measuring.variants.variants} contradict each other: choose one"
         )
     writes = any(variant.cascade for variant in settings.variants)
-    names = choose_models(*models.names(writes=writes), drafter, writes=writes)
+    names = models.choose(drafter, compute, writes=writes)
+    if peer.bin_:
+        check_programs(peer.bin_, drafts=names[1] is not None)
     meter = EnergyMeter.choose(assume_watts=watts, on_message=message)
     pull_named(*names)
     peers_draft = draft_of_peers(*names) if peer.peer else None

@@ -140,6 +140,15 @@ class RecordingChoice:
         ),
     ] = None
 
+    def check(self) -> None:
+        """Raise UsageError for a program or a model of it that is not there."""
+        from edgespec.benchmark.speech_peers import faster_whisper, whisper_cpp
+
+        if self.faster_whisper:
+            faster_whisper(self.faster_whisper)
+        if self.whisper_cpp:
+            whisper_cpp(self.whisper_cpp)
+
     def given(self) -> dict[str, object]:
         """Return the options, with a value if they were given."""
         return {

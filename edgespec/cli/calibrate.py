@@ -94,7 +94,7 @@ def calibrate_command(
     _check(models, aim, prompts, humaneval)
     span = SPAN if aim.span is None else parse_span(aim.span)
     questions = _questions(prompts, humaneval)
-    names = models.pull("model", writes=True)
+    names = models.pull("model", compute, writes=True)
     with (
         SignalPipe() as signals,
         compute.load_engine(names, signals=signals) as engine,

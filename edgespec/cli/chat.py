@@ -106,7 +106,7 @@ def chat_command(
         message("--show-draft has an effect only in a terminal")
     conversation = beginning.conversation()
     drafter = drafting.chosen()
-    names = models.pull(drafter)
+    names = models.pull(drafter, length.compute, chat_template=beginning.chat_template)
     with (
         SignalPipe() as signals,
         length.compute.load_engine(

@@ -63,11 +63,12 @@ def make_command(
     """
     from edgespec.cli.draft_report import made_document, print_made
     from edgespec.forge.builder import small_model
+    from edgespec.forge.draft_store import check_draft_name
     from edgespec.forge.evaluation_process import N_PROMPTS
     from edgespec.forge.families import require_jax
     from edgespec.forge.make import MakeRequest, make
     from edgespec.forge.progress import StageContext
-    from edgespec.models.registry import check_name
+    from edgespec.models.resolve import locate
     from edgespec.platform.signals import SignalPipe
 
     if making.recordings is not None:
@@ -87,7 +88,9 @@ def make_command(
     if trained.trains:
         require_jax()  # before anything is downloaded, as all that can be refused by then
     if making.name:
-        check_name(making.name)
+        check_draft_name(making.name, replace=making.force)
+    if trained.start:
+        locate(trained.start)
     pull_named(target, choose_models(target, None)[1], small_model(target, trained))
     with SignalPipe() as signals, StageDisplay() as display:
         context = StageContext(on_progress=display.show, on_message=message, signals=signals)
@@ -105,14 +108,16 @@ def make_command(
 def _make_for_speech(request: SpeechDraftRequest, *, json: bool) -> None:
     from edgespec.cli.draft_report import print_speech_draft, speech_draft_document
     from edgespec.cli.progress import pull_speech
+    from edgespec.forge.draft_store import check_draft_name
     from edgespec.forge.families import require_jax
     from edgespec.forge.progress import StageContext
+    from edgespec.forge.recordings import recordings_in
     from edgespec.forge.speech_draft import make_speech_draft
-    from edgespec.models.registry import check_name
 
     require_jax()
+    recordings_in(request.recordings)
     if request.name:
-        check_name(request.name)
+        check_draft_name(request.name, replace=request.force)
     pull_speech(request.target, "none")
     with StageDisplay() as display:
         context = StageContext(on_progress=display.show, on_message=message)

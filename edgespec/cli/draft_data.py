@@ -79,13 +79,14 @@ def import_command(
     They must be of the very file of the model. A file that does not say whose it is needs --target. Ctrl-C
     stops it, and the same command goes on.
     """
-    from edgespec.forge.exported_texts import ExportedTexts, import_texts
+    from edgespec.forge.exported_texts import ExportedTexts, check_export, import_texts
     from edgespec.forge.progress import StageContext
     from edgespec.llama.weights import Model
     from edgespec.platform.cpu import default_threads
     from edgespec.platform.signals import SignalPipe
 
     n_bytes = size(budget, "budget")
+    check_export(file)
     name = target or choose_models(None, None, "none")[0]
     pull_named(name)
     with SignalPipe() as signals, StageDisplay() as display:

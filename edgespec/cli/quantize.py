@@ -15,8 +15,9 @@ from edgespec.cli.progress import PullDisplay
 from edgespec.errors import UsageError
 from edgespec.models.found.catalog import is_found_name, stored_model
 from edgespec.models.found.model import file_stem
-from edgespec.models.resolve import resolve
+from edgespec.models.resolve import locate, resolve
 from edgespec.models.sources import check_disk
+from edgespec.models.store import Store
 from edgespec.models.whisper.kinds import is_whisper_source
 from edgespec.platform.files import check_folder, expand_user
 
@@ -54,20 +55,16 @@ def quantize_command(  # noqa: PLR0913 - a user's options
     types = parse_types(type_, "type")
     weights = ImportanceSource(imatrix, tuple(calibrate or ()))
     file = _single_file(output, len(types))
-    if output:
-        check_folder(file.parent if file else output, "output")
-    if file:
-        _refuse_overwriting(expand_user(source), [file], force=force)
-    if is_whisper_source(expand_user(source)):
-        src = expand_user(source).resolve()
-    else:
-        with PullDisplay() as display:
-            src = resolve(source, on_progress=display.on_progress, on_message=display.on_message)
-        _refuse_made_draft(source, src)
+    src = _place(source)
     directory = file.parent if file else output or _default_folder(source, src)
     stem = file_stem(source) if is_found_name(source) else src.stem
     targets = {name: file or directory / f"{stem}-{name}.gguf" for name in types}
+    check_folder(directory, "output")
     _refuse_overwriting(src, targets.values(), force=force)
+    if not is_whisper_source(src):
+        with PullDisplay() as display:
+            resolve(source, on_progress=display.on_progress, on_message=display.on_message)
+        _refuse_made_draft(source, src)
     _make_room(directory, sum(expected_bytes(src, name) for name in types), types)
 
     quantize = _quantizer(src, types, weights, pure=pure, n_threads=threads)
@@ -80,6 +77,14 @@ def quantize_command(  # noqa: PLR0913 - a user's options
     if json:
         files = [{"type": name, "path": str(t), "size": t.stat().st_size} for name, t in targets.items()]
         out.print_json(data={"source": str(src), "pure": pure, "files": files})
+
+
+def _place(source: str) -> Path:
+    """Return the file that is quantized, which may have to be pulled to it. Raises UsageError."""
+    if is_whisper_source(expand_user(source)):
+        return expand_user(source).resolve()
+    found = locate(source)
+    return found if isinstance(found, Path) else Store.default().file(found)
 
 
 def _quantizer(

@@ -17,6 +17,7 @@ import typer
 from edgespec.cli.console import INTERRUPTED, message, out
 from edgespec.cli.groups import grouped
 from edgespec.cli.options import OUTPUT, ModelChoice, WattsOption, refuse_contradictions
+from edgespec.cli.progress import pull_named
 from edgespec.cli.serve_options import (
     KEY_VARIABLE,
     NO_TEXT,
@@ -67,8 +68,11 @@ def serve_command(
         loopback = is_loopback(bound.getsockname()[0])
         address.check_reach(loopback=loopback, key=key)
         meter = EnergyMeter.choose(assume_watts=assume_watts, on_message=message)
+        names = None
+        if models.target != NO_TEXT:
+            names = models.choose(loading.drafter, loading.compute, chat_template=loading.chat_template)
         speech.pull()
-        names = None if models.target == NO_TEXT else models.pull(loading.drafter)
+        pull_named(*(names or ()))
         measured = stack.enter_context(meter) if meter.available else None
         metrics, turns = Metrics(energy=meter.available), Turns()
         engine = worker = None

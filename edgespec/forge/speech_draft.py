@@ -26,7 +26,7 @@ import numpy as np
 
 from edgespec.errors import EdgespecError, describe_os_error
 from edgespec.forge.dataset import RECORDINGS, forge_root
-from edgespec.forge.draft_store import DraftStore
+from edgespec.forge.draft_store import DraftStore, check_draft_name
 from edgespec.forge.make import LEAST_GAIN
 from edgespec.forge.progress import StageContext, StageProgress
 from edgespec.forge.recordings import HeardWindow, hear_recordings, read_windows, recordings_in
@@ -102,7 +102,7 @@ def make_speech_draft(request: SpeechDraftRequest, context: StageContext | None 
     sha256 = sha256_of(path)
     store = DraftStore(path.stem, sha256)
     if request.name:
-        store.check_name(request.name, replace=request.force)
+        check_draft_name(request.name, replace=request.force)
     with (
         store.locked_folder() as folder,
         SpeechModel(path, name=path.stem, n_threads=request.threads) as target,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -152,19 +153,15 @@ def _type(chat: Chat, *, cache: bool) -> None:
             history = None
         editor = LineEditor({name: command.argument for name, command in COMMANDS.items()}, history)
     message(f"{chat.models}; /help lists the commands, Ctrl-D ends")
-    line = ""
     while not chat.ended:
         try:
-            typed = editor.read(line)
+            typed = editor.read()
         except EOFError:
             break
         except KeyboardInterrupt:
-            line = ""
             continue
-        try:
-            line = chat.take(typed)
-        except KeyboardInterrupt:  # before an answer began, or a second Ctrl-C at its end
-            line = typed
+        with suppress(KeyboardInterrupt):  # before an answer began, or a second Ctrl-C at its end
+            chat.take(typed)
 
 
 def _pipe(chat: Chat) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -64,8 +65,8 @@ class Chat:
         draft = self._engine.draft_name
         return self._engine.target_name + (f", drafted by {draft}" if draft else ", alone")
 
-    def take(self, line: str) -> str:
-        """Answer or run `line`; return the text to edit next: `line` itself if it failed, else ""."""
+    def take(self, line: str) -> None:
+        """Answer or run `line`; an error is printed, and noted in `failed`."""
         text = line.strip()
         try:
             check_unicode(text)
@@ -74,13 +75,11 @@ class Chat:
                 self.ended = True
             elif text.startswith("/") and not text.startswith("//"):
                 self._obey(text)
-            elif text and not self._ask(text.removeprefix("/") if text.startswith("//") else text):
-                return line
+            elif text:
+                self._ask(text.removeprefix("/") if text.startswith("//") else text)
         except EdgespecError as error:
             print_error(printable(line_of(error)))
             self.failed = True
-            return line
-        return ""
 
     def _obey(self, text: str) -> None:
         name, *rest = text.split(maxsplit=1)
@@ -88,14 +87,16 @@ class Chat:
         command = COMMANDS.get(_ALIASES.get(name, name))
         if command is None:
             raise UsageError(f"there is no command {name}: see /help; //TEXT sends text that begins with a /")
-        if command.argument == "FILE" and not argument:
-            raise UsageError(f"{name} needs a file: {name} FILE")
+        if command.argument == "FILE":
+            argument = file_name(argument)
+            if not argument:
+                raise UsageError(f"{name} needs a file: {name} FILE")
         if not command.argument and argument:
             raise UsageError(f"{name} takes nothing after it")
         command.obey(self, argument)
 
-    def _ask(self, question: str) -> bool:
-        """Answer `question`; return whether anything was written, if only until Ctrl-C."""
+    def _ask(self, question: str) -> None:
+        """Answer `question`."""
         settings, conversation = self._settings, self.conversation
         options = settings.options
         n_left_out = conversation.n_left_out
@@ -123,7 +124,6 @@ class Chat:
             message("cut by Ctrl-C" if written else "ended before anything was written")
         elif self._last and self._last.stop_reason != "eog":
             message(f"cut after {len(self._last.token_ids)} tokens: {self._reason(most)}")
-        return written
 
     def _keep(self, question: str, stream: Stream, writer: TextWriter | None) -> bool:
         """Keep what `stream` wrote; return whether it wrote anything."""
@@ -221,6 +221,8 @@ class Chat:
         _line("//TEXT", "Send TEXT that begins with a slash.")
         _line("Alt+Enter", "Begin a new line (Esc, then Enter, does too); Enter sends.")
         _line("Ctrl-C", "End the answer and keep what was written; at the prompt, clear the line.")
+        _line("Arrow up", "Bring back an earlier line, one that failed too.")
+        _line("Ctrl-Z", "Suspend; fg in the shell goes on.")
         _line("Ctrl-D", "Leave.")
 
     def exit(self, _argument: str) -> None:
@@ -249,6 +251,23 @@ COMMANDS = {
     "/help": _Command("", Chat.help),
     "/exit": _Command("", Chat.exit),
 }
+
+
+def file_name(typed: str) -> str:
+    """Return the file that a user names as in a shell, in quotes or with backslashes; spaces need neither.
+
+    Raises UsageError for a quote that does not end, and for something after one.
+    """
+    quoted = typed.startswith(("'", '"'))
+    try:
+        words = shlex.split(typed)
+    except ValueError:
+        words = []
+    if len(words) == 1:
+        return words[0]
+    if quoted:
+        raise UsageError(f"{typed}: name one file, and end its quotes")
+    return typed
 
 
 def check_unicode(text: str) -> None:

@@ -110,6 +110,7 @@ class RunningComparison:
                 plan.n_threads,
                 display.show,
                 self._warnings.append,
+                self._models.references,
             )
             found = judge.texts(scoring.text, scoring.n_tokens)
             if scoring.problems and solves:
@@ -157,6 +158,8 @@ class ComparisonModels:
     """Names of draft models; also WORDS of `compare`."""
     files: dict[str, ModelFile]
     """All model files by name."""
+    references: list[ModelFile]
+    """Files that targets were made from, without being targets: what the targets' answers are judged by."""
 
     def facts(self) -> dict[str, FileFacts]:
         """Return the facts of the files, by name."""
@@ -199,7 +202,13 @@ def find_models(targets: Sequence[str], drafts: Sequence[str], types: Sequence[s
             problem = f"a draft model cannot be called {file.name}; rename the file"
             raise UsageError(problem, field="drafts", value=name)
     names = dict.fromkeys(by_name[name].name if name in by_name else name for name in drafts)
-    return ComparisonModels(found, list(names), _by_name([*found, *by_name.values()]))
+    references = {
+        file.made_from: ModelFile(file.made_from, file.source)
+        for file in found
+        if file.source and file.made_from not in {other.name for other in found}
+    }
+    files = _by_name([*found, *by_name.values(), *references.values()])
+    return ComparisonModels(found, list(names), files, list(references.values()))
 
 
 def _targets(names: Sequence[str], types: Sequence[str]) -> list[ModelFile]:
@@ -210,8 +219,14 @@ def _targets(names: Sequence[str], types: Sequence[str]) -> list[ModelFile]:
     with err.status("quantizing") as status:
         for name in names:
             found += variants(
-                name, types, QUANTIZED.path(), on_making=lambda made: status.update(f"quantizing: {made}")
+                name,
+                types,
+                QUANTIZED.path(),
+                on_making=lambda made: status.update(f"quantizing: {made}"),
+                on_message=message,
             )
+    if not found:
+        raise UsageError("none of them is left", field="quants", value=",".join(types))
     return found
 
 

@@ -135,7 +135,9 @@ def read_outcome(outcome: BenchmarkOutcome, summaries: Summaries | None = None) 
     ran = tuple((cell, summary) for cell, summary in zip(outcome.cells, found, strict=True) if summary)
     rows: list[Row] = []
     # Every cell measures plain decoding too: it is listed once, if possible of the cell that has no draft.
-    listed = {_plain_of(cell): cell for cell, _ in sorted(reversed(ran), key=lambda one: not one[0].draft)}
+    listed: dict[tuple[str, str], Cell] = {}
+    for cell, _ in sorted(ran, key=lambda one: bool(one[0].draft)):
+        listed.setdefault(_plain_of(cell), cell)
     for cell, summary in ran:
         overall, *categories = summary
         compared = {comparison.variant: comparison for comparison in overall.comparisons}

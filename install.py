@@ -40,7 +40,7 @@ from edgespec.cli.progress import PullDisplay
 from edgespec.errors import EdgespecError, describe_os_error
 from edgespec.models.pull import Puller, PullProgress
 from edgespec.models.wheels import pip_reason
-from edgespec.platform.files import cache_root
+from edgespec.platform.kept import BUILDS
 from edgespec.platform.threads import StopRequest, run_together
 from pi.needs import TO_COMPILE, compiler_lacking
 
@@ -72,7 +72,7 @@ def _environment() -> dict[str, str]:
     part = f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={RECIPE}"
     key = hashlib.sha256(RECIPE.read_bytes()).hexdigest()[:12]
     return (
-        {"PIP_CACHE_DIR": str(cache_root() / "pip" / key)}
+        {"PIP_CACHE_DIR": str(BUILDS.path() / key)}
         | os.environ
         | {
             "CMAKE_ARGS": f"{os.environ.get('CMAKE_ARGS', '')} {shlex.quote(part)}",

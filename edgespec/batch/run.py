@@ -75,7 +75,7 @@ class BatchRate:
                 self._seen.popleft()
 
     def answered(self, answer: BatchAnswer) -> None:
-        """Note a complete answer; later ones are expected to be as long on average."""
+        """Note a complete answer."""
         self._n_answers += 1
         self.n_cut += answer.is_cut
         self._n_answer_tokens += answer.n_tokens
@@ -87,12 +87,16 @@ class BatchRate:
         return (last - first) / (ended - began) if ended > began else None
 
     def left_s(self, n_left: int) -> float | None:
-        """Estimate the seconds for `n_left` requests, begun ones included; None: no estimate yet."""
+        """Estimate the seconds for `n_left` requests, begun ones included; None: no estimate yet.
+
+        Short answers end first, so the complete ones say too little of the others: an answer's mean length is
+        all tokens over the answers that ended, and a begun one is expected to have that much before it.
+        """
         rate = self.tokens_per_s
         if not rate or not self._n_answers:
             return None
-        begun = self._seen[-1][1] - self._n_answer_tokens
-        return max(0.0, n_left * self._n_answer_tokens / self._n_answers - begun) / rate
+        n_tokens = max(self._seen[-1][1], self._n_answer_tokens)
+        return n_left * n_tokens / self._n_answers / rate
 
 
 def run_batch(

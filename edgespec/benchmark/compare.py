@@ -2,7 +2,6 @@
 
     FOLDER/comparison.json      the plan; a stopped comparison continues from it, with new cells or rounds too
     FOLDER/runs/CELL.0.json     the raw runs of a cell in round 0
-    FOLDER/models/              quantizations made for the comparison
 
 Rounds are the outer loop: every cell is measured once, then every cell again. So a machine that becomes
 slower affects all cells alike, and a comparison stopped after a round has a whole table. Each cell runs in

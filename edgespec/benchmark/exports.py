@@ -7,9 +7,7 @@ requests a row for each cell, number of requests and variant.
 from __future__ import annotations
 
 import csv
-import errno
 import io
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
@@ -26,8 +24,7 @@ from edgespec.benchmark.summary import (
     VariantSummary,
     summarise_cell,
 )
-from edgespec.errors import EdgespecError, UsageError
-from edgespec.platform.files import temporary_path, write_atomically
+from edgespec.platform.files import write_file
 
 Summaries = tuple[tuple[CategorySummary, ...], ...]
 """The result of `summarise_cell` for each cell of an outcome, in their order."""
@@ -229,75 +226,3 @@ def _accuracy_columns(accuracy: AccuracyScore | None) -> dict[str, Any]:
         "problems_passed": accuracy.passed if accuracy else None,
         "problems": accuracy.n_problems if accuracy else None,
     }
-
-
-# ---- files ----
-
-
-def check_writable(path: Path, field: str) -> None:
-    """Check, before a long benchmark, that a file can be written at `path`; leave nothing behind.
-
-    Raises UsageError, which names `field` and the reason, if not.
-    """
-    try:
-        file = _resolve(path)
-        if _is_special(file):
-            return
-        temporary = temporary_path(file)
-        try:
-            temporary.open("wb").close()
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise UsageError(_refusal(path, error), field=field, value=path) from None
-
-
-def write_file(path: Path, data: bytes, *, field: str) -> None:
-    """Write a file so that a complete file is there at any time, the old or the new one.
-
-    Raises EdgespecError in one line that names `field` and the file; the old file is unchanged then.
-    """
-    try:
-        file = _resolve(path)
-        if _is_special(file):
-            file.write_bytes(data)
-        else:
-            write_atomically(file, data)
-    except OSError as error:
-        raise EdgespecError(_refusal(path, error), field=field, value=path) from None
-
-
-def _resolve(path: Path) -> Path:
-    """Return the file to replace: the target of a symlink, so that the symlink stays.
-
-    Raises OSError if that file must not be replaced.
-    """
-    try:
-        file = path.resolve()
-    except RuntimeError:  # what Python 3.11 and 3.12 make of a loop
-        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from None
-    if not file.parent.is_dir():
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-    if file.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    if file.exists() and not os.access(file, os.W_OK):
-        raise PermissionError(errno.EACCES, "the file there is read-only")
-    return file
-
-
-def _is_special(file: Path) -> bool:
-    """Whether `file` is a pipe or a device, such as /dev/stdout, which must not be replaced."""
-    return file.exists() and not file.is_file()
-
-
-def _refusal(path: Path, error: OSError) -> str:
-    """Return why a file cannot be written, and what to do."""
-    if isinstance(error, FileNotFoundError | NotADirectoryError) and not path.parent.is_dir():
-        reason = f"there is no folder {path.parent}; make it first or choose another file"
-    elif isinstance(error, IsADirectoryError):
-        reason = "a folder is there; choose another file"
-    elif error.errno == errno.ENOSPC:
-        reason = "the disk is full; nothing was changed there"
-    else:
-        reason = f"{error.strerror or error}; choose another file"
-    return f"cannot be written: {reason}"

@@ -50,11 +50,13 @@ class AccuracyJudge:
     on_progress: WorkProgressFn
     on_message: Callable[[str], None]
     """Called with the reason if a target cannot be judged."""
+    references: Sequence[ModelFile] = ()
+    """Other files that the targets are judged by: what they were made from."""
 
     def texts(self, text: str, n_tokens: int) -> dict[str, AccuracyScore]:
         """Return each target's accuracy on `text` by name, without those that cannot be judged."""
         found: dict[str, AccuracyScore] = {}
-        for group in groups(self.files, self.facts, self.on_message):
+        for group in groups((*self.files, *self.references), self.facts, self.on_message):
             found |= self._group(group, text, n_tokens)
         return found
 

@@ -50,6 +50,18 @@ _END_OF_TEXT = "[end of text]"  # llama-completion's words for an end-of-generat
 _LOG_PREFIX = re.compile(r"^\d+(?:\.\d+)+ [A-Z](?: |$)")
 
 
+def check_programs(directory: Path, *, drafts: bool) -> None:
+    """Raise UsageError if a program that is needed is not in `directory`."""
+    needed = (PLAIN_PROGRAM, *((DRAFTED_PROGRAM,) if drafts else ()))
+    missing = [name for name in needed if not _executable(directory / name)]
+    if missing:
+        problem = (
+            f"no executable {' and no '.join(missing)} there; in llama.cpp's source run cmake -B build "
+            f"&& cmake --build build --target {' '.join(needed)}, then give its build/bin"
+        )
+        raise UsageError(problem, field="bin", value=directory)
+
+
 class LlamaCpp:
     """The programs in `directory`, on a pair of model files; plain decoding needs no draft.
 
@@ -67,14 +79,7 @@ class LlamaCpp:
         timeout_s: float = TIMEOUT_S,
         flash_attention: bool | None = None,
     ) -> None:
-        needed = (PLAIN_PROGRAM, *((DRAFTED_PROGRAM,) if draft else ()))
-        missing = [name for name in needed if not _executable(directory / name)]
-        if missing:
-            problem = (
-                f"no executable {' and no '.join(missing)} there; in llama.cpp's source run cmake -B build "
-                f"&& cmake --build build --target {' '.join(needed)}, then give its build/bin"
-            )
-            raise UsageError(problem, field="bin", value=directory)
+        check_programs(directory, drafts=draft is not None)
         self.directory, self.target, self.draft = directory, target, draft
         self.n_threads, self.n_ctx, self.timeout_s = n_threads, n_ctx, timeout_s
         self.flash_attention = flash_attention

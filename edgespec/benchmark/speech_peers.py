@@ -77,11 +77,7 @@ class FasterWhisper(Closing):
         Raises UsageError for a folder or a Python that is not there, EdgespecError if it does not start.
         """
         self._hears = hears
-        python, folder = _program_and_model(command, sys.executable, "faster_whisper")
-        if not folder.is_dir():
-            raise UsageError(
-                "no such folder; name a model of CTranslate2", field="faster_whisper", value=folder
-            )
+        python, folder = faster_whisper(command)
         arguments = [python, "-c", _FASTER_WHISPER, str(folder), str(n_threads)]
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by `close`
         self._child = subprocess.Popen(
@@ -132,10 +128,7 @@ class WhisperCpp:
 
         Raises UsageError if one of them is not there.
         """
-        found = shutil.which(WHISPER_CPP_PROGRAM)
-        program, model = _program_and_model(command, found, "whisper_cpp")
-        if not model.is_file():
-            raise UsageError("no such file; name a model of whisper.cpp", field="whisper_cpp", value=model)
+        program, model = whisper_cpp(command)
         self._hears = hears
         self._command = [program, "-m", str(model.absolute()), "-t", str(n_threads)]
         self._command += ["-l", hears.language or "auto", "-nf"]
@@ -154,6 +147,22 @@ class WhisperCpp:
             seconds = (float(times["total"]) - float(times["load"])) / 1e3 if len(times) == 2 else whole_s
             text = " ".join(_TIMESTAMPS.sub("", line).strip() for line in done.stdout.splitlines())
             yield _run("whisper.cpp", self._hears, prompt, beam, round_, (seconds, text.strip()))
+
+
+def faster_whisper(command: str) -> tuple[str, Path]:
+    """Return the Python that has it, and the folder of its model. Raises UsageError."""
+    python, folder = _program_and_model(command, sys.executable, "faster_whisper")
+    if not folder.is_dir():
+        raise UsageError("no such folder; name a model of CTranslate2", field="faster_whisper", value=folder)
+    return python, folder
+
+
+def whisper_cpp(command: str) -> tuple[str, Path]:
+    """Return its program and the file of its model. Raises UsageError."""
+    program, model = _program_and_model(command, shutil.which(WHISPER_CPP_PROGRAM), "whisper_cpp")
+    if not model.is_file():
+        raise UsageError("no such file; name a model of whisper.cpp", field="whisper_cpp", value=model)
+    return program, model
 
 
 def _program_and_model(command: str, default: str | None, field: str) -> tuple[str, Path]:

@@ -25,6 +25,7 @@ from edgespec.cli.options import (
     refuse_contradictions,
 )
 from edgespec.errors import EdgespecError, UsageError
+from edgespec.platform.files import check_writable
 
 if TYPE_CHECKING:
     from edgespec.batch.lines import BatchInput
@@ -90,6 +91,10 @@ class BatchFiles:
             raise UsageError("--as-they-come: answers as text are in the prompts' order; write -o OUT.jsonl")
         if self.out.is_dir():
             raise UsageError(f"-o {self.out}: a directory; name a file in it")
+        written = self.out.resolve()
+        partial = written.with_name(f"{written.name}.partial")  # as of `Journal`
+        if written.is_file() and not partial.exists() and not self.restart:
+            raise UsageError(f"{self.out} is there already: choose another -o, or --restart to throw it away")
         if str(self.out) == "-" and self.json:
             raise UsageError("-o - and --json contradict each other: both write to stdout")
         if self.piped:
@@ -97,6 +102,8 @@ class BatchFiles:
                 raise UsageError(f"--restart: nothing is kept of results that go to {self.out}")
         elif not self.out.absolute().parent.is_dir():
             raise UsageError(f"-o {self.out}: no such directory")
+        else:
+            check_writable(self.out, "out")
         if self.requests.exists() and self.out.exists() and self.requests.samefile(self.out):
             raise UsageError(f"-o {self.out}: that is the input; choose another file")
 
@@ -161,7 +168,7 @@ def batch_command(
     with ExitStack() as stack:
         found = open_input(files.requests, None if files.piped else files.out.absolute().parent)
         stack.enter_context(found.file)
-        names = models.pull(loading.drafter)
+        names = models.pull(loading.drafter, loading.compute, chat_template=loading.chat_template)
         results = _results(stack, files, found, _belongs_to(found, names[0], loading, defaults))
         run = _BatchRun(files, found, results)
         if not run.complete:

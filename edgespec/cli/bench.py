@@ -12,6 +12,7 @@ from edgespec.cli.bench_options import RecordingChoice, ReportOutputs, SuiteProm
 from edgespec.cli.console import message
 from edgespec.cli.groups import grouped, option_group
 from edgespec.cli.options import ComputeOnNodes, ModelChoice, WattsOption, refuse_contradictions
+from edgespec.cli.progress import pull_named
 from edgespec.decoding.choices import DrafterName
 from edgespec.errors import UsageError
 from edgespec.models.registry import load_registry
@@ -110,6 +111,7 @@ def _bench_texts(
 ) -> int:
     """Measure a pair on a suite of texts; return the exit code."""
     from edgespec.benchmark.clients import prompts_for
+    from edgespec.benchmark.peers import check_programs
     from edgespec.cli.bench_runs import RunningBench, draft_of_peers, llama_cpp
     from edgespec.cli.energy import know_idle
     from edgespec.energy import EnergyMeter
@@ -127,8 +129,11 @@ def _bench_texts(
             f"--draft and --variants {measuring.variants.variants} contradict each other: choose one"
         )
     writes = any(variant.cascade for variant in settings.variants)
+    names = models.choose(drafter, compute, writes=writes)
+    if peer.bin_:
+        check_programs(peer.bin_, drafts=names[1] is not None)
     meter = EnergyMeter.choose(assume_watts=watts, on_message=message)
-    names = models.pull(drafter, writes=writes)
+    pull_named(*names)
     peers_draft = draft_of_peers(*names) if peer.peer else None
     with meter, SignalPipe() as signals:
         know_idle(meter)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edgespec.cli.console import tell_written
 from edgespec.cli.groups import option_group
 from edgespec.cli.options import OUTPUT
 from edgespec.decoding.choices import Rule
@@ -17,6 +19,7 @@ from edgespec.models.suites import DEFAULT, Suite, load_recordings, load_suite
 
 if TYPE_CHECKING:
     from edgespec.benchmark.bench import BenchSettings
+    from edgespec.benchmark.exports import Summaries
     from edgespec.benchmark.runs import BenchmarkOutcome
 
 ACCURACY = "Accuracy"
@@ -137,6 +140,15 @@ class RecordingChoice:
         ),
     ] = None
 
+    def check(self) -> None:
+        """Raise UsageError for a program or a model of it that is not there."""
+        from edgespec.benchmark.speech_peers import faster_whisper, whisper_cpp
+
+        if self.faster_whisper:
+            faster_whisper(self.faster_whisper)
+        if self.whisper_cpp:
+            whisper_cpp(self.whisper_cpp)
+
     def given(self) -> dict[str, object]:
         """Return the options, with a value if they were given."""
         return {
@@ -159,8 +171,8 @@ class ReportOutputs:
 
     def check(self) -> None:
         """Raise UsageError or EdgespecError for what cannot be written, before anything is measured."""
-        from edgespec.benchmark.exports import check_writable
         from edgespec.benchmark.report import require_plotting
+        from edgespec.platform.files import check_writable
 
         files: dict[Path, str] = {}
         for path, field in ((self.csv, "csv"), (self.report, "report"), (self.png, "png")):
@@ -188,12 +200,19 @@ class ReportOutputs:
                 stack.callback(sys.stdout.buffer.write, document(outcome, summaries))
             else:
                 stack.callback(print_outcome, outcome, summaries)
-            if self.png:
-                stack.callback(write_png, outcome, self.png, summaries)
-            if self.report:
-                stack.callback(write_report, outcome, self.report, summaries)
-            if self.csv:
-                stack.callback(write_csv, outcome, self.csv, summaries)
+            for write, path in ((write_png, self.png), (write_report, self.report), (write_csv, self.csv)):
+                if path:
+                    stack.callback(self._write, write, outcome, path, summaries)
+
+    @staticmethod
+    def _write(
+        write: Callable[[BenchmarkOutcome, Path, Summaries], None],
+        outcome: BenchmarkOutcome,
+        path: Path,
+        summaries: Summaries,
+    ) -> None:
+        write(outcome, path, summaries)
+        tell_written(path)
 
 
 def read_text(file: Path) -> str:

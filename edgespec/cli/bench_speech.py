@@ -45,6 +45,7 @@ class RecordingBench:
         if any(prompt.text for prompt in suite.prompts):
             require_counting("suite")
         names = self._names()
+        self.recordings.check()
         pull_speech(names[0], names[1] if len(names) > 1 else "none")
         threads = compute.threads or default_threads()
         with ExitStack() as stack:

@@ -1,11 +1,12 @@
-"""`edgespec cache`: shows, deletes and extends the history of earlier prompts and answers."""
+"""`edgespec cache`: shows and deletes what is kept, and extends the history of prompts and answers."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 from rich.table import Table
@@ -13,9 +14,12 @@ from rich.table import Table
 from edgespec.cli.completion import complete_model
 from edgespec.cli.console import err, message, out, print_table
 from edgespec.cli.options import JsonOption
-from edgespec.errors import UsageError
+from edgespec.errors import EdgespecError, UsageError, describe_os_error
+from edgespec.models.entries import nearest
 from edgespec.models.sources import format_size
-from edgespec.platform.files import expand_user
+from edgespec.models.store import Store
+from edgespec.platform.files import cache_root, expand_user
+from edgespec.platform.kept import EVERYTHING, FORGE, HISTORY, MODELS, NODE_WEIGHTS, Kept
 
 if TYPE_CHECKING:
     from edgespec.drafting.history import HistoryInfo
@@ -23,13 +27,13 @@ if TYPE_CHECKING:
 
 cache_app = typer.Typer(
     no_args_is_help=True,
-    help="Show, clear and fill the history of prompts and answers that drafts are taken from.",
+    help="Show and delete what is kept; add texts that drafts are taken from.",
     epilog="Example: edgespec cache info",
 )
 
 _NOTE = (
-    "Stored are prompts and answers as token ids, which whoever can read these files can turn into text; "
-    "`edgespec run --no-cache` stores none, `edgespec cache clear` deletes all of it."
+    "Texts are stored as token ids, which whoever can read these files can turn into text; "
+    "`edgespec run --no-cache` stores none, `edgespec cache clear` deletes all of yours."
 )
 
 
@@ -37,32 +41,55 @@ _NOTE = (
 def info_command(
     json: JsonOption = False,
 ) -> None:
-    """Show what is stored, and where: histories, a file for each tokenizer, and what drafts are made from."""
+    """Show all that is kept, where it is, and its size; then histories, and what drafts are made from."""
     from edgespec.drafting.history import MAX_TOKENS, find_histories, history_root
     from edgespec.forge.dataset_store import find_stored
 
-    root = history_root()
-    found, kept = [history.info() for history in find_histories(root)], find_stored()
+    histories, stored = [history.info() for history in find_histories()], find_stored()
     if json:
         out.print_json(
             data={
-                "directory": str(root),
+                "kept": [_described_row(row) for row in EVERYTHING if row.places],
+                "directory": str(history_root()),
                 "max_tokens": MAX_TOKENS,
-                "histories": [_described(info) for info in found],
-                "forge": [_described_kept(one) for one in kept],
+                "histories": [_described(info) for info in histories],
+                "forge": [_described_kept(one) for one in stored],
             }
         )
         return
-    if not found:
-        out.print(f"nothing is stored in {root}")
-    else:
-        _print_histories(found)
-    if kept:
+    _print_rows()
+    if histories:
         out.print()
-        _print_kept(kept)
-    if found or kept:
+        _print_histories(histories)
+    if stored:
+        out.print()
+        _print_kept(stored)
+    if histories or stored:
         out.print()
         out.print(_NOTE)
+
+
+def _print_rows() -> None:
+    """Print what there is, in two lines each: what it is, and its place."""
+    there = [(row, size) for row in EVERYTHING if (size := row.bytes())]
+    if not there:
+        out.print(f"nothing is kept in {cache_root()}")
+    for row, size in there:
+        personal = ", yours" if row.personal else ""
+        out.print(f"{row.name:12} {format_size(size):>9}{personal}: {row.holds}")
+        out.print(f"{'':12} {row.path('*')}")
+
+
+def _described_row(row: Kept) -> dict[str, object]:
+    return {
+        "name": row.name,
+        "path": str(row.path("*")),
+        "holds": row.holds,
+        "personal": row.personal,
+        "deleted_by": row.deleted_by,
+        "files": sum(1 for _ in row.files()),
+        "bytes": row.bytes(),
+    }
 
 
 def _print_histories(found: list[HistoryInfo]) -> None:
@@ -132,53 +159,154 @@ def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds).astimezone().isoformat(" ", "seconds")
 
 
-@cache_app.command("clear", epilog="Example: edgespec cache clear --yes")
+@cache_app.command(
+    "clear", epilog="Examples: `edgespec cache clear` · `edgespec cache clear node-weights --yes`"
+)
 def clear_command(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="WHAT",
+            help="Names of `edgespec cache info`; all: everything but models.",
+            show_default="your texts: history, chat-lines, and yours in forge",
+            autocompletion=lambda: [row.name for row in EVERYTHING if row.deleted != "never"],
+        ),
+    ] = None,
     *,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     forge: Annotated[
-        bool,
-        typer.Option(
-            "--forge", help="Delete also all other texts that drafts are made from, and checkpoints."
-        ),
+        bool, typer.Option("--forge", help="Delete also all other texts that drafts are made from (forge).")
     ] = False,
 ) -> None:
-    """Delete all histories, and what of your texts was kept to make drafts from.
+    """Delete what is kept: your texts, or WHAT you name. Models are deleted only if named.
 
     Files set aside because they were damaged are deleted too. A file written by a later edgespec stays, and
     is named; so are drafts that were trained on your texts.
     """
+    rows = _rows(names or [])
+    whole = bool(names) or forge
+    deletions = [found for row in rows if (found := _deletion(row, whole=whole))]
+    if not deletions:
+        out.print(f"nothing is kept of {', '.join(row.name for row in rows)}")
+    elif not yes and not _agreed(" and ".join(deletion.what for deletion in deletions)):
+        return
+    for deletion in deletions:
+        deletion.run()
+    if FORGE in rows:
+        _name_drafts()
+    left = [f"{row.name} ({format_size(size)})" for row in EVERYTHING if (size := row.bytes())]
+    if left and not names:
+        message(f"still here: {', '.join(left)}; `edgespec cache clear NAME` deletes more")
+
+
+def _rows(names: Sequence[str]) -> list[Kept]:
+    """Return the rows of the names; those with the user's texts for none. Raises UsageError."""
+    known = {row.name: row for row in EVERYTHING}
+    for name in names:
+        if name not in known and name != "all":
+            choices = [*(row.name for row in EVERYTHING if row.deleted != "never"), "all"]
+            raise UsageError(
+                f"nothing is called {name!r}{nearest(name, choices) or ': ' + ', '.join(choices)}"
+            )
+        if name != "all" and known[name].deleted == "never":
+            raise UsageError(f"{name}: not deleted by `edgespec cache clear`, but: {known[name].cure}")
+    if not names:
+        return [row for row in EVERYTHING if row.personal and row.deleted != "never"]
+    return [
+        row
+        for row in EVERYTHING
+        if row.name in names or ("all" in names and row.deleted in ("always", "all"))
+    ]
+
+
+def _agreed(what: str) -> bool:
+    """Whether the user agrees to delete `what`. Raises UsageError without a terminal to ask in."""
+    if sys.stdin is None or not sys.stdin.isatty():
+        raise UsageError(f"to delete {what} without a terminal to ask in, give --yes")
+    agreed = typer.confirm(f"Delete {what}?", err=True)
+    if not agreed:
+        err.print("nothing was deleted")
+    return agreed
+
+
+class _Deletion(NamedTuple):
+    what: str
+    """The files in words, for the question."""
+    run: Callable[[], None]
+
+
+def _deletion(row: Kept, *, whole: bool) -> _Deletion | None:
+    """Return how a row is deleted, all of it if `whole`, else the user's texts; None: nothing is there."""
+    if row is HISTORY:
+        return _history_deletion()
+    if row is FORGE:
+        return _forge_deletion(whole=whole)
+    if not (size := row.bytes()):
+        return None
+    delete = {NODE_WEIGHTS: _delete_node_weights, MODELS: _delete_models}.get(row, _delete_files)
+    return _Deletion(f"{row.name} ({format_size(size)}) in {row.path('*')}", lambda: delete(row))
+
+
+def _delete_files(row: Kept) -> None:
+    n_bytes = row.bytes()
+    try:
+        for file in list(row.files()):
+            file.unlink(missing_ok=True)
+    except OSError as error:
+        raise EdgespecError(f"not all could be deleted: {describe_os_error(error)}") from None
+    out.print(f"{row.path('*')}: deleted, {format_size(n_bytes)}")
+
+
+def _delete_node_weights(row: Kept) -> None:
+    from edgespec.nodes.weight_store import refuse_in_use
+
+    with refuse_in_use(row.path()):
+        _delete_files(row)
+
+
+def _delete_models(row: Kept) -> None:
+    """Delete what was pulled; name the other files in the models directory, which are the user's."""
+    store = Store.default()
+    for name in store.pulled():
+        n_bytes = store.remove_pulled(name)
+        out.print(f"{name}: deleted, {format_size(n_bytes)}")
+    if others := [file for file in row.files() if file.suffix == ".gguf"]:
+        out.print(f"kept, as they were not pulled: {', '.join(map(str, others))}")
+
+
+def _history_deletion() -> _Deletion | None:
     from edgespec.drafting.history import find_histories, history_root
+
+    histories = [(history, history.info()) for history in find_histories()]
+    if not histories:
+        return None
+
+    def run() -> None:
+        for history, info in histories:
+            for path in history.clear():
+                what = f"{info.documents:,} documents" if path == info.path else "not in use"
+                out.print(f"{path}: deleted, {what}")
+            if info.newer:
+                out.print(f"{info.path}: kept, a later edgespec wrote it; delete it by hand")
+
+    n_documents = sum(info.documents for _, info in histories)
+    return _Deletion(f"{n_documents:,} documents in {history_root()}", run)
+
+
+def _forge_deletion(*, whole: bool) -> _Deletion | None:
     from edgespec.forge.dataset import forge_root
     from edgespec.forge.dataset_store import find_stored
 
-    histories = [(history, history.info()) for history in find_histories()]
-    kept = [one for one in find_stored() if forge or one.n_own or one.damaged]
-    if not histories and not kept:
-        out.print(f"nothing is stored in {history_root()}")
-        _name_drafts()
-        return
-    if not yes:
-        n_documents = sum(info.documents for _, info in histories)
-        parts = [f"{n_documents:,} documents in {history_root()}"] if histories else []
-        if kept:
-            n_texts = sum(one.n_texts if forge else one.n_own for one in kept)
-            parts.append(f"{n_texts:,} texts {'and the checkpoints ' if forge else ''}in {forge_root()}")
-        what = " and ".join(parts)
-        if sys.stdin is None or not sys.stdin.isatty():
-            raise UsageError(f"to delete {what} without a terminal to ask in, give --yes")
-        if not typer.confirm(f"Delete {what}?", err=True):
-            err.print("nothing was deleted")
-            return
-    for history, info in histories:
-        for path in history.clear():
-            what = f"{info.documents:,} documents" if path == info.path else "not in use"
-            out.print(f"{path}: deleted, {what}")
-        if info.newer:
-            out.print(f"{info.path}: kept, a later edgespec wrote it; delete it by hand")
-    for one in kept:
-        _clear_kept(one, everything=forge)
-    _name_drafts()
+    kept = [one for one in find_stored() if whole or one.n_own or one.damaged]
+    if not kept:
+        return None
+
+    def run() -> None:
+        for one in kept:
+            _clear_kept(one, everything=whole)
+
+    n_texts = sum(one.n_texts if whole else one.n_own for one in kept)
+    return _Deletion(f"{n_texts:,} texts {'and the checkpoints ' if whole else ''}in {forge_root()}", run)
 
 
 def _clear_kept(kept: StoredDataset, *, everything: bool) -> None:
@@ -194,7 +322,7 @@ def _clear_kept(kept: StoredDataset, *, everything: bool) -> None:
     out.print(f"{kept.folder}: deleted, {n:,} of {kept.n_texts:,} texts: those of yours")
     if kept.checkpoint_bytes and kept.n_own:
         out.print(
-            f"{kept.folder}: its checkpoints may still know of these texts; `edgespec cache clear --forge` "
+            f"{kept.folder}: its checkpoints may still know of these texts; `edgespec cache clear forge` "
             "deletes them"
         )
 

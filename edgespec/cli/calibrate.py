@@ -94,7 +94,7 @@ def calibrate_command(
     _check(models, aim, prompts, humaneval)
     span = SPAN if aim.span is None else parse_span(aim.span)
     questions = _questions(prompts, humaneval)
-    names = models.pull("model", writes=True)
+    names = models.pull("model", compute, writes=True)
     with (
         SignalPipe() as signals,
         compute.load_engine(names, signals=signals) as engine,
@@ -111,17 +111,21 @@ def calibrate_command(
         )
         calibration = Calibrator(engine, display, texts, questions, span=span, loss=aim.loss)
         choices = [calibration.choice(signal) for signal in SIGNALS]
+    file, reason = None, ""
     try:
         file = store(*headers, choices)
-    except OSError as error:
-        raise EdgespecError(f"the calibration could not be kept: {describe_os_error(error)}") from None
+    except OSError as error:  # what was measured is shown before
+        reason = describe_os_error(error)
     if json:
         out.print(as_json(file, choices))
     else:
         for choice in choices:
             print_choice(choice)
-        out.print(str(file))
+        if file:
+            out.print(str(file))
     _warn(choices, aim.loss)
+    if file is None:
+        raise EdgespecError(f"the calibration could not be kept: {reason}")
     return 0
 
 

@@ -97,9 +97,9 @@ class Calibrator:
         return self._solved[waking]
 
 
-def as_json(file: Path, choices: Sequence[ThresholdChoice]) -> str:
-    """Return the curves as one JSON object; `file` is where they are kept."""
-    return msgspec.json.encode({"file": str(file), "choices": choices}).decode()
+def as_json(file: Path | None, choices: Sequence[ThresholdChoice]) -> str:
+    """Return the curves as one JSON object; `file` is where they are kept, if they are."""
+    return msgspec.json.encode({"file": str(file) if file else None, "choices": choices}).decode()
 
 
 def print_choice(choice: ThresholdChoice) -> None:

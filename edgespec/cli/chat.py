@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,7 +25,8 @@ from edgespec.cli.options import (
     refuse_contradictions,
 )
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.platform.files import cache_root, expand_user
+from edgespec.platform.files import expand_user
+from edgespec.platform.kept import CHAT_LINES
 
 if TYPE_CHECKING:
     from edgespec.cli.chat_lines import Chat
@@ -106,7 +108,7 @@ def chat_command(
         message("--show-draft has an effect only in a terminal")
     conversation = beginning.conversation()
     drafter = drafting.chosen()
-    names = models.pull(drafter)
+    names = models.pull(drafter, length.compute, chat_template=beginning.chat_template)
     with (
         SignalPipe() as signals,
         length.compute.load_engine(
@@ -146,25 +148,21 @@ def _type(chat: Chat, *, cache: bool) -> None:
     if is_dumb():
         editor = PlainLines()
     else:
-        history = cache_root() / "chat-lines" if cache else None
+        history = CHAT_LINES.path() if cache else None
         if history and (reason := open_history(history)):
             message(f"lines are not kept: {reason}")
             history = None
         editor = LineEditor({name: command.argument for name, command in COMMANDS.items()}, history)
     message(f"{chat.models}; /help lists the commands, Ctrl-D ends")
-    line = ""
     while not chat.ended:
         try:
-            typed = editor.read(line)
+            typed = editor.read()
         except EOFError:
             break
         except KeyboardInterrupt:
-            line = ""
             continue
-        try:
-            line = chat.take(typed)
-        except KeyboardInterrupt:  # before an answer began, or a second Ctrl-C at its end
-            line = typed
+        with suppress(KeyboardInterrupt):  # before an answer began, or a second Ctrl-C at its end
+            chat.take(typed)
 
 
 def _pipe(chat: Chat) -> int:

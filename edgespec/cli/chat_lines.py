@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ from edgespec.engine.conversation import (
 from edgespec.engine.engine import Engine
 from edgespec.engine.stream import Stream
 from edgespec.errors import EdgespecError, UsageError
+from edgespec.models.sources import format_size
 from edgespec.platform.files import expand_user
 
 _LONGEST_ANSWER = 4096  # tokens, if neither --n-predict nor --ctx allows more
@@ -71,8 +73,8 @@ class Chat:
         draft = self._engine.draft_name
         return self._engine.target_name + (f", drafted by {draft}" if draft else ", alone")
 
-    def take(self, line: str) -> str:
-        """Answer or run `line`; return the text to edit next: `line` itself if it failed, else ""."""
+    def take(self, line: str) -> None:
+        """Answer or run `line`; an error is printed, and noted in `failed`."""
         text = line.strip()
         try:
             check_unicode(text)
@@ -81,13 +83,11 @@ class Chat:
                 self.ended = True
             elif text.startswith("/") and not text.startswith("//"):
                 self._obey(text)
-            elif text and not self._ask(text.removeprefix("/") if text.startswith("//") else text):
-                return line
+            elif text:
+                self._ask(text.removeprefix("/") if text.startswith("//") else text)
         except EdgespecError as error:
             print_error(printable(line_of(error)))
             self.failed = True
-            return line
-        return ""
 
     def _obey(self, text: str) -> None:
         name, *rest = text.split(maxsplit=1)
@@ -95,23 +95,25 @@ class Chat:
         command = COMMANDS.get(_ALIASES.get(name, name))
         if command is None:
             raise UsageError(f"there is no command {name}: see /help; //TEXT sends text that begins with a /")
-        if command.argument == "FILE" and not argument:
-            raise UsageError(f"{name} needs a file: {name} FILE")
+        if command.argument == "FILE":
+            argument = file_name(argument)
+            if not argument:
+                raise UsageError(f"{name} needs a file: {name} FILE")
         if not command.argument and argument:
             raise UsageError(f"{name} takes nothing after it")
         command.obey(self, argument)
 
-    def _ask(self, question: str) -> bool:
-        """Answer `question`; return whether anything was written, if only until Ctrl-C."""
+    def _ask(self, question: str) -> None:
+        """Answer `question`."""
         n_left_out = self.conversation.n_left_out
         tokens = self.conversation.prompt(
             question, self._engine.target, n_ctx=self._n_ctx, n_predict=self._settings.options.n_predict
         )
         self._tell_left_out(n_left_out)
-        return self._write(tokens, lambda answer: self.conversation.add(Exchange(question, answer)))
+        self._write(tokens, lambda answer: self.conversation.add(Exchange(question, answer)))
 
-    def _write(self, tokens: Sequence[int], keep: Callable[[ChatAnswer], None]) -> bool:
-        """Write after `tokens`; `keep` what was written. Return whether there is anything."""
+    def _write(self, tokens: Sequence[int], keep: Callable[[ChatAnswer], None]) -> None:
+        """Write after `tokens`; `keep` what was written."""
         settings = self._settings
         options = settings.options
         most = options.n_predict or (self._n_ctx if settings.ctx else _LONGEST_ANSWER)
@@ -134,7 +136,6 @@ class Chat:
         elif self._last and self._last.stop_reason != "eog":
             n = _count(len(self._last.token_ids), "token")
             message(f"cut after {n}{self._reason(most, len(tokens))}")
-        return written
 
     def _keep(self, keep: Callable[[ChatAnswer], None], stream: Stream, writer: TextWriter | None) -> bool:
         """Keep what `stream` wrote; return whether it wrote anything."""
@@ -199,7 +200,8 @@ class Chat:
         """Write the conversation to a file."""
         path = expand_user(file)
         self.conversation.save(path)
-        message(f"{_count(len(self.conversation.exchanges), 'exchange')} saved to {printable(str(path))}")
+        n, size = _count(len(self.conversation.exchanges), "exchange"), format_size(path.stat().st_size)
+        message(f"{n} saved to {printable(str(path))} ({size})")
 
     def load(self, file: str) -> None:
         """Go on with a saved conversation instead of this one."""
@@ -249,6 +251,8 @@ class Chat:
         _line("//TEXT", "Send TEXT that begins with a slash.")
         _line("Alt+Enter", "Begin a new line (Esc, then Enter, does too); Enter sends.")
         _line("Ctrl-C", "End the answer and keep what was written; at the prompt, clear the line.")
+        _line("Arrow up", "Bring back an earlier line, one that failed too.")
+        _line("Ctrl-Z", "Suspend; fg in the shell goes on.")
         _line("Ctrl-D", "Leave.")
 
     def exit(self, _argument: str) -> None:
@@ -278,6 +282,23 @@ COMMANDS = {
     "/help": _Command("", Chat.help),
     "/exit": _Command("", Chat.exit),
 }
+
+
+def file_name(typed: str) -> str:
+    """Return the file that a user names as in a shell, in quotes or with backslashes; spaces need neither.
+
+    Raises UsageError for a quote that does not end, and for something after one.
+    """
+    quoted = typed.startswith(("'", '"'))
+    try:
+        words = shlex.split(typed)
+    except ValueError:
+        words = []
+    if len(words) == 1:
+        return words[0]
+    if quoted:
+        raise UsageError(f"{typed}: name one file, and end its quotes")
+    return typed
 
 
 def check_unicode(text: str) -> None:

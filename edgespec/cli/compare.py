@@ -23,6 +23,7 @@ from edgespec.cli.options import ThreadsOption, WattsOption
 from edgespec.errors import UsageError, check_choice
 from edgespec.llama.choices import KernelsChoice
 from edgespec.models.suites import DEFAULT, evenly, load_suite
+from edgespec.platform.files import check_folder
 
 if TYPE_CHECKING:
     from edgespec.benchmark.bench import BenchSettings
@@ -174,6 +175,7 @@ def compare_command(
     from edgespec.platform.cpu import default_threads
 
     outputs.check()
+    check_folder(folder.out, "out")
     accuracy.check()
     settings = measuring.variants.settings(prompts)
     targets, drafts = names_in(matrix.targets, "targets"), names_in(matrix.drafts, "drafts")
@@ -185,7 +187,7 @@ def compare_command(
     asked = suite.interleaved()
     if settings.clients:
         asked = tuple(prompts_for(asked, settings.clients))
-    models = find_models(targets, drafts, types, folder.out / "models")
+    models = find_models(targets, drafts, types)
     machine = machine_facts(assume_watts)
     plan = ComparisonPlan(
         models=models.facts(),
@@ -201,6 +203,8 @@ def compare_command(
     code = compare.run(kernels)
     outcome = compare.outcome(suite, machine)
     outputs.write(outcome)
+    message(f"raw runs are in {folder.out}")
+    models.tell_of_made()
     for line in outcome.warnings:
         message(f"warning: {line}")
     return code

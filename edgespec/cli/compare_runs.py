@@ -20,7 +20,9 @@ from edgespec.energy import EnergyMeter
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.llama.choices import KernelsChoice
 from edgespec.models.quantizations import FileFacts, ModelFile, model_file, variants
+from edgespec.models.sources import format_size
 from edgespec.models.suites import Suite
+from edgespec.platform.kept import QUANTIZED
 
 IDENTITY = ("processor", "usable processors", "energy", "edgespec", "llama-cpp-python", "llama.cpp")
 """Facts of the machine that must be equal for all runs of one table."""
@@ -108,6 +110,7 @@ class RunningComparison:
                 plan.n_threads,
                 display.show,
                 self._warnings.append,
+                self._models.references,
             )
             found = judge.texts(scoring.text, scoring.n_tokens)
             if scoring.problems and solves:
@@ -155,11 +158,22 @@ class ComparisonModels:
     """Names of draft models; also WORDS of `compare`."""
     files: dict[str, ModelFile]
     """All model files by name."""
+    references: list[ModelFile]
+    """Files that targets were made from, without being targets: what the targets' answers are judged by."""
 
     def facts(self) -> dict[str, FileFacts]:
         """Return the facts of the files, by name."""
         with err.status("hashing the models"):
             return {name: file.facts() for name, file in self.files.items()}
+
+    def tell_of_made(self) -> None:
+        """Say which quantizations were made and are kept, and how they are deleted."""
+        if made := [file.path for file in self.targets if file.path.is_relative_to(QUANTIZED.path())]:
+            size = format_size(sum(path.stat().st_size for path in made))
+            message(
+                f"{len(made)} quantizations ({size}) are kept in {QUANTIZED.path()} for the next comparison; "
+                "`edgespec cache clear quantized` deletes them"
+            )
 
     def combinations(self, kernels: Sequence[KernelsChoice]) -> tuple[Combination, ...]:
         """Return every target with every draft on all `kernels`."""
@@ -176,24 +190,28 @@ class ComparisonModels:
         return {target: self.files[draft] for target, draft in pairs.items() if draft}
 
 
-def find_models(
-    targets: Sequence[str], drafts: Sequence[str], types: Sequence[str], folder: Path
-) -> ComparisonModels:
+def find_models(targets: Sequence[str], drafts: Sequence[str], types: Sequence[str]) -> ComparisonModels:
     """Find the models, pull what is missing, and make the quantizations that are."""
     drafting = [name for name in drafts if name not in WORDS]
     pull_named(*targets, *drafting)
     # Names may be two spellings of one file.
-    found = list(_by_name(_targets(targets, types, folder)).values())
+    found = list(_by_name(_targets(targets, types)).values())
     by_name = {name: model_file(name) for name in drafting}
     for name, file in by_name.items():
         if file.name in WORDS:
             problem = f"a draft model cannot be called {file.name}; rename the file"
             raise UsageError(problem, field="drafts", value=name)
     names = dict.fromkeys(by_name[name].name if name in by_name else name for name in drafts)
-    return ComparisonModels(found, list(names), _by_name([*found, *by_name.values()]))
+    references = {
+        file.made_from: ModelFile(file.made_from, file.source)
+        for file in found
+        if file.source and file.made_from not in {other.name for other in found}
+    }
+    files = _by_name([*found, *by_name.values(), *references.values()])
+    return ComparisonModels(found, list(names), files, list(references.values()))
 
 
-def _targets(names: Sequence[str], types: Sequence[str], folder: Path) -> list[ModelFile]:
+def _targets(names: Sequence[str], types: Sequence[str]) -> list[ModelFile]:
     """Return the targets, in each of the quantizations `types` if given; missing ones are made."""
     if not types:
         return [model_file(name) for name in names]
@@ -201,8 +219,14 @@ def _targets(names: Sequence[str], types: Sequence[str], folder: Path) -> list[M
     with err.status("quantizing") as status:
         for name in names:
             found += variants(
-                name, types, folder, on_making=lambda made: status.update(f"quantizing: {made}")
+                name,
+                types,
+                QUANTIZED.path(),
+                on_making=lambda made: status.update(f"quantizing: {made}"),
+                on_message=message,
             )
+    if not found:
+        raise UsageError("none of them is left", field="quants", value=",".join(types))
     return found
 
 

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TextIO, cast
 
 from rich.cells import cell_len, set_cell_size
@@ -17,6 +18,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from edgespec.errors import EdgespecError
+from edgespec.models.sources import format_size
 
 INTERRUPTED = 130  # exit code: 128 + SIGINT, as shells have it
 
@@ -86,6 +88,12 @@ def guarded_streams() -> Iterator[None]:
 def message(line: str) -> None:
     """Print a line for the user to stderr, marked as edgespec's."""
     err.print(f"edgespec: {line}")
+
+
+def tell_written(path: Path) -> None:
+    """Say on stderr that a file of results was written, and its size; nothing of a pipe or a device."""
+    if path.is_file():
+        message(f"wrote {path} ({format_size(path.stat().st_size)})")
 
 
 def print_error(line: str) -> None:

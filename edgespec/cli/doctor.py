@@ -82,7 +82,8 @@ def _print(report: Report, *, asked: bool) -> None:
     print_line(
         "memory",
         f"{size(memory['total'])}, {size(memory['available'])} of it available{_under(memory)}; "
-        f"{size(memory['peak_rss'])} used here at the peak",
+        f"{size(memory['peak_rss'])} used here at the peak"
+        + (f"; {memory['bytes_per_s'] / 1e9:.1f} GB/s are read" if memory["bytes_per_s"] else ""),
     )
     _print_energy(report["energy"])
     libraries = report["libraries"]
@@ -131,11 +132,15 @@ def _print_pairs(report: list[Report]) -> None:
     """Print the pairs as a table."""
     from edgespec.cli.doctor_report import size
 
-    table = Table("pair", "target", "memory", "", box=None, pad_edge=False)
+    table = Table("pair", "target", "memory", "tokens/s", "", box=None, pad_edge=False)
     for row in report:
         fits = {True: "fits", False: "too large", None: "unknown"}[row["fits"]]
-        table.add_row(row["pair"], row["target"], size(row["needed"]), fits + ", best" * row["best"])
+        speed = f"{row['tokens_per_s']:.1f}" if row["tokens_per_s"] else "unknown"
+        table.add_row(row["pair"], row["target"], size(row["needed"]), speed, fits + ", best" * row["best"])
     print_table(table)
+    out.print(
+        "tokens/s: expected without drafts, by how fast memory is read; best: the largest with 8 or more"
+    )
 
 
 def _threads_line(threads: Report) -> str:

@@ -24,7 +24,7 @@ from edgespec.llama.architectures import architecture_support
 from edgespec.llama.backend import cpu_backend, foreign_function, library_version
 from edgespec.llama.gguf import TensorInfo
 from edgespec.llama.gguf_header import GGUFHeader, check_model_file, read_header, read_tensors
-from edgespec.llama.kernels import STOCK, Kernels, PackedTensor
+from edgespec.llama.kernels import STOCK, Kernels, PackedTensor, memory_bandwidth
 from edgespec.llama.mtp import MtpTarget, why_no_mtp
 from edgespec.llama.prefetch import PrefetchChoice
 from edgespec.llama.weights import Model
@@ -61,15 +61,17 @@ def full_report(root: Path, models: Sequence[str] | None, *, retest: bool) -> Re
     paths = model_paths(models)
     with err.status("testing the kernels"):
         loaded = kernels.load(retest=retest)
+        is_this_machine = root == Path("/")
+        bandwidth = memory_bandwidth(loaded, default_threads(root)) if is_this_machine else None
     report: Report = {
         "edgespec": version("edgespec"),
         "cpu": _cpu(root),
         "machine": _machine(root),
         "libraries": _libraries(),
         "threads": _threads(root),
-        "memory": _memory(root),
+        "memory": _memory(root) | {"bytes_per_s": bandwidth},
         "energy": _energy(root),
-        "pairs": _pairs(root),
+        "pairs": _pairs(root, bandwidth),
         "kernels": _kernels(loaded),
         "nodes": {"reason": rpc.missing()},
         "models": [_model(name, path, loaded, root) for name, path in paths.items()],
@@ -117,10 +119,10 @@ def _energy(root: Path) -> Report:
         return {"source": meter.source or None, "reason": meter.reason}
 
 
-def _pairs(root: Path) -> list[Report]:
-    """Return the pairs of models.toml by the memory that they need, and which of them fit."""
+def _pairs(root: Path, bandwidth: float | None) -> list[Report]:
+    """Return the pairs of models.toml by the memory that they need, which fit, and how fast they are."""
     registry = load_registry()
-    pairs = fitting_pairs(registry, Store.default(), root)
+    pairs = fitting_pairs(registry, Store.default(), root, bandwidth=bandwidth)
     best = best_pair(pairs, registry, root)
     return [asdict(fit) | {"best": fit.pair == best} for fit in pairs]
 

@@ -59,10 +59,11 @@ def make_command(
     """
     from edgespec.cli.draft_report import made_document, print_made
     from edgespec.forge.builder import require_jax
+    from edgespec.forge.draft_store import check_draft_name
     from edgespec.forge.evaluation_process import N_PROMPTS
     from edgespec.forge.make import MakeRequest, make
     from edgespec.forge.progress import StageContext
-    from edgespec.models.registry import check_name
+    from edgespec.models.resolve import locate
     from edgespec.platform.signals import SignalPipe
 
     target = making.target or choose_models(None, None, "none")[0]
@@ -77,7 +78,9 @@ def make_command(
     )
     require_jax()  # before anything is downloaded, as all that can be refused by then
     if making.name:
-        check_name(making.name)
+        check_draft_name(making.name, replace=making.force)
+    if trained.start:
+        locate(trained.start)
     pull_named(target, choose_models(target, None)[1])
     with SignalPipe() as signals, StageDisplay() as display:
         context = StageContext(on_progress=display.show, on_message=message, signals=signals)

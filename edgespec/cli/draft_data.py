@@ -14,6 +14,7 @@ from edgespec.cli.progress import StageDisplay, pull_named
 from edgespec.engine.model_choice import choose_models
 from edgespec.errors import UsageError
 from edgespec.models.sources import format_size
+from edgespec.platform.files import check_writable
 
 if TYPE_CHECKING:
     from edgespec.forge.dataset import Dataset
@@ -47,6 +48,7 @@ def export_command(
 
     if file.exists() and not force:
         raise UsageError(f"{file}: exists already; choose another name, or replace it with --force")
+    check_writable(file, "")
     with StageDisplay() as display:
         context = StageContext(on_progress=display.show, on_message=message)
         dataset, _ = _dataset(target or choose_models(None, None, "none")[0], context)
@@ -77,13 +79,14 @@ def import_command(
     They must be of the very file of the model. A file that does not say whose it is needs --target. Ctrl-C
     stops it, and the same command goes on.
     """
-    from edgespec.forge.exported_texts import ExportedTexts, import_texts
+    from edgespec.forge.exported_texts import ExportedTexts, check_export, import_texts
     from edgespec.forge.progress import StageContext
     from edgespec.llama.weights import Model
     from edgespec.platform.cpu import default_threads
     from edgespec.platform.signals import SignalPipe
 
     n_bytes = size(budget, "budget")
+    check_export(file)
     name = target or choose_models(None, None, "none")[0]
     pull_named(name)
     with SignalPipe() as signals, StageDisplay() as display:

@@ -39,9 +39,16 @@ class ImportanceSource:
     texts: tuple[Path, ...]
 
     def __post_init__(self) -> None:
-        """Refuse both. Raises UsageError."""
+        """Refuse both, and files that cannot be read. Raises UsageError, EdgespecError."""
         if self.imatrix and self.texts:
             raise UsageError("--imatrix and --calibrate: give one of them")
+        from edgespec.forge.calibration_texts import read_text
+        from edgespec.llama.importance_file import read_importance
+
+        if self.imatrix:
+            read_importance(self.imatrix)
+        for file in self.texts:
+            read_text(file)
 
     @property
     def is_given(self) -> bool:

@@ -33,23 +33,24 @@ class LineEditor:
             complete_while_typing=False,
             key_bindings=_keys(),
             multiline=True,
+            enable_suspend=True,  # Ctrl-Z
             prompt_continuation=_CONTINUED,
             output=create_output(always_prefer_tty=True),  # stderr if stdout is a file
         )
 
-    def read(self, default: str = "") -> str:
-        """Return the next line; the user edits `default`.
+    def read(self) -> str:
+        """Return the next line.
 
         Raises EOFError for Ctrl-D on an empty line, KeyboardInterrupt for Ctrl-C.
         """
         with _signals_kept():
-            return self._session.prompt(_PROMPT, default=default)
+            return self._session.prompt(_PROMPT)
 
 
 class PlainLines:
     """Reads lines in a terminal that takes no escape sequences: an editor's shell, a serial line."""
 
-    def read(self, _default: str = "") -> str:
+    def read(self) -> str:
         """Return the next line. Raises EOFError for Ctrl-D, KeyboardInterrupt for Ctrl-C."""
         print(_PROMPT, end="", file=sys.stdout if sys.stdout.isatty() else sys.stderr, flush=True)
         line = sys.stdin.buffer.readline()
@@ -88,6 +89,7 @@ class _PersistedHistory(FileHistory):
     def store_string(self, string: str) -> None:
         """Append a line; a full disk is no reason to lose a conversation."""
         with suppress(OSError):
+            Path(str(self.filename)).touch(mode=0o600)  # `cache clear` may have deleted it
             super().store_string(string)
 
 

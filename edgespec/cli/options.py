@@ -17,7 +17,10 @@ from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.model_choice import choose_models
 from edgespec.errors import UsageError
 from edgespec.llama.choices import CacheType, KernelsChoice
+from edgespec.models.entries import Entry
 from edgespec.models.registry import load_registry
+from edgespec.models.resolve import locate
+from edgespec.models.store import Store
 
 if TYPE_CHECKING:  # not at run time: a shell completes options without loading llama.cpp or numpy
     from edgespec.decoding.choices import Objective
@@ -143,10 +146,41 @@ class ModelChoice:
         is_pair = name in registry.pairs and name not in registry.entries
         return replace(self, pair=name) if is_pair else replace(self, target=name)
 
-    def pull(self, drafter: DrafterName, *, writes: bool = False) -> tuple[str, str | None]:
-        """Return the names that `choose_models` chooses; pull models that are not here."""
+    def choose(
+        self,
+        drafter: DrafterName,
+        compute: Compute,
+        *,
+        writes: bool = False,
+        chat_template: str | None = None,
+    ) -> tuple[str, str | None]:
+        """Return the names that `choose_models` chooses; check first all that can be, without pulling them.
+
+        Raises UsageError for addresses of nodes and a chat template that cannot be.
+        """
+        compute.addresses()
         with err.status("looking for its draft"):  # a file may have to be hashed
-            chosen = choose_models(*self.names(writes=writes), drafter, writes=writes)
+            target, draft = choose_models(*self.names(writes=writes), drafter, writes=writes)
+        found = locate(target)
+        if draft:
+            locate(draft)
+        is_missing = isinstance(found, Entry) and not Store.default().is_present(found, load_registry())
+        if chat_template and is_missing:  # of a model that is here, the engine checks it
+            from edgespec.llama.chat_template import read_chat_template
+
+            read_chat_template(chat_template)
+        return target, draft
+
+    def pull(
+        self,
+        drafter: DrafterName,
+        compute: Compute,
+        *,
+        writes: bool = False,
+        chat_template: str | None = None,
+    ) -> tuple[str, str | None]:
+        """Return the same as `choose`; pull models that are not here."""
+        chosen = self.choose(drafter, compute, writes=writes, chat_template=chat_template)
         pull_named(*chosen)
         return chosen
 

@@ -44,7 +44,7 @@ def profile_command(
     from edgespec.platform.signals import SignalPipe
 
     refuse_contradictions(models.contradictions())
-    target, draft = models.pull("auto")
+    target, draft = models.pull("auto", compute)
     drafter: DrafterName = "model" if draft else "mtp" if has_mtp_head(locate(target)) else "none"
     with (
         SignalPipe() as signals,

@@ -9,16 +9,17 @@ from typing import Annotated
 import typer
 
 from edgespec.cli.completion import complete_model
-from edgespec.cli.console import err, out
+from edgespec.cli.console import err, out, tell_written
 from edgespec.cli.importance_source import CalibrationTexts, Imatrix, ImportanceSource
 from edgespec.cli.progress import PullDisplay
 from edgespec.errors import UsageError
 from edgespec.models.found.catalog import is_found_name, stored_model
 from edgespec.models.found.model import file_stem
-from edgespec.models.resolve import resolve
-from edgespec.models.sources import check_disk, format_size
+from edgespec.models.resolve import locate, resolve
+from edgespec.models.sources import check_disk
+from edgespec.models.store import Store
 from edgespec.models.whisper.kinds import is_whisper_source
-from edgespec.platform.files import expand_user
+from edgespec.platform.files import check_folder, expand_user
 
 
 def quantize_command(  # noqa: PLR0913 - a user's options
@@ -54,16 +55,16 @@ def quantize_command(  # noqa: PLR0913 - a user's options
     types = parse_types(type_, "type")
     weights = ImportanceSource(imatrix, tuple(calibrate or ()))
     file = _single_file(output, len(types))
-    if is_whisper_source(expand_user(source)):
-        src = expand_user(source).resolve()
-    else:
-        with PullDisplay() as display:
-            src = resolve(source, on_progress=display.on_progress, on_message=display.on_message)
-        _refuse_made_draft(source, src)
+    src = _place(source)
     directory = file.parent if file else output or _default_folder(source, src)
     stem = file_stem(source) if is_found_name(source) else src.stem
     targets = {name: file or directory / f"{stem}-{name}.gguf" for name in types}
+    check_folder(directory, "output")
     _refuse_overwriting(src, targets.values(), force=force)
+    if not is_whisper_source(src):
+        with PullDisplay() as display:
+            resolve(source, on_progress=display.on_progress, on_message=display.on_message)
+        _refuse_made_draft(source, src)
     _make_room(directory, sum(expected_bytes(src, name) for name in types), types)
 
     quantize = _quantizer(src, types, weights, pure=pure, n_threads=threads)
@@ -71,11 +72,19 @@ def quantize_command(  # noqa: PLR0913 - a user's options
         with err.status(f"quantizing {src.name} to {name}"):
             quantize(target, name)
         if not json:
-            err.print(f"{name}: {format_size(target.stat().st_size)}")
             out.print(str(target))
+        tell_written(target)
     if json:
         files = [{"type": name, "path": str(t), "size": t.stat().st_size} for name, t in targets.items()]
         out.print_json(data={"source": str(src), "pure": pure, "files": files})
+
+
+def _place(source: str) -> Path:
+    """Return the file that is quantized, which may have to be pulled to it. Raises UsageError."""
+    if is_whisper_source(expand_user(source)):
+        return expand_user(source).resolve()
+    found = locate(source)
+    return found if isinstance(found, Path) else Store.default().file(found)
 
 
 def _quantizer(
@@ -145,7 +154,7 @@ def _refuse_overwriting(source: Path, targets: Collection[Path], *, force: bool)
     """Raise UsageError if a target is the source, or is there already and not to be replaced."""
     existing = [target for target in targets if target.exists()]
     for target in existing:
-        if target.samefile(source):
+        if source.exists() and target.samefile(source):
             raise UsageError(f"-o {target}: that is the source; choose another file")
     if existing and not force:
         names = ", ".join(map(str, existing))

@@ -50,7 +50,9 @@ def run_command(
     if output.counts_joules:
         meter = EnergyMeter.choose(assume_watts=output.assume_watts, on_message=message)
     drafter = drafting.chosen(cascade=lossy.mode == "cascade")
-    names = models.pull(drafter, writes=lossy.mode == "cascade")
+    names = models.pull(
+        drafter, length.compute, writes=lossy.mode == "cascade", chat_template=prompt.chat_template
+    )
     with (
         meter or nullcontext(),
         SignalPipe() as signals,

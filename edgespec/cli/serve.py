@@ -16,7 +16,8 @@ import typer
 
 from edgespec.cli.console import INTERRUPTED, message, out
 from edgespec.cli.groups import grouped
-from edgespec.cli.options import OUTPUT, ModelFirst, WattsOption, refuse_contradictions
+from edgespec.cli.options import OUTPUT, ModelChoice, ModelFirst, WattsOption, refuse_contradictions
+from edgespec.cli.progress import pull_named
 from edgespec.cli.serve_options import (
     KEY_VARIABLE,
     NO_TEXT,
@@ -67,8 +68,7 @@ def serve_command(
         loopback = is_loopback(bound.getsockname()[0])
         address.check_reach(loopback=loopback, key=key)
         meter = EnergyMeter.choose(assume_watts=assume_watts, on_message=message)
-        speech.pull()
-        names = None if models.chosen().target == NO_TEXT else models.pull(loading.drafter)
+        names = _pull(models.chosen(), loading, speech)
         measured = stack.enter_context(meter) if meter.available else None
         metrics, turns = Metrics(energy=meter.available), Turns()
         engine = worker = None
@@ -97,6 +97,16 @@ def serve_command(
             on_message=message,
         )
     return INTERRUPTED if hurried else 0
+
+
+def _pull(models: ModelChoice, loading: ServeLoading, speech: SpeechServing) -> tuple[str, str | None] | None:
+    """Pull all models that are not here; return the target and its draft, None if none is wanted."""
+    names = None
+    if models.target != NO_TEXT:
+        names = models.choose(loading.drafter, loading.compute, chat_template=loading.chat_template)
+    speech.pull()
+    pull_named(*(names or ()))
+    return names
 
 
 def _check_extras(*, takes_forms: bool) -> None:

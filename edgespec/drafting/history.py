@@ -30,7 +30,7 @@ from edgespec.drafting.history_file import (
     places,
 )
 from edgespec.errors import describe_os_error
-from edgespec.platform.files import cache_root
+from edgespec.platform.kept import HISTORY
 from edgespec.platform.messages import MessageFn, silent
 from edgespec.platform.state_file import DamagedFileError, NewerFormatError, StateFile, write_all
 
@@ -254,7 +254,7 @@ class History:
 
 def history_root() -> Path:
     """Return the directory of all histories. Raises UsageError where no home directory is known."""
-    return cache_root() / "history"
+    return HISTORY.path()
 
 
 def find_histories(root: Path | None = None) -> list[History]:

@@ -19,7 +19,7 @@ from edgespec.drafting.answer_lengths import MEAN_WEIGHT
 from edgespec.drafting.costs import CostCurve
 from edgespec.drafting.profile import FORMAT, VERSION, Profile, ProfileKey, as_text, from_json
 from edgespec.errors import UsageError, describe_os_error
-from edgespec.platform.files import cache_root
+from edgespec.platform.kept import PROFILES
 from edgespec.platform.messages import MessageFn, silent
 from edgespec.platform.state_file import DamagedFileError, NewerFormatError, StateFile, parse_json
 
@@ -30,7 +30,7 @@ _FEWEST_PASSES = 8  # that a first curve of a draft model rests on: the very fir
 
 def profile_path(key: ProfileKey) -> Path:
     """Return where the profile of `key` is, or would be. Raises UsageError: no home directory is known."""
-    return cache_root() / "profiles" / key.file_name
+    return PROFILES.path() / key.file_name
 
 
 def load(key: ProfileKey, *, on_message: MessageFn = silent) -> Profile | None:

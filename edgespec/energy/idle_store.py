@@ -17,7 +17,7 @@ import msgspec
 
 from edgespec.errors import describe_os_error
 from edgespec.platform.cpu import read_cpu
-from edgespec.platform.files import cache_root
+from edgespec.platform.kept import IDLE_POWER
 from edgespec.platform.messages import MessageFn, silent
 from edgespec.platform.state_file import DamagedFileError, NewerFormatError, StateFile, parse_json
 
@@ -36,7 +36,7 @@ Entries = dict[str, _IdleFigure]
 
 def idle_path() -> Path:
     """Return the file that keeps the idle power."""
-    return cache_root() / "energy.json"
+    return IDLE_POWER.path()
 
 
 def load_idle_power(source: str, root: Path = Path("/"), on_message: MessageFn = silent) -> float | None:

@@ -73,14 +73,16 @@ def _short_prompts(engine: Engine) -> Iterator[list[int]]:
 
 def texts_of(files: Sequence[Path], path: Path) -> list[list[int]]:
     """Return the tokens of text files, in the vocabulary of the model at `path`. Raises UsageError."""
-    texts = []
+    texts = [read_text(file) for file in files]
     with Model(path, vocab_only=True) as model:
-        for file in files:
-            try:
-                text = file.read_text(encoding="utf-8")
-            except OSError as error:
-                raise UsageError(f"{file}: cannot be read: {error.strerror}", field="calibrate") from error
-            except UnicodeDecodeError as error:
-                raise UsageError(f"{file}: is no text in UTF-8", field="calibrate") from error
-            texts.append(model.tokenize(text, add_special=True, parse_special=False))
-    return texts
+        return [model.tokenize(text, add_special=True, parse_special=False) for text in texts]
+
+
+def read_text(file: Path) -> str:
+    """Return the text of a file to quantize by. Raises UsageError."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{file}: cannot be read: {error.strerror}", field="calibrate") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{file}: is no text in UTF-8", field="calibrate") from error

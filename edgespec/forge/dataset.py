@@ -26,7 +26,8 @@ import numpy.typing as npt
 from edgespec.errors import EdgespecError, describe_os_error
 from edgespec.forge.shards import Arrays, open_shard
 from edgespec.models.sources import check_disk, format_size
-from edgespec.platform.files import cache_root, replacing, write_atomically
+from edgespec.platform.files import replacing, write_atomically
+from edgespec.platform.kept import FORGE
 from edgespec.platform.locks import locked
 from edgespec.platform.messages import MessageFn, silent
 from edgespec.platform.state_file import DamagedFileError, parse_json
@@ -92,7 +93,7 @@ class TrainingText:
 
 def forge_root() -> Path:
     """Return the directory of all datasets. Raises UsageError where no home directory is known."""
-    return cache_root() / "forge"
+    return FORGE.path()
 
 
 def key_of(beginning: bytes, rest: bytes = b"") -> int:

@@ -20,6 +20,17 @@ from edgespec.models.store import Store
 from edgespec.platform.locks import locked
 
 
+def check_draft_name(name: str, *, replace: bool) -> None:
+    """Raise UsageError for a name that is invalid or taken; `replace`: a draft may have it."""
+    check_name(name)
+    entry, file = load_registry().entries.get(name), Store.default().root / f"{name}.gguf"
+    if entry and (entry.path != file or not record_file(file).exists()):
+        raise UsageError("a model of that name exists already; choose another", field="name", value=name)
+    if (entry or file.exists()) and not replace:
+        problem = "a draft of that name exists already; choose another name, or replace it with --force"
+        raise UsageError(problem, field="name", value=name)
+
+
 class DraftStore:
     """The models directory for the drafts of one target."""
 
@@ -27,16 +38,6 @@ class DraftStore:
         self._target = target_name
         self._root = Store.default().root
         self._folder = self._root / f".drafts-of-{target_sha256[:16]}"
-
-    def check_name(self, name: str, *, replace: bool) -> None:
-        """Raise UsageError for a name that is invalid or taken; `replace`: a draft may have it."""
-        check_name(name)
-        entry, file = load_registry().entries.get(name), self._root / f"{name}.gguf"
-        if entry and (entry.path != file or not record_file(file).exists()):
-            raise UsageError("a model of that name exists already; choose another", field="name", value=name)
-        if (entry or file.exists()) and not replace:
-            problem = "a draft of that name exists already; choose another name, or replace it with --force"
-            raise UsageError(problem, field="name", value=name)
 
     def free_name(self, stem: str) -> str:
         """Return `stem`, with a number after it where a model or a file has that name."""

@@ -83,6 +83,11 @@ def export_texts(dataset: Dataset, path: Path, *, own: bool = False) -> TextCoun
     return TextCount(len(found), len(arrays["tokens"]), n_all - len(found))
 
 
+def check_export(path: Path) -> None:
+    """Raise UsageError unless `path` is a file that `export_texts` may have written."""
+    _arrays(path)
+
+
 class ExportedTexts:
     """An export, checked to be one of a target."""
 

@@ -30,7 +30,7 @@ from edgespec.forge import runs
 from edgespec.forge.builder import DraftBuilder, DraftFile, TrainingRequest
 from edgespec.forge.data_stage import DataRequest, evaluation_prompts, write_texts
 from edgespec.forge.dataset import READ, Dataset, DatasetTarget
-from edgespec.forge.draft_store import DraftStore
+from edgespec.forge.draft_store import DraftStore, check_draft_name
 from edgespec.forge.evaluation import Candidate, CandidateResult, Evaluator, update_record
 from edgespec.forge.evaluation_process import EvaluationSettings
 from edgespec.forge.progress import StageContext, StageProgress
@@ -109,7 +109,7 @@ class _MakeRun:
         self._dataset = Dataset(target, on_message=context.on_message)
         self._store = DraftStore(self._target.name, self._sha256)
         if request.name:
-            self._store.check_name(request.name, replace=request.force)
+            check_draft_name(request.name, replace=request.force)
         self._before = self._present_draft()
         self._state = RunState("")
 

@@ -109,12 +109,16 @@ class HistoryTexts:
 
 
 def check_file(path: Path) -> None:
-    """Raise UsageError unless `path` is a file."""
+    """Raise UsageError unless `path` is a suite, or a text that is not empty."""
     if not path.is_file():
         problem = "a directory" if path.is_dir() else "no such file"
         raise UsageError(
             f"{problem}; give a text, or a suite of prompts (.jsonl)", field="prompts", value=path
         )
+    if path.name.endswith(_SUITES):
+        load_suite(str(path))
+    else:
+        _text(path)
 
 
 def file_prompts(path: Path, model: Model) -> Iterator[TextPrompt | TokenPrompt]:
@@ -132,6 +136,12 @@ def file_texts(path: Path, model: Model) -> Iterator[TokenPrompt]:
     check_file(path)
     if path.name.endswith(_SUITES):
         return
+    tokens = model.tokenize(_text(path), add_special=False, parse_special=False)
+    yield from _passages(tokens, min(CONTEXT, max(1, len(tokens) // 2)), PASSAGE)
+
+
+def _text(path: Path) -> str:
+    """Return the text of a file. Raises UsageError."""
     try:
         text = read_contents(path)[1].decode()
     except UnicodeDecodeError as error:
@@ -139,8 +149,7 @@ def file_texts(path: Path, model: Model) -> Iterator[TokenPrompt]:
         raise UsageError(problem, field="prompts", value=path) from None
     if not text.strip():
         raise UsageError("an empty text; give one like those the target writes", field="prompts", value=path)
-    tokens = model.tokenize(text, add_special=False, parse_special=False)
-    yield from _passages(tokens, min(CONTEXT, max(1, len(tokens) // 2)), PASSAGE)
+    return text
 
 
 def _passages(tokens: Sequence[int], n_prompt: int, longest: int) -> Iterator[TokenPrompt]:

@@ -14,20 +14,28 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+
 from edgespec import _core
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama import backend
-from edgespec.llama.kernel_timing import CPrefetch, Prefetch
+from edgespec.llama.kernel_timing import CPrefetch, Prefetch, WeightStream, beyond_caches
 from edgespec.llama.selftest import SelfTest, self_test
+from edgespec.platform.memory import available_bytes
 
 STOCK = "stock"
 """Name of llama.cpp's own kernels, where edgespec names the kernels in use."""
+
+_READING_S = 0.5  # time to measure how fast memory is read
+_PIECE = 16 << 20  # bytes of one reading: short, so that some are not disturbed by other programs
 
 
 class _CPackedTensor(ctypes.Structure):
@@ -311,3 +319,34 @@ def packing(wanted: bool) -> Iterator[WeightPacking]:
 
 def _text(value: bytes | None) -> str:
     return (value or b"").decode(errors="replace")
+
+
+def memory_bandwidth(loaded: Kernels, n_threads: int) -> float | None:
+    """Return the bytes a second that `n_threads` threads read of memory, measured in half a second.
+
+    None where there is too little memory to measure with.
+    """
+    size = beyond_caches()
+    if size > (available_bytes() or 0) / 4:
+        return None
+    if not loaded.plugin:
+        return size / _seconds_of_a_sum(size, n_threads)
+    prefetch = loaded.self_test.choice.prefetch if loaded.self_test else Prefetch()
+    with WeightStream(loaded.plugin.path, loaded.plugin.isa, size) as stream:
+        times: list[float] = []
+        began = time.perf_counter()
+        while not times or time.perf_counter() < began + _READING_S:
+            times.append(stream.read(_PIECE, prefetch, n_threads))
+    return _PIECE / min(times)  # the fastest: other programs only make one slower
+
+
+def _seconds_of_a_sum(size: int, n_threads: int) -> float:
+    """Return the seconds in which numpy reads `size` bytes; the fastest of five times."""
+    parts = np.array_split(np.ones(size // 8), n_threads)
+    times = []
+    with ThreadPoolExecutor(n_threads) as pool:
+        for _ in range(5):
+            began = time.perf_counter()
+            list(pool.map(np.sum, parts))
+            times.append(time.perf_counter() - began)
+    return min(times)

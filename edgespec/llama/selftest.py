@@ -24,7 +24,7 @@ from edgespec.errors import UsageError
 from edgespec.llama.prefetch import PrefetchChoice, measure, unmeasured
 from edgespec.platform.child import run_in_child
 from edgespec.platform.cpu import read_cpu
-from edgespec.platform.files import cache_root
+from edgespec.platform.kept import SELF_TESTS
 from edgespec.platform.state_file import StateFile, parse_struct
 
 TIMEOUT_S = 20.0
@@ -112,7 +112,7 @@ def _kept(plugin: Path, isa: str) -> StateFile[SelfTest] | None:
         libraries = _mapped_libraries(Path("/proc/self/maps").read_text().splitlines())
         for file in (plugin, *_CHILD_FILES, *sorted(libraries)):
             digest.update(hashlib.sha256(file.read_bytes()).digest())
-        path = cache_root() / f"selftest-{digest.hexdigest()[:32]}.json"
+        path = SELF_TESTS.path(digest.hexdigest()[:32])
     except (OSError, UsageError):  # a library replaced under a running process; no home directory
         return None
     return StateFile(path, lambda data: parse_struct(data, SelfTest))

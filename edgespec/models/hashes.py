@@ -20,7 +20,7 @@ import msgspec
 from edgespec.models.entries import Entry
 from edgespec.models.pull import hash_file
 from edgespec.models.store import Store
-from edgespec.platform.files import cache_root
+from edgespec.platform.kept import HASHES
 from edgespec.platform.state_file import StateFile, parse_struct
 
 SHA256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
@@ -81,9 +81,7 @@ def _is_same(file: Path, stat: os.stat_result) -> bool:
 
 
 def _kept() -> StateFile[_HashTable]:
-    return StateFile(
-        cache_root() / "hashes.json", lambda data: parse_struct(data, _HashTable), lock=".hashes.lock"
-    )
+    return StateFile(HASHES.path(), lambda data: parse_struct(data, _HashTable), lock=".hashes.lock")
 
 
 def _read(kept: StateFile[_HashTable]) -> _HashTable:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgespec.errors import UsageError
+from edgespec.llama.gguf_header import read_header, read_tensors
 from edgespec.llama.quantize import QUANT_TYPES, quantize
 from edgespec.models.entries import Entry, nearest
 from edgespec.models.found.catalog import is_found_name
@@ -17,6 +18,7 @@ from edgespec.models.registry import load_registry
 from edgespec.models.resolve import locate, resolve
 from edgespec.models.sources import check_disk
 from edgespec.models.store import Store
+from edgespec.platform.messages import MessageFn, silent
 
 # About how many bits per weight the whole file has: for the disk check only.
 BITS = {
@@ -28,6 +30,7 @@ BITS = {
     "iq4_nl": 4.7, "iq4_xs": 4.5, "f16": 16.1, "bf16": 16.1, "f32": 32.1,
 }  # fmt: skip
 
+_FINER = 1.15  # times the bits: mixtures of one name differ that much
 _COMMON_BITS = 4.6  # if the file's name does not tell; errs towards asking for more room
 _IN_NAME = re.compile(rf"(?<![a-z0-9])({'|'.join(sorted(BITS, key=len, reverse=True))})(?![a-z0-9])", re.I)
 
@@ -80,6 +83,8 @@ class ModelFile:
     path: Path
     made_from: str = ""
     """Name of the model it was quantized from on this machine, or ""."""
+    source: Path | None = None
+    """The file of that model, if it is here."""
 
     def facts(self, on_bytes: Callable[[int], None] = lambda _: None) -> FileFacts:
         """Return the facts; hashes the file, reporting to `on_bytes`, unless the store knows its hash."""
@@ -108,20 +113,38 @@ def model_file(ref: str) -> ModelFile:
     base = found.derived.base if isinstance(found, Entry) and found.derived else ""
     if is_found_name(ref):
         return ModelFile(ref, resolve(ref))
-    return ModelFile(found.stem if isinstance(found, Path) else found.name, resolve(ref), base)
+    path = resolve(ref)
+    source = Store.default().file(load_registry().get(base)) if base else None
+    source = source if source and source.exists() else None
+    return ModelFile(found.stem if isinstance(found, Path) else found.name, path, base, source)
+
+
+def _bits(file: ModelFile) -> float:
+    """Return about how many bits a weight has in a file."""
+    if bits := BITS.get(_own_type(file.path, file.name)):
+        return bits
+    tensors = read_tensors(read_header(file.path))
+    weights = sum(tensor.columns * tensor.rows * tensor.n_matrices for tensor in tensors)
+    return 8 * sum(tensor.bytes for tensor in tensors) / weights
 
 
 def variants(
-    ref: str, types: Sequence[str], folder: Path, *, on_making: Callable[[str], None] = lambda _: None
+    ref: str,
+    types: Sequence[str],
+    folder: Path,
+    *,
+    on_making: Callable[[str], None] = lambda _: None,
+    on_message: MessageFn = silent,
 ) -> list[ModelFile]:
     """Return the model `ref` in each of the quantizations.
 
     If `ref` names a model of the registry, its variants there are used, and pulled if need be. All others are
-    made in `folder`; `on_making` takes the name of a model before it is made. Raises UsageError and
-    EdgespecError as `resolve.resolve` and `quantize.quantize`.
+    made in `folder`; `on_making` takes the name of a model before it is made. One that would have more bits
+    than what it is made from is left out, with a message: it would be as wrong, and only larger. Raises
+    UsageError and EdgespecError as `resolve.resolve` and `quantize.quantize`.
     """
     source = model_file(ref)
-    origin = model_file(source.made_from) if source.made_from else source
+    origin = ModelFile(source.made_from, source.source) if source.source else source
     stem = _IN_NAME.sub("", file_stem(source.name)).strip("-._") or file_stem(source.name)
     # The user's own file may have the name of an entry and be another model.
     entries = load_registry().entries if isinstance(locate(ref), Entry) else {}
@@ -132,6 +155,11 @@ def variants(
             found.append(source)
         elif name in entries:
             found.append(model_file(name))
+        elif BITS[type_] > _FINER * (bits := _bits(origin)):
+            on_message(
+                f"{name}: left out: {origin.name} has {bits:.1f} bits a weight, and cannot be made into "
+                f"better ones; name a file of more bits as the target"
+            )
         else:
             # The name contains the source's hash: a changed source gets new files.
             path = folder / f"{name}-of-{origin.facts().sha256[:12]}.gguf"
@@ -143,5 +171,5 @@ def variants(
                 check_disk(folder, expected_bytes(origin.path, type_), name)
                 on_making(name)
                 quantize(origin.path, path, type_)
-            found.append(ModelFile(name, path, origin.name))
+            found.append(ModelFile(name, path, origin.name, origin.path))
     return found

@@ -18,7 +18,8 @@ from pathlib import Path
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.entries import Registry
 from edgespec.models.models_toml import NAME, parse
-from edgespec.platform.files import user_folder, write_atomically
+from edgespec.platform.files import write_atomically
+from edgespec.platform.kept import OWN_MODELS
 
 DEFAULT_VARIABLE = "EDGESPEC_MODEL"
 
@@ -34,7 +35,7 @@ def _load(user_file: Path, mtime_ns: int | None) -> Registry:
 
 def user_models_file() -> Path:
     """Return the path of the user's own models.toml, which may not exist."""
-    return user_folder("XDG_CONFIG_HOME") / "edgespec" / "models.toml"
+    return OWN_MODELS.path()
 
 
 def load_registry() -> Registry:

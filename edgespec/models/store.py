@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import glob
 import json
-import os
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from edgespec.errors import EdgespecError, describe_os_error
 from edgespec.models.entries import REVISION_DIGITS, Entry, Registry
-from edgespec.platform.files import cache_root, expand_user, write_atomically
+from edgespec.platform.files import write_atomically
+from edgespec.platform.kept import MODELS
+from edgespec.platform.locks import locked
 
 CONVERTED_TO = ", converted to "
 """Follows the label of the source in the stamp of a model that was converted, and before the type."""
@@ -47,9 +49,7 @@ class Store:
     @classmethod
     def default(cls) -> Store:
         """Return the store at $EDGESPEC_MODELS_DIR, or in the user's cache directory."""
-        if root := os.environ.get("EDGESPEC_MODELS_DIR"):
-            return cls(expand_user(root).absolute())
-        return cls(cache_root() / "models")
+        return cls(MODELS.path())
 
     def file(self, entry: Entry) -> Path:
         """Return the path of the entry's file, which may not exist."""
@@ -106,19 +106,45 @@ class Store:
             return stamp.source == entry.derived.label and base_sha256 in (None, stamp.base_sha256)
         return True
 
+    def pulled(self) -> list[str]:
+        """Return the names of models that were pulled, stopped pulls too; not of files put here by hand."""
+        files = self.root.glob("*.gguf*")
+        names = {file.name.partition(".gguf")[0] for file in files}
+        return sorted(
+            name
+            for name in names
+            if self.stamp(Entry(name)) or any(self.root.glob(f"{glob.escape(name)}.gguf.part*"))
+        )
+
+    def remove_pulled(self, name: str) -> int:
+        """Delete a model that `pulled` names; return its bytes. Raises EdgespecError while it is pulled."""
+
+        def refuse() -> None:
+            raise EdgespecError(f"{name} is being pulled; end that first")
+
+        try:
+            with locked(self.root / f".{name}.lock", refuse):
+                found = [file for path in self._files(Entry(name)) for file in (path, *path.rglob("*"))]
+                n_bytes = sum(file.stat().st_size for file in found if file.is_file())
+                self.remove(Entry(name))
+                return n_bytes
+        except OSError as error:
+            raise EdgespecError(f"not all could be deleted: {describe_os_error(error)}") from None
+
     def remove(self, entry: Entry) -> list[Path]:
         """Delete the entry's file, stamp and partial files, and return them; never the user's own file."""
         if entry.path:
             return []
-        final = self.file(entry)
-        found = [
-            path
-            for path in (final, self._stamp_file(entry), *self.root.glob(f"{glob.escape(final.name)}.part*"))
-            if path.exists()
-        ]
+        found = self._files(entry)
         for path in found:
             if path.is_dir():
                 shutil.rmtree(path)
             else:
                 path.unlink()
         return found
+
+    def _files(self, entry: Entry) -> list[Path]:
+        """Return what is there of the entry: its file, stamp and partial files."""
+        final = self.file(entry)
+        parts = self.root.glob(f"{glob.escape(final.name)}.part*")
+        return [path for path in (final, self._stamp_file(entry), *parts) if path.exists()]

@@ -22,7 +22,7 @@ from edgespec.llama import kernels, rpc
 from edgespec.llama.kernel_timing import Prefetch, WeightStream, beyond_caches
 from edgespec.llama.prefetch import LAYER
 from edgespec.platform.cpu import read_cpu
-from edgespec.platform.files import cache_root
+from edgespec.platform.kept import NODES
 from edgespec.platform.memory import available_bytes, total_bytes
 
 SIZES = (1, 2, 4, 8)
@@ -140,7 +140,7 @@ def _layer_ms(stream: WeightStream, n: int, prefetch: Prefetch, n_threads: int) 
 
 
 def _folder() -> Path:
-    return cache_root() / "nodes"
+    return NODES.path()
 
 
 @contextmanager

@@ -24,7 +24,8 @@ from filelock import lock_descriptor
 
 from edgespec import _core
 from edgespec.errors import EdgespecError
-from edgespec.platform.files import cache_root, write_atomically
+from edgespec.platform.files import write_atomically
+from edgespec.platform.kept import NODE_WEIGHTS
 from edgespec.platform.messages import MessageFn, silent
 
 LEAST_FREE = 1 << 30
@@ -37,7 +38,7 @@ _PIECE = 16 << 20
 
 def default_folder() -> Path:
     """Return where weights are kept if the user names no folder."""
-    return cache_root() / "node-weights"
+    return NODE_WEIGHTS.path()
 
 
 @contextmanager
@@ -51,6 +52,15 @@ def held(folder: Path, on_message: MessageFn = silent) -> Iterator[bool]:
         if reason:
             on_message(f"{folder}: {reason}: this one keeps none; --cache DIR names another folder")
         yield not reason
+
+
+@contextmanager
+def refuse_in_use(folder: Path) -> Iterator[None]:
+    """Hold the folder inside the block. Raises EdgespecError if a node that runs holds it."""
+    with _lock_file(folder) as lock:
+        if reason := _why_not_locked(lock):
+            raise EdgespecError(f"{folder}: {reason}; end it first")
+        yield
 
 
 def prepare(folder: Path, on_message: MessageFn = silent) -> bool:

@@ -17,7 +17,7 @@ from edgespec.errors import UsageError
 from edgespec.llama.fingerprints import file_fingerprint
 from edgespec.models.whisper.gguf_file import check_speech_file
 from edgespec.platform.cpu import read_cpu
-from edgespec.platform.files import cache_root
+from edgespec.platform.kept import PROFILES
 from edgespec.platform.messages import MessageFn, silent
 from edgespec.platform.state_file import DamagedFileError, NewerFormatError, StateFile, parse_json
 
@@ -50,7 +50,7 @@ class SpeechPair:
     def path(self) -> Path:
         """The file of its figures. Raises UsageError: no home directory is known."""
         digest = hashlib.sha256("\n".join(map(str, astuple(self))).encode()).hexdigest()
-        return cache_root() / "profiles" / f"speech-{digest[:16]}.json"
+        return PROFILES.path() / f"speech-{digest[:16]}.json"
 
 
 class SpeechDraftCosts(msgspec.Struct, frozen=True, kw_only=True):

@@ -88,5 +88,5 @@ def test_the_pace_of_the_last_half_minute():
     assert pace.left_s(10) is None  # none has ended
     pace.answered(BatchAnswer(200, b"", 1200))
     pace.answered(BatchAnswer(200, b"", 1000))
-    assert pace.left_s(3) == pytest.approx((3 * 1100 - 300) / 40)  # 300 of their tokens are there
+    assert pace.left_s(3) == pytest.approx(3 * 2500 / 2 / 40)  # 2500 tokens, two answers ended
     assert pace.left_s(0) == 0

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import csv
-import errno
 import io
 import json
-import os
-import stat
 from dataclasses import replace
-from pathlib import Path
-
-import pytest
 
 from edgespec.benchmark import exports
 from edgespec.benchmark.runs import PLAIN, BenchmarkOutcome, Cell, as_json, from_json
 from edgespec.benchmark.summary import OVERALL, summarise_cell
-from edgespec.errors import EdgespecError, UsageError
 from toy_outcomes import CATEGORIES, lossy_outcome, toy_outcome
 
 # ---- CSV and JSON ----
@@ -92,102 +85,6 @@ def test_a_csv_in_a_file(tmp_path):
     exports.write_csv(toy_outcome(), tmp_path / "a.csv")
     assert (tmp_path / "a.csv").read_text().startswith("target,draft,kernels,category,variant,")
     assert [file.name for file in tmp_path.iterdir()] == ["a.csv"]
-
-
-def test_a_symlink_stays_one_and_a_file_keeps_its_mode(tmp_path):
-    (tmp_path / "real").write_bytes(b"old")
-    (tmp_path / "real").chmod(0o640)
-    (tmp_path / "link").symlink_to("real")
-    exports.write_file(tmp_path / "link", b"new", field="csv")
-    assert (tmp_path / "link").is_symlink()
-    assert (tmp_path / "real").read_bytes() == b"new"
-    assert stat.S_IMODE((tmp_path / "real").stat().st_mode) == 0o640
-
-
-def fail_with(error):
-    def fail(_handle):
-        raise error
-
-    return fail
-
-
-@pytest.mark.parametrize("there", [True, False])
-def test_a_full_disk_costs_nothing(tmp_path, monkeypatch, there):
-    file = tmp_path / "a.csv"
-    if there:
-        file.write_bytes(b"old")
-    before = list(tmp_path.iterdir())
-    monkeypatch.setattr(os, "fsync", fail_with(OSError(errno.ENOSPC, "No space left on device")))
-    with pytest.raises(EdgespecError, match=r"csv .*a\.csv: cannot be written: the disk is full"):
-        exports.write_file(file, b"new", field="csv")
-    assert list(tmp_path.iterdir()) == before
-    assert not there or file.read_bytes() == b"old"
-
-
-def test_the_system_s_own_full_device():
-    with pytest.raises(EdgespecError, match="json /dev/full: cannot be written: the disk is full"):
-        exports.write_file(Path("/dev/full"), b"new", field="json")
-
-
-def test_interrupted(tmp_path, monkeypatch):
-    (tmp_path / "a.csv").write_bytes(b"old")
-    monkeypatch.setattr(os, "fsync", fail_with(KeyboardInterrupt()))
-    with pytest.raises(KeyboardInterrupt):
-        exports.write_file(tmp_path / "a.csv", b"new", field="csv")
-    assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [("a.csv", b"old")]
-
-
-def refused(tmp_path):
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "file").write_bytes(b"")
-    (tmp_path / "loop").symlink_to("loop")
-    return {
-        tmp_path / "missing/a.csv": "there is no folder",
-        tmp_path / "file/a.csv": "there is no folder",
-        tmp_path / "folder": "a folder is there",
-        tmp_path / "loop": "cannot be written",
-        tmp_path / ("x" * 300): "too long",
-        Path("/proc/a.csv"): "/proc/a.csv",  # read-only, for root too
-    }
-
-
-def test_what_cannot_be_written_is_said_in_a_line_before_and_after(tmp_path):
-    for path, words in refused(tmp_path).items():
-        for call in (
-            lambda path=path: exports.check_writable(path, "report"),
-            lambda path=path: exports.write_file(path, b"new", field="report"),
-        ):
-            with pytest.raises(EdgespecError) as caught:
-                call()
-            line = str(caught.value)
-            assert line.startswith(f"report {path}: cannot be written: ")
-            assert words in line
-            assert "\n" not in line
-    with pytest.raises(UsageError):
-        exports.check_writable(tmp_path / "missing/a.csv", "report")
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_read_only_folder_and_a_read_only_file(tmp_path):
-    (tmp_path / "a.csv").write_bytes(b"old")
-    (tmp_path / "a.csv").chmod(0o444)
-    with pytest.raises(UsageError, match="read-only"):
-        exports.check_writable(tmp_path / "a.csv", "csv")
-    with pytest.raises(EdgespecError, match="read-only"):
-        exports.write_file(tmp_path / "a.csv", b"new", field="csv")
-    tmp_path.chmod(0o555)
-    with pytest.raises(UsageError, match="Permission denied"):
-        exports.check_writable(tmp_path / "b.csv", "csv")
-    tmp_path.chmod(0o755)
-
-
-def test_the_check_leaves_nothing_behind(tmp_path):
-    (tmp_path / "old").write_bytes(b"old")
-    stamp = (tmp_path / "old").stat().st_mtime_ns
-    for path in (tmp_path / "old", tmp_path / "new", Path("/dev/null")):
-        exports.check_writable(path, "csv")
-    assert [file.name for file in tmp_path.iterdir()] == ["old"]
-    assert ((tmp_path / "old").read_bytes(), (tmp_path / "old").stat().st_mtime_ns) == (b"old", stamp)
 
 
 def test_variants_that_are_not_exact_are_marked_as_such():

@@ -29,6 +29,7 @@ from edgespec.llama.fingerprints import tokenizer_fingerprint
 from edgespec.llama.gguf_header import read_header
 from edgespec.llama.weights import Model
 from edgespec.models.pull import hash_file
+from edgespec.platform.files import cache_root
 from kept_drafts import keep_draft
 
 
@@ -91,8 +92,10 @@ def texts(history, path):
 
 
 def test_info_of_nothing(edgespec):
-    assert edgespec("info") == (f"nothing is stored in {history_root()}\n", "")
-    assert json.loads(edgespec("info", "--json")[0]) == {
+    assert edgespec("info") == (f"nothing is kept in {cache_root()}\n", "")
+    found = json.loads(edgespec("info", "--json")[0])
+    assert {(row["files"], row["bytes"]) for row in found.pop("kept")} == {(0, 0)}
+    assert found == {
         "directory": str(history_root()),
         "max_tokens": MAX_TOKENS,
         "histories": [],
@@ -149,7 +152,7 @@ def test_clear(edgespec, history):
         f"{other.path}: deleted, 1 documents",
     ]
     assert {path.suffix for path in history_root().iterdir()} == {".lock"}
-    assert edgespec("clear") == (f"nothing is stored in {history_root()}\n", "")
+    assert edgespec("clear") == ("nothing is kept of history, chat-lines, forge\n", "")
 
 
 def test_clear_leaves_a_later_format_and_says_so(edgespec, history):
@@ -181,7 +184,8 @@ def forge(tiny_path):
 
 def test_info_of_what_drafts_are_made_from(edgespec, forge):
     text, _ = edgespec("info")
-    assert text.startswith(f"nothing is stored in {history_root()}\n\ndrafts for")
+    assert text.startswith("forge   ")
+    assert "\n\ndrafts for" in text
     row = next(line.split() for line in text.splitlines() if line.startswith("my-target"))
     assert row[:3] == ["my-target", "3", "2"]
     assert row[-1] == str(forge.folder)
@@ -204,14 +208,14 @@ def test_clear_takes_own_texts_from_what_drafts_are_made_from(edgespec, history,
     assert text.splitlines() == [
         f"{history.path}: deleted, 1 documents",
         f"{forge.folder}: deleted, 2 of 3 texts: those of yours",
-        f"{forge.folder}: its checkpoints may still know of these texts; `edgespec cache clear --forge` "
+        f"{forge.folder}: its checkpoints may still know of these texts; `edgespec cache clear forge` "
         "deletes them",
         "mine: kept, a draft trained on your texts, of which it may still know; `edgespec draft remove mine "
         "--data` deletes it, and what is left of its training",
     ]
     assert [text.source for text in forge.texts()] == [BUILT_IN]
     nothing, mine = edgespec("clear")[0].splitlines()
-    assert nothing == f"nothing is stored in {history_root()}"
+    assert nothing == "nothing is kept of history, chat-lines, forge"
     assert mine.startswith("mine: kept, ")
 
 

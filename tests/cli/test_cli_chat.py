@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 from itertools import pairwise
@@ -16,10 +17,12 @@ from prompt_toolkit.output import DummyOutput
 
 from command_line import COMMAND, failed, run_cli
 from edgespec.cli import app
+from edgespec.cli.chat_lines import file_name
 from edgespec.cli.line_editor import LineEditor
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.conversation import ChatAnswer, Conversation, Exchange
 from edgespec.engine.engine import Engine
+from edgespec.errors import UsageError
 from edgespec.platform.signals import SignalPipe
 from terminals import Terminal
 from tiny_gguf import EOS, IM_END, write_tiny_gguf
@@ -279,9 +282,9 @@ def test_a_conversation_in_a_terminal(type_in, tmp_path):
 
         terminal.type("/nope\r")
         terminal.expect("there is no command /nope")
-        terminal.expect("> /nope")
-        terminal.type("\x15/he\t")  # what could not be done stands there to be edited; Tab completes
-        terminal.expect("help")  # the slash of /nope stands there already
+        terminal.expect(">")
+        terminal.type("/he\t")  # the prompt is empty; Tab completes
+        terminal.expect("/help")
         terminal.type("\r")
         terminal.expect("Begin a new line")
         terminal.expect(">")
@@ -432,10 +435,81 @@ def test_the_line_editor_gives_the_signals_back():
             assert signal.set_wakeup_fd(descriptor) == descriptor >= 0
 
 
-def test_the_line_that_could_not_be_done_is_there_to_be_edited():
-    with create_pipe_input() as keys, create_app_session(input=keys, output=DummyOutput()):
-        keys.send_text("d\r")
-        assert LineEditor({"/exit": ""}, None).read("abc") == "abcd"
+def test_a_line_that_failed_comes_back_by_arrow_up_only(type_in, tmp_path):
+    with type_in("-n", 4, "--seed", 1) as terminal:
+        terminal.expect(">")
+        terminal.type("/load missing.json\r")
+        terminal.expect("missing.json: no such file")
+        terminal.expect(">")
+        terminal.type("/help\r")  # the prompt was empty
+        terminal.expect("Ctrl-Z")
+        terminal.expect(">")
+        terminal.type("\x1b[A\x1b[A")
+        terminal.expect("/load missing.json")
+        terminal.type("\x03")
+        file = tmp_path / "my file.json"
+        for typed in (f'"{file}"', f"'{file}'", str(file).replace(" ", "\\ "), str(file)):
+            terminal.type(f"/save {typed}\r")
+            terminal.expect(r"exchanges saved to .*my file\.json \(\d+ bytes\)")
+            assert [one.name for one in tmp_path.glob("*.json*")] == ["my file.json"]
+            file.unlink()
+
+
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [
+        ("a.json", "a.json"),
+        ('"my file.json"', "my file.json"),
+        ("'my file.json'", "my file.json"),
+        ("my\\ file.json", "my file.json"),
+        ("my file.json", "my file.json"),
+        ('my" "file.json', "my file.json"),
+        ("it's mine.json", "it's mine.json"),
+        ('"~/a b.json"', "~/a b.json"),
+        ("", ""),
+    ],
+)
+def test_names_of_files_are_read_as_in_a_shell(typed, name):
+    assert file_name(typed) == name
+
+
+@pytest.mark.parametrize("typed", ['"my file.json', '"a" b', "'a.json"])
+def test_quotes_that_do_not_end_are_refused(typed):
+    with pytest.raises(UsageError, match="end its quotes"):
+        file_name(typed)
+
+
+@pytest.mark.slow
+def test_ctrl_z_suspends_at_the_prompt_and_in_an_answer(environment, long_path):
+    """Under a shell with job control, as people have; what is typed after `fg` is answered."""
+    chat = [*COMMAND, "chat", "-t", str(long_path), "--drafter", "none", *map(str, (*ENDLESS, *RANDOM))]
+    with Terminal(["bash", "--norc", "--noprofile", "-i"], environment, timeout_s=60) as shell:
+        shell.expect(r"[$#] ")
+        shell.type(shlex.join(chat) + "\n")
+        shell.expect("Ctrl-D ends")
+        shell.expect(">")
+        shell.type("\x1a")
+        shell.expect("Stopped")
+        shell.type("stty -a | grep -o ' icanon\\| echo '\n")  # the shell has its terminal back
+        shell.expect("icanon")
+        shell.type("fg\n")
+        shell.expect(">")
+        shell.type("abc\r")
+        shell.expect(r"abc[\r\n]+")
+        shell.expect(r"[^\x00-\x1f]{40}")
+        shell.type("\x1a")
+        shell.expect("Stopped")
+        shell.type("echo still $((40 + 2))\n")
+        shell.expect("still 42")
+        shell.type("fg\n")
+        shell.expect(r"[^\x00-\x1f]{40}")
+        shell.type("\x03")
+        shell.expect("cut by Ctrl-C")
+        shell.expect(">")
+        shell.type("/exit\r")
+        shell.expect(r"[$#] ")
+        shell.type("exit\n")
+        assert shell.wait() == 0
 
 
 # ---- bad input ----

@@ -110,8 +110,8 @@ def test_the_header_of_a_file_that_is_here_wins(tmp_path, nothing_here, tiny_pat
     assert expected_bytes(pulled, registry({}, pulled), nothing_here) == loaded_bytes(9, SHAPE, 2048)
 
 
-def fit(name: str, needed: int, *, fits: bool = True) -> PairFit:
-    return PairFit(name, "a", "a", needed, fits)
+def fit(name: str, needed: int, *, fits: bool = True, speed: float | None = None) -> PairFit:
+    return PairFit(name, "a", "a", needed, fits, speed)
 
 
 @pytest.mark.parametrize(
@@ -124,8 +124,19 @@ def fit(name: str, needed: int, *, fits: bool = True) -> PairFit:
         ([fit("all", 4 * GIB)], None),
         ([fit("small", 2 * GIB), fit("large", 2 * GIB + (32 << 20))], "large"),
         ([fit("large", 2 * GIB), fit("small", 2 * GIB + (32 << 20))], "large"),  # the last in the registry
+        ([fit("small", GIB, speed=9), fit("large", 2 * GIB, speed=4)], "small"),  # the larger is too slow
+        ([fit("small", GIB, speed=20), fit("large", 2 * GIB, speed=8)], "large"),
+        ([fit("small", GIB, speed=5), fit("large", 2 * GIB, speed=2)], "small"),  # none is readable
     ],
 )
 def test_the_best(tmp_path, pairs, best):
     known = registry(dict.fromkeys(("small", "large", "all"), ("a", "a")), entry("a", 1))
     assert best_pair(pairs, known, memory(tmp_path / "root", 4 * GIB, 4 * GIB)) == best
+
+
+def test_the_speed_of_a_pair_is_that_of_reading_its_target(tmp_path, nothing_here):
+    known = registry(
+        {"plain": ("a", "a"), "experts": ("b", "a")}, entry("a", GIB), entry("b", 10 * GIB, params="30B-A3B")
+    )
+    found = fitting_pairs(known, nothing_here, memory(tmp_path / "root", GIB, GIB), bandwidth=10.0 * GIB)
+    assert {fit.pair: fit.tokens_per_s for fit in found} == {"plain": 10.0, "experts": 10.0}

@@ -17,10 +17,11 @@ from __future__ import annotations
 import importlib
 from pathlib import Path
 
-from edgespec.benchmark.exports import Summaries, write_file
+from edgespec.benchmark.exports import Summaries
 from edgespec.benchmark.report.rows import read_outcome
 from edgespec.benchmark.runs import BenchmarkOutcome
 from edgespec.errors import EdgespecError
+from edgespec.platform.files import write_file
 
 __all__ = ["require_plotting", "write_png", "write_report"]
 

@@ -134,16 +134,27 @@ def read_outcome(outcome: BenchmarkOutcome, summaries: Summaries | None = None) 
     found = summarise(outcome) if summaries is None else summaries
     ran = tuple((cell, summary) for cell, summary in zip(outcome.cells, found, strict=True) if summary)
     rows: list[Row] = []
+    # Every cell measures plain decoding too: it is listed once, if possible of the cell that has no draft.
+    listed: dict[tuple[str, str], Cell] = {}
+    for cell, _ in sorted(ran, key=lambda one: bool(one[0].draft)):
+        listed.setdefault(_plain_of(cell), cell)
     for cell, summary in ran:
         overall, *categories = summary
         compared = {comparison.variant: comparison for comparison in overall.comparisons}
         for variant in overall.variants:
+            if variant.variant == PLAIN and listed[_plain_of(cell)] is not cell:
+                continue
             accuracy = outcome.accuracy_of(cell) if measures_target(variant) else None
             solved = outcome.solved_by(cell, variant.variant)
             compared_with = compared.get(variant.variant)
             rows.append(Row(len(rows) + 1, cell, variant, compared_with, tuple(categories), accuracy, solved))
     skipped = tuple(cell for cell in outcome.cells if cell.skipped)
     return ReportData(outcome, tuple(rows), ran, skipped, _energy_column(rows), curves(outcome))
+
+
+def _plain_of(cell: Cell) -> tuple[str, str]:
+    """Return the configuration that plain decoding has in a cell."""
+    return cell.target, cell.kernels
 
 
 def _energy_column(rows: list[Row]) -> EnergyColumn | None:
@@ -259,14 +270,15 @@ def title(outcome: BenchmarkOutcome) -> str:
 def best_row(reading: ReportData) -> Row | None:
     """Return the row for the headline: of a single cell the first variant that drafts, else the fastest row.
 
-    A row that is not exact is chosen only if there is no other, because its texts are not the target's.
+    The fastest by the column tokens/s. A row that is not exact is chosen only if there is no other, because
+    its texts are not the target's.
     """
     exact = [row for row in reading.rows if row.variant.exact]
     if len(reading.cells) == 1:
         found = [row for row in reading.rows if row.comparison and row.comparison.speedup]
         compared = [row for row in found if row.variant.exact] or found
         return next((row for row in compared if row.variant.variant == "auto"), next(iter(compared), None))
-    return max(exact or reading.rows, key=lambda row: row.variant.whole_tokens_per_s or 0.0, default=None)
+    return max(exact or reading.rows, key=lambda row: row.variant.decode_tokens_per_s or 0.0, default=None)
 
 
 def headline(reading: ReportData) -> str:
@@ -277,14 +289,19 @@ def headline(reading: ReportData) -> str:
     text = _speedup(reading, row)
     if len(reading.cells) == 1:
         return f"{row.variant_name} is {text}."
-    speed = fixed(row.variant.whole_tokens_per_s, 1)
-    return f"Fastest is row {row.number} with {speed} tokens/s of whole generations ({row.name}): {text}."
+    speed, whole = (fixed(x, 1) for x in (row.variant.decode_tokens_per_s, row.variant.whole_tokens_per_s))
+    return (
+        f"Fastest is row {row.number} with {speed} tokens/s, {whole} with the reading of its prompts "
+        f"({row.name}): whole generations are {text}."
+    )
 
 
 def _speedup(reading: ReportData, row: Row) -> str:
     if row.comparison is None or row.comparison.speedup is None:
         return (
-            "no drafting was faster" if row.variant.variant == PLAIN else "not compared with plain decoding"
+            "not faster with any draft"
+            if row.variant.variant == PLAIN
+            else "not compared with plain decoding"
         )
     speedup = row.comparison.speedup
     if speedup.low is None or speedup.high is None:
@@ -341,7 +358,10 @@ def energy_line(reading: ReportData) -> str:
         return f"Energy: from {sources}.{_without_joules(reading)}"
     kind = "net of the idle machine" if column.net else "gross"
     text = f"Energy: {joules(column.of(row.variant), row.variant)} J a token, {kind}"
-    plain = next((r for r in reading.rows if r.cell is row.cell and r.variant.variant == PLAIN), None)
+    plain = next(
+        (r for r in reading.rows if _plain_of(r.cell) == _plain_of(row.cell) and r.variant.variant == PLAIN),
+        None,
+    )
     if plain and plain is not row and column.of(plain.variant) is not None:
         text += f", beside {joules(column.of(plain.variant), plain.variant)} of plain decoding"
     if row.comparison and row.comparison.joules:

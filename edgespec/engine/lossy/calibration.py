@@ -23,7 +23,7 @@ from edgespec.decoding.options import Span, Waking
 from edgespec.errors import UsageError, describe_os_error
 from edgespec.llama.fingerprints import file_fingerprint
 from edgespec.llama.gguf_header import GGUFHeader
-from edgespec.platform.files import cache_root
+from edgespec.platform.kept import PROFILES
 from edgespec.platform.messages import MessageFn, silent
 from edgespec.platform.state_file import DamagedFileError, NewerFormatError, StateFile, parse_struct
 
@@ -98,7 +98,7 @@ def calibration_path(target: GGUFHeader, draft: GGUFHeader) -> Path:
     digest = hashlib.sha256(
         json.dumps([file_fingerprint(target), file_fingerprint(draft)]).encode()
     ).hexdigest()[:16]
-    return cache_root() / "profiles" / f"{names}-{digest}.calibration.json"
+    return PROFILES.path() / f"{names}-{digest}.calibration.json"
 
 
 def load(target: GGUFHeader, draft: GGUFHeader) -> Calibration:

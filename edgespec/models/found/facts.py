@@ -22,7 +22,7 @@ from edgespec.llama.quantize import QUANT_TYPES
 from edgespec.models.footprint import shape_of
 from edgespec.models.found.files import real_path
 from edgespec.models.found.model import FoundModel
-from edgespec.platform.files import cache_root
+from edgespec.platform.kept import MODEL_FACTS
 from edgespec.platform.state_file import StateFile, parse_struct
 
 _FORMAT = 1  # of the facts: those of another one are read again
@@ -81,7 +81,7 @@ class FactsReader:
     def __init__(self) -> None:
         """Begin with what is stored; without a cache every header is read."""
         self._stored = StateFile(
-            cache_root() / "model_facts.json",
+            MODEL_FACTS.path(),
             lambda data: parse_struct(data, _Table),
             lock=".model_facts.lock",
         )

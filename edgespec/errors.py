@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral, Real
 from types import TracebackType
 from typing import get_args
 
@@ -82,6 +83,31 @@ class LogitsOf:
                 f"{self._path}: {error}; the model file may be damaged (`edgespec models verify`), "
                 "or the logit bias forbids every token"
             ) from error
+
+
+def whole_number(field: str, value: object) -> int:
+    """Return a whole number, such as Python's or numpy's, as an int. Raises UsageError for others."""
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        return int(value)
+    raise UsageError(f"must be a whole number, not {kind_of(value)}", field=field, value=value)
+
+
+def check_number(field: str, value: object) -> None:
+    """Raise UsageError unless `value` is a number."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise UsageError(f"must be a number, not {kind_of(value)}", field=field, value=value)
+
+
+def check_text(field: str, value: object) -> None:
+    """Raise UsageError unless `value` is text."""
+    if not isinstance(value, str):
+        cure = "; decode them first" if isinstance(value, (bytes, bytearray, memoryview)) else ""
+        raise UsageError(f"must be text, not {kind_of(value)}{cure}", field=field)
+
+
+def kind_of(value: object) -> str:
+    """Return the type of a value that is not what was wanted, for an error."""
+    return "None" if value is None else type(value).__name__
 
 
 def check_choice(field: str, value: str | None, choices: object) -> None:

@@ -26,6 +26,7 @@ from edgespec.benchmark.speech import SpeechBench, compared_with_known
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.suites import Prompt
 from edgespec.platform.closing import Closing
+from edgespec.platform.files import why_no_file
 
 WHISPER_CPP_PROGRAM = "whisper-cli"
 
@@ -160,8 +161,8 @@ def faster_whisper(command: str) -> tuple[str, Path]:
 def whisper_cpp(command: str) -> tuple[str, Path]:
     """Return its program and the file of its model. Raises UsageError."""
     program, model = _program_and_model(command, shutil.which(WHISPER_CPP_PROGRAM), "whisper_cpp")
-    if not model.is_file():
-        raise UsageError("no such file; name a model of whisper.cpp", field="whisper_cpp", value=model)
+    if why := why_no_file(model):
+        raise UsageError(f"{why}; name a model of whisper.cpp", field="whisper_cpp", value=model)
     return program, model
 
 

@@ -18,7 +18,7 @@ from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.models.entries import nearest
 from edgespec.models.sources import format_size
 from edgespec.models.store import Store
-from edgespec.platform.files import cache_root, expand_user
+from edgespec.platform.files import cache_root, check_file, expand_user
 from edgespec.platform.kept import EVERYTHING, FORGE, HISTORY, MODELS, NODE_WEIGHTS, Kept
 
 if TYPE_CHECKING:
@@ -362,6 +362,6 @@ def import_command(
 
     paths = [expand_user(file) for file in files]
     for path in paths:
-        if not path.is_dir() and not path.is_file():
-            raise UsageError(f"{path}: {'not a regular file' if path.exists() else 'no such file'}")
+        if not path.is_dir():
+            check_file(path)
     import_files(paths, target)

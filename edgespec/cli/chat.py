@@ -20,6 +20,7 @@ from edgespec.cli.options import (
     ModelFirst,
     Sampling,
     ShowDraftOption,
+    SpecialOption,
     SystemOption,
     most_tokens,
     refuse_contradictions,
@@ -54,6 +55,7 @@ class ChatStart:
 
     system: SystemOption = None
     chat_template: ChatTemplateOption = None
+    special: SpecialOption = None
     load: Annotated[Path | None, typer.Option(metavar="FILE", help="Go on with a saved conversation.")] = None
 
     def conversation(self) -> Conversation:
@@ -126,7 +128,7 @@ def chat_command(
                 f"{engine.target_name} has no chat template, and cannot chat: "
                 "`edgespec run` continues a text with it"
             )
-        settings = ChatSettings(options, length.ctx, json=output.json, show_draft=output.show_draft)
+        settings = ChatSettings(options, length.ctx, output.json, output.show_draft, bool(beginning.special))
         chat = Chat(engine, conversation, settings, n_ctx=length.ctx or _context(engine))
         if not sys.stdin.isatty():
             return _pipe(chat)
@@ -166,15 +168,9 @@ def _type(chat: Chat, *, cache: bool) -> None:
 
 
 def _pipe(chat: Chat) -> int:
-    """Answer stdin line by line; return 1 if a line failed."""
+    """Answer stdin line by line, those after a line that failed too; return 1 if one did."""
     for number, data in enumerate(sys.stdin.buffer, 1):
-        try:
-            line = data.decode()
-        except UnicodeDecodeError as error:
-            raise EdgespecError(
-                f"stdin is not UTF-8 text: byte 0x{data[error.start]:02x} in line {number}; convert it first"
-            ) from None
-        chat.take(line)
+        chat.take(data, number)
         if chat.interrupted:
             return INTERRUPTED
         if chat.ended:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -45,6 +46,8 @@ class ChatSettings:
     """The context that the user asked for."""
     json: bool
     show_draft: bool
+    parse_special: bool = False
+    """Whether names of control tokens in messages are these tokens."""
 
 
 class Chat:
@@ -73,10 +76,14 @@ class Chat:
         draft = self._engine.draft_name
         return self._engine.target_name + (f", drafted by {draft}" if draft else ", alone")
 
-    def take(self, line: str) -> None:
-        """Answer or run `line`; an error is printed, and noted in `failed`."""
-        text = line.strip()
+    def take(self, typed: str | bytes, number: int = 0) -> None:
+        """Answer or run a line; an error is printed, and noted in `failed`.
+
+        `number`: which line of a pipe it is, where it comes as bytes.
+        """
         try:
+            line = typed if isinstance(typed, str) else _decoded(typed, number)
+            text = line.strip()
             check_unicode(text)
             if text.lower() in _LEAVE:
                 message(f"{text} ends the chat, as /exit does")
@@ -107,7 +114,11 @@ class Chat:
         """Answer `question`."""
         n_left_out = self.conversation.n_left_out
         tokens = self.conversation.prompt(
-            question, self._engine.target, n_ctx=self._n_ctx, n_predict=self._settings.options.n_predict
+            question,
+            self._engine.target,
+            n_ctx=self._n_ctx,
+            n_predict=self._settings.options.n_predict,
+            parse_special=self._settings.parse_special,
         )
         self._tell_left_out(n_left_out)
         self._write(tokens, lambda answer: self.conversation.add(Exchange(question, answer)))
@@ -187,7 +198,9 @@ class Chat:
         model, conversation = self._engine.target, self.conversation
         n_predict = self._settings.options.n_predict
         n_left_out = conversation.n_left_out
-        tokens = conversation.continued(model, n_ctx=self._n_ctx, n_predict=n_predict)
+        tokens = conversation.continued(
+            model, n_ctx=self._n_ctx, n_predict=n_predict, parse_special=self._settings.parse_special
+        )
         self._tell_left_out(n_left_out)
 
         def keep(rest: ChatAnswer) -> None:
@@ -299,6 +312,21 @@ def file_name(typed: str) -> str:
     if quoted:
         raise UsageError(f"{typed}: name one file, and end its quotes")
     return typed
+
+
+def _decoded(data: bytes, number: int) -> str:
+    """Return a line of a pipe as text. Raises EdgespecError."""
+    if number == 1:
+        data = data.removeprefix(codecs.BOM_UTF8)
+    try:
+        at = data.find(b"\0")
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        at = error.start
+    if at < 0:
+        return text
+    where = f"byte 0x{data[at]:02x} in line {number}"
+    raise EdgespecError(f"stdin is not UTF-8 text: {where}, which is left out; convert it first")
 
 
 def check_unicode(text: str) -> None:

@@ -72,6 +72,15 @@ ChatTemplateOption = Annotated[
         rich_help_panel=PROMPT,
     ),
 ]
+SpecialOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--special/--no-special",
+        help="Read names of control tokens in what is asked (<|im_end|>) as these tokens, or as text.",
+        show_default="text in a chat template, tokens without",
+        rich_help_panel=PROMPT,
+    ),
+]
 ShowDraftOption = Annotated[
     bool,
     typer.Option("--show-draft", help="Colour accepted, resampled and bonus tokens.", rich_help_panel=OUTPUT),

@@ -76,6 +76,7 @@ def run_command(
             options,
             system=prompt.system,
             chat=prompt.in_template,
+            parse_special=prompt.special,
             on_step=ExplainedSteps(engine.target, drafting.explain).print if drafting.explain else None,
         )
         code = _show(stream, output, engine.target.n_ctx_train, explain=drafting.explain is not None)

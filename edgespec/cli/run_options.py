@@ -21,6 +21,7 @@ from edgespec.cli.options import (
     EnergyOption,
     Explanation,
     ShowDraftOption,
+    SpecialOption,
     SystemOption,
     WattsOption,
 )
@@ -58,6 +59,7 @@ class PromptOptions:
     raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as it is, without template.")] = (
         False
     )
+    special: SpecialOption = None
     stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; may be repeated.")] = None
 
     @property

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 from edgespec.decoding.drafter import Drafter, DraftOutcome, Position
@@ -23,7 +24,7 @@ from edgespec.decoding.token_sequence import TokenSequence
 from edgespec.decoding.tree import NO_NODES, Tree, lower
 from edgespec.decoding.verify import Verifier
 from edgespec.energy import Phase
-from edgespec.errors import LogitsOf
+from edgespec.errors import EdgespecError, LogitsOf
 from edgespec.llama.outputs import Features, ForwardResult, Rows
 from edgespec.llama.session import Session
 
@@ -136,7 +137,8 @@ class Generation:
         finally:
             if self._constraint:
                 self._constraint.close()
-            self._target.rewind(min(self._target.n_past, len(self.tokens)))
+            with suppress(EdgespecError):  # it is closed: the process ends, or is a forked child
+                self._target.rewind(min(self._target.n_past, len(self.tokens)))
 
     def _run(self) -> Generator[Ask | GenerationEvent, Any]:
         yield (yield from self._prefill())

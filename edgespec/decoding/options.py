@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypedDict, Unpack
+from numbers import Integral
+from typing import Any, Literal, TypedDict, Unpack
 
 from edgespec.decoding.choices import DrafterName, Rule, Signal
 from edgespec.decoding.grammar.grammar import Grammar
 from edgespec.decoding.records import Token
 from edgespec.decoding.sampling import SamplingParams
-from edgespec.errors import UsageError, check_choice
+from edgespec.errors import UsageError, check_choice, check_number, check_text, kind_of, whole_number
 
 MAX_GAMMA = 32
 """Most tokens drafted per step."""
@@ -106,8 +107,14 @@ class Options:
     `n_predict` may be 0."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
-        object.__setattr__(self, "stop_tokens", tuple(self.stop_tokens))
+        object.__setattr__(self, "stop", _texts("stop", self.stop))
+        object.__setattr__(self, "stop_tokens", tuple(token_ids("stop_tokens", self.stop_tokens)))
+        for name in ("seed", "n_predict", "gamma", "n_logprobs"):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, whole_number(name, value))
+        check_number("lenience", self.lenience)
+        if not isinstance(self.params, SamplingParams):
+            raise UsageError("must be SamplingParams", field="params", value=self.params)
         self._check_ranges()
         self._check_modes()
 
@@ -170,6 +177,37 @@ class Options:
             raise UsageError(problem, field="rule", value=self.rule)
         if self.grammar:
             raise UsageError("contradicts a cascade: choose one", field=self.grammar.name)
+
+
+def token_ids(
+    field: str, given: object, n_vocab: int | None = None, *, wanted: str = "a list of token ids"
+) -> list[int]:
+    """Return a list of token ids; numpy's numbers are fine. Raises UsageError for anything else.
+
+    `n_vocab`: how many tokens the model has, if it is known. `wanted`: what may be given, for the error.
+    """
+    is_bytes = isinstance(given, (bytes, bytearray, memoryview))
+    if is_bytes or isinstance(given, (str, Mapping, Set)) or not isinstance(given, Iterable):
+        cure = "; decode them to text" if is_bytes else ""
+        raise UsageError(f"must be {wanted}, not {kind_of(given)}{cure}", field=field)
+    found: list[int] = []
+    for i, token in enumerate(given):
+        if not isinstance(token, Integral) or isinstance(token, bool):
+            raise UsageError(f"number {i} is a {type(token).__name__}, not a token id", field=field)
+        if not 0 <= int(token) < (n_vocab or 1 << 31):
+            known = "0 or more" if n_vocab is None else f"0 to {n_vocab - 1}"
+            raise UsageError(f"no token {token}: the model's are {known}", field=field)
+        found.append(int(token))
+    return found
+
+
+def _texts(field: str, given: Any) -> tuple[str, ...]:  # noqa: ANN401 - what a user gives
+    """Return a text, or several, as a tuple. Raises UsageError for anything else."""
+    is_list = isinstance(given, Iterable) and not isinstance(given, (str, bytes, bytearray, memoryview))
+    texts: tuple[Any, ...] = tuple(given) if is_list else (given,)
+    for text in texts:
+        check_text(field, text)
+    return texts
 
 
 class OptionKeywords(TypedDict, total=False):

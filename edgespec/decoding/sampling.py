@@ -11,7 +11,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from edgespec import _core
-from edgespec.errors import UsageError
+from edgespec.errors import UsageError, check_number, whole_number
+
+_NUMBERS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "repeat_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+)
 
 
 @dataclass(frozen=True)
@@ -44,6 +54,10 @@ class SamplingParams:
     """Added to the logits of these token ids; -inf forbids a token."""
 
     def __post_init__(self) -> None:
+        for name in ("top_k", "penalty_last_n"):
+            object.__setattr__(self, name, whole_number(name, getattr(self, name)))
+        for name in _NUMBERS:
+            check_number(name, getattr(self, name))
         checks = [
             (
                 "temperature",
@@ -68,7 +82,11 @@ class SamplingParams:
         for name, value, good, wanted in checks:
             if not good:
                 raise UsageError(f"must be {wanted}", field=name, value=value)
+        if not isinstance(self.logit_bias, Mapping):
+            raise UsageError("must say the bias of each token id", field="logit_bias")
         for token, bias in self.logit_bias.items():
+            whole_number("logit_bias", token)
+            check_number("logit_bias", bias)
             if not (bias == -math.inf or abs(bias) <= 1e4):
                 problem = "must be -10000 to 10000, or -inf"
                 raise UsageError(problem, field="logit_bias", value=f"{token}={bias}")

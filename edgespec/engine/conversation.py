@@ -16,7 +16,7 @@ from typing import Literal
 import msgspec
 
 from edgespec.decoding.records import Result
-from edgespec.errors import EdgespecError, UsageError, describe_os_error
+from edgespec.errors import EdgespecError, UsageError, check_text, describe_os_error
 from edgespec.llama.weights import Model
 from edgespec.platform.files import write_atomically
 
@@ -83,28 +83,41 @@ class Conversation:
             self.n_left_out = 0  # the remaining ones may fit
         return last
 
-    def prompt(self, question: str, model: Model, *, n_ctx: int, n_predict: int | None) -> list[int]:
+    def prompt(
+        self,
+        question: str,
+        model: Model,
+        *,
+        n_ctx: int,
+        n_predict: int | None,
+        parse_special: bool = False,
+    ) -> list[int]:
         """Return the tokens of the prompt for `question`, with room in `n_ctx` tokens for an answer.
 
         The room is `n_predict` tokens, but at most half of the context; if it is None, an eighth of the
         context. If the prompt does not leave that room, the oldest exchanges are left out of this prompt and
         of all later ones (`n_left_out`), until the prompt takes three quarters of what it may take. The
-        system message and the question always stay. Raises EdgespecError if those two alone leave too little
-        room, or the template fails.
+        system message and the question always stay. `parse_special`: as of `Model.render_chat`. Raises
+        EdgespecError if those two alone leave too little room, or the template fails.
         """
+        check_text("question", question)
+
+        def tokens_without(n: int) -> list[int]:
+            return self._tokens(question, model, n, parse_special=parse_special)
+
         room = max(1, n_ctx // _ANSWER_SHARE if n_predict is None else min(n_predict, n_ctx // 2))
         n_fitting = n_ctx - room
         n_left_out, n_all = self.n_left_out, len(self.exchanges)
-        tokens = self._tokens(question, model, n_left_out)
+        tokens = tokens_without(n_left_out)
         if len(tokens) > n_fitting and n_left_out < n_all:
             goal = int(_KEPT_SHARE * n_fitting)
             # Perhaps all exchanges are left out; whether the question alone fits is checked below.
             n_left_out += 1 + bisect_left(
                 range(n_left_out + 1, n_all),
                 True,
-                key=lambda n: len(self._tokens(question, model, n)) <= goal,
+                key=lambda n: len(tokens_without(n)) <= goal,
             )
-            tokens = self._tokens(question, model, n_left_out)
+            tokens = tokens_without(n_left_out)
         if len(tokens) > n_fitting:
             with_system = "" if self.system is None else " with the system message"
             raise EdgespecError(
@@ -114,7 +127,9 @@ class Conversation:
         self.n_left_out = n_left_out
         return tokens
 
-    def continued(self, model: Model, *, n_ctx: int, n_predict: int | None) -> list[int]:
+    def continued(
+        self, model: Model, *, n_ctx: int, n_predict: int | None, parse_special: bool = False
+    ) -> list[int]:
         """Return the tokens of the prompt that goes on with the last answer; arguments as for `prompt`.
 
         Raises UsageError if there is none that was cut, EdgespecError as `prompt`.
@@ -127,25 +142,29 @@ class Conversation:
             written = tuple(model.tokenize(last.answer.text, add_special=False, parse_special=False))
         room = len(written) + (n_ctx // _ANSWER_SHARE if n_predict is None else n_predict)
         try:
-            tokens = [*self.prompt(last.question, model, n_ctx=n_ctx, n_predict=room), *written]
+            tokens = [
+                *self.prompt(last.question, model, n_ctx=n_ctx, n_predict=room, parse_special=parse_special),
+                *written,
+            ]
         finally:
             self.exchanges.append(last)
         if len(tokens) >= n_ctx:
             raise EdgespecError(f"the context of {n_ctx:,} tokens is full: choose a larger one")
         return tokens
 
-    def _tokens(self, question: str, model: Model, n_left_out: int) -> list[int]:
+    def _tokens(self, question: str, model: Model, n_left_out: int, *, parse_special: bool) -> list[int]:
         """Return the tokens of the prompt without the first `n_left_out` exchanges."""
         kept = self.exchanges[n_left_out:]
-        text = model.render_chat(self._messages(kept, question, [e.answer.text for e in kept]))
+        said = [exchange.answer.text for exchange in kept]
+        text = model.render_chat(self._messages(kept, question, said), parse_special=parse_special)
         if not any(exchange.answer.token_ids for exchange in kept):
             return model.tokenize_rendered(text)
         marks = [f"\ue000{i}\ue001" for i in range(len(kept))]
-        marked = model.render_chat(self._messages(kept, question, marks))
+        marked = model.render_chat(self._messages(kept, question, marks), parse_special=parse_special)
         first, *others = _parts(text, _split(marked, marks), [exchange.answer for exchange in kept])
         tokens = model.tokenize_rendered(first[1])
         for token_ids, following in others:
-            rest = model.tokenize(following, add_special=False, parse_special=True)
+            rest = model.tokenize_rendered(following, begins=False)
             if not rest or not (model.is_control(rest[0]) or model.is_eog(rest[0])):
                 # Unless a control token begins it, this text could change how the text before is tokenised.
                 return model.tokenize_rendered(text)

@@ -6,11 +6,10 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from threading import RLock
 from typing import Unpack
 
 from edgespec.decoding.choices import DrafterName, Objective
-from edgespec.decoding.options import OptionKeywords, Options
+from edgespec.decoding.options import OptionKeywords, Options, token_ids
 from edgespec.decoding.records import Provenance, Result
 from edgespec.drafting.costs import CONTEXTS
 from edgespec.drafting.earlier_texts import EarlierTexts
@@ -24,12 +23,13 @@ from edgespec.engine.pair_options import PairOptions
 from edgespec.engine.plan import make_plan
 from edgespec.engine.requests import RequestRunner
 from edgespec.engine.stream import Stream
-from edgespec.errors import UsageError, check_choice
+from edgespec.errors import UsageError, check_choice, check_text
 from edgespec.llama.batch import EmbeddingsFn
 from edgespec.llama.choices import CacheType, KernelsChoice
 from edgespec.llama.weights import Model
 from edgespec.nodes.addresses import NodeAddress
 from edgespec.platform.closing import Closing
+from edgespec.platform.forks import HomeLock
 from edgespec.platform.signals import Cancellation
 
 
@@ -115,7 +115,9 @@ class Engine(Closing):
         """Measures the joules of each generation, from the next one on; None for no measurement."""
         self._on_message = on_message
         self._signals = signals
-        self._lock = RLock()  # held for a pass, or for as long as a text has the engine for itself
+        self._lock = HomeLock(
+            "the engine"
+        )  # held for a pass, or for as long as a text has the engine for itself
         self._pair = Pair(target, draft, options)
         header = self._pair.target_header
         self._earlier_texts = EarlierTexts(header, kept=history and drafts, on_message=on_message)
@@ -204,23 +206,35 @@ class Engine(Closing):
             if tables:
                 self._knowledge.forget()
 
-    def prompt_tokens(self, prompt: str, *, system: str | None = None, chat: bool | None = None) -> list[int]:
+    def prompt_tokens(
+        self,
+        prompt: str,
+        *,
+        system: str | None = None,
+        chat: bool | None = None,
+        parse_special: bool | None = None,
+    ) -> list[int]:
         """Return the tokens of `prompt`, in the model's chat template if it has one.
 
         `chat` True or False forces or forbids the template; `system` is a system message, which needs the
-        template. Raises UsageError for an impossible combination.
+        template. `parse_special`: names of control tokens in `prompt` and `system` are these tokens (True) or
+        text (False); None: text in a template, tokens without. Raises UsageError for an impossible
+        combination.
         """
+        check_text("prompt", prompt)
+        if system is not None:
+            check_text("system", system)
         if chat is None:
             chat = self.target.chat_template is not None
         if not chat:
             if system is not None:
                 problem = "needs a chat template: ask for one, and use a model that has one"
                 raise UsageError(problem, field="system")
-            return self.target.tokenize(prompt, add_special=True, parse_special=True)
+            return self.target.tokenize(prompt, add_special=True, parse_special=parse_special is not False)
         messages = [{"role": "user", "content": prompt}]
         if system is not None:
             messages.insert(0, {"role": "system", "content": system})
-        return self.target.tokenize_chat(messages)
+        return self.target.tokenize_chat(messages, parse_special=bool(parse_special))
 
     def has_room(self, n_prompt: int, n_predict: int | None) -> bool:
         """Say whether a text of `n_prompt` tokens, and so many to come, can begin beside those under way."""
@@ -234,31 +248,52 @@ class Engine(Closing):
         *,
         system: str | None = None,
         chat: bool | None = None,
+        parse_special: bool | None = None,
         on_step: Callable[[DraftStep], None] | None = None,
         **keywords: Unpack[OptionKeywords],
     ) -> Stream:
         """Continue `prompt` (text, or token ids), a Token at a time.
 
-        `keywords` are fields of `Options` and override those of `options`. `system` and `chat`: as for
-        `prompt_tokens`. `on_step` is called after every step of a drafter. With `parallel` 1 an earlier
-        stream of this engine is ended, and raises EdgespecError if it is read on; else it runs beside the
-        others, whichever is read. Raises UsageError for bad values or if as many texts are under way as there
-        may be, EdgespecError if the prompt is longer than the context.
+        `keywords` are fields of `Options` and override those of `options`. `system`, `chat` and
+        `parse_special`: as for `prompt_tokens`. `on_step` is called after every step of a drafter. With
+        `parallel` 1 an earlier stream of this engine is ended, and raises EdgespecError if it is read on;
+        else it runs beside the others, whichever is read. Raises UsageError for bad values or if as many
+        texts are under way as there may be, EdgespecError if the prompt is longer than the context.
         """
         with self._lock:
-            return self._begin(prompt, (options or Options()).changed(**keywords), system, chat, on_step)
+            called = time.perf_counter()
+            if self._closed:
+                raise UsageError("the engine is closed")
+            if not isinstance(options, Options | None):
+                raise UsageError("must be Options", field="options", value=options)
+            options = (options or Options()).changed(**keywords)
+            tokens = self._tokens_of(prompt, system, chat, parse_special)
+            given = prompt if isinstance(prompt, str) else tokens
+            return self._begin(given, tokens, options, on_step, called)
+
+    def _tokens_of(
+        self, prompt: str | Sequence[int], system: str | None, chat: bool | None, parse_special: bool | None
+    ) -> list[int]:
+        """Return the tokens of a prompt that is text, or these tokens. Raises UsageError."""
+        if isinstance(prompt, str):
+            tokens = self.prompt_tokens(prompt, system=system, chat=chat, parse_special=parse_special)
+        else:
+            for name, value in (("system", system), ("chat", chat), ("parse_special", parse_special)):
+                if value is not None:
+                    raise UsageError("goes with a prompt of text, not with token ids", field=name)
+            tokens = token_ids("prompt", prompt, self.target.n_vocab, wanted="text or a list of token ids")
+        if not tokens:
+            raise UsageError("the prompt is empty")
+        return tokens
 
     def _begin(
         self,
         prompt: str | Sequence[int],
+        tokens: list[int],
         options: Options,
-        system: str | None,
-        chat: bool | None,
         on_step: Callable[[DraftStep], None] | None,
+        called: float,
     ) -> Stream:
-        called = time.perf_counter()
-        if self._closed:
-            raise UsageError("the engine is closed")
         plan = make_plan(self._pair, options)
         if self.parallel == 1:
             self._requests.end_all(
@@ -269,11 +304,6 @@ class Engine(Closing):
             self._signals.drain()  # before the target is loaded again, which they would end too
         if self._pair.is_lost and not self._requests.n_running:
             self._pair.reopen()
-        tokens = (
-            self.prompt_tokens(prompt, system=system, chat=chat) if isinstance(prompt, str) else [*prompt]
-        )
-        if not tokens:
-            raise UsageError("the prompt is empty")
         running = self._requests.begin(prompt, tokens, plan, on_step)
         loop = running.loop
         window = None
@@ -322,6 +352,7 @@ class Engine(Closing):
         *,
         system: str | None = None,
         chat: bool | None = None,
+        parse_special: bool | None = None,
         on_step: Callable[[DraftStep], None] | None = None,
         **keywords: Unpack[OptionKeywords],
     ) -> Result:
@@ -330,13 +361,23 @@ class Engine(Closing):
         Where texts are written one at a time, another thread's call waits until this one is done.
         """
         with self._lock if self.parallel == 1 else nullcontext():
-            stream = self.stream(prompt, options, system=system, chat=chat, on_step=on_step, **keywords)
+            stream = self.stream(
+                prompt,
+                options,
+                system=system,
+                chat=chat,
+                parse_special=parse_special,
+                on_step=on_step,
+                **keywords,
+            )
             for _ in stream:
                 pass
         return stream.result
 
     def close(self) -> None:
-        """Store what was learnt and free models and sessions; a second call does nothing."""
+        """Store what was learnt and free models and sessions; not again, nor in a forked child."""
+        if not self._lock.is_here:
+            return
         with self._lock:
             if not self._closed:
                 self._closed = True

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edgespec.decoding.choices import DrafterName
-from edgespec.errors import UsageError, check_choice
+from edgespec.errors import UsageError, check_choice, whole_number
 from edgespec.llama.choices import CacheType, KernelsChoice
 from edgespec.platform.signals import Cancellation
 
@@ -54,9 +54,9 @@ class PairOptions:
         check_choice("cache_type", self.cache_type, CacheType)
         for name in ("n_ctx", "n_threads", "n_cells"):
             value = getattr(self, name)
-            if value is not None and value < 1:
+            if value is not None and whole_number(name, value) < 1:
                 raise UsageError("must be 1 or more", field=name, value=value)
-        if self.parallel is not None and not 1 <= self.parallel <= MAX_PARALLEL:
+        if self.parallel is not None and not 1 <= whole_number("parallel", self.parallel) <= MAX_PARALLEL:
             raise UsageError(f"must be 1 to {MAX_PARALLEL}", field="parallel", value=self.parallel)
-        if self.prefix_cache is not None and self.prefix_cache < 0:
+        if self.prefix_cache is not None and whole_number("prefix_cache", self.prefix_cache) < 0:
             raise UsageError("must be 0 or more", field="prefix_cache", value=self.prefix_cache)

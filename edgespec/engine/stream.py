@@ -6,7 +6,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from threading import RLock
 from typing import NamedTuple
 
 from edgespec.decoding.loop import Event, Loop
@@ -25,6 +24,7 @@ from edgespec.decoding.text import TextStream
 from edgespec.energy import Measurement, Window
 from edgespec.errors import EdgespecError
 from edgespec.llama.weights import Model
+from edgespec.platform.forks import HomeLock
 from edgespec.platform.memory import peak_rss_bytes
 
 
@@ -89,7 +89,7 @@ class Stream:
         self._error: BaseException | None = None
         self.advance: Callable[[], None] = self.close
         """Lets the loop go on; set by whoever runs it."""
-        self.lock = RLock()
+        self.lock = HomeLock("the engine")
         """Held by whoever lets texts of the engine go on; set by whoever runs it."""
         self.on_closed: Callable[[Stream], None] = lambda _stream: None
         """Called once, when nothing more will come; set by whoever runs it."""
@@ -130,7 +130,9 @@ class Stream:
         return self._ended is not None
 
     def close(self) -> None:
-        """End the generation here; `result` stays."""
+        """End the generation here; `result` stays. In a forked child, do nothing."""
+        if not self.lock.is_here:
+            return
         with self.lock:
             if not self.finished:
                 self._finish()

@@ -33,7 +33,7 @@ from edgespec.forge.progress import StageContext, StageProgress
 from edgespec.forge.prompts import TextPrompt, TokenPrompt, WrittenText, built_in
 from edgespec.forge.writing import TargetWriter, WritingRun, WritingSettings, prompt_tokens
 from edgespec.llama.weights import Model
-from edgespec.platform.files import replacing
+from edgespec.platform.files import check_file, replacing
 
 _SOURCES = (BUILT_IN, FROM_HISTORY, FROM_FILE, READ)
 _COLUMNS = ("length", "n_prompt", "temperature", "source")
@@ -176,6 +176,7 @@ def import_texts(
 
 def _arrays(path: Path) -> Columns:
     """Return the arrays of an .npz. Raises UsageError for anything else."""
+    check_file(path)
     try:
         file = path.open("rb")
     except OSError as error:

@@ -25,6 +25,7 @@ from edgespec.llama.fingerprints import tokenizer_fingerprint
 from edgespec.llama.sequence_pool import n_common
 from edgespec.llama.weights import Model
 from edgespec.models.suites import load_suite, read_contents
+from edgespec.platform.files import why_no_file
 
 PASSAGE = 512
 
@@ -110,11 +111,8 @@ class HistoryTexts:
 
 def check_file(path: Path) -> None:
     """Raise UsageError unless `path` is a suite, or a text that is not empty."""
-    if not path.is_file():
-        problem = "a directory" if path.is_dir() else "no such file"
-        raise UsageError(
-            f"{problem}; give a text, or a suite of prompts (.jsonl)", field="prompts", value=path
-        )
+    if why := why_no_file(path):
+        raise UsageError(f"{why}; give a text, or a suite of prompts (.jsonl)", field="prompts", value=path)
     if path.name.endswith(_SUITES):
         load_suite(str(path))
     else:

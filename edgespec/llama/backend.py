@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import ctypes
+import functools
 import os
 import re
 import sys
@@ -125,6 +126,7 @@ def _load_cpu_backend() -> str:
     )
 
 
+_PAUSE_HARD = 2  # omp_pause_resource_t
 _AbortCallback = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 # The library keeps these addresses until the process ends, so the objects must live as long.
 _log_callback = llama.llama_log_callback(_keep_log_line)
@@ -134,6 +136,21 @@ foreign_function("ggml_set_abort_callback", ctypes.c_void_p, _AbortCallback)(_ab
 if _problem := _load_cpu_backend():
     raise EdgespecError(_problem)
 llama.llama_backend_init()
+
+
+def _end_threads_before_forks() -> None:
+    """Let a forked child make passes: OpenMP keeps threads between passes, and a child would wait for them.
+
+    They end before a fork, and begin anew with the next pass.
+    """
+    for library in (llama._lib._name, "libgomp.so.1"):
+        with contextlib.suppress(OSError, AttributeError):  # none of these, or an old one
+            pause = ctypes.CDLL(library, mode=os.RTLD_NOLOAD | os.RTLD_LAZY).omp_pause_resource_all
+            os.register_at_fork(before=functools.partial(pause, _PAUSE_HARD))
+            return
+
+
+_end_threads_before_forks()
 
 
 def clear_log() -> None:

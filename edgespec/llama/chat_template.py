@@ -22,6 +22,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.llama.backend import llama
+from edgespec.llama.control_names import ControlNames, RenderedPrompt
 
 Messages = Sequence[Mapping[str, Any]]
 Tools = Sequence[Mapping[str, Any]]
@@ -48,6 +49,8 @@ class ChatTemplate:
         """Hold a program in Jinja, or a form's name; `bos` and `eos` are the texts of these tokens."""
         self.source = source
         self.bos, self.eos = bos, eos
+        self.names = ControlNames()
+        """Names of the vocabulary's control tokens, which are text where messages have them."""
 
     @property
     def is_program(self) -> bool:
@@ -69,21 +72,33 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
-    ) -> str:
+        parse_special: bool = False,
+    ) -> RenderedPrompt:
         """Return the prompt for `messages`; it ends where the answer begins, if `add_generation_prompt`.
 
         `tools`: functions as in OpenAI's API. `variables`: more that the program may read, such as
-        enable_thinking. Raises RefusedByTemplateError and BrokenTemplateError.
+        enable_thinking. `parse_special`: names of control tokens in all of these are these tokens, else text.
+        Raises RefusedByTemplateError and BrokenTemplateError.
         """
+
+        def write(messages: Messages, tools: Tools, variables: Mapping[str, Any]) -> str:
+            return self._write(messages, tools, variables, begins_answer=add_generation_prompt)
+
+        words = messages, tools or (), variables or {}
+        return RenderedPrompt(write(*words)) if parse_special else self.names.render(write, *words)
+
+    def _write(
+        self, messages: Messages, tools: Tools, variables: Mapping[str, Any], *, begins_answer: bool
+    ) -> str:
         if not self.is_program:
-            return _write_form(self.source.strip(), messages, begins_answer=add_generation_prompt)
+            return _write_form(self.source.strip(), messages, begins_answer=begins_answer)
         try:
             return self._program.render(
-                **(variables or {}),
+                **variables,
                 messages=[*messages],
-                tools=[*tools] if tools else None,
+                tools=[*tools] or None,
                 documents=None,
-                add_generation_prompt=add_generation_prompt,
+                add_generation_prompt=begins_answer,
                 bos_token=self.bos,
                 eos_token=self.eos,
                 raise_exception=_refuse,
@@ -97,11 +112,17 @@ class ChatTemplate:
             raise BrokenTemplateError(f"{where}{_reason(error)}") from error
 
     def render_continued(
-        self, messages: Messages, tools: Tools | None = None, *, variables: Mapping[str, Any] | None = None
+        self,
+        messages: Messages,
+        tools: Tools | None = None,
+        *,
+        variables: Mapping[str, Any] | None = None,
+        parse_special: bool = False,
     ) -> str:
         """Return the prompt that ends within the last message, so that the model goes on with it.
 
-        Raises as `render` does, and BrokenTemplateError if the template does not write that message's text.
+        Takes and raises what `render` does, and raises BrokenTemplateError if the template does not write
+        that message's text.
         """
         *others, last = messages
         content = last.get("content") or ""
@@ -110,11 +131,13 @@ class ChatTemplate:
         else:
             marked = f"{content}{_MARK}"
         marked = [*others, {**last, "content": marked}]
-        prompt = self.render(marked, tools, add_generation_prompt=False, variables=variables)
-        kept, found, _ = prompt.rpartition(_MARK)
-        if not found:
+        prompt = self.render(
+            marked, tools, add_generation_prompt=False, variables=variables, parse_special=parse_special
+        )
+        end = prompt.rfind(_MARK)
+        if end < 0:
             raise BrokenTemplateError("it leaves the last message out, so that it cannot be continued")
-        return kept
+        return prompt[:end]
 
     @cached_property
     def _program(self) -> jinja2.Template:

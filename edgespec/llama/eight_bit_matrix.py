@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import weakref
-
 import numpy as np
 import numpy.typing as npt
 
 from edgespec import _core
 from edgespec.llama.ggml_types import from_floats, type_number
 from edgespec.llama.kernels import Plugin
+from edgespec.platform.forks import finalize
 
 _Q8_0 = type_number("q8_0")
 _Floats = npt.NDArray[np.float32]
@@ -35,7 +34,7 @@ class EightBitMatrix:
             self._address = make(_Q8_0, *matrix.shape, rows.ctypes.data, rows.nbytes)
             if not self._address:
                 raise MemoryError(f"no memory for a matrix of {matrix.shape}")
-            weakref.finalize(self, free, self._address)
+            finalize(self, free, self._address)
 
     def multiply(self, vectors: _Floats, out: _Floats) -> None:
         """Write the products with `vectors`, (n, columns), into `out`, (n, rows), both contiguous.

@@ -26,6 +26,7 @@ import numpy.typing as npt
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama import ggml_types
 from edgespec.llama.lookalikes import describe_file
+from edgespec.platform.files import why_no_file
 
 UINT32, INT32, FLOAT32, BOOL, STRING, ARRAY, UINT64 = 4, 5, 6, 7, 8, 9, 10  # enum gguf_type
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -256,12 +257,8 @@ def read_gguf(path: Path) -> GGUF:
 
 
 def _first_bytes(path: Path) -> bytes:
-    if path.is_dir():
-        raise UsageError(f"{path}: a directory; name the .gguf file in it")
-    if not path.exists():
-        raise UsageError(f"{path}: no such file")
-    if not path.is_file():  # opening a pipe would wait for its other end
-        raise UsageError(f"{path}: not a regular file; models are read at random places")
+    if why := why_no_file(path):
+        raise UsageError(f"{path}: {why}{'; name the .gguf file in it' if path.is_dir() else ''}")
     try:
         with path.open("rb") as file:
             return file.read(512)

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.gguf import read_gguf
 from edgespec.llama.importance import Importance
+from edgespec.platform.files import check_file
 
 _SUMS, _COUNTS = ".in_sum2", ".counts"
 _MOST_MATRICES, _LONGEST_NAME, _MOST_COLUMNS = 1 << 16, 256, 1 << 28
@@ -21,8 +22,7 @@ def read_importance(path: Path) -> Importance:
 
     Raises UsageError if there is no such file, EdgespecError in one line if it is damaged or another thing.
     """
-    if not path.is_file():
-        raise UsageError(f"{path}: no such file", field="imatrix")
+    check_file(path, "imatrix")
     try:
         with path.open("rb") as file:
             is_gguf = file.read(4) == b"GGUF"

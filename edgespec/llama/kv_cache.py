@@ -6,7 +6,6 @@ A tree of tokens may end those of a sequence; only its trunk stays. rollback.py 
 from __future__ import annotations
 
 import time
-import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -25,6 +24,7 @@ from edgespec.llama.rollback import MAX_SEQUENCES, Cells, Rollback, RollbackSize
 from edgespec.llama.states import States
 from edgespec.llama.weights import Model
 from edgespec.platform.closing import Closing
+from edgespec.platform.forks import HomeProcess, finalize
 
 MAX_LEAVES = 32
 """Most leaves of the trees of a pass: the library keeps room for a row of logits for each."""
@@ -101,9 +101,9 @@ class KVCache(Closing):
         context = self._make_context(n_threads, n_sequences)
         # The finalizer's reference keeps the weights until the context that uses them is freed, even if the
         # garbage collector finds both unreachable at once.
-        self._finalizer = weakref.finalize(self, _free, context, model)
+        self._finalizer = finalize(self, _free, context, model)
         model.sessions.add(self)
-        self._context = context
+        self._context, self._home = context, HomeProcess("the session")
         self._decoder = Decoder(context, model, self._rollback, interrupt)
         self._rollback.attach(context, self._decoder.on_nodes)
         self._input = PassInput(
@@ -357,9 +357,10 @@ class KVCache(Closing):
         self._finalizer()
 
     def require_open(self) -> None:
-        """Raise EdgespecError if the cache is closed."""
+        """Raise EdgespecError if the cache is closed, or was opened before a fork."""
         if not self._finalizer.alive:
             raise EdgespecError(f"{self.model.path}: the session is closed")
+        self._home.require()
 
 
 def _joined(parts: Sequence[SequenceTokens]) -> tuple[Sequence[int], Inputs | None]:

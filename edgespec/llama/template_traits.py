@@ -9,6 +9,7 @@ from typing import Any
 
 from edgespec.errors import EdgespecError
 from edgespec.llama.chat_template import ChatTemplate, Messages, Tools
+from edgespec.llama.control_names import THINKING
 from edgespec.llama.sequence_pool import n_common
 
 FIRST, SECOND = "probe_alpha", "probe_beta"
@@ -23,13 +24,6 @@ CALL_ID = "q1W2e3R4t"
 _LONG_ID = "call_0123456789abcdef01234567"  # as OpenAI's are
 _TASK = "What is to be done?"
 _ANSWER = "\ue000 Said \ue001"  # begins and ends with what no template writes
-_THINKING = (
-    ("<think>", "</think>"),
-    ("[THINK]", "[/THINK]"),
-    ("<|channel>thought", "<channel|>"),
-    ("<seed:think>", "</seed:think>"),
-    ("<|START_THINKING|>", "<|END_THINKING|>"),
-)
 _EDGES = ">]\n\t :"  # what a header may end with
 
 
@@ -92,7 +86,7 @@ class TemplateTraits:
         """The texts that begin and end thoughts; None if the template knows none."""
         if not self.template.is_program:
             return None
-        return next((pair for pair in _THINKING if pair[1] in self.template.source), None)
+        return next((pair for pair in THINKING if pair[1] in self.template.source), None)
 
     @cached_property
     def typed_content(self) -> bool:

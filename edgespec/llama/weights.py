@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from edgespec._core import Interrupt
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama import backend
 from edgespec.llama.backend import llama
 from edgespec.llama.chat_template import ChatTemplate, ChatTemplates, named_templates, read_chat_template
+from edgespec.llama.control_names import ControlNames, RenderedPrompt
 from edgespec.llama.fim import FimTokens, fim_tokens
+from edgespec.llama.gguf import TOKEN_TYPES, TOKENS
 from edgespec.llama.gguf_header import GGUFHeader, check_model_file
 from edgespec.llama.hidden_states import LAST_NORM, HiddenStates
 from edgespec.llama.kernels import PackedTensor, Plugin, WeightPacking, packing
 from edgespec.llama.kernels import load as load_kernels
 from edgespec.llama.placement import MOST_ON_NODES, Placement, Remote
 from edgespec.platform.closing import Closing
+from edgespec.platform.forks import HomeProcess, finalize
 from edgespec.platform.memory import MappedPages
 from edgespec.platform.signals import is_requested
 
@@ -29,6 +36,12 @@ _NO_TOKEN = -1
 _NEVER_BACK = {"deepseek4"}  # a cache of its own kind, whose parts of sequences the library does not copy
 _LOAD_MODE_MMAP = 1
 _DROP_EVERY = 64 << 20  # bytes loaded: little beside a model, but /proc/self/maps is read rarely
+
+_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # enum llama_token_type
+_STRIPS_AFTER = 1 << 8  # enum llama_token_attr: white space after such a token is left out
+_IN_BARS = re.compile(r"<[|\uff5c].*[|\uff5c]>", re.DOTALL)
+_LIKE_AN_END = re.compile(rb"<[!-;=?-~]{1,40}>")
+_OTHER_ENDS = ("_<EOT>", "[EOT]", "[EOS]")
 
 _TOKENIZERS = {1: "SPM", 2: "BPE", 3: "WPM", 4: "UGM", 5: "RWKV", 6: "PLaMo-2"}  # enum llama_vocab_type
 
@@ -83,6 +96,7 @@ class Model(Closing):
         self.path = Path(path)
         self.header = header or check_model_file(path)
         self.sessions: weakref.WeakSet[Closing] = weakref.WeakSet()
+        self._home = HomeProcess("the model")
         params = llama.llama_model_default_params()
         params.n_gpu_layers = 0
         params.load_mode = _LOAD_MODE_MMAP
@@ -101,7 +115,7 @@ class Model(Closing):
             alone = llama.llama_model_default_params()
             alone.vocab_only = True
             words = _load(self.path, alone, lambda _: None, None)
-            self._words = weakref.finalize(self, _free, words, None)
+            self._words = finalize(self, _free, words, None)
         self._read_facts(model, words)
         self._templates = self._read_templates(model)
 
@@ -141,7 +155,7 @@ class Model(Closing):
         with packing(self._packs) as packed:
             drop_pages = _page_dropper(self.path, self.header, packed)
             model = _load(self.path, self._params, drop_pages, remote, interrupt)
-            self._finalizer = weakref.finalize(self, _free, model, remote)
+            self._finalizer = finalize(self, _free, model, remote)
             self.packed: tuple[PackedTensor, ...] = packed.tensors()
             """The weight matrices that edgespec's kernels multiply here."""
         self._model, self.remote = model, remote
@@ -187,6 +201,7 @@ class Model(Closing):
     def handle(self) -> llama.llama_model_p:
         """The library's pointer, for Session."""
         self._require(self._finalizer)
+        self._home.require()
         return self._model
 
     @property
@@ -287,30 +302,59 @@ class Model(Closing):
         """Return the chat template for conversations with tools, or without. Raises EdgespecError."""
         if self._templates is None:
             raise EdgespecError(f"{self.name} has no chat template; a raw prompt needs none")
-        return self._templates.choose(tools=tools)
+        chosen = self._templates.choose(tools=tools)
+        chosen.names = self.control_names  # found now: loading a model does not need them
+        return chosen
 
     def render_chat(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
-    ) -> str:
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        parse_special: bool = False,
+    ) -> RenderedPrompt:
         """Return the prompt that the model's own chat template makes of `messages`.
 
         Each message has "role" and "content"; the prompt ends where the answer begins. `tools` are functions
-        that the model may call, as in OpenAI's API; templates without tools ignore them. Raises EdgespecError
-        if the model has no template or the template fails.
+        that the model may call, as in OpenAI's API; templates without tools ignore them. `parse_special`:
+        names of control tokens in the messages and tools are these tokens, else text. Raises EdgespecError if
+        the model has no template or the template fails.
         """
         template = self.template(tools=bool(tools))
         try:
-            return template.render(messages, tools or None)
+            return template.render(messages, tools or None, parse_special=parse_special)
         except EdgespecError as error:
             raise EdgespecError(
                 f"the chat template of {self.name} failed: {error}; a raw prompt needs none"
             ) from error
 
     def tokenize_chat(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        parse_special: bool = False,
     ) -> list[int]:
         """Return the tokens of `render_chat`, with one BOS even if the template also writes it."""
-        return self.tokenize_rendered(self.render_chat(messages, tools))
+        return self.tokenize_rendered(self.render_chat(messages, tools, parse_special=parse_special))
+
+    @cached_property
+    def control_names(self) -> ControlNames:
+        """The names of tokens that the text of a message may not be: its control tokens, and the unknown one.
+
+        Other tokens that a file defines by name, such as <think>, are words of a text for llama.cpp too, and
+        templates look for them in messages; but those in bars, <|...|>, count as control tokens, as they do
+        where llama.cpp converts a model. It also makes control tokens of some ends of a text that a file
+        calls words.
+        """
+        gguf = self.header.gguf
+        kinds = gguf.numbers(TOKEN_TYPES)[: self.n_vocab]
+        names = {self._text(int(token)) for token in np.flatnonzero(np.isin(kinds, (_UNKNOWN, _CONTROL)))}
+        defined = map(self._text, map(int, np.flatnonzero(kinds == _USER_DEFINED)))
+        names.update(filter(_IN_BARS.fullmatch, defined))
+        ends = (end.decode() for end in _LIKE_AN_END.findall(gguf.raw_texts(TOKENS)))
+        names.update(end for end in (*ends, *_OTHER_ENDS) if self.control_token(end) is not None)
+        return ControlNames(names)
 
     def control_token(self, text: str) -> int | None:
         """Return the control token whose name is `text`; None if there is none."""
@@ -318,10 +362,38 @@ class Model(Closing):
         found = tokens[0] if len(tokens) == 1 else None
         return found if found is not None and self.is_control(found) and self._text(found) == text else None
 
-    def tokenize_rendered(self, prompt: str) -> list[int]:
-        """Return the tokens of a prompt from `render_chat`, with one BOS as in `tokenize_chat`."""
-        has_bos = self.bos is not None and prompt.startswith(self._text(self.bos))
-        return self.tokenize(prompt, add_special=not has_bos, parse_special=True)
+    def tokenize_rendered(self, prompt: str, *, begins: bool = True) -> list[int]:
+        """Return the tokens of a prompt from `render_chat`, with one BOS as in `tokenize_chat`.
+
+        `begins`: whether it is the whole prompt; else a part after a control token, without a BOS.
+        """
+        adds = begins and not (self.bos is not None and prompt.startswith(self._text(self.bos)))
+        if not isinstance(prompt, RenderedPrompt) or not prompt.breaks:
+            return self.tokenize(prompt, add_special=adds, parse_special=True)
+        tokens = [self.bos] if adds and self.add_bos and self.bos is not None else []
+        for part, is_plain in self.control_names.pieces(prompt):
+            if not is_plain:
+                tokens += self.tokenize(part, add_special=False, parse_special=True)
+                continue
+            strips = tokens and llama.llama_vocab_get_attr(self._vocab, tokens[-1]) & _STRIPS_AFTER
+            tokens += self._plain_tokens(part[len(part) - len(part.lstrip()) :] if strips else part)
+        if adds and self.eos is not None and llama.llama_vocab_get_add_eos(self._vocab):
+            tokens.append(self.eos)
+        return tokens
+
+    def _plain_tokens(self, part: str) -> list[int]:
+        """Return the tokens of a text in which names of control tokens are text."""
+        tokens = self.tokenize(part, add_special=False, parse_special=False)
+        if not isinstance(part, RenderedPrompt) or not any(
+            self._text(token) in self.control_names for token in tokens
+        ):
+            return tokens
+        # The tokenizer takes a name for a word, but not its parts.
+        cuts = pairwise((0, *part.breaks, len(part)))
+        texts = (str(part)[start:end] for start, end in cuts)
+        return [
+            token for text in texts for token in self.tokenize(text, add_special=False, parse_special=False)
+        ]
 
     def _text(self, token: int | None) -> str:
         return "" if token is None else self.piece(token, special=True).decode(errors="replace")

@@ -19,7 +19,7 @@ from edgespec.models.pull import ProgressFn, Puller, no_progress
 from edgespec.models.registry import load_registry
 from edgespec.models.store import Store
 from edgespec.models.whisper.kinds import foreign_whisper, is_whisper_source
-from edgespec.platform.files import expand_user
+from edgespec.platform.files import expand_user, why_no_file
 from edgespec.platform.messages import MessageFn, silent
 
 
@@ -38,15 +38,14 @@ def locate(ref: str) -> Path | Entry:
     if is_hub_name(ref):
         return _in_hub_cache(hub_entry(hub_file(ref)))
     path = expand_user(ref)
-    if path.is_file():
+    why = why_no_file(path)
+    if not why:
         return path
     registry = load_registry()
     if os.sep in ref or ref.lower().endswith(".gguf") or (path.exists() and ref not in registry.entries):
         if is_whisper_source(path):
             raise UsageError(foreign_whisper(ref))
-        raise UsageError(
-            f"{ref}: {'a directory; name a .gguf file in it' if path.is_dir() else 'no such file'}"
-        )
+        raise UsageError(f"{ref}: {why}{'; name a .gguf file in it' if path.is_dir() else ''}")
     return registry.get(ref)
 
 

@@ -63,6 +63,31 @@ def lines_of(file: Path) -> list[str]:
     return text_of(file).splitlines()
 
 
+def why_no_file(path: Path) -> str:
+    """Return why `path` is no regular file, such as "a directory"; "" if it is one.
+
+    Models are read at random places, and opening a pipe would wait for its other end.
+    """
+    try:
+        mode = path.stat().st_mode
+    except PermissionError as error:
+        return f"cannot be read: {error.strerror}"
+    except (OSError, ValueError):  # a NUL in the name
+        return "no such file"
+    if stat.S_ISREG(mode):
+        return ""
+    if stat.S_ISDIR(mode):
+        return "a directory"
+    kind = "a pipe" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"
+    return f"not a regular file but {kind}"
+
+
+def check_file(path: Path, field: str = "") -> None:
+    """Raise UsageError unless `path` is a regular file; `field`: the option that names it."""
+    if why := why_no_file(path):
+        raise UsageError(f"{path}: {why}", field=field)
+
+
 def temporary_path(file: Path) -> Path:
     """Return a temporary path in the same folder, unique to this process and thread."""
     # Not derived from the file's name, which may already be as long as the system allows.

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from edgespec.llama.control_names import ModelText
 from edgespec.llama.template_traits import TemplateTraits
 from edgespec.server.request_schema import AssistantMessage, Content, Message, ToolCall, ToolMessage
 from edgespec.server.tool_calls.argument_values import read_json
@@ -55,8 +56,7 @@ class MessageWriter:
                 made["reasoning_content"] = message.reasoning_content
             if message.tool_calls and self._traits.takes_tools and not self._traits.shows_calls:
                 # The template offers tools, and yet leaves earlier calls out.
-                written = self._written(message.tool_calls)
-                made["content"] = self._parts("\n".join(filter(None, [text, written])))
+                made["content"] = self._parts(self._with_calls(text, message.tool_calls))
             elif message.tool_calls:
                 made["content"] = made["content"] or self._traits.style.content
                 made["tool_calls"] = [self._call(call) for call in message.tool_calls]
@@ -65,9 +65,17 @@ class MessageWriter:
     def _parts(self, text: str) -> Any:  # noqa: ANN401
         return [{"type": "text", "text": text}] if self._traits.typed_content else text
 
-    def _written(self, calls: Sequence[ToolCall]) -> str:
-        """Return earlier calls as text in the model's form, for a template that would leave them out."""
-        return self._form.write([(call.function.name, _object(call.function.arguments)) for call in calls])
+    def _with_calls(self, text: str, calls: Sequence[ToolCall]) -> str:
+        """Return `text`, and earlier calls in the model's form, for a template that would leave them out.
+
+        The form's markers may be control tokens. They are where nothing else in the message could be.
+        """
+        named = [(call.function.name, call.function.arguments) for call in calls]
+        written = self._form.write([(name, _object(arguments)) for name, arguments in named])
+        joined = "\n".join(filter(None, [text, written]))
+        names = self._traits.template.names
+        has_names = any(any(names.find(word)) for word in (text, *(word for pair in named for word in pair)))
+        return joined if has_names else ModelText(joined)
 
     def _call(self, call: ToolCall) -> dict[str, Any]:
         function = {"name": call.function.name, "arguments": self._arguments(call.function.arguments)}

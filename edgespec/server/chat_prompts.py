@@ -79,13 +79,20 @@ class ChatPrompts:
         continues = _continues(request)
         offered = [tool.model_dump(exclude_none=True) for tool in tools] or None
         messages = used.writer.write(request.messages)
-        template = used.traits.template
+        template, special = used.traits.template, bool(request.parse_special)
         try:
             if continues:
-                text = template.render_continued(messages, offered, variables=variables)
+                text = template.render_continued(
+                    messages, offered, variables=variables, parse_special=special
+                )
             else:
-                begins = request.add_generation_prompt is not False
-                text = template.render(messages, offered, add_generation_prompt=begins, variables=variables)
+                text = template.render(
+                    messages,
+                    offered,
+                    add_generation_prompt=request.add_generation_prompt is not False,
+                    variables=variables,
+                    parse_special=special,
+                )
         except RefusedByTemplateError as error:
             line = f"the model's chat template refuses these messages: {error}"
             raise ApiError(400, line, param="messages") from None

@@ -165,7 +165,9 @@ class RequestReader:
     def _one_text(self, request: CompletionRequest, prompt: object, grammar: Grammar | None) -> PreparedText:
         """Prepare a text that continues one prompt."""
         asked = requested_tokens(request)
-        tokens = self._around(request, prompt, asked) if request.suffix else self._prompt_tokens(prompt)
+        tokens = (
+            self._around(request, prompt, asked) if request.suffix else self._prompt_tokens(request, prompt)
+        )
         n_predict = _n_predict(asked, len(tokens), self._service, "prompt")
         options = engine_options(request, self._model, n_predict or None)
         if grammar:
@@ -187,6 +189,9 @@ class RequestReader:
         fim = fim_of(self._model, "suffix")
         if request.echo:
             raise ApiError(400, "echo and suffix contradict each other: leave one out", param="echo")
+        if request.parse_special:
+            line = "parse_special: a prompt with a suffix is text: leave it out"
+            raise ApiError(400, line, param="parse_special")
         if not isinstance(prompt, str):
             raise ApiError(400, "prompt: must be text where there is a suffix", param="prompt")
         room = self._service.n_ctx - (asked or 0) - 1
@@ -221,9 +226,10 @@ class RequestReader:
     def _text_of(self, tokens: Sequence[int]) -> str:
         return b"".join(self._model.piece(token, special=True) for token in tokens).decode(errors="replace")
 
-    def _prompt_tokens(self, prompt: object) -> list[int]:
+    def _prompt_tokens(self, request: CompletionRequest, prompt: object) -> list[int]:
         if isinstance(prompt, str):
-            return self._model.tokenize(prompt, add_special=True, parse_special=True)
+            special = request.parse_special is not False
+            return self._model.tokenize(prompt, add_special=True, parse_special=special)
         tokens = [token for token in prompt if isinstance(token, int)] if isinstance(prompt, list) else []
         check_tokens(tokens, self._model, "prompt")
         return tokens

@@ -248,6 +248,9 @@ class ChatRequest(GenerationRequest):
         None, description="false: do not begin the assistant's message. Default true."
     )
     modalities: list[Literal["text"]] | None = None
+    parse_special: bool | None = Field(
+        None, description="Read names of control tokens in messages and tools as these tokens; default false."
+    )
 
 
 class CompletionRequest(GenerationRequest):
@@ -270,4 +273,7 @@ class CompletionRequest(GenerationRequest):
     )
     echo: bool | None = Field(None, description="Whether the answer begins with the prompt.")
     suffix: str | None = Field(None, description="What follows the answer; needs a model trained for it.")
+    parse_special: bool | None = Field(
+        None, description="Read names of control tokens in a prompt as these tokens; default true."
+    )
     response_format: ResponseFormat | None = None

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from edgespec.decoding.choices import Rule
-from edgespec.errors import UsageError
+from edgespec.errors import UsageError, check_number, check_text, whole_number
 from edgespec.speech.choices import SpeechTask
 
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
@@ -56,9 +56,16 @@ class SpeechOptions:
         if self.task not in get_args(SpeechTask):
             problem = f"must be one of {', '.join(get_args(SpeechTask))}"
             raise UsageError(problem, field="task", value=self.task)
+        for name in ("beam", "seed"):
+            if (given := getattr(self, name)) is not None:
+                object.__setattr__(self, name, whole_number(name, given))
+        for name in ("language", "prompt"):
+            if (given := getattr(self, name)) is not None:
+                check_text(name, given)
         if not self.temperatures:
             raise UsageError("needs one temperature or more", field="temperatures")
         for temperature in self.temperatures:
+            check_number("temperatures", temperature)
             if not (temperature == 0 or 1e-3 <= temperature <= 5.0):
                 raise UsageError("must be 0, or 0.001 to 5", field="temperatures", value=temperature)
         beams, penalty = self.beam, self.length_penalty

@@ -118,7 +118,7 @@ class Hearing:
         self._model, self._tokenizer = transcriber.model, transcriber.tokenizer
         self._options = transcriber.options
         self._drafts = None if self._options.independent else transcriber.drafts
-        self._samples = samples
+        self._samples = samples = _checked(samples)
         self._spoken = None if speech is None else SpokenParts(samples, speech)
         self._on_progress = on_progress
         self.transcript = Transcript(self._options.language or ("" if self._detects else "en"))
@@ -344,3 +344,12 @@ def restored(segment: Segment, spoken: SpokenParts) -> Segment:
     )
     start_s, end_s = spoken.start_s(segment.start_s), spoken.end_s(segment.end_s)
     return replace(segment, start_s=start_s, end_s=end_s, words=words)
+
+
+def _checked(samples: object) -> Samples:
+    """Return `samples` as float32. Raises UsageError for what is no mono sound."""
+    if not isinstance(samples, np.ndarray) or samples.ndim != 1 or samples.dtype.kind != "f":
+        form = f" of {samples.dtype}, shape {samples.shape}" if isinstance(samples, np.ndarray) else ""
+        problem = f"must be a numpy array of floats, mono, not {type(samples).__name__}{form}"
+        raise UsageError(problem, field="samples")
+    return samples.astype(np.float32, copy=False)

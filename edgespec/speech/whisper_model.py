@@ -10,7 +10,6 @@ kernels run (`WhisperModel.kernels`). Ids, shapes and the file are checked here 
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -25,6 +24,7 @@ from edgespec.llama.gguf import read_gguf
 from edgespec.models.whisper.contents import WhisperSizes
 from edgespec.platform.closing import Closing
 from edgespec.platform.cpu import default_threads
+from edgespec.platform.forks import HomeProcess, finalize
 from edgespec.speech.whisper_library import (
     CPart,
     Reason,
@@ -67,8 +67,9 @@ class EncodedAudio:
     def __init__(self, model: WhisperModel, handle: int) -> None:
         """For `WhisperModel.encode` and `cross_from` only."""
         self.model = model
+        self._home = model.home
         self._handle = handle
-        self.close = weakref.finalize(self, model.library.audio_free, handle)
+        self.close = finalize(self, model.library.audio_free, handle)
         """Frees the memory; caches that were made with it keep it alive."""
 
     @property
@@ -76,6 +77,7 @@ class EncodedAudio:
         """The library's object. Raises ValueError after `close`."""
         if not self.close.alive:
             raise ValueError("the window of sound is closed")
+        self._home.require()
         return self._handle
 
     def states(self) -> Floats:
@@ -103,8 +105,8 @@ class DecoderCache:
         handle = self._library.cache_new(*sizes, *reason.arguments)
         if not handle:
             raise EdgespecError(f"no cache for {n_sequences} sequences: {reason}")
-        self._handle = handle
-        self.close = weakref.finalize(self, self._library.cache_free, handle)
+        self._handle, self._home = handle, model.home
+        self.close = finalize(self, self._library.cache_free, handle)
         """Frees the memory."""
 
     @property
@@ -112,6 +114,7 @@ class DecoderCache:
         """The library's object. Raises ValueError after `close`."""
         if not self.close.alive:
             raise ValueError("the cache is closed")
+        self._home.require()
         return self._handle
 
     def forward(self, batch: Sequence[SequenceBatch]) -> list[Floats]:
@@ -190,7 +193,9 @@ class WhisperModel(Closing):
         """For `open` only."""
         self.path, self.library = path, library
         self._handle = handle
-        self._freed = weakref.finalize(self, library.free, handle)
+        self._home = self.home = HomeProcess("the Whisper model")
+        """The process that it can be used in."""
+        self._freed = finalize(self, library.free, handle)
         """Frees the memory; windows and caches keep what they need."""
         self.kernels_reason: str = library.kernels_reason(handle).decode(errors="replace")
         """Why ggml's own kernels are used, in one line; "" if edgespec's are."""
@@ -246,6 +251,7 @@ class WhisperModel(Closing):
         """The library's object. Raises ValueError after `close`."""
         if not self._freed.alive:
             raise ValueError("the model is closed")
+        self._home.require()
         return self._handle
 
     def encode(self, mel: Floats) -> EncodedAudio:

@@ -521,9 +521,35 @@ def test_a_model_without_a_chat_template(pipe, tmp_path):
 
 
 def test_stdin_that_is_not_utf8(pipe):
-    process = pipe(b"abc\nab\xff\nabc\n", "-n", 3)
+    """Such a line alone is left out, also one of UTF-16; a mark at the beginning is no text."""
+    process = pipe(b"\xef\xbb\xbfabc\r\nab\xff\nabc\n\0a\0b\n\xffabc\nabc", "-n", 3, "--temp", 0, "--json")
     assert process.returncode == 1
-    assert "stdin is not UTF-8 text: byte 0xff in line 2" in lines_of(process)[-1]
+    left_out = [line for line in lines_of(process) if "error" in line]
+    assert [line.partition(" in ")[2].partition(",")[0] for line in left_out] == [
+        "line 2",
+        "line 4",
+        "line 5",
+    ]
+    assert "stdin is not UTF-8 text: byte 0xff in line 2" in left_out[0]
+    first, *others = map(json.loads, process.stdout.decode().splitlines())
+    assert len(others) == 2
+    (alone,) = map(json.loads, pipe(["abc"], "-n", 3, "--temp", 0, "--json").stdout.decode().splitlines())
+    assert first["prompt_tokens"] == alone["prompt_tokens"]
+
+
+def test_a_line_that_is_too_long_does_not_end_the_others(pipe):
+    process = pipe(["abc", "x" * 10_000, "abc"], "-n", 3)
+    assert process.returncode == 1
+    assert len(process.stdout.decode().splitlines()) == 2
+    assert "does not fit in a context" in process.stderr.decode()
+
+
+def test_names_of_control_tokens_are_text_unless_the_user_says_otherwise(pipe):
+    def n_prompt(*options):
+        (answer,) = pipe(["<|im_end|>"], "-n", 1, "--json", *options).stdout.decode().splitlines()
+        return json.loads(answer)["prompt_tokens"]
+
+    assert n_prompt() == n_prompt("--no-special") == n_prompt("--special") + 8  # of "<|im_end|>", nine tokens
 
 
 @pytest.mark.parametrize(

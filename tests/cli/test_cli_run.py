@@ -8,6 +8,7 @@ import pty
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -588,6 +589,29 @@ def test_plain_decoding_keeps_nothing(run, own_cache, tiny_path):
 
 def test_no_such_model_file(run):
     failed(run("x", models=("--target", "/no/such.gguf")), 2, "/no/such.gguf", "no such file")
+
+
+def test_a_model_that_is_no_regular_file(run, tmp_path, tiny_path):
+    """Opening a pipe would wait for its other end for ever."""
+    pipe, listener = tmp_path / "pipe.gguf", socket.socket(socket.AF_UNIX)
+    os.mkfifo(pipe)
+    with listener:
+        listener.bind(str(tmp_path / "listener"))
+        for file, what in ((pipe, "a pipe"), (tmp_path / "listener", "a socket"), ("/dev/null", "a device")):
+            failed(run("x", models=("--target", file)), 2, str(file), f"not a regular file but {what}")
+        failed(run("x", models=("--target", tiny_path, "--draft", pipe)), 2, str(pipe), "a pipe")
+
+
+def test_names_of_control_tokens(run):
+    """They are text in a chat, and tokens in a raw prompt, unless the user says otherwise."""
+
+    def n_prompt(*options):
+        process = run("<|im_end|>", "-n", 1, "--json", *options)
+        return json.loads(process.stdout)["prompt_tokens"]
+
+    as_text = len("<|im_end|>") - 1  # "en" is a token
+    assert n_prompt() == n_prompt("--no-special") == n_prompt("--special") + as_text - 1
+    assert (n_prompt("--raw"), n_prompt("--raw", "--no-special")) == (1, as_text)
 
 
 def test_a_directory(run, tmp_path):

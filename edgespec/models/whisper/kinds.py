@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from edgespec.platform.files import why_no_file
+
 CTRANSLATE2_MODEL = "model.bin"
 HUB_WEIGHTS, HUB_INDEX = "model.safetensors", "model.safetensors.index.json"
 WHISPER_CPP_MAGIC = b"lmgg"
@@ -13,9 +15,11 @@ def is_whisper_source(path: Path) -> bool:
     """Whether `path` is a Whisper model of another program, to be converted; looks at few bytes of it."""
     if path.is_dir():
         return any((path / name).is_file() for name in (CTRANSLATE2_MODEL, HUB_WEIGHTS, HUB_INDEX))
+    if why_no_file(path):
+        return False
     try:
         with path.open("rb") as file:
-            return path.is_file() and file.read(4) == WHISPER_CPP_MAGIC
+            return file.read(4) == WHISPER_CPP_MAGIC
     except OSError:
         return False
 

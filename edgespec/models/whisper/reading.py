@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.whisper.contents import BrokenModelError, Floats
+from edgespec.platform.files import check_file
 
 _MOST_JSON = 64 << 20  # bytes
 _MOST_DIMENSIONS = 4
@@ -70,6 +71,7 @@ class ByteReader:
 @contextmanager
 def mapped(path: Path) -> Iterator[mmap.mmap]:
     """Map a file into memory, for reading. Raises UsageError if it cannot be read, EdgespecError if empty."""
+    check_file(path)
     try:
         with path.open("rb") as file:
             if path.stat().st_size == 0:
@@ -106,6 +108,7 @@ def array_reader(
 
 def read_json(path: Path) -> Any:  # noqa: ANN401 - whatever the file says
     """Return the contents of a JSON file. Raises UsageError if it is not there, EdgespecError if damaged."""
+    check_file(path)
     try:
         if path.stat().st_size > _MOST_JSON:
             raise EdgespecError(f"{path}: too large for a description of a model")

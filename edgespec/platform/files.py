@@ -1,16 +1,24 @@
-"""The user's directories, and files replaced atomically: no reader sees half of one."""
+"""The user's directories, and files replaced atomically: no reader sees half of one.
+
+A file that the user names for results is checked before the work (`check_writable`, `check_folder`), and what
+cannot be written at the end is kept elsewhere (`write_file`).
+"""
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from edgespec.errors import UsageError
+from edgespec.errors import EdgespecError, UsageError
+
+_TRIED = 4096  # bytes that are written to see whether a disk is full
 
 
 def write_atomically(file: Path, content: str | bytes) -> None:
@@ -66,9 +74,118 @@ def cache_root() -> Path:
     return expand_user(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "edgespec"
 
 
+def config_root() -> Path:
+    """Return edgespec's configuration directory for this user."""
+    return expand_user(os.environ.get("XDG_CONFIG_HOME") or "~/.config") / "edgespec"
+
+
 def expand_user(path: str | Path) -> Path:
     """Return `path` with a leading ~ replaced. Raises UsageError if the home directory is unknown."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
         raise UsageError(f"{path}: its home directory is not known; set HOME, or name a full path") from None
+
+
+# ---- files of results ----
+
+
+def check_writable(path: Path, field: str) -> None:
+    """Check, before long work, that a file can be written at `path`; leave nothing behind.
+
+    Raises UsageError, which names `field` and the reason, if not.
+    """
+    try:
+        file = _resolve(path)
+        if _is_special(file):
+            return
+        temporary = temporary_path(file)
+        try:
+            temporary.write_bytes(bytes(_TRIED))
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise UsageError(_refusal(path, error), field=field, value=path) from None
+
+
+def check_folder(path: Path, field: str) -> None:
+    """Check, before long work, that files can be written in a folder, which need not exist yet.
+
+    Raises UsageError, which names `field` and the reason, if not.
+    """
+    try:
+        there = path.resolve()
+        while not there.exists():
+            there = there.parent
+        check_writable(there / ".edgespec", field)
+    except UsageError as error:
+        problem = error.problem if there.is_dir() else f"cannot be written: {there} is a file; choose another"
+        raise UsageError(problem, field=field, value=path) from None
+    except OSError as error:
+        raise UsageError(_refusal(path, error), field=field, value=path) from None
+
+
+def write_file(path: Path, data: bytes, *, field: str) -> None:
+    """Write a file so that a complete file is there at any time, the old or the new one.
+
+    Raises EdgespecError in one line that names `field`, the file, and where `data` is instead, if there is
+    room for it among temporary files; the old file is unchanged then.
+    """
+    try:
+        file = _resolve(path)
+        if _is_special(file):
+            file.write_bytes(data)
+        else:
+            write_atomically(file, data)
+    except OSError as error:
+        problem = _refusal(path, error)
+        if rescued := _rescue(path.name, data):
+            problem += f". It is in {rescued} instead"
+        raise EdgespecError(problem, field=field, value=path) from None
+
+
+def _rescue(name: str, data: bytes) -> Path | None:
+    """Write `data` to a new file among temporary ones and return it; None if that fails too."""
+    try:
+        handle, file = tempfile.mkstemp(prefix="edgespec-", suffix=f"-{name[-100:]}")
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(data)
+    except OSError:
+        return None
+    return Path(file)
+
+
+def _resolve(path: Path) -> Path:
+    """Return the file to replace: the target of a symlink, so that the symlink stays.
+
+    Raises OSError if that file must not be replaced.
+    """
+    try:
+        file = path.resolve()
+    except RuntimeError:  # what Python 3.11 and 3.12 make of a loop
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from None
+    if not file.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+    if file.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if file.exists() and not os.access(file, os.W_OK):
+        raise PermissionError(errno.EACCES, "the file there is read-only")
+    return file
+
+
+def _is_special(file: Path) -> bool:
+    """Whether `file` is a pipe or a device, such as /dev/stdout, which must not be replaced."""
+    return file.exists() and not file.is_file()
+
+
+def _refusal(path: Path, error: OSError) -> str:
+    """Return why a file cannot be written, and what to do."""
+    if isinstance(error, FileNotFoundError | NotADirectoryError) and not path.parent.is_dir():
+        reason = f"there is no folder {path.parent}; make it first or choose another file"
+    elif isinstance(error, IsADirectoryError):
+        reason = "a folder is there; choose another file"
+    elif error.errno == errno.ENOSPC:
+        reason = "the disk is full; nothing was changed there"
+    else:
+        reason = f"{error.strerror or error}; choose another file"
+    return f"cannot be written: {reason}"

@@ -21,6 +21,7 @@ from edgespec.platform.messages import MessageFn
 from edgespec.speech.audio import read_audio
 from edgespec.speech.draft_costs import SpeechDraftCosts, joined
 from edgespec.speech.drafts import ModelDrafts
+from edgespec.speech.languages import language_code
 from edgespec.speech.loading import SpeechModel
 from edgespec.speech.mel import SAMPLE_RATE
 from edgespec.speech.options import MAX_BEAM, SpeechOptions
@@ -82,7 +83,10 @@ class SpeechSettings:
     variants: tuple[SpeechVariant, ...]
     """The variants measured in addition to plain decoding."""
     language: str | None = None
-    """None: detected in each recording."""
+    """None or "auto": detected in each recording. Otherwise as in SpeechOptions."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "language", language_code(self.language) if self.language else None)
 
     def facts(self) -> dict[str, str | int | float]:
         """Return the settings as an outcome stores them."""

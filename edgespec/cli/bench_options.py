@@ -121,7 +121,8 @@ class RecordingChoice:
     """Recordings: their language, and other programs that hear them."""
 
     language: Annotated[
-        str | None, typer.Option(metavar="CODE", help="Language, as en.", show_default="as detected")
+        str | None,
+        typer.Option(metavar="NAME", help="Language: en, en-US, English, auto.", show_default="auto"),
     ] = None
     faster_whisper: Annotated[
         str | None,

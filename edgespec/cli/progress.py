@@ -65,9 +65,12 @@ def pull_named(*names: str | None) -> None:
 
 def pull_speech(model: str, draft: str) -> None:
     """Pull a Whisper model and its draft (a name, "auto" or "none") that are not here."""
-    from edgespec.models.speech_model import speech_ref
+    from edgespec.models.speech_model import check_speech_ref, speech_ref
 
-    pull_named(speech_ref(model), None if draft in ("auto", "none") else speech_ref(draft))
+    names = [model] if draft in ("auto", "none") else [model, draft]
+    for name in names:
+        check_speech_ref(name)
+    pull_named(*map(speech_ref, names))
 
 
 class ProgressDisplay:

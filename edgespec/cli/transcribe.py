@@ -11,10 +11,13 @@ from edgespec.cli.console import INTERRUPTED, err, line_of, message, out, print_
 from edgespec.cli.groups import grouped
 from edgespec.cli.progress import WorkDisplay, pull_speech
 from edgespec.cli.transcribe_options import SpeechDecoding, SpeechInput, SpeechModels, SpeechOutput
-from edgespec.errors import EdgespecError, UsageError, describe_os_error
-from edgespec.platform.files import write_atomically
+from edgespec.errors import EdgespecError, UsageError
+from edgespec.platform.files import write_file
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
     from edgespec.energy import EnergyMeter
     from edgespec.speech.transcriber import Transcriber
     from edgespec.speech.transcript import Transcript
@@ -36,11 +39,19 @@ def transcribe_command(
             "together are not drafted for"
         )
     from edgespec.energy import EnergyMeter
+    from edgespec.models.speech_model import is_english
     from edgespec.speech.opening import open_transcriber
+    from edgespec.speech.vocabulary import check_english
     from edgespec.speech.voice import check_detector
 
     if heard.vad:
         check_detector()
+    files, code = _readable(heard)
+    if not files:
+        return code
+    output.prepare(files)
+    if is_english(models.model):
+        check_english(options)
     meter = None
     if output.counts_joules:
         meter = EnergyMeter.choose(assume_watts=output.assume_watts, on_message=message)
@@ -59,7 +70,28 @@ def transcribe_command(
                     on_message=message,
                 )
             )
-        return _Run(transcriber, heard, output, meter).files()
+        return _Run(transcriber, heard, output, meter).files(files, code)
+
+
+def _readable(heard: SpeechInput) -> tuple[list[str], int]:
+    """Return the recordings that can be read, and the exit code of the others, which are told.
+
+    Raises EdgespecError if that is the only one.
+    """
+    from edgespec.speech.audio import check_audio
+
+    files, code = [], 0
+    for file in heard.files:
+        try:
+            check_audio(file, track=heard.track)
+        except EdgespecError as error:
+            code = max(code, error.exit_code)
+            if len(heard.files) == 1:
+                raise
+            print_error(line_of(error))
+        else:
+            files.append(file)
+    return files, code
 
 
 class _Run:
@@ -71,9 +103,10 @@ class _Run:
         self._transcriber, self._heard, self._output, self._meter = transcriber, heard, output, meter
         self._code = 0
 
-    def files(self) -> int:
-        """Hear all files and return the exit code; one that cannot be heard does not end the others."""
-        for file in self._heard.files:
+    def files(self, files: Sequence[str], code: int) -> int:
+        """Hear `files` and return the exit code, `code` or worse; one that fails does not end the others."""
+        self._code = code
+        for file in files:
             try:
                 complete = self._live() if file == STDIN else self._file(file)
             except EdgespecError as error:
@@ -92,7 +125,7 @@ class _Run:
         from edgespec.speech.audio import read_audio
         from edgespec.speech.voice import speech_spans
 
-        samples = read_audio(file, on_message=message)
+        samples = read_audio(file, track=self._heard.track, on_message=message)
         spans: list[Span] | None = speech_spans(samples) if self._heard.vad else None
         with WorkDisplay() as display:
 
@@ -130,16 +163,12 @@ class _Run:
 
     def _finish(self, file: str, transcript: Transcript) -> None:
         """Write what was heard, and say what it took."""
-        from edgespec.speech.formats import stats_object, transcript_object, write_transcript
+        from edgespec.speech.formats import remarks, stats_object, transcript_object, write_transcript
 
         output, stats = self._output, transcript.stats
         whole = write_transcript(transcript, output.format, words=output.words)
         if output.output is not None:
-            path = output.path(STDIN if file == "standard input" else file)
-            try:
-                write_atomically(path, whole)
-            except OSError as error:
-                raise EdgespecError(f"--output {output.output}: {describe_os_error(error)}") from None
+            self._write(output.path(STDIN if file == "standard input" else file), whole)
         elif output.format == "json" and not output.json:
             sys.stdout.write(whole)
         if output.json:
@@ -147,21 +176,33 @@ class _Run:
             facts["stats"] = stats_object(transcript)
             sys.stdout.write(json.dumps(facts, ensure_ascii=False) + "\n")
         sys.stdout.flush()
+        for line in remarks(transcript):
+            message(f"{file}: {line}")
         if not transcript.complete:
-            heard_s = max((segment.end_s for segment in transcript.segments), default=0.0)
-            message(
-                f"{file}: interrupted after {heard_s:.0f} of {stats.audio_s:.0f} s; what was heard is kept"
-            )
+            heard = f"{stats.heard_s:.0f} of {stats.audio_s:.0f} s"
+            message(f"{file}: interrupted after {heard}; what was heard is kept")
         if not output.no_stats:
             for line in stats_lines(transcript):
                 err.print(line)
+
+    def _write(self, path: Path, text: str) -> None:
+        """Write a text to its file; to stdout, if that fails and JSON does not have it there."""
+        try:
+            write_file(path, text.encode(), field="output")
+        except EdgespecError as error:
+            print_error(line_of(error))
+            self._code = max(self._code, error.exit_code)
+            if not self._output.json:
+                sys.stdout.write(text)
+        else:
+            message(f"wrote {path}")
 
 
 def stats_lines(transcript: Transcript) -> list[str]:
     """Return what a transcription took, in a line or a few."""
     stats = transcript.stats
     factor = stats.real_time_factor
-    speed = f"{stats.audio_s:.1f} s of sound in {stats.total_s:.2f} s"
+    speed = f"{stats.heard_s:.1f} s of sound in {stats.total_s:.2f} s"
     if factor:
         speed += f", {factor:.1f} times real time"
     parts = [f"encoder {stats.encode_s:.2f} s", f"decoder {stats.decode_s:.2f} s"]
@@ -186,6 +227,6 @@ def stats_lines(transcript: Transcript) -> list[str]:
         lines.append(f"energy   unavailable: {energy.reason} (see `edgespec energy`)")
     elif energy and energy.joules is not None:
         about = "estimated: " if energy.estimated else ""
-        a_minute = f", {60 * energy.joules / stats.audio_s:.3g} J a minute of sound" if stats.audio_s else ""
+        a_minute = f", {60 * energy.joules / stats.heard_s:.3g} J a minute of sound" if stats.heard_s else ""
         lines.append(f"energy   {about}{energy.joules:.3g} J{a_minute}; {energy.source}")
     return lines

@@ -11,7 +11,6 @@ from rich.text import Text
 from edgespec.cli.console import err, message
 from edgespec.cli.render import printable
 from edgespec.cli.transcribe_writer import SegmentWriter
-from edgespec.errors import UsageError
 from edgespec.speech.audio import stream_audio
 from edgespec.speech.live import Hypothesis, LiveHearing
 
@@ -23,12 +22,7 @@ if TYPE_CHECKING:
 
 
 def hear_live(transcriber: Transcriber, output: SpeechOutput, meter: EnergyMeter | None) -> Transcript:
-    """Hear standard input to its end or Ctrl-C, and return its text. Raises UsageError for a terminal."""
-    if sys.stdin is None or sys.stdin.isatty():
-        raise UsageError(
-            "-: standard input is a terminal; pipe sound into it, as in "
-            "`arecord -f S16_LE -r 16000 | edgespec transcribe -`"
-        )
+    """Hear standard input to its end or Ctrl-C, and return its text."""
     hearing = LiveHearing(transcriber, stream_audio(sys.stdin.buffer, on_message=message))
     writer = SegmentWriter(output, n_files=1)
     window = meter.begin() if meter else None

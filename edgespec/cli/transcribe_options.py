@@ -13,6 +13,7 @@ from edgespec.cli.groups import option_group
 from edgespec.cli.options import DRAFTING, OUTPUT, EnergyOption, ThreadsOption, WattsOption
 from edgespec.errors import UsageError
 from edgespec.llama.choices import KernelsChoice
+from edgespec.platform.files import check_folder, check_writable
 from edgespec.speech.choices import DEFAULT_MODEL, TranscriptFormat
 
 if TYPE_CHECKING:
@@ -35,7 +36,23 @@ class SpeechInput:
     ]
     language: Annotated[
         str | None,
-        typer.Option("--language", "-l", metavar="CODE", help="Language, as en.", show_default="as detected"),
+        typer.Option(
+            "--language",
+            "-l",
+            metavar="NAME",
+            help="Language: en, en-US, English, auto.",
+            show_default="auto",
+        ),
+    ] = None
+    track: Annotated[
+        int | None,
+        typer.Option(
+            "--track",
+            min=1,
+            metavar="N",
+            help="Track of sound of a film.",
+            show_default="the first that is not silent",
+        ),
     ] = None
     translate: Annotated[bool, typer.Option("--translate", help="Write English, whatever is spoken.")] = False
     vad: Annotated[
@@ -116,7 +133,7 @@ class SpeechDecoding:
         if self.temp is not None and self.beam is not None and self.temp > 0:
             raise UsageError("--beam and --temp contradict each other: beams are searched at temperature 0")
         return SpeechOptions(
-            language=heard.language.lower() if heard.language else None,
+            language=heard.language,
             task="translate" if heard.translate else "transcribe",
             prompt=self.prompt,
             condition=self.condition and not self.independent,
@@ -178,6 +195,15 @@ class SpeechOutput:
             if path in written:
                 raise UsageError(f"{file} and {written[path]} would both be written to {path}: rename one")
             written[path] = file
+
+    def prepare(self, files: Sequence[str]) -> None:
+        """Make the directory, before any work, and raise UsageError where a text could not be written."""
+        if self.output is None:
+            return
+        check_folder(self.output, "output")
+        self.output.mkdir(parents=True, exist_ok=True)
+        for file in files:
+            check_writable(self.path(file), "output")
 
     def path(self, file: str) -> Path:
         """Return where the text of `file` is written."""

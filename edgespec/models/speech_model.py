@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgespec.errors import UsageError
+from edgespec.errors import EdgespecError, UsageError
+from edgespec.models.hub_names import is_hub_name
 from edgespec.models.registry import load_registry
-from edgespec.models.resolve import resolve
+from edgespec.models.resolve import locate, resolve
 from edgespec.models.store import Store
-from edgespec.models.whisper.gguf_file import check_speech_file
+from edgespec.models.whisper.gguf_file import NO_WHISPER, check_speech_file
 from edgespec.models.whisper.kinds import foreign_whisper, is_whisper_source
 from edgespec.platform.files import expand_user
 
@@ -27,6 +28,23 @@ def speech_models_here() -> list[tuple[str, Path]]:
     registry, store = load_registry(), Store.default()
     entries = [entry for entry in registry.entries.values() if entry.speech]
     return [(entry.name, store.file(entry)) for entry in entries if store.is_present(entry, registry)]
+
+
+def is_english(ref: str) -> bool:
+    """Return whether `ref` is a name of the registry whose model knows English alone, here or not."""
+    return speech_ref(ref) in load_registry().entries and ref.endswith(".en")
+
+
+def check_speech_ref(ref: str) -> None:
+    """Raise what `speech_model` raises for `ref`, as far as that can be known before it is pulled."""
+    ref = speech_ref(ref)
+    if ref.strip() and is_whisper_source(expand_user(ref)):
+        raise UsageError(foreign_whisper(ref))
+    found = locate(ref)
+    if isinstance(found, Path):
+        check_speech_file(found, ref)
+    elif not found.speech and not is_hub_name(ref):
+        raise EdgespecError(f"{ref}: {NO_WHISPER}")
 
 
 def speech_model(ref: str) -> Path:

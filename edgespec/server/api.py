@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, get_args
@@ -66,7 +67,7 @@ def create_app(
     )
     reader = RequestReader(engine.target, service)
     answerer = Answerer(worker, log)
-    add_reports(app, worker, metrics)
+    add_reports(app, [worker, speech.worker] if speech else [worker], metrics)
     _add_models(app, engine, service, speech, takes_tools=reader.takes_tools)
     _add_completions(app, engine, service, reader, answerer)
     add_ollama(app, engine, service, reader, answerer, log=log)
@@ -94,19 +95,22 @@ def bare_app(summary: str, log: MessageFn) -> FastAPI:
     return app
 
 
-def add_reports(app: FastAPI, worker: RequestWorker[Any, Any, Any], metrics: Metrics | None) -> None:
-    """Add the routes that say how the server is."""
+def add_reports(
+    app: FastAPI, workers: Sequence[RequestWorker[Any, Any, Any]], metrics: Metrics | None
+) -> None:
+    """Add the routes that say how the server is, which `workers` answers."""
 
     @app.get("/health", responses={503: {"model": Health}})
     async def health(response: Response) -> Health:
         """Say whether requests are taken."""
-        response.status_code = 503 if worker.stopping else 200
+        stopping = any(worker.stopping for worker in workers)
+        response.status_code = 503 if stopping else 200
         return Health(
-            status="stopping" if worker.stopping else "ok",
-            busy=worker.busy,
-            running=worker.n_running,
-            waiting=worker.n_waiting,
-            parallel=worker.parallel,
+            status="stopping" if stopping else "ok",
+            busy=any(worker.busy for worker in workers),
+            running=sum(worker.n_running for worker in workers),
+            waiting=sum(worker.n_waiting for worker in workers),
+            parallel=sum(worker.parallel for worker in workers),
         )
 
     @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})

@@ -33,11 +33,12 @@ from edgespec.server.speech_worker import SpeechWorker
 from edgespec.server.streaming import AnswerWriter, RequestRun, client_of, with_warnings
 from edgespec.speech.audio import Floats, SoundReader
 from edgespec.speech.choices import SpeechTask
-from edgespec.speech.formats import stats_object, write_transcript
-from edgespec.speech.languages import LANGUAGES, language_code
+from edgespec.speech.formats import remarks, stats_object, write_transcript
+from edgespec.speech.languages import LANGUAGES
 from edgespec.speech.options import TEMPERATURES, SpeechOptions
 from edgespec.speech.transcriber import Transcriber
 from edgespec.speech.transcript import Segment, Transcript, as_object
+from edgespec.speech.voice import Span, check_detector, speech_spans
 
 OPENAI_NAME = "whisper-1"
 """OpenAI's name of its Whisper model."""
@@ -115,7 +116,7 @@ class _AudioAnswerer:
         ours = self._service.worker.transcriber
         try:
             options = SpeechOptions(
-                language=language_code(language) if language else None,
+                language=language,
                 task="translate" if translates else "transcribe",
                 prompt=form.prompt,
                 temperatures=(form.temperature,) if form.temperature else TEMPERATURES,
@@ -142,18 +143,30 @@ class _AudioAnswerer:
         """Hear the recording of a request and answer it."""
         await _refuse_repeated(request)
         warnings: list[str] = []
-        samples = await run_in_threadpool(self._samples, await form.file.read(), warnings.append)
+        data = await form.file.read()
+        samples, speech = await run_in_threadpool(self._samples, data, form, warnings.append)
         worker, client = self._service.worker, client_of(request, None)
-        sources = [worker.run(samples, options, client=client)]
+        sources = [worker.run(samples, options, client=client, speech=speech)]
         run: RequestRun[Segment, Transcript] = RequestRun(sources, self._log)
-        writer = AudioWriter(form.response_format, options.task, granularities)
+        writer = AudioWriter(form.response_format, options.task, granularities, warnings.append)
         return with_warnings(await run.answer(request.receive, writer, streams=streams), warnings)
 
-    def _samples(self, data: bytes, on_message: MessageFn) -> Floats:
-        """Return the samples of a recording. Raises ApiError."""
+    def _samples(
+        self, data: bytes, form: AudioForm, on_message: MessageFn
+    ) -> tuple[Floats, list[Span] | None]:
+        """Return the samples of a recording, and where somebody speaks, if that is asked. Raises ApiError."""
         try:
-            reader = SoundReader("file", on_message, most_s=self._service.most_s)
-            return reader.read(io.BytesIO(data))
+            if form.vad_filter:
+                check_detector()
+        except EdgespecError as error:
+            line = str(error).replace("--vad", "vad_filter")
+            raise ApiError(400, line, param="vad_filter") from None
+        try:
+            reader = SoundReader("file", on_message, most_s=self._service.most_s, track=form.track)
+            samples = reader.read(io.BytesIO(data))
+            return samples, speech_spans(samples) if form.vad_filter else None
+        except UsageError as error:
+            raise ApiError(400, str(error), param=error.field or "file") from None
         except EdgespecError as error:
             raise ApiError(400, str(error), param="file") from None
 
@@ -170,9 +183,15 @@ async def _refuse_repeated(request: Request) -> None:
 class AudioWriter(AnswerWriter[Segment, Transcript]):
     """Writes what was heard in OpenAI's forms; in a stream, the text of each segment as it comes."""
 
-    def __init__(self, form: AudioFormat, task: SpeechTask, granularities: Sequence[str]) -> None:
-        """Write an answer of this form, with the times that `granularities` names."""
+    def __init__(
+        self, form: AudioFormat, task: SpeechTask, granularities: Sequence[str], on_message: MessageFn
+    ) -> None:
+        """Write an answer of this form, with the times that `granularities` names.
+
+        `on_message` is told what is uncertain, or left out, before the answer is sent as a whole.
+        """
         self._form, self._task, self._granularities = form, task, granularities
+        self._on_message = on_message
         self.whole_type = MEDIA_TYPES.get(form, AnswerWriter.whole_type)
 
     def add(self, _index: int, made: Sequence[Segment]) -> str:
@@ -182,7 +201,8 @@ class AudioWriter(AnswerWriter[Segment, Transcript]):
     def finish(self, _index: int, end: Transcript) -> str:
         """Return the event of the whole text."""
         n = end.stats.n_tokens
-        return _event(TranscriptDone(text=end.text, usage=TokenUsage(output_tokens=n, total_tokens=n)))
+        usage = TokenUsage(output_tokens=n, total_tokens=n)
+        return _event(TranscriptDone(text=end.text, usage=usage, edgespec=stats_object(end)))
 
     def collect(self, _index: int, made: Sequence[Segment]) -> None:
         """Do nothing: the transcript has them all."""
@@ -190,6 +210,8 @@ class AudioWriter(AnswerWriter[Segment, Transcript]):
     def whole(self, ends: Sequence[Transcript]) -> str:
         """Return the answer."""
         (transcript,) = ends
+        for line in remarks(transcript):
+            self._on_message(f"file: {line}")
         usage = AudioUsage(seconds=round(transcript.stats.audio_s, 2))
         if self._form == "json":
             return TranscriptionText(text=transcript.text, usage=usage).model_dump_json()

@@ -48,6 +48,10 @@ class AudioForm(BaseModel):
     )
     beam: int | None = Field(None, ge=1, le=MAX_BEAM, description="Ours: beams of the search.")
     seed: int | None = Field(None, ge=0, lt=1 << 32, description="Ours: seed above temperature 0.")
+    vad_filter: bool = Field(False, description="As faster-whisper's servers: leave out silence first.")
+    track: int | None = Field(
+        None, ge=1, description="Ours: the track of a film; else the first that is not silent."
+    )
 
 
 class TranslationForm(AudioForm):
@@ -57,7 +61,9 @@ class TranslationForm(AudioForm):
 class TranscriptionForm(AudioForm):
     """A recording to be written down in its language."""
 
-    language: str | None = Field(None, description="Code such as en; without it the language is detected.")
+    language: str | None = Field(
+        None, description="en, en-US, English or auto; without it the language is detected."
+    )
     timestamp_granularities: list[Literal["word", "segment"]] = Field(
         default=["segment"], alias="timestamp_granularities[]"
     )
@@ -100,7 +106,7 @@ class VerboseTranscription(BaseModel):
     segments: list[dict[str, Any]] | None = None
     words: list[TimedWord] | None = None
     usage: AudioUsage
-    edgespec: dict[str, Any] = Field(description="Ours: times, tokens, drafting, energy.")
+    edgespec: dict[str, Any] = Field(description="Ours: times, tokens, drafting, energy, doubts.")
 
 
 class TranscriptDelta(BaseModel):
@@ -125,3 +131,4 @@ class TranscriptDone(BaseModel):
     type: Literal["transcript.text.done"] = "transcript.text.done"
     text: str
     usage: TokenUsage
+    edgespec: dict[str, Any] = Field(description="Ours: times, tokens, drafting, energy, doubts.")

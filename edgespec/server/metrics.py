@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -16,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from edgespec.decoding.records import Result
 from edgespec.engine.batcher import StepSummary
 from edgespec.server.page import PATHS
-from edgespec.server.request_worker import EndedRequest, Outcome
+from edgespec.server.request_worker import EndedRequest, Outcome, RequestWorker
 from edgespec.server.speech_worker import SpeechWorker
 from edgespec.server.worker import Worker
 from edgespec.speech.transcript import Transcript
@@ -83,11 +86,23 @@ class Metrics:
             buckets=_TOKENS_PER_S,
             registry=registry,
         )
-        self._waiting = Gauge("edgespec_queue_length", "Requests that wait.", registry=registry)
-        self._running = Gauge("edgespec_running", "Answers being written.", registry=registry)
-        self._parallel = Gauge("edgespec_parallel", "Most answers at once.", registry=registry)
-        self._busy = Gauge("edgespec_busy", "1 while a generation runs.", registry=registry)
+        self._workers: list[RequestWorker[Any, Any, Any]] = []
+        self._add_states(registry)
         self._add_passes(registry)
+
+    def _add_states(self, registry: CollectorRegistry) -> None:
+        for name, text, state in (
+            ("queue_length", "Requests that wait, recordings among them.", "n_waiting"),
+            ("running", "Answers being written, recordings being heard.", "n_running"),
+            ("parallel", "Most answers and recordings at once.", "parallel"),
+        ):
+            gauge = Gauge(f"edgespec_{name}", text, registry=registry)
+            gauge.set_function(partial(self._total, state))
+        busy = Gauge("edgespec_busy", "1 while an answer is written or a recording heard.", registry=registry)
+        busy.set_function(lambda: any(worker.busy for worker in self._workers))
+
+    def _total(self, state: str) -> int:
+        return sum(getattr(worker, state) for worker in self._workers)
 
     def _add_passes(self, registry: CollectorRegistry) -> None:
         self._pass_s = Counter("edgespec_pass_seconds", "Time of the target's passes.", registry=registry)
@@ -107,10 +122,7 @@ class Metrics:
         """Count what `worker` does from now on."""
         worker.on_end = self._count
         worker.on_pass = self._count_pass
-        self._parallel.set(worker.parallel)
-        self._running.set_function(lambda: worker.n_running)
-        self._waiting.set_function(lambda: worker.n_waiting)
-        self._busy.set_function(lambda: worker.busy)
+        self._workers.append(worker)
 
     def _count(self, ended: EndedRequest[Result]) -> None:
         """Count a request; called on the worker's thread."""
@@ -142,10 +154,13 @@ class Metrics:
 
     def watch_speech(self, worker: SpeechWorker) -> None:
         """Count what `worker` hears from now on."""
+        self._workers.append(worker)
         recordings = Counter(
             "edgespec_recordings", "Recordings, by how they ended.", ["outcome"], registry=self._registry
         )
-        audio_s = Counter("edgespec_audio_seconds", "Length of recordings.", registry=self._registry)
+        audio_s = Counter(
+            "edgespec_audio_seconds", "Length of what was heard of recordings.", registry=self._registry
+        )
         heard_s = Counter(
             "edgespec_hearing_seconds", "Time in which they were heard.", registry=self._registry
         )
@@ -157,7 +172,7 @@ class Metrics:
         def count(ended: EndedRequest[Transcript]) -> None:
             recordings.labels(_OUTCOMES[ended.outcome]).inc()
             if ended.result:
-                audio_s.inc(ended.result.stats.audio_s)
+                audio_s.inc(ended.result.stats.heard_s)
                 heard_s.inc(ended.result.stats.total_s)
 
         worker.on_end = count

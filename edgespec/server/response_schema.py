@@ -308,9 +308,9 @@ class Health(BaseModel):
 
     status: Literal["ok", "stopping"]
     busy: bool
-    running: int = Field(description="Answers being written.")
-    waiting: int = Field(description="Requests in the queue.")
-    parallel: int = Field(description="Most answers at once.")
+    running: int = Field(description="Answers being written, recordings being heard.")
+    waiting: int = Field(description="Requests in the queues.")
+    parallel: int = Field(description="Most answers and recordings at once.")
 
 
 class ErrorBody(BaseModel):

@@ -17,7 +17,7 @@ from edgespec.server.response_schema import ModelList, SpeechModelEntry
 def create_speech_app(service: SpeechService, *, metrics: Metrics | None, log: MessageFn) -> FastAPI:
     """Return the application for `service`; `log` takes a line for each failure that is not the client's."""
     app = bare_app("OpenAI's audio API over a local Whisper model.", log)
-    add_reports(app, service.worker, metrics)
+    add_reports(app, [service.worker], metrics)
     entry = speech_facts(service)
 
     @app.get("/v1/models")

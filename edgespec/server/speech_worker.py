@@ -20,6 +20,7 @@ from edgespec.server.request_worker import Outcome, RequestWorker, cancelled_as
 from edgespec.speech.options import SpeechOptions
 from edgespec.speech.transcriber import Hearing, Transcriber
 from edgespec.speech.transcript import Segment, Transcript
+from edgespec.speech.voice import Span
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -28,6 +29,8 @@ class QueuedRecording(QueuedRequest[Segment, Transcript]):
 
     samples: npt.NDArray[np.float32]
     options: SpeechOptions
+    speech: list[Span] | None = None
+    """The spans that are heard; None: all."""
 
 
 class SpeechWorker(RequestWorker[QueuedRecording, Segment, Transcript]):
@@ -53,14 +56,20 @@ class SpeechWorker(RequestWorker[QueuedRecording, Segment, Transcript]):
         self.transcriber, self._meter = transcriber, meter
 
     def run(
-        self, samples: npt.NDArray[np.float32], options: SpeechOptions, *, client: str
+        self,
+        samples: npt.NDArray[np.float32],
+        options: SpeechOptions,
+        *,
+        client: str,
+        speech: list[Span] | None = None,
     ) -> AsyncGenerator[list[Segment] | QueuePlace | Transcript]:
         """Wait for the turn of `client`, then yield the segments of a recording as they come, and all of it.
 
+        Only the spans of `speech` are heard, if given.
         Before them come its places in the queue, if it must wait. Closing the generator ends the work after
         the window under way. Raises QueueFull, TimedOut, ShuttingDown, and what the transcriber raises.
         """
-        return self._answer(partial(QueuedRecording, client, samples=samples, options=options))
+        return self._answer(partial(QueuedRecording, client, samples=samples, options=options, speech=speech))
 
     def _put(self, request: QueuedRecording, *, follows: bool) -> None:
         super()._put(request, follows=follows)
@@ -87,7 +96,7 @@ class SpeechWorker(RequestWorker[QueuedRecording, Segment, Transcript]):
             ours = self.transcriber
             heard = Transcriber(ours.model, ours.tokenizer, request.options, drafts=ours.drafts)
             with self.turns:
-                hearing = heard.hear(request.samples, on_progress=between_windows)
+                hearing = heard.hear(request.samples, speech=request.speech, on_progress=between_windows)
                 self._listen(request, hearing)
             end = hearing.transcript
         except BaseException as error:  # noqa: BLE001 - it ends this request, not the thread

@@ -79,12 +79,49 @@ def transcript_object(transcript: Transcript, *, words: bool = False) -> dict[st
     }
 
 
+def remarks(transcript: Transcript) -> list[str]:
+    """Return in a line each why there is no text, which text is uncertain, and what was left out."""
+    length = f"{transcript.stats.heard_s:.1f} s"
+    found = []
+    if transcript.silent and transcript.complete:
+        found.append(f"silent: no sound above -80 dB in {length}")
+    elif transcript.complete and not transcript.segments and not transcript.doubts:
+        found.append(f"no speech was heard in {length} of sound")
+    for kept, what in ((True, "uncertain"), (False, "left out")):
+        spans: list[list[Any]] = []
+        for doubt in transcript.doubts:
+            if (
+                doubt.kept == kept
+                and spans
+                and spans[-1][2] == doubt.reason
+                and doubt.start_s - spans[-1][1] < 1
+            ):
+                spans[-1][1] = doubt.end_s
+            elif doubt.kept == kept:
+                spans.append([doubt.start_s, doubt.end_s, doubt.reason])
+        if spans:
+            times = (f"{clock(a, 'vtt')} to {clock(b, 'vtt')} ({reason})" for a, b, reason in spans)
+            found.append(f"{what}: {', '.join(times)}")
+    return found
+
+
 def stats_object(transcript: Transcript) -> dict[str, Any]:
     """Return what a transcription took, for `--json`."""
     stats = transcript.stats
     return {
         "complete": transcript.complete,
         "language_probability": transcript.language_probability,
+        "silent": transcript.silent,
+        "doubts": [
+            {
+                "start": round(doubt.start_s, 2),
+                "end": round(doubt.end_s, 2),
+                "reason": doubt.reason,
+                "kept": doubt.kept,
+                "text": doubt.text,
+            }
+            for doubt in transcript.doubts
+        ],
         "seconds": stats.total_s,
         "real_time_factor": stats.real_time_factor,
         "mel_s": stats.mel_s,

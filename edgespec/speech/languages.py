@@ -1,6 +1,8 @@
-"""The languages that Whisper knows, in the order of their tokens."""
+"""The languages that Whisper knows, in the order of their tokens, and what people call them."""
 
 from __future__ import annotations
+
+import unicodedata
 
 from edgespec.errors import UsageError
 
@@ -26,22 +28,74 @@ LANGUAGES = {
 }  # fmt: skip
 """The name of each language by its code."""
 
-_OTHER_NAMES = {"burmese": "my", "valencian": "ca", "flemish": "nl", "haitian": "ht", "mandarin": "zh",
-                "letzeburgesch": "lb", "pushto": "ps", "panjabi": "pa", "moldavian": "ro", "moldovan": "ro",
-                "sinhalese": "si", "castilian": "es"}  # fmt: skip
-_CODES = {name: code for code, name in LANGUAGES.items()} | _OTHER_NAMES
+# Other names: the language's own, its code of three letters, and what else is in use; _ for a space.
+_OTHER_NAMES = {
+    "en": "eng", "zh": "中文 汉语 漢語 普通话 普通話 国语 國語 mandarin zho chi cmn", "de": "deutsch deu ger",
+    "es": "español castellano castilian spa", "ru": "русский rus", "ko": "한국어 조선말 kor",
+    "fr": "français fra fre", "ja": "日本語 jpn", "pt": "português por", "tr": "türkçe tur",
+    "pl": "polski pol", "ca": "català valencian valencià cat", "nl": "nederlands flemish vlaams nld dut",
+    "ar": "العربية ara arb", "sv": "svenska swe", "it": "italiano ita", "id": "bahasa_indonesia ind in",
+    "hi": "हिन्दी हिंदी hin", "fi": "suomi fin", "vi": "tiếng_việt vie", "he": "עברית heb iw",
+    "uk": "українська ukr", "el": "ελληνικά ell gre", "ms": "bahasa_melayu melayu msa may",
+    "cs": "čeština česky ces cze", "ro": "română moldavian moldovan ron rum mo", "da": "dansk dan",
+    "hu": "magyar hun", "ta": "தமிழ் tam", "no": "norsk bokmål norsk_bokmål nb nob nor",
+    "th": "ไทย ภาษาไทย tha", "ur": "اردو urd", "hr": "hrvatski hrv", "bg": "български bul",
+    "lt": "lietuvių lit", "la": "latina lat", "mi": "te_reo_māori māori mri mao", "ml": "മലയാളം mal",
+    "cy": "cymraeg cym wel", "sk": "slovenčina slovensky slk slo", "te": "తెలుగు tel",
+    "fa": "فارسی farsi fas per",
+    "lv": "latviešu lav", "bn": "বাংলা bangla bengali ben", "sr": "српски srpski srp", "az": "azərbaycanca aze",
+    "sl": "slovenščina slv", "kn": "ಕನ್ನಡ kan", "et": "eesti est", "mk": "македонски mkd mac",
+    "br": "brezhoneg bre", "eu": "euskara eus baq", "is": "íslenska isl ice", "hy": "հայերեն hye arm",
+    "ne": "नेपाली nep", "mn": "монгол mon", "bs": "bosanski bos", "kk": "қазақша қазақ kaz",
+    "sq": "shqip sqi alb", "sw": "kiswahili swa", "gl": "galego glg", "mr": "मराठी mar",
+    "pa": "ਪੰਜਾਬੀ panjabi pan", "si": "සිංහල sinhalese sin", "km": "ភាសាខ្មែរ ខ្មែរ cambodian khm",
+    "sn": "chishona sna", "yo": "yorùbá yor", "so": "soomaali som", "af": "afr", "oc": "occitan oci",
+    "ka": "ქართული kat geo", "be": "беларуская bel", "tg": "тоҷикӣ tgk", "sd": "سنڌي snd", "gu": "ગુજરાતી guj",
+    "am": "አማርኛ amh", "yi": "ייִדיש יידיש yid ji", "lo": "ລາວ ພາສາລາວ laotian",
+    "uz": "o'zbekcha o'zbek ozbek uzb",
+    "fo": "føroyskt fao", "ht": "kreyòl_ayisyen haitian kreyol hat", "ps": "پښتو pushto pus",
+    "tk": "türkmençe tuk", "nn": "norwegian_nynorsk norsk_nynorsk nno", "mt": "malti mlt", "sa": "संस्कृतम् san",
+    "lb": "lëtzebuergesch letzeburgesch ltz", "my": "မြန်မာ မြန်မာဘာသာ burmese mya bur", "bo": "བོད་སྐད་ bod tib",
+    "tl": "filipino fil tgl", "mg": "mlg", "as": "অসমীয়া asm", "tt": "татарча tat",
+    "haw": "'ōlelo_hawai'i olelo_hawaii",
+    "ln": "lingála lin", "ha": "hau", "ba": "башҡортса bak", "jw": "basa_jawa jawa jv jav",
+    "su": "basa_sunda sunda sun", "yue": "粵語 粤语 廣東話 广东话",
+}  # fmt: skip
 
 WITHOUT_SPACES = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
 """Languages that write words without spaces between them."""
 
 
-def language_code(name: str) -> str:
-    """Return the code of a language given by code or English name. UsageError offers what is alike."""
+def _plain(name: str) -> str:
+    """Return a name in small letters without accents, single spaces between its words."""
+    letters = unicodedata.normalize("NFKD", " ".join(name.replace("_", " ").split()).casefold())
+    return "".join(letter for letter in letters if not unicodedata.combining(letter))
+
+
+_CODES = {code: code for code in LANGUAGES} | {
+    _plain(name): code for code, names in _OTHER_NAMES.items() for name in names.split()
+}
+_CODES |= {name: code for code, name in LANGUAGES.items()}
+
+
+def language_code(name: str) -> str | None:
+    """Return the code of a language, given by code, region or name in English or itself; None for "auto".
+
+    Raises UsageError, which offers the nearest names.
+    """
+    word = _plain(name)
+    if word == "auto":
+        return None
+    if word in _CODES:
+        return _CODES[word]
+    parts = word.partition(".")[0].replace("-", " ").split()  # en-US, en_US.UTF-8, zh-Hans-CN
+    if len(parts) > 1 and len(parts[0]) <= 3 and parts[0] in _CODES:
+        return "yue" if parts[1] == "yue" else _CODES[parts[0]]
+    raise UsageError(f"Whisper knows no such language{_alike(word)}", field="language", value=name)
+
+
+def _alike(word: str) -> str:
     from edgespec.models.entries import nearest
 
-    word = name.strip().lower()
-    code = word if word in LANGUAGES else _CODES.get(word)
-    if code is None:
-        hint = nearest(word, [*_CODES, *LANGUAGES]) or "; give a code such as en or de"
-        raise UsageError(f"Whisper knows no language {name!r}{hint}", field="language")
-    return code
+    names = [*LANGUAGES.values(), *LANGUAGES]
+    return nearest(word, names) or "; give a name or a code, such as german or de, or auto"

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from edgespec.speech.audio import is_silent
 from edgespec.speech.mel import HOP, N_FRAMES, SAMPLE_RATE, log_mel, window_of
-from edgespec.speech.transcriber import Hearing, Samples, Transcriber, is_silent
+from edgespec.speech.transcriber import Hearing, Samples, Transcriber
 from edgespec.speech.transcript import Segment, Transcript
 
 _EVERY_S = 1.0
@@ -86,6 +87,7 @@ class LiveHearing:
         self._every = max(1, round(every_s * SAMPLE_RATE))
         self._buffer = np.empty(0, np.float32)  # since the last window's end
         self._seek = 0  # frames before it
+        self.transcript.silent = True
         self.stopped = False
         """Whether nothing more is to be heard."""
 
@@ -106,6 +108,7 @@ class LiveHearing:
             blocks = self._sound.take(self._every)
             self._buffer = np.concatenate([self._buffer, *blocks])
             stats.audio_s += sum(map(len, blocks)) / SAMPLE_RATE
+            self.transcript.silent &= all(map(is_silent, blocks))
             started = time.perf_counter()
             while len(self._buffer) >= n_window:
                 yield from self._final(N_FRAMES)
@@ -116,6 +119,7 @@ class LiveHearing:
         while len(self._buffer) >= HOP:
             yield from self._final(min(N_FRAMES, len(self._buffer) // HOP))
         stats.total_s += time.perf_counter() - started
+        stats.heard_s = stats.audio_s
         self.transcript.complete = True
 
     def _window(self, n_frames: int) -> Samples:
@@ -124,11 +128,12 @@ class LiveHearing:
 
     def _final(self, n_frames: int) -> list[Segment]:
         segments: list[Segment] = []
-        n_heard = n_frames
-        if not is_silent(self._buffer[: n_frames * HOP]):
+        n_heard = self._hearing.silent_frames(self._buffer[: n_frames * HOP])
+        if not n_heard:
             segments, n_heard = self._hearing.window(self._window(n_frames), self._seek, n_frames)
         self._buffer = self._buffer[n_heard * HOP :]
         self._seek += n_heard
+        self.transcript.stats.heard_s = self._seek * HOP / SAMPLE_RATE
         return segments
 
     def _guess(self) -> Hypothesis:

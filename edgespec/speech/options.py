@@ -8,6 +8,7 @@ from typing import Any, get_args
 from edgespec.decoding.choices import Rule
 from edgespec.errors import UsageError, check_number, check_text, whole_number
 from edgespec.speech.choices import SpeechTask
+from edgespec.speech.languages import language_code
 
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 """Temperatures tried one after the other, until a window's text is good enough."""
@@ -21,7 +22,8 @@ class SpeechOptions:
     """The options of a transcription. Raises UsageError, which names the field."""
 
     language: str | None = None
-    """Code of the language that is spoken, such as "en"; None: as detected in the first window."""
+    """Language that is spoken, by its code, a region or a name ("en", "en-US", "English"), which becomes the
+    code; None or "auto": as detected in the first window."""
     task: SpeechTask = "transcribe"
     prompt: str | None = None
     """Text that stands before the first window's: names and words to expect, spelling, style."""
@@ -53,6 +55,7 @@ class SpeechOptions:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "temperatures", tuple(self.temperatures))
+        object.__setattr__(self, "language", language_code(self.language) if self.language else None)
         if self.task not in get_args(SpeechTask):
             problem = f"must be one of {', '.join(get_args(SpeechTask))}"
             raise UsageError(problem, field="task", value=self.task)

@@ -7,7 +7,7 @@ segment ended; the text before a window stands before its own. As openai-whisper
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import Protocol
@@ -16,11 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.errors import UsageError
+from edgespec.speech.audio import SILENCE, is_silent
 from edgespec.speech.mel import HOP, SAMPLE_RATE, log_mel, window_of
 from edgespec.speech.options import SpeechOptions
 from edgespec.speech.together import WindowPasses, WindowsTogether
 from edgespec.speech.tokenizer import WhisperTokenizer
-from edgespec.speech.transcript import Segment, SpeechStats, SpokenWord, Transcript
+from edgespec.speech.transcript import Doubt, Segment, SpeechStats, SpokenWord, Transcript
 from edgespec.speech.vocabulary import check_language, start_tokens
 from edgespec.speech.voice import Span, SpokenParts
 from edgespec.speech.whisper_model import DecoderCache, EncodedAudio, WhisperModel
@@ -37,7 +38,9 @@ ProgressFn = Callable[[float, float], None]
 AT_ONCE = 4
 """Independent windows that are decoded together."""
 
-_SILENCE = 1e-4  # -80 dB of full scale: three steps of 16 bits
+_LEAD_S = 0.2  # of silence that a window keeps before its first sound
+_LEAST_LEFT_S = 0.4  # of an independent window that is worth another one
+_NOBODY = "probably nobody speaks"
 _TOO_WARM = 0.5  # temperature above which a text is no prompt for the next
 
 
@@ -140,6 +143,7 @@ class Hearing:
         started = time.perf_counter()
         stats = self._stats
         stats.audio_s = len(self._samples) / SAMPLE_RATE
+        self.transcript.silent = is_silent(self._samples)
         try:
             samples = self._spoken.samples if self._spoken else self._samples
             mel = log_mel(samples, self._model.dims.n_mels)
@@ -147,10 +151,13 @@ class Hearing:
             n_frames = mel.shape[1] - WINDOW_FRAMES
             hear = self._independent if self._options.independent else self._in_turn
             for segments, seek in hear(samples, mel, n_frames):
+                heard_s = min(seek, n_frames) * FRAME_S
+                stats.heard_s = self._spoken.end_s(heard_s) if self._spoken else heard_s
                 yield from segments
                 stats.total_s = time.perf_counter() - started
                 if self._on_progress:
-                    self._on_progress(min(seek, n_frames) * FRAME_S, n_frames * FRAME_S)
+                    self._on_progress(heard_s, n_frames * FRAME_S)
+            stats.heard_s = stats.audio_s
             self.transcript.complete = True
         finally:
             stats.total_s = time.perf_counter() - started
@@ -159,9 +166,10 @@ class Hearing:
         """Yield the segments of each window, which begins where the last one ended, and the frames heard."""
         seek = 0
         while seek < n_frames:
-            n = n_heard = min(WINDOW_FRAMES, n_frames - seek)
+            n = min(WINDOW_FRAMES, n_frames - seek)
             segments: list[Segment] = []
-            if not is_silent(samples[seek * HOP : (seek + n) * HOP]):
+            n_heard = self.silent_frames(samples[seek * HOP : (seek + n) * HOP])
+            if not n_heard:
                 segments, n_heard = self.window(window_of(mel[:, : seek + n], seek), seek, n)
             seek += n_heard
             yield segments, seek
@@ -169,20 +177,51 @@ class Hearing:
     def _independent(
         self, samples: Samples, mel: Samples, n_frames: int
     ) -> Iterator[tuple[list[Segment], int]]:
-        """Yield the same of windows that are cut every 30 seconds, some of them decoded together."""
-        spoken = [
-            seek
-            for seek in range(0, n_frames, WINDOW_FRAMES)
-            if not is_silent(samples[seek * HOP : min(seek + WINDOW_FRAMES, n_frames) * HOP])
-        ]
-        for first in range(0, len(spoken), AT_ONCE):
-            some = [(seek, min(WINDOW_FRAMES, n_frames - seek)) for seek in spoken[first : first + AT_ONCE]]
-            yield self._together(mel, some), sum(some[-1])
+        """Yield the same of windows that are cut every 30 seconds, some of them decoded together.
+
+        Where a window's text ends before the window does, the rest is heard as a window of its own.
+        """
+
+        def spoken(windows: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+            """Return the windows without the silence that they begin with, those of sound alone."""
+            skipped = [
+                (seek, n, self.silent_frames(samples[seek * HOP : (seek + n) * HOP])) for seek, n in windows
+            ]
+            return [(seek + skip, n - skip) for seek, n, skip in skipped if skip < n]
+
+        cuts = range(0, n_frames, WINDOW_FRAMES)
+        windows = spoken((seek, min(WINDOW_FRAMES, n_frames - seek)) for seek in cuts)
+        for first in range(0, len(windows), AT_ONCE):
+            some = windows[first : first + AT_ONCE]
+            n_before, seek = len(self.transcript.segments), sum(some[-1])
+            while some:
+                some = spoken(self._together(mel, some))
+            yield self._ordered(n_before), seek
         yield [], n_frames
 
-    def _together(self, mel: Samples, windows: Sequence[tuple[int, int]]) -> list[Segment]:
-        """Return the segments of `windows`, each a first frame and a number of frames."""
-        stats, first_place = self._stats, self._stats.n_windows
+    def _ordered(self, n_before: int) -> list[Segment]:
+        """Return the transcript's segments after the first `n_before`, in the order of time."""
+        found = sorted(self.transcript.segments[n_before:], key=lambda segment: segment.start_s)
+        found = [replace(segment, id=n_before + i) for i, segment in enumerate(found)]
+        self.transcript.segments[n_before:] = found
+        self.transcript.doubts.sort(key=lambda doubt: doubt.start_s)
+        return found
+
+    def silent_frames(self, sound: Samples) -> int:
+        """Return how many frames at the beginning of a window's `sound` nobody has to hear.
+
+        All, if it is silent; and a silence that is longer than the latest first timestamp: the text after
+        it would get too early a time.
+        """
+        latest_s = self._options.max_initial_timestamp
+        if is_silent(sound):
+            return -(-len(sound) // HOP)
+        lead_s = float(np.argmax(np.abs(sound) >= SILENCE)) / SAMPLE_RATE
+        return 0 if latest_s is None or lead_s <= latest_s else round((lead_s - _LEAD_S) / FRAME_S)
+
+    def _together(self, mel: Samples, windows: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Hear `windows`, each a first frame and a number of frames; return those that are left of them."""
+        stats = self._stats
         with ExitStack() as stack:
             sounds = [window_of(mel[:, : seek + n], seek) for seek, n in windows]
             heard = [self._encode(sound, stack) for sound in sounds]
@@ -196,16 +235,25 @@ class Hearing:
             def decode(place: int, passes: WindowPasses) -> WindowText:
                 decoder = self._decoder.counting(counts[place])
                 prompt = decoder.prompt(start, [] if place else before)
-                return decoder.decode(passes, prompt, n_start=len(start), place=first_place + place)
+                seek, n = windows[place]
+                return decoder.decode(
+                    passes,
+                    prompt,
+                    n_start=len(start),
+                    place=seek // WINDOW_FRAMES,
+                    seconds=n * FRAME_S,
+                )
 
             started = time.perf_counter()
             texts = WindowsTogether[WindowText](cache, len(windows)).run(decode)
             stats.decode_s += time.perf_counter() - started
-            found: list[Segment] = []
+            left: list[tuple[int, int]] = []
             for text, audio, count, (seek, n) in zip(texts, heard, counts, windows, strict=True):
                 stats.add(count)
-                found += self._finished(text, audio, start, seek, n)[0]
-            return found
+                _, n_heard = self._finished(text, audio, start, seek, n)
+                if (n - n_heard) * FRAME_S >= _LEAST_LEFT_S:
+                    left.append((seek + n_heard, n - n_heard))
+            return left
 
     def window(self, sound: Samples, seek: int, n_frames: int) -> tuple[list[Segment], int]:
         """Return the segments of one window, which are final, and how many of its frames are done with.
@@ -219,6 +267,7 @@ class Hearing:
                 self._decoder.prompt(start, self._before),
                 n_start=len(start),
                 place=self._stats.n_windows - 1,
+                seconds=n_frames * FRAME_S,
                 drafter=window,
             )
             return self._finished(text, audio, start, seek, n_frames)
@@ -228,21 +277,27 @@ class Hearing:
     ) -> tuple[list[Segment], int]:
         """Return the segments of a window's text, which began with `start`; otherwise as `window`."""
         if text.is_silence(self._options):
+            self._doubt(seek, seek + n_frames, _NOBODY, text.text, kept=False)
             return [], n_frames
         split = split_window(
             text.tokens,
             first_timestamp=self._tokenizer.timestamp_begin,
             n_frames=n_frames,
-            to_end=self._options.independent,
+            to_end=self._options.independent and text.ended,
         )
         segments = self._segments_of(text, split, seek)
-        n_heard = n_frames if self._options.independent else max(1, split.n_heard)
+        n_heard = max(1, split.n_heard)
+        if fault := text.fault(self._options):
+            self._doubt(seek, seek + n_heard, fault, text.text, kept=True)
         if self._timer:
             started = time.perf_counter()
+            if self._options.independent:
+                self._timer.begin(seek * FRAME_S)
             with closing(self._model.cache(audio)) as cache:
                 segments = self._timer.time(segments, cache, start, n_frames, self.transcript.language)
             self._stats.words_s += time.perf_counter() - started
-            n_heard = self._heard_by_words(segments, split, seek) or n_heard
+            if not self._options.independent:
+                n_heard = self._heard_by_words(segments, split, seek) or n_heard
         return self._keep(segments, text), n_heard
 
     def guess(self, sound: Samples, n_frames: int) -> str:
@@ -311,6 +366,15 @@ class Hearing:
             )
         return found
 
+    def _doubt(self, start: int, end: int, reason: str, text: str, *, kept: bool) -> None:
+        """Note that the text of some frames is uncertain, or left out; silence is neither."""
+        if not text.strip():
+            return
+        start_s, end_s = start * FRAME_S, end * FRAME_S
+        if self._spoken:
+            start_s, end_s = self._spoken.start_s(start_s), self._spoken.end_s(end_s)
+        self.transcript.doubts.append(Doubt(start_s, end_s, reason, kept, text.strip()))
+
     def _heard_by_words(self, segments: Sequence[Segment], split: Split, seek: int) -> int | None:
         """Return the frames up to the last word's end, where speech may go on after it."""
         words: list[SpokenWord] = [word for segment in segments for word in segment.words]
@@ -326,14 +390,10 @@ class Hearing:
         self.transcript.segments += segments
         written = [token for segment in segments for token in segment.tokens]
         self._before = [*self._before, *written][-self._model.dims.n_text_ctx :]
-        if not self._options.condition or text.temperature > _TOO_WARM:
+        failed = len(self._options.temperatures) > 1 and text.fault(self._options)
+        if not self._options.condition or text.temperature > _TOO_WARM or failed:
             self._before = []
         return segments
-
-
-def is_silent(samples: Samples) -> bool:
-    """Return whether nobody can be heard: a model asked for the text of nothing makes some up."""
-    return not len(samples) or float(np.abs(samples).max()) < _SILENCE
 
 
 def restored(segment: Segment, spoken: SpokenParts) -> Segment:

@@ -45,12 +45,26 @@ class Segment:
     words: tuple[SpokenWord, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """A stretch of sound whose text is uncertain, or was left out."""
+
+    start_s: float
+    end_s: float
+    reason: str
+    kept: bool
+    """Whether the transcript has the text."""
+    text: str
+
+
 @dataclass(slots=True)
 class SpeechStats:
     """Totals of a transcription."""
 
     audio_s: float = 0.0
     """Length of the sound."""
+    heard_s: float = 0.0
+    """Length of what was heard of it so far."""
     total_s: float = 0.0
     mel_s: float = 0.0
     encode_s: float = 0.0
@@ -81,8 +95,8 @@ class SpeechStats:
 
     @property
     def real_time_factor(self) -> float | None:
-        """Seconds of sound for each second of work."""
-        return self.audio_s / self.total_s if self.total_s else None
+        """Seconds of sound that was heard for each second of work."""
+        return self.heard_s / self.total_s if self.total_s else None
 
     @property
     def n_drafted(self) -> int:
@@ -118,6 +132,10 @@ class Transcript:
     complete: bool = False
     """Whether the sound was heard to its end."""
     energy: Measurement | None = None
+    doubts: list[Doubt] = field(default_factory=list)
+    """Stretches whose text is uncertain, or was left out."""
+    silent: bool = False
+    """Whether there is no sound in the recording that could be heard, so far."""
 
     @property
     def text(self) -> str:

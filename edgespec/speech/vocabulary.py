@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from edgespec.errors import UsageError
+from edgespec.speech.languages import LANGUAGES
 from edgespec.speech.options import SpeechOptions
 from edgespec.speech.rules import RuleTokens
 from edgespec.speech.tokenizer import SECONDS_PER_TIMESTAMP, WhisperTokenizer
@@ -21,11 +22,17 @@ def check_language(tokenizer: WhisperTokenizer, options: SpeechOptions) -> None:
     language = options.language
     if tokenizer.is_multilingual:
         if language is not None and language not in tokenizer.languages:
-            known = ", ".join(sorted(tokenizer.languages))
-            raise UsageError(f"the model knows {known}", field="language", value=language)
-    elif language not in (None, "en"):
-        raise UsageError(_ENGLISH, field="language", value=language)
-    elif options.task == "translate":
+            problem = f"this model does not know {LANGUAGES[language]}; whisper-large-v3 does"
+            raise UsageError(problem, field="language", value=language)
+    else:
+        check_english(options)
+
+
+def check_english(options: SpeechOptions) -> None:
+    """Raise UsageError for another language or task than a model has that knows English alone."""
+    if options.language not in (None, "en"):
+        raise UsageError(_ENGLISH, field="language", value=options.language)
+    if options.task == "translate":
         raise UsageError(f"nothing can be translated: {_ENGLISH}")
 
 

@@ -24,6 +24,7 @@ _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
 _BLOCK = 1 << 20  # bytes read at once
 _LONGEST_CHUNK = 1 << 16  # bytes of a description
 _MOST_RATE, _MOST_CHANNELS = 768_000, 1024
+_CANCELLED = 0.1  # of the power that channels with nothing in common have together
 _UNKNOWN = (0, 0x7FFFF000, 0xFFFFFFFF)  # lengths that programs write who cannot know it
 
 
@@ -106,7 +107,7 @@ def _parse_format(data: bytes) -> WavFormat:
     return WavFormat(rate, n_channels, n_bits, kind == _FLOAT)
 
 
-def read_blocks(file: BinaryIO | BlockFile, form: WavFormat) -> Iterator[Floats]:
+def read_blocks(file: BinaryIO | BlockFile, form: WavFormat, mixer: Mixer) -> Iterator[Floats]:
     """Yield the samples as they come, mixed to one channel, in [-1, 1], shape (n,)."""
     left, rest = form.n_bytes, b""
     while left is None or left > 0:
@@ -118,7 +119,8 @@ def read_blocks(file: BinaryIO | BlockFile, form: WavFormat) -> Iterator[Floats]
         whole = len(data) - len(data) % form.frame_bytes
         data, rest = data[:whole], data[whole:]
         if data:
-            yield to_mono(decode_samples(data, form), form.n_channels)
+            samples = decode_samples(data, form)
+            yield samples if form.n_channels == 1 else mixer.mix(samples.reshape(-1, form.n_channels))
 
 
 def decode_samples(data: bytes, form: WavFormat) -> Floats:
@@ -135,9 +137,24 @@ def decode_samples(data: bytes, form: WavFormat) -> Floats:
     return numbers / np.float32(1 << (form.n_bits - 1))
 
 
-def to_mono(samples: Floats, n_channels: int) -> Floats:
-    """Return the mean of interleaved channels, shape (n,)."""
-    return samples if n_channels == 1 else samples.reshape(-1, n_channels).mean(1, dtype=np.float32)
+class Mixer:
+    """Mixes channels to one. Where they cancel each other out, the loudest is heard alone."""
+
+    def __init__(self) -> None:
+        self.alone: int | None = None
+        """The channel that was heard alone first, from 0."""
+
+    def mix(self, channels: Floats, mono: Floats | None = None) -> Floats:
+        """Return one channel of `channels`, shape (n, n_channels): their mean, or `mono` if it is given."""
+        mean = channels.mean(1, dtype=np.float32)
+        loud = np.einsum("nc,nc->c", channels, channels)
+        n = len(loud)
+        # For channels that have nothing in common this is 1, and n for those that are alike.
+        if n > 1 and n * n * float(mean @ mean) < _CANCELLED * float(loud.sum()):
+            channel = int(loud.argmax())
+            self.alone = channel if self.alone is None else self.alone
+            return np.ascontiguousarray(channels[:, channel])
+        return mean if mono is None else mono
 
 
 def _read(file: BinaryIO, n: int) -> bytes:

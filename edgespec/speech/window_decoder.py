@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -27,6 +27,10 @@ from edgespec.speech.vocabulary import rule_tokens
 from edgespec.speech.whisper_model import SequenceBatch
 
 _SEED_STEP = 1 << 32  # between the seeds of windows
+_FASTEST = 40.0  # letters a second: twice as fast as fast speech
+
+REPEATS, GUESS = "the text repeats itself", "the text is a guess"
+"""Faults of a window's text."""
 
 
 class WindowDrafter(Protocol):
@@ -53,6 +57,8 @@ class WindowText:
     avg_logprob: float
     no_speech_prob: float
     """NaN if it was not computed."""
+    ended: bool = True
+    """Whether the model ended it, not the limit of its tokens."""
 
     @property
     def compression_ratio(self) -> float:
@@ -66,14 +72,36 @@ class WindowText:
             return False
         return options.min_logprob is None or self.avg_logprob <= options.min_logprob
 
-    def is_poor(self, options: SpeechOptions) -> bool:
-        """Return whether another temperature should be tried: it repeats itself, or is a guess."""
+    def fault(self, options: SpeechOptions) -> str:
+        """Return why another temperature should be tried: it repeats itself, or is a guess. "" if good."""
         is_guess = options.min_logprob is not None and self.avg_logprob < options.min_logprob
         likely_silent = options.max_no_speech is not None and self.no_speech_prob > options.max_no_speech
         if is_guess and likely_silent:
-            return False
-        repeats = options.max_compression is not None and self.compression_ratio > options.max_compression
-        return repeats or is_guess
+            return ""
+        if options.max_compression is not None and self.compression_ratio > options.max_compression:
+            return REPEATS
+        return GUESS if is_guess else ""
+
+
+def best_of(attempts: Sequence[WindowText], options: SpeechOptions, seconds: float) -> WindowText:
+    """Return the text of the highest mean logprob: speech that repeats itself is written so, too.
+
+    A loop of the model's is no speech: a text that repeats itself, and has more to say than the `seconds` of
+    sound allow; or that ran to the limit of its tokens, if a later one is good.
+    """
+    most = _FASTEST * (seconds + 1.0)
+    fitting = [one for one in attempts if len(one.text) <= most or one.fault(options) != REPEATS] or attempts
+    if not attempts[-1].fault(options):
+        fitting = [one for one in fitting if one.ended] or fitting
+    return max(fitting, key=lambda one: one.avg_logprob)
+
+
+class _Decoded(NamedTuple):
+    """One decoding: tokens without the end, their mean logprob, and whether the model ended it."""
+
+    tokens: list[int]
+    avg_logprob: float
+    ended: bool
 
 
 class WindowDecoder:
@@ -118,27 +146,27 @@ class WindowDecoder:
         *,
         n_start: int,
         place: int,
+        seconds: float,
         drafter: WindowDrafter | None = None,
     ) -> WindowText:
         """Return the text after `prompt`, whose last `n_start` tokens begin it, of the window in `cache`.
 
-        `place`: the window's number, which its random numbers depend on.
+        `place`: the window's number, which its random numbers depend on. `seconds`: of sound in the window.
         """
         options = self._options
         session = self._session(cache, len(prompt) - n_start)
-        found: WindowText | None = None
+        attempts: list[WindowText] = []
         for i, temperature in enumerate(options.temperatures):
             started = time.perf_counter()
             if temperature == 0 and options.beam is not None:
-                tokens, mean = self._search(session, cache, prompt)
+                decoded = self._search(session, cache, prompt)
             else:
                 coins = Coins((options.seed or 0) + _SEED_STEP * (place * len(options.temperatures) + i))
-                tokens, mean = self._sample(session, prompt, temperature, coins, drafter)
-            found = self._text(session, tokens, temperature, mean, started)
-            if not found.is_poor(options):
+                decoded = self._sample(session, prompt, temperature, coins, drafter)
+            attempts.append(self._text(session, decoded, temperature, started))
+            if not attempts[-1].fault(options):
                 break
-        assert found is not None  # noqa: S101 - for the type checker: there is a temperature
-        return found
+        return best_of(attempts, options, seconds)
 
     def guess(
         self, cache: BeamPasses, prompt: Sequence[int], *, n_start: int, drafter: WindowDrafter | None
@@ -146,31 +174,30 @@ class WindowDecoder:
         """Return the greedy text, however good it is; arguments as of `decode`."""
         started = time.perf_counter()
         session = self._session(cache, len(prompt) - n_start)
-        tokens, mean = self._sample(session, prompt, 0.0, Coins(0), drafter)
-        return self._text(session, tokens, 0.0, mean, started)
+        decoded = self._sample(session, prompt, 0.0, Coins(0), drafter)
+        return self._text(session, decoded, 0.0, started)
 
     def _session(self, cache: BeamPasses, noted: int) -> SpeechSession:
         return SpeechSession(cache, self._traits, n_ctx=self._n_ctx, noted=noted)
 
     def _text(
-        self, session: SpeechSession, tokens: list[int], temperature: float, mean: float, started: float
+        self, session: SpeechSession, decoded: _Decoded, temperature: float, started: float
     ) -> WindowText:
         """Return what was decoded since `started`, and count it."""
         self._stats.n_decodings += 1
         self._stats.decode_s += time.perf_counter() - started
+        tokens, mean, ended = decoded
         text = self._tokenizer.decode(tokens).strip()
-        return WindowText(tuple(tokens), text, temperature, mean, self._no_speech(session))
+        return WindowText(tuple(tokens), text, temperature, mean, self._no_speech(session), ended)
 
-    def _search(
-        self, session: SpeechSession, cache: BeamPasses, prompt: Sequence[int]
-    ) -> tuple[list[int], float]:
+    def _search(self, session: SpeechSession, cache: BeamPasses, prompt: Sequence[int]) -> _Decoded:
         search = BeamSearch(cache, self._rules, self._options, n_ctx=self._n_ctx)
         session.rewind(0)
         row = session.eval(prompt)[0]
         found = search.run(row, len(prompt))
         self._stats.n_tokens += found.n_tokens
         self._stats.n_steps += found.n_passes
-        return found.tokens, found.avg_logprob
+        return _Decoded(found.tokens, found.avg_logprob, len(found.tokens) < self._n_ctx // 2)
 
     def _sample(
         self,
@@ -179,8 +206,8 @@ class WindowDecoder:
         temperature: float,
         coins: Coins,
         window: WindowDrafter | None,
-    ) -> tuple[list[int], float]:
-        """Decode once through the exact loop; return the tokens without the end, and their mean logprob."""
+    ) -> _Decoded:
+        """Decode once through the exact loop."""
         rules = self._rules.again()
         params = SamplingParams(temperature=temperature, top_k=0, top_p=1.0, min_p=0.0)
         options = Options(params=params, n_predict=self._n_ctx // 2, seed=coins.seed)
@@ -206,9 +233,10 @@ class WindowDecoder:
             window.decoded(generation.tokens, len(prompt), drafter, seconds)
         tokens = generation.tokens[len(prompt) :]
         stats.n_tokens += len(tokens)
-        if tokens and tokens[-1] == self._tokenizer.eot:
+        ended = bool(tokens) and tokens[-1] == self._tokenizer.eot
+        if ended:
             tokens.pop()
-        return tokens, sum(rules.logprobs) / (len(tokens) + 1)
+        return _Decoded(tokens, sum(rules.logprobs) / (len(tokens) + 1), ended)
 
     def _no_speech(self, session: SpeechSession) -> float:
         row = session.noted_row

@@ -18,6 +18,7 @@ from edgespec.llama.outputs import Rows
 from edgespec.speech.rules import log_total
 from edgespec.speech.tokenizer import SECONDS_PER_TIMESTAMP, WhisperTokenizer
 from edgespec.speech.transcript import Segment, SpokenWord
+from edgespec.speech.windows import FRAME_S
 
 Floats = npt.NDArray[np.float32]
 Path = tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]
@@ -66,6 +67,10 @@ class WordTimer:
         self._tokenizer = tokenizer
         self._last_end_s = 0.0  # of speech so far
 
+    def begin(self, start_s: float) -> None:
+        """Forget the windows before the next one, which begins at `start_s`."""
+        self._last_end_s = start_s
+
     def time(
         self,
         segments: Sequence[Segment],
@@ -95,7 +100,7 @@ class WordTimer:
                 if words[at].text:
                     own.append(words[at])
                 at += 1
-            found.append(self._placed(segment, own, median))
+            found.append(self._placed(segment, own, median, segment.seek_s + n_frames * FRAME_S))
         return found
 
     def _align(
@@ -112,7 +117,7 @@ class WordTimer:
         tokens = [*start, self._tokenizer.no_timestamps, *text, self._tokenizer.eot]
         n_start = len(start)
         weights, logits = cache.cross_attention(tokens, len(text) + 2)
-        weights = weights[:, :, : n_frames // _FRAMES_PER_POSITION]
+        weights = weights[:, :, : max(1, n_frames // _FRAMES_PER_POSITION)]
         weights = weights / np.maximum(weights.sum(axis=-1, keepdims=True), _LEAST)  # of the sound alone
         cost = -sharpened(weights)[n_start:-1]
         rows, columns = warp(cost)
@@ -138,8 +143,8 @@ class WordTimer:
             [np.exp(float(row[token]) - log_total(row)) for row, token in zip(below_end, text, strict=True)]
         )
 
-    def _placed(self, segment: Segment, words: list[_Timed], median: float) -> Segment:
-        """Return `segment` with its words, seconds from the recording's start.
+    def _placed(self, segment: Segment, words: list[_Timed], median: float, latest_s: float) -> Segment:
+        """Return `segment` with its words, seconds from the recording's start, none after `latest_s`.
 
         The first words after a pause and the last are cut where they are too long to be true, or the
         segment's own times say otherwise.
@@ -160,6 +165,10 @@ class WordTimer:
             last.end = max(last.start + median, end)
         else:
             end = last.end
+        for word in words:
+            word.end = min(word.end, latest_s)
+            word.start = min(word.start, word.end)
+        start, end = min(start, latest_s), min(end, latest_s)
         self._last_end_s = end
         spoken = tuple(SpokenWord(word.text, word.start, word.end, word.probability) for word in words)
         return replace(segment, start_s=start, end_s=end, words=spoken)

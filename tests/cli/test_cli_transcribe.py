@@ -2,8 +2,10 @@
 
 import io
 import json
+import re
 import signal
 import wave
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -99,17 +101,116 @@ def test_a_pipe_is_heard(environment, model):
     assert "3.0 s of sound" in done.stderr
 
 
-def test_silence_is_no_text(environment, model, tmp_path):
+def test_silence_is_no_text_and_said(environment, model, tmp_path):
     path = tmp_path / "silence.wav"
     path.write_bytes(wav(100.0, loud=0.0))
-    done = run_cli("transcribe", path, "-m", model, env=environment)
+    done = run_cli("transcribe", path, "-m", model, "--no-stats", env=environment)
     assert (done.returncode, done.stdout) == (0, "")
+    assert f"edgespec: {path}: silent: no sound above -80 dB in 100.0 s\n" in done.stderr
+    done = run_cli("transcribe", path, "-m", model, "--json", env=environment)
+    assert json.loads(done.stdout)["stats"]["silent"] is True
+    done = run_cli("transcribe", "-", "-m", model, env=environment, stdin=wav(2.0, loud=0.0))
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "standard input: silent: no sound above -80 dB in 2.0 s" in done.stderr
+
+
+def test_no_cue_ends_after_the_sound(environment, model, tmp_path):
+    path = tmp_path / "short.wav"
+    path.write_bytes(wav(0.5))
+    options = ("-m", model, *FAST, "--json", "--words")
+    found = json.loads(run_cli("transcribe", path, *options, env=environment).stdout)
+    assert found["segments"] and found["duration"] == 0.5
+    for segment in found["segments"]:
+        assert segment["start"] < segment["end"] <= 0.5
+        assert all(word["start"] <= word["end"] <= 0.5 for word in segment["words"])
+
+
+def test_what_is_uncertain_is_said_with_its_times(environment, model, recording):
+    """A model of random weights repeats itself."""
+    done = run_cli("transcribe", recording, "-m", model, "--json", "-l", "EN_us", env=environment)
+    found = json.loads(done.stdout)
+    assert found["language"] == "en" and found["text"]
+    (doubt,) = found["stats"]["doubts"]
+    assert doubt["kept"] and (doubt["start"], doubt["end"]) == (0.0, 3.0)
+    assert f"uncertain: 00:00:00.000 to 00:00:03.000 ({doubt['reason']})" in done.stderr
+
+
+# ---- inputs and outputs before the work ----
+
+ABSENT = ("-m", "whisper-base")
+"""A model that is not here, and that no test can pull."""
 
 
 @pytest.mark.parametrize(
     ("words", "code", "problem"),
     [
-        (("--language", "xx"), 2, ("--language xx", "the model knows")),
+        (("typo.wav",), 2, ("typo.wav: cannot be read: No such file",)),
+        (("typo.wav", "-d", "whisper-tiny"), 2, ("typo.wav", "No such file")),
+        ((".",), 2, (".: cannot be read: Is a directory",)),
+        (("empty.wav",), 1, ("empty.wav: empty, 0 bytes",)),
+        (("text.mp3",), 1, ("text.mp3: not a recording that can be read",)),
+        (("mute.wav",), 1, ("mute.wav: no sound in it",)),
+        (("talk.wav", "-l", "germn"), 2, ("--language germn", "nearest: german")),
+        (("talk.wav", "-o", "empty.wav/out"), 2, ("--output empty.wav/out", "cannot be written")),
+        (("talk.wav", "-o", "taken"), 2, ("--output taken/talk.txt", "cannot be written")),
+        (("talk.wav", "-d", "whisper-typo"), 2, ("whisper-typo",)),
+        (("talk.wav", "-m", "whisper-tiny.en", "-l", "de"), 2, ("--language de", "English alone")),
+        (("talk.wav", "-m", "qwen2.5-0.5b-q4_0"), 1, ("a language model, which writes text",)),
+        (("talk.wav", "--track", "0"), 2, ("--track",)),
+        (("talk.wav", "--track", "2"), 2, ("--track 2: talk.wav has 1",)),
+        (("-", "--track", "2"), 2, ("--track 2: standard input has 1",)),
+        (("-",), 1, ("standard input: empty, 0 bytes",)),
+    ],
+)
+def test_what_is_wrong_is_found_before_a_model_is_pulled(environment, tmp_path, words, code, problem):
+    pytest.importorskip("av")
+    for name, data in (("empty.wav", b""), ("text.mp3", b"a text, no sound"), ("talk.wav", wav(1.0))):
+        (tmp_path / name).write_bytes(data)
+    (tmp_path / "mute.wav").write_bytes(wav(0.0))
+    (tmp_path / "taken" / "talk.txt").mkdir(parents=True)
+    given = words if "-m" in words else (*words, *ABSENT)
+    done = run_cli("transcribe", *given, env=environment, cwd=tmp_path)
+    failed(done, code, *problem)
+    assert "pull" not in done.stderr
+
+
+def test_bad_recordings_are_all_named_before_a_model_is_pulled(environment, tmp_path):
+    done = run_cli("transcribe", "a.wav", "b.wav", *ABSENT, env=environment, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("No such file") == 2
+
+
+@pytest.mark.parametrize("stdin", [False, True])
+def test_what_was_heard_goes_to_stdout_where_its_file_cannot_be_written(
+    environment, model, recording, tmp_path, stdin
+):
+    """What cannot be known before: /dev/full takes no byte."""
+    plain = run_cli("transcribe", recording, "-m", model, *FAST, "-f", "srt", env=environment)
+    (tmp_path / "out").mkdir()
+    name = "stdin" if stdin else "talk"
+    (tmp_path / "out" / f"{name}.srt").symlink_to("/dev/full")
+    files, given = (["-"], recording.read_bytes()) if stdin else ([recording], b"")
+    if not stdin:
+        other = tmp_path / "other.wav"
+        other.write_bytes(wav(1.0, 1))
+        files.append(other)
+    options = ("-m", model, *FAST, "-f", "srt", "-o", tmp_path / "out")
+    done = run_cli("transcribe", *files, *options, env=environment, stdin=given)
+    assert done.returncode == 1
+    assert done.stdout == plain.stdout != ""
+    assert f"--output {tmp_path}/out/{name}.srt: cannot be written: the disk is full" in done.stderr
+    if not stdin:
+        assert (tmp_path / "out" / "other.srt").read_text()
+        assert f"wrote {tmp_path}/out/other.srt" in done.stderr
+    assert not Path("/dev/full").is_file(), "the device is not replaced"
+    done = run_cli("transcribe", *files[:1], *options, "--json", env=environment, stdin=given)
+    assert done.returncode == 1 and json.loads(done.stdout)["text"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "problem"),
+    [
+        (("--language", "xx"), 2, ("--language xx", "Whisper knows no such language")),
         (("--beam", "0"), 2, ("--beam 0", "1 to 15")),
         (("--temp", "-1"), 2, ("--temp", "0.001 to 5")),
         (("--beam", "5", "--temp", "0.5"), 2, ("--beam", "--temp")),
@@ -145,5 +246,6 @@ def test_ctrl_c_keeps_what_was_heard(environment, model, tmp_path):
         process.send_signal(signal.SIGINT)
         _, told = process.communicate(timeout=30)
     assert process.returncode == 130, told
-    assert b"interrupted after" in told
-    assert b"sound in" in told
+    (heard,) = re.findall(rb"interrupted after (\d+) of 1200 s", told)
+    (counted,) = re.findall(rb"speed +([0-9.]+) s of sound in", told)
+    assert 0 < float(counted) < 1200 and round(float(counted)) == int(heard)

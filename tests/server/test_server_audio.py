@@ -103,8 +103,8 @@ def test_the_list_of_models(client, served):
 @pytest.mark.parametrize(
     ("fields", "message", "param"),
     [
-        ({"language": "klingon"}, "language: Whisper knows no language 'klingon'", "language"),
-        ({"language": "yue"}, "language yue: the model knows af, am, ar", "language"),
+        ({"language": "klingon"}, "language klingon: Whisper knows no such language (nearest: ", "language"),
+        ({"language": "yue"}, "language yue: this model does not know cantonese", "language"),
         ({"temperature": 3}, "temperature: must be at most 1", "temperature"),
         ({"response_format": "pdf"}, "response_format: must be 'json', 'text'", "response_format"),
         ({"response_format": "srt", "stream": True}, "stream: only with the response_format json", "stream"),
@@ -125,6 +125,51 @@ def test_mistakes_are_named(client, fields, message, param):
         list(result)
     assert message in caught.value.body["message"] and "\n" not in caught.value.body["message"]
     assert param is None or caught.value.body["param"] == param
+
+
+def test_languages_are_named_as_on_the_command_line(client, speech):
+    tokens = speech.model.tokenizer
+    for language, code in (("en-US", "en"), ("Deutsch", "de"), ("auto", "de")):
+        ask(client, language=language)
+        assert speech.model.heard[-1][-2] == tokens.language_token(code)
+
+
+def test_silence_is_left_out_where_it_is_asked_for(served, speech):
+    pytest.importorskip("webrtcvad")
+    spoken = {"file": ("a.wav", wav(np.concatenate([np.zeros(20 * 16_000), 3 * noise(2), np.zeros(8000)])))}
+    n = len(speech.model.mels)
+    form = {"vad_filter": "true", "response_format": "verbose_json"}
+    answer = post(served, spoken, form).json()
+    assert not speech.model.mels[n][:, 400:].any(), "the joined speech alone, not 22 seconds"
+    assert answer["segments"][0]["start"] > 19.0 and answer["duration"] == 22.5
+    quiet = post(served, {"file": ("a.wav", wav(np.full(16_000, 0.01)))}, {"vad_filter": "true"})
+    assert quiet.json()["text"] == ""
+    assert quiet.headers["x-edgespec-warning"] == "file: no speech was heard in 1.0 s of sound"
+
+
+def test_vad_filter_without_its_detector(served, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    answer = post(served, {"file": recording()}, {"vad_filter": "1"})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "vad_filter"
+    assert "vad_filter needs webrtcvad: pip install" in answer.json()["error"]["message"]
+
+
+def test_silence_is_said(served):
+    silent = {"file": ("a.wav", wav(np.zeros(16_000)))}
+    answer = post(served, silent)
+    assert answer.json()["text"] == ""
+    assert answer.headers["x-edgespec-warning"] == "file: silent: no sound above -80 dB in 1.0 s"
+    answer = post(served, silent, {"response_format": "verbose_json"})
+    assert answer.json()["edgespec"]["silent"] is True
+    lines = post(served, silent, {"stream": "true"}).text.splitlines()
+    done = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    assert done[-1]["edgespec"]["silent"] is True
+
+
+def test_a_track_that_is_not_there(served):
+    for track in ("0", "2"):
+        answer = post(served, {"file": ("a.wav", wav(noise(1)))}, {"track": track})
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == "track"
 
 
 def test_models_that_are_not_here(client):
@@ -190,6 +235,11 @@ def test_a_full_queue_and_a_client_that_leaves(served, speech):
         pass
     refused = post(served, {"file": ("a.wav", wav(noise(1)))})
     assert refused.status_code == 503 and refused.json()["error"]["code"] == "queue_full"
+    with served.client() as client:
+        health, metrics = client.get("/health").json(), client.get("/metrics").text
+    assert health == {"status": "ok", "busy": True, "running": 1, "waiting": 1, "parallel": 2}
+    for line in ("edgespec_running 1.0", "edgespec_queue_length 1.0", "edgespec_busy 1.0"):
+        assert f"\n{line}\n" in metrics
     assert speech.worker.busy
     speech.model.gate.set()
     for thread in threads:

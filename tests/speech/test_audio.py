@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import struct
 import sys
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.speech.audio import RAW, SoundReader, read_audio, stream_audio
+from edgespec.speech.audio import RAW, SoundReader, check_audio, read_audio, stream_audio
 from edgespec.speech.wav import WavFormat
 
 av = pytest.importorskip("av")
@@ -137,13 +138,29 @@ def test_pipes_of_raw_samples_and_of_wav(monkeypatch):
     assert RAW.rate == SECOND
 
 
-def compressed(codec: str, container: str, *, rate: int = 44_100, seconds: float = 2.0) -> bytes:
+class WriteOnly:
+    """A file that cannot go back to write its length."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        self.write = file.write
+
+
+def compressed(
+    codec: str,
+    container: str,
+    *,
+    rate: int = 44_100,
+    seconds: float = 2.0,
+    to_pipe: bool = False,
+    opposite: bool = False,
+) -> bytes:
     out = io.BytesIO()
-    with av.open(out, "w", format=container) as made:
+    with av.open(WriteOnly(out) if to_pipe else out, "w", format=container) as made:
         stream = made.add_stream(codec, rate=rate, layout="stereo")
         samples = np.repeat(tone(rate, seconds), 2).reshape(1, -1)
+        samples[:, 1::2] *= -1 if opposite else 1
         frame = av.AudioFrame.from_ndarray((samples * 32767).astype(np.int16), format="s16", layout="stereo")
-        frame.sample_rate = rate
+        frame.sample_rate, frame.pts = rate, 0
         for part in (frame, None):
             made.mux(stream.encode(part))
     return out.getvalue()
@@ -167,6 +184,135 @@ def test_a_truncated_mp3_keeps_what_can_be_heard(tmp_path):
     samples = read_audio(path, on_message=said.append)
     assert 4 * SECOND < len(samples) < 6 * SECOND
     assert len(said) == 1 and said[0].startswith(f"{path}: ") and said[0].endswith(" is used")
+
+
+@pytest.mark.parametrize(("codec", "container"), [("libopus", "ogg"), ("libopus", "webm"), ("flac", "ogg")])
+@pytest.mark.parametrize("to_pipe", [False, True])
+def test_half_a_file_whose_length_says_nothing_is_told(codec, container, to_pipe):
+    """A webm of a browser, and one that was written to a pipe, do not know their length."""
+    data, said = compressed(codec, container, rate=48_000, seconds=10.0, to_pipe=to_pipe), []
+    whole = read_audio(io.BytesIO(data), on_message=said.append)
+    assert said == []
+    half = read_audio(io.BytesIO(data[: len(data) // 2]), on_message=said.append)
+    (line,) = said
+    assert line.startswith(f"the recording: cut off after {len(half) / SECOND:.1f} s")
+    assert len(half) < len(whole) * 0.6
+
+
+def film(tracks: list[np.ndarray], starts: list[float], *, container="matroska", pause_at=None) -> bytes:
+    """A film of a picture and tracks of sound at 48 kHz, each from its start in seconds.
+
+    `pause_at`: seconds after which a track is silent for three, for which it has no packets.
+    """
+    out, rate = io.BytesIO(), 48_000
+    with av.open(out, "w", format=container) as made:
+        picture = made.add_stream("mpeg4", rate=10, width=32, height=32, pix_fmt="yuv420p")
+        streams = [made.add_stream("aac", rate=rate, layout="mono") for _ in tracks]
+        packets = [*picture.encode(av.VideoFrame(32, 32, "yuv420p")), *picture.encode(None)]
+        for stream, samples, start_s in zip(streams, tracks, starts, strict=True):
+            for at in range(0, len(samples), 1024):
+                part = (samples[at : at + 1024] * 32767).astype(np.int16).reshape(1, -1)
+                frame = av.AudioFrame.from_ndarray(part, format="s16", layout="mono")
+                pause_s = 3.0 if pause_at is not None and at >= rate * pause_at else 0.0
+                frame.sample_rate, frame.pts = rate, at + int(rate * (start_s + pause_s))
+                packets += stream.encode(frame)
+            packets += stream.encode(None)
+        for packet in sorted(packets, key=lambda packet: packet.pts * packet.time_base):
+            made.mux(packet)
+    return out.getvalue()
+
+
+def loud_from_to(samples: np.ndarray) -> tuple[float, float]:
+    """The times of the first and the last sample that can be heard, in seconds."""
+    loud = np.flatnonzero(np.abs(samples) > 0.05) / SECOND
+    return float(loud[0]), float(loud[-1])
+
+
+@pytest.mark.parametrize("container", ["matroska", "mp4", "mpegts", "avi"])
+def test_sound_keeps_its_time_in_a_film(container):
+    data = film([tone(48_000, 2.0)], [5.0 if container != "avi" else 0.0], container=container)
+    said: list[str] = []
+    samples = read_audio(io.BytesIO(data), on_message=said.append)
+    start_s = 5.0 if container != "avi" else 0.0
+    assert loud_from_to(samples) == (pytest.approx(start_s, abs=0.05), pytest.approx(start_s + 2, abs=0.05))
+    assert said == []
+
+
+def test_a_pause_without_packets_keeps_the_times_after_it():
+    samples = read_audio(io.BytesIO(film([tone(48_000, 4.0)], [0.0], pause_at=2.0)))
+    assert len(samples) / SECOND == pytest.approx(7.0, abs=0.1)
+    quiet = np.abs(samples[int(2.1 * SECOND) : int(4.9 * SECOND)])
+    assert quiet.max() < 0.01
+    assert loud_from_to(samples[5 * SECOND :])[0] < 0.1
+
+
+def test_the_track_that_is_heard():
+    nothing, first, second = np.zeros(96_000), tone(48_000, 2.0), tone(48_000, 1.0)
+    said: list[str] = []
+
+    def seconds(tracks, **options):
+        said.clear()
+        data = io.BytesIO(film(tracks, [0.0] * len(tracks)))
+        start_s, end_s = loud_from_to(read_audio(data, on_message=said.append, **options))
+        assert start_s < 0.1
+        return round(end_s)
+
+    assert seconds([first, second]) == 2
+    assert said == ["the recording: track 1 of 2 is heard"]
+    assert seconds([first, second], track=2) == 1 and said == []
+    assert seconds([nothing, nothing, second]) == 1
+    assert said == ["the recording: track 3 of 3 is heard; those before it are silent"]
+    silent = read_audio(io.BytesIO(film([nothing, nothing], [0.0, 0.0])))
+    assert len(silent) / SECOND == pytest.approx(2.0, abs=0.1) and not silent.any()
+    with pytest.raises(UsageError, match="track 3: the recording has 2"):
+        read_audio(io.BytesIO(film([first, second], [0.0, 0.0])), track=3)
+
+
+@pytest.mark.parametrize("form", ["wav", "flac", "pipe"])
+def test_channels_of_opposite_sign_are_heard(form):
+    said: list[str] = []
+    if form == "flac":
+        data = compressed("flac", "flac", rate=SECOND, opposite=True)
+        samples = read_audio(io.BytesIO(data), on_message=said.append)
+    else:
+        both = np.stack([tone(SECOND, 2.0), -0.9 * tone(SECOND, 2.0)], axis=1).reshape(-1)
+        data = wav(encoded(both, 16), SECOND, 2, 16)
+        if form == "wav":
+            samples = read_audio(io.BytesIO(data), on_message=said.append)
+        else:
+            samples = np.concatenate(list(stream_audio(Pipe(data, 1000), on_message=said.append)))
+    assert loudness_at(samples, 440) == pytest.approx(0.5, abs=0.02)
+    (line,) = said
+    assert "channels cancel each other out" in line and line.endswith("first channel 1")
+
+
+def test_channels_that_differ_are_mixed_as_ever():
+    left, right = np.random.default_rng(0).normal(0, 0.1, (2, SECOND))
+    said: list[str] = []
+    data = wav(encoded(np.stack([left, right], axis=1).reshape(-1), 16), SECOND, 2, 16)
+    samples = read_audio(io.BytesIO(data), on_message=said.append)
+    np.testing.assert_allclose(samples, (left + right) / 2, atol=1e-4)
+    assert said == []
+
+
+def test_inputs_are_checked_without_reading_them_whole(tmp_path):
+    good = tmp_path / "good.wav"
+    good.write_bytes(wav(encoded(tone(SECOND), 16), SECOND, 1, 16))
+    check_audio(str(good))
+    for name, data, problem in (
+        ("none.wav", None, "No such file"),
+        ("empty.wav", b"", "empty, 0 bytes"),
+        ("mute.wav", wav(b"", SECOND, 1, 16), "no sound in it, not one sample"),
+        ("text.mp3", b"a text, no sound at all", "not a recording that can be read"),
+    ):
+        if data is not None:
+            (tmp_path / name).write_bytes(data)
+        with pytest.raises(EdgespecError, match=problem):
+            check_audio(str(tmp_path / name))
+    with pytest.raises(UsageError, match="Is a directory"):
+        check_audio(str(tmp_path))
+    os.mkfifo(tmp_path / "pipe")
+    check_audio(str(tmp_path / "pipe"))  # nothing is read: it could not be read again
 
 
 def test_a_film_without_sound(tmp_path):

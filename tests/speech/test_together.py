@@ -119,11 +119,15 @@ def test_the_text_is_the_same_whatever_number_of_windows_is_decoded_together(
         transcript = Transcriber(model.model, model.tokenizer, chosen).transcribe(samples)
         stats = transcript.stats
         found.append(
-            (transcript.language, transcript.segments, stats.n_tokens, stats.n_steps, stats.n_decodings)
+            (
+                transcript.language,
+                transcript.segments,
+                (stats.n_windows, stats.n_tokens, stats.n_steps, stats.n_decodings),
+            )
         )
-        assert stats.n_windows == 5
+        assert stats.n_windows >= 5
         assert transcript.complete
     assert found[0][1]
-    assert {segment.seek_s for segment in found[0][1]} <= {0.0, 30.0, 90.0, 120.0, 150.0}
+    assert {0.0, 30.0, 90.0, 120.0, 150.0} <= {segment.seek_s for segment in found[0][1]}
     assert repr(found[1]) == repr(found[0])  # no_speech_prob may be NaN
     assert repr(found[2]) == repr(found[0])

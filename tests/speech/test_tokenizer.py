@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.errors import EdgespecError, UsageError
+from edgespec.speech import languages
 from edgespec.speech.languages import LANGUAGES, language_code
 from edgespec.speech.tokenizer import WhisperTokenizer
 from tiny_gguf import write_tiny_gguf
@@ -85,7 +86,36 @@ def test_files(tmp_path):
 
 def test_names_of_languages():
     assert len(LANGUAGES) == 100
-    found = [language_code(name) for name in ("de", "German", " ENGLISH", "burmese")]
-    assert found == ["de", "de", "en", "my"]
-    with pytest.raises(UsageError, match="knows no language 'germn' \\(nearest: german"):
-        language_code("germn")
+    for code, names in (
+        ("en", "en EN en-US en_US en_GB.UTF-8 English eng"),
+        ("de", "German Deutsch deu de-AT"),
+        ("fr", "français Francais french"),
+        ("zh", "zh-Hans-CN 中文 mandarin"),
+        ("yue", "zh-yue cantonese"),
+        ("no", "nb nb-NO norsk"),
+        ("ht", "Haitian_Creole ht"),
+        ("my", "burmese"),
+        ("hi", "हिन्दी"),
+        (None, "auto AUTO"),
+    ):
+        assert {language_code(name) for name in names.split()} == {code}
+    assert language_code(" Haitian  creole") == "ht"
+    for name, alike in (
+        ("germn", "(nearest: german"),
+        ("Englisch", "(nearest: english"),
+        ("xx", "such as german"),
+    ):
+        with pytest.raises(UsageError) as caught:
+            language_code(name)
+        assert f"language {name}: Whisper knows no such language" in str(caught.value)
+        assert alike in str(caught.value) and len(str(caught.value)) < 150
+    with pytest.raises(UsageError):
+        language_code("x-en")
+
+
+def test_a_language_has_one_name_and_no_name_means_two():
+    names: dict[str, str] = {}
+    for code, others in languages._OTHER_NAMES.items():
+        for name in (code, LANGUAGES[code], *others.split()):
+            assert names.setdefault(languages._plain(name), code) == code
+            assert language_code(name) == code

@@ -22,16 +22,17 @@ from edgespec.models.whisper.contents import (
 from edgespec.models.whisper.convert import ARCHITECTURE, SIZE_KEYS, stored_shape
 from edgespec.models.whisper.reading import blamed, token_bytes
 
+_CHOOSE = "choose a Whisper model, such as whisper-base (`edgespec models list` shows all)"
+NO_WHISPER = f"a language model, which writes text; {_CHOOSE}"
+"""Problem of a model that is none of speech."""
+
 
 def check_speech_file(path: Path, name: str = "") -> GGUFHeader:
     """Return the header of a complete Whisper model. Raises EdgespecError for any other file."""
     header = check_complete_file(path)
     if header.architecture != ARCHITECTURE:
-        what = other_kind(header) or "a language model, which writes text"
-        raise EdgespecError(
-            f"{name or path}: {what}; choose a Whisper model, such as whisper-base "
-            "(`edgespec models list` shows all)"
-        )
+        kind = other_kind(header)
+        raise EdgespecError(f"{name or path}: {f'{kind}; {_CHOOSE}' if kind else NO_WHISPER}")
     return header
 
 

@@ -62,7 +62,7 @@ class Generation:
         self.stop_reason: StopReason = "interrupted"
         self.prompt_logprobs: list[Logprobs] = []
         self.mark: Callable[[Phase], None] = unmarked
-        self.n_known = n_known
+        self.n_known = self.n_prompt_read = n_known
         self._target = target
         self._is_eog = task.options.ends(target.model.is_eog)
         self._drafter = drafter
@@ -89,6 +89,11 @@ class Generation:
     def n_read(self) -> int:
         """Tokens of the prompt that the target reads in its prefill."""
         return self._sequence.n_prompt - self.n_known
+
+    def have_read(self, n_past: int) -> None:
+        """Take note that the target's cache holds `n_past` tokens of the sequence."""
+        if len(self.tokens) == self._sequence.n_prompt:  # not again by one that is resumed
+            self.n_prompt_read = n_past
 
     @property
     def n_pending(self) -> int:
@@ -154,11 +159,12 @@ class Generation:
         """Read the prompt and sample a token: what verification of no nodes gives."""
         self.mark("rest")
         started = time.perf_counter()
-        self.n_known = self._target.rewind(self.n_known)
+        self.n_known = self.n_prompt_read = self._target.rewind(self.n_known)
         if self._task.options.prompt_logprobs:
             rows = yield from self._score_prompt()
         else:
             rows = yield from self._read_prompt()
+        self.have_read(len(self.tokens))
         if self._finished():  # no token is asked for
             self.mark("prefill")
             return Prefill(None, time.perf_counter() - started)

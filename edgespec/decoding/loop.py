@@ -120,6 +120,10 @@ class Loop(Protocol):
         """Tokens that the target read in its prefills."""
 
     @property
+    def n_prompt_read(self) -> int:
+        """Tokens of the prompt that were read so far, `n_known` ones included; any thread may ask."""
+
+    @property
     def prompt_logprobs(self) -> Sequence[Logprobs]:
         """Logprobs of each token of the prompt but the first, where asked for."""
 

@@ -16,6 +16,7 @@ Nobody is starved:
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -34,6 +35,8 @@ from edgespec.llama.sequence_pool import SequencePool
 
 _OLDEST_SHARE = 4  # a quarter of what is prefilled in a pass
 _LEAST_READ = 16  # tokens: one after the other costs more than together
+_FIRST_READ = 128  # tokens of the first pass that only reads
+_READ_S = 0.5  # seconds of a pass that only reads: it can be told how far a prompt is, and others begin
 _LEAST_BETWEEN = 4  # passes between two that go without drafts only to be timed
 
 
@@ -49,6 +52,10 @@ class Batcher:
         self._late: list[BatchedRequest] = []  # left out of the last pass
         self._pace = SharedPace()
         self._n_since_timed = _LEAST_BETWEEN  # passes since one went without drafts to be timed
+        model = sequences.cache.model
+        # Only with edgespec's kernels are the logits the same in passes of any length.
+        self._times_reads = model.uses_kernels and not model.keeps_state and model.remote is None
+        self._n_read = _FIRST_READ if self._times_reads else self._cache.n_batch
         self.last = StepSummary()
 
     @property
@@ -226,9 +233,12 @@ class Batcher:
             if n_prefilled
             else 1.0
         )
+        if n_prefilled == n_tokens >= PREFILL_CHUNK:
+            self._choose_n_read(n_tokens / seconds if seconds else math.inf)
         parted = {id(request): part for request, part in parts}
         for request, evaluated in found:
             part = parted[id(request)]
+            request.generation.have_read(request.session.n_past)
             if part.n_logits or not request.n_rest:
                 is_reader = id(request) in readers
                 scaled = evaluated if is_reader else replace(evaluated, seconds=share * evaluated.seconds)
@@ -237,6 +247,12 @@ class Batcher:
                 request.generation.keep_features(
                     request.session.n_past - len(part.tokens), evaluated.features
                 )
+
+    def _choose_n_read(self, rate: float) -> None:
+        """Let passes that only read take `_READ_S` where `rate` tokens a second are read."""
+        if self._times_reads:
+            n_chunks = round(min(rate * _READ_S, self._cache.n_batch) / PREFILL_CHUNK)
+            self._n_read = max(1, n_chunks) * PREFILL_CHUNK
 
     def _parts(self, waiting: Sequence[BatchedRequest]) -> list[tuple[BatchedRequest, TargetForward]]:
         """Choose what goes into the pass."""
@@ -268,7 +284,7 @@ class Batcher:
             else:
                 self._late.append(request)
         n_left, n_rows = max(0, n_left + n_spared), n_rows + bool(reading)
-        budget = min(n_left, PREFILL_CHUNK) if writing else n_left
+        budget = min(n_left, PREFILL_CHUNK if writing else self._n_read)
         for request, n in split_prefill_budget(budget, [(request, request.n_rest) for request in reading]):
             part = request.part(n)
             if part.n_logits <= n_rows:

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from threading import RLock
+from typing import NamedTuple
 
 from edgespec.decoding.loop import Event, Loop
 from edgespec.decoding.records import (
@@ -25,6 +26,15 @@ from edgespec.energy import Measurement, Window
 from edgespec.errors import EdgespecError
 from edgespec.llama.weights import Model
 from edgespec.platform.memory import peak_rss_bytes
+
+
+class PromptProgress(NamedTuple):
+    """How far a prompt is read."""
+
+    n_read: int
+    """Tokens read so far, those that the cache held included."""
+    n_tokens: int
+    """Tokens of the prompt."""
 
 
 class Stream:
@@ -135,6 +145,11 @@ class Stream:
     def tokens(self) -> list[int]:
         """The prompt and what was emitted."""
         return self._loop.tokens
+
+    @property
+    def prompt_progress(self) -> PromptProgress:
+        """How much of the prompt was read; any thread may ask, also while a pass runs."""
+        return PromptProgress(self._loop.n_prompt_read, self._n_prompt)
 
     @property
     def result(self) -> Result:

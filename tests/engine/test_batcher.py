@@ -241,6 +241,36 @@ def test_those_who_write_get_a_token_in_every_pass(target_path, tiny_draft_path)
         assert steps == -(-900 // PREFILL_CHUNK)
 
 
+@pytest.mark.parametrize("parallel", [1, 4])
+def test_a_prompt_tells_how_far_it_is_read(target_path, tiny_draft_path, kernels, parallel):
+    """After each pass, and the first is short: how long the next ones may be is measured then."""
+    prompt = [(3 * i) % 250 for i in range(900)]
+    with shared(target_path, tiny_draft_path, parallel=parallel) as engine:
+        stream = engine.stream(prompt, params=GREEDY, n_predict=2, drafter="none")
+        seen = [stream.prompt_progress]
+        while not stream.made():
+            engine.step()
+            seen.append(stream.prompt_progress)
+        assert {progress.n_tokens for progress in seen} == {900}
+        read = [progress.n_read for progress in seen]
+        assert read[:2] == [0, 128] and read[-1] == 900
+        assert read == sorted(set(read)) and len(read) > 3
+        stream.close()
+        again = engine.stream([*prompt, 5], params=GREEDY, n_predict=2, drafter="none")
+        assert again.prompt_progress == (900, 901), "what the cache holds counts as read"
+
+
+def test_passes_that_only_read_take_as_long_whatever_the_machine(target_path, tiny_draft_path, kernels):
+    with shared(target_path, tiny_draft_path) as engine:
+        engine.generate(COMMON[:5], params=GREEDY, n_predict=1, drafter="none")
+        batcher = engine._requests.batcher
+        chosen = {}
+        for rate in (3.0, 130.0, 400.0, 1e6):
+            batcher._choose_n_read(rate)
+            chosen[rate] = batcher._n_read
+        assert chosen == {3.0: PREFILL_CHUNK, 130.0: PREFILL_CHUNK, 400.0: 192, 1e6: 512}
+
+
 def test_a_short_question_does_not_wait_for_a_long_document(target_path, tiny_draft_path):
     with shared(target_path, tiny_draft_path) as engine:
         writer = engine.stream(COMMON[:10], params=GREEDY, n_predict=200, drafter="none")

@@ -30,6 +30,8 @@ from edgespec.drafting.draft_model import DraftModel
 from edgespec.energy import Phase
 from edgespec.llama.session import Rows, Session
 
+_READ = 128  # tokens of the prompt that the small model reads between two looks at how far it is
+
 _FARTHEST = np.float32(-1e4)
 """Least difference of a logit from the best one: its exp is 0, like that of -inf, but 0 * -inf is NaN."""
 
@@ -140,6 +142,8 @@ class Cascade:
         """Times that the target was woken."""
         self.n_read = 0
         """Tokens that it prefilled then; none of them twice."""
+        self.n_prompt_read = 0
+        """Tokens of the prompt that the small model, which writes, has read."""
         self._target = target
         self._small = small
         self._drafter = drafter
@@ -182,7 +186,10 @@ class Cascade:
         self.mark("rest")
         started = time.perf_counter()
         if self._small_can_hold():
-            self._small.read(self.tokens)
+            tokens = self.tokens
+            for n in range(_READ, len(tokens) + _READ, _READ):
+                self._small.read(tokens[: n + 1])
+                self.n_prompt_read = min(n, len(tokens))
         self.mark("draft")
         yield DraftPrefill(time.perf_counter() - started)
         while not (end := self._sequence.end()):

@@ -147,7 +147,7 @@ class _AudioAnswerer:
         sources = [worker.run(samples, options, client=client)]
         run: RequestRun[Segment, Transcript] = RequestRun(sources, self._log)
         writer = AudioWriter(form.response_format, options.task, granularities)
-        return with_warnings(await run.answer(request.receive, writer, streams=streams), warnings)
+        return with_warnings(await run.answer(request, writer, streams=streams), warnings)
 
     def _samples(self, data: bytes, on_message: MessageFn) -> Floats:
         """Return the samples of a recording. Raises ApiError."""

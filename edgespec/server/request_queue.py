@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+from edgespec.engine.stream import PromptProgress
 from edgespec.errors import EdgespecError
 
 
@@ -46,6 +47,9 @@ class QueuePlace:
     """1 for the one that begins next; 0 once it has begun."""
 
 
+Notice = QueuePlace | PromptProgress
+"""News for a request's reader before the answer begins."""
+
 Part = TypeVar("Part")
 """A piece of an answer, such as a token."""
 End = TypeVar("End")
@@ -65,6 +69,8 @@ class QueuedRequest(Generic[Part, End]):
     """Seconds in the queue, once it has left it."""
     place: int = 0
     """In the queue, from 1; 0: not known yet, or it has begun."""
+    progress: PromptProgress | None = None
+    """How far its prompt is read; None: not begun, or no longer of interest."""
     news: asyncio.Event = field(default_factory=asyncio.Event)
     made: deque[list[Part]] = field(default_factory=deque)
     """Steps that the event loop has not taken yet."""

@@ -16,9 +16,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from edgespec.decoding.records import Result, Token
+from edgespec.engine.stream import PromptProgress
 from edgespec.platform.messages import MessageFn
 from edgespec.server.api_errors import ApiError, engine_error
-from edgespec.server.request_queue import End, Part, QueuePlace
+from edgespec.server.request_queue import End, Notice, Part, QueuePlace
 from edgespec.server.request_reader import PreparedRequest
 from edgespec.server.worker import Worker
 
@@ -47,7 +48,7 @@ class RequestRun(Generic[Part, End]):
 
     def __init__(
         self,
-        sources: Sequence[AsyncGenerator[list[Part] | QueuePlace | End]],
+        sources: Sequence[AsyncGenerator[list[Part] | Notice | End]],
         log: MessageFn,
         *,
         n_prompts: int = 1,
@@ -59,8 +60,13 @@ class RequestRun(Generic[Part, End]):
         line for each failure that is not the client's fault.
         """
         n_each = len(sources) // n_prompts
+        self.n_prompts = n_prompts
+        self.ends: dict[int, End] = {}
+        """The answers that have ended, by their index."""
+        self.failure: ApiError | None = None
+        """Why a stream ended that had begun."""
         self._log = log
-        self._news: asyncio.Queue[tuple[int, list[Part] | QueuePlace | End] | Exception] = asyncio.Queue()
+        self._news: asyncio.Queue[tuple[int, list[Part] | Notice | End] | Exception] = asyncio.Queue()
         self._n = len(sources)
         self._turns = asyncio.Semaphore(parallel)
         self._n_each = n_each
@@ -70,14 +76,14 @@ class RequestRun(Generic[Part, End]):
         self._tasks = [asyncio.create_task(self._receive(i, source)) for i, source in enumerate(sources)]
         self._watch: asyncio.Task[None] | None = None
 
-    async def _receive(self, index: int, source: AsyncGenerator[list[Part] | QueuePlace | End]) -> None:
+    async def _receive(self, index: int, source: AsyncGenerator[list[Part] | Notice | End]) -> None:
         has_read = self._has_read[index // self._n_each]
         try:
             if index % self._n_each:
                 await has_read.wait()
             async with self._turns, aclosing(source):
                 async for item in source:
-                    if not isinstance(item, QueuePlace):
+                    if not isinstance(item, Notice):
                         self._begun = True
                         has_read.set()
                     self._news.put_nowait((index, item))
@@ -88,6 +94,11 @@ class RequestRun(Generic[Part, End]):
             if not self._begun:
                 self._refused = error
             self._news.put_nowait(error)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all answers have ended."""
+        return len(self.ends) == self._n
 
     def watch(self, receive: Receive) -> None:
         """End the generations when the client goes away; the body must have been read from `receive`."""
@@ -112,14 +123,13 @@ class RequestRun(Generic[Part, End]):
 
     async def items(
         self, alive_s: float | None = None
-    ) -> AsyncIterator[tuple[int, list[Part] | QueuePlace | End] | None]:
+    ) -> AsyncIterator[tuple[int, list[Part] | Notice | End] | None]:
         """Yield places in the queue and parts of each answer as they come, then its end; each by its index.
 
         None is yielded after each `alive_s` seconds without any of them.
         Raises what the worker raises, and ClientGone.
         """
-        n_left = self._n
-        while n_left:
+        while not self.is_complete:
             try:
                 item = await asyncio.wait_for(self._news.get(), alive_s)
             except TimeoutError:
@@ -127,15 +137,16 @@ class RequestRun(Generic[Part, End]):
                 continue
             if isinstance(item, Exception):
                 raise item
+            index, made = item
             yield item
-            n_left -= not isinstance(item[1], list | QueuePlace)
+            if not isinstance(made, list | Notice):
+                self.ends[index] = made
 
     async def collect(
         self, receive: Receive, collect: Callable[[int, list[Part]], object]
     ) -> list[End] | None:
         """Give all parts to `collect`; return the ends, None if the client left. Raises ApiError."""
         self.watch(receive)
-        ends: dict[int, End] = {}
         try:
             async for found in self.items():
                 if found is None:
@@ -143,15 +154,13 @@ class RequestRun(Generic[Part, End]):
                 index, item = found
                 if isinstance(item, list):
                     collect(index, item)
-                elif not isinstance(item, QueuePlace):
-                    ends[index] = item
         except ClientGone:
             return None
         except Exception as error:  # noqa: BLE001 - all of them become an answer
             raise engine_error(error, self._log) from None
         finally:
             self.close()
-        return [ends[i] for i in range(self._n)]
+        return [self.ends[i] for i in range(self._n)]
 
     async def parts(self, writer: AnswerWriter[Part, End]) -> AsyncGenerator[str]:
         """Yield the parts of a stream as `writer` writes them; a failure becomes the last one."""
@@ -169,14 +178,16 @@ class RequestRun(Generic[Part, End]):
         except ClientGone:
             pass
         except Exception as error:  # noqa: BLE001 - the status is sent: all of them become a part
-            yield writer.failed(engine_error(error, self._log))
+            self.failure = engine_error(error, self._log)
+            yield writer.failed(self.failure)
 
-    async def answer(self, receive: Receive, writer: AnswerWriter[Part, End], *, streams: bool) -> Response:
-        """Return the answer in the form of `writer`. Raises ApiError."""
+    async def answer(self, request: Request, writer: AnswerWriter[Part, End], *, streams: bool) -> Response:
+        """Return the answer to `request` in the form of `writer`. Raises ApiError."""
+        request.state.run = self  # for the log
         if streams:
             await self.settle()
             return StreamingAnswer(self, writer)
-        ends = await self.collect(receive, writer.collect)
+        ends = await self.collect(request.receive, writer.collect)
         if ends is None:
             return Response(status_code=CLIENT_GONE)
         return Response(writer.whole(ends), media_type=writer.whole_type)
@@ -220,10 +231,12 @@ class AnswerWriter(ABC, Generic[Part, End]):
     def whole(self, ends: Sequence[End], /) -> str:
         """Return the answer of a request that does not stream, whose answers ended with `ends`."""
 
-    def write(self, index: int, item: list[Part] | QueuePlace | End) -> str:
+    def write(self, index: int, item: list[Part] | Notice | End) -> str:
         """Return the part of a stream for an item that a worker yielded."""
         if isinstance(item, QueuePlace):
             return self.queued(item.place)
+        if isinstance(item, PromptProgress):
+            return self.reading(item)
         return self.add(index, item) if isinstance(item, list) else self.finish(index, item)
 
     def idle(self, *, is_waiting: bool) -> str:
@@ -233,6 +246,10 @@ class AnswerWriter(ABC, Generic[Part, End]):
     def queued(self, place: int) -> str:
         """Return what tells the request's place in the queue."""
         return f": queue {place}\n\n"
+
+    def reading(self, progress: PromptProgress) -> str:
+        """Return what tells how far the prompt is read."""
+        return f": reading {progress.n_read} of {progress.n_tokens} tokens\n\n"
 
     def failed(self, error: ApiError) -> str:
         """Return what ends a stream that failed."""
@@ -290,7 +307,7 @@ class Answerer:
         run: RequestRun[Token, Result] = RequestRun(
             sources, self._log, n_prompts=prepared.n_prompts, parallel=worker.parallel
         )
-        return await run.answer(request.receive, writer, streams=streams)
+        return await run.answer(request, writer, streams=streams)
 
 
 def with_warnings(answer: Response, warnings: Sequence[str]) -> Response:

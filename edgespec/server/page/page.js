@@ -64,6 +64,7 @@ async function generate(turn, body) {
   turn.notes.replaceChildren();
   turn.failure = null;
   setRunning(new AbortController());
+  showActions();
   following = true;
   say("Generating.");
   try {
@@ -115,7 +116,7 @@ function newTurn({ question, ways, failure = null }) {
   return turn;
 }
 
-/** Offer to ask the last question again, below it and nowhere else; and to go on with an answer that was cut off. */
+/** Offer below the last answer, once it has ended, to ask again, and to go on where it was cut off. */
 function showActions() {
   page.log.querySelectorAll(".actions").forEach((each) => each.remove());
   const last = turns.at(-1);

@@ -41,14 +41,13 @@ class Abandoned(Exception):  # noqa: N818 - no error: its reader went away
 
 @dataclass(frozen=True, slots=True)
 class QueuePlace:
-    """A request waits in the queue."""
+    """A request waits in the queue, or its prompt is read."""
 
     place: int
     """1 for the one that begins next; 0 once it has begun."""
+    progress: PromptProgress | None = None
+    """How far its prompt is read, where that takes several passes."""
 
-
-Notice = QueuePlace | PromptProgress
-"""News for a request's reader before the answer begins."""
 
 Part = TypeVar("Part")
 """A piece of an answer, such as a token."""

@@ -24,7 +24,6 @@ from edgespec.platform.turns import Turns
 from edgespec.server.request_queue import (
     Abandoned,
     End,
-    Notice,
     Part,
     QueuedRequest,
     QueueFull,
@@ -130,7 +129,7 @@ class RequestWorker(ABC, Generic[Asked, Part, End]):
 
     async def _answer(
         self, begin: Callable[[], Asked], *, follows: bool = False
-    ) -> AsyncGenerator[list[Part] | Notice | End]:
+    ) -> AsyncGenerator[list[Part] | QueuePlace | End]:
         """Yield what is made for the request that `begin` returns, then its end.
 
         Before them come its places in the queue, if it must wait, and how far a long prompt is read.
@@ -151,7 +150,7 @@ class RequestWorker(ABC, Generic[Asked, Part, End]):
                     yield QueuePlace(place)
                 if (progress := request.progress) and progress != told_progress:
                     told_progress = progress
-                    yield progress
+                    yield QueuePlace(0, progress)
                 if made := request.take():
                     yield made
                 if isinstance(end, BaseException):

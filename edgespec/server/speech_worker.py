@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from edgespec.energy import EnergyMeter
 from edgespec.platform.turns import Turns
-from edgespec.server.request_queue import Notice, QueuedRequest
+from edgespec.server.request_queue import QueuedRequest, QueuePlace
 from edgespec.server.request_worker import Outcome, RequestWorker, cancelled_as
 from edgespec.speech.options import SpeechOptions
 from edgespec.speech.transcriber import Hearing, Transcriber
@@ -54,7 +54,7 @@ class SpeechWorker(RequestWorker[QueuedRecording, Segment, Transcript]):
 
     def run(
         self, samples: npt.NDArray[np.float32], options: SpeechOptions, *, client: str
-    ) -> AsyncGenerator[list[Segment] | Notice | Transcript]:
+    ) -> AsyncGenerator[list[Segment] | QueuePlace | Transcript]:
         """Wait for the turn of `client`, then yield the segments of a recording as they come, and all of it.
 
         Before them come its places in the queue, if it must wait. Closing the generator ends the work after

@@ -19,7 +19,7 @@ from edgespec.decoding.records import Result, Token
 from edgespec.engine.stream import PromptProgress
 from edgespec.platform.messages import MessageFn
 from edgespec.server.api_errors import ApiError, engine_error
-from edgespec.server.request_queue import End, Notice, Part, QueuePlace
+from edgespec.server.request_queue import End, Part, QueuePlace
 from edgespec.server.request_reader import PreparedRequest
 from edgespec.server.worker import Worker
 
@@ -48,7 +48,7 @@ class RequestRun(Generic[Part, End]):
 
     def __init__(
         self,
-        sources: Sequence[AsyncGenerator[list[Part] | Notice | End]],
+        sources: Sequence[AsyncGenerator[list[Part] | QueuePlace | End]],
         log: MessageFn,
         *,
         n_prompts: int = 1,
@@ -66,7 +66,7 @@ class RequestRun(Generic[Part, End]):
         self.failure: ApiError | None = None
         """Why a stream ended that had begun."""
         self._log = log
-        self._news: asyncio.Queue[tuple[int, list[Part] | Notice | End] | Exception] = asyncio.Queue()
+        self._news: asyncio.Queue[tuple[int, list[Part] | QueuePlace | End] | Exception] = asyncio.Queue()
         self._n = len(sources)
         self._turns = asyncio.Semaphore(parallel)
         self._n_each = n_each
@@ -76,14 +76,14 @@ class RequestRun(Generic[Part, End]):
         self._tasks = [asyncio.create_task(self._receive(i, source)) for i, source in enumerate(sources)]
         self._watch: asyncio.Task[None] | None = None
 
-    async def _receive(self, index: int, source: AsyncGenerator[list[Part] | Notice | End]) -> None:
+    async def _receive(self, index: int, source: AsyncGenerator[list[Part] | QueuePlace | End]) -> None:
         has_read = self._has_read[index // self._n_each]
         try:
             if index % self._n_each:
                 await has_read.wait()
             async with self._turns, aclosing(source):
                 async for item in source:
-                    if not isinstance(item, Notice):
+                    if not isinstance(item, QueuePlace):
                         self._begun = True
                         has_read.set()
                     self._news.put_nowait((index, item))
@@ -123,7 +123,7 @@ class RequestRun(Generic[Part, End]):
 
     async def items(
         self, alive_s: float | None = None
-    ) -> AsyncIterator[tuple[int, list[Part] | Notice | End] | None]:
+    ) -> AsyncIterator[tuple[int, list[Part] | QueuePlace | End] | None]:
         """Yield places in the queue and parts of each answer as they come, then its end; each by its index.
 
         None is yielded after each `alive_s` seconds without any of them.
@@ -139,7 +139,7 @@ class RequestRun(Generic[Part, End]):
                 raise item
             index, made = item
             yield item
-            if not isinstance(made, list | Notice):
+            if not isinstance(made, list | QueuePlace):
                 self.ends[index] = made
 
     async def collect(
@@ -231,12 +231,10 @@ class AnswerWriter(ABC, Generic[Part, End]):
     def whole(self, ends: Sequence[End], /) -> str:
         """Return the answer of a request that does not stream, whose answers ended with `ends`."""
 
-    def write(self, index: int, item: list[Part] | Notice | End) -> str:
+    def write(self, index: int, item: list[Part] | QueuePlace | End) -> str:
         """Return the part of a stream for an item that a worker yielded."""
         if isinstance(item, QueuePlace):
-            return self.queued(item.place)
-        if isinstance(item, PromptProgress):
-            return self.reading(item)
+            return self.reading(item.progress) if item.progress else self.queued(item.place)
         return self.add(index, item) if isinstance(item, list) else self.finish(index, item)
 
     def idle(self, *, is_waiting: bool) -> str:

@@ -20,7 +20,7 @@ from edgespec.engine.stream import Stream
 from edgespec.errors import EdgespecError
 from edgespec.platform.signals import Cancellation
 from edgespec.platform.turns import Turns
-from edgespec.server.request_queue import Notice, QueuedRequest
+from edgespec.server.request_queue import QueuedRequest, QueuePlace
 from edgespec.server.request_worker import EndedRequest, Outcome, RequestWorker, cancelled_as
 
 
@@ -69,7 +69,7 @@ class Worker(RequestWorker[QueuedGeneration, Token, Result]):
 
     def run(
         self, tokens: Sequence[int], options: Options, *, client: str, follows: bool = False
-    ) -> AsyncGenerator[list[Token] | Notice | Result]:
+    ) -> AsyncGenerator[list[Token] | QueuePlace | Result]:
         """Wait for the turn of `client`, then yield the tokens of a generation as they come, and its Result.
 
         The tokens of a step come together. Before them come its places in the queue, if it must wait, and how

@@ -18,6 +18,8 @@ from edgespec.server.openai_writer import ChoicesWriter
 from edgespec.server.request_reader import ALIAS, PreparedRequest, PreparedText, RequestReader, Service
 from edgespec.server.request_schema import ChatRequest, CompletionRequest
 
+_FIELDS = {CHAT: ChatRequest.model_fields, TEXT: CompletionRequest.model_fields}
+
 
 @dataclass(frozen=True, kw_only=True)
 class PromptDefaults:
@@ -150,7 +152,7 @@ class LocalWriter:
             writing = ChoicesWriter.of(asked, prepared, model, name, self._fingerprint)
             return _OpenRequest(request, prepared, writing)
         except ValidationError as error:
-            raise validation_error(error.errors(), body) from None
+            raise validation_error(error.errors(), body, route=url, fields=_FIELDS) from None
         except RecursionError:
             raise ApiError(400, "the request is too deeply nested") from None
 

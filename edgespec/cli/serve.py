@@ -10,13 +10,11 @@ import stat
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from edgespec.cli.console import INTERRUPTED, message, out
 from edgespec.cli.groups import grouped
-from edgespec.cli.options import OUTPUT, ModelChoice, ModelFirst, WattsOption, refuse_contradictions
+from edgespec.cli.options import ModelChoice, ModelFirst, WattsOption, refuse_contradictions
 from edgespec.cli.progress import pull_named
 from edgespec.cli.serve_options import (
     KEY_VARIABLE,
@@ -24,6 +22,7 @@ from edgespec.cli.serve_options import (
     ListenOptions,
     RequestLimits,
     ServeLoading,
+    ServeOutput,
     SpeechServing,
 )
 from edgespec.errors import EdgespecError, UsageError
@@ -32,9 +31,6 @@ if TYPE_CHECKING:
     from edgespec.engine.engine import Engine
     from edgespec.server.audio_routes import SpeechService
 
-_JsonOption = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object when it is ready.", rich_help_panel=OUTPUT)
-]
 _EXTRA = ("fastapi", "uvicorn", "prometheus_client")
 
 
@@ -46,8 +42,8 @@ def serve_command(
     address: ListenOptions,
     limits: RequestLimits,
     speech: SpeechServing,
+    output: ServeOutput,
     assume_watts: WattsOption = None,
-    json: _JsonOption = False,
 ) -> int:
     """Answer OpenAI's and Ollama's clients on this machine: chat and text completions, and a page at /."""
     refuse_contradictions(models.contradictions(loading.drafter))
@@ -89,11 +85,11 @@ def serve_command(
         sizes = {"max_body": limits.max_body << 20, "max_audio": speech.max_audio << 20}
         gate = Gate(app, GateLimits(**sizes, api_key=key, loopback=loopback))
         hurried = serve(
-            metrics.counting(gate),
+            output.logged(metrics.counting(gate)),
             Workers(worker, heard.worker if heard else None),
             bound,
             max_queue=limits.max_queue,
-            on_ready=lambda: _announce(address_of(bound), engine, heard, json=json),
+            on_ready=lambda: _announce(address_of(bound), engine, heard, json=output.json),
             on_message=message,
         )
     return INTERRUPTED if hurried else 0

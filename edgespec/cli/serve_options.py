@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgespec.cli.completion import complete_model
-from edgespec.cli.console import message
+from edgespec.cli.console import err, message
 from edgespec.cli.groups import option_group
-from edgespec.cli.options import Compute, ComputeOnNodes, SharedModels
+from edgespec.cli.options import OUTPUT, Compute, ComputeOnNodes, SharedModels
 from edgespec.cli.progress import pull_speech
 from edgespec.errors import UsageError
 
 if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
     from edgespec.energy import EnergyMeter
     from edgespec.engine.engine import Engine
     from edgespec.platform.signals import Cancellation
@@ -91,6 +93,20 @@ class ListenOptions:
                 f"--host {self.host} can be reached from other machines: give an API key with "
                 f"--api-key-file or {KEY_VARIABLE}, or --unsafe-no-api-key"
             )
+
+
+@option_group(OUTPUT)
+class ServeOutput:
+    """Output of a server."""
+
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object when it is ready.")] = False
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print no line for each request.")] = False
+
+    def logged(self, app: ASGIApp) -> ASGIApp:
+        """Return `app`, which prints a line for each request to stderr unless `quiet`."""
+        from edgespec.server.request_log import logging_requests
+
+        return app if self.quiet else logging_requests(app, err.print)
 
 
 @option_group(_LIMITS)

@@ -17,12 +17,18 @@ from edgespec.platform.messages import MessageFn
 from edgespec.server.api_errors import ApiError
 from edgespec.server.audio_routes import OPENAI_NAME, SpeechService, add_audio
 from edgespec.server.infill_routes import add_infill
-from edgespec.server.json_routes import add_error_handlers, route_class
+from edgespec.server.json_routes import HeadAsGet, add_error_handlers, route_class
 from edgespec.server.metrics import CONTENT_TYPE, Metrics
 from edgespec.server.ollama.routes import add_ollama
 from edgespec.server.openai_writer import ChoicesWriter, OpenAIWriter
-from edgespec.server.openapi import error_responses, openapi_description, stream_responses
+from edgespec.server.openapi import (
+    error_responses,
+    fields_of_routes,
+    openapi_description,
+    stream_responses,
+)
 from edgespec.server.page import add_page
+from edgespec.server.props_route import add_props
 from edgespec.server.request_reader import RequestReader, Service
 from edgespec.server.request_schema import ChatRequest, CompletionRequest
 from edgespec.server.request_worker import RequestWorker
@@ -73,11 +79,10 @@ def create_app(
     add_ollama(app, engine, service, reader, answerer, log=log)
     add_infill(app, engine.target, service, reader, answerer)
     add_tokenizer(app, engine.target, service)
+    add_props(app, engine, worker, service, takes_tools=reader.takes_tools)
     if speech:
         add_audio(app, speech, log)
-    add_page(app)
-    app.openapi_schema = openapi_description(app.openapi())
-    return app
+    return complete(app)
 
 
 def bare_app(summary: str, log: MessageFn) -> FastAPI:
@@ -91,7 +96,16 @@ def bare_app(summary: str, log: MessageFn) -> FastAPI:
         responses=error_responses(ErrorAnswer),
     )
     app.router.route_class = route_class(log)
+    app.add_middleware(HeadAsGet)
     add_error_handlers(app)
+    return app
+
+
+def complete(app: FastAPI) -> FastAPI:
+    """Return `app`, which has all of its API's routes, with the page and the description."""
+    add_page(app)
+    app.openapi_schema = openapi_description(app.openapi())
+    app.state.fields = fields_of_routes(app.openapi_schema)
     return app
 
 
@@ -101,6 +115,7 @@ def add_reports(
     """Add the routes that say how the server is, which `workers` answers."""
 
     @app.get("/health", responses={503: {"model": Health}})
+    @app.get("/v1/health", responses={503: {"model": Health}})
     async def health(response: Response) -> Health:
         """Say whether requests are taken."""
         stopping = any(worker.stopping for worker in workers)

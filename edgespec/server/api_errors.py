@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from fastapi.responses import JSONResponse
@@ -16,7 +17,6 @@ from fastapi.responses import JSONResponse
 from edgespec.errors import EdgespecError, NodeLost
 from edgespec.platform.messages import MessageFn
 from edgespec.server.request_queue import QueueFull, ShuttingDown, TimedOut
-from edgespec.server.request_schema import ChatRequest, CompletionRequest
 
 
 class ApiError(Exception):
@@ -43,9 +43,10 @@ class ApiError(Exception):
         kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
-    def response(self, path: str) -> JSONResponse:
-        """Return the whole answer to a request for `path`."""
-        body = {"error": str(self)} if path.startswith(_OLLAMA) else self.body()
+    def response(self, scope: MutableMapping[str, Any]) -> JSONResponse:
+        """Return the answer to the request of an ASGI scope, whose state keeps the error for the log."""
+        scope.setdefault("state", {})["refused"] = self
+        body = {"error": str(self)} if scope["path"].startswith(_OLLAMA) else self.body()
         return JSONResponse(body, self.status, headers=self.headers)
 
 
@@ -53,11 +54,24 @@ _OLLAMA = "/api/"
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
-def validation_error(errors: Sequence[Mapping[str, Any]], body: object = None) -> ApiError:
-    """Return the 400 for what pydantic found wrong with `body`: the first mistake, in one line."""
+RouteFields = Mapping[str, Collection[str]]
+"""Names of the fields that each route takes, by its path; those within a field as `options.temperature`."""
+
+
+def validation_error(
+    errors: Sequence[Mapping[str, Any]],
+    body: object = None,
+    *,
+    route: str = "",
+    fields: RouteFields = MappingProxyType({}),
+) -> ApiError:
+    """Return the 400 for what pydantic found wrong with `body`: the first mistake, in one line.
+
+    `route`: the path that was asked, and `fields` those of all routes, for advice about an unknown field.
+    """
     if errors[0]["type"] == "json_invalid":
         return ApiError(400, f"the body is not valid JSON: {errors[0]['ctx']['error']}", code="invalid_json")
-    mistake = first_mistake(errors, body)
+    mistake = first_mistake(errors, body, route, fields)
     return ApiError(400, mistake.message, param=mistake.field)
 
 
@@ -133,7 +147,8 @@ Place = tuple[str | int, ...]
 _ALLOWED = {
     "stop": "a string or a list of up to 16 strings, none of them empty",
     "prompt": "text, a list of token ids, or a list of such prompts, none of them empty",
-    "tool_choice": '"none", "auto", "required", or {"type": "function", "function": {"name": ...}}',
+    "tool_choice": '"none", "auto", "required", or {"type": "function", "function": {"name": ...}}, or '
+    '{"type": "allowed_tools", "allowed_tools": {"mode": ..., "tools": [...]}}',
     "content": 'text, or a list of parts {"type": "text", "text": ...} that is not empty',
     "logit_bias": "an object of token ids as strings, each with a number from -100 to 100",
     "guided_json": "a JSON schema, as an object or as its text",
@@ -172,8 +187,10 @@ class ValidationMistake(NamedTuple):
     message: str
 
 
-def first_mistake(errors: Sequence[Mapping[str, Any]], body: object) -> ValidationMistake:
-    """Return the first mistake of `errors`, which are pydantic's about `body`."""
+def first_mistake(
+    errors: Sequence[Mapping[str, Any]], body: object, route: str, fields: RouteFields
+) -> ValidationMistake:
+    """Return the first mistake of `errors`, which are pydantic's about `body`; as in `validation_error`."""
     ours = [error for error in errors if error["type"] == "value_error"]
     placed = [(_place(error, body), error) for error in ours or errors]
     # Of a field that takes several kinds of values, the kind that fits best is meant.
@@ -186,7 +203,7 @@ def first_mistake(errors: Sequence[Mapping[str, Any]], body: object) -> Validati
         is_whole = message.startswith(f"{field} is not supported here")
         return ValidationMistake(field, message if is_whole else f"{_dotted(place)}: {message}")
     if error["type"] == "extra_forbidden":
-        return ValidationMistake(field, f"{_dotted(place)}: {_unknown(place)}")
+        return ValidationMistake(field, f"{_dotted(place)}: {_unknown(place, route, fields)}")
     for at in range(len(place), 0, -1) if error["type"] != "missing" else ():
         if allowed := _ALLOWED.get(str(place[at - 1])):
             return ValidationMistake(field, f"{_dotted(place[:at])}: must be {allowed}")
@@ -235,11 +252,19 @@ def _in_words(error: Mapping[str, Any]) -> str:
     return message.replace("Input should be", "must be")
 
 
-def _unknown(place: Place) -> str:
-    """Return advice about an unknown field."""
+def _unknown(place: Place, route: str, fields: RouteFields) -> str:
+    """Return advice about an unknown field: where it is known, or which one may be meant."""
+    name, own = str(place[-1]), fields.get(route, ())
     advice = "leave it out; the OpenAPI description lists the fields"
     if len(place) == 1:
-        names = {*ChatRequest.model_fields, *CompletionRequest.model_fields}
-        if similar := difflib.get_close_matches(str(place[0]), names, 1, 0.8):
+        around = [known.partition(".")[0] for known in own if known.endswith(f".{name}")]
+        others = [path for path, names in fields.items() if name in names]
+        if around:
+            advice = f"send it in {around[0]}"
+        elif others:
+            advice = f"it is a field of {', '.join(others)}"
+        elif similar := difflib.get_close_matches(name, own, 1, 0.8):
             advice = f"is {similar[0]} meant?"
+    elif name in own:
+        advice = f"it is a field of the request itself, not of {_dotted(place[:-1])}"
     return f"there is no such field here: {advice}"

@@ -149,7 +149,7 @@ class _AudioAnswerer:
         sources = [worker.run(samples, options, client=client, speech=speech)]
         run: RequestRun[Segment, Transcript] = RequestRun(sources, self._log)
         writer = AudioWriter(form.response_format, options.task, granularities, warnings.append)
-        return with_warnings(await run.answer(request.receive, writer, streams=streams), warnings)
+        return with_warnings(await run.answer(request, writer, streams=streams), warnings)
 
     def _samples(
         self, data: bytes, form: AudioForm, on_message: MessageFn

@@ -13,6 +13,7 @@ from edgespec.server.request_schema import AssistantMessage, Content, Message, T
 from edgespec.server.tool_calls.argument_values import read_json
 from edgespec.server.tool_calls.call_forms import HERMES, CallForm
 
+_ROLES = {"developer": "system", "function": "tool"}  # OpenAI's newer and older names, unknown to templates
 _SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}")
 
 
@@ -45,8 +46,7 @@ class MessageWriter:
     def _message(self, message: Message) -> dict[str, Any]:
         text = _text(message.content)
         made: dict[str, Any] = {"role": message.role, "content": self._parts(text)}
-        if message.role == "developer":
-            made["role"] = "system"  # templates do not know OpenAI's newer name
+        made["role"] = _ROLES.get(message.role, message.role)
         if name := getattr(message, "name", None):
             made["name"] = name
         if isinstance(message, ToolMessage) and message.tool_call_id is not None:

@@ -74,8 +74,7 @@ def constraint_of(request: GenerationRequest) -> AnswerConstraint | None:
 def _of_format(wanted: ResponseFormat | None) -> Iterator[AnswerConstraint]:
     name = "response_format"
     if isinstance(wanted, SchemaFormat):
-        schema = wanted.json_schema
-        yield AnswerConstraint(name, "schema", json.dumps(schema.schema_), bool(schema.strict))
+        yield AnswerConstraint(name, "schema", json.dumps(wanted.whole), wanted.is_strict)
     elif isinstance(wanted, JsonFormat) and wanted.schema_ is not None:
         yield AnswerConstraint(name, "schema", json.dumps(wanted.schema_))
     elif isinstance(wanted, JsonFormat):

@@ -1,10 +1,10 @@
 """Checks a request before the routes see it: who sends it, how large it is, and how slowly it comes.
 
-If the server has an API key, every request needs it, except those for /health and the page's files. Without a
-key the danger is the browser: any web page can send requests to a server on this machine. Two checks keep
-such pages out. The Host header must be a name of this machine, which it is not if a page's own host name was
-made to resolve to 127.0.0.1. And the Origin header, with which a browser says which page sends the request,
-must be the server's own.
+If the server has an API key, every request needs it, except those for its health and the page's files.
+Without a key the danger is the browser: any web page can send requests to a server on this machine. Two
+checks keep such pages out. The Host header must be a name of this machine, which it is not if a page's own
+host name was made to resolve to 127.0.0.1. And the Origin header, with which a browser says which page sends
+the request, must be the server's own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from edgespec.server.api_errors import ApiError
 from edgespec.server.page import PATHS
 
-_FREE = PATHS | {"/health"}
+HEALTH = frozenset({"/health", "/v1/health"})
+
+_FREE = PATHS | HEALTH
+
+CROWDED = "is_crowded"
+"""In a request's state: whether there are more connections than the server keeps."""
 
 _AUDIO = "/v1/audio/"
 
@@ -65,6 +70,8 @@ class Gate:
             await self._app(scope, receive, send)
             return
         try:
+            if scope.get("state", {}).get(CROWDED) and scope["path"] not in HEALTH:
+                raise ApiError(503, "too many connections are open: try again later", code="connections")
             headers = Headers(scope=scope)
             self._check_sender(scope["path"], headers)
             body = await self._read(scope["path"], headers, receive)
@@ -79,12 +86,12 @@ class Gate:
         if self._limits.api_key is None:
             self._check_page(headers)
         elif path not in _FREE and not _has_key(headers, self._limits.api_key):
-            raise ApiError(
-                401,
-                "this server needs its API key: send the header Authorization: Bearer KEY",
-                code="invalid_api_key",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
+            line = "this server needs its API key: send the header Authorization: Bearer KEY"
+            if given := headers.get("authorization"):
+                line = "the API key is wrong: it is not the one that this server was started with"
+                if given.partition(" ")[0].lower() != "bearer":
+                    line = "the header Authorization is not understood: send the API key as Bearer KEY"
+            raise ApiError(401, line, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
     def _check_page(self, headers: Headers) -> None:
         hosts = headers.getlist("host")
@@ -157,7 +164,7 @@ async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -
     async def hold(message: Message) -> None:
         await send({**message, "more_body": True} if message["type"] == "http.response.body" else message)
 
-    response = error.response(scope["path"])
+    response = error.response(scope)
     response.headers["connection"] = "close"
     await response(scope, receive, hold)
     with contextlib.suppress(TimeoutError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import signal
 import socket
 from collections.abc import Callable, Generator
@@ -16,11 +17,13 @@ from typing import Any
 
 import h11
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from edgespec.errors import EdgespecError
 from edgespec.platform.messages import MessageFn
+from edgespec.server.api_errors import ApiError
+from edgespec.server.gate import CROWDED
 from edgespec.server.request_worker import RequestWorker
 from edgespec.server.speech_worker import SpeechWorker
 from edgespec.server.worker import Worker
@@ -41,7 +44,11 @@ _SPARE_CONNECTIONS = 64  # more than those whose requests wait or are answered
 
 
 class HttpProtocol(H11Protocol):
-    """uvicorn's connection, with time limits."""
+    """uvicorn's connection, with time limits and refusals in JSON.
+
+    uvicorn itself would refuse all requests while there are too many connections, even those for the server's
+    health: here a request is marked, and the gate refuses it.
+    """
 
     _headers_timer: asyncio.TimerHandle | None = None
     _stalled_timer: asyncio.TimerHandle | None = None
@@ -49,12 +56,33 @@ class HttpProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for a request."""
         super().connection_made(transport)
+        most, self.limit_concurrency = self.limit_concurrency, None
+        served = self.app
+
+        async def marked(scope: Scope, receive: Receive, send: Send) -> None:
+            if most is not None and len(self.connections) >= most:
+                scope["state"][CROWDED] = True
+            await served(scope, receive, send)
+
+        self.app = marked
         self._watch_headers()
 
     def data_received(self, data: bytes) -> None:
         """Take what the client sent."""
         super().data_received(data)
         self._watch_headers()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP, or has headers that are too long, in the form of the other errors."""
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # amid an answer there is no room for it
+            self.transport.close()
+            return
+        body = json.dumps(ApiError(400, msg, code="invalid_http").body()).encode()
+        headers = [("content-type", "application/json"), ("content-length", str(len(body)))]
+        response = h11.Response(status_code=400, headers=[*headers, ("connection", "close")])
+        for event in (response, h11.Data(data=body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event))
+        self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""

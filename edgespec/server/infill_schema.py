@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 
 from edgespec.decoding.records import Token
 from edgespec.server.request_fields import RequestPart
-from edgespec.server.request_schema import GenerationRequest
+from edgespec.server.request_schema import GenerationRequest, TokenLimit
 from edgespec.server.response_schema import DraftUsage
 
 StopType = Literal["none", "eos", "limit", "word"]
@@ -32,8 +32,8 @@ class InfillRequest(GenerationRequest):
     input_suffix: str
     input_extra: list[OtherFile] | None = None
     prompt: str | None = None
-    n_predict: int | None = Field(
-        None, ge=-1, description="-1, the default: what the context holds; 0: the prompt is only read."
+    n_predict: TokenLimit = Field(
+        None, description="-1, the default: what the context holds; 0: the prompt is only read."
     )
     n: Literal[1] | None = None
     samplers: list[str] | None = Field(None, description="In part: their order is llama.cpp's default.")

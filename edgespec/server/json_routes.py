@@ -12,6 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgespec.platform.messages import MessageFn
 from edgespec.server.api_errors import ApiError, engine_error, validation_error
@@ -120,12 +121,14 @@ def add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(ApiError)
     async def api_error(request: Request, error: ApiError) -> JSONResponse:
-        return error.response(request.url.path)
+        return error.response(request.scope)
 
     @app.exception_handler(RequestValidationError)
     async def mistake(request: Request, error: RequestValidationError) -> JSONResponse:
         body = dict(error.body) if isinstance(error.body, Mapping) else error.body  # of a form, too
-        return validation_error(error.errors(), body).response(request.url.path)
+        fields = request.app.state.fields
+        found = validation_error(error.errors(), body, route=request.url.path, fields=fields)
+        return found.response(request.scope)
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:
@@ -134,4 +137,27 @@ def add_error_handlers(app: FastAPI) -> None:
             405: f"{request.method[:20]} is not for {request.url.path[:80]}",
         }
         line = lines.get(error.status_code, str(error.detail))
-        return ApiError(error.status_code, line, headers=error.headers).response(request.url.path)
+        return ApiError(error.status_code, line, headers=error.headers).response(request.scope)
+
+
+class HeadAsGet:
+    """ASGI middleware: a route that answers GET answers HEAD, whose body the HTTP server leaves out."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on as a GET, up to its answer."""
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def as_head(message: Message) -> None:
+            scope["method"] = "HEAD"
+            await send(message)
+
+        scope["method"] = "GET"  # in place: servers and metrics look at it afterwards
+        try:
+            await self._app(scope, receive, as_head)
+        finally:
+            scope["method"] = "HEAD"

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from edgespec.server.api_errors import RouteFields
 from edgespec.server.response_schema import ChatChunk
 
 _PLACE = "#/components/schemas/{model}"
@@ -40,6 +41,19 @@ def stream_responses(chunk: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
             "content": {"text/event-stream": {"schema": event}},
         }
     }
+
+
+def fields_of_routes(description: dict[str, Any]) -> RouteFields:
+    """Return the names of the fields of every route that takes a body."""
+    schemas = description["components"]["schemas"]
+    found: dict[str, list[str]] = {}
+    for path, route in description["paths"].items():
+        content = route.get("post", {}).get("requestBody", {}).get("content", {})
+        for taken in content.values():
+            named = schemas[taken["schema"]["$ref"].rpartition("/")[2]]["properties"]
+            inner = {name: part.get("properties", {}) for name, part in named.items()}
+            found[path] = [*named, *(f"{name}.{part}" for name, parts in inner.items() for part in parts)]
+    return found
 
 
 def openapi_description(description: dict[str, Any]) -> dict[str, Any]:

@@ -47,11 +47,13 @@ HARMLESS = {
 }
 """Fields that do not change an answer, and why."""
 
-_USE_LOGPROBS = "use logprobs"
+_CHAT = "on /v1/chat/completions"
+_USE_LOGPROBS = f"use logprobs, {_CHAT} and /v1/completions"
+_USE_FORMAT = "use response_format, or json_schema on /infill"
 OFF: dict[str, tuple[tuple[Any, ...], str]] = {
     "audio": ((), "this server writes text"),
-    "functions": ((), "use tools"),
-    "function_call": ((), "use tool_choice"),
+    "functions": ((), f"use tools, {_CHAT}"),
+    "function_call": ((), f"use tool_choice, {_CHAT}"),
     "web_search_options": ((), "this server searches nothing"),
     "verbosity": (("medium",), "say in the prompt how long the answer should be"),
     "prompt_logprobs": ((False,), "use /v1/completions with echo and logprobs"),
@@ -84,8 +86,8 @@ OFF: dict[str, tuple[tuple[Any, ...], str]] = {
     "penalize_nl": ((False,), "use logit_bias"),
     "adaptive_target": ((-1,), "use top_p, min_p or typical_p"),
     "samplers": ((), "their order is llama.cpp's default"),
-    "json_object": ((False,), "use response_format"),
-    "format": (("",), "use response_format"),
+    "json_object": ((False,), _USE_FORMAT),
+    "format": (("",), _USE_FORMAT),
     "options": (({},), "send its parts as fields of their own"),
     "num_ctx": ((), "the server's --ctx decides"),
     "n_probs": ((0,), _USE_LOGPROBS),
@@ -96,11 +98,11 @@ OFF: dict[str, tuple[tuple[Any, ...], str]] = {
     "t_max_predict_ms": ((0,), "use max_tokens"),
     "image_data": (([],), "this server reads text"),
     "lora": (([],), "start the server with a model that has the adapter in it"),
-    "grammar_lazy": ((False,), "use tools"),
-    "grammar_triggers": (([],), "use tools"),
+    "grammar_lazy": ((False,), f"use tools, {_CHAT}"),
+    "grammar_triggers": (([],), f"use tools, {_CHAT}"),
     "preserved_tokens": (([],), "use logit_bias"),
-    "enable_thinking": ((), "use chat_template_kwargs"),
-    "think": ((), "use chat_template_kwargs"),
+    "enable_thinking": ((), f"use chat_template_kwargs, {_CHAT}"),
+    "think": ((), f"use chat_template_kwargs, {_CHAT}"),
 }
 """Fields of other servers: the values besides null that change nothing, and what to do instead.
 

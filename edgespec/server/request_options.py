@@ -15,7 +15,7 @@ from edgespec.server.request_schema import ChatRequest, CompletionRequest, Gener
 DEFAULT_MAX_TOKENS = 16
 """Default max_tokens of /v1/completions, as in OpenAI's API."""
 
-_SAMPLING = ("top_k", "min_p", "typical_p", "repeat_penalty", "presence_penalty", "frequency_penalty")
+_SAMPLING = ("min_p", "typical_p", "repeat_penalty", "presence_penalty", "frequency_penalty")
 LEAST_TEMPERATURE = 1e-3
 """The engine's least: some clients send 1e-8 and mean greedy."""
 LEAST_TOP_P = 1e-9
@@ -37,6 +37,8 @@ def engine_options(request: GenerationRequest, model: Model, n_predict: int | No
 
 def _sampling(request: GenerationRequest, model: Model) -> dict[str, Any]:
     given = {name: value for name in _SAMPLING if (value := getattr(request, name)) is not None}
+    if request.top_k is not None:
+        given["top_k"] = max(0, request.top_k)
     if request.temperature is not None:
         given["temperature"] = request.temperature if request.temperature >= LEAST_TEMPERATURE else 0.0
     if request.top_p is not None:
@@ -62,7 +64,7 @@ def requested_tokens(request: GenerationRequest) -> int | None:
     if isinstance(request, ChatRequest):
         given["max_completion_tokens"] = request.max_completion_tokens
     named = {name: value for name, value in given.items() if value is not None}
-    if len({*named.values()}) > 1:
+    if len({max(-1, value) for value in named.values()}) > 1:
         raise _contradiction(*[*named][1::-1])
     if not named:
         return DEFAULT_MAX_TOKENS if isinstance(request, CompletionRequest) else None

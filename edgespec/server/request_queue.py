@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+from edgespec.engine.stream import PromptProgress
 from edgespec.errors import EdgespecError
 
 
@@ -40,10 +41,12 @@ class Abandoned(Exception):  # noqa: N818 - no error: its reader went away
 
 @dataclass(frozen=True, slots=True)
 class QueuePlace:
-    """A request waits in the queue."""
+    """A request waits in the queue, or its prompt is read."""
 
     place: int
     """1 for the one that begins next; 0 once it has begun."""
+    progress: PromptProgress | None = None
+    """How far its prompt is read, where that takes several passes."""
 
 
 Part = TypeVar("Part")
@@ -65,6 +68,8 @@ class QueuedRequest(Generic[Part, End]):
     """Seconds in the queue, once it has left it."""
     place: int = 0
     """In the queue, from 1; 0: not known yet, or it has begun."""
+    progress: PromptProgress | None = None
+    """How far its prompt is read; None: not begun, or no longer of interest."""
     news: asyncio.Event = field(default_factory=asyncio.Event)
     made: deque[list[Part]] = field(default_factory=deque)
     """Steps that the event loop has not taken yet."""

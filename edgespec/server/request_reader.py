@@ -20,12 +20,21 @@ from edgespec.server.constraints import Grammars, constraint_of
 from edgespec.server.fim_prompt import FimGap, fim_of, make_fim_prompt
 from edgespec.server.infill_schema import InfillRequest, time_limit
 from edgespec.server.request_options import engine_options, requested_tokens, seed_of_choice
-from edgespec.server.request_schema import ChatRequest, CompletionRequest, GenerationRequest, NamedTool, Tool
+from edgespec.server.request_schema import (
+    AllowedToolsChoice,
+    AssistantMessage,
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
+    NamedTool,
+    Tool,
+)
 from edgespec.server.tool_calls.answer_reader import PLAIN, AnswerForm
 
 ALIAS = "edgespec"
 """The name by which every server knows its model."""
 
+_MOST_UNREAD = 8  # names that a warning tells
 _LEAST_GAP = 256  # tokens that there is room for where a request says nothing else
 
 
@@ -120,8 +129,9 @@ class RequestReader:
         if self._model.chat_template is None:
             line = f"{self._service.name} has no chat template: use /v1/completions, or an instruct model"
             raise ApiError(400, line, param="model")
-        if request.top_logprobs is not None and not request.logprobs:
+        if request.top_logprobs and not request.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
+        request = _with_allowed_tools(request)
         tools = self._tools(request)
         constraint = constraint_of(request)
         wanted = self._grammars.of(constraint) if constraint else None
@@ -138,7 +148,7 @@ class RequestReader:
             options = replace(options, n_logprobs=request.top_logprobs or 0)
         forced = bool(tools) and request.tool_choice not in (None, "auto")
         answer = replace(prompt.answer, forced=forced)
-        return PreparedText(tokens, options, answer, _warnings(grammar))
+        return PreparedText(tokens, options, answer, (*_warnings(grammar), *_unread(request)))
 
     def choices(self, request: ChatRequest | CompletionRequest) -> PreparedRequest:
         """Prepare all texts that a request asks for."""
@@ -268,6 +278,27 @@ def check_tokens(tokens: Sequence[int], model: Model, param: str) -> None:
 
 def _names(tools: Sequence[Tool]) -> frozenset[str]:
     return frozenset(tool.function.name for tool in tools)
+
+
+def _with_allowed_tools(request: ChatRequest) -> ChatRequest:
+    """Return `request` with those functions alone that its `tool_choice` allows. Raises ApiError."""
+    choice = request.tool_choice
+    if not isinstance(choice, AllowedToolsChoice):
+        return request
+    allowed = {tool.function.name for tool in choice.allowed_tools.tools}
+    if unknown := sorted(allowed - _names(request.tools or ())):
+        line = f"tool_choice: no function {unknown[0][:80]!r} in tools"
+        raise ApiError(400, line, param="tool_choice")
+    tools = [tool for tool in request.tools or () if tool.function.name in allowed]
+    return request.model_copy(update={"tools": tools, "tool_choice": choice.allowed_tools.mode})
+
+
+def _unread(request: ChatRequest) -> tuple[str, ...]:
+    """Return what is left out of earlier answers."""
+    messages = [message for message in request.messages if isinstance(message, AssistantMessage)]
+    names = dict.fromkeys(name for message in messages for name in message.unread)
+    shown = ", ".join(repr(name[:40]) for name in [*names][:_MOST_UNREAD])
+    return (f"messages: of an assistant's message is not read: {shown}",) if names else ()
 
 
 def _n_predict(asked: int | None, n_prompt: int, service: Service, param: str) -> int | None:

@@ -5,12 +5,13 @@ Types are strict ("1" is no number), as our OpenAPI description says.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, WithJsonSchema, model_validator
 
 from edgespec.decoding.choices import DrafterName
 from edgespec.decoding.options import MAX_GAMMA
+from edgespec.server.replayed_message import CALLS_SCHEMA, CONTENT_SCHEMA, as_read
 from edgespec.server.request_fields import ConstraintFields, OtherFields, RequestPart
 
 MAX_TOP_LOGPROBS = 20
@@ -75,26 +76,35 @@ class ToolCall(RequestPart):
     id: str | None = None
     type: Literal["function"] = "function"
     function: ToolCallFunction
-    index: int | None = Field(None, description="Of a streamed answer; changes nothing.")
 
 
 class AssistantMessage(NamedMessage):
-    """An earlier answer."""
+    """An earlier answer, as this server or another one wrote it: see replayed_message.py."""
+
+    model_config = ConfigDict(extra="allow", json_schema_extra={"additionalProperties": True})
 
     role: Literal["assistant"]
-    content: Content | None = None
-    tool_calls: list[ToolCall] | None = None
-    reasoning_content: str | None = Field(None, description="Its thoughts: handed to the chat template.")
-    annotations: Any = Field(None, description="Of an earlier answer; changes nothing.")
-    refusal: None = None
-    audio: None = None
-    function_call: None = None
+    content: Annotated[str | None, CONTENT_SCHEMA] = None
+    tool_calls: Annotated[list[ToolCall] | None, CALLS_SCHEMA] = None
+    reasoning_content: Annotated[str | None, WithJsonSchema({})] = Field(
+        None, description="Its thoughts, also as reasoning and by other names: handed to the chat template."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_read(cls, data: Any) -> Any:  # noqa: ANN401 - whatever the client sent
+        return as_read(data) if isinstance(data, dict) else data
+
+    @property
+    def unread(self) -> list[str]:
+        """Parts that nothing is done with."""
+        return [*(self.model_extra or ())]
 
 
 class ToolMessage(NamedMessage):
-    """The result of a called function."""
+    """The result of a called function; "function" is OpenAI's older name for "tool"."""
 
-    role: Literal["tool"]
+    role: Literal["tool", "function"]
     content: Content
     tool_call_id: str | None = None
 
@@ -132,6 +142,35 @@ class NamedTool(RequestPart):
     function: FunctionName
 
 
+class AllowedTool(RequestPart):
+    """A function of `tools`; what else a client repeats of it changes nothing."""
+
+    model_config = ConfigDict(extra="ignore", json_schema_extra={"additionalProperties": True})
+
+    name: str
+
+
+class AllowedNamedTool(RequestPart):
+    """A function of `tools`, as a tool."""
+
+    type: Literal["function"]
+    function: AllowedTool
+
+
+class AllowedTools(RequestPart):
+    """Functions of `tools` that may be called, and whether one of them must be."""
+
+    mode: Literal["auto", "required"]
+    tools: list[AllowedNamedTool]
+
+
+class AllowedToolsChoice(RequestPart):
+    """A `tool_choice` that allows some of the functions."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
 class TextFormat(RequestPart):
     """Plain text."""
 
@@ -157,10 +196,30 @@ class JsonSchema(RequestPart):
 
 
 class SchemaFormat(RequestPart):
-    """JSON that matches a schema."""
+    """JSON that matches a schema: OpenAI's form, or with the parts of `json_schema` beside the type."""
 
     type: Literal["json_schema"]
-    json_schema: JsonSchema
+    json_schema: JsonSchema | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema", description="llama-server's.")
+    name: str | None = Field(None, description="Changes nothing.")
+    description: str | None = Field(None, description="Changes nothing: the prompt is left alone.")
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _has_one_schema(self) -> Self:
+        if (self.json_schema is None) == (self.schema_ is None):
+            raise ValueError("send the schema as json_schema.schema, or as schema")
+        return self
+
+    @property
+    def whole(self) -> dict[str, Any]:
+        """The schema, wherever it stands."""
+        return self.json_schema.schema_ if self.json_schema else self.schema_ or {}
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether a schema that cannot be enforced in every part is refused."""
+        return bool(self.strict or (self.json_schema and self.json_schema.strict))
 
 
 ResponseFormat = Annotated[TextFormat | JsonFormat | SchemaFormat, Field(discriminator="type")]
@@ -181,19 +240,25 @@ class StreamOptions(RequestPart):
     continuous_usage_stats: Literal[False] | None = None
 
 
+TokenLimit = Annotated[int, Field(ge=-2)] | None
+"""Most tokens of an answer; -1, and llama-server's -2: as many as the context holds."""
+
+
 class GenerationRequest(ConstraintFields, OtherFields):
     """The fields of all requests for a generation."""
 
     model: str = Field(description='A name that /v1/models lists; "edgespec" is always the served one.')
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_tokens: int | None = Field(None, ge=1, description="Cut to what fits in the context.")
-    n_predict: int | None = Field(
-        None, ge=-1, description="llama-server's name of max_tokens; -1: what the context holds."
+    max_tokens: TokenLimit = Field(
+        None, description="Cut to what fits in the context; -1, or -2: as many as it holds."
     )
+    n_predict: TokenLimit = Field(None, description="llama-server's name of max_tokens.")
     temperature: float | None = Field(None, ge=0, le=2, description="Below 0.001 it is greedy; default 0.8.")
     top_p: float | None = Field(None, ge=0, le=1, description="Default 0.95.")
-    top_k: int | None = Field(None, ge=0, lt=1 << 31, description="Not OpenAI's; 0: off; default 40.")
+    top_k: int | None = Field(
+        None, ge=-(1 << 31), lt=1 << 31, description="Not OpenAI's; 0 or below: off; default 40."
+    )
     min_p: float | None = Field(None, ge=0, le=1, description="Not OpenAI's; default 0.05.")
     typical_p: float | None = Field(None, gt=0, le=1, description="Not OpenAI's; default 1: off.")
     repeat_penalty: float | None = Field(None, ge=0.001, le=1000, description="Not OpenAI's; default 1: off.")
@@ -231,12 +296,12 @@ class ChatRequest(GenerationRequest):
     """The body of POST /v1/chat/completions."""
 
     messages: list[Message] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(None, ge=1, description="The newer name of max_tokens.")
-    logprobs: bool | None = None
+    max_completion_tokens: TokenLimit = Field(None, description="The newer name of max_tokens.")
+    logprobs: bool | Literal[0] | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     response_format: ResponseFormat | None = None
     tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedToolsChoice | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = Field(
         None, description='More variables of the chat template, such as {"enable_thinking": false}.'
@@ -264,8 +329,8 @@ class CompletionRequest(GenerationRequest):
             list[Annotated[list[int], Field(min_length=1)]], Field(min_length=1, max_length=MAX_PROMPTS)
         ]
     ) = Field(description="Text or token ids, or a list of such prompts.")
-    max_tokens: int | None = Field(
-        None, ge=0, description="Cut to what fits in the context; 0 only with echo: the prompt alone."
+    max_tokens: TokenLimit = Field(
+        None, description="Cut to what fits in the context, as -1 is; 0 only with echo: the prompt alone."
     )
     logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     best_of: int | None = Field(

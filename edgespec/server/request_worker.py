@@ -132,12 +132,13 @@ class RequestWorker(ABC, Generic[Asked, Part, End]):
     ) -> AsyncGenerator[list[Part] | QueuePlace | End]:
         """Yield what is made for the request that `begin` returns, then its end.
 
-        Before them come its places in the queue, if it must wait. `follows`: it is not refused for a full
-        queue. Raises QueueFull, TimedOut, ShuttingDown, and what the work raises.
+        Before them come its places in the queue, if it must wait, and how far a long prompt is read.
+        `follows`: it is not refused for a full queue. Raises QueueFull, TimedOut, ShuttingDown, and what the
+        work raises.
         """
         request = begin()
         self._put(request, follows=follows)
-        told = 0
+        told, told_progress = 0, None
         try:
             request.timer = request.loop.call_later(self._max_seconds, self._time_out, request)
             while True:
@@ -147,6 +148,9 @@ class RequestWorker(ABC, Generic[Asked, Part, End]):
                 if not isinstance(end, BaseException) and (place := request.place) != told:
                     told = place
                     yield QueuePlace(place)
+                if (progress := request.progress) and progress != told_progress:
+                    told_progress = progress
+                    yield QueuePlace(0, progress)
                 if made := request.take():
                     yield made
                 if isinstance(end, BaseException):

@@ -5,12 +5,10 @@ from __future__ import annotations
 from fastapi import FastAPI
 
 from edgespec.platform.messages import MessageFn
-from edgespec.server.api import add_reports, bare_app, speech_facts
+from edgespec.server.api import add_reports, bare_app, complete, speech_facts
 from edgespec.server.api_errors import ApiError
 from edgespec.server.audio_routes import OPENAI_NAME, SpeechService, add_audio
 from edgespec.server.metrics import Metrics
-from edgespec.server.openapi import openapi_description
-from edgespec.server.page import add_page
 from edgespec.server.response_schema import ModelList, SpeechModelEntry
 
 
@@ -33,6 +31,4 @@ def create_speech_app(service: SpeechService, *, metrics: Metrics | None, log: M
         return entry
 
     add_audio(app, service, log)
-    add_page(app)
-    app.openapi_schema = openapi_description(app.openapi())
-    return app
+    return complete(app)

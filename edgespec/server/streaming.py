@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from edgespec.decoding.records import Result, Token
+from edgespec.engine.stream import PromptProgress
 from edgespec.platform.messages import MessageFn
 from edgespec.server.api_errors import ApiError, engine_error
 from edgespec.server.request_queue import End, Part, QueuePlace
@@ -59,6 +60,11 @@ class RequestRun(Generic[Part, End]):
         line for each failure that is not the client's fault.
         """
         n_each = len(sources) // n_prompts
+        self.n_prompts = n_prompts
+        self.ends: dict[int, End] = {}
+        """The answers that have ended, by their index."""
+        self.failure: ApiError | None = None
+        """Why a stream ended that had begun."""
         self._log = log
         self._news: asyncio.Queue[tuple[int, list[Part] | QueuePlace | End] | Exception] = asyncio.Queue()
         self._n = len(sources)
@@ -89,6 +95,11 @@ class RequestRun(Generic[Part, End]):
                 self._refused = error
             self._news.put_nowait(error)
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether all answers have ended."""
+        return len(self.ends) == self._n
+
     def watch(self, receive: Receive) -> None:
         """End the generations when the client goes away; the body must have been read from `receive`."""
 
@@ -118,8 +129,7 @@ class RequestRun(Generic[Part, End]):
         None is yielded after each `alive_s` seconds without any of them.
         Raises what the worker raises, and ClientGone.
         """
-        n_left = self._n
-        while n_left:
+        while not self.is_complete:
             try:
                 item = await asyncio.wait_for(self._news.get(), alive_s)
             except TimeoutError:
@@ -127,15 +137,16 @@ class RequestRun(Generic[Part, End]):
                 continue
             if isinstance(item, Exception):
                 raise item
+            index, made = item
             yield item
-            n_left -= not isinstance(item[1], list | QueuePlace)
+            if not isinstance(made, list | QueuePlace):
+                self.ends[index] = made
 
     async def collect(
         self, receive: Receive, collect: Callable[[int, list[Part]], object]
     ) -> list[End] | None:
         """Give all parts to `collect`; return the ends, None if the client left. Raises ApiError."""
         self.watch(receive)
-        ends: dict[int, End] = {}
         try:
             async for found in self.items():
                 if found is None:
@@ -143,15 +154,13 @@ class RequestRun(Generic[Part, End]):
                 index, item = found
                 if isinstance(item, list):
                     collect(index, item)
-                elif not isinstance(item, QueuePlace):
-                    ends[index] = item
         except ClientGone:
             return None
         except Exception as error:  # noqa: BLE001 - all of them become an answer
             raise engine_error(error, self._log) from None
         finally:
             self.close()
-        return [ends[i] for i in range(self._n)]
+        return [self.ends[i] for i in range(self._n)]
 
     async def parts(self, writer: AnswerWriter[Part, End]) -> AsyncGenerator[str]:
         """Yield the parts of a stream as `writer` writes them; a failure becomes the last one."""
@@ -169,14 +178,16 @@ class RequestRun(Generic[Part, End]):
         except ClientGone:
             pass
         except Exception as error:  # noqa: BLE001 - the status is sent: all of them become a part
-            yield writer.failed(engine_error(error, self._log))
+            self.failure = engine_error(error, self._log)
+            yield writer.failed(self.failure)
 
-    async def answer(self, receive: Receive, writer: AnswerWriter[Part, End], *, streams: bool) -> Response:
-        """Return the answer in the form of `writer`. Raises ApiError."""
+    async def answer(self, request: Request, writer: AnswerWriter[Part, End], *, streams: bool) -> Response:
+        """Return the answer to `request` in the form of `writer`. Raises ApiError."""
+        request.state.run = self  # for the log
         if streams:
             await self.settle()
             return StreamingAnswer(self, writer)
-        ends = await self.collect(receive, writer.collect)
+        ends = await self.collect(request.receive, writer.collect)
         if ends is None:
             return Response(status_code=CLIENT_GONE)
         return Response(writer.whole(ends), media_type=writer.whole_type)
@@ -223,7 +234,7 @@ class AnswerWriter(ABC, Generic[Part, End]):
     def write(self, index: int, item: list[Part] | QueuePlace | End) -> str:
         """Return the part of a stream for an item that a worker yielded."""
         if isinstance(item, QueuePlace):
-            return self.queued(item.place)
+            return self.reading(item.progress) if item.progress else self.queued(item.place)
         return self.add(index, item) if isinstance(item, list) else self.finish(index, item)
 
     def idle(self, *, is_waiting: bool) -> str:
@@ -233,6 +244,10 @@ class AnswerWriter(ABC, Generic[Part, End]):
     def queued(self, place: int) -> str:
         """Return what tells the request's place in the queue."""
         return f": queue {place}\n\n"
+
+    def reading(self, progress: PromptProgress) -> str:
+        """Return what tells how far the prompt is read."""
+        return f": reading {progress.n_read} of {progress.n_tokens} tokens\n\n"
 
     def failed(self, error: ApiError) -> str:
         """Return what ends a stream that failed."""
@@ -290,7 +305,7 @@ class Answerer:
         run: RequestRun[Token, Result] = RequestRun(
             sources, self._log, n_prompts=prepared.n_prompts, parallel=worker.parallel
         )
-        return await run.answer(request.receive, writer, streams=streams)
+        return await run.answer(request, writer, streams=streams)
 
 
 def with_warnings(answer: Response, warnings: Sequence[str]) -> Response:

@@ -90,8 +90,8 @@ def add_tokenizer(app: FastAPI, target: Model, service: Service) -> None:
         """Return what a client must know of the tokenizer."""
         return TokenizerFacts(
             tokenizer_class=target.tokenizer_type,
-            bos_token=_name(target, target.bos) if target.add_bos else None,
-            eos_token=_name(target, target.eos),
+            bos_token=token_name(target, target.bos) if target.add_bos else None,
+            eos_token=token_name(target, target.eos),
             add_bos_token=target.add_bos,
             chat_template=target.chat_template,
         )
@@ -124,7 +124,8 @@ def _text_of(model: Model, request: DetokenizeRequest) -> DetokenizedText:
     return DetokenizedText(content=text, prompt=text)
 
 
-def _name(model: Model, token: int | None) -> str | None:
+def token_name(model: Model, token: int | None) -> str | None:
+    """Return the text of a token, the names of control tokens too; None for none."""
     return None if token is None else model.piece(token, special=True).decode(errors="replace")
 
 

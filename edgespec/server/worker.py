@@ -72,7 +72,8 @@ class Worker(RequestWorker[QueuedGeneration, Token, Result]):
     ) -> AsyncGenerator[list[Token] | QueuePlace | Result]:
         """Wait for the turn of `client`, then yield the tokens of a generation as they come, and its Result.
 
-        The tokens of a step come together. Before them come its places in the queue, if it must wait.
+        The tokens of a step come together. Before them come its places in the queue, if it must wait, and how
+        far its prompt is read, if that takes several passes.
         Closing the generator, or cancelling the task that waits for it, ends the generation after the pass
         under way or takes it out of the queue. `follows`: it takes the place of an earlier text of the same
         request, and is not refused for a full queue. Raises QueueFull, TimedOut, ShuttingDown, and what the
@@ -120,6 +121,10 @@ class Worker(RequestWorker[QueuedGeneration, Token, Result]):
         assert request.stream  # noqa: S101 - for the type checker: a request without one has ended
         try:
             request.hand_over(request.stream.made())
+            progress = request.stream.prompt_progress
+            if progress.n_read < progress.n_tokens:
+                request.progress = progress
+                request.tell()
         except BaseException as raised:  # noqa: BLE001 - it ends this request, not the thread
             self._end(request, raised)
             return

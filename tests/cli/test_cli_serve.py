@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -69,10 +70,11 @@ def serve(environment, slow_path):
     """Start `edgespec serve` on a free port; what still runs at the end is killed."""
     started = []
 
-    def serve(*options, port=0, **variables):
+    def serve(*options, port=0, quiet=True, **variables):
         models = ["--target", str(slow_path), "--drafter", "none", "--threads", "1", "--kernels", "off"]
+        output = ["--json", "--quiet"] if quiet else ["--json"]
         process = subprocess.Popen(
-            [*COMMAND, *models, "--port", str(port), "--json", *map(str, options)],
+            [*COMMAND, *models, "--port", str(port), *output, *map(str, options)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env={**environment, **variables},
@@ -166,7 +168,7 @@ def test_parallel_says_how_many_answers_are_written_at_once(serve):
 @pytest.mark.slow
 def test_it_says_where_it_serves_and_answers(environment, tiny_path, tiny_draft_path):
     process = subprocess.Popen(
-        [*COMMAND, "--target", tiny_path, "--draft", tiny_draft_path, "--port", "0", "--threads", "1"],
+        [*COMMAND, "--target", tiny_path, "--draft", tiny_draft_path, "--port=0", "--threads=1", "--quiet"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=environment,
@@ -211,6 +213,56 @@ def test_limits_and_a_key_of_a_file_that_others_can_read(serve, tmp_path):
         assert client.post("/completions", json={**body, "prompt": "x" * 1_100_000}).status_code == 413
     running.process.send_signal(signal.SIGTERM)
     assert running.ends(0) == f"edgespec: {key} can be read by other users: chmod 600 {key}\n"
+
+
+@pytest.mark.slow
+def test_each_request_is_a_line_without_its_text(serve):
+    running = serve("--max-prompt", 50, quiet=False)
+    secret = "swordfish"
+    chat = {"model": "edgespec", "messages": [{"role": "user", "content": secret}], "stream": True}
+    asked = httpx.Client(base_url=running.address, timeout=60)
+    with asked:
+        assert running.ask(5, prompt=secret).status_code == 200
+        assert asked.post("/v1/chat/completions", json=chat | {"max_tokens": 3}).status_code == 200
+        assert asked.post(
+            "/api/generate", json={"model": "edgespec", "prompt": "a", "options": {"num_predict": 2}}
+        )
+        assert running.ask(prompt=f"{secret} " * 60).status_code == 400
+        assert asked.post("/v1/completions", json={secret: secret, f"{secret} \n": 1}).status_code == 400
+        assert asked.get(f"/none/%1b[31m?{secret}").status_code == 404
+        assert asked.get("/v1/models", headers={"Host": "evil.example"}).status_code == 403
+        assert (asked.get("/").status_code, asked.get("/page.js").status_code) == (200, 200)
+    with running.streaming():
+        pass
+    running.ask(1)
+    running.process.send_signal(signal.SIGTERM)
+    lines = running.ends(0).splitlines()
+    took = r"\d+\.\d\d s"
+    wanted = [
+        rf"POST /v1/completions 200, \d+ tokens in, 5 out, {took}, \d+\.\d tokens/s",
+        rf"POST /v1/chat/completions 200, \d+ tokens in, 3 out, {took}, \d+\.\d tokens/s",
+        rf"POST /api/generate 200, \d+ tokens in, 2 out, {took}, \d+\.\d tokens/s",
+        rf"POST /v1/completions 400 \(prompt\), {took}",
+        rf"POST /v1/completions 400 \(model\), {took}",
+        rf"GET /none/\?\[31m 404, {took}",
+        rf"GET /v1/models 403 \(host\), {took}",
+        rf"GET / 200, {took}",
+        rf"POST /v1/completions 200, the client left, {took}",
+        rf"POST /v1/completions 200, \d+ tokens in, 1 out, {took}",
+    ]
+    assert len(lines) == len(wanted), lines
+    for line, pattern in zip(lines, wanted, strict=True):
+        assert re.fullmatch(rf"\d\d:\d\d:\d\d {pattern}", line), line
+    assert secret not in "".join(lines)
+
+
+@pytest.mark.slow
+def test_a_log_that_nobody_reads_ends_nothing(serve):
+    running = serve(quiet=False)
+    running.process.stderr.close()
+    assert [running.ask(2).status_code for _ in range(3)] == [200] * 3
+    running.process.send_signal(signal.SIGTERM)
+    assert running.process.wait(timeout=60) == 0
 
 
 # ---- the end ----

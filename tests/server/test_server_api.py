@@ -133,6 +133,42 @@ def test_greedy_answers_are_the_engines(client: httpx.Client, alone: Engine):
         assert text(client, prompt=prompt, **GREEDY)["choices"][0]["text"] == raw.text
 
 
+def test_head_is_answered_wherever_get_is(client: httpx.Client):
+    described = client.get("/openapi.json").json()["paths"]
+    paths = [path.replace("{name}", "edgespec") for path, route in described.items() if "get" in route]
+    assert {"/health", "/v1/health", "/props", "/v1/models", "/v1/models/edgespec", "/api/tags"} <= {*paths}
+    for path in [*paths, "/", "/page.js", "/openapi.json"]:
+        got, head = client.get(path), client.head(path)
+        assert (head.status_code, head.content) == (200, b""), path
+        assert head.headers["content-type"] == got.headers["content-type"]
+    assert client.head("/v1/chat/completions").status_code == 405
+    assert client.head("/none").status_code == 404
+
+
+def test_the_properties_are_llama_servers(client: httpx.Client, served: Served):
+    props = client.get("/props").json()
+    settings = props["default_generation_settings"]
+    assert settings["n_ctx"] == served.engine.target.n_ctx_train
+    assert (settings["params"]["temperature"], settings["params"]["top_k"]) == (0.8, 40)
+    assert props["total_slots"] == client.get("/v1/health").json()["parallel"]
+    assert props["model_path"] == served.engine.target.path.name, "and no folder of this machine"
+    assert props["chat_template"] == served.engine.target.chat_template
+    assert props["modalities"] == {"vision": False, "audio": False}
+    assert props["build_info"].startswith("edgespec ")
+    assert client.post("/props", json={}).json()["error"]["message"] == "POST is not for /props"
+
+
+def test_minus_one_is_as_many_tokens_as_the_context_holds(client: httpx.Client):
+    for fields in ({"max_tokens": -1}, {"max_tokens": -1, "n_predict": -2}):
+        assert text(client, prompt=[5] * 504, **fields)["usage"]["total_tokens"] == 512
+    full = chat(
+        client, messages=[{"role": "user", "content": "x" * 470}], max_completion_tokens=-1, max_tokens=None
+    )
+    assert full["usage"]["total_tokens"] == 512
+    assert refused(client, TEXT, GO_ON | {"max_tokens": -3})["param"] == "max_tokens"
+    assert chat(client, logprobs=0, top_logprobs=0)["choices"][0]["logprobs"] is None
+
+
 @pytest.mark.parametrize("seed", [0, 7, -1, (1 << 63) + 5])
 def test_seeded_answers_are_the_engines_whatever_is_drafted(client: httpx.Client, alone: Engine, seed: int):
     expected = alone.generate("hello", seed=seed % (1 << 64), n_predict=24).text

@@ -15,7 +15,7 @@ import pytest
 
 from edgespec import Engine, SamplingParams
 from edgespec.server.request_fields import HARMLESS, OFF
-from edgespec.server.request_schema import ChatRequest, CompletionRequest
+from edgespec.server.request_schema import AssistantMessage, ChatRequest, CompletionRequest
 from server_app import Served, serving
 from tiny_gguf import write_tiny_gguf
 
@@ -127,6 +127,139 @@ def test_an_answer_can_be_sent_back_as_it_came(client: httpx.Client):
     answered(client, CHAT, messages=[*ASK["messages"], message | extra, {"role": "user", "content": "on"}])
 
 
+# ---- answers that are sent back ----
+
+SAID = {"role": "assistant", "content": "yes"}
+CALLED = {"type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+REPLAYED: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"reasoning": "hm"}, {"reasoning_content": "hm"}),
+    ({"reasoning_content": "hm", "reasoning": "hm"}, {"reasoning_content": "hm"}),
+    ({"thinking": "hm"}, {"reasoning_content": "hm"}),
+    (
+        {"reasoning_details": [{"type": "reasoning.text", "text": "h"}, {"type": "x", "summary": "m"}]},
+        {"reasoning_content": "h\nm"},
+    ),
+    ({"reasoning_details": [{"type": "reasoning.encrypted", "data": "AAAA"}]}, {}),
+    (
+        {"thinking_blocks": [{"type": "thinking", "thinking": "hm", "signature": "s"}]},
+        {"reasoning_content": "hm"},
+    ),
+    ({"refusal": "no"}, {}),
+    ({"content": None, "refusal": "no"}, {"content": "no"}),
+    ({"audio": {"id": "a"}}, {}),
+    ({"content": None, "audio": {"id": "a", "transcript": "hello"}}, {"content": "hello"}),
+    ({"annotations": [{"type": "url_citation"}], "provider_specific_fields": {"x": 1}, "id": "m"}, {}),
+    (
+        {"content": ["a", {"type": "text", "text": "b"}, {"type": "refusal", "refusal": "c"}]},
+        {"content": "a\nb\nc"},
+    ),
+    (
+        {"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}, "a"]},
+        {"content": "a", "reasoning_content": "hm"},
+    ),
+    ({"content": []}, {"content": ""}),
+    ({"function_call": {"name": "f", "arguments": '{"a": 1}'}}, {"tool_calls": [CALLED]}),
+    (
+        {"tool_calls": [{"function": {"name": "f", "arguments": {"a": 1}}, "extra_content": {}}]},
+        {"tool_calls": [CALLED]},
+    ),
+    (
+        {"tool_calls": [{"id": 7, "type": "custom", "custom": {"name": "f", "input": "x"}}]},
+        {"tool_calls": [{"id": "7", "type": "function", "function": {"name": "f", "arguments": "x"}}]},
+    ),
+]
+
+
+def test_an_answer_of_any_server_can_be_sent_back(client: httpx.Client):
+    for given, wanted in REPLAYED:
+        message = AssistantMessage.model_validate(SAID | given)
+        assert message.model_dump(exclude_none=True, exclude={"tool_calls": {"__all__": {"id"}}}) == (
+            AssistantMessage.model_validate(SAID | wanted).model_dump(
+                exclude_none=True, exclude={"tool_calls": {"__all__": {"id"}}}
+            )
+        ), given
+        assert message.unread == []
+    answers = [ASK["messages"][0] if i % 2 else SAID | given for i, (given, _) in enumerate(REPLAYED)]
+    answer = client.post(CHAT, json=BODIES[CHAT] | {"messages": [*answers, *ASK["messages"]]})
+    assert answer.status_code == 200, answer.text
+    assert "X-Edgespec-Warning" not in answer.headers
+
+
+def test_what_is_not_read_of_an_answer_is_told(client: httpx.Client):
+    hosted = {"content": [{"type": "image_url"}], "mood\r\n": 1, "tool_calls": [{"type": "web_search"}]}
+    messages = [*ASK["messages"], SAID | hosted, SAID | hosted, *ASK["messages"]]
+    answer = client.post(CHAT, json=BODIES[CHAT] | {"messages": messages})
+    assert answer.status_code == 200, answer.text
+    for name in ("'content of type image_url'", r"'mood\r\n'", "'tool_calls without a function'"):
+        assert name in answer.headers["X-Edgespec-Warning"]
+    assert refused(client, CHAT, {"messages": [SAID | {"content": 5}]})["param"] == "messages"
+
+
+def test_results_of_the_older_role(client: httpx.Client):
+    older = [
+        SAID | {"content": None, "function_call": {"name": "f", "arguments": "{}"}},
+        {"role": "function", "name": "f", "content": "5"},
+    ]
+    newer = [
+        SAID | {"content": None, "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]},
+        {"role": "tool", "name": "f", "content": "5"},
+    ]
+    assert said(answered(client, CHAT, messages=[*ASK["messages"], *older])) == said(
+        answered(client, CHAT, messages=[*ASK["messages"], *newer])
+    )
+
+
+# ---- where a field is known ----
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "advice"),
+    [
+        ("/tokenize", {"content": "a", "max_tokens": 3}, "a field of /v1/chat/completions, /infill"),
+        ("/tokenize", {"contents": "a"}, "is content meant?"),
+        ("/detokenize", {"tokens": [1], "messages": []}, "a field of /v1/chat/completions, /api/chat"),
+        (TEXT, GO_ON | {"messages": []}, "a field of /v1/chat/completions, /api/chat"),
+        (TEXT, GO_ON | {"tools": []}, "a field of /v1/chat/completions, /api/chat"),
+        (CHAT, ASK | {"prompt": "a"}, "a field of /v1/completions, /infill, /tokenize, /api/generate"),
+        (CHAT, ASK | {"num_predict": 3}, "is n_predict meant?"),
+        (CHAT, ASK | {"messages": [{"role": "user", "content": "a", "seed": 1}]}, "of the request itself"),
+        ("/infill", {"input_prefix": "", "input_suffix": "", "response_format": {}}, "a field of /v1/chat"),
+        ("/api/chat", {"model": "edgespec", "temperature": 0}, "send it in options"),
+        (
+            "/api/generate",
+            {"model": "edgespec", "messages": []},
+            "a field of /v1/chat/completions, /api/chat",
+        ),
+        ("/api/show", {"model": "edgespec", "stream": False}, "a field of "),
+        ("/api/pull", {"model": "edgespec", "streams": False}, "is stream meant?"),
+    ],
+)
+def test_a_hint_says_where_a_field_is_known_and_never_names_the_one_that_was_sent(
+    client: httpx.Client, path: str, fields: dict[str, Any], advice: str
+):
+    answer = client.post(path, json=fields)
+    error = answer.json()["error"]
+    line = error if isinstance(error, str) else error["message"]
+    assert answer.status_code == 400
+    name, _, hint = line.partition(": there is no such field here: ")
+    assert f"is {name} meant" not in hint
+    places = hint.removeprefix("it is a field of ").split(", ")
+    if advice.startswith("a field of ") and advice != "a field of ":
+        wanted = advice.removeprefix("a field of ").split(", ")
+        assert path not in places and all(any(w in place for place in places) for w in wanted), line
+    else:
+        assert advice in line
+
+
+def test_every_advice_names_fields_of_its_route(client: httpx.Client, served: Served):
+    """What a refusal says to use instead is a field there, or the advice says on which route it is."""
+    fields = served.app.state.fields
+    for name, (_, advice) in OFF.items():
+        for used in re.findall(r"(?:use|with|or|and) (\w+_\w+|tools|echo|logprobs)\b", advice):
+            for path in (CHAT, TEXT, "/infill"):
+                assert used in fields[path] or "/" in advice, (name, path, advice)
+
+
 # ---- mistakes in words ----
 
 
@@ -175,6 +308,8 @@ RATING = {
 CONSTRAINTS: list[tuple[dict[str, Any], dict[str, Any] | list[str] | str]] = [
     ({"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}}, SCHEMA),
     ({"response_format": {"type": "json_object", "schema": SCHEMA}}, SCHEMA),
+    ({"response_format": {"type": "json_schema", "schema": SCHEMA}}, SCHEMA),
+    ({"response_format": {"type": "json_schema", "name": "x", "schema": RATING, "strict": True}}, RATING),
     ({"json_schema": SCHEMA}, SCHEMA),
     ({"response_format": {"type": "json_schema", "json_schema": {"schema": RATING, "strict": True}}}, RATING),
     ({"guided_json": RATING}, RATING),
@@ -226,6 +361,11 @@ def test_a_constraint_that_is_none(client: httpx.Client, fields: dict[str, Any])
         ({"guided_json": SCHEMA, "ignore_eos": True}, "ignore_eos"),
         ({"repetition_penalty": 1.1, "repeat_penalty": 1.2}, "repetition_penalty"),
         ({"max_tokens": 5, "n_predict": 6}, "n_predict"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        (
+            {"response_format": {"type": "json_schema", "schema": SCHEMA, "json_schema": {"schema": SCHEMA}}},
+            "response_format",
+        ),
     ],
 )
 def test_fields_that_contradict_each_other_are_refused(
@@ -299,6 +439,7 @@ def test_the_end_of_the_text_can_be_forbidden(tmp_path: Path):
     [
         ({"repetition_penalty": 1.5}, {"repeat_penalty": 1.5, "repeat_last_n": -1}),
         ({"n_predict": 5, "max_tokens": None}, {"max_tokens": 5}),
+        ({"top_k": -1, "temperature": 1, "seed": 1}, {"top_k": 0, "temperature": 1, "seed": 1}),
         ({"typical_p": 1, "temperature": 1, "seed": 1}, {"temperature": 1, "seed": 1}),
     ],
 )

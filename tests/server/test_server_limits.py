@@ -163,7 +163,10 @@ def test_with_a_key_everything_but_health_and_the_page_needs_it():
     with running(GateLimits(api_key="right-key", loopback=False)) as (port, app, _):
         for given in (None, "Bearer", "Bearer wrong", "Bearer right-key2", "Basic right-key", "right-key"):
             answer = exchange(port, post(b"abc", host="any.example", Authorization=given))
-            refused(answer, 401, "API key")
+            words = (
+                "needs its API key" if given is None else "Bearer KEY" if "earer" not in given else "wrong"
+            )
+            refused(answer, 401, "API key", words)
             assert b"www-authenticate: Bearer" in answer
         assert app.asked == []
         answer = exchange(port, post(b"abc", host="any.example", authorization="bearer right-key"))
@@ -172,6 +175,9 @@ def test_with_a_key_everything_but_health_and_the_page_needs_it():
         assert exchange(port, get).endswith(b"ok")
         page = exchange(port, get.replace(b"/health", b"/page.js"))
         assert page.startswith(b"HTTP/1.1 404"), "let through; this app has no page"
+        assert exchange(port, get.replace(b"/health", b"/v1/health")).startswith(b"HTTP/1.1 404"), "as that"
+        ollama = exchange(port, get.replace(b"/health", b"/api/tags"))
+        assert set(json.loads(ollama.partition(b"\r\n\r\n")[2])) == {"error"}, "in the form of the API asked"
         refused(exchange(port, get.replace(b"/health", b"/metrics")), 401)
         refused(exchange(port, get.replace(b"/health", b"/health/../size")), 401)
 
@@ -253,10 +259,8 @@ def test_endless_headers_and_what_is_no_http_are_refused():
     with running(GateLimits()) as (port, app, _):
         endless = b"POST /size HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 1_000_000
         assert exchange(port, endless)[:13] in (b"HTTP/1.1 400 ", b""), "an answer, where it is still read"
-        assert exchange(port, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n").startswith(
-            b"HTTP/1.1 400"
-        )
-        assert exchange(port, post(b"abc").replace(b"Length: 3", b"Length: -3")).startswith(b"HTTP/1.1 400")
+        refused(exchange(port, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n"), 400, "HTTP")
+        refused(exchange(port, post(b"abc").replace(b"Length: 3", b"Length: -3")), 400, "HTTP")
         assert app.asked == []
 
 
@@ -270,11 +274,14 @@ def test_who_does_not_read_is_cut_off(monkeypatch):
         assert app.ended.wait(20), "the generator goes on for a client that does not read"
 
 
-def test_more_connections_than_allowed_get_503():
-    with running(GateLimits(), connections=3) as (port, _, _), contextlib.ExitStack() as stack:
+def test_more_connections_than_allowed_get_503_and_the_health_is_told():
+    with running(GateLimits(), connections=3) as (port, app, _), contextlib.ExitStack() as stack:
         for _ in range(3):
             stack.enter_context(socket.create_connection(("127.0.0.1", port)))
-        assert exchange(port, post(b"abc")).startswith(b"HTTP/1.1 503 ")
+        refused(exchange(port, post(b"abc")), 503, "connections")
+        get = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+        assert exchange(port, get).endswith(b"ok")
+        assert app.asked == []
 
 
 # ---- the address ----

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
@@ -303,3 +304,25 @@ def test_a_real_model_calls_when_it_wants_to(pair: tuple[Path, Path]):
             assert answer.finish_reason == "tool_calls"
             (call,) = answer.message.tool_calls or []
             assert json.loads(call.function.arguments)["city"] == "Paris"
+
+
+# ---- long prompts ----
+
+
+def test_a_stream_tells_how_far_a_long_prompt_is_read_and_no_client_stumbles(tmp_path: Path):
+    with serving(write_tiny_gguf(tmp_path / "long.gguf", n_ctx=2048)) as served, served.client() as plain:
+        body = {"model": "edgespec", "prompt": [5] * 1500, "max_tokens": 2, "stream": True}
+        said = plain.post("/v1/completions", json=body).text
+        read = [
+            (int(n), int(n_all)) for n, n_all in re.findall(r"^: reading (\d+) of (\d+) tokens$", said, re.M)
+        ]
+        assert read and {n_all for _, n_all in read} == {1500}
+        assert [n for n, _ in read] == sorted({n for n, _ in read}) and read[-1][0] < 1500
+        assert said.rindex(": reading") < said.index("data: {")
+        with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
+            other = client.completions.create(model="edgespec", prompt=[6] * 1500, max_tokens=2, stream=True)
+            assert [chunk.choices[0].finish_reason for chunk in other][-1] == "length"
+        asked = {"model": "edgespec", "prompt": "the quick " * 150, "options": {"num_predict": 2}}
+        lines = plain.post("/api/generate", json=asked).text.splitlines()
+        assert all({"model", "created_at", "done", "response"} <= json.loads(line).keys() for line in lines)
+        assert served.log == []

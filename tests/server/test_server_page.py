@@ -141,6 +141,7 @@ def test_a_key_is_asked_for_and_kept_for_the_tab(browser, tiny_path):
         visit = Visit(browser, locked.url)
         visit.page.get_by_label("This server asks for an API key").fill("wrong")
         visit.page.get_by_role("button", name="Use the key").click()
+        visit.page.get_by_role("alert").get_by_text("the API key is wrong").wait_for()
         visit.page.get_by_label("This server asks for an API key").fill("sesame")
         visit.page.get_by_role("button", name="Use the key").click()
         visit.page.locator("#model", has_text="target").wait_for()
@@ -148,8 +149,80 @@ def test_a_key_is_asked_for_and_kept_for_the_tab(browser, tiny_path):
         visit.ask("open")
         visit.finish()
         assert visit.page.get_by_role("alert").count() == 0
-        assert visit.page.evaluate("[sessionStorage.length, localStorage.length]") == [1, 0]
+        kept = sorted(visit.page.evaluate("Object.keys(sessionStorage)"))
+        assert kept == ["edgespec-api-key", "edgespec-conversation", "edgespec-settings"]
+        assert visit.page.evaluate("localStorage.length") == 0
         visit.page.context.close()
+
+
+def test_the_message_has_the_focus_at_the_start_and_after_an_answer(visit):
+    focused = "document.activeElement.id"
+    assert visit.page.evaluate(focused) == "message"
+    visit.limit(4)
+    visit.ask("by the button")
+    visit.finish()
+    assert visit.page.evaluate(focused) == "message"
+
+
+def test_marks_are_shown_to_who_asks_for_them(visit):
+    visit.limit(24)
+    visit.ask("first")
+    visit.finish()
+    marked = visit.page.locator(".answer [data-origin]").first
+    line = "each => getComputedStyle(each).textDecorationLine + getComputedStyle(each).backgroundImage"
+    plain = [each.evaluate(line) for each in visit.page.locator(".answer [data-origin]").all()]
+    assert {*plain} == {"nonenone"} and not visit.page.locator("#legend").is_visible()
+    marked.evaluate("each => { each.dataset.origin = 'accepted'; }")
+    visit.page.get_by_label("Mark the drafted tokens").check()
+    assert marked.evaluate(line) == "underlinenone" and visit.page.locator("#legend").is_visible()
+
+
+def test_a_reload_keeps_the_conversation_until_a_new_one(visit):
+    page = visit.page
+    visit.limit(8)
+    page.get_by_label("System message").fill("Be brief.")
+    visit.ask("both ways", "Compare")
+    visit.finish()
+    visit.ask("second")
+    visit.finish()
+    page.get_by_label("Message", exact=True).fill("not sent yet")
+    shown = page.locator("#log").inner_text()
+    page.reload()
+    visit.finish()
+    assert page.locator("#log").inner_text() == shown
+    assert page.get_by_label("Message", exact=True).input_value() == "not sent yet"
+    visit.ask("third")
+    visit.finish()
+    before, after = visit.bodies[-2]["messages"], visit.bodies[-1]["messages"]
+    assert after[: len(before)] == before and len(after) == len(before) + 2 == 6
+    page.get_by_role("button", name="New chat").click()
+    page.reload()
+    page.get_by_text("Ask the model something.").wait_for()
+    assert page.locator("article").count() == 0
+    assert page.get_by_label("System message").input_value() == "Be brief."
+
+
+def test_an_answer_ends_where_the_model_ends_it_and_goes_on_where_a_limit_cut_it(visit):
+    page = visit.page
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(status=503, json={}))
+    visit.ask("no limit")
+    visit.finish()
+    assert "max_tokens" not in visit.bodies[0]
+    page.unroute("**/v1/chat/completions")
+    visit.limit(8)
+    visit.ask("cut")
+    visit.finish()
+    text = page.locator(".answer .text").last.text_content()
+    assert "cut off at 8 tokens, the most that Settings allow" in visit.text(".figures li")
+    with page.expect_response("**/v1/chat/completions"):
+        page.get_by_role("button", name="Go on").click()
+    visit.finish()
+    asked = visit.bodies[-1]
+    assert asked["continue_final_message"] is True
+    assert [message["role"] for message in asked["messages"]] == ["user", "assistant"]
+    longer = page.locator(".answer .text").last.text_content()
+    assert longer.startswith(text) and len(longer) > len(text)
+    assert page.locator("article").count() == 2
 
 
 def test_an_error_is_shown_in_the_servers_words(visit):

@@ -156,9 +156,13 @@ def test_who_waits_sees_its_place_in_the_queue(visit, scripted):
     running.get_by_text("Waiting, 0 before you").wait_for()
     scripted.wait(0)
     running.get_by_text("Reading the prompt").wait_for()
+    scripted.read(4096, 16384)
+    running.get_by_text("Reading the prompt: 25").wait_for()
+    assert running.get_by_role("progressbar", name="Prompt read").get_attribute("value") == "4096"
     scripted.answer("yes")
     visit.finish()
     assert visit.page.locator(".answer .text").text_content() == "yes"
+    assert visit.page.get_by_role("progressbar").count() == 0
 
 
 HALVES = {

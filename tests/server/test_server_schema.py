@@ -84,6 +84,9 @@ def description(served: Served) -> Any:
         ("GET", "/api/tags", "positive", 3),
         ("GET", "/api/ps", "positive", 3),
         ("GET", "/api/version", "positive", 3),
+        ("GET", "/props", "positive", 3),
+        ("POST", "/api/pull", "positive", 5),
+        ("POST", "/api/pull", "negative", 10),
         ("POST", "/api/show", "positive", 5),
         ("POST", "/api/show", "negative", 10),
         ("POST", "/api/chat", "positive", 20),
@@ -111,6 +114,8 @@ def test_the_description_names_every_route_and_no_status_that_is_never_sent(serv
         paths = client.get("/openapi.json").json()["paths"]
     assert set(paths) == {
         "/health",
+        "/v1/health",
+        "/props",
         "/metrics",
         "/v1/models",
         "/v1/models/{name}",
@@ -126,6 +131,7 @@ def test_the_description_names_every_route_and_no_status_that_is_never_sent(serv
         "/api/ps",
         "/api/version",
         "/api/show",
+        "/api/pull",
         "/api/chat",
         "/api/generate",
     }

@@ -17,6 +17,7 @@ from starlette.routing import Route
 
 from browser import Visit
 from edgespec.decoding.records import Origin
+from edgespec.engine.stream import PromptProgress
 from edgespec.server.choice_writers import AnswerHead
 from edgespec.server.page import add_page
 from edgespec.server.response_schema import ChatChunk, ChatChunkChoice, FinishReason, MessageDelta, Origins
@@ -28,9 +29,9 @@ class ScriptedChat:
     url = ""
 
     def __init__(self) -> None:
-        self._said: queue.SimpleQueue[tuple[str, Origin] | MessageDelta | FinishReason | int] = (
-            queue.SimpleQueue()
-        )
+        self._said: queue.SimpleQueue[
+            tuple[str, Origin] | MessageDelta | FinishReason | PromptProgress | int
+        ] = queue.SimpleQueue()
 
     def say(self, text: str, origin: Origin = "target") -> None:
         """Send `text` in a chunk of its own."""
@@ -43,6 +44,10 @@ class ScriptedChat:
     def wait(self, place: int) -> None:
         """Say that the request waits at this place of the queue, or begins: 0."""
         self._said.put(place)
+
+    def read(self, n: int, n_tokens: int) -> None:
+        """Say that `n` of the prompt's tokens are read."""
+        self._said.put(PromptProgress(n, n_tokens))
 
     def end(self, reason: FinishReason = "stop") -> None:
         """End the answer."""
@@ -88,6 +93,9 @@ class ScriptedChat:
                 continue
             if isinstance(said, int):
                 yield f": queue {said}\n\n"
+                continue
+            if isinstance(said, PromptProgress):
+                yield f": reading {said.n_read} of {said.n_tokens} tokens\n\n"
                 continue
             if isinstance(said, str):
                 yield _event(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from edgespec.decoding.records import Result, Token
+from edgespec.engine.stream import PromptProgress
 from edgespec.server.api_errors import ApiError
 from edgespec.server.choice_writers import ChatChoiceWriter, finish_reason
 from edgespec.server.ollama.model_facts import rfc3339
@@ -122,6 +123,10 @@ class OllamaWriter(AnswerWriter[Token, Result]):
 
     def queued(self, place: int) -> str:
         """Return nothing: Ollama's clients know of no queue."""
+        return ""
+
+    def reading(self, progress: PromptProgress) -> str:
+        """Return nothing: Ollama has no line for it, and none that clients skip."""
         return ""
 
     def failed(self, error: ApiError) -> str:

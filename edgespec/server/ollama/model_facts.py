@@ -17,6 +17,7 @@ from edgespec.server.ollama.response_schema import (
     ListedModel,
     LoadedModel,
     ModelDetails,
+    PullLine,
     ShownModel,
     TensorFacts,
 )
@@ -83,6 +84,14 @@ class OllamaModelFacts:
             size_vram=0,
             context_length=self._service.n_ctx,
         )
+
+    def pulled(self) -> list[PullLine]:
+        """Return what /api/pull says of the model, which is here."""
+        digest, n_bytes = f"sha256:{self._digest}", self._header.file_bytes
+        status = f"pulling {self._digest[:12]}"
+        fetched = PullLine(status=status, digest=digest, total=n_bytes, completed=n_bytes)
+        others = ("verifying sha256 digest", "writing manifest", "success")
+        return [PullLine(status="pulling manifest"), fetched, *(PullLine(status=line) for line in others)]
 
     def shown(self, *, verbose: bool) -> ShownModel:
         """Return the model for /api/show."""

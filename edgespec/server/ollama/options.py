@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import WithJsonSchema
+
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.errors import UsageError
 from edgespec.server.api_errors import ApiError
@@ -52,6 +54,11 @@ NUMBERS = (
 )
 HONOURED = (*INTEGERS, *NUMBERS, "stop")
 """Options that do what they do in Ollama."""
+
+OPTIONS_SCHEMA = WithJsonSchema(
+    {"type": ["object", "null"], "properties": {name: {} for name in (*HONOURED, *HARMLESS, *ONLY)}}
+)
+"""Description of the options; `read_options` checks them."""
 
 
 @dataclass(frozen=True)

@@ -191,6 +191,7 @@ def openai_messages(messages: Sequence[OllamaRequestMessage]) -> list[dict[str, 
     for message in messages:
         one: dict[str, Any] = {"role": message.role.lower(), "content": message.content or ""}
         if one["role"] == "assistant":
+            one = {**(message.model_extra or {}), **one}
             if message.thinking:
                 one["reasoning_content"] = message.thinking
             if message.tool_calls:
@@ -209,7 +210,9 @@ def openai_messages(messages: Sequence[OllamaRequestMessage]) -> list[dict[str, 
 
 
 def _call(call: OllamaToolCall, identity: str) -> dict[str, Any]:
-    arguments = json.dumps(call.function.arguments or {}, ensure_ascii=False)
+    arguments = call.function.arguments or {}
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
     function = {"name": call.function.name, "arguments": arguments}
     return {"id": call.id or identity, "type": "function", "function": function}
 

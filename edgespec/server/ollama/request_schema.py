@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from edgespec.server.ollama.options import OPTIONS_SCHEMA
 from edgespec.server.request_schema import MAX_TOP_LOGPROBS
 
 _NUMBER = r"\d+(?:\.\d*)?"
@@ -28,10 +29,10 @@ class OllamaRequestPart(BaseModel):
 
 
 class OllamaCalledFunction(OllamaRequestPart):
-    """A call's function; its arguments are an object, not text."""
+    """A call's function; its arguments are an object, or the text of one as in OpenAI's API."""
 
     name: str
-    arguments: dict[str, Any] | None = None
+    arguments: dict[str, Any] | str | None = None
 
 
 class OllamaToolCall(OllamaRequestPart):
@@ -42,7 +43,9 @@ class OllamaToolCall(OllamaRequestPart):
 
 
 class OllamaRequestMessage(OllamaRequestPart):
-    """A message of any role."""
+    """A message of any role; one of the assistant may have fields of other servers (replayed_message.py)."""
+
+    model_config = ConfigDict(extra="allow")
 
     role: str
     content: str | None = None
@@ -65,14 +68,14 @@ class OllamaGenerationRequest(OllamaRequest):
     format: Literal["", "json"] | dict[str, Any] | None = Field(
         None, description='"json", or a JSON schema that the answer matches.'
     )
-    options: dict[str, Any] | None = None
+    options: Annotated[dict[str, Any] | None, OPTIONS_SCHEMA] = None
     keep_alive: float | str | None = Field(
         None, description="Accepted: the model stays as long as the server."
     )
     think: bool | Literal["", "low", "medium", "high", "max"] | None = None
     truncate: bool | None = Field(None, description="Accepted: what does not fit is refused, never cut.")
     shift: bool | None = Field(None, description="Accepted: an answer ends where the context is full.")
-    logprobs: bool | None = None
+    logprobs: bool | Literal[0] | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     debug_render_only: Literal[False] | None = Field(None, alias="_debug_render_only")
 
@@ -125,6 +128,16 @@ class OllamaGenerateRequest(OllamaGenerationRequest):
                 "the model's own template is used: write the prompt as it shall be and send it with raw"
             )
         return value
+
+
+class OllamaPullRequest(OllamaRequest):
+    """The body of POST /api/pull."""
+
+    name: str = Field("", description="The older name of `model`.")
+    stream: bool | None = Field(None, description="Lines, unless it is false.")
+    insecure: Any = Field(None, description="Changes nothing: nothing is fetched.")
+    username: Any = Field(None, description="As insecure.")
+    password: Any = Field(None, description="As insecure.")
 
 
 class OllamaShowRequest(OllamaRequest):

@@ -120,6 +120,15 @@ class LoadedModels(BaseModel):
     models: list[LoadedModel]
 
 
+class PullLine(BaseModel):
+    """A line of /api/pull, with the file's bytes; without a stream the last one alone."""
+
+    status: str
+    digest: str | None = None
+    total: int | None = None
+    completed: int | None = None
+
+
 class TensorFacts(BaseModel):
     """A tensor of the model's file."""
 

@@ -28,6 +28,7 @@ from edgespec.server.ollama.request_schema import (
     OllamaChatRequest,
     OllamaGenerateRequest,
     OllamaGenerationRequest,
+    OllamaPullRequest,
     OllamaShowRequest,
 )
 from edgespec.server.ollama.response_schema import (
@@ -38,6 +39,7 @@ from edgespec.server.ollama.response_schema import (
     OllamaError,
     OllamaMessage,
     OllamaVersion,
+    PullLine,
     ShownModel,
 )
 from edgespec.server.openapi import error_responses
@@ -50,7 +52,6 @@ SPOKEN = "0.12.11"
 _ONE_MODEL = "this server has one model, chosen when it starts: edgespec serve --target MODEL"
 _NO_VECTORS = "this server writes text: it makes no embeddings"
 _ABSENT = {
-    ("POST", "/pull"): _ONE_MODEL,
     ("POST", "/push"): _ONE_MODEL,
     ("POST", "/create"): _ONE_MODEL,
     ("POST", "/copy"): _ONE_MODEL,
@@ -108,9 +109,6 @@ def _add_facts(router: APIRouter, facts: OllamaModelFacts) -> None:
 
     for path, answer in (("/tags", tags), ("/ps", loaded), ("/version", spoken)):
         router.add_api_route(path, answer, methods=["GET"])
-        router.add_api_route(
-            path, answer, methods=["HEAD"], include_in_schema=False
-        )  # some look whether we live
 
     @router.post("/show", response_model=ShownModel)
     async def show(body: OllamaShowRequest) -> Response:
@@ -118,6 +116,18 @@ def _add_facts(router: APIRouter, facts: OllamaModelFacts) -> None:
         facts.names.check(body.model or body.name)
         shown = await run_in_threadpool(facts.shown, verbose=bool(body.verbose))
         return Response(shown.model_dump_json(exclude_unset=True), media_type="application/json")
+
+    @router.post("/pull", response_model=PullLine, responses=_lines(PullLine))
+    async def pull(body: OllamaPullRequest) -> Response:
+        """Say that the served model is here: programs pull before they ask. No other is fetched."""
+        try:
+            facts.names.check(body.model or body.name)
+        except ApiError as error:
+            raise error if error.status != 404 else ApiError(501, _ONE_MODEL) from None
+        lines = [line.model_dump_json(exclude_unset=True) + "\n" for line in facts.pulled()]
+        if body.stream is False:
+            return Response(lines[-1], media_type="application/json")
+        return Response("".join(lines), media_type=OllamaWriter.media_type)
 
 
 def _add_generations(

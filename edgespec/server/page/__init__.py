@@ -26,10 +26,16 @@ _FILES = (
     "markdown.js",
     "dom.js",
     "stream.js",
+    "kept.js",
 )
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 
-PATHS = frozenset({"/", *(f"/{name}" for name in _FILES)})
+_MARKDOWN = "/page/markdown"
+
+PARTS = frozenset({*(f"/{name}" for name in _FILES), _MARKDOWN})
+"""The paths that the page itself asks for, many times in a conversation."""
+
+PATHS = PARTS - {_MARKDOWN} | {"/"}
 """The paths of the page's files. They hold no user's data, so they need no API key: the page asks for it."""
 
 _HEADERS = {
@@ -48,9 +54,7 @@ def add_page(app: Starlette) -> None:
     """Add the page's routes to `app`."""
     app.router.routes.append(_route("/", "index.html"))
     app.router.routes.extend(_route(f"/{name}", name) for name in _FILES)
-    app.router.routes.append(
-        Route("/page/markdown", _answer_markdown, methods=["POST"], include_in_schema=False)
-    )
+    app.router.routes.append(Route(_MARKDOWN, _answer_markdown, methods=["POST"], include_in_schema=False))
 
 
 async def _answer_markdown(request: Request) -> Response:

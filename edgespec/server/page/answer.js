@@ -13,7 +13,9 @@ export class Answer {
   nTokens = 0;
   usage = null;
   finish = null;
+  limit = null; // most tokens that were asked for
   #place = 0; // in the server's queue; 0: in none
+  #read = null; // [n, all]: tokens of the prompt that are read
   #began = performance.now();
   #first = null;
   #last = null;
@@ -31,10 +33,29 @@ export class Answer {
       this.#thinking, this.#shown.element, element("div", { className: "below" }, this.figures, this.#copy));
   }
 
-  /** Generate the answer to `body`, and show it as it comes. */
+  /** Show an answer that was kept, as `toJSON` gave it. */
+  async restore({ text, runs, thoughts, nTokens, usage, finish, limit, times }) {
+    Object.assign(this, { text, nTokens, usage, finish, limit });
+    [this.#began, this.#first, this.#last] = [0, ...times];
+    if (thoughts) this.#showThought(thoughts);
+    await this.#shown.restore(text, runs);
+    this.#end();
+  }
+
+  /** Return all that `restore` needs; an answer under way counts as stopped. */
+  toJSON() {
+    const { text, nTokens, usage, limit } = this;
+    const times = [this.#first, this.#last].map((time) => (time === null ? null : time - this.#began));
+    const [runs, thoughts] = [this.#shown.runs, this.#thoughts.textContent];
+    return { text, runs, thoughts, nTokens, usage, finish: this.finish ?? "stopped", limit, times };
+  }
+
+  /** Generate the answer to `body`, and show it as it comes; again, where the server goes on with it. */
   async run(body, signal) {
     this.#began = performance.now();
     this.element.dataset.state = "running";
+    [this.nTokens, this.#first, this.#read, this.usage, this.finish] = [0, null, null, null, null];
+    this.limit = body.max_tokens ?? null;
     const clock = setInterval(() => this.#showProgress(), 250);
     this.#showProgress();
     const off = this.speculative ? {} : { speculative: { drafter: "none" } };
@@ -43,6 +64,7 @@ export class Answer {
         part: (...part) => this.#add(...part),
         thought: (text) => this.#think(text),
         waiting: (place) => { this.#place = place; },
+        reading: (...read) => { this.#read = read; },
       };
       Object.assign(this, await ask({ ...body, ...off }, signal, on));
     } catch (error) {
@@ -51,10 +73,14 @@ export class Answer {
     } finally {
       clearInterval(clock);
       await this.#shown.finish();
-      this.#copy.hidden = !this.text;
-      this.element.dataset.state = "done";
-      this.#showFigures();
+      this.#end();
     }
+  }
+
+  #end() {
+    this.#copy.hidden = !this.text;
+    this.element.dataset.state = "done";
+    this.#showFigures();
   }
 
   #add(text, { origins = [], n_tokens: nTokens = NaN } = {}) {
@@ -71,8 +97,17 @@ export class Answer {
   #think(text) {
     this.#last = performance.now();
     this.#first ??= this.#last;
+    this.#showThought(text);
+  }
+
+  #showThought(text) {
     this.#thinking.hidden = false;
     this.#thoughts.append(text); // as text: nothing in it is markup
+  }
+
+  /** Whether the most tokens that were asked for ended it, and not a full context. */
+  get isCut() {
+    return this.finish === "length" && this.limit !== null && !(this.usage?.completion_tokens < this.limit);
   }
 
   /** Tokens a second after the first one: the server's figure, else what this page saw. */
@@ -101,7 +136,13 @@ export class Answer {
 
   #showProgress() {
     const waited = `${fixed((performance.now() - this.#began) / 1000, 0)} s`;
-    if (this.#first === null) return this.#show([this.#place ? `Waiting, ${this.#place - 1} before you` : "Reading the prompt", waited]);
+    if (this.#first === null && this.#place) return this.#show([`Waiting, ${this.#place - 1} before you`, waited]);
+    if (this.#first === null && !this.#read) return this.#show(["Reading the prompt", waited]);
+    if (this.#first === null) {
+      const [value, max] = this.#read;
+      const bar = element("progress", { value, max, ariaLabel: "Prompt read" });
+      return this.#show([bar, `Reading the prompt: ${Math.floor((100 * value) / max)}\u00a0% of ${max} tokens`, waited]);
+    }
     return this.#show(this.#progress());
   }
 
@@ -113,7 +154,10 @@ export class Answer {
   }
 
   #showFigures() {
-    const ends = { stopped: "stopped", length: "cut off at the most tokens" };
+    const length = this.isCut
+      ? `cut off at ${counted(this.limit, "token")}, the most that Settings allow`
+      : "cut off: the context is full; begin a new chat, or serve with a larger --ctx";
+    const ends = { stopped: "stopped", length };
     const n = this.usage?.completion_tokens;
     const told = this.usage && !this.compared;
     const speed = Number.isFinite(this.speed) ? `${fixed(this.speed)} tokens/s` : "";

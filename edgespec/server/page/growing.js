@@ -18,10 +18,24 @@ export class GrowingText {
     this.element.addEventListener("click", copyCode);
   }
 
-  /** Add `text`, which came from `origin`. */
+  /** The [length, origin] of all of the text, for `restore`. */
+  get runs() {
+    return [...this.#between(0, this.#source.length)];
+  }
+
+  /** Show `text`, of which `runs` says what it came from. */
+  async restore(text, runs) {
+    this.#source = asRead(text);
+    let end = 0;
+    this.#runs = runs.map(([length, origin]) => ({ end: (end += length), origin }));
+    await this.finish();
+  }
+
+  /** Add `text`, which came from `origin`; also after `finish`. */
   append(text, origin) {
     if (!text) return;
-    this.#source += text.replaceAll("\r", "").replaceAll("\0", "\ufffd"); // as it is read
+    this.#ended = false;
+    this.#source += asRead(text);
     if (this.#runs.at(-1)?.origin === origin) this.#runs.at(-1).end = this.#source.length;
     else this.#runs.push({ end: this.#source.length, origin });
     if (!this.#drawing) this.#drawWhileGrowing();
@@ -76,6 +90,8 @@ export class GrowingText {
     }
   }
 }
+
+const asRead = (text) => text.replaceAll("\r", "").replaceAll("\0", "\ufffd");
 
 function copyCode(event) {
   const button = event.target.closest("button.copy");

@@ -3,11 +3,12 @@
 import { Answer, fixed } from "./answer.js";
 import { comparison } from "./comparison.js";
 import { element } from "./dom.js";
+import { keep, kept } from "./kept.js";
 import { Recording } from "./speech.js";
-import { keepKey, servedModels, transcribe } from "./stream.js";
+import { hasKey, keepKey, servedModels, transcribe } from "./stream.js";
 
 const page = Object.fromEntries([...document.querySelectorAll("[id]")].map((each) => [each.id, each]));
-const turns = []; // {question, answer, element}: an answer of "" is no part of the conversation
+const turns = []; // {question, ways, answers, failure, element, notes}: one without text is no part of the conversation
 const asked = new Set();
 let running = null; // the AbortController of the request under way
 let model = null;
@@ -30,71 +31,104 @@ function settings() {
 
 function messages(question) {
   const system = page.system.value.trim();
-  const earlier = turns.filter((turn) => turn.answer);
+  const earlier = turns.filter(said);
   return [
     ...(system ? [{ role: "system", content: system }] : []),
-    ...earlier.flatMap((turn) => [{ role: "user", content: turn.question }, { role: "assistant", content: turn.answer }]),
-    { role: "user", content: question },
+    ...earlier.flatMap((turn) => [{ role: "user", content: turn.question }, { role: "assistant", content: said(turn) }]),
+    ...(question === null ? [] : [{ role: "user", content: question }]),
   ];
 }
+
+const said = (turn) => turn.answers.find((each) => each.text)?.text ?? "";
 
 /** Ask `question` once, or, where `ways` holds two, with speculation and without. */
 async function converse(question, ways) {
   const parameters = settings();
   if (running || !parameters) return;
   const body = { ...parameters, messages: messages(question) };
-  const both = ways.length > 1;
-  const answers = ways.map((on) => new Answer(on, both ? `${on ? "With" : "Without"} speculation` : null));
-  answers[0].askedBefore = asked.has(question);
+  const turn = newTurn({ question, ways });
+  turn.answers[0].askedBefore = asked.has(question);
   asked.add(question);
-  const turn = { question, answer: "", ways, element: turnElement(question, answers, both) };
-  turns.push(turn);
-  page.empty.hidden = true;
-  page.log.append(turn.element);
+  await generate(turn, body);
+}
+
+/** Have the model write on where the most tokens cut off its last answer. */
+async function goOn() {
+  const parameters = settings();
+  if (running || !parameters) return;
+  await generate(turns.at(-1), { ...parameters, messages: messages(null), continue_final_message: true });
+}
+
+async function generate(turn, body) {
+  const { answers } = turn;
+  turn.notes.replaceChildren();
+  turn.failure = null;
   setRunning(new AbortController());
+  showActions();
   following = true;
   say("Generating.");
   try {
     for (const answer of answers) {
       await answer.run(body, running.signal);
-      turn.answer ||= answer.text;
       if (answer.finish === "stopped") break;
     }
-    if (both && answers[1].usage) showComparison(turn, answers);
     say(answers.some((each) => each.finish === "stopped") ? "Stopped." : `Answer complete: ${figures(answers)}.`);
   } catch (error) {
-    turn.element.append(element("p", { className: "failure", role: "alert" }, error.message));
-    if (error.status === 401) askForKey();
-  } finally {
-    if (!turn.answer) turn.element.append(element("p", { className: "note" }, "Not part of the conversation."));
-    setRunning(null);
-    showRetry();
+    turn.failure = error.message;
+    if (error.status === 401) askForKey(error);
   }
+  showNotes(turn);
+  setRunning(null);
+  showActions();
+  keepAll();
+  const isElsewhere = page.settings.contains(document.activeElement) || !window.getSelection().isCollapsed;
+  if (page["key-form"].hidden && !isElsewhere) page.message.focus({ preventScroll: true });
+}
+
+/** Show below a turn what is to be said of it. */
+function showNotes(turn) {
+  const { answers, failure, notes } = turn;
+  if (answers[1]?.usage) showComparison(turn, answers);
+  if (failure) notes.append(element("p", { className: "failure", role: "alert" }, failure));
+  if (!said(turn)) notes.append(element("p", { className: "note" }, "Not part of the conversation."));
 }
 
 function showComparison(turn, answers) {
   const shown = comparison(...answers);
-  turn.element.append(shown);
+  turn.notes.append(shown);
   if (following) shown.scrollIntoView();
   following = false; // its first line is what matters
 }
 
 const figures = (answers) => answers.map((each) => `${fixed(each.speed)} tokens a second`).join(" with speculation, against ");
 
-function turnElement(question, answers, both) {
+/** Add a turn to the conversation and to the page. */
+function newTurn({ question, ways, failure = null }) {
+  const both = ways.length > 1;
+  const answers = ways.map((on) => new Answer(on, both ? `${on ? "With" : "Without"} speculation` : null));
   const own = element("div", { className: "question" }, element("h2", {}, "You"), element("p", { className: "text" }, question));
   const columns = element("div", { className: both ? "columns" : "" }, ...answers.map((each) => each.element));
-  return element("article", {}, own, element("h2", {}, "Answer"), columns);
+  const notes = element("div");
+  const turn = { question, ways, answers, failure, notes, element: element("article", {}, own, element("h2", {}, "Answer"), columns, notes) };
+  turns.push(turn);
+  page.empty.hidden = true;
+  page.log.append(turn.element);
+  return turn;
 }
 
-/** Offer to ask the last question again, below it and nowhere else. */
-function showRetry() {
-  page.log.querySelectorAll(".retry").forEach((each) => each.remove());
+/** Offer below the last answer, once it has ended, to ask again, and to go on where it was cut off. */
+function showActions() {
+  page.log.querySelectorAll(".actions").forEach((each) => each.remove());
   const last = turns.at(-1);
   if (running || !last) return;
-  const button = element("button", { type: "button", className: "retry" }, "Retry");
-  button.addEventListener("click", retry);
-  last.element.append(button);
+  const action = (name, does) => {
+    const button = element("button", { type: "button" }, name);
+    button.addEventListener("click", does);
+    return button;
+  };
+  const cut = last.answers.length === 1 && last.answers[0].isCut && said(last);
+  last.element.append(element("div", { className: "actions" },
+    ...(cut ? [action("Go on", goOn)] : []), action("Retry", retry)));
 }
 
 function retry() {
@@ -124,6 +158,7 @@ function submit(ways) {
 function startAnew() {
   running?.abort();
   turns.splice(0);
+  keepAll();
   page.log.replaceChildren();
   page.empty.hidden = false;
   page.message.focus();
@@ -178,13 +213,50 @@ function write(text) {
 function complain(error) {
   page["speech-failure"].textContent = error.message;
   page["speech-failure"].hidden = false;
-  if (error.status === 401) askForKey();
+  if (error.status === 401) askForKey(error);
 }
+
+// ---- what a reload must not lose ----
+
+const CONVERSATION = "edgespec-conversation";
+const SETTINGS = "edgespec-settings";
+const INPUTS = ["system", "temperature", "max-tokens", "marks", "speculation", "message"].map((name) => page[name]);
+
+function keepAll() {
+  keep(SETTINGS, INPUTS.map((each) => (each.type === "checkbox" ? each.checked : each.value)));
+  const conversation = turns.map(({ question, ways, answers, failure }) => ({ question, ways, answers, failure }));
+  page["not-kept"].hidden = keep(CONVERSATION, turns.length ? conversation : null);
+}
+
+async function restoreAll() {
+  for (const [i, value] of (kept(SETTINGS) ?? []).entries()) {
+    if (typeof value === "boolean") INPUTS[i].checked = value;
+    else INPUTS[i].value = value;
+  }
+  showMarks();
+  const earlier = (kept(CONVERSATION) ?? []).map((each) => [newTurn(each), each.answers]);
+  await Promise.all(earlier.map(async ([turn, answers]) => {
+    asked.add(turn.question);
+    await Promise.all(turn.answers.map((answer, i) => answer.restore(answers[i])));
+    showNotes(turn);
+  }));
+  showActions();
+  window.scrollTo(0, document.documentElement.scrollHeight);
+}
+
+function showMarks() {
+  document.body.classList.toggle("unmarked", !page.marks.checked);
+}
+
+window.addEventListener("pagehide", keepAll);
 
 // ---- the key, the settings, the page ----
 
-function askForKey() {
+/** Ask for the API key; where one was sent, say what is wrong with it. */
+function askForKey(error) {
   page["key-form"].hidden = false;
+  page["key-failure"].textContent = error.message;
+  page["key-failure"].hidden = !hasKey();
   page.key.focus();
 }
 
@@ -197,7 +269,7 @@ async function greet() {
     page.send.hidden = page.compare.hidden = !served.model; // a server of speech alone
   } catch (error) {
     page.model.textContent = error.status === 401 ? "" : error.message;
-    if (error.status === 401) askForKey();
+    if (error.status === 401) askForKey(error);
   }
 }
 
@@ -229,7 +301,7 @@ page.message.addEventListener("keydown", (event) => {
 page.speak.addEventListener("click", speak);
 page.compare.addEventListener("click", () => submit([true, false]));
 page.new.addEventListener("click", startAnew);
-page.marks.addEventListener("change", () => { document.body.classList.toggle("unmarked", !page.marks.checked); });
+page.marks.addEventListener("change", showMarks);
 page["settings-button"].addEventListener("click", (event) => {
   showSettings(event.currentTarget.getAttribute("aria-expanded") === "false");
 });
@@ -241,7 +313,9 @@ page["key-form"].addEventListener("submit", async (event) => {
   page["key-form"].hidden = true;
   page.message.focus();
   await greet();
-  if (turns.length && !turns.at(-1).answer) retry();
+  if (turns.length && !said(turns.at(-1))) retry();
 });
 
+page.message.focus();
 greet();
+restoreAll().catch(startAnew); // what another version kept

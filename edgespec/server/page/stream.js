@@ -15,6 +15,8 @@ export function keepKey(key) {
   sessionStorage.setItem(KEY, key);
 }
 
+export const hasKey = () => sessionStorage.getItem(KEY) !== null;
+
 /** Return {model, speech}: the names of the models that are served for texts and for speech, each null for none. */
 export async function servedModels() {
   const models = (await (await request("v1/models")).json()).data ?? [];
@@ -46,7 +48,8 @@ export async function markdownBlocks(source, open) {
 
 /**
  * Ask for a chat completion, and call `on.part(text, edgespec)` for each piece of text, `on.thought(text)` for each
- * piece of the model's thoughts and `on.waiting(place)` for each place in the queue, 1 for the next one and 0 once it begins. Return its finish reason and usage, each null where the server sent none.
+ * piece of the model's thoughts, `on.waiting(place)` for each place in the queue, 1 for the next one and 0 once it begins, and
+ * `on.reading(n, all)` with the tokens of the prompt that are read. Return its finish reason and usage, each null where the server sent none.
  */
 export async function ask(body, signal, on) {
   const response = await request("v1/chat/completions", {
@@ -60,6 +63,8 @@ export async function ask(body, signal, on) {
   for await (const { comment, data } of events(response.body)) {
     const place = /^queue (\d+)$/.exec(comment)?.[1];
     if (place) on.waiting(Number(place));
+    const read = /^reading (\d+) of (\d+) tokens$/.exec(comment);
+    if (read) on.reading(Number(read[1]), Number(read[2]));
     if (data === "[DONE]") done = true; // and read on to the end, which keeps the connection
     if (!data || done) continue;
     const chunk = JSON.parse(data);

@@ -74,9 +74,20 @@ def test_other_names_are_not_found_in_ollamas_words(client: ollama.Client, name:
         client.show(name)
 
 
+@pytest.mark.parametrize("name", ["edgespec", "llama-1b", "llama-1b:latest"])
+def test_a_pull_of_the_served_model_succeeds(client: ollama.Client, target: Path, name: str):
+    assert client.pull(name).status == "success"
+    lines = [*client.pull(name, stream=True)]
+    assert [line.status for line in lines][:: len(lines) - 1] == ["pulling manifest", "success"]
+    assert [(line.completed, line.total) for line in lines if line.digest] == [
+        (target.stat().st_size, target.stat().st_size)
+    ]
+
+
 def test_what_ollama_has_and_this_server_has_not_is_one_line(client: ollama.Client):
     for ask in (
         lambda: client.pull("llama3.2"),
+        lambda: [*client.pull("llama3.2", stream=True)],
         lambda: client.push("llama3.2"),
         lambda: client.create("mine", from_="llama3.2"),
         lambda: client.copy("edgespec", "mine"),

@@ -16,10 +16,10 @@ from edgespec.decoding.records import Result, Tally, Token, summarise
 from edgespec.server.choice_writers import AnswerHead, AnswerText, ChatChoiceWriter
 from edgespec.server.ollama.line_writer import OllamaWriter
 from edgespec.server.ollama.request_reader import openai_messages
-from edgespec.server.ollama.request_schema import OllamaChatRequest
+from edgespec.server.ollama.request_schema import OllamaChatRequest, OllamaRequestMessage
 from edgespec.server.tool_calls.answer_reader import AnswerForm
 from ollama_requests import GREEDY, HELLO, refused
-from server_app import serving
+from server_app import Served, serving
 from tiny_gguf import write_tiny_gguf
 
 
@@ -130,6 +130,21 @@ def test_tools_and_a_format_are_a_call_or_an_answer_in_it(client: ollama.Client)
             assert {call.function.name for call in calls} == {"f"}
         else:
             assert json.loads(answer.message.content or "") in ("a", "b")
+
+
+def test_an_answer_of_another_server_can_be_sent_back(served: Served):
+    called = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    said = {"role": "assistant", "content": None, "reasoning": "hm", "refusal": None, "tool_calls": [called]}
+    messages = [*HELLO, said, {"role": "tool", "tool_call_id": "c", "content": "5"}]
+    body = {"model": "edgespec", "messages": messages, "stream": False, "options": {"num_predict": 2}}
+    with served.client() as plain:
+        answer = plain.post("/api/chat", json=body)
+        assert answer.status_code == 200, answer.text
+        assert "X-Edgespec-Warning" not in answer.headers
+    read = [OllamaRequestMessage.model_validate(message) for message in messages]
+    (_, again, result) = openai_messages(read)
+    assert (again["reasoning"], again["tool_calls"]) == ("hm", [called])
+    assert result["tool_call_id"] == "c"
 
 
 # ---- thinking, by the template ----

@@ -29,6 +29,7 @@ SAMPLING = [  # of one option alone: the sampling that it means
     ({"temperature": 1.5, "seed": 7.0}, {"temperature": 1.5, "top_p": 0.9, "min_p": 0}),
     ({"temperature": 1.5, "typical_p": 0.3, "top_p": 1, "top_k": 0, "seed": 7},
      {"temperature": 1.5, "typical_p": 0.3, "top_p": 1, "top_k": 0, "min_p": 0}),
+    ({"seed": 7, "top_k": -1}, {"temperature": 0.8, "top_k": 0, "top_p": 0.9, "min_p": 0}),
     ({"seed": 7}, {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0}),
 ]  # fmt: skip
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
 
 from edgespec.decoding.choices import DrafterName, Rule, Signal
-from edgespec.decoding.grammar.grammar import Grammar
 from edgespec.decoding.records import Token
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.errors import UsageError, check_choice
+
+if TYPE_CHECKING:  # not at run time: a way to a server loads neither numpy nor llama.cpp
+    from edgespec.decoding.grammar.grammar import Grammar
 
 MAX_GAMMA = 32
 """Most tokens drafted per step."""

@@ -27,7 +27,7 @@ from typing import Any
 from edgespec.engine.model_choice import choose_models
 from edgespec.llama import kernels
 from edgespec.llama.kernel_timing import MatrixShape, Prefetch, WeightStream, beyond_caches
-from edgespec.llama.kernels import PackedTensor
+from edgespec.llama.packed_file import PackedTensor
 from edgespec.llama.prefetch import CANDIDATES
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model

@@ -61,6 +61,10 @@ class NodeLost(EdgespecError):  # noqa: N818 - what happened, as its reader says
         return lost
 
 
+class ServerLost(EdgespecError):  # noqa: N818 - as NodeLost
+    """A server ended before the text that it wrote for this process did."""
+
+
 class LogitsOf:
     """Context manager: computing from logits that are no numbers raises an error that names the model's file.
 

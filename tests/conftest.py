@@ -28,6 +28,8 @@ if not kernels_room.plugin_path().exists():
     # Each engine would say so; the tests of the guards ask for that themselves.
     os.environ["EDGESPEC_KERNELS"] = "off"
 
+os.environ["EDGESPEC_PACKED_WEIGHTS"] = "off"  # 1 GB for the real pair, in each test's own cache
+
 # `make test &` in a script starts with Ctrl-C ignored, which each child would inherit.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

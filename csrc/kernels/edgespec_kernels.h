@@ -42,6 +42,10 @@ ES_API const char *es_kernels_refusal(void);
 /* Whether weights of models loaded from now on are packed; on at start. */
 ES_API void es_kernels_enable(int on);
 
+/* Let the next buffer of packed weights that has `size` bytes be a private map of those of a file from `offset` on, a
+ * multiple of 2 MiB: what packing gave before, of the same tensors at the same places (`es_packed`). fd < 0: no longer. */
+ES_API void es_kernels_map(int fd, int64_t offset, int64_t size);
+
 /* Of passes that this thread makes from now on, compute the logits of the last `n` tokens only, where the graph has those
  * of more: the rows of the others are left as they are. -1, as at start: of all. A hidden state is given by ggml's
  * rules only together with its token's logits, which cost as much as a sixth of a model. */
@@ -75,6 +79,8 @@ struct es_packed {
     char type[16];
     int64_t rows, columns; /* rows of all its matrices */
     int64_t bytes;         /* packed */
+    const void *data;      /* as long as the model is loaded */
+    int64_t offset;        /* of it in its buffer */
 };
 
 /* Tensors packed since the process began, and the i-th of them: 0, or -1 if there is none. */

@@ -2,6 +2,7 @@
 
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 
@@ -9,9 +10,10 @@ namespace edgespec {
 
 using namespace ggml;
 
+// The stream of weights touches each page once a token.
+constexpr size_t HUGE_PAGE = 2 << 20;
+
 void *alloc_weights(size_t size) {
-    // Huge pages: the stream of weights touches each page once a token.
-    constexpr size_t HUGE_PAGE = 2 << 20;
     const size_t whole = (size + HUGE_PAGE) / HUGE_PAGE * HUGE_PAGE;
     void *memory = nullptr;
     if (size < HUGE_PAGE) {
@@ -23,6 +25,36 @@ void *alloc_weights(size_t size) {
     madvise(memory, whole, MADV_HUGEPAGE);
     return memory;
 }
+
+void *map_weights(const MappedFile &file, size_t size) {
+    if (file.fd < 0 || (size_t)file.size != size) {
+        return nullptr;
+    }
+    // At a multiple of a huge page: a file system that keeps files in huge pages maps them as such.
+    const size_t reserved = size + HUGE_PAGE;
+    char *const start = (char *)mmap(nullptr, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (start == MAP_FAILED) {
+        return nullptr;
+    }
+    char *const begin = (char *)(((uintptr_t)start + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE);
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    char *const end = begin + (size + page - 1) / page * page;
+    if (begin > start) {
+        munmap(start, (size_t)(begin - start));
+    }
+    if (start + reserved > end) {
+        munmap(end, (size_t)(start + reserved - end));
+    }
+    void *const map =
+        mmap(begin, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, file.fd, (off_t)file.offset);
+    if (map == MAP_FAILED) {
+        munmap(begin, size);
+        return nullptr;
+    }
+    return map;
+}
+
+void unmap_weights(void *memory, size_t size) { munmap(memory, size); }
 
 size_t plain_size(const Tensor *t) {
     return (size_t)(row_bytes(find_type(t->type), t->ne[0]) * t->ne[1] * t->ne[2]);

@@ -41,6 +41,8 @@ struct Plugin {
     Device device = {};
     Registry registry = {};
 
+    MappedFile file; // of the next buffer; models are loaded one at a time
+
     std::mutex mutex; // of what follows
     std::vector<es_packed> packed;
 };
@@ -60,7 +62,20 @@ size_t alloc_size(BufferType *, const Tensor *t) {
     return is_packed(t) ? packed_size(*plugin().isa, t) : plain;
 }
 
-void set_tensor(Buffer *, Tensor *t, const void *data, size_t offset, size_t size) {
+void add_packed(const Buffer *buffer, const Tensor *t) {
+    es_packed entry = {};
+    snprintf(entry.name, sizeof entry.name, "%s", t->name);
+    snprintf(entry.type, sizeof entry.type, "%s", FORMATS[find_type(t->type)].name);
+    entry.rows = t->ne[1] * t->ne[2];
+    entry.columns = t->ne[0];
+    entry.bytes = (int64_t)packed_size(*plugin().isa, t);
+    entry.data = t->data;
+    entry.offset = (const char *)t->data - (const char *)buffer->context;
+    const std::lock_guard<std::mutex> lock(plugin().mutex);
+    plugin().packed.push_back(entry);
+}
+
+void set_tensor(Buffer *buffer, Tensor *t, const void *data, size_t offset, size_t size) {
     if (!is_packed(t)) {
         memcpy((char *)t->data + offset, data, size);
         return;
@@ -74,14 +89,16 @@ void set_tensor(Buffer *, Tensor *t, const void *data, size_t offset, size_t siz
         return;
     }
     pack(isa, t, data);
-    es_packed entry = {};
-    snprintf(entry.name, sizeof entry.name, "%s", t->name);
-    snprintf(entry.type, sizeof entry.type, "%s", FORMATS[find_type(t->type)].name);
-    entry.rows = t->ne[1] * t->ne[2];
-    entry.columns = t->ne[0];
-    entry.bytes = (int64_t)packed_size(isa, t);
-    const std::lock_guard<std::mutex> lock(plugin().mutex);
-    plugin().packed.push_back(entry);
+    add_packed(buffer, t);
+}
+
+// Of a mapped buffer: whole weights are there already.
+void keep_tensor(Buffer *buffer, Tensor *t, const void *data, size_t offset, size_t size) {
+    if (is_packed(t) && offset == 0 && size == plain_size(t)) {
+        add_packed(buffer, t);
+    } else {
+        set_tensor(buffer, t, data, offset, size);
+    }
 }
 
 void get_tensor(Buffer *, const Tensor *t, void *data, size_t offset, size_t size) {
@@ -100,18 +117,20 @@ void get_tensor(Buffer *, const Tensor *t, void *data, size_t offset, size_t siz
 }
 
 void free_buffer(Buffer *buffer) { free(buffer->context); }
+void unmap_buffer(Buffer *buffer) { unmap_weights(buffer->context, buffer->size); }
 void *get_base(Buffer *buffer) { return buffer->context; }
 void clear(Buffer *buffer, uint8_t value) { memset(buffer->context, value, buffer->size); }
 
 Buffer *alloc_buffer(BufferType *type, size_t size) {
-    void *const memory = alloc_weights(size);
+    void *const map = map_weights(plugin().file, size);
+    void *const memory = map ? map : alloc_weights(size);
     if (!memory) {
         return nullptr;
     }
     BufferInterface iface = {};
-    iface.free_buffer = free_buffer;
+    iface.free_buffer = map ? unmap_buffer : free_buffer;
     iface.get_base = get_base;
-    iface.set_tensor = set_tensor;
+    iface.set_tensor = map ? keep_tensor : set_tensor;
     iface.get_tensor = get_tensor;
     iface.clear = clear;
     return plugin().ggml.backend_buffer_init(type, iface, memory, size);
@@ -379,6 +398,7 @@ es_node es_kernels_node() {
 
 void es_kernels_want_logits(int64_t n) { wanted_logits = n; }
 void es_kernels_enable(int on) { plugin().enabled.store(on != 0); }
+void es_kernels_map(int fd, int64_t offset, int64_t size) { plugin().file = {fd, offset, size}; }
 
 int64_t es_kernels_n_packed() {
     const std::lock_guard<std::mutex> lock(plugin().mutex);

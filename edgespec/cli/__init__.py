@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: see `edgespec.cli.app.main`."""
     if os.environ.get("_EDGESPEC_COMPLETE"):  # a shell asks while someone types: print no errors
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    gc.set_threshold(100_000)  # most of what a start makes stays: looking for garbage took a tenth of it
     try:
         from edgespec.cli import app
     except KeyboardInterrupt:  # before there is anything to print it with

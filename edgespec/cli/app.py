@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.metadata import version
 from typing import Annotated, Any
 
 import typer
@@ -200,6 +199,8 @@ def _refuse_empty(parameter: Any) -> None:  # noqa: ANN401 - an option of typer'
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        from importlib.metadata import version
+
         out.print(f"edgespec {version('edgespec')}")
         raise typer.Exit
 

@@ -24,8 +24,9 @@ from edgespec.llama.architectures import architecture_support
 from edgespec.llama.backend import cpu_backend, foreign_function, library_version
 from edgespec.llama.gguf import TensorInfo
 from edgespec.llama.gguf_header import GGUFHeader, check_model_file, read_header, read_tensors
-from edgespec.llama.kernels import STOCK, Kernels, PackedTensor, memory_bandwidth
+from edgespec.llama.kernels import STOCK, Kernels, memory_bandwidth
 from edgespec.llama.mtp import MtpTarget, why_no_mtp
+from edgespec.llama.packed_file import PackedTensor
 from edgespec.llama.prefetch import PrefetchChoice
 from edgespec.llama.weights import Model
 from edgespec.models.fitting import best_pair, fitting_pairs

@@ -21,6 +21,7 @@ from edgespec.models.entries import Entry
 from edgespec.models.registry import load_registry
 from edgespec.models.resolve import locate
 from edgespec.models.store import Store
+from edgespec.server.local_run import Loading, switches
 
 if TYPE_CHECKING:  # not at run time: a shell completes options without loading llama.cpp or numpy
     from edgespec.decoding.choices import Objective
@@ -289,6 +290,21 @@ class Compute(ThreadsAndKernels):
         """Return the addresses of the nodes that hold layers of the target."""
         return ()
 
+    def for_text(self, chat_template: str | None) -> Loading:
+        """Return the options that a text may depend on, or its speed, for the way to a server."""
+        return Loading(
+            threads=self.threads,
+            kernels=self.kernels,
+            cache_type=self.cache_type,
+            chat_template=chat_template,
+            nodes=self.node_names(),
+            switches=switches(),
+        )
+
+    def node_names(self) -> str | None:
+        """Return the nodes as the user named them."""
+        return None
+
     def load_engine(
         self, models: tuple[str | None, str | None], **keywords: Unpack[EngineKeywords]
     ) -> Engine:
@@ -302,6 +318,7 @@ class Compute(ThreadsAndKernels):
                 kernels=self.kernels,
                 cache_type=self.cache_type,
                 nodes=self.addresses(),
+                keep_packed=True,
                 on_message=message,
                 **keywords,
             )
@@ -326,6 +343,10 @@ class ComputeOnNodes(Compute):
             help="Connect to HOST without ssh: whoever is in that network can read and change all.",
         ),
     ] = False
+
+    def node_names(self) -> str | None:
+        """Return the nodes as the user named them."""
+        return self.nodes
 
     def addresses(self) -> tuple[NodeAddress, ...]:
         """Return the addresses of the nodes. Raises UsageError."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from threading import Event, RLock, Thread
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from rich.progress import (
     BarColumn,
@@ -32,8 +32,7 @@ from edgespec.models.resolve import locate
 from edgespec.models.sources import format_size
 
 if TYPE_CHECKING:
-    from edgespec.decoding.records import Token
-    from edgespec.engine.stream import Stream
+    from edgespec.decoding.records import PromptProgress, Token
     from edgespec.forge.progress import StageProgress
 
 _VERBS: dict[Phase, str] = {
@@ -115,13 +114,25 @@ class WorkDisplay(ProgressDisplay):
         self._last = what
 
 
-def shown_while_read(stream: Stream, *, hides_text: bool = False) -> Iterator[Token]:
+class ReadStream(Protocol):
+    """A stream of tokens that tells how far its prompt is read."""
+
+    @property
+    def prompt_progress(self) -> PromptProgress:
+        """How far the prompt is read; any thread may ask."""
+
+    def __iter__(self) -> Iterator[Token]:
+        """Yield the tokens as they come."""
+
+
+def shown_while_read(stream: ReadStream, *, hides_text: bool = False) -> Iterator[Token]:
     """Yield the tokens of `stream`; a bar in a terminal shows until the first how far its prompt is read.
 
     `hides_text`: nothing is written before the end, so the bar stays, and counts what is written.
     """
+    tokens = iter(stream)
     with StreamDisplay(stream) as display:
-        for token in stream:
+        for token in tokens:
             if not hides_text:
                 break
             display.n_written += 1
@@ -129,7 +140,7 @@ def shown_while_read(stream: Stream, *, hides_text: bool = False) -> Iterator[To
         else:
             return
     yield token
-    yield from stream
+    yield from tokens
 
 
 class StreamDisplay:
@@ -138,7 +149,7 @@ class StreamDisplay:
     A context manager; its own thread draws, since this one is inside the passes of the model.
     """
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: ReadStream) -> None:
         self.n_written = 0
         self._stream = stream
         self._ended = Event()
@@ -165,12 +176,12 @@ class StreamDisplay:
             _Time(compact=True, table_column=Column(no_wrap=True)),
         )
         with Bars(*columns, console=err, transient=True, auto_refresh=False) as bars:
-            n_tokens = self._stream.prompt_progress.n_tokens
-            reading = bars.add_task("reading the prompt", total=n_tokens, unit="tokens")
+            reading = bars.add_task("reading the prompt", total=None, unit="tokens")
             writing = bars.add_task("writing", total=None, unit="tokens", visible=False)
             while not self._ended.wait(_REDRAW_S):
                 n = self.n_written
-                bars.update(reading, completed=self._stream.prompt_progress.n_read, visible=not n)
+                n_read, n_tokens = self._stream.prompt_progress
+                bars.update(reading, completed=n_read, total=n_tokens or None, visible=not n)
                 bars.update(writing, description=f"writing: {n} tokens", visible=n > 0, refresh=True)
 
 

@@ -7,6 +7,7 @@ import itertools
 import json
 import re
 import sys
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 
@@ -14,9 +15,11 @@ from edgespec.cli.console import err, out
 from edgespec.cli.options import Explanation
 from edgespec.decoding.records import Origin, Result, Stats, Token
 from edgespec.decoding.tree import Tree, dump
-from edgespec.drafting.proposal import DraftStep
-from edgespec.energy import Measurement
-from edgespec.llama.weights import Model
+
+if TYPE_CHECKING:
+    from edgespec.drafting.proposal import DraftStep
+    from edgespec.energy import Measurement
+    from edgespec.llama.weights import Model
 
 COLOURS: dict[Origin, str] = {
     "target": "",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
@@ -13,11 +14,15 @@ from edgespec.cli.options import ModelChoice, Sampling, most_tokens, refuse_cont
 from edgespec.cli.progress import shown_while_read
 from edgespec.cli.run_options import LossyOptions, PromptOptions, RunDrafting, RunLength, RunOutput
 from edgespec.decoding.choices import DRAFTLESS
-from edgespec.errors import NodeLost, UsageError
+from edgespec.errors import NodeLost, ServerLost, UsageError
 from edgespec.models.registry import load_registry
 from edgespec.models.resolve import model_named
+from edgespec.server.local_run import RunRequest, has_servers
 
 if TYPE_CHECKING:
+    from edgespec.cli.served import ServedStream
+    from edgespec.decoding.choices import DrafterName
+    from edgespec.decoding.grammar.source import GrammarSource
     from edgespec.decoding.options import Options
     from edgespec.engine.stream import Stream
 
@@ -37,18 +42,19 @@ def run_command(
     prompt, models = _as_in_ollama(*_as_in_llama_cpp(prompt, models))
     _refuse_contradictions(prompt, models, drafting, lossy, output)
     options = _options(prompt, drafting, lossy, length, sampling)
+    source = _grammar_source(output)
+    text = prompt.read()
+    if has_servers() and not _needs_own_engine(drafting, lossy, length, output):
+        request = _request(prompt, text, options, source, drafting.chosen())
+        if served := _served(models, drafting, length, prompt, request):
+            return _show_served(served, output, history=drafting.cache)
     from edgespec.cli.render import ExplainedSteps
     from edgespec.decoding.grammar.grammar import Grammar
     from edgespec.energy import EnergyMeter
     from edgespec.platform.signals import SignalPipe
 
-    if output.show_draft and not out.is_terminal:
-        message("--show-draft has an effect only in a terminal")
-    source = output.structure.read()
-    text = prompt.read()
-    meter = None
-    if output.counts_joules:
-        meter = EnergyMeter.choose(assume_watts=output.assume_watts, on_message=message)
+    watts = output.assume_watts
+    meter = EnergyMeter.choose(assume_watts=watts, on_message=message) if output.counts_joules else None
     drafter = drafting.chosen(cascade=lossy.mode == "cascade")
     names = models.pull(
         drafter, length.compute, writes=lossy.mode == "cascade", chat_template=prompt.chat_template
@@ -68,8 +74,6 @@ def run_command(
         ) as engine,
     ):
         if source:
-            for warning in source.warnings:
-                message(f"{source.name}: not enforced: {warning}")
             options = replace(options, grammar=Grammar(engine.target, source))
         stream = engine.stream(
             text,
@@ -162,7 +166,80 @@ def _options(
     )
 
 
-def _show(stream: Stream, output: RunOutput, n_ctx_train: int, *, explain: bool) -> int:
+def _grammar_source(output: RunOutput) -> GrammarSource | None:
+    """Return what the text must match; the user is told what has no effect. Raises UsageError."""
+    if output.show_draft and not out.is_terminal:
+        message("--show-draft has an effect only in a terminal")
+    source = output.structure.read()
+    if source:
+        for warning in source.warnings:
+            message(f"{source.name}: not enforced: {warning}")
+    return source
+
+
+def _request(
+    prompt: PromptOptions, text: str, options: Options, source: GrammarSource | None, drafter: DrafterName
+) -> RunRequest:
+    """Return what a server is asked."""
+    bias = options.params.logit_bias.items()
+    return RunRequest(
+        prompt=text,
+        system=prompt.system,
+        chat=prompt.in_template,
+        special=prompt.special,
+        params={name: value for name, value in vars(options.params).items() if name != "logit_bias"},
+        logit_bias={token: None if value == -math.inf else value for token, value in bias},
+        seed=options.seed,
+        n_predict=options.n_predict,
+        drafter=None if drafter == "auto" else drafter,
+        gamma=options.gamma,
+        rule=options.rule,
+        stop=tuple(options.stop),
+        grammar=(source.compiled, source.name, source.warnings) if source else None,
+    )
+
+
+def _needs_own_engine(
+    drafting: RunDrafting, lossy: LossyOptions, length: RunLength, output: RunOutput
+) -> bool:
+    """Say whether a server cannot do what is asked for, or must not."""
+    return (
+        length.here
+        or length.ctx is not None
+        or lossy.waking() is not None
+        or lossy.lenience < 1.0
+        or drafting.objective != "latency"
+        or drafting.explain is not None
+        or output.counts_joules
+    )
+
+
+def _served(
+    models: ModelChoice, drafting: RunDrafting, length: RunLength, prompt: PromptOptions, request: RunRequest
+) -> ServedStream | None:
+    """Ask a running server of the same user and models; None if there is none that answers this."""
+    from edgespec.cli.served import ask_server, find_server
+    from edgespec.engine.model_choice import choose_models
+
+    drafter, names = drafting.chosen(), models.names()
+    target, _ = choose_models(*names, drafter)
+    loading = length.compute.for_text(prompt.chat_template)
+    server = find_server(target, names[1], drafter, loading)
+    return ask_server(server, request) if server else None
+
+
+def _show_served(stream: ServedStream, output: RunOutput, *, history: bool) -> int:
+    try:
+        code = _show(stream, output, stream.server.n_ctx_train, explain=False)
+        output.structure.tell_if_cut(stream.result)
+        if history:
+            stream.store()
+    finally:
+        stream.close()
+    return code
+
+
+def _show(stream: Stream | ServedStream, output: RunOutput, n_ctx_train: int, *, explain: bool) -> int:
     from edgespec.cli.render import TextWriter, as_json, print_stats
 
     writer = None if output.json else TextWriter(show_draft=output.show_draft, explain=explain)
@@ -174,7 +251,7 @@ def _show(stream: Stream, output: RunOutput, n_ctx_train: int, *, explain: bool)
     except KeyboardInterrupt:
         stream.close()
         code = INTERRUPTED
-    except NodeLost as error:
+    except (NodeLost, ServerLost) as error:
         lost = error  # what was written and counted so far is kept
     if writer:
         writer.finish(stream.result.text)

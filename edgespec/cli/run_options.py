@@ -172,6 +172,10 @@ class RunLength:
         ),
     ] = None
     compute: ComputeOnNodes
+    here: Annotated[
+        bool,
+        typer.Option("--here", help="Load the models, even if `edgespec serve` runs with them."),
+    ] = False
 
 
 @option_group(OUTPUT)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib.util
 import json as json_text
 import os
+import secrets
 import socket
 import stat
 import sys
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,10 +27,14 @@ from edgespec.cli.serve_options import (
     SpeechServing,
 )
 from edgespec.errors import EdgespecError, UsageError
+from edgespec.server.local_run import RunningServer, announced_server, file_identity, installation
 
 if TYPE_CHECKING:
+    from edgespec.energy import EnergyMeter
     from edgespec.engine.engine import Engine
+    from edgespec.platform.turns import Turns
     from edgespec.server.audio_routes import SpeechService
+    from edgespec.server.worker import Worker
 
 _EXTRA = ("fastapi", "uvicorn", "prometheus_client")
 
@@ -50,7 +55,6 @@ def serve_command(
     speech.check(models.chosen().target)
     _check_extras(takes_forms=speech.speech is not None)
     from edgespec.energy import EnergyMeter
-    from edgespec.platform.signals import Cancellation
     from edgespec.platform.turns import Turns
     from edgespec.server.api import create_app
     from edgespec.server.gate import Gate, GateLimits, is_loopback
@@ -69,9 +73,7 @@ def serve_command(
         metrics, turns = Metrics(energy=meter.available), Turns()
         engine = worker = None
         if names:
-            cancellation = stack.enter_context(Cancellation())
-            engine = stack.enter_context(loading.load(names, measured, cancellation))
-            worker = limits.worker(engine, cancellation, turns)
+            engine, worker = _load(stack, loading, limits, names, (measured, turns))
             metrics.watch(worker)
         heard = stack.enter_context(speech.open(limits, loading.compute, measured, turns))
         if heard:
@@ -82,14 +84,17 @@ def serve_command(
         else:
             assert heard  # noqa: S101 - `SpeechServing.check` made sure, for the type checker
             app = create_speech_app(heard, metrics=metrics, log=message)
+        run_key = secrets.token_urlsafe()
         sizes = {"max_body": limits.max_body << 20, "max_audio": speech.max_audio << 20}
-        gate = Gate(app, GateLimits(**sizes, api_key=key, loopback=loopback))
+        gate = Gate(app, GateLimits(**sizes, api_key=key, run_key=run_key, loopback=loopback))
+        found = _announced(engine, loading, address_of(bound), run_key)
+
         hurried = serve(
             output.logged(metrics.counting(gate)),
             Workers(worker, heard.worker if heard else None),
             bound,
             max_queue=limits.max_queue,
-            on_ready=lambda: _announce(address_of(bound), engine, heard, json=output.json),
+            on_ready=lambda: _announce(address_of(bound), engine, heard, (stack, found), json=output.json),
             on_message=message,
         )
     return INTERRUPTED if hurried else 0
@@ -103,6 +108,45 @@ def _pull(models: ModelChoice, loading: ServeLoading, speech: SpeechServing) -> 
     speech.pull()
     pull_named(*(names or ()))
     return names
+
+
+def _load(
+    stack: ExitStack,
+    loading: ServeLoading,
+    limits: RequestLimits,
+    names: tuple[str, str | None],
+    shared: tuple[EnergyMeter | None, Turns],
+) -> tuple[Engine, Worker]:
+    """Load the engine and return it with its worker; `shared` with what transcribes."""
+    from edgespec.platform.signals import Cancellation
+
+    meter, turns = shared
+    cancellation = stack.enter_context(Cancellation())
+    engine = stack.enter_context(loading.load(names, meter, cancellation))
+    return engine, limits.worker(engine, cancellation, turns)
+
+
+def _announced(
+    engine: Engine | None, loading: ServeLoading, address: str, key: str
+) -> AbstractContextManager[None]:
+    """Let `edgespec run` find the server inside the block."""
+    if engine is None:
+        return nullcontext()
+    from edgespec.llama.fingerprints import tokenizer_fingerprint
+    from edgespec.server.api import drafters_of
+
+    server = RunningServer(
+        edgespec=installation(),
+        address=address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:"),
+        key=key,
+        target=file_identity(engine.target.path),
+        draft=file_identity(engine.draft.path) if engine.draft else None,
+        drafters=tuple(drafters_of(engine)),
+        tokenizer=tokenizer_fingerprint(engine.target),
+        n_ctx_train=engine.target.n_ctx_train,
+        loading=loading.compute.for_text(loading.chat_template),
+    )
+    return announced_server(server)
 
 
 def _check_extras(*, takes_forms: bool) -> None:
@@ -142,7 +186,16 @@ def address_of(bound: socket.socket) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def _announce(address: str, engine: Engine | None, speech: SpeechService | None, *, json: bool) -> None:
+def _announce(
+    address: str,
+    engine: Engine | None,
+    speech: SpeechService | None,
+    announced: tuple[ExitStack, AbstractContextManager[None]],
+    *,
+    json: bool,
+) -> None:
+    stack, found = announced
+    stack.enter_context(found)
     held = engine.capacity if engine else None
     if json:
         facts = {

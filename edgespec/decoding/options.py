@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from numbers import Integral
-from typing import Any, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from edgespec.decoding.choices import DrafterName, Rule, Signal
-from edgespec.decoding.grammar.grammar import Grammar
 from edgespec.decoding.records import Token
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.errors import UsageError, check_choice, check_number, check_text, kind_of, whole_number
+
+if TYPE_CHECKING:  # not at run time: a way to a server loads neither numpy nor llama.cpp
+    from edgespec.decoding.grammar.grammar import Grammar
 
 MAX_GAMMA = 32
 """Most tokens drafted per step."""

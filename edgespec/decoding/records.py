@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from edgespec.energy import Measurement
 
@@ -18,6 +18,15 @@ Mode = Literal["exact", "cascade", "lenient"]
 
 StopReason = Literal["eog", "stop", "length", "context", "interrupted"]
 """End-of-generation token, stop string, n_predict reached, context full, or ended by the caller."""
+
+
+class PromptProgress(NamedTuple):
+    """How far a prompt is read."""
+
+    n_read: int
+    """Tokens read so far, those that the cache held included."""
+    n_tokens: int
+    """Tokens of the prompt."""
 
 
 @dataclass(frozen=True, slots=True)

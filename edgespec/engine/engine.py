@@ -63,6 +63,7 @@ class Engine(Closing):
         chat_template: In place of the target's own: the name of another in its file or of a form of
             llama.cpp's ("chatml"), a file, or a program in Jinja.
         nodes: Machines that hold layers of the target (`read_addresses`).
+        keep_packed: Keep the packed weights on the disk for quicker starts (docs/kernels.md).
         on_message: Takes lines that the user should know.
 
     Raises UsageError or EdgespecError if a model cannot be had or used, or does not fit in memory.
@@ -90,6 +91,7 @@ class Engine(Closing):
         cache_type: CacheType = "f16",
         chat_template: str | None = None,
         nodes: tuple[NodeAddress, ...] = (),
+        keep_packed: bool = False,
         on_message: Callable[[str], None] = lambda _line: None,
     ) -> None:
         """Load the models; missing ones are pulled. The class says what the arguments mean."""
@@ -110,14 +112,13 @@ class Engine(Closing):
             n_cells=n_cells,
             chat_template=chat_template,
             nodes=nodes,
+            keep_packed=keep_packed,
         )
         self.meter = meter
         """Measures the joules of each generation, from the next one on; None for no measurement."""
         self._on_message = on_message
         self._signals = signals
-        self._lock = HomeLock(
-            "the engine"
-        )  # held for a pass, or for as long as a text has the engine for itself
+        self._lock = HomeLock("the engine")  # held for a pass, or while a text has the engine for itself
         self._pair = Pair(target, draft, options)
         header = self._pair.target_header
         self._earlier_texts = EarlierTexts(header, kept=history and drafts, on_message=on_message)

@@ -136,6 +136,9 @@ class Pair(Closing):
         draft = self.draft.load(self.target, kernels=own_kernels, n_threads=self.n_threads)
         if draft:
             self._models.append(draft)
+        if self.options.keep_packed:
+            for model in self._models:
+                model.keep_packed(self._interrupt, on_message)
         if loaded and any(model.uses_kernels for model in self._models):
             self.kernels = loaded.name
         if self.options.chat_template is not None:

@@ -47,6 +47,8 @@ class PairOptions:
     ("chatml"), a file, or a program in Jinja; None: its own."""
     nodes: tuple[NodeAddress, ...] = ()
     """Machines that hold layers of the target (`read_addresses`)."""
+    keep_packed: bool = False
+    """Keep packed weights on the disk, which later loads then map (packed_file.py)."""
 
     def __post_init__(self) -> None:
         check_choice("drafter", self.drafter, DrafterName)

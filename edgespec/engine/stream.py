@@ -6,12 +6,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from edgespec.decoding.loop import Event, Loop
 from edgespec.decoding.records import (
     Logprobs,
     Origin,
+    PromptProgress,
     Provenance,
     Result,
     Stats,
@@ -26,15 +26,6 @@ from edgespec.errors import EdgespecError
 from edgespec.llama.weights import Model
 from edgespec.platform.forks import HomeLock
 from edgespec.platform.memory import peak_rss_bytes
-
-
-class PromptProgress(NamedTuple):
-    """How far a prompt is read."""
-
-    n_read: int
-    """Tokens read so far, those that the cache held included."""
-    n_tokens: int
-    """Tokens of the prompt."""
 
 
 class Stream:

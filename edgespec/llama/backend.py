@@ -10,6 +10,7 @@ import collections
 import contextlib
 import ctypes
 import functools
+import importlib.util
 import os
 import re
 import sys
@@ -17,7 +18,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 # Read when the library is loaded: without it an abort attaches a debugger and prints a backtrace.
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")
@@ -31,8 +33,23 @@ from edgespec.platform.limits import is_refusal, why_refused
 if _problem := wheel_for_another_board():
     raise EdgespecError(_problem)  # loading the library would end in SIGILL
 
+
+def _bindings() -> ModuleType:
+    """Import the library's functions without the rest of `llama_cpp`, which takes a quarter of a start."""
+    if "llama_cpp" in sys.modules or not (found := importlib.util.find_spec("llama_cpp")):
+        return importlib.import_module("llama_cpp.llama_cpp")
+    sys.modules["llama_cpp"] = importlib.util.module_from_spec(found)
+    try:
+        return importlib.import_module("llama_cpp.llama_cpp")
+    finally:
+        del sys.modules["llama_cpp"]  # whoever imports the package gets all of it
+
+
 try:
-    from llama_cpp import llama_cpp as llama
+    if TYPE_CHECKING:
+        from llama_cpp import llama_cpp as llama
+    else:
+        llama = _bindings()
 except RuntimeError as error:
     if is_refusal(str(error)):
         raise
@@ -40,7 +57,16 @@ except RuntimeError as error:
         f"llama.cpp's library cannot be loaded: {error.__context__ or error}; "
         f"install llama-cpp-python again, built for {os.uname().machine}"
     ) from error
-from llama_cpp.llama_speculative import LlamaDraftModel
+
+if TYPE_CHECKING:
+    from llama_cpp.llama_speculative import LlamaDraftModel
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - a class of an untyped package
+    if name != "LlamaDraftModel":
+        raise AttributeError(name)
+    return importlib.import_module("llama_cpp.llama_speculative").LlamaDraftModel
+
 
 __all__ = [
     "Interruption",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
@@ -13,11 +13,14 @@ from edgespec.errors import EdgespecError
 from edgespec.llama.gguf import GGUF, INT32, LONG, MERGES, TOKEN_TYPES, TOKENS
 from edgespec.llama.gguf_header import GGUFHeader
 
-if TYPE_CHECKING:
-    from edgespec.llama.weights import Model
-
 _HEAD, _SAMPLES, _SAMPLE = 256 << 10, 32, 4 << 10  # bytes, samples, bytes
 _UNUSED = 5  # enum llama_token_type
+
+
+class HasHeader(Protocol):
+    """A model that was loaded."""
+
+    header: GGUFHeader
 
 
 def file_fingerprint(header: GGUFHeader) -> str:
@@ -41,7 +44,7 @@ def file_fingerprint(header: GGUFHeader) -> str:
     return digest.hexdigest()
 
 
-def tokenizer_fingerprint(source: Model | GGUFHeader) -> str:
+def tokenizer_fingerprint(source: HasHeader | GGUFHeader) -> str:
     """Return a name for the meaning of a model's token ids, such as "qwen2-0123456789abcdef".
 
     The same for all sizes and quantizations of a family: a hash of the file's token list, without the padding

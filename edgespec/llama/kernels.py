@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -28,6 +28,7 @@ from edgespec import _core
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama import backend
 from edgespec.llama.kernel_timing import CPrefetch, Prefetch, WeightStream, beyond_caches
+from edgespec.llama.packed_file import PackedTensor
 from edgespec.llama.selftest import SelfTest, self_test
 from edgespec.platform.memory import available_bytes
 
@@ -45,6 +46,8 @@ class _CPackedTensor(ctypes.Structure):
         ("rows", ctypes.c_int64),
         ("columns", ctypes.c_int64),
         ("bytes", ctypes.c_int64),
+        ("data", ctypes.c_void_p),
+        ("offset", ctypes.c_int64),
     )
 
 
@@ -61,18 +64,6 @@ class NodeFacts(ctypes.Structure):
     )
 
 
-@dataclass(frozen=True, slots=True)
-class PackedTensor:
-    """A weight matrix that was rearranged for the kernels."""
-
-    name: str
-    type: str
-    rows: int
-    columns: int
-    bytes: int
-    """Packed size."""
-
-
 class Plugin:
     """The plugin's C interface (csrc/kernels/edgespec_kernels.h)."""
 
@@ -86,6 +77,7 @@ class Plugin:
             self._set_prefetch = library.es_kernels_set_prefetch
             self._refusal = library.es_kernels_refusal
             self._enable = library.es_kernels_enable
+            self._map = library.es_kernels_map
             self._want_logits = library.es_kernels_want_logits
             self._keep_hidden = library.es_kernels_keep_hidden
             self._n_hidden = library.es_kernels_n_hidden
@@ -97,6 +89,7 @@ class Plugin:
         self._set_isa.argtypes = (ctypes.c_char_p,)
         self._set_prefetch.argtypes = (CPrefetch,)
         self._enable.argtypes, self._enable.restype = (ctypes.c_int,), None
+        self._map.argtypes, self._map.restype = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64), None
         self._want_logits.argtypes, self._want_logits.restype = (ctypes.c_int64,), None
         self._keep_hidden.argtypes = (ctypes.c_void_p,)
         self._n_hidden.restype = ctypes.c_int64
@@ -128,6 +121,15 @@ class Plugin:
     def enable(self, on: bool) -> None:
         """Set whether models loaded from now on are packed."""
         self._enable(int(on))
+
+    @contextmanager
+    def mapping(self, file: int, offset: int, size: int) -> Iterator[None]:
+        """While entered, packed weights of `size` bytes are those of a file from `offset` on."""
+        self._map(file, offset, size)
+        try:
+            yield
+        finally:
+            self._map(-1, 0, 0)
 
     @contextmanager
     def last_logits(self, n: int) -> Iterator[None]:
@@ -166,9 +168,9 @@ class Plugin:
         for i in range(start, self.n_packed()):
             found = _CPackedTensor()
             if self._packed(i, ctypes.byref(found)) == 0:
-                tensors.append(
-                    PackedTensor(_text(found.name), _text(found.type), found.rows, found.columns, found.bytes)
-                )
+                name, kind = _text(found.name), _text(found.type)
+                place = found.offset, found.data or 0
+                tensors.append(PackedTensor(name, kind, found.rows, found.columns, found.bytes, *place))
         return tuple(tensors)
 
     def node_device(self, cpu: int, memory: int) -> int:
@@ -300,6 +302,14 @@ class WeightPacking:
     def begun(self) -> bool:
         """Whether a tensor was packed."""
         return self._plugin is not None and self._plugin.n_packed() > self._start
+
+    def mapping(self, file: int, offset: int, size: int) -> AbstractContextManager[None]:
+        """Return the context manager `Plugin.mapping`."""
+        return self._plugin.mapping(file, offset, size) if self._plugin else nullcontext()
+
+    def restart(self) -> None:
+        """Forget the tensors: the model is loaded again."""
+        self._start = self._plugin.n_packed() if self._plugin else 0
 
     def tensors(self) -> tuple[PackedTensor, ...]:
         """Return the packed tensors."""

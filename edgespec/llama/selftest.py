@@ -50,6 +50,8 @@ class SelfTest:
     """Seconds since 1970."""
     choice: PrefetchChoice = field(default_factory=PrefetchChoice)
     """How weights are prefetched."""
+    build: str = ""
+    """The hash that the result is stored under, of all that packs weights; "" if it cannot be stored."""
 
     @property
     def passed(self) -> bool:
@@ -80,7 +82,7 @@ def self_test(plugin: Path, isa: str, *, retest: bool = False) -> SelfTest:
         if _keep(kept, begun):
             answer = replace(answer, choice=measure(plugin, isa))
             _keep(kept, answer)
-    return answer
+    return replace(answer, build=kept.path.stem if kept else "")
 
 
 def _test(plugin: Path, isa: str) -> SelfTest:

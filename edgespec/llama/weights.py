@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -24,12 +25,14 @@ from edgespec.llama.fim import FimTokens, fim_tokens
 from edgespec.llama.gguf import TOKEN_TYPES, TOKENS
 from edgespec.llama.gguf_header import GGUFHeader, check_model_file
 from edgespec.llama.hidden_states import LAST_NORM, HiddenStates
-from edgespec.llama.kernels import PackedTensor, Plugin, WeightPacking, packing
+from edgespec.llama.kernels import Plugin, WeightPacking, packing
 from edgespec.llama.kernels import load as load_kernels
+from edgespec.llama.packed_file import PackedFile, PackedTensor, packed_file
 from edgespec.llama.placement import MOST_ON_NODES, Placement, Remote
 from edgespec.platform.closing import Closing
 from edgespec.platform.forks import HomeProcess, finalize
 from edgespec.platform.memory import MappedPages
+from edgespec.platform.messages import MessageFn
 from edgespec.platform.signals import is_requested
 
 _NO_TOKEN = -1
@@ -69,7 +72,11 @@ class Model(Closing):
     """A context of the model whose weights it uses beside its own, or None."""
     hidden_states: HiddenStates = LAST_NORM
     """How its passes give hidden states."""
+    is_mapped = False
+    """Whether its packed weights are those of a file, in the page cache."""
     _with_mtp = False  # whether the head in its file is loaded too
+    _file: PackedFile | None = None
+    _keeping: Thread | None = None
 
     def __init__(
         self,
@@ -153,12 +160,53 @@ class Model(Closing):
     def _open(self, placement: Placement | None, interrupt: Interrupt | None = None) -> None:
         remote = None if placement is None else Remote(placement, self.header, interrupt)
         with packing(self._packs) as packed:
-            drop_pages = _page_dropper(self.path, self.header, packed)
-            model = _load(self.path, self._params, drop_pages, remote, interrupt)
+            self._file = None if remote else self._packed_file(packed)
+            model = self._load_mapped(self._file, packed, interrupt) if self._file else None
+            self.is_mapped = model is not None
+            if model is None:
+                drop_pages = _page_dropper(self.path, self.header, packed)
+                model = _load(self.path, self._params, drop_pages, remote, interrupt)
             self._finalizer = finalize(self, _free, model, remote)
             self.packed: tuple[PackedTensor, ...] = packed.tensors()
             """The weight matrices that edgespec's kernels multiply here."""
         self._model, self.remote = model, remote
+
+    def _packed_file(self, packed: WeightPacking) -> PackedFile | None:
+        kernels = load_kernels() if packed.on else None
+        if not kernels or not kernels.self_test:
+            return None
+        part = "with the head" if self._with_mtp else ""
+        return packed_file(self.header, kernels.name, kernels.self_test.build, part)
+
+    def _load_mapped(
+        self, file: PackedFile, packed: WeightPacking, interrupt: Interrupt | None
+    ) -> llama.llama_model_p | None:
+        """Load the model with packed weights from the disk; None if they are not there, or not its own."""
+        with file.opened() as found:
+            if found is None:
+                return None
+            descriptor, offset, size, tensors = found
+            with packed.mapping(descriptor, offset, size):
+                drop_pages = _page_dropper(self.path, self.header, packed)
+                checks, self._params.check_tensors = self._params.check_tensors, False  # they were checked
+                try:
+                    model = _load(self.path, self._params, drop_pages, None, interrupt)
+                finally:
+                    self._params.check_tensors = checks
+        if packed.tensors() == tensors:
+            return model
+        llama.llama_model_free(model)
+        file.discard()
+        packed.restart()
+        return None
+
+    def keep_packed(self, interrupt: Interrupt | None, on_message: MessageFn) -> None:
+        """Begin to keep packed weights on the disk for later starts, if there are none (packed_file.py).
+
+        `close` waits for the end, which `interrupt` brings about; `on_message` takes a line about it.
+        """
+        if self._file and not self.is_mapped:
+            self._keeping = self._file.keep(self.packed, self, interrupt, on_message)
 
     def unload(self) -> None:
         """Close its sessions and free the weights, with the connections to their nodes, until `reopen`.
@@ -401,6 +449,8 @@ class Model(Closing):
     def close(self) -> None:
         """Free the model's open sessions, then the model; a second call does nothing."""
         self._close_sessions()
+        if self._keeping:
+            self._keeping.join()
         self._finalizer()
         self._words()
 

@@ -9,18 +9,18 @@ A node that runs keeps what it serves in a file, which it holds locked as long a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
 
 import msgspec
-from filelock import lock_descriptor
 
 from edgespec.llama import kernels, rpc
 from edgespec.llama.kernel_timing import Prefetch, WeightStream, beyond_caches
 from edgespec.llama.prefetch import LAYER
+from edgespec.platform.announced import announced as announcement
+from edgespec.platform.announced import living
 from edgespec.platform.cpu import read_cpu
 from edgespec.platform.kept import NODES
 from edgespec.platform.memory import available_bytes, total_bytes
@@ -143,33 +143,15 @@ def _folder() -> Path:
     return NODES.path()
 
 
-@contextmanager
-def announced(node: RunningNode) -> Iterator[None]:
+def announced(node: RunningNode) -> AbstractContextManager[None]:
     """Let `running_nodes` find `node` inside the block. Where no file can be written, nobody finds it."""
-    file = _folder() / f"{node.port}.json"
-    stream = None
-    with suppress(OSError):
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        stream = file.open("wb")
-        if lock_descriptor(stream.fileno(), blocking=False):
-            stream.write(msgspec.json.encode(node))
-            stream.flush()
-    try:
-        yield
-    finally:
-        if stream:
-            with suppress(OSError):
-                file.unlink(missing_ok=True)
-            stream.close()
+    return announcement(_folder() / f"{node.port}.json", msgspec.json.encode(node))
 
 
 def running_nodes() -> tuple[RunningNode, ...]:
     """Return the user's nodes that run on this machine, by their ports; delete the files of others."""
     found = []
-    for file in _folder().glob("*.json"):
-        with suppress(OSError, msgspec.DecodeError), file.open("rb") as stream:
-            if lock_descriptor(stream.fileno(), blocking=False):
-                file.unlink(missing_ok=True)
-            else:  # held by a node that lives
-                found.append(msgspec.json.decode(stream.read(), type=RunningNode))
+    for content in living(_folder()):
+        with suppress(msgspec.DecodeError):
+            found.append(msgspec.json.decode(content, type=RunningNode))
     return tuple(sorted(found, key=lambda node: node.port))

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from edgespec.platform.cpu import read_cpu
@@ -108,6 +107,8 @@ def hwcaps(source: Callable[[int], int] | None = None) -> frozenset[str]:
 
 def wheel_board() -> Board | None:
     """Return the board that the installed llama-cpp-python wheel was built for; None if for none of them."""
+    from importlib.metadata import PackageNotFoundError, distribution
+
     try:
         lines = (distribution("llama-cpp-python").read_text("WHEEL") or "").splitlines()
     except PackageNotFoundError:

@@ -123,11 +123,6 @@ def config_root() -> Path:
     return user_folder("XDG_CONFIG_HOME") / "edgespec"
 
 
-def config_root() -> Path:
-    """Return edgespec's configuration directory for this user."""
-    return expand_user(os.environ.get("XDG_CONFIG_HOME") or "~/.config") / "edgespec"
-
-
 def expand_user(path: str | Path) -> Path:
     """Return `path` with a leading ~ replaced. Raises UsageError if the home directory is unknown."""
     try:

@@ -165,7 +165,7 @@ class StateFile(Generic[T]):
             self._on_message(line)
 
 
-def write_all(file: int, data: bytes, offset: int) -> None:
+def write_all(file: int, data: bytes | memoryview, offset: int) -> None:
     """Write all of `data` at `offset`. Raises OSError, perhaps with a part written, if the disk is full."""
     rest = memoryview(data)
     while rest:

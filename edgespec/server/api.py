@@ -44,6 +44,7 @@ from edgespec.server.response_schema import (
     SpeechModelFacts,
     TextCompletion,
 )
+from edgespec.server.run_route import add_run
 from edgespec.server.streaming import Answerer, with_warnings
 from edgespec.server.tokenizer_routes import add_tokenizer
 from edgespec.server.worker import Worker
@@ -76,6 +77,7 @@ def create_app(
     add_reports(app, [worker, speech.worker] if speech else [worker], metrics)
     _add_models(app, engine, service, speech, takes_tools=reader.takes_tools)
     _add_completions(app, engine, service, reader, answerer)
+    add_run(app, engine, answerer)
     add_ollama(app, engine, service, reader, answerer, log=log)
     add_infill(app, engine.target, service, reader, answerer)
     add_tokenizer(app, engine.target, service)
@@ -145,7 +147,7 @@ def _add_models(
         edgespec=ServedModelFacts(
             aliases=[*service.aliases],
             draft=engine.draft.name if engine.draft else None,
-            drafters=_drafters(engine),
+            drafters=drafters_of(engine),
             n_ctx=service.n_ctx,
             kernels=engine.kernels,
             chat=engine.target.chat_template is not None,
@@ -210,7 +212,7 @@ def _add_completions(
         return await answer(request, body)
 
 
-def _drafters(engine: Engine) -> list[str]:
+def drafters_of(engine: Engine) -> list[str]:
     """Return what may be asked to draft."""
     if engine.draft is None:
         return ["auto", "suffix", "none"]

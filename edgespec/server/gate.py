@@ -21,6 +21,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgespec.server.api_errors import ApiError
+from edgespec.server.local_run import PATH as RUN_PATH
 from edgespec.server.page import PATHS
 
 HEALTH = frozenset({"/health", "/v1/health"})
@@ -53,6 +54,8 @@ class GateLimits:
     """Seconds in which such a body must have come."""
     api_key: str | None = None
     """The key that `Authorization: Bearer` must hold; None: no key is needed."""
+    run_key: str | None = None
+    """The key of `edgespec run` (local_run.py), in place of that one; None: it is refused."""
     loopback: bool = True
     """Whether Host must be a name of this machine (localhost, 127.0.0.1); checked only without a key."""
 
@@ -83,7 +86,10 @@ class Gate:
             await self._app(scope, _replay(body, receive), send)
 
     def _check_sender(self, path: str, headers: Headers) -> None:
-        if self._limits.api_key is None:
+        if path == RUN_PATH:
+            if self._limits.run_key is None or not _has_key(headers, self._limits.run_key):
+                raise ApiError(401, f"{path} is for `edgespec run` of this user", code="invalid_api_key")
+        elif self._limits.api_key is None:
             self._check_page(headers)
         elif path not in _FREE and not _has_key(headers, self._limits.api_key):
             line = "this server needs its API key: send the header Authorization: Bearer KEY"

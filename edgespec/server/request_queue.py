@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from edgespec.engine.stream import PromptProgress
+from edgespec.decoding.records import PromptProgress
 from edgespec.errors import EdgespecError
 
 

@@ -15,8 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from edgespec.decoding.records import Result, Token
-from edgespec.engine.stream import PromptProgress
+from edgespec.decoding.records import PromptProgress, Result, Token
 from edgespec.platform.messages import MessageFn
 from edgespec.server.api_errors import ApiError, engine_error
 from edgespec.server.request_queue import End, Part, QueuePlace

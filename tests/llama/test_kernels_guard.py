@@ -19,7 +19,8 @@ from command_line import copy_self_test
 from edgespec import Engine, UsageError
 from edgespec.llama import kernels as room
 from edgespec.llama.backend import foreign_function
-from edgespec.llama.kernels import Kernels, PackedTensor
+from edgespec.llama.kernels import Kernels
+from edgespec.llama.packed_file import PackedTensor
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from fake_plugin import compile_library, fake_plugin

@@ -37,8 +37,8 @@ def copy_self_test(cache: Path) -> None:
 def user_environment(home: Path, *, kernels: bool = False, cache: Path | None = None) -> dict[str, str]:
     """Return the environment of a user who never ran edgespec, on a machine without a network.
 
-    Without `kernels`, edgespec's are off; with them, `copy_self_test` saves the user their self-test. The
-    user's `cache` is in `home` by default.
+    No packed weights are kept. Without `kernels`, edgespec's are off; with them, `copy_self_test` saves the
+    user their self-test. The user's `cache` is in `home` by default.
     """
     cache = cache or home / "cache"
     if kernels:
@@ -50,6 +50,7 @@ def user_environment(home: Path, *, kernels: bool = False, cache: Path | None = 
         "XDG_CONFIG_HOME": str(home / "config"),
         "EDGESPEC_MODELS_DIR": str(home / "models"),
         "HF_HUB_OFFLINE": "1",
+        "EDGESPEC_PACKED_WEIGHTS": "off",
         "EDGESPEC_KERNELS": os.environ.get("EDGESPEC_KERNELS", "") if kernels else "off",
     }
 

@@ -18,6 +18,7 @@ struct prefetch { int32_t level; int64_t bytes; };
 int es_kernels_set_prefetch(struct prefetch p) { (void)p; return 0; }
 const char *es_kernels_refusal(void) { return "REFUSAL"; }
 void es_kernels_enable(int on) { (void)on; }
+void es_kernels_map(int fd, int64_t offset, int64_t size) { (void)fd; (void)offset; (void)size; }
 void es_kernels_want_logits(long long n) { (void)n; }
 int es_kernels_keep_hidden(const void *asked) { (void)asked; return -1; }
 int64_t es_kernels_n_hidden(void) { return -1; }

@@ -16,8 +16,7 @@ from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
 from browser import Visit
-from edgespec.decoding.records import Origin
-from edgespec.engine.stream import PromptProgress
+from edgespec.decoding.records import Origin, PromptProgress
 from edgespec.server.choice_writers import AnswerHead
 from edgespec.server.page import add_page
 from edgespec.server.response_schema import ChatChunk, ChatChunkChoice, FinishReason, MessageDelta, Origins

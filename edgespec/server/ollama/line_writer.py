@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from edgespec.decoding.records import Result, Token
-from edgespec.engine.stream import PromptProgress
+from edgespec.decoding.records import PromptProgress, Result, Token
 from edgespec.server.api_errors import ApiError
 from edgespec.server.choice_writers import ChatChoiceWriter, finish_reason
 from edgespec.server.ollama.model_facts import rfc3339

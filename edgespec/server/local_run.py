@@ -1,0 +1,148 @@
+"""The way of `edgespec run` to a server of the same user: how it is found, what is asked and answered.
+
+    cache_root()/servers/PID.json    0600    a RunningServer, held locked by the server as long as it lives
+
+    POST PATH, with the key of that file     a RunRequest
+    -> lines of JSON                         RunPart, the last one with a result or an error
+
+No other program's API: both sides are of one installation.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+
+import msgspec
+
+from edgespec.platform.announced import announced, living
+from edgespec.platform.files import cache_root
+
+PATH = "/edgespec/run"
+
+FileIdentity = tuple[int, int, int, int]
+"""Device, inode, size and time of the last change of a file."""
+
+
+class Loading(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of a server that a text may depend on, or its speed."""
+
+    threads: int | None
+    kernels: str
+    cache_type: str
+    chat_template: str | None
+    nodes: str | None
+    switches: tuple[str, ...]
+    """Words of the environment that choose the kernels."""
+
+
+class RunningServer(msgspec.Struct, frozen=True, kw_only=True):
+    """A server that takes a `RunRequest`."""
+
+    edgespec: FileIdentity
+    """Identity of the installation, which both sides share."""
+    address: str
+    """URL."""
+    key: str
+    """Key of a request, in `Authorization: Bearer`."""
+    target: FileIdentity
+    draft: FileIdentity | None
+    drafters: tuple[str, ...]
+    """Drafters that a request may name."""
+    tokenizer: str
+    """Fingerprint of the tokenizer, by which histories are called."""
+    n_ctx_train: int
+    """The longest context of the target."""
+    loading: Loading
+
+
+class RunRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A prompt, and the options of the generation as `edgespec run` has them."""
+
+    prompt: str
+    system: str | None = None
+    chat: bool | None = None
+    special: bool | None = None
+    """`parse_special` of `Engine.prompt_tokens`."""
+    params: dict[str, object] = {}
+    """Fields of SamplingParams, but for the biases."""
+    logit_bias: dict[int, float | None] = {}
+    """None: minus infinity, which JSON lacks."""
+    seed: int | None = None
+    n_predict: int | None = None
+    drafter: str | None = None
+    gamma: int | None = None
+    rule: str | None = None
+    stop: tuple[str, ...] = ()
+    grammar: tuple[str, str, tuple[str, ...]] | None = None
+    """Fields of GrammarSource."""
+
+
+class RunPart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A line of the answer, of which one field is set."""
+
+    queue: int | None = None
+    """The place in the queue; 0: it has begun."""
+    read: tuple[int, int] = (0, 0)
+    """Tokens of the prompt that were read, and all of it."""
+    tokens: tuple[tuple[int, str, str], ...] = ()
+    """id, text and origin of each."""
+    result: msgspec.Raw = msgspec.Raw()
+    """A `Result`; empty for none."""
+    prompt: tuple[int, ...] = ()
+    """The prompt's tokens, with the result."""
+    error: str = ""
+
+
+def file_identity(path: Path) -> FileIdentity:
+    """Return what tells this file from others, and from itself when it was changed. Raises OSError."""
+    found = path.stat()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def switches() -> tuple[str, ...]:
+    """Return the words of the environment that choose the kernels."""
+    names = ("EDGESPEC_KERNELS", "EDGESPEC_KERNELS_ISA")
+    return tuple(os.environ.get(name, "").strip().lower() for name in names)
+
+
+def installation() -> FileIdentity:
+    """Return what tells this installation from others, and from itself when it was changed."""
+    return file_identity(Path(__file__))
+
+
+def announced_server(server: RunningServer) -> AbstractContextManager[None]:
+    """Let `running_servers` find the server inside the block."""
+    return announced(_folder() / f"{os.getpid()}.json", msgspec.json.encode(server))
+
+
+def has_servers() -> bool:
+    """Say whether one of the user's servers may run: a look that takes no time."""
+    return any(_folder().glob("*.json"))
+
+
+def running_servers(target: Path) -> Iterator[RunningServer]:
+    """Yield the user's servers of this installation whose target is this very file."""
+    for content in living(_folder()):
+        with suppress(msgspec.DecodeError, OSError):
+            server = msgspec.json.decode(content, type=RunningServer)
+            if server.edgespec == installation() and server.target == file_identity(target):
+                yield server
+
+
+def read_parts(lines: Iterator[bytes]) -> Iterator[RunPart]:
+    """Read the lines of an answer; empty ones keep the connection open. Raises msgspec.DecodeError."""
+    for line in lines:
+        if line.strip():
+            yield msgspec.json.decode(line, type=RunPart)
+
+
+def write_part(part: RunPart) -> str:
+    """Return the line of a part."""
+    return msgspec.json.encode(part).decode() + "\n"
+
+
+def _folder() -> Path:
+    return cache_root() / "servers"

@@ -1,0 +1,244 @@
+"""Packed weights on the disk: a model that is mapped says the same, and no damaged file is used."""
+
+import os
+import shutil
+import stat
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import numpy as np
+import pytest
+
+from edgespec._core import Interrupt
+from edgespec.errors import UsageError
+from edgespec.llama import packed_file as room
+from edgespec.llama.kernels import Kernels
+from edgespec.llama.session import Session
+from edgespec.llama.weights import Model
+from edgespec.platform.locks import locked
+from edgespec.platform.memory import cached_share
+
+PROMPT = [1, 2, 3, 4, 5]
+
+
+@pytest.fixture
+def model_path(
+    kernels: Kernels, packable_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
+    """A model of a user who keeps packed weights, small ones too."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv(room.SWITCH, "auto")
+    monkeypatch.setattr(room, "LEAST_BYTES", 1)
+    monkeypatch.setattr(room, "LEAST_FREE_SHARE", 0.0)
+    yield Path(shutil.copy(packable_path, tmp_path / "model.gguf"))
+
+
+def logits(model: Model) -> np.ndarray:
+    with Session(model, n_ctx=32, n_threads=1) as session:
+        return session.eval(PROMPT).copy()
+
+
+def load(path: Path, *, interrupt: Interrupt | None = None) -> tuple[bool, np.ndarray, list[str]]:
+    """Load as `edgespec run` does: whether it was mapped, what it says, and what the user is told."""
+    lines: list[str] = []
+    with Model(path) as model:
+        assert model.packed
+        model.keep_packed(interrupt, lines.append)
+        return model.is_mapped, logits(model), lines
+
+
+def kept() -> list[Path]:
+    return sorted(room.packed_root().glob("*.weights"))
+
+
+def test_the_second_start_maps_what_the_first_packed(model_path: Path) -> None:
+    mapped, packed, lines = load(model_path)
+    assert not mapped
+    assert len(lines) == 1 and str(room.packed_root()) in lines[0] and room.SWITCH in lines[0]
+    (file,) = kept()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+    for _ in range(2):  # what one start does to the weights, the next one must not see
+        mapped, same, lines = load(model_path)
+        assert mapped and not lines
+        np.testing.assert_array_equal(same, packed)
+    assert kept() == [file]
+    assert [path.name for path in file.parent.iterdir() if path != file] == [".lock"]
+
+
+def overwrite(offset: int) -> Callable[[Path], None]:
+    def damage(file: Path) -> None:
+        with file.open("r+b") as stream:
+            stream.seek(offset)
+            stream.write(b"\xff" * 64)
+
+    return damage
+
+
+def resealed(change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
+    """Change the file's description of itself, and its time back: what a disk's error may leave."""
+
+    def damage(file: Path) -> None:
+        data = file.read_bytes()
+        head = change(data[: 2 << 20].partition(b"\n")[0]) + b"\n"
+        file.write_bytes(head.ljust(2 << 20, b"\0") + data[2 << 20 :])
+        os.utime(file, ns=(0, room._SEAL_NS))
+
+    return damage
+
+
+def truncate(file: Path) -> None:
+    os.truncate(file, file.stat().st_size - 4096)
+
+
+def truncate_unseen(file: Path) -> None:
+    truncate(file)
+    os.utime(file, ns=(0, room._SEAL_NS))
+
+
+def as_link(file: Path) -> None:
+    shutil.move(file, file.with_suffix(".elsewhere"))
+    file.symlink_to(file.with_suffix(".elsewhere"))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        overwrite(0),
+        overwrite(3 << 20),
+        truncate,
+        truncate_unseen,
+        resealed(lambda head: head[:-20]),
+        resealed(lambda head: head.replace(b"blk.0.attn_q", b"blk.0.attn_x")),
+        resealed(lambda head: head.replace(b'"size":', b'"size":1')),
+        lambda file: file.chmod(0o644),
+        lambda file: file.write_bytes(b""),
+    ],
+)
+def test_a_damaged_file_is_replaced(model_path: Path, damage: Callable[[Path], None]) -> None:
+    _, expected, _ = load(model_path)
+    (file,) = kept()
+    damage(file)
+    mapped, found, _ = load(model_path)
+    assert not mapped
+    np.testing.assert_array_equal(found, expected)
+    mapped, found, _ = load(model_path)
+    assert mapped
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_a_link_is_not_followed(model_path: Path) -> None:
+    _, expected, _ = load(model_path)
+    as_link(kept()[0])
+    mapped, found, _ = load(model_path)
+    assert not mapped
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_another_model_in_the_file_s_place_is_packed_anew(model_path: Path) -> None:
+    _, before, _ = load(model_path)
+    data = bytearray(model_path.read_bytes())
+    at = len(data) - 200_000
+    data[at : at + 4096] = data[at - 4096 : at]  # the same size, and the samples of its hash may be the same
+    model_path.write_bytes(data)
+    mapped, after, _ = load(model_path)
+    assert not mapped
+    assert load(model_path)[0]
+    with Model(model_path, kernels=False) as stock:
+        np.testing.assert_allclose(after, logits(stock), atol=0.3)
+    assert not np.array_equal(before, after)
+    assert len(kept()) <= 2
+
+
+def test_an_interrupt_leaves_no_part(model_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.write(writer, b"x")
+    load(model_path, interrupt=Interrupt(reader))
+    os.close(reader)
+    os.close(writer)
+    assert [path.name for path in room.packed_root().iterdir()] == [".lock"]
+
+
+def test_two_processes_do_not_write_at_once(model_path: Path) -> None:
+    room.packed_root().mkdir(parents=True)
+    with locked(room.packed_root() / ".lock"):
+        load(model_path)
+    assert not kept()
+    left = room.packed_root() / ".edgespec-1-1.tmp"  # of a process that was killed
+    left.write_bytes(b"half")
+    load(model_path)
+    assert kept() and not left.exists()
+
+
+def test_what_was_unused_for_longest_makes_room(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = room.packed_root()
+    folder.mkdir(parents=True)
+    for age, name in enumerate(("new", "old", "months old")):
+        (folder / f"{name}.weights").write_bytes(b"x" * (1000 if age < 2 else 1))
+        os.utime(folder / f"{name}.weights", (time.time() - 10 * age - (age == 2) * 5e6, 0))
+    size = sum(tensor.bytes for tensor in packed_tensors(model_path))
+    monkeypatch.setattr(room, "MOST_BYTES", size + 1500)
+    load(model_path)
+    assert {"new.weights"} == {path.name for path in kept()} - {room_path(model_path).name}
+
+
+def packed_tensors(path: Path) -> tuple[room.PackedTensor, ...]:
+    with Model(path) as model:
+        return model.packed
+
+
+def room_path(path: Path) -> Path:
+    with Model(path) as model:
+        assert model._file
+        return model._file.path
+
+
+def test_a_disk_that_would_be_full_is_left_alone(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "LEAST_FREE_SHARE", 0.1)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(total=10**12, free=10**11))
+    _, _, lines = load(model_path)
+    assert not kept()
+    assert len(lines) == 1 and "100.00 GB of the disk are free" in lines[0]
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(model_path: Path) -> None:
+    room.packed_root().parent.parent.mkdir()
+    room.packed_root().parent.write_text("")
+    mapped, _, lines = load(model_path)
+    assert not mapped
+    assert len(lines) == 1 and str(room.packed_root()) in lines[0]
+
+
+def test_weights_on_the_disk_are_not_waited_for(model_path: Path) -> None:
+    load(model_path)
+    (file,) = kept()
+    with file.open("rb") as stream:
+        os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        if cached_share(stream.fileno(), 2 << 20, file.stat().st_size - (2 << 20)) > 0.5:
+            pytest.skip("this file system keeps its files in memory")
+    mapped, _, lines = load(model_path)
+    assert not mapped and not lines
+    assert kept() == [file]
+
+
+def test_small_models_and_off_keep_nothing(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "LEAST_BYTES", 32 << 20)
+    assert not load(model_path)[2]
+    monkeypatch.setattr(room, "LEAST_BYTES", 1)
+    monkeypatch.setenv(room.SWITCH, "OFF")
+    assert not load(model_path)[2]
+    assert not room.packed_root().exists()
+    monkeypatch.setenv(room.SWITCH, "maybe")
+    with pytest.raises(UsageError, match=f"{room.SWITCH}=maybe: must be auto or off"):
+        load(model_path)
+
+
+def test_a_description_has_what_a_tensor_has() -> None:
+    """`_Contents` stores the fields of PackedTensor but its address."""
+    tensor = room.PackedTensor("a", "q4_K", 1, 2, 3, 4, 5)
+    facts = (tensor.name, tensor.type, tensor.rows, tensor.columns, tensor.bytes, tensor.offset)
+    data = msgspec.json.encode(room._Contents((facts,), 3))
+    assert room.PackedTensor(*msgspec.json.decode(data, type=room._Contents).tensors[0]) == tensor

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.engine import capacity
+from edgespec.decoding.options import Options
 from tiny_gguf import write_tiny_gguf
 from user_models import write_user_models
 
@@ -28,7 +28,8 @@ def examples_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         config, {"big": target, "small": draft}, '[pairs]\ndefault = { target = "big", draft = "small" }\n'
     )
     monkeypatch.setenv("XDG_CONFIG_HOME", str(config))
-    monkeypatch.setattr(capacity, "_UNLIMITED", 256)  # a tiny model may never end its answer
+    # A tiny model may never end its answer.
+    monkeypatch.setitem(Options.__init__.__kwdefaults__, "n_predict", 64)
     monkeypatch.chdir(tmp_path)
 
 

@@ -22,7 +22,6 @@ from edgespec.models.draft_records import draft_records
 from edgespec.models.entries import Entry, Registry
 from edgespec.models.found.catalog import is_found_name, list_found
 from edgespec.models.found.model import FoundModel
-from edgespec.models.found.suggestions import expected_size
 from edgespec.models.hashes import sha256_of
 from edgespec.models.hub_names import hub_name, is_hub_name
 from edgespec.models.mtp_heads import has_mtp_head
@@ -174,6 +173,7 @@ def pull_command(
 def _shown(entry: Entry, store: Store, registry: Registry) -> dict[str, Any]:
     """Return what is known of a model: its record, state and pairs, and what its file's header says."""
     from edgespec.llama.gguf_header import read_header
+    from edgespec.models.found.suggestions import expected_size
 
     facts = _describe(entry, store, registry) | {"state": _state(entry, store, registry)}
     facts["pairs"] = [name for name, pair in registry.pairs.items() if entry.name in asdict(pair).values()]

@@ -116,8 +116,8 @@ def _as_in_ollama(prompt: PromptOptions, models: ModelChoice) -> tuple[PromptOpt
     name = model_named(words[0], alone=len(words) == 1) if words and is_free else None
     if name is None:
         if len(words) > 1:
-            known = "a PROMPT of several words stands in quotation marks"
-            raise UsageError(f"{words[0]!r} is no model that is known here; {known}")
+            known = f"{words[0]!r} is no model that is known here; " if is_free else ""
+            raise UsageError(f"{known}a PROMPT of several words stands in quotation marks")
         return prompt, models
     rest = [" ".join(words[1:])] if words[1:] else []
     if not rest and prompt.file is None:

@@ -326,7 +326,7 @@ def test_help_names_every_command_in_its_group(child_environment):
         "Write": ["run", "chat", "serve", "batch", "transcribe"],
         "Measure": ["bench", "compare", "profile", "calibrate", "energy"],
         "Models and drafts": ["models", "draft", "cache", "quantize"],
-        "Machine": ["doctor", "node"],
+        "Machine": ["doctor", "node", "ps"],
     }
     rows = dict(re.findall(r"│ (\w+) +(\w[^│]*)", shown))
     assert {"run", "quantize", "models", "draft", "cache"} <= set(rows)
@@ -704,7 +704,7 @@ def test_a_prompt_longer_than_the_context(run):
         (["--gamma", "-1"], ["--gamma"]),
         (["--gamma", "1000"], ["--gamma"]),
         (["-n", "0"], ["--n-predict"]),
-        (["-n", "-2"], ["--n-predict"]),
+        (["-n", "-3"], ["--n-predict", "or -1"]),
         (["-c", "0"], ["--ctx"]),
         (["-c", "99999999"], ["--ctx"]),
         (["--threads", "0"], ["--threads"]),
@@ -722,8 +722,8 @@ def test_a_prompt_longer_than_the_context(run):
         (["--drafter", "suffix"], ["--draft", "--drafter suffix"]),
         (["--json", "--show-draft"], ["--json", "--show-draft"]),
         (["--pair", "default"], ["--pair", "--target"]),
-        (["-f", "file"], ["PROMPT", "--file"]),
-        (["a second prompt"], ["unexpected"]),
+        (["-f", "file"], ["--file file", "No such file"]),
+        (["a second prompt"], ["quotation marks"]),
     ],
     ids=" ".join,
 )

@@ -125,7 +125,7 @@ HUB = '{ kind = "hub", repo = "a/b", file = "c.gguf" }'
     [
         ("models = [", "not valid TOML"),
         ("models = 3", "models: expected a table, got 3"),
-        ("[model.x]\npath='/x'", "top level.model: no such field (nearest: models, folders)"),
+        ("[model.x]\npath='/x'", "top level.model: no such field (nearest: models, folders, default)"),
         ("[models.x]\nfamily = 'y'", "models.x: needs exactly one of sources, derived and path, got none"),
         (f"[models.x]\npath = '/x'\nsources = [{HUB}]", "got sources and path"),
         ("[models.x]\nsources = []", "models.x.sources: expected at least one source"),

@@ -343,8 +343,8 @@ def memory_bandwidth(loaded: Kernels, n_threads: int) -> float | None:
         return size / _seconds_of_a_sum(size, n_threads)
     prefetch = loaded.self_test.choice.prefetch if loaded.self_test else Prefetch()
     with WeightStream(loaded.plugin.path, loaded.plugin.isa, size) as stream:
-        times: list[float] = []
         began = time.perf_counter()
+        times: list[float] = []
         while not times or time.perf_counter() < began + _READING_S:
             times.append(stream.read(_PIECE, prefetch, n_threads))
     return _PIECE / min(times)  # the fastest: other programs only make one slower

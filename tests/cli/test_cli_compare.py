@@ -383,6 +383,7 @@ def test_quantizations_and_human_eval(compare, folder, tmp_path):
     assert {name: (model.quantization, model.made_from) for name, model in outcome.models.items()} == {
         "target-q8_0": ("Q8_0", "target"),
         "target-q4_0": ("Q4_0", "target"),
+        "target": ("", ""),  # which the others are judged by
     }
     assert [(cell.target, len(cell.runs)) for cell in outcome.cells] == [
         ("target-q8_0", 2),
@@ -390,10 +391,13 @@ def test_quantizations_and_human_eval(compare, folder, tmp_path):
     ]
     scores = {one.target: one for one in outcome.accuracy}
     fine, coarse = scores["target-q8_0"], scores["target-q4_0"]
-    assert (fine.kl, coarse.reference) == (None, "target-q8_0")
-    assert coarse.kl > 0
-    made = {file: file.stat().st_mtime_ns for file in (out / "models").iterdir()}
+    assert (fine.reference, coarse.reference) == ("target", "target")
+    assert scores["target"].kl is None
+    assert coarse.kl > fine.kl > 0
+    quantized = tmp_path / "models" / "quantized"
+    made = {file: file.stat().st_mtime_ns for file in quantized.iterdir()}
     assert len(made) == 2
+    assert "edgespec cache clear quantized" in process.stderr
     if sys.platform == "linux" and os.uname().machine in ("x86_64", "aarch64"):
         assert [(one.passed, one.n_problems) for one in (fine, coarse)] == [(0, 2), (0, 2)]
         assert (
@@ -406,7 +410,7 @@ def test_quantizations_and_human_eval(compare, folder, tmp_path):
     assert not [
         line for line in again.stderr.splitlines() if line.startswith(("accuracy", "HumanEval", "quant"))
     ]
-    assert {file: file.stat().st_mtime_ns for file in (out / "models").iterdir()} == made
+    assert {file: file.stat().st_mtime_ns for file in quantized.iterdir()} == made
 
 
 def test_a_target_that_is_damaged(compare, folder, tmp_path):
@@ -471,7 +475,7 @@ def test_a_target_that_is_damaged(compare, folder, tmp_path):
         (["--report", "target.gguf/page.html"], "--report"),
         (["-o", "target.gguf"], "--out target.gguf: "),
         (["-o", "/proc/no/such"], "--out /proc/no/such: "),
-        (["-o", "target.gguf", "--quants", "q8_0"], "target.gguf/models: cannot be made: "),
+        (["-o", "target.gguf", "--quants", "q8_0"], "--out target.gguf: cannot be written: "),
         (["surplus"], "surplus"),
     ],
 )

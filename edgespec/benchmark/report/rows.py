@@ -134,15 +134,13 @@ def read_outcome(outcome: BenchmarkOutcome, summaries: Summaries | None = None) 
     found = summarise(outcome) if summaries is None else summaries
     ran = tuple((cell, summary) for cell, summary in zip(outcome.cells, found, strict=True) if summary)
     rows: list[Row] = []
-    # Every cell measures plain decoding too: it is listed once, if possible of the cell that has no draft.
-    listed: dict[tuple[str, str], Cell] = {}
-    for cell, _ in sorted(ran, key=lambda one: bool(one[0].draft)):
-        listed.setdefault(_plain_of(cell), cell)
+    # Cells with a draft measure plain decoding too, as their baseline: a cell of the target alone is its row.
+    alone = {_plain_of(cell) for cell, _ in ran if not cell.draft}
     for cell, summary in ran:
         overall, *categories = summary
         compared = {comparison.variant: comparison for comparison in overall.comparisons}
         for variant in overall.variants:
-            if variant.variant == PLAIN and listed[_plain_of(cell)] is not cell:
+            if variant.variant == PLAIN and cell.draft and _plain_of(cell) in alone:
                 continue
             accuracy = outcome.accuracy_of(cell) if measures_target(variant) else None
             solved = outcome.solved_by(cell, variant.variant)

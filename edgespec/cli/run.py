@@ -222,7 +222,7 @@ def _served(
     from edgespec.engine.model_choice import choose_models
 
     drafter, names = drafting.chosen(), models.names()
-    target, _ = choose_models(*names, drafter)
+    target, _ = choose_models(names[0], None, "none")  # no draft is looked for
     loading = length.compute.for_text(prompt.chat_template)
     server = find_server(target, names[1], drafter, loading)
     return ask_server(server, request) if server else None

@@ -1,6 +1,6 @@
 """Packed weights kept on disk: the next start maps them instead of packing them again (docs/kernels.md).
 
-    cache_root()/packed/                                  0700
+    PACKED_WEIGHTS.path()/                                0700
         0123456789abcdef-avx2-0123456789abcdef.weights    0600, a model file, instruction set and build
             {"tensors": [...], "size": ...}, a line          from the beginning
             the buffer of packed weights, as in memory    from 2 MiB on
@@ -31,7 +31,8 @@ from edgespec._core import Interrupt
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.fingerprints import file_fingerprint
 from edgespec.llama.gguf_header import GGUFHeader
-from edgespec.platform.files import cache_root, temporary_path
+from edgespec.platform.files import temporary_path
+from edgespec.platform.kept import PACKED_WEIGHTS
 from edgespec.platform.locks import locked
 from edgespec.platform.memory import available_bytes, cached_share
 from edgespec.platform.messages import MessageFn
@@ -191,7 +192,7 @@ def is_wanted() -> bool:
 
 def packed_root() -> Path:
     """Return the folder of packed weights; it may not exist."""
-    return cache_root() / "packed"
+    return PACKED_WEIGHTS.path()
 
 
 def packed_file(header: GGUFHeader, isa: str, build: str, part: str) -> PackedFile | None:

@@ -146,6 +146,19 @@ SELF_TESTS = Kept("self-tests", ("selftest-*.json",), "the kernels' self-test, a
 HASHES = Kept("hashes", ("hashes.json",), "paths and hashes of model files")
 MODEL_FACTS = Kept("model-facts", ("model_facts.json",), "paths and facts of other programs' models")
 NODE_WEIGHTS = Kept("node-weights", ("node-weights/",), "weights that clients sent to `node`")
+PACKED_WEIGHTS = Kept(
+    "packed-weights",
+    ("packed/",),
+    "weights packed for the kernels, at most 16 GB; a tenth of the disk stays free "
+    "(`EDGESPEC_PACKED_WEIGHTS=off`: none)",
+)
+SERVERS = Kept(
+    "servers",
+    ("servers/",),
+    "addresses and keys of running servers",
+    deleted="never",
+    cure="the server, when it ends",
+)
 NODES = Kept("nodes", ("nodes/",), "ports of running nodes", deleted="never", cure="the node, when it ends")
 BUILDS = Kept("builds", ("pip/",), "llama.cpp as `make run` compiled it")
 QUANTIZED = Kept("quantized", ("quantized/",), "quantizations that `compare` made", root="models")
@@ -202,7 +215,7 @@ LOCKS = Kept(
 EVERYTHING = (
     *(HISTORY, CHAT_LINES, FORGE),
     *(PROFILES, IDLE_POWER, SELF_TESTS, HASHES, MODEL_FACTS),
-    *(NODE_WEIGHTS, NODES, BUILDS, QUANTIZED, MODELS, OWN_MODELS),
+    *(PACKED_WEIGHTS, SERVERS, NODE_WEIGHTS, NODES, BUILDS, QUANTIZED, MODELS, OWN_MODELS),
     *(COMPLETION, COMPARISONS, BATCHES, LOCKS),
 )
 """All rows; of two that own a file, it is the first one's."""

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from edgespec.platform.announced import announced, living
-from edgespec.platform.files import cache_root
+from edgespec.platform.kept import SERVERS
 
 PATH = "/edgespec/run"
 
@@ -145,4 +145,4 @@ def write_part(part: RunPart) -> str:
 
 
 def _folder() -> Path:
-    return cache_root() / "servers"
+    return SERVERS.path()

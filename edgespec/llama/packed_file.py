@@ -133,7 +133,8 @@ class PackedFile:
         if size < LEAST_BYTES:
             return None
         if self.path.exists():
-            return _started(lambda: self._read_ahead(size), owner)
+            Thread(target=self._read_ahead, args=(size,), name="packed-weights-read", daemon=True).start()
+            return None
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             _delete_surplus(self.path.parent, size)
@@ -170,8 +171,10 @@ class PackedFile:
         available = available_bytes()
         if available is None or available < 2 * size:
             return
-        with suppress(OSError), self.path.open("rb") as file:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
+        with suppress(OSError), self.path.open("rb", buffering=0) as file:
+            buffer = bytearray(_PIECE)
+            while file.readinto(buffer):  # what a short run leaves, the next one reads
+                pass
 
 
 class _BusyError(Exception):

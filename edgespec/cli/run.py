@@ -50,11 +50,9 @@ def run_command(
             return _show_served(served, output, history=drafting.cache)
     from edgespec.cli.render import ExplainedSteps
     from edgespec.decoding.grammar.grammar import Grammar
-    from edgespec.energy import EnergyMeter
     from edgespec.platform.signals import SignalPipe
 
-    watts = output.assume_watts
-    meter = EnergyMeter.choose(assume_watts=watts, on_message=message) if output.counts_joules else None
+    meter = output.meter()
     drafter = drafting.chosen(cascade=lossy.mode == "cascade")
     names = models.pull(
         drafter, length.compute, writes=lossy.mode == "cascade", chat_template=prompt.chat_template

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from edgespec.decoding.grammar.source import GrammarSource
     from edgespec.decoding.options import Waking
     from edgespec.decoding.records import Result
+    from edgespec.energy import EnergyMeter
 
 StatsChoice = Literal["short", "full", "none"]
 
@@ -260,6 +261,14 @@ class RunOutput:
     def counts_joules(self) -> bool:
         """Whether energy is measured, or estimated."""
         return self.energy or self.assume_watts is not None
+
+    def meter(self) -> EnergyMeter | None:
+        """Return what measures the joules, if they are counted."""
+        from edgespec.energy import EnergyMeter
+
+        if not self.counts_joules:
+            return None
+        return EnergyMeter.choose(assume_watts=self.assume_watts, on_message=message)
 
     @property
     def shows_stats(self) -> bool:

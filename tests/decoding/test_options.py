@@ -9,6 +9,7 @@ from typing import Any, get_type_hints
 import pytest
 
 from edgespec import SamplingParams
+from edgespec.decoding.grammar.grammar import Grammar
 from edgespec.decoding.options import MAX_GAMMA, MAX_LOGPROBS, OptionKeywords, Options, Waking
 from edgespec.errors import UsageError
 
@@ -16,7 +17,8 @@ from edgespec.errors import UsageError
 def test_keywords_are_the_fields() -> None:
     fields = [field.name for field in dataclasses.fields(Options)]
     assert list(OptionKeywords.__annotations__) == fields
-    of_keywords, of_fields = get_type_hints(OptionKeywords), get_type_hints(Options)
+    names = {"Grammar": Grammar}  # imported for the type checker alone
+    of_keywords, of_fields = (get_type_hints(one, localns=names) for one in (OptionKeywords, Options))
     # `None` for the parameters stands for their defaults.
     assert of_keywords | {"params": SamplingParams} == of_fields
 

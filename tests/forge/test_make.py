@@ -36,15 +36,15 @@ def own_folders(tmp_path, monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def jobs(tmp_path, tiny_path, monkeypatch):
-    """The trainings that were asked for; each gives the same random head. test_cli_draft.py really trains."""
-    asked, head = [], write_random_head(tmp_path / "trained.gguf", tiny_path)
+def jobs(tiny_path, monkeypatch):
+    """The trainings asked for; each gives a random head, one for each type. test_cli_draft.py really trains."""
+    asked = []
 
     def train(job, folder, types, _context):
         asked.append(job)
         files = {type_: folder / f"head-{type_}.gguf" for type_ in types}
-        for path in files.values():
-            shutil.copy(head, path)
+        for type_, path in files.items():
+            write_random_head(path, tiny_path, seed=len(type_))
         return TrainingSummary(1000, 0.1, (0.5,), ()), files
 
     monkeypatch.setattr(builder, "train_head", train)

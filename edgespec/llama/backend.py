@@ -157,7 +157,20 @@ _AbortCallback = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 # The library keeps these addresses until the process ends, so the objects must live as long.
 _log_callback = llama.llama_log_callback(_keep_log_line)
 _abort_callback = _AbortCallback(_stop_in_one_line)
-llama.llama_log_set(_log_callback, ctypes.c_void_p(0))
+_set_log = llama.llama_log_set
+_set_log(_log_callback, ctypes.c_void_p(0))
+
+
+def _leave_log(callback: Any, user_data: Any) -> None:  # noqa: ANN401 - as the library's function
+    """Leave the log as it is at the first call, which the package makes when it is imported."""
+    if llama.llama_log_set is _leave_log:
+        llama.llama_log_set = _set_log
+    else:
+        _set_log(callback, user_data)
+
+
+if "llama_cpp" not in sys.modules:
+    llama.llama_log_set = _leave_log
 foreign_function("ggml_set_abort_callback", ctypes.c_void_p, _AbortCallback)(_abort_callback)
 if _problem := _load_cpu_backend():
     raise EdgespecError(_problem)
@@ -212,11 +225,11 @@ def whole_log(on_piece: Callable[[str], None]) -> Iterator[None]:
         on_piece((text or b"").decode(errors="replace"))
 
     callback = llama.llama_log_callback(keep)
-    llama.llama_log_set(callback, ctypes.c_void_p(0))
+    _set_log(callback, ctypes.c_void_p(0))
     try:
         yield
     finally:
-        llama.llama_log_set(_log_callback, ctypes.c_void_p(0))
+        _set_log(_log_callback, ctypes.c_void_p(0))
 
 
 def library_version() -> str:

@@ -200,7 +200,14 @@ def test_a_line_that_cannot_be_done_costs_nothing_but_the_exit_code(pipe, tmp_pa
     errors = [line for line in lines_of(process) if line.startswith("edgespec: error: ")]
     for line, word in zip(
         errors,
-        ["no command /nope", "/undo takes nothing", "not saved", "/load FILE", "/no/such", "larger context"],
+        [
+            "no command /nope",
+            "/undo takes nothing",
+            "byte 0x00 in line 4",
+            "/load FILE",
+            "/no/such",
+            "larger context",
+        ],
         strict=True,
     ):
         assert word in line

@@ -149,7 +149,6 @@ def test_models_and_pairs_of_a_command(complete, command):
         ["doctor"],
         ["doctor", "--retest", "smollm2-135m-q4_1"],
         ["draft", "make", "--target"],
-        ["draft", "make", "--source"],
         ["draft", "eval", "any", "--target"],
         ["cache", "import", "notes", "--target"],
         ["compare", "--targets"],

@@ -251,7 +251,6 @@ def test_list(edgespec, kept):
     lines = edgespec("draft", "list").stdout.splitlines()
     assert [line.split()[0] for line in lines] == ["draft", "mine", "other"]
     for part in (
-        "head",
         record.target_sha256[:12],
         "built-in 1.23 M, history 30.5 k tokens",
         "3 M",

@@ -37,7 +37,7 @@ def own_folders(tmp_path, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def jobs(tiny_path, monkeypatch):
-    """The trainings asked for; each gives a random head, one for each type. test_cli_draft.py really trains."""
+    """The trainings asked for; each gives random heads, one a type. test_cli_draft.py really trains."""
     asked = []
 
     def train(job, folder, types, _context):

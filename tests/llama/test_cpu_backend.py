@@ -92,3 +92,17 @@ def test_our_own_library_for_another_processor_is_one_line(tmp_path: Path) -> No
     assert code == 1
     assert line.startswith("edgespec's library cannot be loaded: ")
     assert line.endswith(f"file too short; install edgespec again, built for {os.uname().machine}")
+
+
+def test_the_package_that_is_imported_later_leaves_the_log_alone(tiny_path):
+    """Its import sets a log that prints; who then asks for one gets it."""
+    code = (
+        "import sys; from edgespec.llama.weights import Model; import llama_cpp; from ctypes import c_void_p;"
+        "Model(sys.argv[1]).close(); seen = [];"
+        "log = llama_cpp.llama_log_callback(lambda level, text, data: seen.append(text));"
+        "llama_cpp.llama_log_set(log, c_void_p(0)); Model(sys.argv[1]).close(); print(len(seen) > 1)"
+    )
+    process = subprocess.run(
+        [sys.executable, "-c", code, tiny_path], capture_output=True, text=True, check=False
+    )
+    assert (process.stdout, process.stderr, process.returncode) == ("True\n", "", 0)

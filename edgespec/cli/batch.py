@@ -91,10 +91,6 @@ class BatchFiles:
             raise UsageError("--as-they-come: answers as text are in the prompts' order; write -o OUT.jsonl")
         if self.out.is_dir():
             raise UsageError(f"-o {self.out}: a directory; name a file in it")
-        written = self.out.resolve()
-        partial = written.with_name(f"{written.name}.partial")  # as of `Journal`
-        if written.is_file() and not partial.exists() and not self.restart:
-            raise UsageError(f"{self.out} is there already: choose another -o, or --restart to throw it away")
         if str(self.out) == "-" and self.json:
             raise UsageError("-o - and --json contradict each other: both write to stdout")
         if self.piped:
@@ -106,6 +102,10 @@ class BatchFiles:
             check_writable(self.out, "out")
         if self.requests.exists() and self.out.exists() and self.requests.samefile(self.out):
             raise UsageError(f"-o {self.out}: that is the input; choose another file")
+        written = self.out.resolve()
+        partial = written.with_name(f"{written.name}.partial")  # as of `Journal`
+        if written.is_file() and not partial.exists() and not self.restart:
+            raise UsageError(f"{self.out} is there already: choose another -o, or --restart to throw it away")
 
 
 @option_group()

@@ -129,10 +129,10 @@ def _bench_texts(
             f"--draft and --variants {measuring.variants.variants} contradict each other: choose one"
         )
     writes = any(variant.cascade for variant in settings.variants)
+    meter = EnergyMeter.choose(assume_watts=watts, on_message=message)
     names = models.choose(drafter, compute, writes=writes)
     if peer.bin_:
         check_programs(peer.bin_, drafts=names[1] is not None)
-    meter = EnergyMeter.choose(assume_watts=watts, on_message=message)
     pull_named(*names)
     peers_draft = draft_of_peers(*names) if peer.peer else None
     with meter, SignalPipe() as signals:

@@ -138,9 +138,10 @@ def _print_pairs(report: list[Report]) -> None:
         speed = f"{row['tokens_per_s']:.1f}" if row["tokens_per_s"] else "unknown"
         table.add_row(row["pair"], row["target"], size(row["needed"]), speed, fits + ", best" * row["best"])
     print_table(table)
-    out.print(
-        "tokens/s: expected without drafts, by how fast memory is read; best: the largest with 8 or more"
-    )
+    if any(row["tokens_per_s"] for row in report):
+        out.print(
+            "tokens/s: expected without drafts, by how fast memory is read; best: the largest with 8 or more"
+        )
 
 
 def _threads_line(threads: Report) -> str:

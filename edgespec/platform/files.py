@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 from edgespec.errors import EdgespecError, UsageError
 
-_TRIED = 4096  # bytes that are written to see whether a disk is full
+_TRIED = 1024  # bytes that are written to see whether a disk is full
 
 
 def write_atomically(file: Path, content: str | bytes) -> None:
@@ -137,7 +137,7 @@ def expand_user(path: str | Path) -> Path:
 def check_writable(path: Path, field: str) -> None:
     """Check, before long work, that a file can be written at `path`; leave nothing behind.
 
-    Raises UsageError, which names `field` and the reason, if not.
+    Raises UsageError, which names `field` and the reason, if not; EdgespecError if the disk is full.
     """
     try:
         file = _resolve(path)
@@ -149,22 +149,23 @@ def check_writable(path: Path, field: str) -> None:
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as error:
-        raise UsageError(_refusal(path, error), field=field, value=path) from None
+        kind = EdgespecError if error.errno == errno.ENOSPC else UsageError
+        raise kind(_refusal(path, error), field=field, value=path) from None
 
 
 def check_folder(path: Path, field: str) -> None:
     """Check, before long work, that files can be written in a folder, which need not exist yet.
 
-    Raises UsageError, which names `field` and the reason, if not.
+    Raises as `check_writable`.
     """
     try:
         there = path.resolve()
         while not there.exists():
             there = there.parent
         check_writable(there / ".edgespec", field)
-    except UsageError as error:
+    except EdgespecError as error:
         problem = error.problem if there.is_dir() else f"cannot be written: {there} is a file; choose another"
-        raise UsageError(problem, field=field, value=path) from None
+        raise type(error)(problem, field=field, value=path) from None
     except OSError as error:
         raise UsageError(_refusal(path, error), field=field, value=path) from None
 

@@ -18,7 +18,7 @@ NO_OPTIONS = {
     # parts of `Options` that are checked by themselves, or have no option in `run`
     *("params", "cascade", "n_logprobs", "signal", "span", "window"),
     # of the engine: what `run` makes itself
-    *("self", "profile", "history", "meter", "signals", "prefix_cache", "on_message"),
+    *("self", "profile", "history", "meter", "signals", "prefix_cache", "keep_packed", "on_message"),
     *("parallel", "n_cells"),  # options of `serve`, and what follows from them
     *("until", "prompt_logprobs", "stop_tokens"),  # of the server: what answers to requests are told by
 }

@@ -201,7 +201,6 @@ EMPTY = [
     (["compare"], "--targets"),
     (["compare"], "--drafts"),
     (["draft", "make"], "--target"),
-    (["draft", "make"], "--source"),
     (["draft", "eval", "x"], "--target"),
     (["cache", "import", "x"], "--target"),
     (["run", "hi"], "--file"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -19,6 +19,7 @@ from edgespec.cli.progress import WorkDisplay, pull_named
 from edgespec.energy import EnergyMeter
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.llama.choices import KernelsChoice
+from edgespec.models.hashes import sha256_of
 from edgespec.models.quantizations import FileFacts, ModelFile, model_file, variants
 from edgespec.models.sources import format_size
 from edgespec.models.suites import Suite
@@ -195,13 +196,15 @@ def find_models(targets: Sequence[str], drafts: Sequence[str], types: Sequence[s
     drafting = [name for name in drafts if name not in WORDS]
     pull_named(*targets, *drafting)
     # Names may be two spellings of one file.
-    found = list(_by_name(_targets(targets, types)).values())
+    found = _without_copies(_by_name(_targets(targets, types)).values())
     by_name = {name: model_file(name) for name in drafting}
     for name, file in by_name.items():
         if file.name in WORDS:
             problem = f"a draft model cannot be called {file.name}; rename the file"
             raise UsageError(problem, field="drafts", value=name)
+    kept = {file.name for file in _without_copies(by_name.values())}
     names = dict.fromkeys(by_name[name].name if name in by_name else name for name in drafts)
+    names = {name: None for name in names if name in kept or name in WORDS}
     references = {
         file.made_from: ModelFile(file.made_from, file.source)
         for file in found
@@ -228,6 +231,20 @@ def _targets(names: Sequence[str], types: Sequence[str]) -> list[ModelFile]:
     if not found:
         raise UsageError("none of them is left", field="quants", value=",".join(types))
     return found
+
+
+def _without_copies(files: Iterable[ModelFile]) -> list[ModelFile]:
+    """Return the files without those that have the content of an earlier one; a line tells of each."""
+    kept: list[ModelFile] = []
+    for file in files:
+        size = file.path.stat().st_size
+        alike = (other for other in kept if other.path.stat().st_size == size)
+        same = next((other for other in alike if sha256_of(other.path) == sha256_of(file.path)), None)
+        if same is None:
+            kept.append(file)
+        elif same.name != file.name:
+            message(f"{file.name} is the same file as {same.name}: it is measured once")
+    return kept
 
 
 def _by_name(files: Sequence[ModelFile]) -> dict[str, ModelFile]:

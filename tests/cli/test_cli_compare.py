@@ -238,6 +238,19 @@ def test_the_table(compare, folder, tmp_path):
     assert not list((tmp_path / "out").glob("accuracy-*"))
 
 
+def test_two_names_of_one_file_are_measured_once(compare, folder, tmp_path):
+    copies = [tmp_path / "twin.gguf", tmp_path / "small.gguf"]
+    for copy, name in zip(copies, ("target", "draft"), strict=True):
+        copy.write_bytes((folder / f"{name}.gguf").read_bytes())
+    names = ("--targets", f"target.gguf,{copies[0]}", "--drafts", f"draft.gguf,none,{copies[1]}")
+    process = compare(*names, "--rounds", 1, "--no-accuracy", "-o", tmp_path / "out", "--json")
+    assert process.returncode == 0, process.stderr
+    cells = outcome_of(process).cells
+    assert [(cell.target, cell.draft) for cell in cells] == [("target", "draft"), ("target", None)]
+    for name, other in (("twin", "target"), ("small", "draft")):
+        assert f"edgespec: {name} is the same file as {other}: it is measured once\n" in process.stderr
+
+
 # ---- stopped and taken up again ----
 
 PAIR = ("--targets", "target.gguf", "--drafts", "draft.gguf,none,suffix", "--rounds", 2, "--no-accuracy")

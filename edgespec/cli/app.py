@@ -31,7 +31,7 @@ _COMMANDS = {
     },
     "Measure": {
         "bench": "edgespec bench --category code --report bench.html",
-        "compare": "edgespec compare --targets qwen2.5-coder-1.5b-q4_k_m --quants q4_0,q8_0 "
+        "compare": "edgespec compare --targets qwen2.5-coder-1.5b-q4_k_m --quants q4_0,q4_k_m "
         "--drafts qwen2.5-coder-0.5b-q4_0,none",
         "profile": "edgespec profile --target my-model.gguf --threads 4",
         "calibrate": "edgespec calibrate --loss 0.05 --per-category 2",

@@ -160,8 +160,11 @@ def _print_narrow(table: Table) -> None:
     for row in rows:
         out.print(row[0], style="bold")
         for name, cell in zip(names[1:], row[1:], strict=True):
+            line = f"  {set_cell_size(name, label)}  {cell}"
+            if cell and cell_len(line) > out.width:
+                line = f"  {name}\n    {cell}"
             if cell:
-                out.print(f"  {set_cell_size(name, label)}  {cell}")
+                out.print(line)
 
 
 def _plain(cell: RenderableType) -> str:

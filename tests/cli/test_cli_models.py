@@ -102,9 +102,7 @@ def test_list_of_made_drafts(server, tmp_path):
     target.write_bytes(CONTENT)
     record = keep_draft(tmp_path / "models", "my-head", target)
     sha256 = hashlib.sha256(CONTENT).hexdigest()
-    row = (
-        f"my-head head target {sha256[:12]} built-in 1.23 M, history 30.5 k tokens 0.61 0.55 0.50 0.06 1.32x"
-    )
+    row = f"my-head target {sha256[:12]} built-in 1.23 M, history 30.5 k tokens 0.61 0.55 0.50 0.06 1.32x"
     assert row in [" ".join(line.split()) for line in ok(models_app, "list").splitlines()]
     (draft,) = json.loads(ok(models_app, "list", "--json"))["drafts"]
     assert draft["target_sha256"] == sha256

@@ -332,7 +332,7 @@ def test_help_names_every_command_in_its_group(child_environment):
     assert {"run", "quantize", "models", "draft", "cache"} <= set(rows)
     assert rows["models"].startswith("List, pull, check and remove models.")
     assert rows["draft"].startswith("Make drafts: ")
-    assert rows["cache"].startswith("Show, clear and fill the history")
+    assert rows["cache"].startswith("Show and delete what is kept")
 
 
 @pytest.mark.parametrize("command", [[], ["models"]])
@@ -528,7 +528,7 @@ def test_a_seed_gives_one_text_whatever_is_drafted(run, tiny_path):
 def test_json_says_what_was_drafted_and_why(run):
     result = json.loads(run("abc", "-n", 30, "--json", "--seed", 3, *MODEL).stdout)
     assert result["seed"] == 3
-    assert result["note"].startswith("drafting 3 tokens a step was asked for (")
+    assert result["note"].startswith("drafts of 3 tokens a step were asked for (")
     assert "\n" not in result["note"]
     stats = result["stats"]
     assert result["sources"] == {"model": {"drafted": stats["n_drafted"], "accepted": stats["n_accepted"]}}

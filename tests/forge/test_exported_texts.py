@@ -192,5 +192,5 @@ def test_a_truncated_file_and_other_files(small: Path, tmp_path: Path) -> None:
         small.write_bytes(other)
         with pytest.raises(UsageError, match="no export"):
             ExportedTexts(small, SOME, is_named=True)
-    with pytest.raises(UsageError, match="No such file"):
+    with pytest.raises(UsageError, match="no such file"):
         ExportedTexts(tmp_path / "none.npz", SOME, is_named=True)

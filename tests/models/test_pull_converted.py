@@ -157,7 +157,7 @@ def test_names_of_the_hub(server, store, tmp_path, ggml, ct2):  # noqa: F811
     server.hub["me/llama/model.safetensors"] = server.hub["openai/whisper-x/model.safetensors"]
     with pytest.raises(EdgespecError, match=r"config.json: no such file"):
         speech_model("hf:me/llama/model.safetensors")
-    with pytest.raises(UsageError, match=r"expected hf:OWNER/REPO/FILE.gguf"):
+    with pytest.raises(UsageError, match=r"or hf:OWNER/REPO/FILE\.gguf"):
         speech_model("hf:me/llama/pytorch_model.bin")
 
 

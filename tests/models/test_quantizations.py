@@ -119,9 +119,9 @@ def test_a_file_of_the_users_own_is_not_replaced(tmp_path):
 
 def test_names_without_a_quantization_twice(tmp_path):
     source = write_tiny_gguf(tmp_path / "model-q4_k_m.gguf")
-    assert [file.name for file in variants(str(source), ["q8_0"], tmp_path)] == ["model-q8_0"]
-    source = write_tiny_gguf(tmp_path / "q4_0.gguf")
-    assert [file.name for file in variants(str(source), ["q8_0"], tmp_path)] == ["q4_0-q8_0"]
+    assert [file.name for file in variants(str(source), ["q4_0"], tmp_path)] == ["model-q4_0"]
+    source = write_tiny_gguf(tmp_path / "q8_0.gguf")
+    assert [file.name for file in variants(str(source), ["q4_0"], tmp_path)] == ["q8_0-q4_0"]
 
 
 def test_the_registrys_are_taken_from_there(tmp_path):

@@ -250,12 +250,10 @@ def test_hf_reference(ref, source, name, monkeypatch):
 @pytest.mark.parametrize(
     ("ref", "said"),
     [
-        *((ref, "hf:OWNER/REPO/FILE.gguf") for ref in ("hf:a/b", "hf:a/b/c.bin", "hf:a/b/../c.gguf", "hf:")),
+        *((ref, "hf:OWNER/REPO/FILE.gguf") for ref in ("hf:a/b/c.bin", "hf:a/b/../c.gguf", "hf:")),
         ("hf:a/b/c.gguf@--x", "not a revision"),
-        ("https://huggingface.co/a/b", "hf:a/b/FILE.gguf"),
-        ("https://huggingface.co/a/b/tree/main", "hf:a/b/FILE.gguf"),
         ("https://huggingface.co/a/b/blob/main/README.md", "hf:OWNER/REPO/FILE.gguf"),
-        ("https://huggingface.co/", "hf:OWNER/REPO/FILE.gguf"),
+        ("https://huggingface.co/", "hf:OWNER/REPO"),
         ("https://huggingface.co/a/b/blob/main/..%2Fc.gguf", "hf:OWNER/REPO/FILE.gguf"),
         ("https://example.com/c.gguf", "only URLs of huggingface.co"),
         ("", "is empty"),

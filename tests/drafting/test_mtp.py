@@ -35,7 +35,10 @@ N_PREDICT = 40
 
 
 def opened(name, **options):
-    return Engine(tiny(name), n_threads=1, n_ctx=1024, profile=False, prefix_cache=0, **options)
+    seed = (
+        2 if name == "qwen3next-mtp" else 1
+    )  # under 1 AVX2 kernels of llama.cpp decide a near-tie otherwise
+    return Engine(tiny(name, seed), n_threads=1, n_ctx=1024, profile=False, prefix_cache=0, **options)
 
 
 @pytest.fixture(scope="module", params=HEADS)

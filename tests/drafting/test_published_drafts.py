@@ -63,13 +63,17 @@ def head_of(folder):
     @functools.cache
     def written(name, file="its own matrices"):
         write, options = FILES[file]
-        return write(folder / f"{name} {file}.gguf", tiny(name), **options)
+        return write(folder / f"{name} {file}.gguf", target_of(name), **options)
 
     return written
 
 
+def target_of(name):
+    return tiny(name, 2 if name == "qwen3next" else 1)  # under 1 AVX2 kernels of llama.cpp decide a near-tie
+
+
 def opened(name, draft, **options):
-    return Engine(tiny(name), draft, n_threads=1, n_ctx=1024, profile=False, prefix_cache=0, **options)
+    return Engine(target_of(name), draft, n_threads=1, n_ctx=1024, profile=False, prefix_cache=0, **options)
 
 
 @pytest.fixture(scope="module")

@@ -163,18 +163,19 @@ def test_several_texts_at_once_are_what_each_is_alone(name: str) -> None:
 @pytest.mark.parametrize("name", STATEFUL)
 def test_a_conversation_reads_only_what_is_new(name: str) -> None:
     """The cache grows meanwhile; later a prompt parts from the conversation in its middle."""
-    with Engine(tiny(name), n_threads=1, profile=False, drafter="suffix", prefix_cache=0) as engine:
+    path = tiny(name, 2)  # under seed 1 llama.cpp's own AVX2 kernels decide a near-tie by a pass's length
+    with Engine(path, n_threads=1, profile=False, drafter="suffix", prefix_cache=0) as engine:
         prompt, known = list(PROMPT), 0
         for turn in range(4):
             result = engine.generate(prompt, params=GREEDY, n_predict=30, gamma=3)
-            assert result.token_ids == plain(tiny(name), prompt, 30)
+            assert result.token_ids == plain(path, prompt, 30)
             assert result.n_cached >= known
             known = len(prompt) + len(result.token_ids) - 1
             prompt = [*prompt, *result.token_ids, *range(30 + turn, 120)]
         assert known > 300
         shortened = [*prompt[: len(prompt) - 90], *range(60, 100)]
         result = engine.generate(shortened, params=GREEDY, n_predict=30)
-        assert result.token_ids == plain(tiny(name), shortened, 30)
+        assert result.token_ids == plain(path, shortened, 30)
         assert result.n_cached > len(PROMPT)
 
 

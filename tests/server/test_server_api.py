@@ -72,7 +72,7 @@ def refused(client: httpx.Client, path: str, body: Any, status: int = 400) -> di
     assert answer.status_code == status, answer.text
     error = answer.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
-    assert "/" not in error["message"].replace("/v1/completions", ""), "no path"
+    assert "/" not in re.sub(r"/v1/(chat/)?completions", "", error["message"]), "no path"
     assert "\n" not in error["message"]
     return dict(error)
 

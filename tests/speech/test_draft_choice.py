@@ -45,7 +45,7 @@ def files(tmp_path_factory):
 
 @pytest.fixture
 def target(files, tmp_path, monkeypatch):
-    monkeypatch.setattr("edgespec.speech.draft_costs.cache_root", lambda: tmp_path)
+    monkeypatch.setattr("edgespec.platform.kept.cache_root", lambda: tmp_path)
     with SpeechModel(files["target"], n_threads=1) as model:
         yield model
 
@@ -128,7 +128,7 @@ def test_runs_are_joined_and_a_damaged_file_is_set_aside(target, files):
 
 @pytest.mark.slow
 def test_auto_loads_what_pays_and_drafts_from_the_first_window(files, tmp_path, monkeypatch):
-    monkeypatch.setattr("edgespec.speech.draft_costs.cache_root", lambda: tmp_path)
+    monkeypatch.setattr("edgespec.platform.kept.cache_root", lambda: tmp_path)
     target, small = files["whole"], files["small whole"]
     monkeypatch.setattr("edgespec.speech.opening.speech_models_here", lambda: [("small", small)])
     sound = np.random.default_rng(2).uniform(-0.3, 0.3, 16000 * 2).astype(np.float32)

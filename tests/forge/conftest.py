@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from edgespec.benchmark.runs import PLAIN, Run
-from edgespec.forge.builder import TrainingRequest
+from edgespec.forge import builder
+from edgespec.forge.builder import TrainingRequest, TrainingSummary
 from edgespec.forge.data_stage import DataRequest
 from edgespec.forge.evaluation_process import EvaluationSettings, EvaluationTask
 from edgespec.forge.make import MakeRequest
+from random_heads import write_random_head
 
 
 @pytest.fixture
@@ -45,3 +47,19 @@ def speeds(monkeypatch):
 
     monkeypatch.setattr(EvaluationTask, "runs", runs)
     return gains
+
+
+@pytest.fixture
+def jobs(tiny_path, monkeypatch):
+    """The trainings asked for; each gives random heads, one a type. test_cli_draft.py really trains."""
+    asked = []
+
+    def train(job, folder, types, _context):
+        asked.append(job)
+        files = {type_: folder / f"head-{type_}.gguf" for type_ in types}
+        for type_, path in files.items():
+            write_random_head(path, tiny_path, seed=len(type_))
+        return TrainingSummary(1000, 0.1, (0.5,), ()), files
+
+    monkeypatch.setattr(builder, "train_head", train)
+    return asked

@@ -58,7 +58,9 @@ def test_a_history_that_is_too_small(request_, tiny_target):
 
 
 @pytest.mark.slow
-def test_the_second_draft_learns_from_use_and_that_is_remembered(request_, speeds, tiny_path, tiny_target):
+def test_the_second_draft_learns_from_use_and_that_is_remembered(
+    request_, speeds, jobs, tiny_path, tiny_target
+):
     request_ = replace(request_, force=True)
     first = make(request_).kept
     assert not first.uses_own_texts
@@ -80,7 +82,7 @@ def test_the_second_draft_learns_from_use_and_that_is_remembered(request_, speed
     assert third.uses_own_texts, "it may start from weights that know of these texts"
 
     shutil.rmtree(forge_root())
-    assert not make(request_).kept.uses_own_texts
+    assert make(request_).kept.uses_own_texts, "it starts from the head that knows of them"
 
 
 def test_what_a_run_was_made_from_only_grows():

@@ -38,7 +38,18 @@ class Server:
     """A server's process, which is ready."""
 
     def __init__(self, path: Path, environment: dict[str, str], *options: str) -> None:
-        command = [*COMMAND, "serve", "--target", str(path), *LOADED, "--port", "0", "--json", *options]
+        command = [
+            *COMMAND,
+            "serve",
+            "--target",
+            str(path),
+            *LOADED,
+            "--port",
+            "0",
+            "--json",
+            "--quiet",
+            *options,
+        ]
         self.process = Popen(command, stdout=PIPE, stderr=PIPE, env=environment)
         assert self.process.stdout
         self.address = json.loads(self.process.stdout.readline())["address"]

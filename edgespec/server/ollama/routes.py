@@ -123,7 +123,7 @@ def _add_facts(router: APIRouter, facts: OllamaModelFacts) -> None:
         try:
             facts.names.check(body.model or body.name)
         except ApiError as error:
-            raise error if error.status != 404 else ApiError(501, _ONE_MODEL) from None
+            raise error if error.status != 404 else ApiError(404, _ONE_MODEL) from None
         lines = [line.model_dump_json(exclude_unset=True) + "\n" for line in facts.pulled()]
         if body.stream is False:
             return Response(lines[-1], media_type="application/json")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 
 import pytest
 
 from edgespec.drafting.history import History
 from edgespec.errors import EdgespecError
-from edgespec.forge.dataset import BUILT_IN, FROM_HISTORY, READ, Dataset, DatasetTarget, forge_root
+from edgespec.forge.dataset import BUILT_IN, FROM_HISTORY, READ, Dataset, DatasetTarget
 from edgespec.forge.dataset_store import delete_user_texts, find_stored
 from edgespec.forge.make import make
 from edgespec.forge.runs import RunState
@@ -80,9 +79,6 @@ def test_the_second_draft_learns_from_use_and_that_is_remembered(
     assert sources(tiny_path, tiny_target) == {**after, FROM_HISTORY: 0, READ: 0}
     third = make(request_).kept
     assert third.uses_own_texts, "it may start from weights that know of these texts"
-
-    shutil.rmtree(forge_root())
-    assert make(request_).kept.uses_own_texts, "it starts from the head that knows of them"
 
 
 def test_what_a_run_was_made_from_only_grows():

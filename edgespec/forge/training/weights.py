@@ -97,7 +97,7 @@ class ModelWeights:
         if not n_head_kv:
             raise UsageError(
                 f"{header.path}: a {header.architecture} model has no attention, whose sizes a head takes "
-                "over; choose another family of drafts"
+                "over; no head can be trained for it"
             )
         return BlockShape(
             n_embd=header.n_embd,

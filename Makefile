@@ -88,7 +88,7 @@ sanitize-memory: $(VENV)/.dev
 		$(BIN)/python -P -S -m pytest -q -p no:cacheprovider -m "not pair" \
 		--dist loadgroup --tx '2*popen//python=$(abspath $(BIN))/python -P -S' tests/decoding/test_twins.py tests/decoding/test_lossless.py \
 		tests/decoding/test_tree_verify.py tests/drafting/test_suffix.py tests/llama/test_kernels.py tests/llama/test_eight_bit_matrix.py tests/llama/test_kernels_states.py \
-		tests/llama/test_kernel_states.py tests/llama/test_kernels_models.py tests/speech/test_whisper_model.py
+		tests/llama/test_kernel_states.py tests/llama/test_kernels_models.py tests/apps/speech/test_whisper_model.py
 
 sanitize-threads: $(VENV)/.dev
 	$(CMAKE) -S . -B build/sanitize-threads -G Ninja -DCMAKE_MAKE_PROGRAM=$(NINJA) \

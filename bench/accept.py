@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from edgespec import _core
-from edgespec.benchmark.runs import rotated
+from edgespec.apps.bench.runs import rotated
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.model_choice import choose_models
 from edgespec.llama.backend import llama

@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 
 from edgespec import Engine, SamplingParams
-from edgespec.benchmark.bench import run_of
-from edgespec.benchmark.runs import PLAIN, Run, rotated
-from edgespec.benchmark.variants import Variant
+from edgespec.apps.bench.bench import run_of
+from edgespec.apps.bench.runs import PLAIN, Run, rotated
+from edgespec.apps.bench.variants import Variant
 from edgespec.decoding.records import Result
 from edgespec.models.store import Store
 from edgespec.models.suites import Prompt

@@ -27,8 +27,8 @@ import httpx
 import prompts as prompt_sets
 from asking import AUTO, Bench, compared, own_cache
 from edgespec import Engine
-from edgespec.benchmark.runs import PLAIN, Run
-from edgespec.benchmark.variants import PLAIN_VARIANT, Variant, parse_variants
+from edgespec.apps.bench.runs import PLAIN, Run
+from edgespec.apps.bench.variants import PLAIN_VARIANT, Variant, parse_variants
 from edgespec.models.suites import HUMAN_EVAL, Prompt
 from script import Measuring, numbers, parser, require_kernels, spread, start
 from servers import Server

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from edgespec import Engine
-from edgespec.benchmark.bench import BenchSettings, leaving_no_trace, turns, warm_up
-from edgespec.benchmark.humaneval import load_problems, pass_at_1
-from edgespec.benchmark.runs import Cell, Run
-from edgespec.benchmark.summary import summarise_cell
-from edgespec.benchmark.tradeoff import ALWAYS, NEVER, SHARES, curve, read_answers
-from edgespec.benchmark.variants import PLAIN_VARIANT, Variant, parse_variants
-from edgespec.cli.calibrate import parse_span
+from edgespec.apps.bench.bench import BenchSettings, leaving_no_trace, turns, warm_up
+from edgespec.apps.bench.commands.calibrate import parse_span
+from edgespec.apps.bench.humaneval import load_problems, pass_at_1
+from edgespec.apps.bench.runs import Cell, Run
+from edgespec.apps.bench.summary import summarise_cell
+from edgespec.apps.bench.tradeoff import ALWAYS, NEVER, SHARES, curve, read_answers
+from edgespec.apps.bench.variants import PLAIN_VARIANT, Variant, parse_variants
 from edgespec.decoding.choices import Signal
 from edgespec.decoding.options import SPAN, Span, Waking
 from edgespec.engine.model_choice import choose_models

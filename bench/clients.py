@@ -33,7 +33,7 @@ from pathlib import Path
 import httpx
 
 import prompts as prompt_sets
-from edgespec.benchmark.runs import rotated
+from edgespec.apps.bench.runs import rotated
 from edgespec.engine.model_choice import choose_models
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.resolve import resolve

@@ -27,13 +27,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from edgespec.apps.forge.training.head_file import HeadMetadata, write_head
+from edgespec.apps.forge.training.weights import BlockShape
 from edgespec.decoding.features import TargetFeatures
 from edgespec.decoding.forward import run_to_end
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.drafting.head_model import HeadModel
 from edgespec.engine.model_choice import choose_models
-from edgespec.forge.training.head_file import HeadMetadata, write_head
-from edgespec.forge.training.weights import BlockShape
 from edgespec.llama.gguf_header import check_model_file
 from edgespec.llama.head_file import Fusion, TargetEmbeddings, read_head
 from edgespec.llama.kv_cache import KVCache, KVCacheSize

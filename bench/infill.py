@@ -22,12 +22,12 @@ from dataclasses import dataclass
 from importlib import import_module
 
 from edgespec import Engine, SamplingParams
-from edgespec.benchmark.bench import run_of
-from edgespec.benchmark.runs import PLAIN, Cell, Run, rotated
-from edgespec.benchmark.summary import summarise_cell
+from edgespec.apps.bench.bench import run_of
+from edgespec.apps.bench.runs import PLAIN, Cell, Run, rotated
+from edgespec.apps.bench.summary import summarise_cell
+from edgespec.apps.server.fim_prompt import FimGap, fim_of, make_fim_prompt
 from edgespec.decoding.choices import DrafterName
 from edgespec.models.suites import Prompt
-from edgespec.server.fim_prompt import FimGap, fim_of, make_fim_prompt
 from ratios import shown_interval
 from script import Measuring, parser, start
 

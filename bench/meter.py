@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 from edgespec import EnergyMeter, Engine, SamplingParams
+from edgespec.apps.energy import Phase, Window
 from edgespec.decoding.choices import DrafterName
-from edgespec.energy import Phase, Window
 from script import Measuring, parser, spread, start
 
 PROMPT = "Write a quicksort in Python."

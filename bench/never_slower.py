@@ -46,9 +46,9 @@ from functools import partial
 import prompts as prompt_sets
 from asking import AUTO, FEWEST, Bench, at_plains_length, compared, in_order, own_cache
 from edgespec import Engine
-from edgespec.benchmark.bench import run_of
-from edgespec.benchmark.runs import PLAIN, Run, rotated
-from edgespec.benchmark.variants import PLAIN_VARIANT, Variant, parse_variants
+from edgespec.apps.bench.bench import run_of
+from edgespec.apps.bench.runs import PLAIN, Run, rotated
+from edgespec.apps.bench.variants import PLAIN_VARIANT, Variant, parse_variants
 from edgespec.llama.kernels import STOCK
 from edgespec.models.suites import OVERALL, Prompt
 from prompts import Limits

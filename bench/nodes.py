@@ -37,12 +37,12 @@ from typing import Any
 import prompts as prompt_sets
 from asking import AUTO, Bench, own_cache
 from edgespec import Engine
-from edgespec.benchmark.bench import run_of
-from edgespec.benchmark.runs import PLAIN, Run, rotated
-from edgespec.benchmark.summary import compare
-from edgespec.benchmark.variants import PLAIN_VARIANT, parse_variants
+from edgespec.apps.bench.bench import run_of
+from edgespec.apps.bench.runs import PLAIN, Run, rotated
+from edgespec.apps.bench.summary import compare
+from edgespec.apps.bench.variants import PLAIN_VARIANT, parse_variants
+from edgespec.llama.node_addresses import read_addresses
 from edgespec.models.suites import DEFAULT, Prompt
-from edgespec.nodes.addresses import read_addresses
 from script import Measuring, numbers, parser, require_kernels, spread, start
 from slow_network import Link, Proxy, Traffic, proxies
 

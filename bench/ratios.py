@@ -11,8 +11,8 @@ import statistics
 from collections.abc import Sequence
 from functools import cache
 
-from edgespec.benchmark.runs import PLAIN, Cell, Run
-from edgespec.benchmark.summary import CategorySummary, Interval, VariantComparison, compare, summarise_cell
+from edgespec.apps.bench.runs import PLAIN, Cell, Run
+from edgespec.apps.bench.summary import CategorySummary, Interval, VariantComparison, compare, summarise_cell
 from edgespec.models.suites import OVERALL
 
 

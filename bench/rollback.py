@@ -26,7 +26,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgespec.benchmark.runs import rotated
+from edgespec.apps.bench.runs import rotated
 from edgespec.llama.gguf_header import read_header
 from edgespec.llama.kv_cache import KVCache, KVCacheSize
 from edgespec.llama.rollback import RollbackSize

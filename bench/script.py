@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from edgespec import _core
-from edgespec.benchmark.machine import MachineWatch, facts
-from edgespec.benchmark.runs import as_json
+from edgespec.apps.bench.machine import MachineWatch, facts
+from edgespec.apps.bench.runs import as_json
 from edgespec.errors import EdgespecError
 from edgespec.llama import kernels
 from edgespec.llama.backend import llama

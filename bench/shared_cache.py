@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 
-from edgespec.benchmark.runs import rotated
+from edgespec.apps.bench.runs import rotated
 from edgespec.engine.model_choice import choose_models
 from edgespec.llama.backend import llama
 from edgespec.llama.context import create_context

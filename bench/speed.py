@@ -21,11 +21,11 @@ from pathlib import Path
 
 import prompts as prompt_sets
 from edgespec import Engine
-from edgespec.benchmark.bench import BenchSettings, Peer, generate, warm_up
-from edgespec.benchmark.peers import LlamaCpp, LlamaCppPeer, context_for
-from edgespec.benchmark.runs import Run, rotated
-from edgespec.benchmark.summary import compare
-from edgespec.benchmark.variants import PLAIN_VARIANT, Variant, parse_variants
+from edgespec.apps.bench.bench import BenchSettings, Peer, generate, warm_up
+from edgespec.apps.bench.peers import LlamaCpp, LlamaCppPeer, context_for
+from edgespec.apps.bench.runs import Run, rotated
+from edgespec.apps.bench.summary import compare
+from edgespec.apps.bench.variants import PLAIN_VARIANT, Variant, parse_variants
 from edgespec.engine.model_choice import choose_models
 from edgespec.errors import EdgespecError
 from edgespec.models.suites import DEFAULT, OVERALL, Prompt

@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgespec import Engine, SamplingParams
-from edgespec.benchmark.bench import run_of
-from edgespec.benchmark.runs import PLAIN, Cell, Run, rotated
-from edgespec.benchmark.summary import summarise_cell
+from edgespec.apps.bench.bench import run_of
+from edgespec.apps.bench.runs import PLAIN, Cell, Run, rotated
+from edgespec.apps.bench.summary import summarise_cell
 from edgespec.decoding.choices import DrafterName
 from edgespec.decoding.grammar.constraint import Constraint
 from edgespec.decoding.grammar.grammar import Grammar

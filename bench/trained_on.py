@@ -13,7 +13,7 @@ import argparse
 import re
 from collections import Counter
 
-from edgespec.forge.dataset import Dataset, DatasetTarget
+from edgespec.apps.forge.dataset import Dataset, DatasetTarget
 from edgespec.llama.weights import Model
 from edgespec.models.quantizations import model_file
 from edgespec.models.suites import load_suite

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from edgespec.benchmark.runs import rotated
+from edgespec.apps.bench.runs import rotated
 from edgespec.engine.model_choice import choose_models
 from edgespec.llama.backend import cpu_backend
 from edgespec.llama.session import Session

@@ -39,7 +39,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, get_args
 
-from edgespec.benchmark.runs import rotated
+from edgespec.apps.bench.runs import rotated
 from edgespec.engine.model_choice import choose_models
 from edgespec.llama import kernels
 from edgespec.llama.backend import foreign_function, llama

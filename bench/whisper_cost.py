@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from edgespec.apps.speech.whisper_model import DecoderCache, SequenceBatch, WhisperModel
 from edgespec.models.resolve import resolve
-from edgespec.speech.whisper_model import DecoderCache, SequenceBatch, WhisperModel
 from script import Measuring, in_child, numbers, parser, require_kernels, spread, start
 
 _SHAPES = {

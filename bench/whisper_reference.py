@@ -25,14 +25,14 @@ from pathlib import Path
 
 import numpy as np
 
-from edgespec.benchmark.word_errors import WordErrors, plain_words, word_errors
+from edgespec.apps.bench.word_errors import WordErrors, plain_words, word_errors
+from edgespec.apps.speech.audio import read_audio
+from edgespec.apps.speech.loading import SpeechModel
+from edgespec.apps.speech.options import SpeechOptions
+from edgespec.apps.speech.transcriber import Samples, Transcriber
+from edgespec.apps.speech.weights.gguf_file import read_whisper_gguf
 from edgespec.errors import EdgespecError
 from edgespec.models.suites import OVERALL, Prompt, load_recordings
-from edgespec.models.whisper.gguf_file import read_whisper_gguf
-from edgespec.speech.audio import read_audio
-from edgespec.speech.loading import SpeechModel
-from edgespec.speech.options import SpeechOptions
-from edgespec.speech.transcriber import Samples, Transcriber
 from script import Measuring, parser, start
 
 OPENAI = "openai-whisper"

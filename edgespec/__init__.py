@@ -6,11 +6,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from edgespec.apps.energy import EnergyMeter, Measurement
     from edgespec.decoding.grammar.grammar import Grammar
     from edgespec.decoding.options import Options, Waking
     from edgespec.decoding.records import Result, Stats, Token
     from edgespec.decoding.sampling import SamplingParams
-    from edgespec.energy import EnergyMeter, Measurement
     from edgespec.engine.engine import Engine
     from edgespec.engine.stream import Stream
     from edgespec.errors import EdgespecError, UsageError

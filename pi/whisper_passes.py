@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
+from edgespec.apps.speech.whisper_model import EncodedAudio, SequenceBatch, WhisperModel
 from edgespec.llama.kernels import load_untested, plugin_path
-from edgespec.speech.whisper_model import EncodedAudio, SequenceBatch, WhisperModel
 
 TOKENS = (1, 4, 8)
 CONTEXT = 100

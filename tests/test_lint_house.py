@@ -43,12 +43,12 @@ def test_a_class_name_twice(tmp_path: Path) -> None:
         tmp_path,
         {
             "edgespec/models/pull.py": "class Progress: ...\n",
-            "edgespec/forge/loop.py": "x = 1\nclass Progress: ...\n",
+            "edgespec/apps/forge/loop.py": "x = 1\nclass Progress: ...\n",
             "bench/loop.py": "class Progress: ...\n",
         },
     )
     assert said == [
-        "edgespec/models/pull.py:1: class name twice: Progress is also in edgespec/forge/loop.py: "
+        "edgespec/models/pull.py:1: class name twice: Progress is also in edgespec/apps/forge/loop.py: "
         "give one of them a name that says which it is"
     ]
 
@@ -61,7 +61,7 @@ def test_a_long_function(tmp_path: Path, n_lines: int, is_refused: bool) -> None
     assert said == [f"pi/wheels.py:2: long function: {advice}"] * is_refused
 
 
-@pytest.mark.parametrize("path", ["install.py", "csrc/rows.c", "edgespec/server/page/page.js"])
+@pytest.mark.parametrize("path", ["install.py", "csrc/rows.c", "edgespec/apps/server/page/page.js"])
 @pytest.mark.parametrize(("n_lines", "is_refused"), [(800, False), (801, True)])
 def test_a_long_module(tmp_path: Path, path: str, n_lines: int, is_refused: bool) -> None:
     text = "x=1\n" * n_lines
@@ -105,9 +105,9 @@ def test_other_first_words_are_fine(tmp_path: Path, start: str) -> None:
     ],
 )
 def test_a_foreign_copyright(tmp_path: Path, line: str) -> None:
-    said = findings(tmp_path, {"edgespec/server/page/vendor/marked.js": f"x\n{line}\n", "LICENSE": line})
+    said = findings(tmp_path, {"edgespec/apps/server/page/vendor/marked.js": f"x\n{line}\n", "LICENSE": line})
     advice = "nothing here is a copy of others' work: depend on it, or write it anew"
-    assert said == [f"edgespec/server/page/vendor/marked.js:2: foreign copyright: {advice}"]
+    assert said == [f"edgespec/apps/server/page/vendor/marked.js:2: foreign copyright: {advice}"]
 
 
 def test_our_own_copyright_and_data_are_fine(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-/* Whisper's encoder and decoder on ggml, for Python (edgespec/speech/whisper_model.py).
+/* Whisper's encoder and decoder on ggml, for Python (edgespec/apps/speech/whisper_model.py).
  *
  *     model  ->  audio (a window of sound, as the decoder hears it)  ->  cache (the KV cache of its sequences)
  *

@@ -22,8 +22,8 @@ from edgespec.platform.files import cache_root, check_file, expand_user
 from edgespec.platform.kept import EVERYTHING, FORGE, HISTORY, MODELS, NODE_WEIGHTS, Kept
 
 if TYPE_CHECKING:
+    from edgespec.apps.forge.dataset_store import StoredDataset
     from edgespec.drafting.history import HistoryInfo
-    from edgespec.forge.dataset_store import StoredDataset
 
 cache_app = typer.Typer(
     no_args_is_help=True,
@@ -42,8 +42,8 @@ def info_command(
     json: JsonOption = False,
 ) -> None:
     """Show all that is kept, where it is, and its size; then histories, and what drafts are made from."""
+    from edgespec.apps.forge.dataset_store import find_stored
     from edgespec.drafting.history import MAX_TOKENS, find_histories, history_root
-    from edgespec.forge.dataset_store import find_stored
 
     histories, stored = [history.info() for history in find_histories()], find_stored()
     if json:
@@ -258,7 +258,7 @@ def _delete_files(row: Kept) -> None:
 
 
 def _delete_node_weights(row: Kept) -> None:
-    from edgespec.nodes.weight_store import refuse_in_use
+    from edgespec.apps.nodes.weight_store import refuse_in_use
 
     with refuse_in_use(row.path()):
         _delete_files(row)
@@ -294,8 +294,8 @@ def _history_deletion() -> _Deletion | None:
 
 
 def _forge_deletion(*, whole: bool) -> _Deletion | None:
-    from edgespec.forge.dataset import forge_root
-    from edgespec.forge.dataset_store import find_stored
+    from edgespec.apps.forge.dataset import forge_root
+    from edgespec.apps.forge.dataset_store import find_stored
 
     kept = [one for one in find_stored() if whole or one.n_own or one.damaged]
     if not kept:
@@ -311,7 +311,7 @@ def _forge_deletion(*, whole: bool) -> _Deletion | None:
 
 def _clear_kept(kept: StoredDataset, *, everything: bool) -> None:
     """Delete a target's data, or what of it came from the user, and say so."""
-    from edgespec.forge.dataset_store import delete_dataset, delete_user_texts
+    from edgespec.apps.forge.dataset_store import delete_dataset, delete_user_texts
 
     if everything:
         _, n_bytes = delete_dataset(kept.target or kept.sha256, kept.sha256)

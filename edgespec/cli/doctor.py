@@ -52,7 +52,7 @@ def doctor_command(
     --nodes sends each node up to 32 MB; exit code 1 if one cannot be used.
     """
     if nodes is not None:
-        from edgespec.cli.doctor_nodes import report_nodes
+        from edgespec.apps.nodes.commands.doctor_nodes import report_nodes
 
         return report_nodes(nodes, models, unsafe=unsafe_no_ssh, json=json)
     from edgespec.cli.doctor_report import full_report

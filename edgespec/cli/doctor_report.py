@@ -13,9 +13,13 @@ from typing import Any, cast
 
 import msgspec
 
-from edgespec.benchmark.machine import processor_clock, temperatures, throttling
+from edgespec.apps.bench.machine import processor_clock, temperatures, throttling
+from edgespec.apps.energy import EnergyMeter
+from edgespec.apps.speech.tokenizer import WhisperTokenizer
+from edgespec.apps.speech.weights.contents import check_contents
+from edgespec.apps.speech.weights.convert import ARCHITECTURE
+from edgespec.apps.speech.weights.gguf_file import read_whisper_gguf
 from edgespec.cli.console import err, line_of, message
-from edgespec.energy import EnergyMeter
 from edgespec.engine.capacity import expected_capacity
 from edgespec.engine.model_choice import choose_models
 from edgespec.errors import EdgespecError
@@ -35,14 +39,10 @@ from edgespec.models.registry import load_registry
 from edgespec.models.resolve import resolve
 from edgespec.models.sources import format_size
 from edgespec.models.store import Store
-from edgespec.models.whisper.contents import check_contents
-from edgespec.models.whisper.convert import ARCHITECTURE
-from edgespec.models.whisper.gguf_file import read_whisper_gguf
 from edgespec.platform.boards import device_model, device_revision, hwcaps, wheel_board
 from edgespec.platform.cpu import default_threads, fast_cores, physical_cores, read_cpu
 from edgespec.platform.limits import cpu_quota
 from edgespec.platform.memory import available_bytes, memory_left, peak_rss_bytes, total_bytes
-from edgespec.speech.tokenizer import WhisperTokenizer
 
 Report = dict[str, Any]
 """The object that --json prints."""

@@ -335,9 +335,9 @@ def add_command(
     ] = None,
 ) -> None:
     """Give your own GGUF file a name, in your models.toml."""
+    from edgespec.apps.speech.weights.convert import ARCHITECTURE
+    from edgespec.apps.speech.weights.kinds import foreign_whisper, is_whisper_source
     from edgespec.llama.gguf_header import check_complete_file, check_model_file
-    from edgespec.models.whisper.convert import ARCHITECTURE
-    from edgespec.models.whisper.kinds import foreign_whisper, is_whisper_source
 
     path = expand_user(file).absolute()
     if is_whisper_source(path):

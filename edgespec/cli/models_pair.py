@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgespec.cli.bench_options import read_text
+from edgespec.apps.bench.commands.bench_options import read_text
 from edgespec.cli.completion import complete_model
 from edgespec.cli.console import err, out, print_line
 from edgespec.cli.options import JsonOption

@@ -11,6 +11,7 @@ import typer
 from edgespec.cli.completion import complete_model, complete_name, complete_pair
 from edgespec.cli.console import err, message
 from edgespec.cli.groups import option_group
+from edgespec.cli.local_run import Loading, switches
 from edgespec.cli.progress import pull_named
 from edgespec.decoding.choices import DRAFTLESS, DrafterName
 from edgespec.decoding.sampling import SamplingParams
@@ -21,13 +22,12 @@ from edgespec.models.entries import Entry
 from edgespec.models.registry import load_registry
 from edgespec.models.resolve import locate
 from edgespec.models.store import Store
-from edgespec.server.local_run import Loading, switches
 
 if TYPE_CHECKING:  # not at run time: a shell completes options without loading llama.cpp or numpy
+    from edgespec.apps.energy import EnergyMeter
     from edgespec.decoding.choices import Objective
-    from edgespec.energy import EnergyMeter
     from edgespec.engine.engine import Engine
-    from edgespec.nodes.addresses import NodeAddress
+    from edgespec.llama.node_addresses import NodeAddress
     from edgespec.platform.signals import Cancellation
 
 DRAFTING = "Drafting"
@@ -350,7 +350,7 @@ class ComputeOnNodes(Compute):
 
     def addresses(self) -> tuple[NodeAddress, ...]:
         """Return the addresses of the nodes. Raises UsageError."""
-        from edgespec.nodes.addresses import read_addresses
+        from edgespec.llama.node_addresses import read_addresses
 
         return read_addresses(self.nodes, unsafe=self.unsafe_no_ssh) if self.nodes else ()
 

@@ -32,8 +32,8 @@ from edgespec.models.resolve import locate
 from edgespec.models.sources import format_size
 
 if TYPE_CHECKING:
+    from edgespec.apps.forge.progress import StageProgress
     from edgespec.decoding.records import PromptProgress, Token
-    from edgespec.forge.progress import StageProgress
 
 _VERBS: dict[Phase, str] = {
     "download": "pulling",
@@ -64,7 +64,7 @@ def pull_named(*names: str | None) -> None:
 
 def pull_speech(model: str, draft: str) -> None:
     """Pull a Whisper model and its draft (a name, "auto" or "none") that are not here."""
-    from edgespec.models.speech_model import check_speech_ref, speech_ref
+    from edgespec.apps.speech.speech_model import check_speech_ref, speech_ref
 
     names = [model] if draft in ("auto", "none") else [model, draft]
     for name in names:

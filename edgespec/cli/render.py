@@ -17,8 +17,8 @@ from edgespec.decoding.records import Origin, Result, Stats, Token
 from edgespec.decoding.tree import Tree, dump
 
 if TYPE_CHECKING:
+    from edgespec.apps.energy import Measurement
     from edgespec.drafting.proposal import DraftStep
-    from edgespec.energy import Measurement
     from edgespec.llama.weights import Model
 
 COLOURS: dict[Origin, str] = {

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from edgespec.cli.console import INTERRUPTED, message, out
 from edgespec.cli.groups import grouped
+from edgespec.cli.local_run import RunRequest, has_servers
 from edgespec.cli.options import ModelChoice, Sampling, most_tokens, refuse_contradictions
 from edgespec.cli.progress import shown_while_read
 from edgespec.cli.run_options import LossyOptions, PromptOptions, RunDrafting, RunLength, RunOutput
@@ -17,7 +18,6 @@ from edgespec.decoding.choices import DRAFTLESS
 from edgespec.errors import NodeLost, ServerLost, UsageError
 from edgespec.models.registry import load_registry
 from edgespec.models.resolve import model_named
-from edgespec.server.local_run import RunRequest, has_servers
 
 if TYPE_CHECKING:
     from edgespec.cli.served import ServedStream

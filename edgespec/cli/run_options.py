@@ -30,10 +30,10 @@ from edgespec.errors import EdgespecError, UsageError
 from edgespec.platform.standard_input import read_piped
 
 if TYPE_CHECKING:
+    from edgespec.apps.energy import EnergyMeter
     from edgespec.decoding.grammar.source import GrammarSource
     from edgespec.decoding.options import Waking
     from edgespec.decoding.records import Result
-    from edgespec.energy import EnergyMeter
 
 StatsChoice = Literal["short", "full", "none"]
 
@@ -264,7 +264,7 @@ class RunOutput:
 
     def meter(self) -> EnergyMeter | None:
         """Return what measures the joules, if they are counted."""
-        from edgespec.energy import EnergyMeter
+        from edgespec.apps.energy import EnergyMeter
 
         if not self.counts_joules:
             return None

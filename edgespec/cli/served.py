@@ -12,12 +12,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from edgespec.cli.console import message
-from edgespec.cli.progress import StreamDisplay
-from edgespec.decoding.records import Origin, PromptProgress, Result, Tally, Token, summarise
-from edgespec.errors import EdgespecError, ServerLost
-from edgespec.models.resolve import resolve
-from edgespec.platform.memory import peak_rss_bytes
-from edgespec.server.local_run import (
+from edgespec.cli.local_run import (
     PATH,
     Loading,
     RunningServer,
@@ -27,6 +22,11 @@ from edgespec.server.local_run import (
     read_parts,
     running_servers,
 )
+from edgespec.cli.progress import StreamDisplay
+from edgespec.decoding.records import Origin, PromptProgress, Result, Tally, Token, summarise
+from edgespec.errors import EdgespecError, ServerLost
+from edgespec.models.resolve import resolve
+from edgespec.platform.memory import peak_rss_bytes
 
 if TYPE_CHECKING:
     from edgespec.decoding.choices import DrafterName

@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias
 
+from edgespec.apps.energy import Phase
 from edgespec.decoding.drafter import Drafter, DraftOutcome, Position
 from edgespec.decoding.features import TargetFeatures
 from edgespec.decoding.forward import Ask, TargetForward, run_alone
@@ -23,7 +24,6 @@ from edgespec.decoding.records import Logprobs, Step, StopReason
 from edgespec.decoding.token_sequence import TokenSequence
 from edgespec.decoding.tree import NO_NODES, Tree, lower
 from edgespec.decoding.verify import Verifier
-from edgespec.energy import Phase
 from edgespec.errors import EdgespecError, LogitsOf
 from edgespec.llama.outputs import Features, ForwardResult, Rows
 from edgespec.llama.session import Session

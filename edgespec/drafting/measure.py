@@ -16,9 +16,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from time import perf_counter
 
+from edgespec.apps.energy import EnergyMeter
 from edgespec.drafting.costs import CONTEXTS, N_MAX, CostCurve
 from edgespec.drafting.timings import ENERGY_SIZES, ModelTimings, TimedSession, spread_of
-from edgespec.energy import EnergyMeter
 from edgespec.errors import EdgespecError
 from edgespec.llama.batch import EmbeddingsFn
 from edgespec.llama.session import Session

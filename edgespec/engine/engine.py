@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Unpack
 
+from edgespec.apps.energy import EnergyMeter
 from edgespec.decoding.choices import DrafterName, Objective
 from edgespec.decoding.options import OptionKeywords, Options, token_ids
 from edgespec.decoding.records import Provenance, Result
@@ -15,7 +16,6 @@ from edgespec.drafting.costs import CONTEXTS
 from edgespec.drafting.earlier_texts import EarlierTexts
 from edgespec.drafting.learned_state import LearnedState
 from edgespec.drafting.proposal import DraftStep
-from edgespec.energy import EnergyMeter
 from edgespec.engine.batcher import StepSummary
 from edgespec.engine.capacity import Capacity
 from edgespec.engine.pair import Pair
@@ -26,8 +26,8 @@ from edgespec.engine.stream import Stream
 from edgespec.errors import UsageError, check_choice, check_text
 from edgespec.llama.batch import EmbeddingsFn
 from edgespec.llama.choices import CacheType, KernelsChoice
+from edgespec.llama.node_addresses import NodeAddress
 from edgespec.llama.weights import Model
-from edgespec.nodes.addresses import NodeAddress
 from edgespec.platform.closing import Closing
 from edgespec.platform.forks import HomeLock
 from edgespec.platform.signals import Cancellation

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgespec._core import Interrupt
+from edgespec.apps.nodes.remote_target import RemoteTarget, open_nodes
 from edgespec.decoding.options import MAX_GAMMA
 from edgespec.drafting.draft_heads import find_draft
 from edgespec.drafting.draft_model import DraftModel
@@ -26,7 +27,6 @@ from edgespec.engine.capacity import (
 from edgespec.engine.lossy.cascade import SmallModel
 from edgespec.engine.model_choice import choose_models
 from edgespec.engine.pair_options import PairOptions
-from edgespec.engine.remote_target import RemoteTarget, open_nodes
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.chat_template import check_chat_template
 from edgespec.llama.context import with_cache_type

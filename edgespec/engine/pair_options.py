@@ -11,7 +11,7 @@ from edgespec.llama.choices import CacheType, KernelsChoice
 from edgespec.platform.signals import Cancellation
 
 if TYPE_CHECKING:  # it would load llama.cpp
-    from edgespec.nodes.addresses import NodeAddress
+    from edgespec.llama.node_addresses import NodeAddress
 
 MAX_PARALLEL = 64
 """Most requests at once."""

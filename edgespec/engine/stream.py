@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+from edgespec.apps.energy import Measurement, Window
 from edgespec.decoding.loop import Event, Loop
 from edgespec.decoding.records import (
     Logprobs,
@@ -21,7 +22,6 @@ from edgespec.decoding.records import (
     summarise,
 )
 from edgespec.decoding.text import TextStream
-from edgespec.energy import Measurement, Window
 from edgespec.errors import EdgespecError
 from edgespec.llama.weights import Model
 from edgespec.platform.forks import HomeLock

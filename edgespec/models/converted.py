@@ -82,8 +82,8 @@ def convert(
     Raises SourceFailure for a damaged model, which is deleted; EdgespecError if there is no room.
     """
     # Not at the top: files are pulled while llama.cpp is being compiled.
-    from edgespec.models.whisper.convert import convert_whisper
-    from edgespec.models.whisper.kinds import is_whisper_source
+    from edgespec.apps.speech.weights.convert import convert_whisper
+    from edgespec.apps.speech.weights.kinds import is_whisper_source
 
     folder = part.beside
     folder.mkdir(exist_ok=True)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from edgespec import Engine
-from edgespec.benchmark.bench import BenchSettings
-from edgespec.benchmark.peers import DRAFTED_PROGRAM, PLAIN_PROGRAM, rendered
+from edgespec.apps.bench.bench import BenchSettings
+from edgespec.apps.bench.peers import DRAFTED_PROGRAM, PLAIN_PROGRAM, rendered
 from edgespec.errors import EdgespecError
 from edgespec.models.suites import Prompt
 from fake_llama_cpp import DRAFTED_LOG, PLAIN_LOG, asked, fake, option

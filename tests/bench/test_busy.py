@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from busy import STOCK, busy_processes, measured, report, speeds
-from edgespec.benchmark.runs import PLAIN, Run
+from edgespec.apps.bench.runs import PLAIN, Run
 
 
 def run(variant: str, seconds: float, *, text: str = "same", turn: int = 0) -> Run:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from drafts_made import STOCK, accepted, class_ratio, drafting_cost, goals, report, verdicts
-from edgespec.benchmark.runs import PLAIN, Run
+from edgespec.apps.bench.runs import PLAIN, Run
 from edgespec.models.suites import HUMAN_EVAL, Prompt, Suite
 from ratios import Ratios
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgespec.apps.speech.whisper_model import SequenceBatch, WhisperModel
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.engine import Engine
 from edgespec.llama.gguf_header import check_model_file
-from edgespec.speech.whisper_model import SequenceBatch, WhisperModel
 from larger_target import write_larger
 from tiny_gguf import write_tiny_gguf
 from tiny_whisper import write_tiny_whisper

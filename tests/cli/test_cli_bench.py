@@ -16,11 +16,12 @@ import numpy as np
 import pytest
 
 from command_line import COMMAND, failed, run_cli
-from edgespec.benchmark.peers import DRAFTED_PROGRAM, PLAIN_PROGRAM
-from edgespec.benchmark.runs import BenchmarkOutcome, from_json
-from edgespec.cli import app, bench_runs
-from edgespec.cli import bench as bench_room
-from edgespec.energy import EnergyMeter
+from edgespec.apps.bench.commands import bench as bench_room
+from edgespec.apps.bench.commands import bench_runs
+from edgespec.apps.bench.peers import DRAFTED_PROGRAM, PLAIN_PROGRAM
+from edgespec.apps.bench.runs import BenchmarkOutcome, from_json
+from edgespec.apps.energy import EnergyMeter
+from edgespec.cli import app
 from edgespec.llama.kv_cache import KVCache
 from fake_llama_cpp import DRAFTED_LOG, PLAIN_LOG, asked, fake
 from random_heads import write_random_head

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from command_line import failed, run_cli
-from edgespec.benchmark.runs import BenchmarkOutcome, from_json
+from edgespec.apps.bench.runs import BenchmarkOutcome, from_json
 from tiny_gguf import write_tiny_gguf
 from tiny_whisper import write_tiny_whisper
 

@@ -12,10 +12,7 @@ import zlib
 import numpy as np
 import pytest
 
-from edgespec.cli import cache_import
-from edgespec.cli.app import main
-from edgespec.drafting.history import MAX_TOKENS, History, history_root
-from edgespec.forge.dataset import (
+from edgespec.apps.forge.dataset import (
     BUILT_IN,
     FROM_HISTORY,
     READ,
@@ -24,7 +21,10 @@ from edgespec.forge.dataset import (
     TrainingText,
     forge_root,
 )
-from edgespec.forge.draft_store import DraftStore
+from edgespec.apps.forge.draft_store import DraftStore
+from edgespec.cli import cache_import
+from edgespec.cli.app import main
+from edgespec.drafting.history import MAX_TOKENS, History, history_root
 from edgespec.llama.fingerprints import tokenizer_fingerprint
 from edgespec.llama.gguf_header import read_header
 from edgespec.llama.weights import Model

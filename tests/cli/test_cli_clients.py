@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from command_line import failed, run_cli
-from edgespec.benchmark.runs import BenchmarkOutcome, from_json
+from edgespec.apps.bench.runs import BenchmarkOutcome, from_json
 
 QUICK = (
     "--threads",

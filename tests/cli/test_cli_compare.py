@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from command_line import COMMAND, copy_self_test, run_cli, user_environment
-from edgespec.benchmark import compare as room
-from edgespec.benchmark.runs import BenchmarkOutcome, from_json
+from edgespec.apps.bench import compare as room
+from edgespec.apps.bench.runs import BenchmarkOutcome, from_json
 from edgespec.cli.app import main
 from edgespec.llama.kernels import plugin_path
 from terminals import messages_in_terminal

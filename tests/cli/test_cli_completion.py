@@ -12,13 +12,15 @@ from typing import get_type_hints
 import pytest
 
 from edgespec import SamplingParams
-from edgespec.benchmark.accuracy import WINDOW
-from edgespec.benchmark.bench import BUDGET_S, PRECISION, BenchSettings
-from edgespec.benchmark.variants import parse_variants
-from edgespec.cli import app, bench, bench_options, calibrate, compare, draft_options, options
+from edgespec.apps.bench.accuracy import WINDOW
+from edgespec.apps.bench.bench import BUDGET_S, PRECISION, BenchSettings
+from edgespec.apps.bench.commands import bench, bench_options, calibrate, compare
+from edgespec.apps.bench.variants import parse_variants
+from edgespec.apps.forge import builder, data_stage
+from edgespec.apps.forge.commands import draft_options
+from edgespec.apps.forge.evaluation_process import EvaluationSettings
+from edgespec.cli import app, options
 from edgespec.decoding.options import SPAN
-from edgespec.forge import builder, data_stage
-from edgespec.forge.evaluation_process import EvaluationSettings
 from terminals import Terminal
 
 ANSWER = "called with"

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from command_line import failed, run_cli
-from edgespec.forge.dataset import Dataset, DatasetTarget
-from edgespec.forge.prompts import TextPrompt
-from edgespec.forge.writing import TargetWriter, WritingSettings
+from edgespec.apps.forge.dataset import Dataset, DatasetTarget
+from edgespec.apps.forge.prompts import TextPrompt
+from edgespec.apps.forge.writing import TargetWriter, WritingSettings
 from edgespec.llama.weights import Model
 from edgespec.models.hashes import sha256_of
 

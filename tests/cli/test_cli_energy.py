@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from command_line import run_cli
-from edgespec.cli import energy as energy_room
-from edgespec.energy import idle
+from edgespec.apps.energy import idle
+from edgespec.apps.energy.commands import energy as energy_room
 from energy_trees import (
     AMD,
     Powercap,
@@ -29,8 +29,9 @@ from energy_trees import (
 DRIVER = """\
 import sys
 from pathlib import Path
-from edgespec.cli import energy, main
-from edgespec.energy import idle
+from edgespec.apps.energy.commands import energy
+from edgespec.cli import main
+from edgespec.apps.energy import idle
 
 energy.ROOT = Path(sys.argv.pop(1))
 idle.MOST_OTHER_LOAD = 1e9  # tests run beside other tests
@@ -153,7 +154,7 @@ def test_the_idle_power_is_kept(energy, root, cache):
     process = energy("--seconds", 1)
     assert process.returncode == 0
     assert process.stderr == "measuring the idle machine for 1 s\n"
-    file = cache / "edgespec/energy.json"
+    file = cache / "edgespec/apps/energy.json"
     assert f"idle     9.50 W, kept in {file}" in process.stdout
     assert "a sample every 1 s" in process.stdout
     assert "of one processor" in process.stdout

@@ -12,9 +12,9 @@ import pytest
 
 import kept_table
 from command_line import COMMAND, copy_self_test, failed, python_path, run_cli
+from edgespec.apps.nodes import weight_store
 from edgespec.models.entries import Entry
 from edgespec.models.store import Stamp, Store
-from edgespec.nodes import weight_store
 from edgespec.platform.kept import EVERYTHING, NODE_WEIGHTS, QUANTIZED, owner_of
 from terminals import Terminal
 from tiny_gguf import write_tiny_gguf

@@ -11,8 +11,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from edgespec.apps.forge.commands.quantize import quantize_command
 from edgespec.cli.models import models_app
-from edgespec.cli.quantize import quantize_command
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.quantize import QUANT_TYPES
 from edgespec.models import entries, pull

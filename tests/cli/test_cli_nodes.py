@@ -11,7 +11,7 @@ from subprocess import PIPE, Popen
 import pytest
 
 from command_line import COMMAND, failed, run_cli, started, user_environment
-from edgespec.nodes.addresses import read_addresses
+from edgespec.llama.node_addresses import read_addresses
 from running_node import child_of, node
 from server_app import serving
 from slow_network import Proxy

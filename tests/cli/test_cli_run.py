@@ -18,8 +18,8 @@ import pytest
 
 from command_line import COMMAND, failed, run_cli
 from edgespec import Engine
+from edgespec.apps.energy import EnergyMeter
 from edgespec.cli import render
-from edgespec.energy import EnergyMeter
 from terminals import Terminal
 from tiny_gguf import EOS, write_tiny_gguf
 from tiny_models import make_tiny
@@ -375,14 +375,14 @@ sys.exit(main(["run", "hello"]))
         (["--version"], ""),
         (["energy"], ""),
         (["models", "list"], ""),
-        (["--help"], "edgespec.cli.bench"),
-        (["bench", "--help"], "edgespec.cli.bench"),
+        (["--help"], "edgespec.apps.bench.commands.bench"),
+        (["bench", "--help"], "edgespec.apps.bench.commands.bench"),
     ],
 )
 def test_only_the_command_that_is_called_is_loaded(child_environment, arguments, loaded):
     code = (
         "import sys; from edgespec.cli import main; main(sys.argv[1:]); "
-        "print(*{'llama_cpp', 'edgespec.cli.bench'} & {*sys.modules}, file=sys.stderr)"
+        "print(*{'llama_cpp', 'edgespec.apps.bench.commands.bench'} & {*sys.modules}, file=sys.stderr)"
     )
     process = subprocess.run(
         [sys.executable, "-c", code, *arguments],

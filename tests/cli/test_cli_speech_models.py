@@ -6,10 +6,10 @@ import gguf
 import pytest
 from test_cli_models import app, error, ok, server  # noqa: F401 - a fixture
 
+from edgespec.apps.speech.speech_model import speech_model, speech_ref
 from edgespec.cli.models import models_app
 from edgespec.errors import EdgespecError
 from edgespec.models.registry import load_registry
-from edgespec.models.speech_model import speech_model, speech_ref
 from tiny_gguf import write_tiny_gguf
 from tiny_whisper import write_tiny_whisper
 from whisper_files import sizes, weights, write_ctranslate2, write_whisper_cpp

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from command_line import python_path
-from edgespec.benchmark.exports import summarise
-from edgespec.benchmark.report.rows import headline, read_outcome
-from edgespec.benchmark.runs import Cell
-from edgespec.cli.tables import print_outcome
+from edgespec.apps.bench.commands.tables import print_outcome
+from edgespec.apps.bench.exports import summarise
+from edgespec.apps.bench.report.rows import headline, read_outcome
+from edgespec.apps.bench.runs import Cell
 from terminals import Terminal
 from toy_outcomes import CATEGORIES, LOSSY, UNREADABLE, lossy_outcome, toy_outcome
 
@@ -158,7 +158,7 @@ for row in {ROWS!r}:
 print_table(table)
 """
 MANY = """
-from edgespec.cli.tables import print_outcome
+from edgespec.apps.bench.commands.tables import print_outcome
 from toy_outcomes import toy_outcome
 print_outcome(toy_outcome(source="assumed"))
 """

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from edgespec import Engine, SamplingParams
+from edgespec.apps.energy import EnergyMeter
+from edgespec.apps.energy.base import PowerSource
 from edgespec.decoding.generate import Generation
 from edgespec.decoding.grammar.constraint import Constraint
 from edgespec.decoding.logprobs import logprobs_of
@@ -26,8 +28,6 @@ from edgespec.drafting.predictor import Predictor
 from edgespec.drafting.scheduler import Scheduler
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.tree_drafter import TreeDrafter
-from edgespec.energy import EnergyMeter
-from edgespec.energy.base import PowerSource
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.kv_cache import KVCache
 from edgespec.llama.session import Session

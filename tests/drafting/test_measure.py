@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgespec.apps.energy import EnergyMeter
+from edgespec.apps.energy.base import UnreadableError
+from edgespec.apps.energy.power import AssumedPower
+from edgespec.apps.energy.rapl_counters import RaplCounters, RaplZone
 from edgespec.drafting import measure as measuring
 from edgespec.drafting import timings
 from edgespec.drafting.costs import CONTEXTS, N_MAX, CostCurve
 from edgespec.drafting.measure import MeasureProgress, measure
-from edgespec.energy import EnergyMeter
-from edgespec.energy.base import UnreadableError
-from edgespec.energy.power import AssumedPower
-from edgespec.energy.rapl_counters import RaplCounters, RaplZone
 from edgespec.errors import EdgespecError
 from edgespec.llama.kv_cache import KVCache
 from edgespec.llama.weights import Model

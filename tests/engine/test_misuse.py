@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from edgespec import Engine
+from edgespec.apps.speech.loading import SpeechModel
+from edgespec.apps.speech.transcriber import Transcriber
 from edgespec.errors import UsageError
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
-from edgespec.speech.loading import SpeechModel
-from edgespec.speech.transcriber import Transcriber
 from tiny_whisper import write_tiny_whisper
 
 LONGEST_S = 120

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from edgespec import Engine, SamplingParams
+from edgespec.apps.energy import EnergyMeter
 from edgespec.decoding.generate import Generation
 from edgespec.drafting.costs import N_MAX, guessed_curve
 from edgespec.drafting.draft_model import DraftModel
@@ -21,7 +22,6 @@ from edgespec.drafting.policy import Policy
 from edgespec.drafting.predictor import Predictor
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.tree_drafter import TreeDrafter
-from edgespec.energy import EnergyMeter
 from edgespec.llama.kv_cache import KVCache
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model

@@ -7,11 +7,11 @@ import json
 import pytest
 from test_pull import files, recorder, server, sha, store  # noqa: F401 - fixtures
 
+from edgespec.apps.speech.speech_model import speech_model
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.gguf import read_gguf
 from edgespec.models.pull import Puller
 from edgespec.models.registry import load_registry, user_models_file
-from edgespec.models.speech_model import speech_model
 from hub_server import wheel
 from whisper_files import HEADS, sizes, weights, write_ctranslate2, write_hub, write_whisper_cpp
 

@@ -7,9 +7,9 @@ import pytest
 
 import sshd as sshd_room
 from command_line import COMMAND, python_path
+from edgespec.apps.nodes.connection import connect
 from edgespec.errors import EdgespecError
-from edgespec.nodes.addresses import read_addresses
-from edgespec.nodes.connection import connect
+from edgespec.llama.node_addresses import read_addresses
 from pi.node_service import look_after
 from pi.ssh import Connection
 from sshd import Board

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from edgespec.apps.energy import EnergyMeter
 from edgespec.drafting.measure import measure
-from edgespec.energy import EnergyMeter
 
 
 def measured(engine, *, budget_s=0.3):

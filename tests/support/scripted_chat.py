@@ -16,10 +16,16 @@ from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
 from browser import Visit
+from edgespec.apps.server.choice_writers import AnswerHead
+from edgespec.apps.server.page import add_page
+from edgespec.apps.server.response_schema import (
+    ChatChunk,
+    ChatChunkChoice,
+    FinishReason,
+    MessageDelta,
+    Origins,
+)
 from edgespec.decoding.records import Origin, PromptProgress
-from edgespec.server.choice_writers import AnswerHead
-from edgespec.server.page import add_page
-from edgespec.server.response_schema import ChatChunk, ChatChunkChoice, FinishReason, MessageDelta, Origins
 
 
 class ScriptedChat:

@@ -15,12 +15,12 @@ import uvicorn
 from fastapi import FastAPI
 
 from edgespec import Engine
+from edgespec.apps.server.api import create_app
+from edgespec.apps.server.audio_routes import SpeechService
+from edgespec.apps.server.metrics import Metrics
+from edgespec.apps.server.request_reader import Service
+from edgespec.apps.server.worker import Worker
 from edgespec.platform.signals import Cancellation
-from edgespec.server.api import create_app
-from edgespec.server.audio_routes import SpeechService
-from edgespec.server.metrics import Metrics
-from edgespec.server.request_reader import Service
-from edgespec.server.worker import Worker
 
 
 @dataclass

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from edgespec.server.audio_routes import SpeechService
-from edgespec.server.speech_worker import SpeechWorker
-from edgespec.speech.transcriber import Transcriber
+from edgespec.apps.server.audio_routes import SpeechService
+from edgespec.apps.server.speech_worker import SpeechWorker
+from edgespec.apps.speech.transcriber import Transcriber
 from toy_speech import ScriptedWhisper, toy_tokenizer
 
 SECOND = 16_000

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from edgespec.forge.dataset import BUILT_IN, TrainingText
-from edgespec.forge.training.batches import BatchSize
-from edgespec.forge.training.head import HeadFamily, HeadSettings
-from edgespec.forge.training.weights import OUTPUT_NORM, ModelWeights
+from edgespec.apps.forge.dataset import BUILT_IN, TrainingText
+from edgespec.apps.forge.training.batches import BatchSize
+from edgespec.apps.forge.training.head import HeadFamily, HeadSettings
+from edgespec.apps.forge.training.weights import OUTPUT_NORM, ModelWeights
 from edgespec.llama.gguf_header import read_header
 from tiny_gguf import write_tiny_gguf
 

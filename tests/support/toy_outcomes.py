@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from edgespec.benchmark.runs import PLAIN, AccuracyScore, BenchmarkOutcome, Cell, ProblemsSolved, Run
-from edgespec.energy import Measurement
+from edgespec.apps.bench.runs import PLAIN, AccuracyScore, BenchmarkOutcome, Cell, ProblemsSolved, Run
+from edgespec.apps.energy import Measurement
 from edgespec.models.quantizations import FileFacts
 
 CATEGORIES = ("code", "chat", "summary", "translation")

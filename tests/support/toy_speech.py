@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from edgespec.speech.rules import RuleTokens
-from edgespec.speech.session import SpeechSession
+from edgespec.apps.speech.rules import RuleTokens
+from edgespec.apps.speech.session import SpeechSession
 
 N_TEXT, N_SPECIAL, N_TIMES = 40, 8, 60
 END = N_TEXT
@@ -89,7 +89,7 @@ def toy_session(logits, **options):
 
 def toy_tokenizer(*, multilingual=False):
     """A tokenizer of the 256 bytes."""
-    from edgespec.speech.tokenizer import WhisperTokenizer
+    from edgespec.apps.speech.tokenizer import WhisperTokenizer
 
     tokens = [bytes([i]) for i in range(256)]
     tokens += [b" -", b" '", b" \xe2"]  # else a space alone would be the first token of what nobody says

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from edgespec.models.whisper.contents import WhisperSizes, expected_tensors
-from edgespec.models.whisper.reading import written_token
-from edgespec.models.whisper.safetensors import _OTHERS, _PARTS
+from edgespec.apps.speech.weights.contents import WhisperSizes, expected_tensors
+from edgespec.apps.speech.weights.reading import written_token
+from edgespec.apps.speech.weights.safetensors import _OTHERS, _PARTS
 from tiny_whisper import N_SPECIAL
 
 TOKENS = [bytes([i]) for i in range(256)] + [b" t", b"he", b" the", "ä".encode()]

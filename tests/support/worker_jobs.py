@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgespec import EdgespecError, Engine, SamplingParams, UsageError
+from edgespec.apps.server.request_queue import QueuePlace
+from edgespec.apps.server.worker import Worker
 from edgespec.decoding.options import Options
 from edgespec.decoding.records import Result
 from edgespec.drafting.proposal import DraftStep
 from edgespec.platform.signals import Cancellation
-from edgespec.server.request_queue import QueuePlace
-from edgespec.server.worker import Worker
 
 N_PREDICT = 40
 

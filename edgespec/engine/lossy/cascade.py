@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from edgespec.apps.energy import Phase
 from edgespec.decoding.choices import Signal
 from edgespec.decoding.drafter import Drafter
 from edgespec.decoding.generate import Generation
@@ -27,7 +28,6 @@ from edgespec.decoding.options import Waking
 from edgespec.decoding.records import Logprobs, Origin, Step, StopReason, Tally
 from edgespec.decoding.token_sequence import TokenSequence
 from edgespec.drafting.draft_model import DraftModel
-from edgespec.energy import Phase
 from edgespec.llama.session import Rows, Session
 
 _READ = 128  # tokens of the prompt that the small model reads between two looks at how far it is

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from edgespec import Engine
-from edgespec.benchmark.humaneval import ProblemResult
-from edgespec.benchmark.tradeoff import (
+from edgespec.apps.bench.humaneval import ProblemResult
+from edgespec.apps.bench.tradeoff import (
     ALWAYS,
     NEVER,
     best_curve,

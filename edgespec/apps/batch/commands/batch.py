@@ -1,0 +1,386 @@
+"""`edgespec batch`: answers to a file of requests."""
+
+from __future__ import annotations
+
+import importlib.util
+import json as json_text
+import os
+import stat
+import sys
+import time
+from contextlib import ExitStack, closing, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edgespec.cli.console import INTERRUPTED, message
+from edgespec.cli.groups import grouped, option_group
+from edgespec.cli.options import (
+    OUTPUT,
+    ModelChoice,
+    SharedModels,
+    WattsOption,
+    most_tokens,
+    refuse_contradictions,
+)
+from edgespec.errors import EdgespecError, UsageError
+from edgespec.platform.files import check_writable
+
+if TYPE_CHECKING:
+    from edgespec.apps.batch.lines import BatchInput
+    from edgespec.apps.batch.local import PromptDefaults
+    from edgespec.apps.batch.ray_cluster import RayWriter
+    from edgespec.apps.batch.results import Journal, PipedResults
+    from edgespec.apps.batch.run import BatchWriter
+    from edgespec.apps.energy import EnergyMeter, Measurement
+
+_PLAIN = "Prompts (for lines without url)"
+
+
+@option_group()
+class BatchFiles:
+    """The files that a batch reads and writes."""
+
+    requests: Annotated[
+        Path,
+        typer.Argument(
+            metavar="IN", help="IN.jsonl: requests, a JSON line each; IN.txt: a prompt a line. - reads stdin."
+        ),
+    ]
+    to: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="OUT",
+            help="Write results here; - is stdout. Those of IN.txt are text, but in OUT.jsonl.",
+            show_default="stdout for IN.txt",
+        ),
+    ] = None
+    as_they_come: Annotated[
+        bool, typer.Option("--as-they-come", help="Write each result when it is there, in no order.")
+    ] = False
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Throw away OUT.jsonl and what an earlier run began.")
+    ] = False
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object at the end.", rich_help_panel=OUTPUT)
+    ] = False
+
+    @property
+    def as_text(self) -> bool:
+        """Whether the answers are written as text."""
+        return str(self.requests).lower().endswith(".txt") and self.out.suffix.lower() != ".jsonl"
+
+    @property
+    def out(self) -> Path:
+        """The file of the results."""
+        return Path("-") if self.to is None else self.to
+
+    @property
+    def piped(self) -> bool:
+        """Whether results cannot be read back: stdout, or a file that is a pipe or a device."""
+        return str(self.out) == "-" or (self.out.exists() and not stat.S_ISREG(self.out.stat().st_mode))
+
+    def check(self) -> None:
+        """Raise UsageError for files that cannot be what they are wanted for."""
+        if self.to is None and not self.as_text:
+            raise UsageError("no file for the results: give --out OUT.jsonl, or --out - for stdout")
+        if self.as_text and self.as_they_come:
+            raise UsageError("--as-they-come: answers as text are in the prompts' order; write -o OUT.jsonl")
+        if self.out.is_dir():
+            raise UsageError(f"-o {self.out}: a directory; name a file in it")
+        if str(self.out) == "-" and self.json:
+            raise UsageError("-o - and --json contradict each other: both write to stdout")
+        if self.piped:
+            if self.restart:
+                raise UsageError(f"--restart: nothing is kept of results that go to {self.out}")
+        elif not self.out.absolute().parent.is_dir():
+            raise UsageError(f"-o {self.out}: no such directory")
+        else:
+            check_writable(self.out, "out")
+        if self.requests.exists() and self.out.exists() and self.requests.samefile(self.out):
+            raise UsageError(f"-o {self.out}: that is the input; choose another file")
+        written = self.out.resolve()
+        partial = written.with_name(f"{written.name}.partial")  # as of `Journal`
+        if written.is_file() and not partial.exists() and not self.restart:
+            raise UsageError(f"{self.out} is there already: choose another -o, or --restart to throw it away")
+
+
+@option_group()
+class BatchLoading(SharedModels):
+    """Models of a batch, and the cluster that runs them."""
+
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Spread the lines over the nodes of this Ray cluster.",
+            show_default="this machine alone",
+        ),
+    ] = None
+
+
+@option_group(_PLAIN)
+class PlainPrompts:
+    """Defaults for lines without a url."""
+
+    system: Annotated[str | None, typer.Option(help="System message.")] = None
+    n_predict: Annotated[
+        int, typer.Option("--n-predict", "-n", help="Most tokens of an answer; -1: to its end.")
+    ] = -1
+    temp: Annotated[
+        float | None, typer.Option(min=0, max=2, help="Temperature; 0 is greedy.", show_default="0.8")
+    ] = None
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of every answer.", show_default="random")] = (
+        None
+    )
+
+    def defaults(self) -> PromptDefaults:
+        """Return them as the batch takes them. Raises UsageError."""
+        from edgespec.apps.batch.local import PromptDefaults
+
+        n_predict = most_tokens(self.n_predict)
+        return PromptDefaults(system=self.system, n_predict=n_predict, temp=self.temp, seed=self.seed)
+
+
+@grouped
+def batch_command(
+    *,
+    files: BatchFiles,
+    models: ModelChoice,
+    loading: BatchLoading,
+    plain: PlainPrompts,
+    assume_watts: WattsOption = None,
+) -> int:
+    """Answer a file of requests, many at once: OpenAI's batch format, or plain prompts, also a line each."""
+    refuse_contradictions(models.contradictions(loading.drafter))
+    if importlib.util.find_spec("fastapi") is None:
+        raise EdgespecError("edgespec batch needs fastapi: pip install 'edgespec[serve]'")
+    from edgespec.apps.batch.lines import open_input
+    from edgespec.apps.energy import EnergyMeter
+
+    files.check()
+    if loading.ray is not None and importlib.util.find_spec("ray") is None:
+        raise EdgespecError("edgespec batch --ray needs ray: pip install 'edgespec[ray]'")
+    defaults = plain.defaults()
+    with ExitStack() as stack:
+        found = open_input(files.requests, None if files.piped else files.out.absolute().parent)
+        stack.enter_context(found.file)
+        names = models.pull(loading.drafter, loading.compute, chat_template=loading.chat_template)
+        results = _results(stack, files, found, _belongs_to(found, names[0], loading, defaults))
+        run = _BatchRun(files, found, results)
+        if not run.complete:
+            if loading.ray is not None:
+                run.answer_on_cluster(loading.ray, names, loading, defaults)
+            else:
+                meter = EnergyMeter.choose(assume_watts=assume_watts, on_message=message)
+                run.answer(names, loading, defaults, meter)
+        if run.interrupted:
+            return INTERRUPTED
+        results.finish()
+    run.summarise()
+    return EdgespecError.exit_code if results.n_failed else 0
+
+
+def _belongs_to(
+    found: BatchInput, target: str, loading: BatchLoading, defaults: PromptDefaults
+) -> dict[str, Any]:
+    """Return what must be the same when a batch goes on: what decides the answers."""
+    from edgespec.llama.chat_template import template_text
+    from edgespec.llama.fingerprints import file_fingerprint
+    from edgespec.llama.gguf_header import check_model_file
+    from edgespec.models.resolve import resolve
+
+    decides = {
+        "input_sha256": found.sha256,
+        "target_sha256": file_fingerprint(check_model_file(resolve(target))),
+        "n_ctx": loading.ctx,
+        "kernels": loading.compute.kernels,
+        "cache_type": loading.compute.cache_type,
+        "system": defaults.system,
+        "n_predict": defaults.n_predict,
+        "temperature": defaults.temp,
+        "seed": defaults.seed,
+    }
+    if loading.chat_template is not None:
+        decides["chat_template"] = template_text(loading.chat_template)
+    return decides
+
+
+def _results(
+    stack: ExitStack, files: BatchFiles, found: BatchInput, belongs_to: dict[str, Any]
+) -> Journal | PipedResults:
+    """Open where the results go, until `stack` ends."""
+    from edgespec.apps.batch.results import Journal, PipedResults
+
+    in_order = not files.as_they_come
+    if not files.piped:
+        journal = Journal(
+            files.out,
+            belongs_to,
+            found.n_requests,
+            in_order=in_order,
+            as_text=files.as_text,
+            restart=files.restart,
+            on_message=message,
+        )
+        if journal.n_done:
+            message(f"going on: {journal.n_done} of {found.n_requests} requests are done")
+        return stack.enter_context(journal)
+    if str(files.out) == "-":
+        file, name = sys.stdout.fileno(), "standard output"
+        return PipedResults(file, name, found.sha256[:16], in_order=in_order, as_text=files.as_text)
+    try:
+        file = os.open(files.out, os.O_WRONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise UsageError(f"-o {files.out}: {error.strerror}") from None
+    stack.callback(os.close, file)
+    name = str(files.out)
+    return PipedResults(file, name, found.sha256[:16], in_order=in_order, as_text=files.as_text)
+
+
+class _BatchRun:
+    """One run of a batch, and its figures."""
+
+    def __init__(self, files: BatchFiles, found: BatchInput, results: Journal | PipedResults) -> None:
+        self._files = files
+        self._input = found
+        self._results = results
+        self._n_before = results.n_done
+        self._n_tokens = self._n_cut = 0
+        self._seconds = 0.0
+        self._energy: Measurement | None = None
+        self.interrupted = False
+
+    @property
+    def complete(self) -> bool:
+        return self._results.n_done == self._input.n_requests
+
+    def answer(
+        self,
+        names: tuple[str, str | None],
+        loading: BatchLoading,
+        defaults: PromptDefaults,
+        meter: EnergyMeter,
+    ) -> None:
+        """Load the models and answer what has no result yet, or until Ctrl-C."""
+        from edgespec.apps.batch.local import LocalWriter
+        from edgespec.apps.server.request_reader import Service
+        from edgespec.platform.signals import SignalPipe
+
+        with (
+            meter if meter.available else nullcontext(),
+            SignalPipe() as signals,
+            loading.compute.load_engine(
+                names,
+                drafter=loading.drafter,
+                n_ctx=loading.ctx,
+                signals=signals,
+                prefix_cache=0,
+                parallel=loading.parallel,
+                chat_template=loading.chat_template,
+            ) as engine,
+        ):
+            service = Service.of(engine, n_ctx=loading.ctx)
+            fingerprint = service.fingerprint(engine)
+            writer = LocalWriter(engine, service, fingerprint, defaults=defaults, log=message)
+            window = meter.begin() if meter.available else None
+            try:
+                self._write(writer)
+            finally:
+                writer.close()
+                self._energy = window.end() if window else None
+
+    def answer_on_cluster(
+        self, address: str, names: tuple[str, str | None], loading: BatchLoading, defaults: PromptDefaults
+    ) -> None:
+        """Have the nodes of a Ray cluster answer what has no result yet, or until Ctrl-C."""
+        with closing(_open_cluster(address, names, loading, defaults)) as writer:
+            self._write(writer)
+
+    def _write(self, writer: BatchWriter) -> None:
+        """Have `writer` answer what has no result yet, or until Ctrl-C."""
+        from edgespec.apps.batch.commands.batch_display import BatchDisplay
+        from edgespec.apps.batch.run import BatchRate, run_batch
+
+        began, pace = time.monotonic(), BatchRate()
+        try:
+            with BatchDisplay(self._results, self._input.n_requests, pace) as display:
+                run_batch(self._input.requests(), writer, self._results, pace, display.update)
+        except KeyboardInterrupt:
+            self._tell_interrupted()
+        finally:
+            self._n_tokens, self._seconds = writer.n_tokens, time.monotonic() - began
+            self._n_cut = pace.n_cut
+
+    def _tell_interrupted(self) -> None:
+        self.interrupted = True
+        done = f"{self._results.n_done} of {self._input.n_requests} requests are done"
+        go_on = "nothing is kept" if self._files.piped else "the same command goes on from there"
+        message(f"interrupted: {done}; {go_on}")
+
+    def summarise(self) -> None:
+        """Say what was done: a line on stderr, or an object on stdout."""
+        from edgespec.apps.batch.commands.batch_display import format_time
+
+        rate = self._n_tokens / self._seconds if self._seconds else None
+        joules = self._energy.joules if self._energy else None
+        failed, total = self._results.n_failed, self._input.n_requests
+        if self._files.json:
+            facts = {
+                "out": str(self._files.out),
+                "lines": total,
+                "errors": failed,
+                "lines_before": self._n_before,
+                "cut": self._n_cut,
+                "tokens": self._n_tokens,
+                "tokens_per_s": rate,
+                "seconds": self._seconds,
+                "joules": joules,
+            }
+            sys.stdout.write(json_text.dumps(facts) + "\n")
+            return
+        where = "" if self._files.piped else f" in {self._files.out}"
+        parts = [f"{total} results{where}", f"{failed} of them failed" if failed else "no errors"]
+        if self._n_cut:
+            parts.append(f"{self._n_cut} cut by -n, max_tokens or -c: a larger one lets them go on")
+        if rate is not None:
+            parts.append(f"{self._n_tokens} tokens in {format_time(self._seconds)}, {rate:.1f} tokens/s")
+        if joules is not None:
+            about = "about " if self._energy and self._energy.estimated else ""
+            parts.append(f"{about}{joules:.0f} J")
+        message("; ".join(parts))
+
+
+def _open_cluster(
+    address: str,
+    names: tuple[str, str | None],
+    loading: BatchLoading,
+    defaults: PromptDefaults,
+) -> RayWriter:
+    """Return what answers on the cluster at `address`. Raises EdgespecError."""
+    from edgespec.apps.batch.ray_cluster import RayWriter
+    from edgespec.apps.batch.ray_node import NodeSettings
+    from edgespec.llama.chat_template import template_text
+
+    (target, draft), template = names, loading.chat_template
+    settings = NodeSettings(
+        target=_for_nodes(target),
+        draft=_for_nodes(draft) if draft else None,
+        drafter=loading.drafter,
+        n_ctx=loading.ctx,
+        parallel=loading.parallel,
+        n_threads=loading.compute.threads,
+        kernels=loading.compute.kernels,
+        cache_type=loading.compute.cache_type,
+        chat_template=template and template_text(template),
+        defaults=defaults,
+    )
+    return RayWriter(address, settings, on_message=message)
+
+
+def _for_nodes(name: str) -> str:
+    """Return a model's name as nodes understand it: a file by its whole path."""
+    return str(Path(name).absolute()) if Path(name).is_file() else name

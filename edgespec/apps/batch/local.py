@@ -1,0 +1,240 @@
+"""Answers requests with an engine of this process, as the server would answer them."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import ValidationError
+
+from edgespec.apps.batch.lines import CHAT, PLAIN, TEXT
+from edgespec.apps.batch.records import BatchAnswer, BatchRequest
+from edgespec.apps.server.api_errors import ApiError, engine_error, validation_error
+from edgespec.apps.server.openai_writer import ChoicesWriter
+from edgespec.apps.server.request_reader import ALIAS, PreparedRequest, PreparedText, RequestReader, Service
+from edgespec.apps.server.request_schema import ChatRequest, CompletionRequest
+from edgespec.engine.engine import Engine
+from edgespec.engine.stream import Stream
+from edgespec.platform.messages import MessageFn, silent
+
+_FIELDS = {CHAT: ChatRequest.model_fields, TEXT: CompletionRequest.model_fields}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptDefaults:
+    """Default options of plain prompts; None: the server's."""
+
+    system: str | None = None
+    n_predict: int | None = None
+    temp: float | None = None
+    seed: int | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """Return the options as fields of a request."""
+        named = {"max_tokens": self.n_predict, "temperature": self.temp, "seed": self.seed}
+        return {name: value for name, value in named.items() if value is not None}
+
+
+@dataclass(frozen=True, eq=False)
+class _OpenRequest:
+    """A request under way, with one or more choices."""
+
+    request: BatchRequest
+    prepared: PreparedRequest
+    writing: ChoicesWriter
+    prefilled: set[int] = field(default_factory=set)
+    """Prompts that are prefilled: their other choices share the prefix."""
+
+
+@dataclass(frozen=True, eq=False)
+class _PendingChoice:
+    """A choice of a request, by its index."""
+
+    of: _OpenRequest
+    index: int
+
+    @property
+    def prepared(self) -> PreparedText:
+        return self.of.prepared.texts[self.index]
+
+    @property
+    def prompt(self) -> int:
+        """Index of its prompt among the request's."""
+        return self.index * self.of.prepared.n_prompts // len(self.of.prepared.texts)
+
+    @property
+    def may_begin(self) -> bool:
+        """Whether its prompt is prefilled, or no other choice prefills it."""
+        n_each = len(self.of.prepared.texts) // self.of.prepared.n_prompts
+        return self.index % n_each == 0 or self.prompt in self.of.prefilled
+
+
+@dataclass(frozen=True, eq=False)
+class _RunningChoice(_PendingChoice):
+    stream: Stream
+
+
+class LocalWriter:
+    """A `BatchWriter` over one engine, for one thread."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        service: Service,
+        fingerprint: str,
+        *,
+        defaults: PromptDefaults | None = None,
+        log: MessageFn = silent,
+    ) -> None:
+        """Answer with `engine`; `log` takes a line for each failure that is not a request's fault."""
+        self._engine = engine
+        self._service = service
+        self._fingerprint = fingerprint
+        self._defaults = defaults or PromptDefaults()
+        self._log = log
+        self._reader = RequestReader(engine.target, service)
+        self._open: list[_OpenRequest] = []
+        self._running: list[_RunningChoice] = []
+        self._waiting: deque[_PendingChoice] = deque()
+        self._ended: list[tuple[BatchRequest, BatchAnswer]] = []
+        self.n_tokens = 0
+
+    @property
+    def n_free(self) -> int:
+        """Requests that may begin now: none while a choice waits for room."""
+        return 0 if self._waiting else self._engine.parallel - len(self._running)
+
+    @property
+    def n_running(self) -> int:
+        """Requests that `finished` has yet to return."""
+        return len(self._open) + len(self._ended)
+
+    def begin(self, request: BatchRequest) -> None:
+        """Begin a request, or queue it until there is room for its tokens."""
+        try:
+            opened = self._prepare(request)
+        except Exception as error:  # noqa: BLE001 - an error of this request alone
+            self._ended.append((request, self._error(error)))
+            return
+        self._open.append(opened)
+        self._waiting += [_PendingChoice(opened, i) for i in range(len(opened.prepared.texts))]
+        self._admit()
+
+    def finished(self) -> list[tuple[BatchRequest, BatchAnswer]]:
+        """Run one pass, and return complete answers."""
+        if self._running:
+            self._engine.step()
+        for running in [*self._running]:
+            if running in self._running:  # not ended by another choice of its request
+                self._take(running)
+        self._admit()
+        ended, self._ended = self._ended, []
+        return ended
+
+    def close(self) -> None:
+        """End all requests."""
+        for running in self._running:
+            running.stream.close()
+        self._running, self._open = [], []
+        self._waiting.clear()
+
+    def _prepare(self, request: BatchRequest) -> _OpenRequest:
+        """Check a request and turn it into tokens. Raises ApiError."""
+        url, body = request.url, request.body or {}
+        if url == PLAIN:
+            url, body = self._plain_request(body)
+        try:
+            kind = ChatRequest if url == CHAT else CompletionRequest
+            asked = kind.model_validate(body)
+            prepared = self._reader.choices(asked)
+            model, name = self._engine.target, self._service.name
+            writing = ChoicesWriter.of(asked, prepared, model, name, self._fingerprint)
+            return _OpenRequest(request, prepared, writing)
+        except ValidationError as error:
+            raise validation_error(error.errors(), body, route=url, fields=_FIELDS) from None
+        except RecursionError:
+            raise ApiError(400, "the request is too deeply nested") from None
+
+    def _plain_request(self, fields: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        """Return url and body of a plain prompt: a chat where the model has a template. Raises ApiError."""
+        body = {"model": ALIAS} | self._defaults.fields() | fields
+        if "messages" in body:
+            return CHAT, body
+        prompt, system = body["prompt"], body.pop("system", self._defaults.system)
+        if not isinstance(prompt, str) or not prompt:
+            raise ApiError(400, "prompt: must be a string that is not empty", param="prompt")
+        if self._engine.target.chat_template is None:
+            if system is not None:
+                raise ApiError(400, "system: this model has no chat template to put it into", param="system")
+            return TEXT, body
+        messages = [{"role": "user", "content": body.pop("prompt")}]
+        if system is not None:
+            messages.insert(0, {"role": "system", "content": system})
+        return CHAT, body | {"messages": messages}
+
+    def _admit(self) -> None:
+        """Begin queued choices while there is room."""
+        while self._waiting:
+            choice = self._waiting[0]
+            if not choice.may_begin:
+                return
+            tokens, options = choice.prepared.tokens, choice.prepared.options
+            try:
+                if not self._engine.has_room(len(tokens), options.n_predict):
+                    if self._running:
+                        return
+                    raise _too_long(len(tokens))
+                self._running.append(
+                    _RunningChoice(choice.of, choice.index, self._engine.stream(tokens, options))
+                )
+                self._waiting.popleft()
+            except Exception as error:  # noqa: BLE001 - an error of this request alone
+                self._end(choice.of, self._error(error))
+
+    def _take(self, running: _RunningChoice) -> None:
+        """Take the new tokens of a choice, and end its request if that is complete."""
+        stream, writing, opened = running.stream, running.of.writing, running.of
+        try:
+            tokens = stream.made()
+            self.n_tokens += len(tokens)
+            if tokens:
+                opened.prefilled.add(running.prompt)
+            for _ in writing.add(running.index, tokens):
+                pass
+            if not stream.finished:
+                return
+            stream.made()  # raises what ended the stream, if it failed
+            opened.prefilled.add(running.prompt)
+            for _ in writing.finish(running.index, stream.result):
+                pass
+            self._running.remove(running)
+            if writing.is_complete:
+                body = writing.whole().model_dump_json(exclude_unset=True).encode()
+                n_tokens = sum(len(result.token_ids) for result in writing.results)
+                self._end(opened, BatchAnswer(200, body, n_tokens))
+        except Exception as error:  # noqa: BLE001 - an error of this request alone
+            self._end(opened, self._error(error))
+
+    def _end(self, opened: _OpenRequest, answer: BatchAnswer) -> None:
+        """End a request, and its choices that are left, with `answer`."""
+        for running in [*self._running]:
+            if running.of is opened:
+                running.stream.close()
+                self._running.remove(running)
+        self._waiting = deque(one for one in self._waiting if one.of is not opened)
+        self._open.remove(opened)
+        self._ended.append((opened.request, answer))
+
+    def _error(self, error: Exception) -> BatchAnswer:
+        error = engine_error(error, self._log)
+        return BatchAnswer.error(error.status, error.body())
+
+
+def _too_long(n_tokens: int) -> ApiError:
+    return ApiError(
+        400,
+        f"the prompt's {n_tokens} tokens and its answer do not fit into the cache: "
+        "shorten the prompt, lower max_tokens, or begin with a larger --ctx",
+        code="context_length_exceeded",
+    )

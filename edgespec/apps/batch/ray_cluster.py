@@ -1,0 +1,332 @@
+"""A batch on a Ray cluster: a worker on each node, with its own engine.
+
+No line is lost: requests of a worker that dies are given out again. A line that was with three such workers,
+with the last one alone, becomes an error. Nodes that join are used once their models are loaded.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from edgespec.apps.batch.ray_node import NodeSettings, NodeWorker, model_facts
+from edgespec.apps.batch.records import BatchAnswer, BatchRequest
+from edgespec.errors import EdgespecError, UsageError
+from edgespec.platform.messages import MessageFn, silent
+
+MOST_DEATHS = 3
+"""Deaths of workers after which their line becomes an error."""
+
+CONNECT_S = 20.0
+"""Seconds within which a cluster must answer."""
+
+ANSWER_S = 60.0
+"""Seconds that nodes have for their first answer."""
+
+NO_NODE_S = 60.0
+"""Seconds without a node after which a batch ends."""
+
+_LOOK_S = 1.0  # between two searches for nodes
+_WAIT_S = 0.5  # most of one `finished`
+
+
+@dataclass(eq=False)
+class _RayWorker:
+    """A worker on a node, as the batch sees it."""
+
+    node: str
+    name: str
+    """The node's address, for the user."""
+    actor: Any
+    call: Any
+    """Call under way; None: idle."""
+    stage: str = "facts"
+    """Method of the calls: "facts", "load", then "work"."""
+    parallel: int = 0
+    pid: int = 0
+    given: dict[int, BatchRequest] = field(default_factory=dict)
+    unsent: list[BatchRequest] = field(default_factory=list)
+    n_tokens: int = 0
+    alone: bool = False
+    """Whether it must have its one request only."""
+
+    @property
+    def n_free(self) -> int:
+        return 0 if self.alone else self.parallel - len(self.given)
+
+
+class RayWriter:
+    """A `BatchWriter` over the nodes of a Ray cluster, for one thread; `close` frees the nodes."""
+
+    def __init__(self, address: str, settings: NodeSettings, *, on_message: MessageFn = silent) -> None:
+        """Connect to the cluster at `address`, HOST:PORT, and have its nodes load their models.
+
+        Raises EdgespecError if there is no such cluster, or if a node lacks edgespec, or has another version
+        or other models.
+        """
+        self._settings = settings
+        self._tell = on_message
+        self._workers: list[_RayWorker] = []
+        self._unusable: set[str] = set()  # nodes
+        self._again: deque[BatchRequest] = deque()
+        self._given_up: list[tuple[BatchRequest, BatchAnswer]] = []
+        self._n_deaths: Counter[int] = Counter()
+        self._looked = self._seen = time.monotonic()  # for nodes; a node
+        self.n_tokens = 0
+        self._facts = model_facts(settings.target, settings.draft)
+        connect(address)
+        try:
+            self._look_for_nodes()
+            end = time.monotonic() + ANSWER_S
+            for worker in [*self._workers]:
+                self._check_first(worker, max(0.0, end - time.monotonic()))
+            if not self._workers:
+                problem = "no node of this cluster has a processor to use"
+                raise EdgespecError(problem, field="ray", value=address)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def n_free(self) -> int:
+        """Requests that may begin now: none while some have to be given out again."""
+        if self._again:
+            return 0
+        return sum(worker.n_free for worker in self._ready()) if any(self._ready()) else 1
+
+    @property
+    def n_running(self) -> int:
+        """Requests that `finished` has yet to return."""
+        return len(self._again) + len(self._given_up) + sum(len(worker.given) for worker in self._workers)
+
+    def begin(self, request: BatchRequest) -> None:
+        """Give a request to a node, or queue it until there is one."""
+        if not self._give(request):
+            self._again.append(request)
+
+    def finished(self) -> list[tuple[BatchRequest, BatchAnswer]]:
+        """Wait a moment, and return the answers that came. Raises EdgespecError without nodes."""
+        if time.monotonic() > self._looked + _LOOK_S:
+            self._look_for_nodes()
+        self._again = deque(request for request in self._again if not self._give(request))
+        answers, self._given_up = self._given_up, []
+        for worker in self._ready():
+            if worker.call is None and worker.given:
+                self._call_work(worker)
+        calls = {worker.call: worker for worker in self._workers if worker.call is not None}
+        if not calls:
+            self._check_patience()
+            time.sleep(_WAIT_S)
+            return answers
+        self._seen = time.monotonic()
+        for call in ray.wait([*calls], timeout=_WAIT_S)[0]:
+            answers += self._take(calls[call])
+        return answers
+
+    def close(self) -> None:
+        """End all workers, and disconnect."""
+        for worker in self._workers:
+            ray.kill(worker.actor)
+        self._workers = []
+        disconnect()
+
+    # ---- nodes ----
+
+    def _ready(self) -> Iterator[_RayWorker]:
+        return (worker for worker in self._workers if worker.stage == "work")
+
+    def _look_for_nodes(self) -> None:
+        """Begin a worker on each node that has none."""
+        self._looked = time.monotonic()
+        used = {worker.node for worker in self._workers} | self._unusable
+        for node in _nodes():
+            if node["NodeID"] not in used and node["Resources"].get("CPU", 0) >= 1:
+                self._workers.append(self._begin_worker(node["NodeID"], node["NodeManagerAddress"]))
+
+    def _begin_worker(self, node: str, name: str) -> _RayWorker:
+        """Start a worker there. Its class is sent by name: a node runs its own edgespec."""
+        there = NodeAffinitySchedulingStrategy(node, soft=False)
+        actor = ray.remote(NodeWorker).options(num_cpus=1, scheduling_strategy=there).remote()
+        call = actor.facts.remote(self._settings.target, self._settings.draft)
+        return _RayWorker(node, name, actor, call)
+
+    def _check_first(self, worker: _RayWorker, most_s: float) -> None:
+        """Wait for the facts of a node at the beginning. Raises EdgespecError if they differ."""
+        try:
+            self._check_facts(ray.get(worker.call, timeout=most_s))
+        except GetTimeoutError:
+            self._tell(f"node {worker.name} does not answer yet; it is used when it does")
+            return
+        except (RayError, EdgespecError) as error:
+            if isinstance(error, RayActorError) and not any(
+                node["NodeID"] == worker.node for node in _nodes()
+            ):  # it died, which Ray notices late
+                self._lose(worker)
+                return
+            raise EdgespecError(f"node {worker.name} cannot be used: {_line(error)}") from None
+        self._call_load(worker)
+
+    def _check_facts(self, facts: dict[str, str]) -> None:
+        for name, here in self._facts.items():
+            if facts.get(name) != here:
+                raise EdgespecError(f"{name} differs: {facts.get(name, 'none')} there, {here} here")
+
+    def _check_patience(self) -> None:
+        if time.monotonic() > self._seen + NO_NODE_S:
+            raise EdgespecError(
+                f"the Ray cluster has had no usable node for {NO_NODE_S:.0f} s; start one with `ray start`"
+            )
+
+    # ---- work ----
+
+    def _give(self, request: BatchRequest) -> bool:
+        """Give a request to the ready node with most room; return whether there was one."""
+        alone = self._n_deaths[request.place] == MOST_DEATHS - 1
+        free = [w for w in self._ready() if w.n_free > 0 and not (alone and w.given)]
+        if not free:
+            return False
+        worker = max(free, key=lambda worker: worker.n_free)
+        worker.alone = alone
+        worker.given[request.place] = request
+        worker.unsent.append(request)
+        return True
+
+    def _call_load(self, worker: _RayWorker) -> None:
+        worker.stage, worker.call = "load", worker.actor.load.remote(self._settings)
+
+    def _call_work(self, worker: _RayWorker) -> None:
+        worker.call, worker.unsent = worker.actor.work.remote(worker.unsent), []
+
+    def _take(self, worker: _RayWorker) -> list[tuple[BatchRequest, BatchAnswer]]:
+        """Take the result of a call, start the worker's next one, and return new answers."""
+        try:
+            came = ray.get(worker.call)
+            if worker.stage == "facts":
+                self._check_facts(came)
+                self._call_load(worker)
+                return []
+        except RayActorError:
+            self._lose(worker)
+            return []
+        except (RayError, EdgespecError) as error:
+            if worker.stage != "work":
+                self._unusable.add(worker.node)
+                self._tell(f"node {worker.name} cannot be used: {_line(error)}")
+            else:
+                self._tell(f"node {worker.name}: {_line(error)}")
+            self._lose(worker)
+            return []
+        if worker.stage == "load":
+            worker.stage, worker.call = "work", None
+            worker.parallel, worker.pid = came
+            self._tell(f"node {worker.name} is ready: {worker.parallel} at once, process {worker.pid}")
+            return []
+        for line in came.messages:
+            self._tell(f"node {worker.name}: {line}")
+        self.n_tokens += came.n_tokens - worker.n_tokens
+        worker.n_tokens = came.n_tokens
+        for request, _ in came.answers:
+            del worker.given[request.place]
+        worker.alone = worker.alone and bool(worker.given)
+        worker.call = None
+        return list(came.answers)
+
+    def _lose(self, worker: _RayWorker) -> None:
+        """Give a dead worker's requests out again."""
+        self._workers.remove(worker)
+        ray.kill(worker.actor)
+        if worker.stage == "work":
+            n = len(worker.given)
+            self._tell(f"node {worker.name} lost its worker; requests that are given out again: {n}")
+        elif worker.node not in self._unusable:
+            self._unusable.add(worker.node)  # until it is started again, under another id
+            self._tell(f"node {worker.name}: the process ended before its models were loaded")
+        for place, request in worker.given.items():
+            if request in worker.unsent:  # the worker never had it
+                self._again.append(request)
+                continue
+            self._n_deaths[place] += 1
+            if self._n_deaths[place] < MOST_DEATHS:
+                self._again.append(request)
+                continue
+            why = f"{MOST_DEATHS} processes died while they answered this request"
+            error = {"message": why, "type": "server_error", "param": None, "code": "worker_died"}
+            self._given_up.append((request, BatchAnswer.error(500, {"error": error})))
+
+
+def _nodes() -> list[dict[str, Any]]:
+    """Return the nodes that Ray has as alive."""
+    return [node for node in ray.nodes() if node["Alive"]]
+
+
+def _line(error: Exception) -> str:
+    """Return an error of a node without Ray's traceback."""
+    if isinstance(error, RayTaskError):
+        if isinstance(error.cause, EdgespecError):
+            return str(error.cause)
+    elif isinstance(error, EdgespecError):
+        return str(error)
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    named = (line for line in reversed(lines) if "Error" in line)
+    return next(named, lines[-1] if lines else type(error).__name__)
+
+
+def connect(address: str) -> None:
+    """Connect to the cluster at `address`, HOST:PORT, of which this machine must be a node.
+
+    Only in the main thread. Raises UsageError for a malformed address, EdgespecError if no cluster answers.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdecimal():
+        raise UsageError("must be HOST:PORT, as `ray start --head` prints it", field="ray", value=address)
+    _check_answers(address)
+    # Ray prints a paragraph on stdout for each process that dies; no option ends that.
+    ray._private.worker._worker_logs_enabled = False
+    on_sigterm = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(address, log_to_driver=False, logging_level=logging.CRITICAL)
+    except Exception as error:  # noqa: BLE001 - Ray raises RuntimeError, ConnectionError, ValueError and AssertionError
+        reason = " ".join(str(error).split())
+        raise EdgespecError(
+            f"this machine could not join: {reason[:200]}; "
+            f"it must be a node of the cluster: ray start --address={address}",
+            field="ray",
+            value=address,
+        ) from None
+    signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own prints a stack trace
+
+
+def disconnect() -> None:
+    """Leave the cluster, if connected."""
+    ray.shutdown()
+
+
+def _check_answers(address: str) -> None:
+    """Raise EdgespecError if no cluster answers, asked by a child: Ray tries for minutes and aborts."""
+    command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--skip-version-check"]
+    try:
+        answered = subprocess.run(
+            [*command, "--address", address],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=CONNECT_S,
+            check=False,
+        )
+        if answered.returncode == 0:
+            return
+    except subprocess.TimeoutExpired:
+        pass
+    problem = "no Ray cluster answers there; start one with `ray start --head`"
+    raise EdgespecError(problem, field="ray", value=address)

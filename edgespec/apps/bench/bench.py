@@ -1,0 +1,339 @@
+"""Measures one pair on a suite of prompts, plain decoding and speculation in turns, and returns raw runs.
+
+    round 0   prompt 1: plain, auto    prompt 2: auto, plain    ...
+    round 1   prompt 1: auto, plain    prompt 2: plain, auto    ...
+    ...       until the interval of the speed-up is tight, or the time is up
+
+Neighbouring runs are compared, and each prompt begins with a different variant, so that a machine that
+becomes slower slows all variants alike. Before each generation the engine forgets earlier texts and what it
+learnt from them: no answer is drafted from an earlier answer, and each run begins with the same profile.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from edgespec.apps.bench.runs import Run, rotated, text_hash
+from edgespec.apps.bench.summary import noise
+from edgespec.apps.bench.variants import PLAIN_VARIANT, Variant
+from edgespec.decoding.choices import Rule
+from edgespec.decoding.options import Options
+from edgespec.decoding.records import Result
+from edgespec.decoding.sampling import SamplingParams
+from edgespec.engine.engine import Engine
+from edgespec.engine.lossy.teacher import TeacherForcing
+from edgespec.engine.stream import Stream
+from edgespec.errors import EdgespecError, UsageError
+from edgespec.models.suites import Prompt
+
+BUDGET_S = 600.0
+"""Seconds that a benchmark may take by default, without loading."""
+
+PRECISION = 0.03
+"""Default for `BenchLimits.precision`."""
+
+FEWEST_ROUNDS = 3
+"""With fewer rounds, the width of the interval means nothing."""
+
+_WARM_UP_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class BenchSettings:
+    """The settings that all runs of a benchmark share."""
+
+    variants: tuple[Variant, ...]
+    """The variants measured in addition to plain decoding."""
+    n_predict: int = 128
+    temperature: float = 0.0
+    seed: int = 0
+    """Seed of round 0; each further round's is one higher."""
+    rule: Rule | None = None
+    """None: "match", which writes the same texts as plain decoding."""
+    clients: tuple[int, ...] = ()
+    """Numbers of concurrent requests whose throughput is measured (clients.py); (): single requests are."""
+
+    def __post_init__(self) -> None:
+        """Raise UsageError for values that no generation accepts, before anything is loaded."""
+        if self.clients and (
+            lossy := next((variant.name for variant in self.variants if not variant.exact), None)
+        ):
+            raise UsageError(
+                "is not exact; many texts at once are measured exactly", field="variants", value=lossy
+            )
+        Options(params=self.params, n_predict=self.n_predict, seed=self.seed, rule=self.rule)
+
+    @property
+    def params(self) -> SamplingParams:
+        """Sampling parameters: llama.cpp's defaults at this temperature."""
+        return SamplingParams(temperature=self.temperature)
+
+    def facts(self) -> dict[str, str | int | float]:
+        """Return the settings as an outcome stores them."""
+        return {
+            "variants": ", ".join(variant.name for variant in self.variants),
+            "n_predict": self.n_predict,
+            "temperature": self.temperature,
+            "seed": self.seed,
+            "rule": self.rule or "match",
+            **({"clients": ", ".join(map(str, self.clients))} if self.clients else {}),
+        }
+
+
+class Peer(Protocol):
+    """Another program that continues the same prompts with the same files."""
+
+    @property
+    def name(self) -> str:
+        """Name in messages."""
+        ...
+
+    def runs(self, prompt: Prompt, round_: int) -> Iterator[Run]:
+        """Yield a run of each of its variants."""
+        ...
+
+
+def unfit(engine: Engine, prompts: Sequence[Prompt], n_predict: int) -> dict[str, str]:
+    """Return the ids of prompts that the target cannot answer in full, each with the reason."""
+    found = {}
+    for prompt in prompts:
+        needed = len(engine.prompt_tokens(prompt.text)) + n_predict + 1
+        if needed > engine.target.n_ctx_train:
+            found[prompt.id] = (
+                f"{prompt.id} is left out: with {n_predict} tokens of answer it needs a context of {needed}, "
+                f"and {engine.target_name} was trained for {engine.target.n_ctx_train}"
+            )
+    return found
+
+
+@contextmanager
+def leaving_no_trace(engine: Engine) -> Iterator[None]:
+    """Forget on leaving what the engine learnt inside, so that the next benchmark does not profit from it."""
+    try:
+        yield
+    finally:
+        engine.forget(tables=True)
+
+
+def warm_up(engine: Engine, prompts: Sequence[Prompt], settings: BenchSettings) -> None:
+    """Begin to answer the longest prompt in every variant, to enlarge the contexts and read the weights."""
+    longest = max(prompts, key=lambda prompt: len(engine.prompt_tokens(prompt.text)))
+    for variant in (PLAIN_VARIANT, *settings.variants):
+        stream = _stream(engine, longest, variant, settings)
+        for _ in itertools.islice(stream, _WARM_UP_TOKENS):
+            pass
+        stream.close()
+
+
+def _stream(
+    engine: Engine, prompt: Prompt, variant: Variant, settings: BenchSettings, round_: int = 0
+) -> Stream:
+    """Begin to answer as a new process would, with the profile that the engine was made with."""
+    engine.forget(tables=True)
+    return engine.stream(
+        prompt.text,
+        params=settings.params,
+        seed=settings.seed + round_,
+        n_predict=settings.n_predict,
+        drafter=variant.drafter,
+        gamma=variant.gamma,
+        rule=settings.rule if variant.exact else None,
+        cascade=variant.cascade,
+        lenience=variant.lenience,
+    )
+
+
+def generate(
+    engine: Engine, prompt: Prompt, variant: Variant, settings: BenchSettings, *, round_: int = 0
+) -> Run:
+    """Answer one prompt in one variant; compare an inexact variant's text with the target's distribution."""
+    stream = _stream(engine, prompt, variant, settings, round_)
+    alone = [token.origin == "alone" for token in stream]
+    run = run_of(stream.result, prompt, variant.name, round_)
+    if variant.exact:
+        return run
+    agreement, kl = _compared_with_target(engine, stream, alone, greedy=settings.params.greedy)
+    return replace(run, exact=False, agreement=agreement, kl=kl)
+
+
+def run_of(result: Result, prompt: Prompt, variant: str, round_: int) -> Run:
+    """Return the record of a generation."""
+    stats = result.stats
+    return Run(
+        prompt=prompt.id,
+        category=prompt.category,
+        variant=variant,
+        round=round_,
+        prompt_tokens=result.prompt_tokens,
+        tokens=len(result.token_ids),
+        total_s=stats.total_s,
+        ttft_s=stats.ttft_s,
+        prefill_s=stats.prefill_s,
+        draft_prefill_s=stats.draft_prefill_s,
+        draft_s=stats.draft_s,
+        verify_s=stats.verify_s,
+        rest_s=stats.rest_s,
+        n_emitted=stats.n_emitted,
+        histogram=stats.histogram,
+        stop_reason=result.stop_reason,
+        text_sha256=text_hash(result.token_ids),
+        energy=result.energy,
+        target_share=result.target_share,
+    )
+
+
+def _compared_with_target(
+    engine: Engine, stream: Stream, alone: Sequence[bool], *, greedy: bool
+) -> tuple[float | None, float | None]:
+    """Return the share of tokens that are the target's likeliest, and the mean KL divergence of their writer.
+
+    Both models read the text again; this is not timed. The divergence of a token that the target wrote is 0.
+    The share is None at a temperature above 0, the divergence is None if acceptance was lenient.
+    """
+    n_prompt, answer = stream.result.prompt_tokens, stream.result.token_ids
+    small = engine.draft if any(alone) else None
+    wants_kl = stream.result.mode == "cascade"
+    if not answer or not (greedy or wants_kl):
+        return None, None
+    n_ctx = n_prompt + len(answer)
+    with TeacherForcing(engine.target, small, n_ctx=n_ctx, n_threads=engine.n_threads) as teacher:
+        marks = teacher.marks(stream.tokens[:n_prompt], answer)
+    agreement = sum(marks.best) / len(answer) if greedy else None
+    if not wants_kl:
+        return agreement, None
+    divergences = [each for each, own in zip(marks.kl, alone, strict=True) if own] if small else []
+    return agreement, sum(divergences) / len(answer)
+
+
+def turns(
+    engine: Engine,
+    prompt: Prompt,
+    settings: BenchSettings,
+    *,
+    round_: int,
+    place: int,
+) -> Iterator[Run]:
+    """Yield a run of every variant over one prompt; which variant comes first depends on round and place."""
+    for variant in rotated((PLAIN_VARIANT, *settings.variants), round_ + place):
+        yield generate(engine, prompt, variant, settings, round_=round_)
+
+
+@dataclass(frozen=True, slots=True)
+class BenchProgress:
+    """Progress of a benchmark."""
+
+    round: int
+    done: int
+    """Prompts, or figures of several clients, that were done in this round."""
+    total: int
+    """All of a round."""
+    spent_s: float
+    noise: float | None = None
+    """Width of the interval so far, as in `BenchLimits.precision`; None before it is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class BenchLimits:
+    """A benchmark ends at the first of these limits."""
+
+    budget_s: float = BUDGET_S
+    precision: float = PRECISION
+    """Stop once the speed-up's interval over the rounds is this narrow, as a share of the speed-up."""
+    rounds: int | None = None
+    """None: as many rounds as the budget allows."""
+
+
+@dataclass(frozen=True, slots=True)
+class BenchListener:
+    """Callbacks of a running benchmark."""
+
+    on_run: Callable[[Run], None]
+    """Called with each run at once, so that it can be kept if a later one fails."""
+    on_progress: Callable[[BenchProgress], None] = lambda _progress: None
+    """Called before each prompt."""
+    on_message: Callable[[str], None] = lambda _line: None
+    """Called with a line about a peer that failed and is left out from then on."""
+
+
+def measure(
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    settings: BenchSettings,
+    *,
+    limits: BenchLimits,
+    listener: BenchListener,
+    peers: list[Peer],
+) -> str:
+    """Measure rounds until a limit is reached, and return in words which limit it was.
+
+    When the budget is spent, only the current prompt is finished, even if others had no turn yet: order
+    `prompts` so that all categories come early. A peer that fails is removed from `peers`. Raises what the
+    engine raises.
+    """
+    began = time.monotonic()
+
+    def answer(prompt: Prompt, round_: int, place: int) -> Iterator[Run]:
+        return turns(engine, prompt, settings, round_=round_, place=place)
+
+    with leaving_no_trace(engine):
+        warm_up(engine, prompts, settings)
+        return measure_rounds(prompts, answer, limits=limits, listener=listener, peers=peers, began=began)
+
+
+def measure_rounds(
+    prompts: Sequence[Prompt],
+    answer: Callable[[Prompt, int, int], Iterable[Run]],
+    *,
+    limits: BenchLimits,
+    listener: BenchListener,
+    peers: list[Peer],
+    began: float,
+) -> str:
+    """Measure rounds over `prompts`, each of which `answer` runs in all variants; otherwise as `measure`.
+
+    `answer` takes the prompt, the round and the prompt's place in it. `began`: when the budget began to be
+    spent, on the monotonic clock.
+    """
+    runs: list[Run] = []
+    longest = 0.0
+    round_ = 0
+    while limits.rounds is None or round_ < limits.rounds:
+        tight = noise(runs) if round_ >= FEWEST_ROUNDS else None
+        if tight is not None and tight <= limits.precision:
+            return f"{_rounds(round_)}; the interval over them is tight ({tight:.1%})"
+        for place, prompt in enumerate(prompts):
+            prompt_began = time.monotonic()
+            if prompt_began - began + longest > limits.budget_s and runs:
+                so_far = [_rounds(round_)] if round_ else []
+                if place:
+                    so_far.append(f"{place} of {len(prompts)} prompts of round {round_ + 1}")
+                width = f"; the interval over them is {tight:.1%} wide" if tight is not None else ""
+                return f"{' and '.join(so_far)}; the budget of {limits.budget_s:g} s was spent{width}"
+            spent_s = prompt_began - began
+            listener.on_progress(BenchProgress(round_, place, len(prompts), spent_s, tight))
+            for run in answer(prompt, round_, place):
+                runs.append(run)
+                listener.on_run(run)
+            _run_peers(peers, prompt, round_, listener)
+            longest = max(longest, time.monotonic() - prompt_began)
+        round_ += 1
+    return f"{_rounds(round_)}, as asked for"
+
+
+def _run_peers(peers: list[Peer], prompt: Prompt, round_: int, listener: BenchListener) -> None:
+    for peer in [*peers]:
+        try:
+            for run in peer.runs(prompt, round_):
+                listener.on_run(run)
+        except EdgespecError as error:
+            listener.on_message(f"{error}; {peer.name} is left out from here on")
+            peers.remove(peer)
+
+
+def _rounds(n: int) -> str:
+    return f"{n} round{'' if n == 1 else 's'}"

@@ -1,0 +1,340 @@
+"""The matrix: targets x drafts x kernels on one suite of prompts, a process for each cell and round.
+
+    FOLDER/comparison.json      the plan; a stopped comparison continues from it, with new cells or rounds too
+    FOLDER/runs/CELL.0.json     the raw runs of a cell in round 0
+
+Rounds are the outer loop: every cell is measured once, then every cell again. So a machine that becomes
+slower affects all cells alike, and a comparison stopped after a round has a whole table. Each cell runs in
+its own process, so that its peak memory is not another's and a crash ends only that cell.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from edgespec.apps.bench.bench import BenchSettings
+from edgespec.apps.bench.cells import CellRequest, merged
+from edgespec.apps.bench.machine import MachineWatch
+from edgespec.apps.bench.runs import Cell, PassTime, Run, Throughput, as_json, from_json, rotated
+from edgespec.apps.bench.variants import Variant
+from edgespec.decoding.choices import DrafterName
+from edgespec.errors import EdgespecError, UsageError, describe_os_error
+from edgespec.llama.choices import KernelsChoice
+from edgespec.models.quantizations import FileFacts
+from edgespec.models.suites import Prompt
+from edgespec.platform.child import REFUSED, ChildExit, ReportingChild
+from edgespec.platform.files import write_atomically
+
+NO_DRAFT, SUFFIX, MTP = "none", "suffix", "mtp"
+"""Used instead of a draft model's name: no drafts, those from text seen before, or those of the head in the
+target's own file."""
+
+WORDS = (NO_DRAFT, SUFFIX, MTP)
+"""Words that name no draft model."""
+
+_PLAN = "comparison.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Combination:
+    """The models and kernels of a cell, by name; a draft may also be one of WORDS."""
+
+    target: str
+    draft: str
+    kernels: KernelsChoice
+
+    @property
+    def name(self) -> str:
+        """Name in files and messages."""
+        return f"{self.target}+{self.draft}+kernels-{self.kernels}"
+
+    @property
+    def draft_model(self) -> str | None:
+        """The draft model, if there is one."""
+        return None if self.draft in WORDS else self.draft
+
+    def restrict(self, settings: BenchSettings) -> BenchSettings:
+        """Return `settings` with only those variants that this cell's draft allows."""
+        variants = [variant for variant in settings.variants if self._allows(variant)]
+        return replace(settings, variants=() if self.draft == NO_DRAFT else tuple(variants))
+
+    def _allows(self, variant: Variant) -> bool:
+        if variant.drafter == MTP:
+            return self.draft == MTP
+        if variant.cascade:  # a head cannot write by itself
+            return self.draft_model is not None
+        return self.draft != SUFFIX or not variant.needs_model
+
+    def drafter(self, settings: BenchSettings) -> DrafterName:
+        """Return the drafter that the engine loads models for, to run what `restrict` returned."""
+        if not settings.variants:
+            return "none"
+        return "auto" if self.draft_model else "mtp" if self.draft == MTP else "suffix"
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonPlan:
+    """Everything that the runs of a comparison depend on, except the profiles of the pairs."""
+
+    models: dict[str, FileFacts]
+    combinations: tuple[Combination, ...]
+    prompts: tuple[Prompt, ...]
+    settings: BenchSettings
+    rounds: int
+    n_threads: int
+    assume_watts: float | None
+    machine: dict[str, str | int | float]
+    """The processor, the versions, and what counts energy."""
+
+    def n_runs(self, combination: Combination) -> int:
+        """Return the number of runs of a cell in one round."""
+        n_times = len(self.settings.clients) or len(self.prompts)
+        return n_times * (1 + len(combination.restrict(self.settings).variants))
+
+    def key(self, combination: Combination) -> str:
+        """Return a hash of what a cell's runs depend on."""
+        files = [self.models[n].sha256 for n in (combination.target, combination.draft_model) if n]
+        alike = (self.prompts, self.settings, self.n_threads, self.assume_watts, self.machine)
+        return hashlib.sha256(as_json((combination, files, alike))).hexdigest()
+
+    def conflicts(self, other: ComparisonPlan) -> list[str]:
+        """Return in words why cells of `other` must not stand in one table with this plan's."""
+        alike = ("prompts", "settings", "n_threads", "assume_watts", "machine")
+        found = [name.replace("n_", "") for name in alike if getattr(self, name) != getattr(other, name)]
+        shared = self.models.keys() & other.models.keys()
+        return found + sorted(n for n in shared if self.models[n].sha256 != other.models[n].sha256)
+
+
+@dataclass(frozen=True, slots=True)
+class _CellFile:
+    """A file of runs."""
+
+    key: str
+    """`ComparisonPlan.key` of the cell; if it differs, the file belongs to another comparison."""
+    round: int
+    cell: Cell
+    warnings: tuple[str, ...] = ()
+    """Disturbances of the machine during the runs, and the engine's warnings."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonProgress:
+    """Progress of a comparison."""
+
+    combination: Combination
+    round: int
+    prompt: str
+    """Id of the prompt, or the number of concurrent requests."""
+    done: int
+    """Runs that are done, or skipped with their cell."""
+    total: int
+
+
+class ComparisonRun:
+    """Carries out a plan in a folder."""
+
+    def __init__(self, plan: ComparisonPlan, paths: Mapping[str, Path], folder: Path) -> None:
+        """Store `plan` in `folder`, which is created if missing; `paths` are the files of its models.
+
+        Cells already measured there are used again if the plan only adds rounds or cells to the stored one.
+        Raises UsageError for any other plan, and if the folder cannot be written to.
+        """
+        self.plan = plan
+        self._paths = paths
+        self._runs = folder / "runs"
+        self._skipped: dict[Combination, str] = {}
+        try:
+            stored = _stored_plan(folder)
+            if stored and (different := plan.conflicts(stored)):
+                problem = (
+                    f"another comparison is there (other {', '.join(different)}); choose another folder, "
+                    "or replace it (--fresh on the command line)"
+                )
+                raise UsageError(problem, field="out", value=folder)
+            self._runs.mkdir(parents=True, exist_ok=True)
+            # Models that this plan leaves out stay in the file, since their cells stay in the folder.
+            models = {**stored.models, **plan.models} if stored else plan.models
+            write_atomically(folder / _PLAN, as_json(replace(plan, models=models)) + b"\n")
+        except OSError as error:
+            raise UsageError(describe_os_error(error), field="out", value=folder) from None
+
+    @staticmethod
+    def discard(folder: Path) -> None:
+        """Delete only what a comparison measured in `folder`. Raises UsageError if that fails."""
+        try:
+            if stored := _stored_plan(folder):  # without a plan, the folder's contents are not ours
+                for name in map(glob.escape, stored.models):
+                    kept = (  # here and in judge.py
+                        f"runs/{name}+*+kernels-*.[0-9]*.json",
+                        f"accuracy-{name}+kernels-*.json",
+                        f"humaneval-{name}+kernels-*.json",
+                        f"humaneval-{name}+*+kernels-*.json",
+                    )
+                    for file in [found for pattern in kept for found in folder.glob(pattern)]:
+                        file.unlink()
+                (folder / _PLAN).unlink()
+        except OSError as error:
+            raise UsageError(describe_os_error(error), field="out", value=folder) from None
+
+    def _file(self, combination: Combination, round_: int) -> Path:
+        return self._runs / f"{combination.name}.{round_}.json"
+
+    def _stored(self, combination: Combination, round_: int) -> _CellFile | None:
+        """Return what was measured of a cell; None if its file is missing, outdated or damaged."""
+        try:
+            file = self._file(combination, round_)
+            found = from_json(_CellFile, file.read_bytes(), str(file))
+        except (OSError, EdgespecError):
+            return None
+        return found if (found.key, found.round) == (self.plan.key(combination), round_) else None
+
+    def run(self, on_progress: Callable[[ComparisonProgress], None] = lambda _progress: None) -> None:
+        """Measure what is missing. Raises OSError if a cell cannot be written; earlier cells stay."""
+        plan = self.plan
+        total = plan.rounds * sum(map(plan.n_runs, plan.combinations))
+        done = 0
+        for round_ in range(plan.rounds):
+            for combination in rotated(plan.combinations, round_):
+                before = done
+                if combination not in self._skipped and self._stored(combination, round_) is None:
+                    on_progress(ComparisonProgress(combination, round_, "", done, total))
+                    for prompt in self._measure(combination, round_):
+                        done += 1
+                        on_progress(ComparisonProgress(combination, round_, prompt, done, total))
+                done = before + plan.n_runs(combination)
+                on_progress(ComparisonProgress(combination, round_, "", done, total))
+
+    def _measure(self, combination: Combination, round_: int) -> Iterator[str]:
+        """Yield the prompt of each run of a cell in one round, and write the runs once all are complete."""
+        plan = self.plan
+        request = self._request(combination, round_)
+        kernels, peak = "", 0
+        runs: list[Run] = []
+        throughput: list[Throughput] = []
+        passes: list[PassTime] = []
+        warnings: list[str] = []
+        watch = MachineWatch(n_threads=plan.n_threads)
+        conversation = ReportingChild("edgespec.apps.bench.cells", "_in_child", request)
+        for kind, value in conversation:
+            match kind:
+                case "kernels":
+                    kernels = value
+                case "run":
+                    runs.append(msgspec.convert(value, Run))
+                    watch.sample()
+                    yield runs[-1].prompt
+                case "throughput":
+                    throughput.append(msgspec.convert(value, Throughput))
+                    watch.sample()
+                    yield f"{throughput[-1].at_once} texts at once"
+                case "pass":
+                    passes.append(msgspec.convert(value, PassTime))
+                case "message":
+                    warnings.append(value)
+                case "peak":
+                    peak = value
+        ended = conversation.ended
+        if ended.code == 0:
+            cell = Cell(
+                combination.target,
+                _draft(combination),
+                kernels,
+                tuple(runs),
+                peak,
+                throughput=tuple(throughput),
+                passes=tuple(passes),
+            )
+            warnings += watch.warnings()
+            measured = _CellFile(plan.key(combination), round_, cell, tuple(warnings))
+            write_atomically(self._file(combination, round_), as_json(measured) + b"\n")
+            return
+        self._skipped[combination] = self._why_ended(ended)
+
+    def _request(self, combination: Combination, round_: int) -> CellRequest:
+        """Return the job of a cell's process."""
+        plan, draft = self.plan, combination.draft_model
+        settings = combination.restrict(plan.settings)
+        return CellRequest(
+            target=str(self._paths[combination.target]),
+            draft=str(self._paths[draft]) if draft else None,
+            drafter=combination.drafter(settings),
+            kernels=combination.kernels,
+            n_threads=plan.n_threads,
+            prompts=plan.prompts,
+            settings=settings,
+            round=round_,
+            assume_watts=plan.assume_watts,
+        )
+
+    def _why_ended(self, ended: ChildExit) -> str:
+        """Return in a line why a cell's process failed."""
+        why = ended.complaint
+        for name, path in self._paths.items():  # the process knows its models by their files
+            why = why.replace(str(path), name)
+        if ended.code == REFUSED:
+            return why
+        how = f"by signal {-ended.code}" if ended.code and ended.code < 0 else f"with code {ended.code}"
+        return f"its process ended {how}: {why or 'it may have run out of memory'}"
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Return a line for each cell that failed in some round, and one for each disturbance."""
+        places = [(one, round_) for round_ in range(self.plan.rounds) for one in self.plan.combinations]
+        stored = {place: found for place in places if (found := self._stored(*place))}
+        partial = (
+            f"{combination.name} was not measured in every round: {why}"
+            for combination, why in self._skipped.items()
+            if any(one == combination for one, _ in stored)
+        )
+        disturbed = (
+            f"{combination.name}, round {round_ + 1}: {line}"
+            for (combination, round_), found in stored.items()
+            for line in found.warnings
+        )
+        kernels: dict[Combination, set[str]] = {}
+        for (combination, _), found in stored.items():
+            kernels.setdefault(combination, set()).add(found.cell.kernels)
+        mixed = (
+            f"{combination.name}: its rounds had other kernels ({', '.join(sorted(names))}), and only those "
+            "like the first count; --fresh measures all again"
+            for combination, names in kernels.items()
+            if len(names) > 1
+        )
+        return (*partial, *mixed, *disturbed)
+
+    def cells(self) -> tuple[Cell, ...]:
+        """Return the cells measured so far, and those that could not run, in the plan's order."""
+        found = []
+        for combination in self.plan.combinations:
+            rounds = [self._stored(combination, round_) for round_ in range(self.plan.rounds)]
+            measured = [found.cell for found in rounds if found]
+            measured = [cell for cell in measured if cell.kernels == measured[0].kernels]
+            if measured:
+                found.append(merged(measured))
+            else:
+                reason = self._skipped.get(combination, "not measured yet")
+                found.append(
+                    Cell(combination.target, _draft(combination), combination.kernels, skipped=reason)
+                )
+        return tuple(found)
+
+
+def _stored_plan(folder: Path) -> ComparisonPlan | None:
+    """Return the plan stored in `folder`, None if there is none. Raises UsageError if its file is no plan."""
+    file = folder / _PLAN
+    if not file.exists():
+        return None
+    try:
+        return from_json(ComparisonPlan, file.read_bytes(), str(file))
+    except EdgespecError as error:
+        raise UsageError(f"{error}; delete it, or choose another folder") from None
+
+
+def _draft(combination: Combination) -> str | None:
+    return None if combination.draft == NO_DRAFT else combination.draft

@@ -1,0 +1,281 @@
+"""The records of a benchmark, from which every table is made, and their JSON.
+
+Outcome                the machine, the versions, the settings, the warnings
+  Cell  x n            a target, a draft (or none) and kernels; or why it could not run
+    Run x n            one generation: a prompt, a variant to generate, a round; or one recording heard
+    Throughput x n     or: all prompts, many at once, in a variant and a round
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+
+from edgespec.apps.energy import Measurement
+from edgespec.errors import EdgespecError
+from edgespec.models.quantizations import FileFacts
+
+PLAIN = "plain"
+"""The variant that every other is compared with: the target alone, with the cell's kernels."""
+
+PEER = "llama.cpp "
+"""Prefix of the variants of llama.cpp's programs."""
+
+_PEERS = (PEER.strip(), "faster-whisper", "whisper.cpp")
+
+FORMAT = 2
+"""Version of the JSON format; files of other versions are not read."""
+
+WorkProgressFn = Callable[[str, int, int], None]
+"""Called with what is being done, how much of it is done, and how much there is."""
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class HeardRecording:
+    """Text heard in a recording, and where the time went. Times in seconds; None: a peer does not tell."""
+
+    audio_s: float
+    """Length of the recording."""
+    text: str
+    n_words: int | None = None
+    """Words that are said in it; None: the text is not known."""
+    n_errors: int | None = None
+    """Words of that text that were not heard, heard wrongly, or made up."""
+    encode_s: float | None = None
+    """Time of the encoders, a draft's included."""
+    decode_s: float | None = None
+    """Time in which tokens were decoded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One generation. Times in seconds; None: a peer does not tell."""
+
+    prompt: str
+    """The prompt's id, unique in its suite."""
+    category: str
+    variant: str
+    """PLAIN; a drafter ("auto", "model", ...), with "-GAMMA" for a fixed draft length; a variant that is not
+    exact ("cascade@0.4", "lenience-0.5"); or a peer's variant."""
+    round: int
+    prompt_tokens: int
+    tokens: int
+    """Emitted tokens, without an end-of-generation token."""
+    total_s: float
+    """From the call to the last token; a peer's: its own times for reading the prompt and decoding."""
+    ttft_s: float | None
+    """From the call to the first token."""
+    prefill_s: float | None
+    """Time in which the target reads the prompt."""
+    draft_prefill_s: float | None = None
+    draft_s: float | None = None
+    verify_s: float | None = None
+    rest_s: float | None = None
+    n_emitted: int | None = None
+    """Tokens emitted by the steps after the prompt's pass, with end-of-generation tokens: tau's numerator."""
+    histogram: tuple[tuple[int, int, int], ...] | None = None
+    """(drafted, accepted, steps): the source of tau, alpha and the acceptance by position."""
+    stop_reason: str = ""
+    text_sha256: str | None = None
+    """`text_hash` of the emitted token ids."""
+    energy: Measurement | None = None
+    """None: not asked for. A Measurement without joules: could not be measured."""
+    exact: bool = True
+    """Whether the text is distributed as the target's own."""
+    target_share: float = 1.0
+    """Share of the tokens that the target wrote or judged."""
+    agreement: float | None = None
+    """Share of the tokens that are the target's likeliest at their place; None: exact variant, or sampled."""
+    kl: float | None = None
+    """Mean KL divergence, in nats, of each token's writer from the target; None: exact variant, or
+    lenience."""
+    heard: HeardRecording | None = None
+    """The prompt is a recording: what was heard in it."""
+
+    @property
+    def speed(self) -> float | None:
+        """Tokens, or seconds of a recording, over the time of the whole run."""
+        if self.heard is None:
+            return self.whole_tokens_per_s
+        return self.heard.audio_s / self.total_s if self.total_s > 0 else None
+
+    @property
+    def whole_tokens_per_s(self) -> float | None:
+        """Tokens over the time of the whole generation, reading the prompt included."""
+        return self.tokens / self.total_s if self.total_s > 0 and self.tokens else None
+
+    @property
+    def decode_tokens_per_s(self) -> float | None:
+        """Tokens after the first over the time after the first."""
+        if self.ttft_s is None or self.tokens < 2 or self.total_s <= self.ttft_s:
+            return None
+        return (self.tokens - 1) / (self.total_s - self.ttft_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """Every prompt answered once in one variant, `at_once` of them at a time, the next when one has ended."""
+
+    variant: str
+    at_once: int
+    round: int
+    tokens: int
+    """Emitted tokens of all answers, without end-of-generation tokens."""
+    total_s: float
+    """Seconds from the first call to the last token, reading the prompts included."""
+    ttft_s: tuple[float, ...]
+    """Seconds from the call that began an answer to its first token, for each answer."""
+    texts: Mapping[str, str]
+    """The prompt's id -> hash of its answer's token ids, as `Run.text_sha256`."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassTime:
+    """T(n) in one round: the median seconds of the target's passes over `n` tokens with all their logits."""
+
+    n: int
+    round: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One combination of target, draft and kernels, measured or skipped."""
+
+    target: str
+    """The name of one of the outcome's models."""
+    draft: str | None
+    """The name of another of the outcome's models; None: no draft model."""
+    kernels: str
+    """The instruction set of edgespec's kernels, or "stock"; of a skipped cell "auto" or "off", as asked."""
+    runs: tuple[Run, ...] = ()
+    peak_rss_bytes: int | None = None
+    """The largest resident memory of the process, mapped model files included."""
+    skipped: str = ""
+    """Why it could not run, in one line; "" if it ran."""
+    throughput: tuple[Throughput, ...] = ()
+    """Concurrent requests, if they were measured: then there are no `runs`."""
+    passes: tuple[PassTime, ...] = ()
+    """T(n) for the numbers of texts in `throughput`."""
+
+    @property
+    def name(self) -> str:
+        """Target, draft and kernels in a line."""
+        drafted = f", drafted by {self.draft}" if self.draft else ""
+        return f"{self.target}{drafted}, {self.kernels}"
+
+
+@dataclass(frozen=True, slots=True)
+class AccuracyScore:
+    """Accuracy of a target, compared with its best quantization."""
+
+    target: str
+    """The model, by name."""
+    reference: str
+    """The model it is compared with, by name; its own name for the reference itself."""
+    kernels: str
+    """The kernels used: the instruction set of edgespec's, or "stock"."""
+    n_tokens: int
+    """Scored tokens of the text."""
+    perplexity: float
+    kl: float | None
+    """Mean Kullback-Leibler divergence from the reference, in nats a token; None for the reference itself."""
+    kl_error: float | None
+    """Standard error of `kl`."""
+    top1: float | None
+    """Share of places where both models prefer the same token."""
+    passed: int | None = None
+    """HumanEval problems whose tests the greedy answer passed; None: not asked for."""
+    n_problems: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemsSolved:
+    """Number of HumanEval problems that a variant that is not exact solves."""
+
+    target: str
+    draft: str
+    kernels: str
+    variant: str
+    passed: int
+    n_problems: int
+    target_share: float
+    """Share of the answers' tokens that the target wrote or judged."""
+
+
+@dataclass(frozen=True, slots=True)
+class BenchmarkOutcome:
+    """Everything recorded of a benchmark."""
+
+    kind: str
+    """"bench" or "compare"."""
+    date: str
+    """ISO 8601, to the second."""
+    machine: Mapping[str, Any]
+    """Facts of the machine and the versions: name -> text or number."""
+    settings: Mapping[str, Any]
+    """Settings asked for: temperature, tokens, rounds, seed, ..."""
+    suite: Mapping[str, Any]
+    """Name, file hash, prompts by category."""
+    models: Mapping[str, FileFacts]
+    """The models' facts, by name."""
+    cells: tuple[Cell, ...]
+    accuracy: tuple[AccuracyScore, ...] = ()
+    """One for each target with each of the kernels compared."""
+    warnings: tuple[str, ...] = ()
+    solved: tuple[ProblemsSolved, ...] = ()
+    """Problems solved by variants that are not exact, if asked for."""
+    format: int = FORMAT
+
+    def accuracy_of(self, cell: Cell) -> AccuracyScore | None:
+        """Return the accuracy of a cell's target with its kernels; None if it was not measured."""
+        wanted = cell.target, cell.kernels
+        return next((one for one in self.accuracy if (one.target, one.kernels) == wanted), None)
+
+    def solved_by(self, cell: Cell, variant: str) -> ProblemsSolved | None:
+        """Return what a variant that is not exact solves; None if that was not asked for."""
+        wanted = cell.target, cell.draft, cell.kernels, variant
+        return next((s for s in self.solved if (s.target, s.draft, s.kernels, s.variant) == wanted), None)
+
+
+def peer_of(variant: str) -> str | None:
+    """Return the program whose variant this is, with kernels and memory of its own; None: edgespec."""
+    return next((peer for peer in _PEERS if variant == peer or variant.startswith(f"{peer} ")), None)
+
+
+def rotated(these: Sequence[_T], n: int) -> tuple[_T, ...]:
+    """Return `these` rotated by `n` places, so that over all `n` each is first equally often."""
+    first = n % len(these)
+    return (*these[first:], *these[:first])
+
+
+def text_hash(token_ids: Iterable[int]) -> str:
+    """Return the SHA-256 of token ids written as decimal numbers separated by spaces."""
+    return hashlib.sha256(" ".join(map(str, token_ids)).encode()).hexdigest()
+
+
+def as_json(record: object) -> bytes:
+    """Return a record, or a structure of records, as one line of JSON."""
+    return msgspec.json.encode(record)
+
+
+def from_json(kind: type[_T], data: bytes | str, where: str) -> _T:
+    """Return the record of `kind` that `as_json` wrote as `data`; `where` names its file.
+
+    Raises EdgespecError in one line if `data` is no such record, or has another FORMAT.
+    """
+    try:
+        found = msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # ValidationError is a DecodeError
+        what = re.sub(r"\B(?=[A-Z])", " ", kind.__name__.strip("_")).lower()
+        raise EdgespecError(f"{where}: holds no {what} that edgespec wrote: {error}") from None
+    if isinstance(found, BenchmarkOutcome) and found.format != FORMAT:
+        raise EdgespecError(f"{where}: written in format {found.format}; this edgespec reads {FORMAT}")
+    return found

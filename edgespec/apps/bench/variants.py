@@ -1,0 +1,84 @@
+"""The variants in which a benchmark answers a prompt: how a generation drafts, and whether it is exact."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import get_args
+
+from edgespec.apps.bench.runs import PLAIN
+from edgespec.decoding.choices import DrafterName, Signal
+from edgespec.decoding.options import MAX_GAMMA, SPAN, Options, Span, Waking
+from edgespec.errors import UsageError
+
+_VARIANT = re.compile(r"([a-z]+)(?:-([0-9]{1,9}))?")
+_NUMBER = r"[0-9]{1,3}(?:\.[0-9]{1,9})?"
+_CASCADE = re.compile(rf"cascade(?:-(margin|entropy))?(?:-(rest|[0-9]{{1,9}}))?(?:@({_NUMBER}))?")
+_LENIENT = re.compile(rf"lenience-({_NUMBER})")
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """Drafting settings of a generation."""
+
+    name: str
+    drafter: DrafterName
+    gamma: int | None = None
+    cascade: Waking | None = None
+    lenience: float = 1.0
+
+    @property
+    def needs_model(self) -> bool:
+        """Whether this variant needs a draft model."""
+        return self.drafter in ("model", "staged") or self.cascade is not None
+
+    @property
+    def exact(self) -> bool:
+        """Whether its texts are distributed as the target's own."""
+        return self.cascade is None and self.lenience == 1.0
+
+
+PLAIN_VARIANT = Variant(PLAIN, "none")
+
+
+def parse_variants(text: str) -> tuple[Variant, ...]:
+    """Return the variants named in `text`, separated by commas: drafters, with "-GAMMA" for a fixed length.
+
+    Variants that are not exact: "cascade", with "-SIGNAL", "-SPAN" and "@THRESHOLD" for other values than the
+    defaults, and "lenience-L". Plain decoding, always measured, is not named. Raises UsageError.
+    """
+    variants: dict[str, Variant] = {}
+    for name in filter(None, (part.strip() for part in text.split(","))):
+        if name in variants:
+            raise UsageError(f"{name} is named twice", field="variants")
+        variants[name] = _lossy(name) or _drafting(name)
+    if not variants:
+        raise UsageError("name at least one, such as auto", field="variants")
+    return tuple(variants.values())
+
+
+def _drafting(name: str) -> Variant:
+    found = _VARIANT.fullmatch(name)
+    drafters = [drafter for drafter in get_args(DrafterName) if drafter != "none"]
+    if not found or found[1] not in drafters:
+        problem = f"must be one of {', '.join(drafters)}, or such as model-3, cascade@0.4, lenience-0.5"
+        raise UsageError(problem, field="variants", value=name)
+    gamma = int(found[2]) if found[2] else None
+    if gamma is not None and not 1 <= gamma <= MAX_GAMMA:
+        raise UsageError(f"the length must be 1 to {MAX_GAMMA}", field="variants", value=name)
+    return Variant(name, found[1], gamma)  # type: ignore[arg-type] # checked above
+
+
+def _lossy(name: str) -> Variant | None:
+    """Return the variant that is not exact named `name`; None if there is no such variant."""
+    try:
+        if found := _CASCADE.fullmatch(name):
+            signal: Signal = "entropy" if found[1] == "entropy" else "margin"
+            span: Span = "rest" if found[2] == "rest" else int(found[2] or SPAN)
+            threshold = float(found[3]) if found[3] else None
+            return Variant(name, "auto", cascade=Waking(signal, threshold, span=span))
+        if found := _LENIENT.fullmatch(name):
+            return Variant(name, "auto", lenience=Options(lenience=float(found[1])).lenience)
+    except UsageError as error:
+        raise UsageError(str(error), field="variants", value=name) from None
+    return None

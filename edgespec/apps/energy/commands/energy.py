@@ -1,0 +1,151 @@
+"""`edgespec energy`: what measures this machine's joules, how to make it readable, and the idle power."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from edgespec.apps.energy import EnergyMeter, Resolution, idle_path, measure_idle, store_idle_power
+from edgespec.cli.console import message, out, print_line, print_table
+from edgespec.cli.options import JsonOption, WattsOption
+from edgespec.cli.progress import WorkDisplay
+
+ROOT = Path("/")
+"""Root of the /proc and /sys that are searched for sources; tests replace it."""
+
+_Report = dict[str, Any]
+
+
+def energy_command(
+    *,
+    idle: Annotated[bool, typer.Option(help="Measure the power of the idle machine, and keep it.")] = True,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=1.0, max=3600.0, help="How long to measure it, in seconds.")
+    ] = 10.0,
+    assume_watts: WattsOption = None,
+    json: JsonOption = False,
+) -> int:
+    """Report what tells this machine's joules, and how to make it readable; measure the idle power.
+
+    Do not use the machine meanwhile. The exit code is 0 also where no source is available.
+    """
+    with EnergyMeter.choose(ROOT, assume_watts, on_message=message) as meter:
+        resolution = meter.resolution() if meter.available else Resolution()
+        watts, warning = meter.idle_w, ""
+        kept = None if watts is None else idle_path()
+        if idle and meter.available and not meter.estimated:
+            watts, kept, warning = _measured_idle(meter, seconds)
+        report: _Report = {
+            "sources": [
+                {
+                    "name": finding.source.name if finding.source else finding.kind,
+                    "available": finding.source is not None,
+                    "reason": finding.reason,
+                    "fix": list(finding.fix),
+                }
+                for finding in meter.found
+            ],
+            "chosen": meter.source or None,
+            "estimated": meter.estimated,
+            "reason": meter.reason,
+            "resolution": {
+                "step_j": resolution.step_j,
+                "step_s": resolution.step_s,
+                "interval_s": resolution.interval_s,
+            },
+            "reading_s": meter.reading_s,
+            "idle_w": watts,
+            "kept": str(kept) if kept else None,
+        }
+        cost = _cost(meter)
+    if json:
+        out.print_json(data=report)
+    else:
+        _print(report, cost)
+    if warning:
+        message(warning)
+    return 0
+
+
+def know_idle(meter: EnergyMeter, seconds: float = 10.0) -> None:
+    """Measure and store the idle power of the meter's source, unless it is stored already.
+
+    On a busy machine a message says that it was not measured, and net joules stay unavailable.
+    """
+    if not meter.available or meter.estimated or meter.idle_w is not None:
+        return
+    watts, _, warning = _measured_idle(meter, seconds)
+    if warning:
+        message(warning)
+    else:
+        meter.idle_w = watts
+
+
+def _measured_idle(meter: EnergyMeter, seconds: float) -> tuple[float | None, Path | None, str]:
+    """Return the idle machine's watts, their file, and a line about what is wrong."""
+    what = f"measuring the idle machine for {seconds:g} s"
+    with WorkDisplay() as display:
+        found = measure_idle(meter, seconds, on_progress=lambda done_s: display.show(what, done_s, seconds))
+    if found.watts is None:
+        return None, None, f"the idle power is unavailable: {found.reason}"
+    if found.warning:
+        return found.watts, None, found.warning
+    return found.watts, store_idle_power(meter.source, found.watts, ROOT, message), ""
+
+
+# ---- text ----
+
+
+def _print(report: _Report, cost: str) -> None:
+    table = Table("source", "", "why", box=None, pad_edge=False)
+    for source in report["sources"]:
+        table.add_row(source["name"], "available" if source["available"] else "unavailable", source["reason"])
+    print_table(table)
+    for source in report["sources"]:
+        if source["fix"]:
+            out.print(f"\nto make {source['name']} available:")
+            for line in source["fix"]:
+                out.print(f"    {line}")
+    out.print()
+    if report["chosen"] is None:
+        print_line("chosen", f"unavailable: {report['reason']}")
+        print_line(
+            "",
+            "joules are not measured here; --assume-watts WATTS makes estimates, labelled as such, "
+            "of a power you know, as from a meter at the plug",
+        )
+        return
+    print_line("chosen", report["chosen"] + (" (estimated)" if report["estimated"] else ""))
+    print_line("finest", _resolution(report["resolution"], estimated=report["estimated"]))
+    if cost:
+        print_line("cost", cost)
+    print_line("idle", _idle(report))
+
+
+def _resolution(resolution: _Report, *, estimated: bool) -> str:
+    if estimated:
+        return "unavailable: watts times seconds"
+    if interval_s := resolution["interval_s"]:
+        return f"a sample every {interval_s:g} s: windows of many of them only"
+    if resolution["step_j"] is None:
+        return "unavailable: the counters stood still while they were looked at"
+    every = f" every {1e3 * resolution['step_s']:.2g} ms" if resolution["step_s"] else ""
+    return f"steps of {1e3 * resolution['step_j']:.3g} mJ{every}"
+
+
+def _cost(meter: EnergyMeter) -> str:
+    """Return in words what reading costs; "" if nothing is read."""
+    if meter.reading_s is None or not meter.interval_s or meter.estimated:
+        return ""
+    share = f"{meter.reading_s / meter.interval_s:.2%} of one processor"
+    marks = ", and at every mark" if meter.counts else ""
+    return f"{1e3 * meter.reading_s:.3g} ms a reading, every {meter.interval_s:.3g} s ({share}){marks}"
+
+
+def _idle(report: _Report) -> str:
+    if report["idle_w"] is None:
+        return "unavailable" + (": an assumption says nothing of it" if report["estimated"] else "")
+    return f"{report['idle_w']:.2f} W" + (f", kept in {report['kept']}" if report["kept"] else "")

@@ -1,0 +1,180 @@
+"""`edgespec draft`: makes drafts for a model on this machine, lists, judges and removes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edgespec.apps.forge.commands.draft_data import data_app
+from edgespec.apps.forge.commands.draft_options import (
+    DataOptions,
+    EvaluationOptions,
+    MakeOptions,
+    TargetOption,
+    TrainingOptions,
+)
+from edgespec.cli.completion import complete_draft
+from edgespec.cli.console import message, out, print_table
+from edgespec.cli.groups import grouped
+from edgespec.cli.made_drafts import described, full_table
+from edgespec.cli.options import JsonOption, ThreadsAndKernels
+from edgespec.cli.progress import StageDisplay, pull_named
+from edgespec.engine.model_choice import choose_models
+from edgespec.models.draft_records import draft_records
+from edgespec.models.sources import format_size
+
+draft_app = typer.Typer(
+    no_args_is_help=True,
+    help="Make drafts: small, fast models that propose for a larger one; list, judge and remove them.",
+    epilog="Example: edgespec draft make --hours 2",
+)
+
+draft_app.add_typer(data_app, name="data")
+
+_Name = Annotated[str, typer.Argument(help="A name of `edgespec draft list`.", autocompletion=complete_draft)]
+
+
+@draft_app.command(
+    "make",
+    epilog="Examples: `edgespec draft make --hours 2` · over night: `edgespec draft make -t my-7b.gguf "
+    "--hours 8 --from-history`",
+)
+@grouped
+def make_command(
+    *,
+    making: MakeOptions,
+    data: DataOptions,
+    training: TrainingOptions,
+    evaluation: EvaluationOptions,
+    compute: ThreadsAndKernels,
+    json: JsonOption = False,
+) -> None:
+    """Make the draft that makes a model fastest on this machine; keep it if it beats the one that is there.
+
+    The model writes texts; a head is trained on them (a block that goes on from the model's hidden states),
+    quantized, and judged by tokens a second. The best one is used from then on wherever none is named. The
+    text stays the model's, exactly. Ctrl-C stops it, and the same command goes on.
+    """
+    from edgespec.apps.forge.builder import require_jax
+    from edgespec.apps.forge.commands.draft_report import made_document, print_made
+    from edgespec.apps.forge.draft_store import check_draft_name
+    from edgespec.apps.forge.evaluation_process import N_PROMPTS
+    from edgespec.apps.forge.make import MakeRequest, make
+    from edgespec.apps.forge.progress import StageContext
+    from edgespec.models.resolve import locate
+    from edgespec.platform.signals import SignalPipe
+
+    target = making.target or choose_models(None, None, "none")[0]
+    trained = training.request()
+    request = MakeRequest(
+        target=target,
+        data=data.request(trained),
+        training=trained,
+        evaluation=evaluation.settings(N_PROMPTS, compute.threads, compute.kernels),
+        name=making.name,
+        force=making.force,
+    )
+    require_jax()  # before anything is downloaded, as all that can be refused by then
+    if making.name:
+        check_draft_name(making.name, replace=making.force)
+    if trained.start:
+        locate(trained.start)
+    pull_named(target, choose_models(target, None)[1])
+    with SignalPipe() as signals, StageDisplay() as display:
+        context = StageContext(on_progress=display.show, on_message=message, signals=signals)
+        try:
+            made = make(request, context)
+        except KeyboardInterrupt:
+            message("what was written and trained is kept; the same command goes on")
+            raise
+    if json:
+        out.print_json(data=made_document(made))
+    else:
+        print_made(made)
+
+
+@draft_app.command("list", epilog="Example: edgespec draft list --json")
+def list_command(json: JsonOption = False) -> None:
+    """List the drafts that were made here: for which file, from what, and what was measured of them."""
+    drafts = draft_records(on_message=message)
+    if json:
+        out.print_json(data={"drafts": [described(draft) for draft in drafts]})
+    elif drafts:
+        print_table(full_table(drafts))
+    else:
+        out.print("no draft was made here yet; `edgespec draft make` makes one")
+
+
+@draft_app.command(
+    "eval",
+    epilog="Examples: `edgespec draft eval my-draft` · `edgespec draft eval my-draft --suite human-eval`",
+)
+@grouped
+def eval_command(
+    name: _Name,
+    *,
+    target: TargetOption = None,
+    suite: Annotated[
+        str | None,
+        typer.Option(
+            help="Judge by these prompts: default, human-eval, or a file in Spec-Bench's format (.jsonl).",
+            show_default="prompts that it was not trained on",
+        ),
+    ] = None,
+    questions: Annotated[int, typer.Option(min=1, help="How many prompts, spread over the suite.")] = 12,
+    evaluation: EvaluationOptions,
+    compute: ThreadsAndKernels,
+    json: JsonOption = False,
+) -> None:
+    """Judge a draft again: tokens a second with it, with the target's other draft, and with neither.
+
+    What is measured for the target that it was made for replaces what its record says.
+    """
+    from edgespec.apps.forge.commands.draft_report import evaluated_document, print_evaluated
+    from edgespec.apps.forge.evaluation import evaluate_draft
+    from edgespec.apps.forge.evaluation_process import EvaluationPrompt
+    from edgespec.apps.forge.progress import StageContext
+    from edgespec.models.suites import evenly, load_suite
+    from edgespec.platform.signals import SignalPipe
+
+    asked = None
+    if suite is not None:
+        asked = [EvaluationPrompt.of(prompt) for prompt in evenly(load_suite(suite).interleaved(), questions)]
+    settings = evaluation.settings(questions, compute.threads, compute.kernels)
+    with SignalPipe() as signals, StageDisplay() as display:
+        context = StageContext(on_progress=display.show, on_message=message, signals=signals)
+        found = evaluate_draft(name, target, asked, settings, context)
+    if json:
+        out.print_json(data=evaluated_document(found))
+    else:
+        print_evaluated(found)
+
+
+@draft_app.command("remove", epilog="Example: edgespec draft remove my-draft --data")
+def remove_command(
+    name: _Name,
+    data: Annotated[
+        bool,
+        typer.Option("--data", help="Also the texts that its target wrote, and what is left of training."),
+    ] = False,
+) -> None:
+    """Delete a draft that was made here: its file, its name and its record."""
+    from edgespec.apps.forge.dataset_store import delete_dataset
+    from edgespec.apps.forge.draft_store import remove_draft
+
+    record, gone = remove_draft(name)
+    for path in gone:
+        out.print(f"{path}: deleted")
+    if data:
+        names = (record.target_name, record.target_sha256) if record else None
+        folder, n_bytes = delete_dataset(*names) if names else (None, 0)
+        _tell_of_data(folder, n_bytes)
+
+
+def _tell_of_data(folder: Path | None, n_bytes: int) -> None:
+    if folder is None:
+        out.print("its data is not here")
+    else:
+        out.print(f"{folder}: deleted, {format_size(n_bytes)}")

@@ -1,0 +1,161 @@
+"""`edgespec quantize`: other quantizations of a model that is here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edgespec.apps.forge.commands.importance_source import CalibrationTexts, Imatrix, ImportanceSource
+from edgespec.apps.speech.weights.kinds import is_whisper_source
+from edgespec.cli.completion import complete_model
+from edgespec.cli.console import err, out, tell_written
+from edgespec.cli.progress import PullDisplay
+from edgespec.errors import UsageError
+from edgespec.models.found.catalog import is_found_name, stored_model
+from edgespec.models.found.model import file_stem
+from edgespec.models.resolve import locate, resolve
+from edgespec.models.sources import check_disk
+from edgespec.models.store import Store
+from edgespec.platform.files import check_folder, expand_user
+
+
+def quantize_command(  # noqa: PLR0913 - a user's options
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A GGUF file, a registry name, hf:OWNER/REPO/FILE.gguf, or a Whisper model of another form.",
+            autocompletion=complete_model,
+        ),
+    ],
+    *,
+    type_: Annotated[
+        str, typer.Option("--type", help="One or more of q4_0, q8_0, q4_k_m, ..., with commas.")
+    ],
+    pure: Annotated[bool, typer.Option("--pure", help="All tensors of the same type, no mixture.")] = False,
+    imatrix: Imatrix = None,
+    calibrate: CalibrationTexts = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Directory, or a FILE.gguf; default: the source's if it is yours, else this.",
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
+    threads: Annotated[int, typer.Option("--threads", min=0, help="0: all processors.")] = 0,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of paths.")] = False,
+) -> None:
+    """Make other quantizations of a model: SOURCE-TYPE.gguf for each type, or the file named by -o."""
+    from edgespec.models.quantizations import expected_bytes, parse_types
+
+    types = parse_types(type_, "type")
+    weights = ImportanceSource(imatrix, tuple(calibrate or ()))
+    file = _single_file(output, len(types))
+    src = _place(source)
+    directory = file.parent if file else output or _default_folder(source, src)
+    stem = file_stem(source) if is_found_name(source) else src.stem
+    targets = {name: file or directory / f"{stem}-{name}.gguf" for name in types}
+    check_folder(directory, "output")
+    _refuse_overwriting(src, targets.values(), force=force)
+    if not is_whisper_source(src):
+        with PullDisplay() as display:
+            resolve(source, on_progress=display.on_progress, on_message=display.on_message)
+        _refuse_made_draft(source, src)
+    _make_room(directory, sum(expected_bytes(src, name) for name in types), types)
+
+    quantize = _quantizer(src, types, weights, pure=pure, n_threads=threads)
+    for name, target in targets.items():
+        with err.status(f"quantizing {src.name} to {name}"):
+            quantize(target, name)
+        if not json:
+            out.print(str(target))
+        tell_written(target)
+    if json:
+        files = [{"type": name, "path": str(t), "size": t.stat().st_size} for name, t in targets.items()]
+        out.print_json(data={"source": str(src), "pure": pure, "files": files})
+
+
+def _place(source: str) -> Path:
+    """Return the file that is quantized, which may have to be pulled to it. Raises UsageError."""
+    if is_whisper_source(expand_user(source)):
+        return expand_user(source).resolve()
+    found = locate(source)
+    return found if isinstance(found, Path) else Store.default().file(found)
+
+
+def _quantizer(
+    src: Path, types: list[str], weights: ImportanceSource, *, pure: bool, n_threads: int
+) -> Callable[[Path, str], None]:
+    """Return what writes `src` to a path in a type: llama.cpp's quantizer, or ours for a Whisper model."""
+    from edgespec.apps.speech.weights.convert import (
+        ARCHITECTURE,
+        check_whisper_type,
+        convert_whisper,
+        read_whisper,
+    )
+    from edgespec.apps.speech.weights.gguf_file import read_whisper_gguf
+    from edgespec.llama.gguf_header import read_header
+    from edgespec.llama.quantize import quantize
+
+    is_foreign = is_whisper_source(src)
+    if not is_foreign and read_header(src).architecture != ARCHITECTURE:
+        importance = weights.importance(src, types, n_threads)
+        return lambda target, name: quantize(
+            src, target, name, pure=pure, n_threads=n_threads, importance=importance
+        )
+    if weights.is_given:
+        raise UsageError("--imatrix and --calibrate: not for Whisper models")
+    for name in types:
+        check_whisper_type(name, "type")
+    contents = read_whisper(src) if is_foreign else read_whisper_gguf(src)
+    return lambda target, name: convert_whisper(contents, target, name)
+
+
+def _refuse_made_draft(source: str, file: Path) -> None:
+    """Raise UsageError for a draft that edgespec made."""
+    from edgespec.llama.gguf_header import read_header
+
+    if read_header(file).is_head:
+        raise UsageError(
+            f"{source}: a draft that edgespec made, of which a part would be lost; `edgespec draft make "
+            "--types` makes it in other types"
+        )
+
+
+def _default_folder(source: str, file: Path) -> Path:
+    """Return the folder of results that no option names: other programs' folders are left as they are."""
+    return Path() if stored_model(source) else file.parent
+
+
+def _make_room(directory: Path, n_bytes: int, types: list[str]) -> None:
+    """Make the folder of the results. Raises UsageError if it cannot be, or its disk has no room."""
+    check_disk(directory, n_bytes, ", ".join(types), "free some, or choose another -o")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"-o {directory}: cannot be made: {error.strerror}") from error
+
+
+def _single_file(output: Path | None, n_types: int) -> Path | None:
+    """Return the file that -o names; None if it names a directory, or nothing. Raises UsageError."""
+    file = output if output and output.suffix.lower() == ".gguf" and not output.is_dir() else None
+    if file and n_types > 1:
+        raise UsageError(f"-o {file}: one file for {n_types} types; name a directory, or one type")
+    if output and not file and output.exists() and not output.is_dir():
+        raise UsageError(f"-o {output}: not a directory, and a file's name ends in .gguf")
+    return file
+
+
+def _refuse_overwriting(source: Path, targets: Collection[Path], *, force: bool) -> None:
+    """Raise UsageError if a target is the source, or is there already and not to be replaced."""
+    existing = [target for target in targets if target.exists()]
+    for target in existing:
+        if source.exists() and target.samefile(source):
+            raise UsageError(f"-o {target}: that is the source; choose another file")
+    if existing and not force:
+        names = ", ".join(map(str, existing))
+        raise UsageError(f"{names}: exists already; replace with --force, or choose another -o")

@@ -1,0 +1,325 @@
+"""A dataset to train drafts on: one target's texts, and its hidden states along them, on disk.
+
+    cache_root()/forge/0123456789abcdef/     0700   one target: the first digits of its file's SHA-256
+        dataset.json                                which target, and the budget
+        00001.npz 00002.npz ..                      shards, about 64 texts each, complete or missing
+        00003.npz.set-aside                         a damaged shard, left for the user to look into
+        .lock                                       held by the process that writes
+
+Hidden states are mapped, not loaded: a dataset may be larger than memory. shards.py has the format.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec.apps.forge.shards import Arrays, open_shard
+from edgespec.errors import EdgespecError, describe_os_error
+from edgespec.models.sources import check_disk, format_size
+from edgespec.platform.files import replacing, write_atomically
+from edgespec.platform.kept import FORGE
+from edgespec.platform.locks import locked
+from edgespec.platform.messages import MessageFn, silent
+from edgespec.platform.state_file import DamagedFileError, parse_json
+
+if TYPE_CHECKING:
+    from edgespec.llama.gguf_header import GGUFHeader
+
+BUILT_IN, FROM_HISTORY, FROM_FILE, READ = "prompt:built-in", "prompt:history", "prompt:file", "read"
+"""Sources of texts: the target's answer to such a prompt, or a text that the target only read."""
+
+HELD_OUT_SHARE = 0.05
+"""Share of prompts that are never trained on: drafts are evaluated on them."""
+
+TEXTS_PER_SHARD = 64
+
+_FORM, _VERSION = "edgespec-forge-dataset", 1
+SHARD_NAME = re.compile(r"(?P<number>\d{5})\.npz(?P<aside>\.set-aside)?")
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetTarget:
+    """The model that wrote a dataset."""
+
+    sha256: str
+    """64 hex digits, of its file."""
+    name: str
+    n_embd: int
+    n_vocab: int
+
+    @classmethod
+    def of(cls, header: GGUFHeader, name: str, sha256: str) -> DatasetTarget:
+        """Return the target whose file has this header and hash."""
+        return cls(sha256, name, header.n_embd, header.n_vocab)
+
+    @property
+    def folder(self) -> Path:
+        """The default folder of its dataset."""
+        return forge_root() / self.sha256[:16]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainingText:
+    """A prompt and what follows it."""
+
+    tokens: npt.NDArray[np.int32]
+    n_prompt: int
+    """Tokens of the prompt; a draft learns those after it."""
+    first: int
+    """The first token with a stored hidden state."""
+    features: npt.NDArray[np.float16]
+    """Hidden states, after the last norm, of tokens `first` .. len(tokens) - 2: shape (n, n_embd)."""
+    temperature: float
+    """Sampling temperature; NaN: the target only read the text."""
+    source: str
+    key: int
+    """`key_of` its prompt."""
+
+    @property
+    def held_out(self) -> bool:
+        """Whether it is for evaluation only."""
+        return is_held_out(self.key)
+
+
+def forge_root() -> Path:
+    """Return the directory of all datasets. Raises UsageError where no home directory is known."""
+    return FORGE.path()
+
+
+def key_of(beginning: bytes, rest: bytes = b"") -> int:
+    """Return the 64-bit number of a prompt that is `beginning` and `rest`.
+
+    Prompts that begin alike, such as a question and the conversation after it, are all held out or none.
+    """
+    digest = hashlib.sha256(beginning)
+    high = digest.digest()[:4]
+    digest.update(b"\0" + rest)
+    return int.from_bytes(high + digest.digest()[:4], "big")
+
+
+def is_held_out(key: int) -> bool:
+    """Return whether the texts of a prompt are never trained on."""
+    return (key >> 32) < HELD_OUT_SHARE * (1 << 32)
+
+
+class Dataset:
+    """The texts of one target. Any number of processes may read while one writes."""
+
+    def __init__(
+        self, target: DatasetTarget, folder: Path | None = None, *, on_message: MessageFn = silent
+    ) -> None:
+        """Open the dataset in `folder`, by default the target's; nothing is written yet.
+
+        Raises EdgespecError for a folder of another target, and one that cannot be read.
+        """
+        self.target = target
+        self.folder = target.folder if folder is None else folder
+        self._on_message = on_message
+        self._checked: set[Path] = set()
+        self._check_target()
+
+    def _check_target(self) -> None:
+        file = self.folder / "dataset.json"
+        try:
+            stored = parse_json(file, file.read_bytes(), form=_FORM, version=_VERSION)
+        except FileNotFoundError:
+            return
+        except DamagedFileError as error:
+            raise EdgespecError(f"{file}: {error}; remove {self.folder} to begin anew") from None
+        except OSError as error:
+            raise EdgespecError(f"cannot read the data: {describe_os_error(error)}") from error
+        if stored.get("sha256") != self.target.sha256:
+            other = str(stored.get("name"))
+            sha256 = str(stored.get("sha256"))[:16]
+            raise EdgespecError(
+                f"{self.folder}: the data of another target, {other} (SHA-256 {sha256}), not of "
+                f"{self.target.name} (SHA-256 {self.target.sha256[:16]}); name another folder"
+            )
+
+    # ---- reading ----
+
+    def texts(self, *, held_out: bool | None = None) -> Iterator[TrainingText]:
+        """Yield the texts in the order they were written; `held_out` selects those that are, or are not.
+
+        Hidden states are views on mapped files. A damaged shard is set aside, with a message. Raises
+        EdgespecError where the disk fails.
+        """
+        for path in self.shards():
+            shard = self._open(path)
+            for text in _texts(shard) if shard else ():
+                if held_out is None or text.held_out == held_out:
+                    yield text
+
+    def shards(self) -> list[Path]:
+        """Return the shards, in order."""
+        return [self.folder / name for name, aside in self._names() if not aside]
+
+    def n_answer_tokens(self) -> int:
+        """Return the number of tokens after the prompts."""
+        return sum(len(text.tokens) - text.n_prompt for text in self.texts())
+
+    def n_bytes(self) -> int:
+        """Return the size of all shards, those set aside included."""
+        return sum((self.folder / name).stat().st_size for name, _ in self._names())
+
+    def _names(self) -> list[tuple[str, bool]]:
+        """Return the names of the shards, each with whether it was set aside."""
+        if not self.folder.is_dir():
+            return []
+        found = [match for path in self.folder.iterdir() if (match := SHARD_NAME.fullmatch(path.name))]
+        return sorted((match[0], match["aside"] is not None) for match in found)
+
+    def _open(self, path: Path) -> Arrays | None:
+        """Return the mapped arrays of a shard; None if it is damaged, or was set aside meanwhile."""
+        try:
+            arrays = open_shard(
+                path,
+                n_embd=self.target.n_embd,
+                n_vocab=self.target.n_vocab,
+                checked=path in self._checked,
+            )
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise EdgespecError(f"cannot read the data: {describe_os_error(error)}") from error
+        except DamagedFileError as error:
+            aside = path.with_name(f"{path.name}.set-aside")
+            path.replace(aside)
+            self._on_message(f"{path}: damaged ({error}); set aside as {aside.name}, the rest is used")
+            return None
+        self._checked.add(path)
+        return arrays
+
+    # ---- writing ----
+
+    @contextmanager
+    def writer(self, budget: int) -> Iterator[DatasetWriter]:
+        """Lock the folder and give a writer for texts up to `budget` bytes in all.
+
+        Raises EdgespecError if another process writes there, if the disk has no room for the budget, and
+        where the disk fails.
+        """
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with locked(self.folder / ".lock", self._refuse):
+                self._check_target()
+                for leftover in self.folder.glob(".edgespec-*.tmp"):  # of a process that was killed
+                    leftover.unlink()
+                needed = max(0, budget - self.n_bytes())
+                cure = "free some, or choose a smaller budget"
+                check_disk(self.folder, needed, f"the data of {self.target.name}", cure)
+                document = {"format": _FORM, "version": _VERSION, **asdict(self.target), "budget": budget}
+                write_atomically(self.folder / "dataset.json", json.dumps(document, indent=2) + "\n")
+                writer = DatasetWriter(self, budget)
+                try:
+                    yield writer
+                finally:
+                    writer.flush()
+        except OSError as error:
+            raise EdgespecError(f"cannot write the data: {describe_os_error(error)}") from error
+
+    def _refuse(self) -> None:
+        raise EdgespecError(
+            f"another process writes the data of {self.target.name} ({self.folder}); "
+            "wait until it has ended, or end it"
+        )
+
+
+class DatasetWriter:
+    """Adds texts to a dataset: `Dataset.writer`."""
+
+    def __init__(self, dataset: Dataset, budget: int) -> None:
+        self.dataset = dataset
+        self.budget = budget
+        self._on_disk = dataset.n_bytes()
+        self._waiting: list[TrainingText] = []
+        names = dataset._names()
+        self._last = max((int(name[:5]) for name, _ in names), default=0)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all texts, on disk and waiting."""
+        return self._on_disk + sum(map(_bytes_of, self._waiting))
+
+    def has_room(self, n_bytes: int) -> bool:
+        """Return whether the budget has room for `n_bytes` more."""
+        return self.n_bytes + n_bytes <= self.budget
+
+    def append(self, text: TrainingText) -> bool:
+        """Add a text and return True, unless the budget has no room for it.
+
+        Texts are written by the shard, or at the next `flush`. Raises OSError.
+        """
+        if not self.has_room(_bytes_of(text)):
+            return False
+        self._waiting.append(text)
+        if len(self._waiting) >= TEXTS_PER_SHARD:
+            self.flush()
+        return True
+
+    def flush(self) -> None:
+        """Write the waiting texts as a shard. Raises OSError; they then go on waiting."""
+        if not self._waiting:
+            return
+        path = self.dataset.folder / f"{self._last + 1:05d}.npz"
+        with replacing(path) as file:
+            np.savez(file, **_arrays(self._waiting))
+        self._last += 1
+        self._on_disk += path.stat().st_size
+        self._waiting = []
+
+    def full(self) -> str:
+        """Return the message for a budget that is used up."""
+        return (
+            f"the budget of {format_size(self.budget)} for the data of {self.dataset.target.name} "
+            "is used up; a larger one lets the target write more"
+        )
+
+
+def _bytes_of(text: TrainingText) -> int:
+    """Return an upper estimate of the bytes that a text takes in a shard."""
+    return text.features.nbytes + text.tokens.nbytes + 128
+
+
+def _arrays(texts: Sequence[TrainingText]) -> dict[str, Any]:
+    return {
+        "tokens": np.concatenate([text.tokens for text in texts]).astype(np.int32),
+        "length": np.array([len(text.tokens) for text in texts], np.int32),
+        "n_prompt": np.array([text.n_prompt for text in texts], np.int32),
+        "first": np.array([text.first for text in texts], np.int32),
+        "features": np.concatenate([text.features for text in texts]).astype(np.float16),
+        "temperature": np.array([text.temperature for text in texts], np.float32),
+        "source": np.array([text.source for text in texts]),
+        "key": np.array([text.key for text in texts], np.uint64),
+    }
+
+
+def _texts(shard: Arrays) -> Iterator[TrainingText]:
+    """Yield the texts of a shard."""
+    columns = [
+        shard[name].tolist() for name in ("length", "n_prompt", "first", "temperature", "source", "key")
+    ]
+    tokens, features = shard["tokens"].astype(np.int32), shard["features"]
+    token = row = 0
+    for length, n_prompt, first, temperature, source, key in zip(*columns, strict=True):
+        n = length - 1 - first
+        yield TrainingText(
+            tokens[token : token + length],
+            n_prompt,
+            first,
+            features[row : row + n],  # type: ignore[arg-type]  # float16: _check_shape
+            temperature,
+            source,
+            key,
+        )
+        token, row = token + length, row + n

@@ -1,0 +1,210 @@
+"""Prompts that make the target write texts to train drafts on; the built-in ones are drawn from templates.
+
+prompts.toml has kinds of prompts, each with a share and templates, and lists of words that fill them. More
+prompts ask about functions of this machine's Python library (python_functions.py), or put questions to the
+target that it wrote itself (`TextPrompt.then`; Self-Instruct, arXiv 2212.10560). No prompt may come from a
+benchmark: benchmarks judge drafts.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgespec.apps.forge.dataset import BUILT_IN, key_of
+from edgespec.apps.forge.python_functions import FunctionPrompts
+
+_FILE = Path(__file__).with_name("prompts.toml")
+_SLOT = re.compile(r"\{(?:([a-z][a-z_]*)|(\d+)\.\.(\d+))(?:\.([a-z]))?\}")
+_TRIES = 200  # repeated draws of a kind after which it counts as used up
+_MOST_DEPTH = 8  # of words within words
+_FOLLOWED = 0.25  # share of prompts with follow-ups that get one
+_ANSWER, _LINE = "<ANSWER>", "<LINE>"  # slots in `then`: the whole answer, or each of its lines
+_LIST_MARK = re.compile(r"^\s*(?:\d+\s*[.):]|[-*•])\s*")
+_SHORTEST = 15  # characters of an answer or a line that is worth a prompt
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    """A prompt in words, with the turns before it."""
+
+    source: str
+    turns: tuple[str, ...]
+    """Turns of the user and the target; the first and the last are the user's."""
+    follow_up: str = ""
+    """The user's reply to the target's answer; "": none."""
+    then: str = ""
+    """A prompt for a new conversation, about the answer (<ANSWER>) or each line of it (<LINE>); "": none."""
+    made_from: tuple[str, ...] = ()
+    """Source of the key of a prompt about an answer: the first turn before it, and more."""
+
+    @property
+    def key(self) -> int:
+        """`key_of` the prompt; independent of what the target answered."""
+        first, *others = self.made_from or self.turns[::2]
+        return key_of(first.encode(), "\0".join(others).encode())
+
+    def followed(self, answer: str) -> list[TextPrompt]:
+        """Return the prompts that follow the target's answer."""
+        found = [TextPrompt(self.source, (*self.turns, answer, self.follow_up))] if self.follow_up else []
+        slot = _LINE if _LINE in self.then else _ANSWER
+        for i, text in enumerate(lines_of(answer) if slot == _LINE else [answer.strip()]):
+            if self.then and len(text) >= _SHORTEST:
+                asked, origin = self.then.replace(slot, text), (self.turns[0], self.then, str(i))
+                found.append(TextPrompt(self.source, (asked,), made_from=origin))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    """A prompt in tokens: a beginning that the target continues, or a whole text that it reads."""
+
+    source: str
+    tokens: tuple[int, ...]
+    n_prompt: int
+    """Tokens of the beginning; a text with more tokens is only read."""
+
+    @property
+    def key(self) -> int:
+        """`key_of` the beginning and the rest."""
+        ids = np.array(self.tokens, "<i4")
+        return key_of(ids[: self.n_prompt].tobytes(), ids[self.n_prompt :].tobytes())
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenText:
+    """A text that the target wrote, or read, on another day: it only reads it again."""
+
+    source: str
+    tokens: tuple[int, ...]
+    n_prompt: int
+    """Tokens of its prompt; the others are the answer."""
+    temperature: float
+    """Temperature of the answer; NaN: the target only read it."""
+    key: int
+    """`key_of` its prompt."""
+
+
+def lines_of(answer: str) -> list[str]:
+    """Return the distinct lines of a list, without numbers and bullets."""
+    lines = (_LIST_MARK.sub("", line).strip().strip('*"').strip() for line in answer.splitlines())
+    return list(dict.fromkeys(one for one in lines if one and one[-1] != ":"))
+
+
+class TemplateGrammar:
+    """Lists of words that fill the slots of templates.
+
+    {topic}     a word of the list, which may have slots itself
+    {topic.a}   the same word wherever .a stands in a prompt, another one than .b
+    {2..60}     a number; {2..60.a} as above
+    """
+
+    def __init__(self, words: Mapping[str, list[str]]) -> None:
+        self._words = words
+
+    def fill(self, template: str, rng: random.Random) -> str:
+        """Fill the slots of a template by `rng`. Raises KeyError for an unknown list."""
+        return self._fill(template, rng, {}, 0)
+
+    def _fill(self, template: str, rng: random.Random, bound: dict[str, str], depth: int) -> str:
+        if depth > _MOST_DEPTH:
+            raise ValueError(f"words within words without end: {template!r}")
+
+        def chosen(slot: re.Match[str]) -> str:
+            name, low, high, label = slot.groups()
+            key = slot[0]
+            if label and key in bound:
+                return bound[key]
+            if name is None:
+                word = str(rng.randint(int(low), int(high)))
+            else:
+                # The same list under another label gives another word.
+                taken = {bound[one] for one in bound if one.startswith(f"{{{name}.")} if label else set()
+                words = self._words[name]
+                for _ in range(_MOST_DEPTH):
+                    word = self._fill(rng.choice(words), rng, bound, depth + 1)
+                    if word not in taken:
+                        break
+            if label:
+                bound[key] = word
+            return word
+
+        return _SLOT.sub(chosen, template)
+
+
+@dataclass(slots=True)
+class _PromptKind:
+    """A kind of prompts."""
+
+    share: float
+    draw: Callable[[random.Random], TextPrompt]
+    credit: float = 0.0
+    seen: set[str] = field(default_factory=set)
+
+    def next(self, rng: random.Random) -> TextPrompt | None:
+        """Return one that did not come yet; None: there are no more."""
+        for _ in range(_TRIES):
+            prompt = self.draw(rng)
+            (text,) = prompt.turns
+            if text and text not in self.seen:
+                self.seen.add(text)
+                return prompt
+        return None
+
+
+def built_in(seed: int = 0) -> Iterator[TextPrompt]:
+    """Yield the built-in prompts, each once; any beginning is a fair mixture of the kinds.
+
+    The order depends on the seed, and on the version of Python, whose library some prompts ask about.
+    """
+    rng = random.Random(seed)  # noqa: S311 - for a mixture, not for secrets
+    kinds = _kinds(rng)
+    while kinds:
+        # Each kind earns its share with every prompt, and pays for its own.
+        for kind in kinds:
+            kind.credit += kind.share
+        kind = max(kinds, key=lambda one: one.credit)
+        kind.credit -= sum(one.share for one in kinds)
+        found = kind.next(rng)
+        if found is None:
+            kinds.remove(kind)
+            continue
+        yield found
+
+
+def _kinds(rng: random.Random) -> list[_PromptKind]:
+    document = _document()
+    grammar = TemplateGrammar(document["words"])
+    kinds = [_PromptKind(kind["share"], _drawer(grammar, kind)) for kind in document["kinds"]]
+    python = document["python"]
+    functions = FunctionPrompts(python["described"], python["code"], grammar.fill, rng)
+    return [*kinds, _PromptKind(python["share"], lambda rng: TextPrompt(BUILT_IN, (functions.draw(rng),)))]
+
+
+def _drawer(grammar: TemplateGrammar, kind: Mapping[str, object]) -> Callable[[random.Random], TextPrompt]:
+    templates, follow_ups, then = (_texts(kind.get(name, [])) for name in ("templates", "follow_ups", "then"))
+
+    def draw(rng: random.Random) -> TextPrompt:
+        text = grammar.fill(rng.choice(templates), rng).strip()
+        asked = bool(follow_ups) and rng.random() < _FOLLOWED
+        follow_up = grammar.fill(rng.choice(follow_ups), rng) if asked else ""
+        return TextPrompt(BUILT_IN, (text,), follow_up, grammar.fill(rng.choice(then), rng) if then else "")
+
+    return draw
+
+
+def _texts(found: object) -> list[str]:
+    return [str(text) for text in found] if isinstance(found, list) else []
+
+
+@cache
+def _document() -> dict[str, Any]:
+    return tomllib.loads(_FILE.read_text(encoding="utf-8"))

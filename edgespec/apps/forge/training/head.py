@@ -1,0 +1,305 @@
+"""The family "head": a decoder block that predicts the target's next hidden state from its last one.
+
+    x = We e(token c) + Wf f(c - 1);  f'(c) = norm(block(x));  logits = k W_out[cut] f'(c)
+
+e is the target's input embedding, f its hidden state after the last norm (EAGLE-1, arXiv 2401.15077), k a
+learned number, the head's confidence; the file's output matrix includes it.
+From its second token on a draft reads the head's own f', so training does too (HASS, arXiv 2408.15766): in
+step s all answers are predicted once more, each by a draft that began s columns before it.
+
+    column                  c-3   c-2   c-1    c
+    drafted by step 0                          o      reads f(c-1)
+    drafted by step 1                     o -> o      reads f'(c-1) of step 0
+    drafted by step 2               o ->  o -> o      reads f'(c-1) of step 1
+
+A query sees what a draft's would: keys of the target's features up to where the draft began, then the draft's
+own. Only answers are queries; the prompt's columns have keys and values alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+from jax import Array
+
+from edgespec.apps.forge.dataset import TrainingText
+from edgespec.apps.forge.training.acceptance import likeliest_is_next
+from edgespec.apps.forge.training.arithmetic import (
+    FACTOR,
+    MASKED,
+    at_answers,
+    project,
+    rms_norm,
+    rope,
+    rope_turns,
+    score,
+)
+from edgespec.apps.forge.training.family import Params, TrainingBatch
+from edgespec.apps.forge.training.head_file import HeadMetadata, read_params, write_head
+from edgespec.apps.forge.training.losses import choose_tokens
+from edgespec.apps.forge.training.optimizer import MUON
+from edgespec.apps.forge.training.warm_start import fit_fusion
+from edgespec.apps.forge.training.weights import EMBEDDINGS, OUTPUT_NORM, BlockShape, ModelWeights
+from edgespec.errors import UsageError
+
+_CONFIDENCE = 0.5
+"""Factor of a new head's logits, whose features are as long as the target's although it knows little.
+
+With 1 a fitted head is off by 3.9 nats, with this by 2.3.
+"""
+
+_N_SCALED_BY = 16384  # first embeddings: the same for every choice of tokens
+_NEW_BLOCK_SCALE = 0.1  # a new block adds little to its input
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSettings:
+    """Sizes and training of a head."""
+
+    n_ff: int | None = None
+    """Width of the feed-forward layer; None: twice n_embd."""
+    n_steps: int = 3
+    """Tokens drafted in training."""
+    later: float = 0.8
+    """Weight of a step's loss relative to the step before."""
+    noise: float = 0.1
+    """Uniform noise on features that are read, so that small errors of a draft do not grow."""
+    n_likeliest: int = 1536
+    """Tokens whose logits are compared: the target's likeliest over a batch ..."""
+    n_others: int = 512
+    """... and a random sample of the others."""
+    n_fitted: int = 50_000
+
+
+class HeadFamily:
+    """A head for one target and one cut vocabulary."""
+
+    name = "head"
+    recipe = MUON
+
+    def __init__(
+        self,
+        target: ModelWeights,
+        target_sha256: str,
+        token_ids: npt.NDArray[np.int64],
+        settings: HeadSettings | None = None,
+        sample: Iterable[TrainingText] = (),
+    ) -> None:
+        """Prepare a head that can say `token_ids`, ascending; `sample`: texts to fit a new head to."""
+        self._sample = sample
+        self.target, self.target_sha256, self.token_ids = target, target_sha256, token_ids
+        self.settings = settings or HeadSettings()
+        own = target.shape()
+        n_ff = self.settings.n_ff or 2 * own.n_embd
+        self.shape = BlockShape(
+            own.n_embd, n_ff, own.n_head, own.n_head_kv, own.head_dim, own.rope_base, own.epsilon
+        )
+        # Inputs are scaled to a mean square of 1, so that one rate suits both matrices; not in the file.
+        n_vocab = target.info(EMBEDDINGS).rows
+        self.embedding_scale = _rms(target.rows(EMBEDDINGS, np.arange(min(n_vocab, _N_SCALED_BY))))
+        self.feature_scale = _rms(target.vector(OUTPUT_NORM))
+        self.frozen: Params = {
+            "output": jnp.asarray(target.rows(target.output, token_ids)).astype(FACTOR),
+            "row": jnp.asarray(target.output_rows(token_ids)),
+        }
+
+    def embed(self, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.float16]:
+        """Return the target's input embeddings of tokens."""
+        return self.target.embed(tokens)
+
+    def init(self, key: Array) -> Params:
+        """Return a block that adds little, and a fusion fitted to the sample, or random."""
+        shape = self.shape
+        n, heads, kv = shape.n_embd, shape.n_head * shape.head_dim, shape.n_head_kv * shape.head_dim
+        sizes = {
+            "embedding": (n, n),
+            "feature": (n, n),
+            "q": (n, heads),
+            "k": (n, kv),
+            "v": (n, kv),
+            "o": (heads, n),
+            "gate": (n, shape.n_ff),
+            "up": (n, shape.n_ff),
+            "down": (shape.n_ff, n),
+        }
+        params = {
+            name: jax.random.normal(part, size) * size[0] ** -0.5
+            for part, (name, size) in zip(jax.random.split(key, len(sizes)), sizes.items(), strict=True)
+        }
+        norm = self.target.vector(OUTPUT_NORM)
+        fitted = fit_fusion(self._sample, self.embed, norm, self.settings.n_fitted)
+        if fitted is not None:
+            params["embedding"] = jnp.asarray(fitted[0] * self.embedding_scale)
+            params["feature"] = jnp.asarray(fitted[1] * self.feature_scale)
+        for name in ("o", "down"):
+            params[name] *= _NEW_BLOCK_SCALE
+        ones = {name: jnp.ones(n) for name in ("attention_norm", "ff_norm")}
+        own = {"output_norm": jnp.asarray(norm), "confidence": jnp.asarray(_CONFIDENCE)}
+        return {**params, **ones, **own}
+
+    # ---- what JAX traces ----
+
+    def loss(self, params: Params, frozen: Params, batch: TrainingBatch, key: Array) -> Array:
+        """Return the weighted sum of KL(target || head) over all steps, in nats.
+
+        No term holds f' near f: training over all steps teaches what the next step needs of it
+        (docs/measurements/drafts.md).
+        """
+        settings = self.settings
+        noise, choice = jax.random.split(key)
+        rollout = HeadRollout(self, params, batch, noise)
+        features = at_answers(batch.features.astype(jnp.float32), batch)
+        compared = choose_tokens(
+            features,
+            batch.weights,
+            frozen["output"],
+            (settings.n_likeliest, settings.n_others),
+            choice,
+        )
+        total = jnp.zeros(())
+        for step in range(settings.n_steps):
+            predicted = rollout.step()
+            weights = rollout.weights(step)
+            n = jnp.maximum(weights.sum(), 1.0)
+            own = predicted.reshape(-1, self.shape.n_embd) * params["confidence"]
+            divergences = compared.divergence(own)
+            total += settings.later**step * (divergences * weights.reshape(-1)).sum() / n
+        return total
+
+    def rollout(self, params: Params, frozen: Params, batch: TrainingBatch, n: int) -> Array:
+        """Return bool (rows, a, n): whether the next tokens are the head's likeliest."""
+        rollout = HeadRollout(self, params, batch)
+        right = []
+        for step in range(n):
+            logits = score(rollout.step().reshape(-1, self.shape.n_embd), frozen["output"])
+            right.append(jnp.roll(likeliest_is_next(logits, frozen["row"], batch), -step, 1))
+        return jnp.stack(right, -1)
+
+    def export(self, params: Params, path: Path, type_: str) -> None:
+        """Write the head as the GGUF file `path` with matrices of `type_` (head_file.py)."""
+        head = HeadMetadata(self.shape, self.target_sha256, len(self.frozen["row"]), self.token_ids)
+        params = {
+            **params,
+            "embedding": np.asarray(params["embedding"]) / self.embedding_scale,
+            "feature": np.asarray(params["feature"]) / self.feature_scale,
+        }
+        output = self.target.rows(self.target.output, self.token_ids) * np.asarray(params["confidence"])
+        write_head(path, head, params, output, type_)
+
+    def read(self, path: Path) -> Params:
+        """Return the parameters of an exported head, rounded to its type.
+
+        Raises UsageError and EdgespecError if there is none, or one of another shape.
+        """
+        params = read_params(path, self.target)
+        if params["gate"].shape != (self.shape.n_embd, self.shape.n_ff):
+            raise UsageError(f"{path}: a head of another width; cannot start from it")
+        params["embedding"] = params["embedding"] * self.embedding_scale
+        params["feature"] = params["feature"] * self.feature_scale
+        return params
+
+
+class HeadRollout:
+    """Passes of a head over a batch: each `step` drafts all answers by one column more."""
+
+    def __init__(
+        self, head: HeadFamily, params: Params, batch: TrainingBatch, key: Array | None = None
+    ) -> None:
+        """Begin on `batch`; with a `key`, features have noise."""
+        shape = head.shape
+        self._shape, self._params, self._batch = shape, params, batch
+        self._feature_scale = head.feature_scale
+        n_columns = batch.tokens.shape[1]
+        features = batch.features.astype(jnp.float32)
+        if key is not None:
+            noise = head.settings.noise
+            features += jax.random.uniform(key, features.shape, minval=-noise, maxval=noise)
+        embeddings = batch.embeddings.astype(jnp.float32) / head.embedding_scale
+        self._embedded = project(embeddings, params["embedding"])
+        x = self._embedded + self._after(features)
+        # A text's first column has no feature before it: it is neither drafted nor seen.
+        before = _shifted(batch.text + 1, 1) - 1
+        usable = (batch.text >= 0) & (batch.text == before)
+        text = jnp.take_along_axis(batch.text, batch.answers, 1)
+        self._same = usable[:, None, :] & (text[:, :, None] == batch.text[:, None, :])
+        self._columns = jnp.arange(n_columns)
+        cosine, sine = rope_turns(n_columns, shape.head_dim, shape.rope_base)
+        self._turns = jnp.asarray(cosine)[batch.answers], jnp.asarray(sine)[batch.answers]
+        self._keys, self._values = self._keys_values(x, (cosine[None], sine[None]))
+        self._embedded = at_answers(self._embedded, batch)
+        self._x = at_answers(x, batch)
+        self._own: list[tuple[Array, Array]] = []
+        self._n = 0
+
+    def weights(self, step: int) -> Array:
+        """Return the weights (n, a) of a step's predictions: 0 where no draft can have begun."""
+        answers, n = self._batch.answers, len(self._columns)
+        began = _shifted(answers + n, step) - n
+        return self._batch.weights * (began == answers - step)
+
+    def step(self) -> Array:
+        """Predict the features at the answers, (n, a, n_embd)."""
+        shape, params = self._shape, self._params
+        x = self._x
+        if self._n:
+            self._own.append(self._keys_values(x, self._turns))
+        h = rms_norm(x, params["attention_norm"], shape.epsilon)
+        x = x + project(self._attend(self._heads(project(h, params["q"]))), params["o"])
+        h = rms_norm(x, params["ff_norm"], shape.epsilon)
+        h = jax.nn.silu(project(h, params["gate"])) * project(h, params["up"])
+        predicted = rms_norm(x + project(h, params["down"]), params["output_norm"], shape.epsilon)
+        self._n += 1
+        self._x = self._embedded + self._after(predicted)
+        return predicted
+
+    def _after(self, features: Array) -> Array:
+        """Return what features add to the input of the next column."""
+        return project(_shifted(features / self._feature_scale, 1), self._params["feature"])
+
+    def _keys_values(self, x: Array, turns: tuple[Any, Any]) -> tuple[Array, Array]:
+        """Return keys and values, each (n, columns, n_head_kv, head_dim)."""
+        h = rms_norm(x, self._params["attention_norm"], self._shape.epsilon)
+        size = (*x.shape[:2], self._shape.n_head_kv, self._shape.head_dim)
+        keys = rope(project(h, self._params["k"]).reshape(size), *turns, interleaved=True)
+        return keys, project(h, self._params["v"]).reshape(size)
+
+    def _heads(self, q: Array) -> Array:
+        """Return queries with RoPE, (n, a, n_head_kv, heads that share keys, head_dim)."""
+        shape = self._shape
+        q = rope(q.reshape(*q.shape[:2], shape.n_head, shape.head_dim), *self._turns, interleaved=True)
+        q *= shape.head_dim**-0.5
+        return q.reshape(*q.shape[:2], shape.n_head_kv, -1, shape.head_dim)
+
+    def _attend(self, q: Array) -> Array:
+        """Return the attention of this step's queries, (n, a, n_head * head_dim)."""
+        n_columns = len(self._columns)
+        began = self._batch.answers - self._n
+        seen = self._same & (self._columns <= began[:, :, None])
+        scores = jnp.einsum("nagqd,nmgd->nagqm", q, self._keys)
+        scores = jnp.where(seen[:, :, None, None, :], scores, MASKED)
+        # The draft's own columns: step i's lies n - i columns back.
+        own = [(_shifted(k, self._n - i), _shifted(v, self._n - i)) for i, (k, v) in enumerate(self._own, 1)]
+        more = [jnp.einsum("nagqd,nagd->nagq", q, keys)[..., None] for keys, _ in own]
+        shares = jax.nn.softmax(jnp.concatenate([scores, *more], -1), -1)
+        found = jnp.einsum("nagqm,nmgd->nagqd", shares[..., :n_columns], self._values)
+        for i, (_, values) in enumerate(own):
+            found += shares[..., n_columns + i, None] * values[:, :, :, None, :]
+        return found.reshape(*q.shape[:2], -1)
+
+
+def _shifted(x: Array, n: int) -> Array:
+    """Move all columns, dimension 1, right by `n`; zeros come in."""
+    if n == 0:
+        return x
+    return jnp.pad(x, ((0, 0), (n, 0), *((0, 0),) * (x.ndim - 2)))[:, : x.shape[1]]
+
+
+def _rms(x: npt.NDArray[np.float32]) -> float:
+    return float(np.sqrt((x**2).mean()))

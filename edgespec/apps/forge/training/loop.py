@@ -1,0 +1,295 @@
+"""Training loop.
+
+A training may be stopped at any moment (Ctrl-C, SIGTERM, kill -9, a power cut). It resumes from its last
+checkpoint with the next batch.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import msgspec
+import optax
+
+from edgespec.apps.forge.training import checkpoint
+from edgespec.apps.forge.training.acceptance import Acceptance
+from edgespec.apps.forge.training.batches import EpochPosition
+from edgespec.apps.forge.training.family import Batch, Params
+from edgespec.apps.forge.training.lessons import Lessons
+from edgespec.apps.forge.training.optimizer import optimizer
+from edgespec.errors import EdgespecError, UsageError
+from edgespec.platform.messages import MessageFn, silent
+from edgespec.platform.state_file import DamagedFileError
+
+BEST = "best.npz"
+"""File of the parameters with the best acceptance, in the folder of a training."""
+
+_WARM_START_RATE = 0.5  # with another training's weights: at the full rate they are unlearned first
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSettings:
+    """Length and conditions of a training, which ends when `hours` or `tokens` are used up."""
+
+    hours: float | None = None
+    tokens: int | None = None
+    """Repetitions counted."""
+    seed: int = 0
+    checkpoint_s: float = 180.0
+    evaluate_s: float = 300.0
+    patience: int = 8
+    """Evaluations without improvement that end the training."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingProgress:
+    """Progress of a training."""
+
+    what: Literal["compiling", "training", "evaluating"]
+    n_steps: int
+    n_tokens: int
+    share: float
+    left_s: float
+    loss: float | None
+    acceptance: Acceptance | None
+
+    @property
+    def figures(self) -> str:
+        """Figures to show, in words."""
+        if self.what == "compiling":
+            return "compiling"
+        shares = self.acceptance.by_position if self.acceptance else ()
+        accepted = f"accepted {' '.join(f'{share:.2f}' for share in shares)}, " if shares else ""
+        return f"{accepted}{self.n_tokens:,} tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingResult:
+    """Outcome of a training."""
+
+    params: Params
+    """Parameters with the best acceptance."""
+    acceptance: Acceptance
+    history: tuple[tuple[int, float, Acceptance], ...]
+    """Tokens, seconds and acceptance at each evaluation."""
+    n_tokens: int
+    elapsed_s: float
+
+
+def train(
+    lessons: Lessons,
+    settings: TrainingSettings,
+    folder: Path,
+    *,
+    start: Path | Params | None = None,
+    on_progress: Callable[[TrainingProgress], None] = lambda _now: None,
+    on_message: MessageFn = silent,
+) -> TrainingResult:
+    """Train a draft on `lessons`, with checkpoints in `folder`, from which it also resumes.
+
+    `start`: parameters, or the folder of an earlier training that has them. `on_progress` is called after
+    each step. SIGINT and SIGTERM end the training after a step, with a checkpoint and a KeyboardInterrupt.
+    Raises UsageError and EdgespecError.
+    """
+    if settings.hours is None and settings.tokens is None:
+        raise UsageError("say how long to train: hours or tokens")
+    return _Training(lessons, settings, folder, on_progress, on_message).run(start)
+
+
+@dataclass(slots=True)
+class _TrainingState:
+    """Facts of a checkpoint."""
+
+    place: EpochPosition = field(default_factory=EpochPosition)
+    n_texts: int = 0
+    n_steps: int = 0
+    n_tokens: int = 0
+    elapsed_s: float = 0.0
+    evaluated_s: float = 0.0
+    history: list[tuple[int, float, Acceptance]] = field(default_factory=list)
+
+    @property
+    def best(self) -> float:
+        return max((one.mean_accepted for _, _, one in self.history), default=-1.0)
+
+    @property
+    def n_since_best(self) -> int:
+        values = [one.mean_accepted for _, _, one in self.history]
+        return len(values) - 1 - values.index(max(values)) if values else 0
+
+
+class _Training:
+    def __init__(
+        self,
+        lessons: Lessons,
+        settings: TrainingSettings,
+        folder: Path,
+        on_progress: Callable[[TrainingProgress], None],
+        on_message: MessageFn,
+    ) -> None:
+        self._lessons, self._settings, self._folder = lessons, settings, folder
+        self._on_progress, self._on_message = on_progress, on_message
+        self._optimizer = optimizer(lessons.recipe)
+        self._step = jax.jit(self._traced_step, donate_argnums=(0, 1))
+        self._state = _TrainingState(n_texts=lessons.n)
+        self._loss: float | None = None
+
+    def _traced_step(
+        self,
+        params: Params,
+        moments: optax.OptState,
+        frozen: Params,
+        batch: Batch,
+        key: jax.Array,
+        length: jax.Array,
+    ) -> tuple[Params, optax.OptState, jax.Array]:
+        loss, gradient = jax.value_and_grad(self._lessons.loss)(params, frozen, batch, key)
+        updates, moments = self._optimizer.update(gradient, moments, params)
+        params = jax.tree.map(lambda x, step: x + length * step, params, updates)
+        return params, moments, loss
+
+    def run(self, start: Path | Params | None) -> TrainingResult:
+        params, moments = self._begin(start)
+        settings, state = self._settings, self._state
+        began, kept = time.monotonic() - state.elapsed_s, time.monotonic()
+        key, longest = jax.random.key(settings.seed), 1.0 if start is None else _WARM_START_RATE
+        warm_up = self._lessons.recipe.warm_up
+        feed = self._lessons.batches(settings.seed, state.place)
+        with stop_signals() as asked:
+            self._tell("compiling")
+            while (share := self._share()) < 1 and state.n_since_best < settings.patience:
+                batch, place = next(feed)
+                length = longest * min(1.0, (state.n_steps + 1) / warm_up) * _cosine(share)
+                own = jax.random.fold_in(key, state.n_steps)
+                params, moments, loss = self._step(
+                    params, moments, self._lessons.frozen, batch, own, jnp.float32(length)
+                )
+                self._loss = float(loss)
+                if not math.isfinite(self._loss):
+                    raise EdgespecError(f"the training diverged at step {state.n_steps}; lower its rate")
+                state.place, state.n_steps = place, state.n_steps + 1
+                state.n_tokens += int(batch.weights.sum())
+                state.elapsed_s = time.monotonic() - began
+                self._tell("training")
+                if state.elapsed_s - state.evaluated_s >= settings.evaluate_s and not asked.is_set():
+                    self._evaluate_now(params)
+                    state.elapsed_s = time.monotonic() - began
+                if asked.is_set() or time.monotonic() - kept >= settings.checkpoint_s:
+                    checkpoint.save(self._folder, (params, moments), msgspec.to_builtins(state))
+                    kept = time.monotonic()
+                if asked.is_set():
+                    raise KeyboardInterrupt
+            if not state.history or state.history[-1][0] != state.n_tokens:
+                self._evaluate_now(params)
+            state.elapsed_s = time.monotonic() - began
+            checkpoint.save(self._folder, (params, moments), msgspec.to_builtins(state))
+        return self._trained(params)
+
+    def _begin(self, start: Path | Params | None) -> tuple[Params, Any]:
+        """Return parameters and optimizer state: the last checkpoint's, those of `start`, or new ones."""
+        params = self._lessons.init(jax.random.key(self._settings.seed))
+        moments = self._optimizer.init(params)
+        found = checkpoint.load(self._folder, (params, moments), on_message=self._on_message)
+        if found is not None:
+            (params, moments), facts = found
+            n_texts = self._state.n_texts
+            self._state = msgspec.convert(facts, _TrainingState)
+            if self._state.n_texts != n_texts:  # texts came or went: begin a new epoch
+                self._state.place = EpochPosition(self._state.place.epoch + 1, 0)
+                self._state.n_texts = n_texts
+        elif start is not None:
+            params = best_params(start, params) if isinstance(start, Path) else start
+        return jax.tree.map(_typed, params), jax.tree.map(_typed, moments)
+
+    def _share(self) -> float:
+        settings, state = self._settings, self._state
+        time_share = state.elapsed_s / (3600 * settings.hours) if settings.hours else 0.0
+        return max(time_share, state.n_tokens / settings.tokens if settings.tokens else 0.0)
+
+    def _evaluate_now(self, params: Params) -> None:
+        state = self._state
+        self._tell("evaluating")
+        acceptance = self._lessons.evaluate(params)
+        better = acceptance.mean_accepted > state.best
+        state.history.append((state.n_tokens, state.elapsed_s, acceptance))
+        state.evaluated_s = state.elapsed_s
+        if better:
+            checkpoint.write_arrays(self._folder / BEST, params, asdict(acceptance))
+        self._tell("training")
+
+    def _trained(self, params: Params) -> TrainingResult:
+        state = self._state
+        best = max((one for _, _, one in state.history), key=lambda one: one.mean_accepted)
+        found = best_params(self._folder, params)
+        return TrainingResult(found, best, tuple(state.history), state.n_tokens, state.elapsed_s)
+
+    def _tell(self, what: Literal["compiling", "training", "evaluating"]) -> None:
+        state = self._state
+        share = min(1.0, self._share())
+        now = TrainingProgress(
+            what=what,
+            n_steps=state.n_steps,
+            n_tokens=state.n_tokens,
+            share=share,
+            left_s=state.elapsed_s * (1 / share - 1) if share else math.inf,
+            loss=self._loss,
+            acceptance=state.history[-1][2] if state.history else None,
+        )
+        self._on_progress(now)
+
+
+def best_params(folder: Path, like: Params) -> Params:
+    """Return the best parameters of the training in `folder`.
+
+    Raises EdgespecError if there are none, or none of the shapes of `like`.
+    """
+    try:
+        return checkpoint.read_arrays(folder / BEST, like)[0]
+    except (OSError, DamagedFileError) as error:
+        raise EdgespecError(f"{folder / BEST}: cannot start from it: {error}") from None
+
+
+def _typed(x: jax.typing.ArrayLike) -> jax.Array:
+    """Return an array whose type stays: after a step none is weak, and other types are compiled anew."""
+    return jnp.asarray(x, jnp.result_type(x))
+
+
+def _cosine(share: float) -> float:
+    """Return the learning rate's factor after that share of the training."""
+    return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * min(1.0, share)))
+
+
+@contextmanager
+def stop_signals() -> Iterator[threading.Event]:
+    """Give an event that the first SIGINT or SIGTERM sets; the second has its usual effect.
+
+    Outside the main thread, which alone gets signals, it is never set.
+    """
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+    previous: dict[int, Any] = {}
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        signal.signal(number, previous[number])
+        asked.set()
+
+    for one in (signal.SIGINT, signal.SIGTERM):
+        previous[one] = signal.signal(one, note)
+    try:
+        yield asked
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,170 @@
+"""Ranking of a vocabulary: which tokens a cut draft keeps, by what the target itself wrote.
+
+    always kept    control tokens, ends of generations, single bytes, tokens named by the tokenizer's settings
+    then           tokens that the target wrote most, or would have: its probabilities at some places
+    then           tokens of the prompts, and last by id: tokenizers number roughly by frequency
+
+Even 100,000 tokens of text lack many that the next text has; the target's expectations at 4,096 places rank
+these. 16,384 tokens of Qwen2.5-Coder's vocabulary, chosen by 52,000 written ones, miss 4.0 % of other texts;
+counts and ids alone miss 4.8 %.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec.apps.forge.dataset import TrainingText
+from edgespec.apps.forge.training.weights import ModelWeights
+from edgespec.errors import UsageError
+from edgespec.llama.gguf import TOKEN_TYPES, TOKENS, Field
+from edgespec.llama.gguf_header import GGUFHeader
+
+Ids = npt.NDArray[np.int64]
+
+_MULTIPLE = 16  # of tokens are kept: kernels take matrices of a whole number of such rows
+_N_PLACES = 4096  # where the target is asked what it expects: a few seconds
+_BY_PROMPTS, _BY_ID = 0.1, 0.05  # weights of a prompt's token and of all ids; a written token's is 1
+_NORMAL, _UNUSED = 1, 5  # enum llama_token_type
+_ROWS, _PLACES = 8192, 512  # rows of the output matrix and places at a time: 0.3 GB of logits
+
+
+@dataclass(frozen=True, slots=True)
+class SourceVocabulary:
+    """Tokens of a model's file."""
+
+    n_vocab: int
+    required: npt.NDArray[np.int64]
+    """Ids that every cut keeps, ascending: tokens that are no plain text (control, end of generation, byte),
+    tokens of a single byte, and tokens that the tokenizer's settings name."""
+    unused: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class VocabularyRanking:
+    """The tokens of a vocabulary, best first."""
+
+    order: Ids
+    n_required: int
+    """Ids at the start that every cut keeps."""
+
+    def cut(self, size: int) -> Ids:
+        """Return the best `size` ids, rounded up, ascending.
+
+        Raises UsageError for a size that lacks required ids, or that would cut nothing.
+        """
+        if size < self.n_required:
+            problem = f"at least {self.n_required} tokens stay: control tokens, single bytes and such"
+            raise UsageError(problem, field="keep", value=size)
+        rounded = -(-size // _MULTIPLE) * _MULTIPLE
+        if rounded >= len(self.order):
+            problem = f"the model has only {len(self.order):,} tokens, so nothing would be cut"
+            raise UsageError(problem, field="keep", value=size)
+        return np.sort(self.order[:rounded])
+
+
+def rank(
+    vocabulary: SourceVocabulary,
+    texts: Sequence[TrainingText],
+    target: ModelWeights | None = None,
+    *,
+    on_progress: Callable[[float], None] = lambda _share: None,
+) -> VocabularyRanking:
+    """Rank `vocabulary` by what was written in `texts`, and by what `target` expected there if it is given.
+
+    `on_progress` takes the share that is done.
+    """
+    n_vocab = vocabulary.n_vocab
+    written = _counts((text.tokens[text.n_prompt :] for text in texts), n_vocab)
+    asked = _counts((text.tokens[: text.n_prompt] for text in texts), n_vocab)
+    n_written = int(written.sum())
+    by_id = 1.0 / np.arange(1, n_vocab + 1)  # Zipf's law
+    score = written + _BY_PROMPTS * asked + _BY_ID * max(n_written, 1) * by_id / by_id.sum()
+    if target is not None and n_written:
+        expected = expectations(texts, target, on_progress=on_progress)[:n_vocab]
+        score[: len(expected)] += n_written * expected
+    score[vocabulary.unused] = -1.0
+    score[vocabulary.required] = np.inf
+    order = np.argsort(-score, kind="stable")
+    n_words = n_vocab - len(np.setdiff1d(vocabulary.unused, vocabulary.required))
+    return VocabularyRanking(order[:n_words], len(vocabulary.required))
+
+
+def expectations(
+    texts: Sequence[TrainingText],
+    target: ModelWeights,
+    n_places: int = _N_PLACES,
+    *,
+    on_progress: Callable[[float], None] = lambda _share: None,
+) -> npt.NDArray[np.float64]:
+    """Return the target's mean probability of each token at `n_places` evenly spread over what it wrote.
+
+    softmax(W_out f) with the features f of the texts; shape (n_vocab,), 0 where the texts have no features.
+    """
+    features = _some_features(texts, n_places)
+    n_vocab = target.info(target.output).rows
+    total = np.zeros(n_vocab)
+    for done in range(0, len(features), _PLACES):
+        on_progress(done / len(features))
+        total += _sum_of_probabilities(features[done : done + _PLACES], target, n_vocab)
+    return total / max(len(features), 1)
+
+
+def _sum_of_probabilities(
+    features: npt.NDArray[np.float32], target: ModelWeights, n_vocab: int
+) -> npt.NDArray[np.float64]:
+    logits = np.empty((len(features), n_vocab), np.float32)
+    for at in range(0, n_vocab, _ROWS):
+        rows = np.arange(at, min(at + _ROWS, n_vocab))
+        logits[:, rows] = features @ target.rows(target.output, rows).T
+    total = np.zeros(n_vocab)
+    for row in logits:
+        likelihood = np.exp(row - row.max())
+        total += likelihood / likelihood.sum()
+    return total
+
+
+def _some_features(texts: Sequence[TrainingText], n: int) -> npt.NDArray[np.float32]:
+    """Return the features at `n` places evenly spread over all answers."""
+    starts = [max(text.n_prompt - 1 - text.first, 0) for text in texts]
+    lengths = [max(len(text.features) - start, 0) for text, start in zip(texts, starts, strict=True)]
+    ends = np.cumsum(lengths, dtype=np.int64)
+    if not len(ends) or not ends[-1]:
+        return np.empty((0, 0), np.float32)
+    places = np.unique(np.linspace(0, ends[-1] - 1, min(n, int(ends[-1])), dtype=np.int64))
+    found = []
+    for text, start, length, end in zip(texts, starts, lengths, ends, strict=True):
+        own = places[(places >= end - length) & (places < end)] - (end - length)
+        found.append(text.features[own + start])
+    return np.concatenate(found).astype(np.float32)
+
+
+def _counts(parts: Iterable[npt.NDArray[Any]], n_vocab: int) -> npt.NDArray[np.float64]:
+    tokens = np.concatenate([np.empty(0, np.int64), *parts])
+    return np.bincount(tokens, minlength=n_vocab)[:n_vocab].astype(np.float64)
+
+
+def read_vocabulary(header: GGUFHeader) -> SourceVocabulary:
+    """Return the tokens of a model."""
+    gguf = header.gguf
+    texts = gguf.texts(TOKENS)
+    types = gguf.numbers(TOKEN_TYPES) if TOKEN_TYPES in gguf.fields else np.full(len(texts), _NORMAL)
+    named = [token for field in gguf.fields.values() if (token := _named_token(field)) is not None]
+    # Byte-level BPE writes each byte as one character; elsewhere bytes have a type of their own.
+    is_bpe = header.tokenizer == "gpt2"
+    single = [i for i, text in enumerate(texts) if is_bpe and len(text.decode(errors="replace")) == 1]
+    special = np.flatnonzero((types != _NORMAL) & (types != _UNUSED))
+    required = np.unique(np.concatenate([special, np.array([*single, *named], np.int64)]))
+    return SourceVocabulary(
+        len(texts), required[(required >= 0) & (required < len(texts))], np.flatnonzero(types == _UNUSED)
+    )
+
+
+def _named_token(field: Field) -> int | None:
+    """Return the token that a field such as tokenizer.ggml.eos_token_id names; None for other fields."""
+    names_one = field.key.startswith("tokenizer.ggml.") and field.key.endswith("_token_id")
+    return field.value if names_one and isinstance(field.value, int) else None

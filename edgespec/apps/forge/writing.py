@@ -1,0 +1,371 @@
+"""Generation of a dataset's texts by the target, 16 at once in one KV cache; other texts are only read.
+
+A forward pass takes the next token of every text that is being written, and as many tokens of prompts and of
+texts to read as it has room for. It gives the hidden states of its tokens.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec._core import Interrupt, Sampler
+from edgespec.apps.forge.dataset import READ, DatasetWriter, TrainingText, is_held_out
+from edgespec.apps.forge.prompts import TextPrompt, TokenPrompt, WrittenText
+from edgespec.decoding.sampling import Coins, SamplingParams
+from edgespec.errors import EdgespecError, LogitsOf
+from edgespec.llama.batch import SequenceTokens
+from edgespec.llama.kv_cache import KVCache, KVCacheSize
+from edgespec.llama.outputs import Features, Rows
+from edgespec.llama.rollback import RollbackSize
+from edgespec.llama.weights import Model
+from edgespec.models.footprint import loaded_bytes, shape_of
+from edgespec.models.sources import format_size
+from edgespec.platform.closing import Closing
+from edgespec.platform.memory import available_bytes
+from edgespec.platform.messages import MessageFn, silent
+
+GREEDY_SHARE = 0.4
+"""Share of texts that are written greedily; held-out texts all are."""
+
+TEMPERATURES = (0.6, 0.8, 1.0)
+"""Temperatures of the other texts, equally often."""
+
+LONGEST_PROMPT = 624
+"""Most tokens of a prompt by default; with the longest answer 1024."""
+
+_TOP_P, _TOP_K = 0.95, 100  # finding the top 100 of 152,000 logits is ten times as fast as sorting all
+_NO_PREFIX = np.empty(0, np.int32)  # the samplers have no penalties
+_MIX = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: neighbouring seeds become numbers far apart
+
+
+@dataclass(frozen=True, slots=True)
+class WritingSettings:
+    """Sizes and seed of the generation."""
+
+    n_texts: int = 16
+    """Texts at once; fewer where memory has no room for their KV cache."""
+    n_predict: int = 400
+    longest_prompt: int = LONGEST_PROMPT
+    """Most tokens of a prompt; longer prompts are skipped."""
+    window: int = 192
+    """Last tokens of a prompt whose hidden states are stored."""
+    n_pass: int = 112
+    """Most tokens of a pass: all have logits, and the kernels take that many at once."""
+    seed: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class RunningText:
+    """A prompt and the target's answer so far, or a text that the target reads."""
+
+    prompt: TextPrompt | TokenPrompt | WrittenText
+    tokens: list[int]
+    n_prompt: int
+    n_end: int
+    sequence: int
+    first: int
+    """The first token whose hidden state is stored."""
+    features: npt.NDArray[np.float16]
+    """Hidden states of tokens `first` .. n_end - 2, filled as they are evaluated."""
+    temperature: float
+    """NaN: the text is no answer."""
+    coins: Coins
+    reads_only: bool
+    """Whether the text is complete from the start."""
+    n_evaluated: int = 0
+
+    @property
+    def n_pending(self) -> int:
+        """Tokens to evaluate; the last token of a text that is only read is not needed."""
+        return len(self.tokens) - self.n_evaluated - self.reads_only
+
+    @property
+    def n_done(self) -> int:
+        """Tokens after the prompt that were written, or read."""
+        if self.reads_only:
+            return max(0, self.n_evaluated - self.n_prompt)
+        return len(self.tokens) - self.n_prompt
+
+    def add_features(self, features: Features) -> None:
+        """Store the hidden states of the tokens that were just evaluated."""
+        skipped = max(0, self.first - self.n_evaluated)
+        start, end = self.n_evaluated + skipped - self.first, self.n_evaluated + len(features) - self.first
+        if end > start:
+            self.features[start:end] = features[skipped:]
+        self.n_evaluated += len(features)
+
+    def as_training_text(self) -> TrainingText:
+        """Return the text as it is now."""
+        n = len(self.tokens)
+        return TrainingText(
+            tokens=np.array(self.tokens, np.int32),
+            n_prompt=self.n_prompt,
+            first=self.first,
+            features=self.features[: n - 1 - self.first],
+            temperature=self.temperature,
+            source=READ if math.isnan(self.temperature) else self.prompt.source,
+            key=self.prompt.key,
+        )
+
+
+@dataclass(slots=True)
+class WritingRun:
+    """Progress and outcome of one call of `TargetWriter.fill`."""
+
+    writer: DatasetWriter
+    prompts: Iterator[TextPrompt | TokenPrompt | WrittenText]
+    known: set[int]
+    """Keys of prompts that have a text."""
+    n_before: int
+    """Tokens in the dataset before the run."""
+    until: int
+    running: list[RunningText] = field(default_factory=list)
+    follow_ups: list[TextPrompt] = field(default_factory=list)
+    """Prompts that follow from answers."""
+    n_texts: int = 0
+    n_finished: int = 0
+    n_skipped: int = 0
+    """Prompts that were too long."""
+    full: bool = False
+    """Whether the budget is used up; `DatasetWriter.full` is the message."""
+    begun_s: float = field(default_factory=time.monotonic)
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of answers and of texts that were read, in this run."""
+        return self.n_finished + sum(one.n_done for one in self.running)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Mean speed of the run."""
+        return self.n_tokens / max(time.monotonic() - self.begun_s, 1e-9)
+
+    @property
+    def share(self) -> float:
+        """Share of the tokens that were asked for, 0 to 1."""
+        return min(1.0, (self.n_before + self.n_tokens) / self.until) if self.until else 1.0
+
+
+class TargetWriter(Closing):
+    """A target that writes texts. A context manager; closing frees its cache.
+
+    with Writing(model, n_threads=2) as writing, dataset.writer(budget) as writer:
+        writing.fill(writer, built_in(seed=0), until=1_000_000)
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        settings: WritingSettings | None = None,
+        *,
+        n_threads: int,
+        interrupt: Interrupt | None = None,
+        on_message: MessageFn = silent,
+    ) -> None:
+        """Make the KV cache. Raises EdgespecError where memory has no room for it."""
+        self.model = model
+        self.settings = settings or WritingSettings()
+        self._longest = min(self.settings.longest_prompt + self.settings.n_predict, model.n_ctx_train)
+        self._n_predict = min(self.settings.n_predict, self._longest // 2)
+        self._n_texts = _texts_that_fit(model, self.settings, self._longest, on_message)
+        size = KVCacheSize(
+            n_ctx=self._n_texts * self._longest,
+            n_batch=self.settings.n_pass,
+            n_logits_max=self.settings.n_pass,
+            n_sequences=self._n_texts,
+            rollback=RollbackSize(n_marks=0),  # nothing drafts
+        )
+        self._cache = KVCache(model, size, n_threads=n_threads, interrupt=interrupt)
+        self._samplers: dict[float, Sampler] = {}
+        self._errors = LogitsOf(model.path)
+
+    def fill(
+        self,
+        writer: DatasetWriter,
+        prompts: Iterable[TextPrompt | TokenPrompt | WrittenText],
+        *,
+        until: int,
+        on_progress: Callable[[WritingRun], None] = lambda _run: None,
+    ) -> WritingRun:
+        """Write, and read, until the dataset has `until` tokens of answers or its budget is used up.
+
+        Prompts that have a text already are skipped, so a stopped run resumes. On Ctrl-C the finished texts
+        are stored. `on_progress` is called after each pass. Raises EdgespecError as `KVCache.forward`,
+        such as for a model without hidden states, and OSError where the disk fails.
+        """
+        texts = list(writer.dataset.texts())
+        run = WritingRun(
+            writer,
+            iter(prompts),
+            known={text.key for text in texts},
+            n_before=sum(len(text.tokens) - text.n_prompt for text in texts),
+            until=until,
+        )
+        del texts  # they hold the files open
+        try:
+            while self._begin_texts(run):
+                self._step(run)
+                on_progress(run)
+        finally:
+            for one in run.running:
+                self._cache.release(one.sequence)
+            writer.flush()
+        return run
+
+    def close(self) -> None:
+        """Free the KV cache; a second call does nothing."""
+        self._cache.close()
+
+    # ---- beginning ----
+
+    def _begin_texts(self, run: WritingRun) -> bool:
+        """Begin texts while there is room; return whether any is under way."""
+        while len(run.running) < self._n_texts and not run.full and run.n_before + run.n_tokens < run.until:
+            prompt = run.follow_ups.pop(0) if run.follow_ups else next(run.prompts, None)
+            if prompt is None:
+                break
+            if prompt.key not in run.known:
+                run.known.add(prompt.key)
+                self._begin(run, prompt)
+        return bool(run.running)
+
+    def _begin(self, run: WritingRun, prompt: TextPrompt | TokenPrompt | WrittenText) -> None:
+        """Begin the text of a prompt, unless it is too long."""
+        if isinstance(prompt, TextPrompt):
+            tokens = prompt_tokens(self.model, prompt)
+            n_prompt = len(tokens)
+        else:
+            tokens, n_prompt = list(prompt.tokens), prompt.n_prompt
+        reads_only = len(tokens) > n_prompt
+        n_end = len(tokens) if reads_only else n_prompt + self._n_predict
+        if n_prompt == 0 or n_end > self._longest:
+            run.n_skipped += 1
+            return
+        first = max(0, n_prompt - self.settings.window)
+        features: npt.NDArray[np.float16] = np.empty((n_end - 1 - first, self.model.n_embd), np.float16)
+        if not run.writer.has_room(features.nbytes):
+            run.full = True
+            return
+        if isinstance(prompt, WrittenText):
+            temperature = prompt.temperature
+        else:
+            temperature = math.nan if reads_only else temperature_of(prompt.key, self.settings.seed)
+        run.running.append(
+            RunningText(
+                prompt=prompt,
+                tokens=tokens,
+                n_prompt=n_prompt,
+                n_end=n_end,
+                sequence=self._cache.take(),
+                first=first,
+                features=features,
+                temperature=temperature,
+                coins=Coins(_mixed(prompt.key, self.settings.seed)),
+                reads_only=reads_only,
+            )
+        )
+
+    # ---- a pass ----
+
+    def _step(self, run: WritingRun) -> None:
+        """Run one pass, and end the texts that are finished."""
+        n_free = self.settings.n_pass
+        taken: list[RunningText] = []
+        parts: list[SequenceTokens] = []
+        # Texts that are being written come first, a token each; prompts take the rest of the pass.
+        for one in sorted(run.running, key=lambda one: one.n_pending):
+            n = min(one.n_pending, n_free)
+            if n == 0:
+                break
+            n_free -= n
+            taken.append(one)
+            goes_on = n == one.n_pending and not one.reads_only
+            tokens = one.tokens[one.n_evaluated : one.n_evaluated + n]
+            parts.append(SequenceTokens(one.sequence, tokens, int(goes_on), with_features=True))
+        for one, result in zip(taken, self._cache.forward(parts), strict=True):
+            if result.features is not None:
+                one.add_features(result.features)
+            if len(result.rows):
+                one.tokens.append(self._sample(one, result.rows))
+            if len(result.rows) or one.n_pending == 0:
+                self._end_if_finished(run, one)
+
+    def _sample(self, one: RunningText, rows: Rows) -> int:
+        sampler = self._samplers.get(one.temperature)
+        if sampler is None:
+            params = SamplingParams(temperature=one.temperature, top_k=_TOP_K, top_p=_TOP_P, min_p=0.0)
+            sampler = self._samplers[one.temperature] = params.sampler(self.model.n_vocab, 0)
+        coin = 0.0 if one.temperature == 0.0 else one.coins.take(1)[0]
+        with self._errors:
+            return sampler.sample(rows[0], _NO_PREFIX, coin, -1)
+
+    def _end_if_finished(self, run: WritingRun, one: RunningText) -> None:
+        if not one.reads_only and len(one.tokens) < one.n_end and not self.model.is_eog(one.tokens[-1]):
+            return
+        run.running.remove(one)
+        self._cache.release(one.sequence)
+        if not run.writer.append(one.as_training_text()):
+            run.full = True
+            return
+        run.n_texts += 1
+        run.n_finished += len(one.tokens) - one.n_prompt
+        if isinstance(one.prompt, TextPrompt) and self.model.is_eog(one.tokens[-1]):
+            answer = b"".join(map(self.model.piece, one.tokens[one.n_prompt :]))
+            run.follow_ups += one.prompt.followed(answer.decode(errors="replace"))
+
+
+def prompt_tokens(model: Model, prompt: TextPrompt) -> list[int]:
+    """Tokenize a prompt, through the model's chat template if it has one."""
+    if model.chat_template is None:
+        return model.tokenize(prompt.turns[-1], add_special=True, parse_special=False)
+    roles = ("user", "assistant")
+    return model.tokenize_chat(
+        [{"role": roles[i % 2], "content": turn} for i, turn in enumerate(prompt.turns)]
+    )
+
+
+def temperature_of(key: int, seed: int = 0) -> float:
+    """Return the temperature of a prompt's text, a function of its key and the seed."""
+    if is_held_out(key):
+        return 0.0
+    share = _mixed(key, seed) / 2**64
+    if share < GREEDY_SHARE:
+        return 0.0
+    return TEMPERATURES[int((share - GREEDY_SHARE) / (1.0 - GREEDY_SHARE) * len(TEMPERATURES))]
+
+
+def _mixed(key: int, seed: int) -> int:
+    """Hash a key with a seed to 64 bits."""
+    return (key * _MIX + seed * (_MIX >> 1)) % 2**64
+
+
+def _texts_that_fit(model: Model, settings: WritingSettings, longest: int, on_message: MessageFn) -> int:
+    """Return how many texts fit in memory, at most those asked for. Raises EdgespecError."""
+    available = available_bytes()
+    n_texts = settings.n_texts if model.can_rewind else 1
+    while available is not None:
+        states = replace(shape_of(model.header), states=n_texts * model.header.state_bytes)
+        needed = loaded_bytes(0, states, n_texts * longest, settings.n_pass, settings.n_pass)
+        if needed <= available:
+            break
+        if n_texts == 1:
+            raise EdgespecError(
+                f"not enough memory for {model.name} to write: a cache of {longest:,} tokens takes "
+                f"{format_size(needed)}, {format_size(available)} are available; close other programs"
+            )
+        n_texts //= 2
+    if n_texts < settings.n_texts:
+        on_message(f"{model.name} writes {n_texts} of {settings.n_texts} texts at once: {_why(model)}")
+    return n_texts
+
+
+def _why(model: Model) -> str:
+    if not model.can_rewind:
+        return f"its architecture ({model.header.architecture}) has one cache for each"
+    return "the memory has no room for more"

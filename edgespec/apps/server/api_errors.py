@@ -1,0 +1,270 @@
+"""Errors in the form of OpenAI's API: {"error": {"message", "type", "param", "code"}} and a status.
+
+Below /api/ they have the form of Ollama's: {"error": "message"}. No answer holds a path or a traceback: what
+is not the client's mistake is logged in one line, and the client gets a 500 without it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from fastapi.responses import JSONResponse
+
+from edgespec.apps.server.request_queue import QueueFull, ShuttingDown, TimedOut
+from edgespec.errors import EdgespecError, NodeLost
+from edgespec.platform.messages import MessageFn
+
+
+class ApiError(Exception):
+    """An answer that refuses a request. `str(error)` is the line for the client."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """Answer with `status`; `param` is the field at fault, `code` a name for programs."""
+        super().__init__(message)
+        self.status = status
+        self.param = param
+        self.code = code
+        self.headers = headers
+
+    def body(self) -> dict[str, Any]:
+        """Return what the client is sent."""
+        kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self, scope: MutableMapping[str, Any]) -> JSONResponse:
+        """Return the answer to the request of an ASGI scope, whose state keeps the error for the log."""
+        scope.setdefault("state", {})["refused"] = self
+        body = {"error": str(self)} if scope["path"].startswith(_OLLAMA) else self.body()
+        return JSONResponse(body, self.status, headers=self.headers)
+
+
+_OLLAMA = "/api/"
+_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+
+
+RouteFields = Mapping[str, Collection[str]]
+"""Names of the fields that each route takes, by its path; those within a field as `options.temperature`."""
+
+
+def validation_error(
+    errors: Sequence[Mapping[str, Any]],
+    body: object = None,
+    *,
+    route: str = "",
+    fields: RouteFields = MappingProxyType({}),
+) -> ApiError:
+    """Return the 400 for what pydantic found wrong with `body`: the first mistake, in one line.
+
+    `route`: the path that was asked, and `fields` those of all routes, for advice about an unknown field.
+    """
+    if errors[0]["type"] == "json_invalid":
+        return ApiError(400, f"the body is not valid JSON: {errors[0]['ctx']['error']}", code="invalid_json")
+    mistake = first_mistake(errors, body, route, fields)
+    return ApiError(400, mistake.message, param=mistake.field)
+
+
+def engine_error(error: Exception, log: MessageFn) -> ApiError:
+    """Return the answer for what the engine or the worker raised.
+
+    A mistake in a field that the request set is told with the request's name of it. Anything else may hold a
+    path: it goes to `log`.
+    """
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, QueueFull):
+        return ApiError(503, str(error), code="queue_full", headers={"Retry-After": "1"})
+    if isinstance(error, ShuttingDown):
+        return ApiError(503, str(error), code="shutting_down")
+    if isinstance(error, TimedOut):
+        # OpenAI's clients would try again by themselves, and it would take as long.
+        return ApiError(504, str(error), code="timeout", headers={"X-Should-Retry": "false"})
+    line = " ".join(str(error).split())
+    if isinstance(error, NodeLost):
+        log(line)
+        return ApiError(503, line, code="node_lost", headers={"Retry-After": "3"})
+    if isinstance(error, EdgespecError):
+        if name := _FIELDS.get(error.field):
+            told = " ".join(error.spelled(name).split())
+            return ApiError(400, told, param=name.partition(".")[0])
+        if line.startswith("not enough memory"):
+            log(line)
+            why = "there is not enough memory for a prompt and an answer of this length: ask for less"
+            return ApiError(503, why, code="out_of_memory")
+    log(f"{type(error).__name__}: {line}")
+    return ApiError(500, "the server failed at this request; its log says why")
+
+
+_FIELDS = {
+    "drafter": "speculative.drafter",
+    "gamma": "speculative.gamma",
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "typical_p": "typical_p",
+    "penalty_last_n": "repeat_last_n",
+    "repeat_penalty": "repeat_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "presence_penalty": "presence_penalty",
+    "logit_bias": "logit_bias",
+    "n_predict": "max_tokens",
+    "stop": "stop",
+    "seed": "seed",
+    **{
+        name: name
+        for name in (
+            "response_format",
+            "tools",
+            "json_schema",
+            "grammar",
+            "guided_json",
+            "guided_choice",
+            "guided_regex",
+            "guided_grammar",
+            *(f"structured_outputs.{kind}" for kind in ("json", "choice", "regex", "grammar")),
+        )
+    },
+}
+"""The request's names of the engine's fields; the last ones are the names of its grammars."""
+
+
+# ---- mistakes in a request ----
+
+Place = tuple[str | int, ...]
+
+_ALLOWED = {
+    "stop": "a string or a list of up to 16 strings, none of them empty",
+    "prompt": "text, a list of token ids, or a list of such prompts, none of them empty",
+    "tool_choice": '"none", "auto", "required", or {"type": "function", "function": {"name": ...}}, or '
+    '{"type": "allowed_tools", "allowed_tools": {"mode": ..., "tools": [...]}}',
+    "content": 'text, or a list of parts {"type": "text", "text": ...} that is not empty',
+    "logit_bias": "an object of token ids as strings, each with a number from -100 to 100",
+    "guided_json": "a JSON schema, as an object or as its text",
+}
+"""The values of fields that take several kinds, or an uncommon one."""
+
+_WORDS = {
+    "string_type": "must be a string",
+    "int_type": "must be a whole number",
+    "float_type": "must be a number",
+    "bool_type": "must be true or false",
+    "list_type": "must be a list",
+    "dict_type": "must be an object",
+    "model_type": "must be an object",
+    "model_attributes_type": "must be an object",
+    "none_required": "is not supported here: leave it out",
+    "missing": "is missing",
+    "string_too_short": "must not be empty",
+    "too_short": "must not be empty",
+    "union_tag_not_found": 'must have a "{discriminator}"',
+}
+_NUMBER = re.compile(r"(less|greater) than( or equal to)? (\S+)$")
+_FORMS = {
+    "less than": "below",
+    "less than or equal to": "at most",
+    "greater than": "above",
+    "greater than or equal to": "at least",
+}
+
+
+class ValidationMistake(NamedTuple):
+    """A mistake in a request."""
+
+    field: str | None
+    """The request's own field that it is in."""
+    message: str
+
+
+def first_mistake(
+    errors: Sequence[Mapping[str, Any]], body: object, route: str, fields: RouteFields
+) -> ValidationMistake:
+    """Return the first mistake of `errors`, which are pydantic's about `body`; as in `validation_error`."""
+    ours = [error for error in errors if error["type"] == "value_error"]
+    placed = [(_place(error, body), error) for error in ours or errors]
+    # Of a field that takes several kinds of values, the kind that fits best is meant.
+    top = placed[0][0][:1]
+    placed = [(place, error) for place, error in placed if place[:1] == top]
+    place, error = max(placed, key=lambda found: len(found[0]))
+    field = str(place[0]) if place else None
+    if ours:
+        message = str(error["msg"]).removeprefix("Value error, ")
+        is_whole = message.startswith(f"{field} is not supported here")
+        return ValidationMistake(field, message if is_whole else f"{_dotted(place)}: {message}")
+    if error["type"] == "extra_forbidden":
+        return ValidationMistake(field, f"{_dotted(place)}: {_unknown(place, route, fields)}")
+    for at in range(len(place), 0, -1) if error["type"] != "missing" else ():
+        if allowed := _ALLOWED.get(str(place[at - 1])):
+            return ValidationMistake(field, f"{_dotted(place[:at])}: must be {allowed}")
+    if error["type"] == "union_tag_invalid":
+        place = (*place, error["ctx"]["discriminator"].strip("'"))
+    return ValidationMistake(field, f"{_dotted(place)}: {_in_words(error)}")
+
+
+def _place(error: Mapping[str, Any], body: object) -> Place:
+    """Return where in `body` an error is, without pydantic's names of the kinds of values it tried."""
+    place: list[str | int] = []
+    value = body
+    steps = [step for step in error["loc"] if step != "body"]
+    if body is None:
+        return tuple(steps)
+    for i, step in enumerate(steps):
+        is_last = i == len(steps) - 1
+        if (isinstance(value, dict) and step in value) or (
+            isinstance(value, list) and isinstance(step, int) and step < len(value)
+        ):
+            value = value[step]
+        elif not (is_last and isinstance(value, dict) and error["type"] == "missing"):
+            continue
+        place.append(step)
+    return tuple(place)
+
+
+def _dotted(place: Place) -> str:
+    return ".".join(str(step)[:80] for step in place) or "the body"
+
+
+def _in_words(error: Mapping[str, Any]) -> str:
+    kind, context = str(error["type"]), error.get("ctx", {})
+    if kind in _WORDS:
+        return _WORDS[kind].format(**{name: str(value).strip("'") for name, value in context.items()})
+    if kind in ("literal_error", "union_tag_invalid"):
+        return f"must be {context.get('expected', context.get('expected_tags'))}"
+    if kind in ("too_long", "string_too_long"):
+        return f"has at most {context['max_length']} parts"
+    if kind == "string_pattern_mismatch":
+        return f"must match {context['pattern']}"
+    message = str(error["msg"])
+    if number := _NUMBER.search(message):
+        form = _FORMS[f"{number[1]} than{number[2] or ''}"]
+        return f"must be {form} {number[3]}"
+    return message.replace("Input should be", "must be")
+
+
+def _unknown(place: Place, route: str, fields: RouteFields) -> str:
+    """Return advice about an unknown field: where it is known, or which one may be meant."""
+    name, own = str(place[-1]), fields.get(route, ())
+    advice = "leave it out; the OpenAPI description lists the fields"
+    if len(place) == 1:
+        around = [known.partition(".")[0] for known in own if known.endswith(f".{name}")]
+        others = [path for path, names in fields.items() if name in names]
+        if around:
+            advice = f"send it in {around[0]}"
+        elif others:
+            advice = f"it is a field of {', '.join(others)}"
+        elif similar := difflib.get_close_matches(name, own, 1, 0.8):
+            advice = f"is {similar[0]} meant?"
+    elif name in own:
+        advice = f"it is a field of the request itself, not of {_dotted(place[:-1])}"
+    return f"there is no such field here: {advice}"

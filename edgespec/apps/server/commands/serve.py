@@ -1,0 +1,219 @@
+"""`edgespec serve`: OpenAI's API over one pair of models."""
+
+from __future__ import annotations
+
+import importlib.util
+import json as json_text
+import os
+import secrets
+import socket
+import stat
+import sys
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgespec.apps.server.commands.serve_options import (
+    KEY_VARIABLE,
+    NO_TEXT,
+    ListenOptions,
+    RequestLimits,
+    ServeLoading,
+    ServeOutput,
+    SpeechServing,
+)
+from edgespec.cli.console import INTERRUPTED, message, out
+from edgespec.cli.groups import grouped
+from edgespec.cli.local_run import RunningServer, announced_server, file_identity, installation
+from edgespec.cli.options import ModelChoice, ModelFirst, WattsOption, refuse_contradictions
+from edgespec.cli.progress import pull_named
+from edgespec.errors import EdgespecError, UsageError
+
+if TYPE_CHECKING:
+    from edgespec.apps.energy import EnergyMeter
+    from edgespec.apps.server.audio_routes import SpeechService
+    from edgespec.apps.server.worker import Worker
+    from edgespec.engine.engine import Engine
+    from edgespec.platform.turns import Turns
+
+_EXTRA = ("fastapi", "uvicorn", "prometheus_client")
+
+
+@grouped
+def serve_command(
+    *,
+    models: ModelFirst,
+    loading: ServeLoading,
+    address: ListenOptions,
+    limits: RequestLimits,
+    speech: SpeechServing,
+    output: ServeOutput,
+    assume_watts: WattsOption = None,
+) -> int:
+    """Answer OpenAI's and Ollama's clients on this machine: chat and text completions, and a page at /."""
+    refuse_contradictions(models.contradictions(loading.drafter))
+    speech.check(models.chosen().target)
+    _check_extras(takes_forms=speech.speech is not None)
+    from edgespec.apps.energy import EnergyMeter
+    from edgespec.apps.server.api import create_app
+    from edgespec.apps.server.gate import Gate, GateLimits, is_loopback
+    from edgespec.apps.server.http_server import Workers, bind, serve
+    from edgespec.apps.server.metrics import Metrics
+    from edgespec.apps.server.request_reader import Service
+    from edgespec.apps.server.speech_app import create_speech_app
+    from edgespec.platform.turns import Turns
+
+    key = read_key(address.api_key_file)
+    with bind(address.host, address.port) as bound, ExitStack() as stack:
+        loopback = is_loopback(bound.getsockname()[0])
+        address.check_reach(loopback=loopback, key=key)
+        meter = EnergyMeter.choose(assume_watts=assume_watts, on_message=message)
+        names = _pull(models.chosen(), loading, speech)
+        measured = stack.enter_context(meter) if meter.available else None
+        metrics, turns = Metrics(energy=meter.available), Turns()
+        engine = worker = None
+        if names:
+            engine, worker = _load(stack, loading, limits, names, (measured, turns))
+            metrics.watch(worker)
+        heard = stack.enter_context(speech.open(limits, loading.compute, measured, turns))
+        if heard:
+            metrics.watch_speech(heard.worker)
+        if engine and worker:
+            service = Service.of(engine, n_ctx=loading.ctx, max_prompt=limits.max_prompt)
+            app = create_app(engine, worker, metrics=metrics, service=service, speech=heard, log=message)
+        else:
+            assert heard  # noqa: S101 - `SpeechServing.check` made sure, for the type checker
+            app = create_speech_app(heard, metrics=metrics, log=message)
+        run_key = secrets.token_urlsafe()
+        sizes = {"max_body": limits.max_body << 20, "max_audio": speech.max_audio << 20}
+        gate = Gate(app, GateLimits(**sizes, api_key=key, run_key=run_key, loopback=loopback))
+        found = _announced(engine, loading, address_of(bound), run_key)
+
+        hurried = serve(
+            output.logged(metrics.counting(gate)),
+            Workers(worker, heard.worker if heard else None),
+            bound,
+            max_queue=limits.max_queue,
+            on_ready=lambda: _announce(address_of(bound), engine, heard, (stack, found), json=output.json),
+            on_message=message,
+        )
+    return INTERRUPTED if hurried else 0
+
+
+def _pull(models: ModelChoice, loading: ServeLoading, speech: SpeechServing) -> tuple[str, str | None] | None:
+    """Pull all models that are not here; return the target and its draft, None if none is wanted."""
+    names = None
+    if models.target != NO_TEXT:
+        names = models.choose(loading.drafter, loading.compute, chat_template=loading.chat_template)
+    speech.pull()
+    pull_named(*(names or ()))
+    return names
+
+
+def _load(
+    stack: ExitStack,
+    loading: ServeLoading,
+    limits: RequestLimits,
+    names: tuple[str, str | None],
+    shared: tuple[EnergyMeter | None, Turns],
+) -> tuple[Engine, Worker]:
+    """Load the engine and return it with its worker; `shared` with what transcribes."""
+    from edgespec.platform.signals import Cancellation
+
+    meter, turns = shared
+    cancellation = stack.enter_context(Cancellation())
+    engine = stack.enter_context(loading.load(names, meter, cancellation))
+    return engine, limits.worker(engine, cancellation, turns)
+
+
+def _announced(
+    engine: Engine | None, loading: ServeLoading, address: str, key: str
+) -> AbstractContextManager[None]:
+    """Let `edgespec run` find the server inside the block."""
+    if engine is None:
+        return nullcontext()
+    from edgespec.apps.server.api import drafters_of
+    from edgespec.llama.fingerprints import tokenizer_fingerprint
+
+    server = RunningServer(
+        edgespec=installation(),
+        address=address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:"),
+        key=key,
+        target=file_identity(engine.target.path),
+        draft=file_identity(engine.draft.path) if engine.draft else None,
+        drafters=tuple(drafters_of(engine)),
+        tokenizer=tokenizer_fingerprint(engine.target),
+        n_ctx_train=engine.target.n_ctx_train,
+        loading=loading.compute.for_text(loading.chat_template),
+    )
+    return announced_server(server)
+
+
+def _check_extras(*, takes_forms: bool) -> None:
+    """Raise EdgespecError for a missing package of the extra."""
+    needed = (*_EXTRA, "python_multipart") if takes_forms else _EXTRA
+    if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
+        raise EdgespecError(f"edgespec serve needs {missing[0]}: pip install 'edgespec[serve]'")
+
+
+def read_key(file: Path | None) -> str | None:
+    """Return the API key from `file`, else from the environment; None if there is none. Raises UsageError."""
+    if file is None:
+        where, text = KEY_VARIABLE, os.environ.get(KEY_VARIABLE)
+        if text is None:
+            return None
+    else:
+        where = f"--api-key-file {file}"
+        try:
+            text = file.read_text("ascii")
+        except OSError as error:
+            raise UsageError(f"{where}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise UsageError(f"{where}: a key has only letters, digits and signs of ASCII") from None
+    key = text.strip()
+    if not key:
+        raise UsageError(f"{where}: the key is empty")
+    if not (key.isascii() and key.isprintable()) or " " in key:
+        raise UsageError(f"{where}: a key is one word of ASCII")
+    if file is not None and file.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
+        message(f"{file} can be read by other users: chmod 600 {file}")
+    return key
+
+
+def address_of(bound: socket.socket) -> str:
+    """Return the URL of a server on this socket."""
+    host, port = bound.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _announce(
+    address: str,
+    engine: Engine | None,
+    speech: SpeechService | None,
+    announced: tuple[ExitStack, AbstractContextManager[None]],
+    *,
+    json: bool,
+) -> None:
+    stack, found = announced
+    stack.enter_context(found)
+    held = engine.capacity if engine else None
+    if json:
+        facts = {
+            "address": address,
+            "target": engine.target_name if engine else None,
+            "draft": engine.draft_name if engine else None,
+            "speech": speech.name if speech else None,
+            "parallel": held.parallel if held else 1,
+        }
+        if held:
+            facts |= {"cache_tokens": held.n_cells, "cache_bytes": held.n_bytes}
+        sys.stdout.write(json_text.dumps(facts) + "\n")
+    elif engine:
+        draft = f", drafted by {engine.draft_name}" if engine.draft_name else ""
+        out.print(f"serving {engine.target_name}{draft} at {address} (Ctrl-C ends it)")
+        out.print(str(held))
+        if speech:
+            out.print(f"writing down recordings with {speech.name}")
+    elif speech:
+        out.print(f"writing down recordings with {speech.name} at {address} (Ctrl-C ends it)")
+    sys.stdout.flush()

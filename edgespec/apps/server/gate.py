@@ -1,0 +1,211 @@
+"""Checks a request before the routes see it: who sends it, how large it is, and how slowly it comes.
+
+If the server has an API key, every request needs it, except those for its health and the page's files.
+Without a key the danger is the browser: any web page can send requests to a server on this machine. Two
+checks keep such pages out. The Host header must be a name of this machine, which it is not if a page's own
+host name was made to resolve to 127.0.0.1. And the Origin header, with which a browser says which page sends
+the request, must be the server's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import ipaddress
+import zlib
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from edgespec.apps.server.api_errors import ApiError
+from edgespec.apps.server.page import PATHS
+from edgespec.cli.local_run import PATH as RUN_PATH
+
+HEALTH = frozenset({"/health", "/v1/health"})
+
+_FREE = PATHS | HEALTH
+
+CROWDED = "is_crowded"
+"""In a request's state: whether there are more connections than the server keeps."""
+
+_AUDIO = "/v1/audio/"
+
+_LINGER_S = 1.0
+
+_GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS  # zlib's number for "whichever its header says"
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class GateLimits:
+    """The requests that a server accepts."""
+
+    max_body: int = 4 * MIB
+    """Bytes of a request's body."""
+    body_s: float = 30.0
+    """Seconds in which the whole body must have come."""
+    max_audio: int = 100 * MIB
+    """Bytes of a body with a recording."""
+    audio_s: float = 300.0
+    """Seconds in which such a body must have come."""
+    api_key: str | None = None
+    """The key that `Authorization: Bearer` must hold; None: no key is needed."""
+    run_key: str | None = None
+    """The key of `edgespec run` (local_run.py), in place of that one; None: it is refused."""
+    loopback: bool = True
+    """Whether Host must be a name of this machine (localhost, 127.0.0.1); checked only without a key."""
+
+
+class Gate:
+    """ASGI middleware: refuses what is outside `limits`, and passes the rest on with its body read."""
+
+    def __init__(self, app: ASGIApp, limits: GateLimits) -> None:
+        self._app = app
+        self._limits = limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or refuse it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            if scope.get("state", {}).get(CROWDED) and scope["path"] not in HEALTH:
+                raise ApiError(503, "too many connections are open: try again later", code="connections")
+            headers = Headers(scope=scope)
+            self._check_sender(scope["path"], headers)
+            body = await self._read(scope["path"], headers, receive)
+        except ApiError as error:
+            await _refuse(error, scope, receive, send)
+            return
+        if body is not None:
+            _forget_encoding(scope)
+            await self._app(scope, _replay(body, receive), send)
+
+    def _check_sender(self, path: str, headers: Headers) -> None:
+        if path == RUN_PATH:
+            if self._limits.run_key is None or not _has_key(headers, self._limits.run_key):
+                raise ApiError(401, f"{path} is for `edgespec run` of this user", code="invalid_api_key")
+        elif self._limits.api_key is None:
+            self._check_page(headers)
+        elif path not in _FREE and not _has_key(headers, self._limits.api_key):
+            line = "this server needs its API key: send the header Authorization: Bearer KEY"
+            if given := headers.get("authorization"):
+                line = "the API key is wrong: it is not the one that this server was started with"
+                if given.partition(" ")[0].lower() != "bearer":
+                    line = "the header Authorization is not understood: send the API key as Bearer KEY"
+            raise ApiError(401, line, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+
+    def _check_page(self, headers: Headers) -> None:
+        hosts = headers.getlist("host")
+        if self._limits.loopback and not (len(hosts) == 1 and _names_loopback(hosts[0])):
+            names = "localhost, 127.0.0.1 and [::1]"
+            raise ApiError(403, f"without an API key this server answers only to {names}", code="host")
+        origins = headers.getlist("origin")
+        if any(urlsplit(origin).netloc.lower() != host.lower() for origin in origins for host in hosts):
+            raise ApiError(403, "without an API key this server answers no other web page", code="origin")
+
+    async def _read(self, path: str, headers: Headers, receive: Receive) -> bytes | None:
+        """Return the body; None where the client went away before it was complete."""
+        limits, is_audio = self._limits, path.startswith(_AUDIO)
+        most, most_s = (limits.max_audio, limits.audio_s) if is_audio else (limits.max_body, limits.body_s)
+        too_large = ApiError(413, f"the body is larger than {most} bytes", code="body_too_large")
+        announced = headers.get("content-length", "")
+        if announced.isdecimal() and int(announced) > most:
+            raise too_large  # not one byte of it is read
+        body = bytearray()
+        try:
+            async with asyncio.timeout(most_s):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        return None
+                    body += message.get("body", b"")
+                    if len(body) > most:
+                        raise too_large
+                    if not message.get("more_body", False):
+                        return decoded(bytes(body), headers.get("content-encoding", ""), most)
+        except TimeoutError:
+            raise ApiError(408, f"the body was not complete within {most_s:g} s") from None
+
+
+def decoded(body: bytes, encoding: str, most: int) -> bytes:
+    """Return a body that was sent in a Content-Encoding, of which no more than `most` bytes are unpacked.
+
+    Raises ApiError for other encodings than gzip and deflate, and for what is not in them.
+    """
+    encoding = encoding.strip().lower()
+    if encoding in ("", "identity"):
+        return body
+    if encoding not in ("gzip", "x-gzip", "deflate"):
+        line = f"Content-Encoding {encoding[:40]!r}: send the body uncompressed, or with gzip"
+        raise ApiError(415, line, code="content_encoding")
+    unpacker = zlib.decompressobj(_GZIP_OR_ZLIB)
+    try:
+        found = unpacker.decompress(body, most + 1)
+    except zlib.error:
+        found = b""
+    if len(found) > most:
+        raise ApiError(413, f"the body is larger than {most} bytes when unpacked", code="body_too_large")
+    if not unpacker.eof or unpacker.unused_data:
+        raise ApiError(400, f"the body is not in the Content-Encoding {encoding}", code="content_encoding")
+    return found
+
+
+def _forget_encoding(scope: Scope) -> None:
+    """Take the header of what was undone out of `scope`, which stays the same: the metrics read its route."""
+    scope["headers"] = [header for header in scope["headers"] if header[0] != b"content-encoding"]
+
+
+async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer and close the connection.
+
+    A client may lose the answer if the connection closes while it still sends. So the answer is sent at once,
+    and its end a moment later; what the client sends until then is thrown away.
+    """
+
+    async def hold(message: Message) -> None:
+        await send({**message, "more_body": True} if message["type"] == "http.response.body" else message)
+
+    response = error.response(scope)
+    response.headers["connection"] = "close"
+    await response(scope, receive, hold)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_LINGER_S):
+            while (await receive()).get("more_body", False):
+                pass
+    await send({"type": "http.response.body", "body": b""})
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether only this machine reaches an IP address."""
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def _has_key(headers: Headers, key: str) -> bool:
+    scheme, _, given = headers.get("authorization", "").partition(" ")
+    # In constant time, so that timing reveals nothing about the key.
+    same = hmac.compare_digest(given.strip().encode(), key.encode())
+    return same and scheme.lower() == "bearer"
+
+
+def _names_loopback(host: str) -> bool:
+    """Return whether a Host header, of any port, names this machine alone."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        return name == "localhost" or ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """Return a `receive` that gives the whole body first, and later tells that the client went away."""
+    pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replay() -> Message:
+        return pending.pop() if pending else await receive()
+
+    return replay

@@ -1,0 +1,275 @@
+"""Runs the app on a socket until a signal ends it.
+
+uvicorn speaks HTTP. This adds what it lacks: time limits for a request's headers and for a client that no
+longer reads, and an end of the server that lets the answers under way finish.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import socket
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any
+
+import h11
+import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from edgespec.apps.server.api_errors import ApiError
+from edgespec.apps.server.gate import CROWDED
+from edgespec.apps.server.request_worker import RequestWorker
+from edgespec.apps.server.speech_worker import SpeechWorker
+from edgespec.apps.server.worker import Worker
+from edgespec.errors import EdgespecError
+from edgespec.platform.messages import MessageFn
+
+HEADERS_S = 10.0
+"""Seconds in which a request's line and headers must have come."""
+
+STALLED_S = 60.0
+"""Seconds after which a client that does not read its answer is cut off."""
+
+GRACE_S = 20.0
+"""Seconds that the answers under way may take after the server was told to end."""
+
+_KEEP_ALIVE_S = 30  # between two requests; editors ask again after a moment of typing
+_CLOSE_S = 3  # for the last bytes of answers that have ended
+_MAX_HEADERS = 32 * 1024  # bytes
+_SPARE_CONNECTIONS = 64  # more than those whose requests wait or are answered
+
+
+class HttpProtocol(H11Protocol):
+    """uvicorn's connection, with time limits and refusals in JSON.
+
+    uvicorn itself would refuse all requests while there are too many connections, even those for the server's
+    health: here a request is marked, and the gate refuses it.
+    """
+
+    _headers_timer: asyncio.TimerHandle | None = None
+    _stalled_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for a request."""
+        super().connection_made(transport)
+        most, self.limit_concurrency = self.limit_concurrency, None
+        served = self.app
+
+        async def marked(scope: Scope, receive: Receive, send: Send) -> None:
+            if most is not None and len(self.connections) >= most:
+                scope["state"][CROWDED] = True
+            await served(scope, receive, send)
+
+        self.app = marked
+        self._watch_headers()
+
+    def data_received(self, data: bytes) -> None:
+        """Take what the client sent."""
+        super().data_received(data)
+        self._watch_headers()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP, or has headers that are too long, in the form of the other errors."""
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # amid an answer there is no room for it
+            self.transport.close()
+            return
+        body = json.dumps(ApiError(400, msg, code="invalid_http").body()).encode()
+        headers = [("content-type", "application/json"), ("content-length", str(len(body)))]
+        response = h11.Response(status_code=400, headers=[*headers, ("connection", "close")])
+        for event in (response, h11.Data(data=body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event))
+        self.transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        super().connection_lost(exc)
+        for timer in (self._headers_timer, self._stalled_timer):
+            if timer:
+                timer.cancel()
+        self._headers_timer = self._stalled_timer = None
+
+    def pause_writing(self) -> None:
+        """Begin to wait for the client to read."""
+        super().pause_writing()
+        # Not close(): that would wait until the client has read the rest.
+        self._stalled_timer = self.loop.call_later(STALLED_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Go on writing."""
+        super().resume_writing()
+        if self._stalled_timer:
+            self._stalled_timer.cancel()
+            self._stalled_timer = None
+
+    def _watch_headers(self) -> None:
+        """Run the timer while headers are awaited: those of the first request, or of one that has begun.
+
+        Between two requests uvicorn has its own timer, which the first byte of the next one stops.
+        """
+        waits = self.conn.their_state is h11.IDLE and self.timeout_keep_alive_task is None
+        if not waits and self._headers_timer:
+            self._headers_timer.cancel()
+            self._headers_timer = None
+        elif waits and not self._headers_timer:
+            self._headers_timer = self.loop.call_later(HEADERS_S, self.transport.abort)
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn's server, whose signals are handled by `serve`."""
+
+    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_ready = on_ready
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Leave the signals alone."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and say so."""
+        await super().startup(sockets)
+        self._on_ready()
+
+    def cut_off(self) -> None:
+        """End every connection, whatever its client has not read yet."""
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+
+
+@dataclass(frozen=True)
+class Workers:
+    """The threads that do the work."""
+
+    texts: Worker | None
+    speech: SpeechWorker | None = None
+
+    @property
+    def parallel(self) -> int:
+        """Most answers under way at once."""
+        return sum(one.parallel for one in self._each)
+
+    @property
+    def n_running(self) -> int:
+        """Answers under way."""
+        return sum(one.n_running for one in self._each)
+
+    @property
+    def _each(self) -> list[RequestWorker[Any, Any, Any]]:
+        return [one for one in (self.texts, self.speech) if one]
+
+    def start(self) -> None:
+        """Start them."""
+        for one in self._each:
+            one.start()
+
+    async def stop(self, *, grace_s: float) -> None:
+        """End them as `Worker.stop` does."""
+        await asyncio.gather(*(one.stop(grace_s=grace_s) for one in self._each))
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a socket bound to the first address of `host`; port 0 lets the system choose.
+
+    It refuses connections until `serve` is ready. Raises EdgespecError if there is no such address, or it is
+    taken.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise EdgespecError(str(reason), field="host", value=host) from None
+    family, _, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+    # With its protocol named, asyncio switches off the waiting for earlier packets' acknowledgements, 40 ms.
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        bound.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # else the port stays taken for a while after a kill
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        problem = f"port {port}: {error.strerror}; choose another address or port"
+        raise EdgespecError(problem, field="host", value=host) from None
+    return bound
+
+
+def serve(
+    app: ASGIApp,
+    workers: Workers,
+    bound: socket.socket,
+    *,
+    max_queue: int,
+    on_ready: Callable[[], None],
+    on_message: MessageFn,
+) -> bool:
+    """Start the workers and answer requests on `bound` until SIGTERM or Ctrl-C; return once all has ended.
+
+    After the signal new requests get 503, and the answers under way have `GRACE_S` seconds to finish. A
+    second signal ends them at once; then the result is True. Call it from the main thread.
+    """
+    config = uvicorn.Config(
+        app,
+        http=HttpProtocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="error",  # a line for each malformed request would let clients fill the log
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        limit_concurrency=max_queue + workers.parallel + _SPARE_CONNECTIONS,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=2 * _CLOSE_S,
+        h11_max_incomplete_event_size=_MAX_HEADERS,
+    )
+    return asyncio.run(_serve(HttpServer(config, on_ready), workers, bound, on_message))
+
+
+async def _serve(
+    server: HttpServer,
+    workers: Workers,
+    bound: socket.socket,
+    on_message: MessageFn,
+) -> bool:
+    loop = asyncio.get_running_loop()
+    signals: asyncio.Queue[int] = asyncio.Queue()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, signals.put_nowait, number)
+    workers.start()
+    serving = asyncio.create_task(server.serve(sockets=[bound]))
+    ending = asyncio.create_task(_end(server, workers, signals, on_message))
+    try:
+        await serving
+        return await ending
+    finally:
+        ending.cancel()  # if serving could not begin
+        await workers.stop(grace_s=0)
+
+
+async def _end(
+    server: HttpServer,
+    workers: Workers,
+    signals: asyncio.Queue[int],
+    on_message: MessageFn,
+) -> bool:
+    """Wait for a signal and end the server; return whether a second one came."""
+    await signals.get()
+    if n := workers.n_running:
+        what = "the answer under way has" if n == 1 else f"the {n} answers under way have"
+        on_message(f"ending: {what} {GRACE_S:g} s; Ctrl-C once more ends {'it' if n == 1 else 'them'} now")
+    stopping = asyncio.create_task(workers.stop(grace_s=GRACE_S))
+    again = asyncio.create_task(signals.get())
+    await asyncio.wait({stopping, again}, return_when=asyncio.FIRST_COMPLETED)
+    hurried = again.done()
+    again.cancel()
+    if hurried:
+        await workers.stop(grace_s=0)
+    await stopping
+    server.should_exit = True
+    asyncio.get_running_loop().call_later(_CLOSE_S, server.cut_off)
+    return hurried

@@ -1,0 +1,163 @@
+"""Reads strict JSON from requests, and answers every failure in its API's form, without a traceback."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Coroutine, Mapping, MutableMapping
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from edgespec.apps.server.api_errors import ApiError, engine_error, validation_error
+from edgespec.apps.server.tool_calls.argument_values import refuse_constant
+from edgespec.platform.messages import MessageFn
+
+
+def route_class(log: MessageFn, *, any_type: bool = False, form: bool = False) -> type[APIRoute]:
+    """Return the class of routes that report their failures to `log`.
+
+    `any_type`: the body is read as JSON whatever its Content-Type says. `form`: it is a form with a file.
+    """
+
+    class Route(APIRoute):
+        """A route whose body is strict JSON, and whose failures are one line on stderr."""
+
+        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+            handle = super().get_route_handler()
+
+            async def handler(request: Request) -> Response:
+                scope = request.scope
+                kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+                if form:
+                    _check_form(request, kind)
+                elif request.method == "POST" and kind != "application/json":
+                    if not any_type:
+                        raise ApiError(
+                            415, "the body must be JSON: send it with Content-Type: application/json"
+                        )
+                    scope = _said_to_be_json(request)
+                try:
+                    return await handle(_StrictRequest(scope, request.receive))
+                except (ApiError, HTTPException, RequestValidationError):
+                    raise
+                except RecursionError:  # Python could parse it, but it is too deep to validate
+                    raise ApiError(400, "the request is too deeply nested") from None
+                except Exception as error:  # noqa: BLE001 - no traceback leaves the server
+                    raise engine_error(error, log) from None
+
+            return handler
+
+    return Route
+
+
+def _said_to_be_json(request: Request) -> MutableMapping[str, Any]:
+    """Return the scope of a request with JSON's Content-Type. Raises ApiError for one of another web page.
+
+    Without JSON's Content-Type a browser lets any page send it. The gate refuses pages by their Origin; this
+    is for a browser that tells the page by its newer header alone.
+    """
+    _refuse_other_pages(request)
+    others = [header for header in request.scope["headers"] if header[0] != b"content-type"]
+    return {**request.scope, "headers": [*others, (b"content-type", b"application/json")]}
+
+
+def _check_form(request: Request, kind: str) -> None:
+    """Raise ApiError for a body that is no form, or comes from another web page, which may send forms."""
+    _refuse_other_pages(request)
+    if kind != "multipart/form-data":
+        raise ApiError(415, "the body must be a form with the file: send it as multipart/form-data")
+
+
+def _refuse_other_pages(request: Request) -> None:
+    if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+        raise ApiError(403, "this server answers no other web page", code="origin")
+
+
+class _StrictRequest(Request):
+    async def json(self) -> Any:  # noqa: ANN401 - JSON
+        return strict_json(await self.body())
+
+
+def strict_json(data: bytes) -> Any:  # noqa: ANN401 - JSON
+    """Return the value of `data`. Raises JSONDecodeError if it is not JSON, or if reading loses a part."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            raise ValueError("a name occurs twice in an object")
+        return found
+
+    def number(text: str) -> float:
+        if math.isinf(value := float(text)):
+            raise ValueError(f"the number {text[:20]} is too large")
+        return value
+
+    try:
+        found = json.loads(
+            data.decode(), object_pairs_hook=unique, parse_float=number, parse_constant=refuse_constant
+        )
+        json.dumps(found, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        reason = "a string holds half a surrogate pair, which is no Unicode"
+    except UnicodeDecodeError as error:
+        reason = f"it is not UTF-8 at byte {error.start}"
+    except RecursionError:
+        reason = "it is too deeply nested"
+    except ValueError as error:
+        reason = str(error).partition(";")[0]  # the rest explains Python's limit on digits
+    else:
+        return found
+    raise json.JSONDecodeError(reason, "", 0)
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Have `app` answer everything that goes wrong in the form of the API that was asked."""
+
+    @app.exception_handler(ApiError)
+    async def api_error(request: Request, error: ApiError) -> JSONResponse:
+        return error.response(request.scope)
+
+    @app.exception_handler(RequestValidationError)
+    async def mistake(request: Request, error: RequestValidationError) -> JSONResponse:
+        body = dict(error.body) if isinstance(error.body, Mapping) else error.body  # of a form, too
+        fields = request.app.state.fields
+        found = validation_error(error.errors(), body, route=request.url.path, fields=fields)
+        return found.response(request.scope)
+
+    @app.exception_handler(HTTPException)
+    async def http(request: Request, error: HTTPException) -> JSONResponse:
+        lines = {
+            404: f"there is no {request.url.path[:80]} here",
+            405: f"{request.method[:20]} is not for {request.url.path[:80]}",
+        }
+        line = lines.get(error.status_code, str(error.detail))
+        return ApiError(error.status_code, line, headers=error.headers).response(request.scope)
+
+
+class HeadAsGet:
+    """ASGI middleware: a route that answers GET answers HEAD, whose body the HTTP server leaves out."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on as a GET, up to its answer."""
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def as_head(message: Message) -> None:
+            scope["method"] = "HEAD"
+            await send(message)
+
+        scope["method"] = "GET"  # in place: servers and metrics look at it afterwards
+        try:
+            await self._app(scope, receive, as_head)
+        finally:
+            scope["method"] = "HEAD"

@@ -1,0 +1,156 @@
+"""Requests in the form of Ollama's API. A field that it lacks is refused by its name."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from edgespec.apps.server.ollama.options import OPTIONS_SCHEMA
+from edgespec.apps.server.request_schema import MAX_TOP_LOGPROBS
+
+_NUMBER = r"\d+(?:\.\d*)?"
+_DURATION = re.compile(rf"[+-]?(?:{_NUMBER}|(?:{_NUMBER}(?:ns|us|µs|μs|ms|s|m|h))+)", re.ASCII)
+
+
+class OllamaRequest(BaseModel):
+    """The body of a request, none of whose fields is dropped in silence."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+    model: str = ""
+
+
+class OllamaRequestPart(BaseModel):
+    """A part of a message."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+
+class OllamaCalledFunction(OllamaRequestPart):
+    """A call's function; its arguments are an object, or the text of one as in OpenAI's API."""
+
+    name: str
+    arguments: dict[str, Any] | str | None = None
+
+
+class OllamaToolCall(OllamaRequestPart):
+    """A call of an earlier answer."""
+
+    id: str | None = None
+    function: OllamaCalledFunction
+
+
+class OllamaRequestMessage(OllamaRequestPart):
+    """A message of any role; one of the assistant may have fields of other servers (replayed_message.py)."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: str
+    content: str | None = None
+    thinking: str | None = None
+    images: Annotated[list[Any], Field(max_length=0)] | None = None
+    tool_calls: list[OllamaToolCall] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+
+    @field_validator("images", mode="before")
+    @classmethod
+    def _only_text(cls, value: Any) -> Any:  # noqa: ANN401 - whatever the client sent
+        return _no_images(value)
+
+
+class OllamaGenerationRequest(OllamaRequest):
+    """The fields of /api/chat and /api/generate."""
+
+    stream: bool | None = Field(None, description="Lines as they are written, unless it is false.")
+    format: Literal["", "json"] | dict[str, Any] | None = Field(
+        None, description='"json", or a JSON schema that the answer matches.'
+    )
+    options: Annotated[dict[str, Any] | None, OPTIONS_SCHEMA] = None
+    keep_alive: float | str | None = Field(
+        None, description="Accepted: the model stays as long as the server."
+    )
+    think: bool | Literal["", "low", "medium", "high", "max"] | None = None
+    truncate: bool | None = Field(None, description="Accepted: what does not fit is refused, never cut.")
+    shift: bool | None = Field(None, description="Accepted: an answer ends where the context is full.")
+    logprobs: bool | Literal[0] | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    debug_render_only: Literal[False] | None = Field(None, alias="_debug_render_only")
+
+    @field_validator("keep_alive")
+    @classmethod
+    def _is_duration(cls, value: float | str | None) -> float | str | None:
+        if isinstance(value, str) and not _DURATION.fullmatch(value.strip()):
+            raise ValueError('a duration is a number of seconds, or a text such as "5m" or "-1"')
+        return value
+
+    @property
+    def unloads(self) -> bool:
+        """Whether `keep_alive` asks to free the model at once."""
+        if isinstance(self.keep_alive, str):
+            return not re.search(r"[1-9]", self.keep_alive)
+        return self.keep_alive == 0
+
+
+class OllamaChatRequest(OllamaGenerationRequest):
+    """The body of POST /api/chat."""
+
+    messages: list[OllamaRequestMessage] | None = None
+    tools: list[dict[str, Any]] | None = None
+
+
+class OllamaGenerateRequest(OllamaGenerationRequest):
+    """The body of POST /api/generate."""
+
+    prompt: str | None = None
+    suffix: str | None = None
+    system: str | None = None
+    template: str | None = None
+    context: list[int] | None = Field(None, description="Deprecated: tokens of an earlier answer.")
+    raw: bool | None = None
+    images: Annotated[list[Any], Field(max_length=0)] | None = None
+    width: None = None
+    height: None = None
+    steps: None = None
+
+    @field_validator("images", mode="before")
+    @classmethod
+    def _only_text(cls, value: Any) -> Any:  # noqa: ANN401 - whatever the client sent
+        return _no_images(value)
+
+    @field_validator("template")
+    @classmethod
+    def _own_template(cls, value: str | None) -> str | None:
+        if value:
+            raise ValueError(
+                "the model's own template is used: write the prompt as it shall be and send it with raw"
+            )
+        return value
+
+
+class OllamaPullRequest(OllamaRequest):
+    """The body of POST /api/pull."""
+
+    name: str = Field("", description="The older name of `model`.")
+    stream: bool | None = Field(None, description="Lines, unless it is false.")
+    insecure: Any = Field(None, description="Changes nothing: nothing is fetched.")
+    username: Any = Field(None, description="As insecure.")
+    password: Any = Field(None, description="As insecure.")
+
+
+class OllamaShowRequest(OllamaRequest):
+    """The body of POST /api/show."""
+
+    name: str = Field("", description="The older name of `model`.")
+    verbose: bool | None = Field(None, description="With long arrays and the tensors.")
+    system: Literal[""] | None = None
+    template: Literal[""] | None = None
+    options: Annotated[dict[str, Any], Field(max_length=0)] | None = None
+
+
+def _no_images(value: Any) -> Any:  # noqa: ANN401 - whatever the client sent
+    if value:
+        raise ValueError("images are not supported: this model reads text only")
+    return value

@@ -1,0 +1,158 @@
+"""Answers in the form of Ollama's API; `edgespec` fields are ours, and other clients ignore them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+from edgespec.apps.server.response_schema import DraftUsage, TokenLogprob
+
+
+class OllamaError(BaseModel):
+    """The answer of every status of 400 and above, and the last line of a stream that failed."""
+
+    error: str
+
+
+class OllamaFunction(BaseModel):
+    """A function and its arguments, which are an object."""
+
+    index: int
+    name: str
+    arguments: dict[str, Any]
+
+
+class OllamaCall(BaseModel):
+    """A call that the model asks for."""
+
+    id: str
+    function: OllamaFunction
+
+
+class OllamaMessage(BaseModel):
+    """A message of the model, or the next part of it."""
+
+    role: Literal["assistant"]
+    content: str
+    thinking: str | None = None
+    tool_calls: list[OllamaCall] | None = None
+
+
+class AnswerLine(BaseModel):
+    """A line of a stream, or a whole answer. All from `done_reason` to `edgespec` comes with the last one."""
+
+    model: str = Field(description="As the request called it.")
+    created_at: str
+    done: bool
+    done_reason: Literal["stop", "length", "load", "unload"] | None = None
+    total_duration: int | None = Field(None, description="Nanoseconds since the request came.")
+    load_duration: int | None = Field(None, description="Nanoseconds of it before its turn came.")
+    prompt_eval_count: int | None = Field(None, description="Tokens of the prompt.")
+    prompt_eval_duration: int | None = Field(None, description="Nanoseconds to the first token.")
+    eval_count: int | None = Field(None, description="Tokens of the answer.")
+    eval_duration: int | None = Field(None, description="Nanoseconds after the first token.")
+    edgespec: DraftUsage | None = None
+    logprobs: list[TokenLogprob] | None = None
+
+
+class ChatLine(AnswerLine):
+    """A line of /api/chat."""
+
+    message: OllamaMessage
+
+
+class GenerateLine(AnswerLine):
+    """A line of /api/generate."""
+
+    response: str
+    thinking: str | None = None
+    context: list[int] | None = Field(None, description="Prompt and answer as tokens; not with raw.")
+
+
+class ModelDetails(BaseModel):
+    """The model's family, size and quantization."""
+
+    parent_model: str
+    format: Literal["gguf"]
+    family: str
+    families: list[str]
+    parameter_size: str
+    quantization_level: str
+    context_length: int
+    embedding_length: int
+
+
+class ListedModel(BaseModel):
+    """The model in the answer of /api/tags."""
+
+    name: str
+    model: str
+    modified_at: str
+    size: int
+    digest: str
+    details: ModelDetails
+    capabilities: list[str]
+
+
+class ModelTags(BaseModel):
+    """The answer of /api/tags."""
+
+    models: list[ListedModel]
+
+
+class LoadedModel(BaseModel):
+    """The model in the answer of /api/ps."""
+
+    name: str
+    model: str
+    size: int = Field(description="Bytes of weights and caches, of target and draft.")
+    digest: str
+    details: ModelDetails
+    expires_at: str
+    size_vram: int
+    context_length: int
+
+
+class LoadedModels(BaseModel):
+    """The answer of /api/ps."""
+
+    models: list[LoadedModel]
+
+
+class PullLine(BaseModel):
+    """A line of /api/pull, with the file's bytes; without a stream the last one alone."""
+
+    status: str
+    digest: str | None = None
+    total: int | None = None
+    completed: int | None = None
+
+
+class TensorFacts(BaseModel):
+    """A tensor of the model's file."""
+
+    name: str
+    type: str
+    shape: list[int]
+
+
+class ShownModel(BaseModel):
+    """The answer of /api/show."""
+
+    license: str | None = None
+    modelfile: str
+    parameters: str
+    template: str
+    details: ModelDetails
+    model_info: dict[str, Any]
+    tensors: list[TensorFacts] | None = None
+    capabilities: list[str]
+    modified_at: str
+
+
+class OllamaVersion(BaseModel):
+    """The answer of /api/version."""
+
+    version: str = Field(description="The version of Ollama whose API this is.")
+    edgespec: str

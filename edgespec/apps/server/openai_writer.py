@@ -1,0 +1,147 @@
+"""An answer of several texts: one for each prompt, or several to choose from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from pydantic import BaseModel
+
+from edgespec.apps.server.choice_writers import AnswerHead, AnswerText, ChatChoiceWriter, TextChoiceWriter
+from edgespec.apps.server.request_reader import PreparedRequest
+from edgespec.apps.server.request_schema import ChatRequest, CompletionRequest
+from edgespec.apps.server.response_schema import ChatChunk, ChatCompletion, TextCompletion, Usage
+from edgespec.apps.server.streaming import AnswerWriter
+from edgespec.decoding.records import Result, Token
+from edgespec.llama.weights import Model
+
+Chunk = ChatChunk | TextCompletion
+Writing = ChatChoiceWriter | TextChoiceWriter
+
+
+class ChoicesWriter:
+    """Turns the tokens of a request's texts, each by its index, into an answer, whole or in chunks."""
+
+    def __init__(self, prepared: PreparedRequest, writings: Sequence[Writing]) -> None:
+        """Begin an answer of which each text has one of `writings`."""
+        self._prepared = prepared
+        self._writings = writings
+        self._results: dict[int, Result] = {}
+        self._logprobs = [0.0] * len(writings)
+
+    @classmethod
+    def of(
+        cls,
+        request: ChatRequest | CompletionRequest,
+        prepared: PreparedRequest,
+        model: Model,
+        name: str,
+        fingerprint: str,
+    ) -> ChoicesWriter:
+        """Begin the answer to `request` of the `model` that is served as `name`."""
+        is_chat = isinstance(request, ChatRequest)
+        head = AnswerHead.new("chatcmpl" if is_chat else "cmpl", name, fingerprint)
+        keeps_tokens = bool(request.logprobs) if is_chat else request.logprobs is not None
+        writings: list[Writing] = []
+        for i, text in enumerate(prepared.texts):
+            written = AnswerText(model, keeps_tokens=keeps_tokens)
+            writings.append(
+                ChatChoiceWriter(head, written, text.answer, i)
+                if is_chat
+                else TextChoiceWriter(head, written, i, echo=text.echo, prompt=text.tokens)
+            )
+        return cls(prepared, writings)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all texts have ended."""
+        return len(self._results) == len(self._writings)
+
+    @property
+    def results(self) -> list[Result]:
+        """The results of the texts that have ended."""
+        return [self._results[i] for i in sorted(self._results)]
+
+    def begin(self) -> Iterator[Chunk]:
+        """Yield the first chunks."""
+        for writing in self._writings:
+            if chunk := writing.begin():
+                yield chunk
+
+    def add(self, index: int, tokens: Sequence[Token]) -> Iterator[Chunk]:
+        """Yield the chunks of `tokens`."""
+        self._logprobs[index] += sum(token.logprob or 0.0 for token in tokens)
+        yield from self._writings[index].add(tokens)
+
+    def finish(self, index: int, result: Result) -> Iterator[Chunk]:
+        """Yield the last chunks of a text, which has ended."""
+        yield from self._writings[index].finish(result)
+        self._results[index] = result
+
+    def usage(self) -> Chunk:
+        """Return the chunk of stream_options.include_usage, once it is complete."""
+        return self._writings[0].usage(self._usage())
+
+    def whole(self) -> ChatCompletion | TextCompletion:
+        """Return the answer of a request that does not stream, once it is complete."""
+        choices: list[Any] = [self._writings[i].choice(self._results[i]) for i in self._chosen()]
+        for index, choice in enumerate(choices):
+            choice.index = index
+        return self._writings[0].whole(choices, self._usage())
+
+    def _usage(self) -> Usage:
+        return Usage.of(*self.results, n_prompts=self._prepared.n_prompts, warnings=self._prepared.warnings)
+
+    def _chosen(self) -> list[int]:
+        """Return the texts that are the answer: of each prompt the likeliest by token."""
+        n_all, n_best = len(self._writings), self._prepared.n_best
+        if n_best is None:
+            return [*range(n_all)]
+        n_each = n_all // self._prepared.n_prompts
+        chosen: list[int] = []
+        for start in range(0, n_all, n_each):
+            chosen += sorted(range(start, start + n_each), key=self._mean_logprob, reverse=True)[:n_best]
+        return chosen
+
+    def _mean_logprob(self, index: int) -> float:
+        return self._logprobs[index] / max(1, len(self._results[index].token_ids))
+
+
+class OpenAIWriter(AnswerWriter[Token, Result]):
+    """Writes an answer of several texts as JSON, or its chunks as server-sent events."""
+
+    def __init__(self, writing: ChoicesWriter, *, usage: bool) -> None:
+        """Write what `writing` makes; with `usage` a stream ends with a chunk of it."""
+        self._writing = writing
+        self._usage = usage
+
+    def begin(self) -> str:
+        """Return the first chunks."""
+        return _events(self._writing.begin())
+
+    def add(self, index: int, tokens: Sequence[Token]) -> str:
+        """Return the chunks of `tokens`."""
+        return _events(self._writing.add(index, tokens))
+
+    def finish(self, index: int, result: Result) -> str:
+        """Return the last chunks of a text, and what ends the answer with its last one."""
+        last = _events(self._writing.finish(index, result))
+        if not self._writing.is_complete:
+            return last
+        return last + (_events([self._writing.usage()]) if self._usage else "") + "data: [DONE]\n\n"
+
+    def collect(self, index: int, tokens: Sequence[Token]) -> None:
+        """Add `tokens` to a text."""
+        for _ in self._writing.add(index, tokens):
+            pass
+
+    def whole(self, results: Sequence[Result]) -> str:
+        """Return the answer."""
+        for i, result in enumerate(results):
+            for _ in self._writing.finish(i, result):
+                pass
+        return self._writing.whole().model_dump_json(exclude_unset=True)
+
+
+def _events(chunks: Iterable[BaseModel]) -> str:
+    return "".join(f"data: {chunk.model_dump_json(exclude_unset=True)}\n\n" for chunk in chunks)

@@ -1,0 +1,91 @@
+"""The engine's options for a request: how its texts are sampled, how long they may be, and their seeds."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import Any
+
+from edgespec.apps.server.api_errors import ApiError
+from edgespec.apps.server.request_schema import ChatRequest, CompletionRequest, GenerationRequest
+from edgespec.decoding.options import Options
+from edgespec.decoding.sampling import SamplingParams
+from edgespec.llama.weights import Model
+
+DEFAULT_MAX_TOKENS = 16
+"""Default max_tokens of /v1/completions, as in OpenAI's API."""
+
+_SAMPLING = ("min_p", "typical_p", "repeat_penalty", "presence_penalty", "frequency_penalty")
+LEAST_TEMPERATURE = 1e-3
+"""The engine's least: some clients send 1e-8 and mean greedy."""
+LEAST_TOP_P = 1e-9
+"""The least that keeps one token, as 0 does in OpenAI's and Ollama's API."""
+
+
+def engine_options(request: GenerationRequest, model: Model, n_predict: int | None) -> Options:
+    """Return the options of a request's first text, which may have `n_predict` tokens. Raises ApiError."""
+    return Options(
+        params=SamplingParams(**_sampling(request, model)),
+        n_predict=n_predict,
+        stop=request.stop or (),
+        stop_tokens=request.stop_token_ids or (),
+        seed=None if request.seed is None else request.seed % (1 << 64),  # OpenAI's may be negative
+        drafter=request.speculative.drafter if request.speculative else None,
+        gamma=request.speculative.gamma if request.speculative else None,
+    )
+
+
+def _sampling(request: GenerationRequest, model: Model) -> dict[str, Any]:
+    given = {name: value for name in _SAMPLING if (value := getattr(request, name)) is not None}
+    if request.top_k is not None:
+        given["top_k"] = max(0, request.top_k)
+    if request.temperature is not None:
+        given["temperature"] = request.temperature if request.temperature >= LEAST_TEMPERATURE else 0.0
+    if request.top_p is not None:
+        given["top_p"] = max(request.top_p, LEAST_TOP_P)
+    if request.repeat_last_n is not None:
+        given["penalty_last_n"] = request.repeat_last_n
+    if request.repetition_penalty is not None:
+        if request.repeat_penalty not in (None, request.repetition_penalty):
+            raise _contradiction("repetition_penalty", "repeat_penalty")
+        given["repeat_penalty"] = request.repetition_penalty
+        given.setdefault("penalty_last_n", -1)
+    bias = {int(token): value for token, value in (request.logit_bias or {}).items()}
+    if request.ignore_eos:
+        bias |= dict.fromkeys(model.eog_tokens, -math.inf)
+    if bias:
+        given["logit_bias"] = bias
+    return given
+
+
+def requested_tokens(request: GenerationRequest) -> int | None:
+    """Return how many tokens a request asks for; None: as many as the context holds. Raises ApiError."""
+    given = {"max_tokens": request.max_tokens, "n_predict": request.n_predict}
+    if isinstance(request, ChatRequest):
+        given["max_completion_tokens"] = request.max_completion_tokens
+    named = {name: value for name, value in given.items() if value is not None}
+    if len({max(-1, value) for value in named.values()}) > 1:
+        raise _contradiction(*[*named][1::-1])
+    if not named:
+        return DEFAULT_MAX_TOKENS if isinstance(request, CompletionRequest) else None
+    name, asked = next(iter(named.items()))
+    if (
+        asked == 0
+        and isinstance(request, ChatRequest | CompletionRequest)
+        and not getattr(request, "echo", None)
+    ):
+        line = f"{name}: must be at least 1; 0 is for a text completion with echo, its prompt alone"
+        raise ApiError(400, line, param=name)
+    return None if asked < 0 else asked
+
+
+def _contradiction(name: str, other: str) -> ApiError:
+    line = f"{name} and {other} are two names of one field, and have different values: leave one out"
+    return ApiError(400, line, param=name)
+
+
+def seed_of_choice(seed: int | None, index: int) -> int | None:
+    """Return the seed of a request's choice number `index`: the first has the request's own."""
+    if seed is None or index == 0:
+        return seed
+    return int.from_bytes(hashlib.sha256(f"{seed} {index}".encode()).digest()[:8], "big")

@@ -1,0 +1,338 @@
+"""Turns requests into the prompt tokens and options for the engine."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import PurePath
+
+from edgespec.apps.server.api_errors import ApiError
+from edgespec.apps.server.call_grammars import CallGrammars
+from edgespec.apps.server.chat_prompts import ChatPrompts
+from edgespec.apps.server.choice_writers import first_call
+from edgespec.apps.server.constraints import Grammars, constraint_of
+from edgespec.apps.server.fim_prompt import FimGap, fim_of, make_fim_prompt
+from edgespec.apps.server.infill_schema import InfillRequest, time_limit
+from edgespec.apps.server.request_options import engine_options, requested_tokens, seed_of_choice
+from edgespec.apps.server.request_schema import (
+    AllowedToolsChoice,
+    AssistantMessage,
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
+    NamedTool,
+    Tool,
+)
+from edgespec.apps.server.tool_calls.answer_reader import PLAIN, AnswerForm
+from edgespec.decoding.grammar.grammar import Grammar
+from edgespec.decoding.options import Options
+from edgespec.engine.engine import Engine
+from edgespec.llama.weights import Model
+
+ALIAS = "edgespec"
+"""The name by which every server knows its model."""
+
+_MOST_UNREAD = 8  # names that a warning tells
+_LEAST_GAP = 256  # tokens that there is room for where a request says nothing else
+
+
+@dataclass(frozen=True)
+class Service:
+    """The model that a server serves: its names and the limits of its requests."""
+
+    name: str
+    """Name of the model in every answer."""
+    aliases: Collection[str]
+    """Other names for the model in requests."""
+    n_ctx: int
+    """Most tokens of prompt and answer together."""
+    max_prompt: int | None = None
+    """Most tokens of a prompt; None: as many as the context holds."""
+
+    @classmethod
+    def of(cls, engine: Engine, *, n_ctx: int | None = None, max_prompt: int | None = None) -> Service:
+        """Return what `engine` serves; its model's name is the registry's, or the file's without its path."""
+        name = PurePath(engine.target_name).name.removesuffix(".gguf")
+        n_ctx = min(n_ctx or engine.target.n_ctx_train, engine.n_ctx_shared or engine.target.n_ctx_train)
+        return cls(name, (ALIAS, engine.target.name), n_ctx, max_prompt)
+
+    def fingerprint(self, engine: Engine) -> str:
+        """Return the system_fingerprint of its answers: version, model and kernels."""
+        what = f"{version('edgespec')} {self.name} {engine.target.size_bytes} {engine.kernels}"
+        return "fp_" + hashlib.sha256(what.encode()).hexdigest()[:12]
+
+    def check_name(self, model: str) -> None:
+        """Raise a 404 for a model that is not served."""
+        if model.removesuffix(":latest") not in (self.name, *self.aliases):  # which Ollama's lists add
+            raise ApiError(
+                404,
+                f"no model {model[:80]!r} here: this server has {self.name!r}, also called {ALIAS!r}",
+                param="model",
+                code="model_not_found",
+            )
+
+
+@dataclass(frozen=True)
+class PreparedText:
+    """One text of a request, as the worker writes it."""
+
+    tokens: list[int]
+    options: Options
+    answer: AnswerForm = PLAIN
+    """The parts that the text may have."""
+    warnings: tuple[str, ...] = ()
+    """Lines on parts of the request that are done only in part."""
+    is_cut: bool = False
+    """Whether a part of the text around a gap was left out of the prompt."""
+    echo: str | None = None
+    """The prompt's text, with which the answer begins; None: it is not sent back."""
+
+
+@dataclass(frozen=True)
+class PreparedRequest:
+    """A request that is answered by several texts."""
+
+    texts: tuple[PreparedText, ...]
+    """The same number for each prompt; those of one prompt follow each other."""
+    n_prompts: int = 1
+    n_best: int | None = None
+    """How many texts of each prompt, the likeliest, are the answer; None: all."""
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Lines on parts of the request that are done only in part."""
+        return self.texts[0].warnings
+
+
+class RequestReader:
+    """Reads requests to one model. Its methods are for any thread, and raise ApiError."""
+
+    def __init__(self, model: Model, service: Service) -> None:
+        """Read requests to `model`. Grammars are kept, since conversations send theirs again."""
+        self._model = model
+        self._service = service
+        self._grammars = Grammars(model)
+        self._prompts = ChatPrompts(model, service.name)
+        self._call_grammars = CallGrammars(model)
+        self.takes_tools = self._prompts.takes_tools
+        """Whether the model's chat template knows functions."""
+        self.thinks = self._prompts.thinks
+        """Whether it knows thoughts."""
+        self.thinking_switches = self._prompts.thinking_switches
+        """The variables by which it is told whether to think, and how much."""
+
+    def chat(self, request: ChatRequest) -> PreparedText:
+        """Prepare a chat completion."""
+        self._service.check_name(request.model)
+        if self._model.chat_template is None:
+            line = f"{self._service.name} has no chat template: use /v1/completions, or an instruct model"
+            raise ApiError(400, line, param="model")
+        if request.top_logprobs and not request.logprobs:
+            raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
+        request = _with_allowed_tools(request)
+        tools = self._tools(request)
+        constraint = constraint_of(request)
+        wanted = self._grammars.of(constraint) if constraint else None
+        prompt = self._prompts.write(request, tools)
+        grammar = self._call_grammars.of(request, prompt.answer, wanted)
+        tokens = self._model.tokenize_rendered(prompt.text)
+        n_predict = _n_predict(requested_tokens(request), len(tokens), self._service, "messages")
+        options = engine_options(request, self._model, n_predict)
+        if grammar:
+            options = _constrained(options, grammar, request)
+        elif tools and request.parallel_tool_calls is False:
+            options = replace(options, until=first_call(prompt.answer, self._model))
+        if request.logprobs:
+            options = replace(options, n_logprobs=request.top_logprobs or 0)
+        forced = bool(tools) and request.tool_choice not in (None, "auto")
+        answer = replace(prompt.answer, forced=forced)
+        return PreparedText(tokens, options, answer, (*_warnings(grammar), *_unread(request)))
+
+    def choices(self, request: ChatRequest | CompletionRequest) -> PreparedRequest:
+        """Prepare all texts that a request asks for."""
+        if isinstance(request, ChatRequest):
+            return PreparedRequest(_choices(self.chat(request), request.n or 1))
+        self._service.check_name(request.model)
+        n, best_of = request.n or 1, request.best_of or request.n or 1
+        if best_of < n:
+            raise ApiError(400, f"best_of: must be at least n, {n}", param="best_of")
+        if best_of > n and request.stream:
+            raise ApiError(400, "best_of cannot be streamed: the best is known at the end", param="best_of")
+        constraint = constraint_of(request)
+        grammar = self._grammars.of(constraint) if constraint else None
+        prompt = request.prompt
+        prompts = prompt if isinstance(prompt, list) and not isinstance(prompt[0], int) else [prompt]
+        texts: list[PreparedText] = []
+        for one in prompts:
+            text = self._one_text(request, one, grammar)
+            if best_of > n and text.options.n_logprobs is None:
+                text = replace(text, options=replace(text.options, n_logprobs=0))
+            texts += _choices(text, best_of)
+        return PreparedRequest(tuple(texts), len(prompts), n if best_of > n else None)
+
+    def _one_text(self, request: CompletionRequest, prompt: object, grammar: Grammar | None) -> PreparedText:
+        """Prepare a text that continues one prompt."""
+        asked = requested_tokens(request)
+        tokens = (
+            self._around(request, prompt, asked) if request.suffix else self._prompt_tokens(request, prompt)
+        )
+        n_predict = _n_predict(asked, len(tokens), self._service, "prompt")
+        options = engine_options(request, self._model, n_predict or None)
+        if grammar:
+            options = _constrained(options, grammar, request)
+        if request.logprobs is not None:
+            options = replace(options, n_logprobs=request.logprobs)
+        echo = None
+        if request.echo:
+            echo = prompt if isinstance(prompt, str) else self._text_of(tokens)
+            if request.logprobs is not None or n_predict == 0:
+                if request.stream and request.logprobs is not None:
+                    raise ApiError(400, "echo with logprobs cannot be streamed: leave one out", param="echo")
+                options = replace(options, n_logprobs=request.logprobs or 0, prompt_logprobs=True)
+        options = replace(options, n_predict=n_predict)
+        return PreparedText(tokens, options, warnings=_warnings(grammar), echo=echo)
+
+    def _around(self, request: CompletionRequest, prompt: object, asked: int | None) -> list[int]:
+        """Return the prompt for a text between `prompt` and the suffix of `request`."""
+        fim = fim_of(self._model, "suffix")
+        if request.echo:
+            raise ApiError(400, "echo and suffix contradict each other: leave one out", param="echo")
+        if request.parse_special:
+            line = "parse_special: a prompt with a suffix is text: leave it out"
+            raise ApiError(400, line, param="parse_special")
+        if not isinstance(prompt, str):
+            raise ApiError(400, "prompt: must be text where there is a suffix", param="prompt")
+        room = self._service.n_ctx - (asked or 0) - 1
+        filled = make_fim_prompt(self._model, fim, FimGap(prompt, request.suffix or ""), max(room, 0))
+        if filled.is_cut:
+            line = "prompt and suffix do not fit in the context: shorten them"
+            raise ApiError(400, line, param="prompt", code="context_length_exceeded")
+        return filled.tokens
+
+    def infill(self, request: InfillRequest) -> PreparedText:
+        """Prepare the text for a gap between two others."""
+        self._service.check_name(request.model)
+        fim = fim_of(self._model, "input_suffix")
+        constraint = constraint_of(request)
+        asked = requested_tokens(request)
+        gap = FimGap(
+            request.input_prefix + (request.prompt or ""),
+            request.input_suffix,
+            [(file.filename, file.text) for file in request.input_extra or ()],
+        )
+        n_ctx = min(self._service.n_ctx, (self._service.max_prompt or self._service.n_ctx) + 1)
+        n_written = min(asked or _LEAST_GAP, n_ctx // 2)
+        filled = make_fim_prompt(self._model, fim, gap, n_ctx - n_written)
+        n_predict = _n_predict(asked, len(filled.tokens), self._service, "input_prefix")
+        options = engine_options(request, self._model, 1 if n_predict == 0 else n_predict)
+        if constraint:
+            options = _constrained(options, self._grammars.of(constraint), request)
+        if request.t_max_predict_ms:
+            options = replace(options, until=time_limit(request.t_max_predict_ms))
+        return PreparedText(filled.tokens, options, warnings=request.warnings, is_cut=filled.is_cut)
+
+    def _text_of(self, tokens: Sequence[int]) -> str:
+        return b"".join(self._model.piece(token, special=True) for token in tokens).decode(errors="replace")
+
+    def _prompt_tokens(self, request: CompletionRequest, prompt: object) -> list[int]:
+        if isinstance(prompt, str):
+            special = request.parse_special is not False
+            return self._model.tokenize(prompt, add_special=True, parse_special=special)
+        tokens = [token for token in prompt if isinstance(token, int)] if isinstance(prompt, list) else []
+        check_tokens(tokens, self._model, "prompt")
+        return tokens
+
+    # ---- tools and grammars ----
+
+    def _tools(self, request: ChatRequest) -> list[Tool]:
+        """Return the tools that the model is offered."""
+        choice = request.tool_choice
+        tools = request.tools or []
+        if isinstance(choice, NamedTool) and choice.function.name not in _names(tools):
+            line = f"tool_choice: no function {choice.function.name[:80]!r} in tools"
+            raise ApiError(400, line, param="tool_choice")
+        if choice == "required" and not tools:
+            raise ApiError(400, "tool_choice: required, but there are no tools", param="tool_choice")
+        for i, tool in enumerate(tools):
+            schema = tool.function.parameters or {}
+            if schema.get("type", "object") != "object" or not isinstance(schema.get("properties", {}), dict):
+                line = f"tools.{i}.function.parameters: must be the JSON schema of an object"
+                raise ApiError(400, line, param="tools")
+        if choice == "none":
+            return []
+        if tools and not self.takes_tools:
+            line = f"the chat template of {self._service.name} knows no tools: leave them out"
+            raise ApiError(400, line, param="tools")
+        return tools
+
+
+def check_tokens(tokens: Sequence[int], model: Model, param: str) -> None:
+    """Raise an ApiError for a token that `model` lacks."""
+    for token in tokens:
+        if not 0 <= token < model.n_vocab:
+            last = model.n_vocab - 1
+            raise ApiError(400, f"{param}: token {token}: the model's are 0 to {last}", param=param)
+
+
+def _names(tools: Sequence[Tool]) -> frozenset[str]:
+    return frozenset(tool.function.name for tool in tools)
+
+
+def _with_allowed_tools(request: ChatRequest) -> ChatRequest:
+    """Return `request` with those functions alone that its `tool_choice` allows. Raises ApiError."""
+    choice = request.tool_choice
+    if not isinstance(choice, AllowedToolsChoice):
+        return request
+    allowed = {tool.function.name for tool in choice.allowed_tools.tools}
+    if unknown := sorted(allowed - _names(request.tools or ())):
+        line = f"tool_choice: no function {unknown[0][:80]!r} in tools"
+        raise ApiError(400, line, param="tool_choice")
+    tools = [tool for tool in request.tools or () if tool.function.name in allowed]
+    return request.model_copy(update={"tools": tools, "tool_choice": choice.allowed_tools.mode})
+
+
+def _unread(request: ChatRequest) -> tuple[str, ...]:
+    """Return what is left out of earlier answers."""
+    messages = [message for message in request.messages if isinstance(message, AssistantMessage)]
+    names = dict.fromkeys(name for message in messages for name in message.unread)
+    shown = ", ".join(repr(name[:40]) for name in [*names][:_MOST_UNREAD])
+    return (f"messages: of an assistant's message is not read: {shown}",) if names else ()
+
+
+def _n_predict(asked: int | None, n_prompt: int, service: Service, param: str) -> int | None:
+    """Return how many tokens may be written: as many as were asked for and fit in the context."""
+    limit = min(service.n_ctx - 1, service.max_prompt or service.n_ctx)
+    if not n_prompt:
+        raise ApiError(400, f"{param}: the prompt is empty", param=param)
+    if n_prompt > limit:
+        context = f"This model's maximum context length is {service.n_ctx} tokens"
+        if limit < service.n_ctx - 1:
+            context = f"This server takes prompts of at most {limit} tokens"
+        raise ApiError(
+            400,
+            f"{context}. However, your {param} resulted in {n_prompt} tokens. "
+            f"Please reduce the length of the {param}.",
+            param=param,
+            code="context_length_exceeded",
+        )
+    return None if asked is None else min(asked, service.n_ctx - n_prompt)
+
+
+def _constrained(options: Options, grammar: Grammar, request: GenerationRequest) -> Options:
+    if request.ignore_eos:
+        line = f"ignore_eos and {grammar.name} contradict each other: a text that matches must end"
+        raise ApiError(400, line, param="ignore_eos")
+    return replace(options, grammar=grammar)
+
+
+def _warnings(grammar: Grammar | None) -> tuple[str, ...]:
+    """Return the parts of a grammar that are not enforced, with the field that asked for it."""
+    return tuple(f"{grammar.name}: not enforced: {line}" for line in grammar.warnings) if grammar else ()
+
+
+def _choices(text: PreparedText, n: int) -> tuple[PreparedText, ...]:
+    """Return `n` texts like `text`, each with its own seed."""
+    seed = text.options.seed
+    return tuple(replace(text, options=replace(text.options, seed=seed_of_choice(seed, i))) for i in range(n))

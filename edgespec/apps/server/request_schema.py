@@ -1,0 +1,344 @@
+"""Requests in the form of OpenAI's API; fields of other servers are in request_fields.py.
+
+Types are strict ("1" is no number), as our OpenAPI description says.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import ConfigDict, Field, WithJsonSchema, model_validator
+
+from edgespec.apps.server.replayed_message import CALLS_SCHEMA, CONTENT_SCHEMA, as_read
+from edgespec.apps.server.request_fields import ConstraintFields, OtherFields, RequestPart
+from edgespec.decoding.choices import DrafterName
+from edgespec.decoding.options import MAX_GAMMA
+
+MAX_TOP_LOGPROBS = 20
+"""Likeliest tokens a request may ask for at each position, as in OpenAI's API."""
+MAX_CHOICES = 128
+"""Most answers to a request, as in OpenAI's API."""
+
+MAX_PROMPTS = 2048
+"""Most prompts of a request, as in OpenAI's API."""
+
+
+class TextPart(RequestPart):
+    """A part of a message's content."""
+
+    type: Literal["text"]
+    text: str
+    cache_control: Any = Field(None, description="Anthropic's; changes nothing.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_text(cls, data: Any) -> Any:  # noqa: ANN401 - whatever the client sent
+        kind = data.get("type") if isinstance(data, dict) else None
+        if isinstance(kind, str) and kind != "text":
+            raise ValueError(f"content of type {kind[:40]!r} is not supported: this model reads text only")
+        return data
+
+
+Content = str | Annotated[list[TextPart], Field(min_length=1)]
+
+
+class NamedMessage(RequestPart):
+    """The fields that all messages have."""
+
+    name: str | None = Field(None, description="Who speaks: handed to the chat template.")
+    cache_control: Any = Field(None, description="Anthropic's; changes nothing.")
+
+
+class SystemMessage(NamedMessage):
+    """Instructions; "developer" is OpenAI's newer name for "system"."""
+
+    role: Literal["system", "developer"]
+    content: Content
+
+
+class UserMessage(NamedMessage):
+    """A message of the user."""
+
+    role: Literal["user"]
+    content: Content
+
+
+class ToolCallFunction(RequestPart):
+    """A function's name and its arguments as JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(RequestPart):
+    """A call that the model made in an earlier answer."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: ToolCallFunction
+
+
+class AssistantMessage(NamedMessage):
+    """An earlier answer, as this server or another one wrote it: see replayed_message.py."""
+
+    model_config = ConfigDict(extra="allow", json_schema_extra={"additionalProperties": True})
+
+    role: Literal["assistant"]
+    content: Annotated[str | None, CONTENT_SCHEMA] = None
+    tool_calls: Annotated[list[ToolCall] | None, CALLS_SCHEMA] = None
+    reasoning_content: Annotated[str | None, WithJsonSchema({})] = Field(
+        None, description="Its thoughts, also as reasoning and by other names: handed to the chat template."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_read(cls, data: Any) -> Any:  # noqa: ANN401 - whatever the client sent
+        return as_read(data) if isinstance(data, dict) else data
+
+    @property
+    def unread(self) -> list[str]:
+        """Parts that nothing is done with."""
+        return [*(self.model_extra or ())]
+
+
+class ToolMessage(NamedMessage):
+    """The result of a called function; "function" is OpenAI's older name for "tool"."""
+
+    role: Literal["tool", "function"]
+    content: Content
+    tool_call_id: str | None = None
+
+
+Message = Annotated[SystemMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]
+
+
+class ToolFunction(RequestPart):
+    """A function that the model may call; `parameters` is a JSON schema of an object."""
+
+    name: str = Field(pattern=r"^[a-zA-Z0-9_\-]{1,64}$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(RequestPart):
+    """Tools are functions: OpenAI's hosted ones are not here."""
+
+    type: Literal["function"]
+    function: ToolFunction
+    cache_control: Any = Field(None, description="Anthropic's; changes nothing.")
+
+
+class FunctionName(RequestPart):
+    """The function to be called."""
+
+    name: str
+
+
+class NamedTool(RequestPart):
+    """A `tool_choice` that forces one function."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+class AllowedTool(RequestPart):
+    """A function of `tools`; what else a client repeats of it changes nothing."""
+
+    model_config = ConfigDict(extra="ignore", json_schema_extra={"additionalProperties": True})
+
+    name: str
+
+
+class AllowedNamedTool(RequestPart):
+    """A function of `tools`, as a tool."""
+
+    type: Literal["function"]
+    function: AllowedTool
+
+
+class AllowedTools(RequestPart):
+    """Functions of `tools` that may be called, and whether one of them must be."""
+
+    mode: Literal["auto", "required"]
+    tools: list[AllowedNamedTool]
+
+
+class AllowedToolsChoice(RequestPart):
+    """A `tool_choice` that allows some of the functions."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+class TextFormat(RequestPart):
+    """Plain text."""
+
+    type: Literal["text"]
+
+
+class JsonFormat(RequestPart):
+    """Any JSON object, or JSON that matches a schema, as in llama-server."""
+
+    type: Literal["json_object"]
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+
+
+class JsonSchema(RequestPart):
+    """A JSON schema."""
+
+    name: str = "response"
+    description: str | None = Field(None, description="Changes nothing: the prompt is left alone.")
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = Field(
+        None, description="true: a schema that cannot be enforced in every part is refused."
+    )
+
+
+class SchemaFormat(RequestPart):
+    """JSON that matches a schema: OpenAI's form, or with the parts of `json_schema` beside the type."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchema | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema", description="llama-server's.")
+    name: str | None = Field(None, description="Changes nothing.")
+    description: str | None = Field(None, description="Changes nothing: the prompt is left alone.")
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _has_one_schema(self) -> Self:
+        if (self.json_schema is None) == (self.schema_ is None):
+            raise ValueError("send the schema as json_schema.schema, or as schema")
+        return self
+
+    @property
+    def whole(self) -> dict[str, Any]:
+        """The schema, wherever it stands."""
+        return self.json_schema.schema_ if self.json_schema else self.schema_ or {}
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether a schema that cannot be enforced in every part is refused."""
+        return bool(self.strict or (self.json_schema and self.json_schema.strict))
+
+
+ResponseFormat = Annotated[TextFormat | JsonFormat | SchemaFormat, Field(discriminator="type")]
+
+
+class SpeculativeOptions(RequestPart):
+    """edgespec's own: how this answer is drafted. None of it changes what may be answered."""
+
+    drafter: DrafterName | None = None
+    gamma: int | None = Field(None, ge=0, le=MAX_GAMMA, description="Tokens drafted a step; 0: none.")
+
+
+class StreamOptions(RequestPart):
+    """The options of a stream."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = Field(None, description="OpenAI's; changes nothing.")
+    continuous_usage_stats: Literal[False] | None = None
+
+
+TokenLimit = Annotated[int, Field(ge=-2)] | None
+"""Most tokens of an answer; -1, and llama-server's -2: as many as the context holds."""
+
+
+class GenerationRequest(ConstraintFields, OtherFields):
+    """The fields of all requests for a generation."""
+
+    model: str = Field(description='A name that /v1/models lists; "edgespec" is always the served one.')
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: TokenLimit = Field(
+        None, description="Cut to what fits in the context; -1, or -2: as many as it holds."
+    )
+    n_predict: TokenLimit = Field(None, description="llama-server's name of max_tokens.")
+    temperature: float | None = Field(None, ge=0, le=2, description="Below 0.001 it is greedy; default 0.8.")
+    top_p: float | None = Field(None, ge=0, le=1, description="Default 0.95.")
+    top_k: int | None = Field(
+        None, ge=-(1 << 31), lt=1 << 31, description="Not OpenAI's; 0 or below: off; default 40."
+    )
+    min_p: float | None = Field(None, ge=0, le=1, description="Not OpenAI's; default 0.05.")
+    typical_p: float | None = Field(None, gt=0, le=1, description="Not OpenAI's; default 1: off.")
+    repeat_penalty: float | None = Field(None, ge=0.001, le=1000, description="Not OpenAI's; default 1: off.")
+    repetition_penalty: float | None = Field(
+        None, ge=0.001, le=1000, description="vLLM's: repeat_penalty over the whole text."
+    )
+    repeat_last_n: int | None = Field(
+        None, ge=-1, lt=1 << 31, description="Tokens that the penalties look back on; -1: all; default 64."
+    )
+    stop_token_ids: list[Annotated[int, Field(ge=0, lt=1 << 31)]] | None = Field(
+        None, description="vLLM's: tokens that end the text and are no part of it."
+    )
+    ignore_eos: bool | None = Field(None, description="The model may not end the text: max_tokens does.")
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    logit_bias: (
+        dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]] | None
+    ) = None
+    seed: int | None = Field(
+        None, ge=-(1 << 63), lt=1 << 64, description="The same seed gives the same text, whatever is drafted."
+    )
+    stop: (
+        Annotated[str, Field(min_length=1)]
+        | Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=16)]
+        | None
+    ) = None
+    user: str | None = Field(
+        None, description="Who waits in the queue; by default the API key, or the address."
+    )
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES, description="Answers to each prompt.")
+    speculative: SpeculativeOptions | None = None
+
+
+class ChatRequest(GenerationRequest):
+    """The body of POST /v1/chat/completions."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: TokenLimit = Field(None, description="The newer name of max_tokens.")
+    logprobs: bool | Literal[0] | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    response_format: ResponseFormat | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedToolsChoice | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None, description='More variables of the chat template, such as {"enable_thinking": false}.'
+    )
+    continue_final_message: bool | None = Field(
+        None, description="Go on with the last message, which is the assistant's."
+    )
+    add_generation_prompt: bool | None = Field(
+        None, description="false: do not begin the assistant's message. Default true."
+    )
+    modalities: list[Literal["text"]] | None = None
+    parse_special: bool | None = Field(
+        None, description="Read names of control tokens in messages and tools as these tokens; default false."
+    )
+
+
+class CompletionRequest(GenerationRequest):
+    """The body of POST /v1/completions. Its `max_tokens` is 16 where none is given, as OpenAI's."""
+
+    prompt: (
+        Annotated[str, Field(min_length=1)]
+        | Annotated[list[int], Field(min_length=1)]
+        | Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=MAX_PROMPTS)]
+        | Annotated[
+            list[Annotated[list[int], Field(min_length=1)]], Field(min_length=1, max_length=MAX_PROMPTS)
+        ]
+    ) = Field(description="Text or token ids, or a list of such prompts.")
+    max_tokens: TokenLimit = Field(
+        None, description="Cut to what fits in the context, as -1 is; 0 only with echo: the prompt alone."
+    )
+    logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    best_of: int | None = Field(
+        None, ge=1, le=MAX_CHOICES, description="Write this many; the n likeliest a token are the answer."
+    )
+    echo: bool | None = Field(None, description="Whether the answer begins with the prompt.")
+    suffix: str | None = Field(None, description="What follows the answer; needs a model trained for it.")
+    parse_special: bool | None = Field(
+        None, description="Read names of control tokens in a prompt as these tokens; default true."
+    )
+    response_format: ResponseFormat | None = None

@@ -1,0 +1,277 @@
+"""Threads that serve requests from a queue, for readers on an event loop.
+
+The event loop hands requests over and gets lists of what is made back; neither side waits for the other with
+a lock held. A request that must end is only marked: the thread ends it when it can. One lock guards the queue
+and which requests run.
+
+What nobody has read yet waits in a list of its request, so a slow reader stalls nobody. The list is never
+longer than the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, Literal, TypeVar
+
+from edgespec.apps.server.request_queue import (
+    Abandoned,
+    End,
+    Part,
+    QueuedRequest,
+    QueueFull,
+    QueuePlace,
+    RequestQueue,
+    ShuttingDown,
+    TimedOut,
+)
+from edgespec.platform.turns import Turns
+
+Outcome = Literal["finished", "cancelled", "timed out", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class EndedRequest(Generic[End]):
+    """How a request ended."""
+
+    outcome: Outcome
+    waited_s: float
+    """Seconds in the queue."""
+    result: End | None
+    """The answer, complete or not; None if nothing of it is there."""
+
+
+Asked = TypeVar("Asked", bound=QueuedRequest[Any, Any])
+"""A request with the parts and the end that its worker makes."""
+
+
+class RequestWorker(ABC, Generic[Asked, Part, End]):
+    """Serves requests on its own thread, in turns by client, as many at once as it may.
+
+    `on_end` is called on that thread or on the event loop.
+    """
+
+    def __init__(
+        self, name: str, *, parallel: int, max_queue: int, max_seconds: float, turns: Turns | None
+    ) -> None:
+        """Let at most `max_queue` requests wait, each up to `max_seconds`; then it may run as long again.
+
+        `name`: the thread's. `turns`: shared with whatever else computes in this process.
+        """
+        self.parallel = parallel
+        """Most requests under way at once."""
+        self.turns = turns or Turns()
+        """Taken by each pass, and by what else computes."""
+        self.on_end: Callable[[EndedRequest[End]], None] = lambda _ended: None
+        self._max_queue, self._max_seconds = max_queue, max_seconds
+        self._changed = threading.Condition()
+        self._queue: RequestQueue[Asked] = RequestQueue()
+        self._running: list[Asked] = []
+        self._moved = False  # whether places in the queue may be others than those told
+        self._stopping = False
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+
+    @property
+    def n_waiting(self) -> int:
+        """Requests in the queue, without those that run."""
+        with self._changed:
+            return len(self._queue)
+
+    @property
+    def n_running(self) -> int:
+        """Requests under way."""
+        return len(self._running)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is under way."""
+        return bool(self._running)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether new requests are refused because the server ends."""
+        return self._stopping
+
+    def start(self) -> None:
+        """Start the thread; from now on only it uses the models."""
+        self._thread.start()
+
+    async def stop(self, *, grace_s: float) -> None:
+        """Refuse new and waiting requests, let those that run go on for `grace_s` seconds, end the thread.
+
+        May be called again with a shorter time meanwhile. Afterwards the caller may use the models again.
+        """
+        with self._changed:
+            self._stopping = True
+            waiting = self._queue.in_order(self._running)
+            running = [*self._running]
+            self._changed.notify()
+        for request in waiting:
+            self._cancel(request, ShuttingDown())
+
+        def end() -> None:
+            for request in running:
+                self._cancel(request, ShuttingDown())
+
+        timer = asyncio.get_running_loop().call_later(grace_s, end) if running else None
+        if self._thread.is_alive():
+            await asyncio.to_thread(self._thread.join)
+        if timer:
+            timer.cancel()
+
+    # ---- the event loop's side ----
+
+    async def _answer(
+        self, begin: Callable[[], Asked], *, follows: bool = False
+    ) -> AsyncGenerator[list[Part] | QueuePlace | End]:
+        """Yield what is made for the request that `begin` returns, then its end.
+
+        Before them come its places in the queue, if it must wait, and how far a long prompt is read.
+        `follows`: it is not refused for a full queue. Raises QueueFull, TimedOut, ShuttingDown, and what the
+        work raises.
+        """
+        request = begin()
+        self._put(request, follows=follows)
+        told, told_progress = 0, None
+        try:
+            request.timer = request.loop.call_later(self._max_seconds, self._time_out, request)
+            while True:
+                await request.news.wait()
+                request.news.clear()
+                end = request.end  # read before the list, which then holds all that was made before the end
+                if not isinstance(end, BaseException) and (place := request.place) != told:
+                    told = place
+                    yield QueuePlace(place)
+                if (progress := request.progress) and progress != told_progress:
+                    told_progress = progress
+                    yield QueuePlace(0, progress)
+                if made := request.take():
+                    yield made
+                if isinstance(end, BaseException):
+                    raise end
+                if end is not None:
+                    yield end
+                    return
+        finally:
+            self._cancel(request, Abandoned())
+            if request.timer:
+                request.timer.cancel()
+
+    def _put(self, request: Asked, *, follows: bool) -> None:
+        with self._changed:
+            if self._stopping:
+                raise ShuttingDown
+            n_waiting = len(self._queue)
+            if not follows and n_waiting + len(self._running) >= self._max_queue + self.parallel:
+                raise QueueFull(n_waiting)
+            self._queue.add(request)
+            self._moved = True
+            self._changed.notify()
+
+    def _cancel(self, request: Asked, reason: BaseException) -> None:
+        """End `request`, in the queue or under way; do nothing if it has ended."""
+        with self._changed:
+            if request.end is not None or request.cancelled:
+                return
+            request.cancelled = reason
+            if request in self._running:
+                if all(running.cancelled for running in self._running):
+                    self._interrupt()
+                return
+            self._queue.remove(request)
+            self._moved = True
+            request.end = reason
+        self._count(cancelled_as(reason), time.perf_counter() - request.came, None)
+        request.tell()
+
+    def _interrupt(self) -> None:
+        """End what the thread does now, if it can be: all requests under way must end."""
+
+    def _time_out(self, request: Asked) -> None:
+        self._cancel(request, TimedOut(self._max_seconds, in_queue=request not in self._running))
+
+    def _begin_clock(self, request: Asked) -> None:
+        if request.timer and not request.cancelled and request.end is None:
+            request.timer.cancel()
+            request.timer = request.loop.call_later(self._max_seconds, self._time_out, request)
+
+    # ---- the thread's side ----
+
+    def _work(self) -> None:
+        while self._wait():
+            while request := self._next():
+                self._begin(request)
+            self._tell_places()
+            if self._running:  # no: those that waited may have left since
+                self._step()
+
+    @abstractmethod
+    def _has_room(self, request: Asked) -> bool:
+        """Return whether `request` can begin beside those that run."""
+
+    @abstractmethod
+    def _begin(self, request: Asked) -> None:
+        """Begin `request`, whose turn has come."""
+
+    @abstractmethod
+    def _step(self) -> None:
+        """Do the next piece of work for all requests that run, and end those that must end."""
+
+    def _wait(self) -> bool:
+        """Wait until there is something to do; return False when the worker must end."""
+        with self._changed:
+            while not self._running and not self._queue:
+                if self._stopping:
+                    return False
+                self._changed.wait()
+            return True
+
+    def _next(self) -> Asked | None:
+        """Return the request whose turn it is, which now runs; None if there is none or no room for it."""
+        with self._changed:
+            request = next(iter(self._queue.in_order(self._running)), None)
+            if request is None or not self._has_room(request):
+                return None
+            self._queue.begin(request)
+            self._running.append(request)
+            self._moved = True
+            request.place = 0
+        request.waited_s = time.perf_counter() - request.came
+        request.tell(partial(self._begin_clock, request))
+        request.tell()  # of its place
+        return request
+
+    def _tell_places(self) -> None:
+        """Tell those who wait their places in the queue, where these have changed."""
+        with self._changed:
+            if not self._moved:
+                return
+            self._moved = False
+            for place, request in enumerate(self._queue.in_order(self._running), 1):
+                if place != request.place:
+                    request.place = place
+                    request.tell()
+
+    def _leave(self, request: Asked, outcome: Outcome, end: End | BaseException, result: End | None) -> None:
+        """Take `request` out of those that run, and tell its reader how it ended; `result` is counted."""
+        self._count(outcome, request.waited_s, result)
+        with self._changed:
+            self._running.remove(request)
+            self._moved = True
+            request.end = end
+        request.tell()
+
+    def _count(self, outcome: Outcome, waited_s: float, result: End | None) -> None:
+        with contextlib.suppress(Exception):  # an error in counting requests must not end one
+            self.on_end(EndedRequest(outcome, waited_s, result))
+
+
+def cancelled_as(reason: BaseException) -> Outcome:
+    """Return how a request ended that was cancelled for this reason."""
+    return "timed out" if isinstance(reason, TimedOut) else "cancelled"

@@ -1,0 +1,161 @@
+"""The thread that runs the engine for all requests at once.
+
+Before each pass waiting requests begin while the engine has room, in turns by client (request_queue.py);
+each pass then serves all that run. A request that must end does so after the pass, so the others are not
+disturbed. A pass is interrupted only if all requests under way must end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from edgespec.apps.server.request_queue import QueuedRequest, QueuePlace
+from edgespec.apps.server.request_worker import EndedRequest, Outcome, RequestWorker, cancelled_as
+from edgespec.decoding.options import Options
+from edgespec.decoding.records import Result, Token
+from edgespec.engine.batcher import StepSummary
+from edgespec.engine.engine import Engine
+from edgespec.engine.stream import Stream
+from edgespec.errors import EdgespecError
+from edgespec.platform.signals import Cancellation
+from edgespec.platform.turns import Turns
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class QueuedGeneration(QueuedRequest[Token, Result]):
+    """A request for a generation."""
+
+    tokens: Sequence[int]
+    options: Options
+    stream: Stream | None = None
+    """Its generation, once it runs."""
+
+
+class Worker(RequestWorker[QueuedGeneration, Token, Result]):
+    """Runs generations on its own thread, as many at once as the engine may.
+
+    `engine` was made with `cancellation` as its signals; from `start` to the end of `stop` only that thread
+    uses it. `on_pass` is called on that thread, `on_end` there or on the event loop.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        cancellation: Cancellation,
+        *,
+        max_queue: int = 64,
+        max_seconds: float = 600.0,
+        on_end: Callable[[EndedRequest[Result]], None] = lambda _ended: None,
+        turns: Turns | None = None,
+    ) -> None:
+        """Let at most `max_queue` requests wait, each up to `max_seconds`; then it may run as long again.
+
+        `turns`: shared with whatever else computes in this process.
+        """
+        super().__init__(
+            "edgespec worker",
+            parallel=engine.parallel,
+            max_queue=max_queue,
+            max_seconds=max_seconds,
+            turns=turns,
+        )
+        self._engine, self._cancellation = engine, cancellation
+        self.on_end = on_end
+        self.on_pass: Callable[[StepSummary], None] = lambda _passed: None
+        """Told of each pass of the target."""
+
+    def run(
+        self, tokens: Sequence[int], options: Options, *, client: str, follows: bool = False
+    ) -> AsyncGenerator[list[Token] | QueuePlace | Result]:
+        """Wait for the turn of `client`, then yield the tokens of a generation as they come, and its Result.
+
+        The tokens of a step come together. Before them come its places in the queue, if it must wait, and how
+        far its prompt is read, if that takes several passes.
+        Closing the generator, or cancelling the task that waits for it, ends the generation after the pass
+        under way or takes it out of the queue. `follows`: it takes the place of an earlier text of the same
+        request, and is not refused for a full queue. Raises QueueFull, TimedOut, ShuttingDown, and what the
+        engine raises.
+        """
+        request = partial(QueuedGeneration, client, tokens=tokens, options=options)
+        return self._answer(request, follows=follows)
+
+    def _interrupt(self) -> None:
+        self._cancellation.cancel()
+
+    def _has_room(self, request: QueuedGeneration) -> bool:
+        return self._engine.has_room(len(request.tokens), request.options.n_predict)
+
+    def _begin(self, request: QueuedGeneration) -> None:
+        try:
+            request.stream = self._engine.stream(request.tokens, request.options)
+        except BaseException as error:  # noqa: BLE001 - it ends this request, not the thread
+            self._end(request, error)
+
+    def _step(self) -> None:
+        """Make a pass for all requests that run; hand their tokens over and end those that must end."""
+        for request in [*self._running]:
+            if request.cancelled:
+                self._end(request)
+        if not self._running:
+            return
+        error: Exception | None = None
+        try:
+            with self.turns:
+                self._engine.step()
+        except Exception as raised:  # noqa: BLE001 - no single request's: a request's own comes with its tokens
+            error = raised
+        except BaseException:  # noqa: BLE001 - raised to end the pass; it must not end this thread
+            # What interrupted this pass must not interrupt the next one. Whoever asked for it is marked.
+            self._cancellation.drain()
+        else:
+            with contextlib.suppress(Exception):  # an error in counting passes must not end a request
+                self.on_pass(self._engine.last_pass)
+        for request in [*self._running]:
+            self._hand_over(request, error)
+
+    def _hand_over(self, request: QueuedGeneration, error: Exception | None) -> None:
+        """Give a request's new tokens to its reader, and end it if nothing follows or the pass failed."""
+        assert request.stream  # noqa: S101 - for the type checker: a request without one has ended
+        try:
+            request.hand_over(request.stream.made())
+            progress = request.stream.prompt_progress
+            if progress.n_read < progress.n_tokens:
+                request.progress = progress
+                request.tell()
+        except BaseException as raised:  # noqa: BLE001 - it ends this request, not the thread
+            self._end(request, raised)
+            return
+        if error and not request.stream.finished:
+            self._end(request, error)
+        elif request.stream.finished or request.cancelled:
+            self._end(request)
+
+    def _end(self, request: QueuedGeneration, error: BaseException | None = None) -> None:
+        """Take `request` out of those that run, and tell its reader how it ended."""
+        if request.stream:
+            with contextlib.suppress(Exception):
+                request.stream.close()
+        is_interrupt = not (error is None or isinstance(error, Exception))
+        end: Result | BaseException
+        if request.stream and (error is None or (is_interrupt and request.cancelled)):
+            end = request.stream.result
+        elif error and not is_interrupt:
+            end = error
+        else:
+            end = EdgespecError("the generation was interrupted")
+        result = end if isinstance(end, Result) else None
+        outcome = _outcome(request, end)
+        if request.cancelled and outcome in ("cancelled", "timed out"):
+            end = request.cancelled
+        self._leave(request, outcome, end, result)
+
+
+def _outcome(request: QueuedGeneration, end: Result | BaseException) -> Outcome:
+    if isinstance(end, Result) and end.stop_reason != "interrupted":
+        return "finished"
+    if request.cancelled:
+        return cancelled_as(request.cancelled)
+    return "failed"

@@ -1,0 +1,292 @@
+"""Drafts for a Whisper model: a smaller one, and text that was heard before. The text stays the target's.
+
+a smaller model      through the scheduler that all drafts have, in another vocabulary if need be. It has to
+encode each window first, which costs as much as many tokens: `DraftPrice` weighs that
+of the same encoder  a decoder that hears what the target's encoder heard (distil-whisper): that is free
+text heard before    the suffix store: refrains, and while somebody speaks the hypothesis a second ago
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec.apps.speech.draft_costs import SpeechDraftCosts
+from edgespec.apps.speech.draft_price import (
+    EXPECTED_ACCEPTANCE,
+    EXPECTED_TOKENS,
+    MARGIN,
+    DraftPrice,
+    SpeechModelCosts,
+    same_encoder,
+)
+from edgespec.apps.speech.heard_text import HeardText
+from edgespec.apps.speech.loading import SpeechModel
+from edgespec.apps.speech.rules import SpeechRules
+from edgespec.apps.speech.session import SpeechSession, SpeechVocabulary
+from edgespec.apps.speech.tokenizer import WhisperTokenizer
+from edgespec.apps.speech.transcript import SpeechStats
+from edgespec.apps.speech.whisper_model import DecoderCache, EncodedAudio
+from edgespec.apps.speech.windows import WINDOW_FRAMES
+from edgespec.decoding.drafter import Drafter
+from edgespec.drafting.answer_lengths import lengths_around
+from edgespec.drafting.costs import guessed_curve
+from edgespec.drafting.draft_model import DraftModel
+from edgespec.drafting.foreign.translated_model import TranslatedModel
+from edgespec.drafting.foreign.vocabulary_map import VocabularyMap, map_vocabularies
+from edgespec.drafting.learned_costs import LearnedCosts
+from edgespec.drafting.online_curve import OnlineCurve, PassCurves
+from edgespec.drafting.policy import Policy
+from edgespec.drafting.predictor import Predictor
+from edgespec.drafting.scheduler import Scheduler
+from edgespec.drafting.tree_drafter import TreeDrafter
+
+_REPEATS = 0.2  # of text's repetitions that are expected of speech; once seen, it counts
+_FEWEST = 8  # tokens of a decoding whose time says something
+_NEWEST = 0.5  # weight of the newest window in the time of a token
+_MOST_DRAFTED = 16  # windows, after which one without the draft shows anew what a token takes
+
+
+class SpeechDraftModel(DraftModel):
+    """A draft model that hears a window: reading its prompt is cheap, so it is active from the start."""
+
+    starts_idle = False
+
+
+class TranslatedSpeechModel(TranslatedModel):
+    """The same for a model of another vocabulary."""
+
+    starts_idle = False
+
+
+class SpeechPredictor(Predictor):
+    """The acceptance of drafts in one recording: windows are one text, and speech seldom repeats itself."""
+
+    _begun = False
+
+    def begin(self) -> None:
+        """Start on a window: what was learned in those before holds."""
+        if not self._begun:
+            super().begin()
+            self._right = _REPEATS * self._expected
+            self._begun = True
+
+
+def same_tokens(target: WhisperTokenizer, draft: WhisperTokenizer) -> bool:
+    """Return whether every token is the same in both, and begins a window in the same way."""
+    ours, theirs = ((one.tokens, one.n_vocab, one.is_multilingual) for one in (target, draft))
+    return ours == theirs
+
+
+def map_tokenizers(target: WhisperTokenizer, draft: WhisperTokenizer) -> VocabularyMap:
+    """Return which tokens of two Whisper models are the same: text by its bytes, timestamps by their time."""
+    found = map_vocabularies(SpeechVocabulary(target), SpeechVocabulary(draft))
+    n = min(target.n_vocab - target.timestamp_begin, draft.n_vocab - draft.timestamp_begin)
+    ours = np.arange(target.timestamp_begin, target.timestamp_begin + n, dtype=np.int32)
+    theirs = np.arange(draft.timestamp_begin, draft.timestamp_begin + n, dtype=np.int32)
+    found.target_of[theirs], found.draft_of[ours] = ours, theirs
+    shared = np.concatenate([found.shared[0], theirs]), np.concatenate([found.shared[1], ours])
+    return VocabularyMap(
+        target_of=found.target_of,
+        draft_of=found.draft_of,
+        shared=shared,
+        target_end=found.target_end,
+        draft_ends=found.draft_ends,
+    )
+
+
+def shares_encoder(target: SpeechModel, draft: SpeechModel) -> bool:
+    """Return whether a draft can hear what the target's encoder heard: it has none, or the same one."""
+    return draft.model.dims.n_audio_layer == 0 or same_encoder(target.path, draft.path)
+
+
+class ModelDrafts:
+    """Drafts of one target: of a smaller model where it pays, and of text heard before. A SpeechDrafts.
+
+    It is also the WindowDrafter of the window under way.
+    """
+
+    def __init__(
+        self,
+        target: SpeechModel,
+        draft: SpeechModel | None = None,
+        *,
+        repeats: bool = True,
+        always: bool = False,
+        known: SpeechDraftCosts | None = None,
+    ) -> None:
+        """Draft with `draft`, and where `repeats` with text heard before.
+
+        `always`: whether or not it pays, for measurements. `known`: what earlier runs saw of it.
+        """
+        self._target, self._draft, self._always = target, draft, always
+        self.heard_text = HeardText() if repeats else None
+        """Text heard before; None: it does not draft."""
+        self._vocabulary = SpeechVocabulary(target.tokenizer)
+        self._curves = PassCurves(self._guess(target), self._guess(draft) if draft else None)
+        self._learned = {
+            greedy: LearnedCosts(self._curves.target, self._curves.draft, SpeechPredictor())
+            for greedy in (True, False)
+        }
+        self._shares = draft is not None and shares_encoder(target, draft)
+        self._map: VocabularyMap | None = None
+        if draft and not same_tokens(target.tokenizer, draft.tokenizer):
+            self._map = map_tokenizers(target.tokenizer, draft.tokenizer)
+        self._price: DraftPrice | None = None
+        self._model: DraftModel | None = None
+        self._held: list[EncodedAudio | DecoderCache] = []
+        self._stats = SpeechStats()
+        self._token_s: dict[bool, float] = {}  # a token's time without and with the draft model
+        self._n_drafted = known.n_drafted if known else 0  # windows in a row
+        self._n_tokens = known.n_tokens if known else EXPECTED_TOKENS  # of 30 s of sound
+        self._full = 1.0  # how much of the window under way is sound
+        if known:
+            self._price = DraftPrice(known.encode_s)
+            self._token_s = {False: known.plain_s, True: known.drafted_s}
+
+    @staticmethod
+    def _guess(model: SpeechModel) -> OnlineCurve:
+        kernels = model.model.kernels != "stock"
+        size = int(SpeechModelCosts.of(model.path).pass_bytes)
+        return OnlineCurve(guessed_curve(size, own_kernels=kernels), guessed=True)
+
+    # ---- a window ----
+
+    def begin_window(
+        self, mel: npt.NDArray[np.float32], audio: EncodedAudio, stats: SpeechStats, n_frames: int
+    ) -> ModelDrafts:
+        """Prepare for a window, as SpeechDrafts says; return itself."""
+        self._stats, self._model, self._full = stats, None, n_frames / WINDOW_FRAMES
+        draft = self._draft
+        if draft is None or not self._runs(draft):
+            return self
+        started = time.perf_counter()
+        heard = draft.model.cross_from(audio.states()) if self._shares else draft.model.encode(mel)
+        encode_s = time.perf_counter() - started
+        stats.draft_encode_s += encode_s
+        if self._price is None:
+            self._price = DraftPrice(encode_s)
+        self._price.encode_s += 0.5 * (encode_s - self._price.encode_s)
+        cache = draft.model.cache(heard, 1)
+        self._held = [cache, heard]
+        n_ctx = draft.model.dims.n_text_ctx
+        session = SpeechSession(cache, SpeechVocabulary(draft.tokenizer), n_ctx=n_ctx).session()
+        if self._map:
+            self._model = TranslatedSpeechModel(session, self._vocabulary, self._map)
+        else:
+            self._model = SpeechDraftModel(session, n_vocab=self._vocabulary.n_vocab)
+        return self
+
+    def end_window(self) -> None:
+        """Free what only that window needed."""
+        for held in self._held:
+            held.close()
+        self._held, self._model = [], None
+
+    def _runs(self, draft: SpeechModel) -> bool:
+        """Return whether the draft model runs in this window.
+
+        Of a pair that no run has seen, not in the first window, which shows the costs.
+        """
+        if self._always:
+            return True
+        price, draft_curve = self._price, self._curves.draft
+        if price is None:
+            if False not in self._token_s:
+                return False
+            price = self._price = DraftPrice(self._expected_encode_s(draft))
+        price.n_tokens = self._n_expected
+        assert draft_curve is not None  # noqa: S101 - for the type checker
+        if len(self._token_s) == 2:  # both were tried: no need to reckon
+            saved_s = price.n_tokens * (self._token_s[False] - self._token_s[True])
+        else:
+            acceptance = self._stats.draft_acceptance_rate or EXPECTED_ACCEPTANCE
+            saved_s = price.saved_s(self._curves.target.at(0), draft_curve.at(0), acceptance)
+        pays = saved_s > MARGIN * price.encode_s
+        self._note(draft, price, saved_s, pays=pays)
+        return pays and self._n_drafted < _MOST_DRAFTED
+
+    def _expected_encode_s(self, draft: SpeechModel) -> float:
+        """Return the time of the draft's encoder, by the target's."""
+        if self._shares:
+            return 0.0
+        ours, theirs = (SpeechModelCosts.of(one.path).encoder_macs for one in (self._target, draft))
+        return theirs / ours * self._stats.encode_s / self._stats.n_windows
+
+    @property
+    def _n_expected(self) -> float:
+        """Tokens expected of the window under way: a short recording says little."""
+        return max(1.0, self._full * self._n_tokens)
+
+    def seen(self) -> SpeechDraftCosts | None:
+        """Return what the draft model cost and saved; None if it was never tried."""
+        if not (self._price and len(self._token_s) == 2):
+            return None
+        return SpeechDraftCosts(
+            encode_s=self._price.encode_s,
+            plain_s=self._token_s[False],
+            drafted_s=self._token_s[True],
+            n_tokens=self._n_tokens,
+            n_drafted=self._n_drafted,
+        )
+
+    def _note(self, draft: SpeechModel, price: DraftPrice, saved_s: float, *, pays: bool) -> None:
+        """Note the reason of a decision, once each."""
+        verb = "drafts" if pays else "does not draft"
+        if any(note.startswith(f"{draft.name} {verb}") for note in self._stats.draft_notes):
+            return
+        self._stats.draft_notes.append(
+            f"{draft.name} {verb}: {1e3 * saved_s:.0f} ms of decoding to be saved in a window, "
+            f"{1e3 * price.encode_s:.0f} ms for its encoder"
+        )
+
+    # ---- a decoding ----
+
+    def drafter(self, rules: SpeechRules, prompt: Sequence[int], *, greedy: bool) -> Drafter | None:
+        """Return the drafter of one decoding after `prompt`; None: decode plainly."""
+        heard = self.heard_text if self.heard_text and self.heard_text.drafts else None
+        if self._model is None and heard is None:
+            return None
+        policy = Policy(
+            suffix=heard is not None,
+            model=self._model is not None,
+            staged=self._model is not None and heard is not None,
+        )
+        return TreeDrafter(
+            Scheduler(self._learned[greedy], policy, lengths_around(self._n_expected)),
+            suffix=heard.store if heard else None,
+            model=self._model,
+            is_eog=self._vocabulary.is_eog,
+            clocks=self._curves,
+            constraint=rules,
+        )
+
+    def expect(self, tokens: Sequence[int]) -> None:
+        """Draft with the text `tokens`, which is expected again, in place of all that was heard before."""
+        if self.heard_text:
+            self.heard_text.expect(tokens)
+
+    def decoded(self, tokens: Sequence[int], n_prompt: int, drafter: Drafter | None, seconds: float) -> None:
+        """Learn what a token took, and a pass where nothing was drafted."""
+        n = len(tokens) - n_prompt
+        if n < _FEWEST:
+            return
+        before = self._token_s.get(self._model is not None, seconds / n)
+        self._token_s[self._model is not None] = before + _NEWEST * (seconds / n - before)
+        self._n_drafted = self._n_drafted + 1 if self._model else 0
+        self._n_tokens += _NEWEST * (n - self._n_expected)
+        if drafter is None:
+            for _ in range(4):
+                self._curves.target.observe(1, len(tokens), seconds / n)
+        heard, costs = self.heard_text, self._curves.target.at(0)
+        if heard is None:
+            return
+        found = drafter.sources().get("suffix") if drafter and heard.drafts else None
+        if drafter and heard.drafts:
+            n_drafted, n_accepted = found or (0, 0)
+            heard.learn(n, n_drafted, n_accepted, costs)
+        else:
+            heard.play(tokens, n_prompt, costs)

@@ -1,0 +1,61 @@
+"""Find the file of the Whisper model that a reference means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edgespec.apps.speech.weights.gguf_file import NO_WHISPER, check_speech_file
+from edgespec.apps.speech.weights.kinds import foreign_whisper, is_whisper_source
+from edgespec.errors import EdgespecError, UsageError
+from edgespec.models.hub_names import is_hub_name
+from edgespec.models.registry import load_registry
+from edgespec.models.resolve import locate, resolve
+from edgespec.models.store import Store
+from edgespec.platform.files import expand_user
+
+_PREFIX, _SHORT = "whisper-", {"large": "whisper-large-v3", "turbo": "whisper-large-v3-turbo"}
+
+
+def speech_ref(ref: str) -> str:
+    """Return a reference to a Whisper model with OpenAI's short names, such as small, as the registry's."""
+    entries = load_registry().entries
+    named = _SHORT.get(ref, _PREFIX + ref)
+    return named if ref not in entries and named in entries and not expand_user(ref).exists() else ref
+
+
+def speech_models_here() -> list[tuple[str, Path]]:
+    """Return names and files of the registry's Whisper models that are on this disk."""
+    registry, store = load_registry(), Store.default()
+    entries = [entry for entry in registry.entries.values() if entry.speech]
+    return [(entry.name, store.file(entry)) for entry in entries if store.is_present(entry, registry)]
+
+
+def is_english(ref: str) -> bool:
+    """Return whether `ref` is a name of the registry whose model knows English alone, here or not."""
+    return speech_ref(ref) in load_registry().entries and ref.endswith(".en")
+
+
+def check_speech_ref(ref: str) -> None:
+    """Raise what `speech_model` raises for `ref`, as far as that can be known before it is pulled."""
+    ref = speech_ref(ref)
+    if ref.strip() and is_whisper_source(expand_user(ref)):
+        raise UsageError(foreign_whisper(ref))
+    found = locate(ref)
+    if isinstance(found, Path):
+        check_speech_file(found, ref)
+    elif not found.speech and not is_hub_name(ref):
+        raise EdgespecError(f"{ref}: {NO_WHISPER}")
+
+
+def speech_model(ref: str) -> Path:
+    """Return the GGUF file of the Whisper model that `ref` means, pulled if need be; see `resolve`.
+
+    Raises UsageError for a Whisper model of another program, which is to be converted first, and as
+    `resolve`; EdgespecError for any other file.
+    """
+    ref = speech_ref(ref)
+    if ref.strip() and is_whisper_source(expand_user(ref)):
+        raise UsageError(foreign_whisper(ref))
+    path = resolve(ref)
+    check_speech_file(path, ref)
+    return path

@@ -1,0 +1,415 @@
+"""A recording's text, window by window: `Transcriber(model, tokenizer, options).transcribe(samples)`.
+
+A window is 30 seconds of sound. The first begins where the sound does, each later one where the last complete
+segment ended; the text before a window stands before its own. As openai-whisper's transcribe.py.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec.apps.speech.audio import SILENCE, is_silent
+from edgespec.apps.speech.mel import HOP, SAMPLE_RATE, log_mel, window_of
+from edgespec.apps.speech.options import SpeechOptions
+from edgespec.apps.speech.together import WindowPasses, WindowsTogether
+from edgespec.apps.speech.tokenizer import WhisperTokenizer
+from edgespec.apps.speech.transcript import Doubt, Segment, SpeechStats, SpokenWord, Transcript
+from edgespec.apps.speech.vocabulary import check_language, start_tokens
+from edgespec.apps.speech.voice import Span, SpokenParts
+from edgespec.apps.speech.whisper_model import DecoderCache, EncodedAudio, WhisperModel
+from edgespec.apps.speech.window_decoder import WindowDecoder, WindowDrafter, WindowText, language_of
+from edgespec.apps.speech.windows import FRAME_S, WINDOW_FRAMES, Split, split_window
+from edgespec.apps.speech.words import WordTimer
+from edgespec.errors import UsageError
+
+Samples = npt.NDArray[np.float32]
+"""Sound: mono, 16 kHz, in [-1, 1], shape (n,)."""
+
+ProgressFn = Callable[[float, float], None]
+"""Told how many seconds were heard, and of how many."""
+
+AT_ONCE = 4
+"""Independent windows that are decoded together."""
+
+_LEAD_S = 0.2  # of silence that a window keeps before its first sound
+_LEAST_LEFT_S = 0.4  # of an independent window that is worth another one
+_NOBODY = "probably nobody speaks"
+_TOO_WARM = 0.5  # temperature above which a text is no prompt for the next
+
+
+class SpeechDrafts(Protocol):
+    """The drafts of a transcription."""
+
+    def begin_window(
+        self, mel: npt.NDArray[np.float32], audio: EncodedAudio, stats: SpeechStats, n_frames: int
+    ) -> WindowDrafter | None:
+        """Return what drafts in a window, of this spectrogram and the target's encoding; None: nothing.
+
+        `n_frames`: how many of the window's are the recording's, the rest is silence.
+        """
+
+    def end_window(self) -> None:
+        """Free what only that window needed."""
+
+
+class Transcriber:
+    """Writes down what is said in recordings, with one model and one set of options."""
+
+    def __init__(
+        self,
+        model: WhisperModel,
+        tokenizer: WhisperTokenizer,
+        options: SpeechOptions | None = None,
+        *,
+        drafts: SpeechDrafts | None = None,
+    ) -> None:
+        """Use `model`, and `drafts` to decode faster: the text is the same.
+
+        Raises UsageError if the model cannot do what the options ask for.
+        """
+        self.model = model
+        self.tokenizer = tokenizer
+        self.options = options or SpeechOptions()
+        self.drafts = drafts
+        check_language(tokenizer, self.options)
+        if self.options.words and not model.dims.alignment_heads:
+            problem = f"{model.path}: the file does not say which heads follow the sound; pull it again"
+            raise UsageError(problem, field="words")
+
+    def transcribe(
+        self,
+        samples: Samples,
+        *,
+        speech: Sequence[Span] | None = None,
+        on_progress: ProgressFn | None = None,
+    ) -> Transcript:
+        """Return the text of `samples`; only of the spans of `speech`, if given."""
+        hearing = self.hear(samples, speech=speech, on_progress=on_progress)
+        for _ in hearing.segments():
+            pass
+        return hearing.transcript
+
+    def hear(
+        self,
+        samples: Samples,
+        *,
+        speech: Sequence[Span] | None = None,
+        on_progress: ProgressFn | None = None,
+    ) -> Hearing:
+        """Return a transcription to be read segment by segment; arguments as of `transcribe`."""
+        return Hearing(self, samples, speech, on_progress)
+
+
+class Hearing:
+    """One transcription under way. `transcript` has what was heard so far, whatever ends it."""
+
+    def __init__(
+        self,
+        transcriber: Transcriber,
+        samples: Samples,
+        speech: Sequence[Span] | None = None,
+        on_progress: ProgressFn | None = None,
+    ) -> None:
+        """Prepare to hear `samples`; nothing is computed yet."""
+        self._model, self._tokenizer = transcriber.model, transcriber.tokenizer
+        self._options = transcriber.options
+        self._drafts = None if self._options.independent else transcriber.drafts
+        self._samples = samples = _checked(samples)
+        self._spoken = None if speech is None else SpokenParts(samples, speech)
+        self._on_progress = on_progress
+        self.transcript = Transcript(self._options.language or ("" if self._detects else "en"))
+        self._stats = self.transcript.stats
+        self._decoder = WindowDecoder(
+            self._tokenizer, self._options, n_ctx=self._model.dims.n_text_ctx, stats=self._stats
+        )
+        self._timer = WordTimer(self._tokenizer) if self._options.words else None
+        prompt = self._options.prompt
+        self._before = self._tokenizer.encode(f" {prompt.strip()}") if prompt and prompt.strip() else []
+        """The text before the window, as far as it is a prompt."""
+
+    @property
+    def _detects(self) -> bool:
+        return self._options.language is None and self._tokenizer.is_multilingual
+
+    def segments(self) -> Generator[Segment]:
+        """Hear all windows, and yield the segments as they come."""
+        started = time.perf_counter()
+        stats = self._stats
+        stats.audio_s = len(self._samples) / SAMPLE_RATE
+        self.transcript.silent = is_silent(self._samples)
+        try:
+            samples = self._spoken.samples if self._spoken else self._samples
+            mel = log_mel(samples, self._model.dims.n_mels)
+            stats.mel_s = time.perf_counter() - started
+            n_frames = mel.shape[1] - WINDOW_FRAMES
+            hear = self._independent if self._options.independent else self._in_turn
+            for segments, seek in hear(samples, mel, n_frames):
+                heard_s = min(seek, n_frames) * FRAME_S
+                stats.heard_s = self._spoken.end_s(heard_s) if self._spoken else heard_s
+                yield from segments
+                stats.total_s = time.perf_counter() - started
+                if self._on_progress:
+                    self._on_progress(heard_s, n_frames * FRAME_S)
+            stats.heard_s = stats.audio_s
+            self.transcript.complete = True
+        finally:
+            stats.total_s = time.perf_counter() - started
+
+    def _in_turn(self, samples: Samples, mel: Samples, n_frames: int) -> Iterator[tuple[list[Segment], int]]:
+        """Yield the segments of each window, which begins where the last one ended, and the frames heard."""
+        seek = 0
+        while seek < n_frames:
+            n = min(WINDOW_FRAMES, n_frames - seek)
+            segments: list[Segment] = []
+            n_heard = self.silent_frames(samples[seek * HOP : (seek + n) * HOP])
+            if not n_heard:
+                segments, n_heard = self.window(window_of(mel[:, : seek + n], seek), seek, n)
+            seek += n_heard
+            yield segments, seek
+
+    def _independent(
+        self, samples: Samples, mel: Samples, n_frames: int
+    ) -> Iterator[tuple[list[Segment], int]]:
+        """Yield the same of windows that are cut every 30 seconds, some of them decoded together.
+
+        Where a window's text ends before the window does, the rest is heard as a window of its own.
+        """
+
+        def spoken(windows: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+            """Return the windows without the silence that they begin with, those of sound alone."""
+            skipped = [
+                (seek, n, self.silent_frames(samples[seek * HOP : (seek + n) * HOP])) for seek, n in windows
+            ]
+            return [(seek + skip, n - skip) for seek, n, skip in skipped if skip < n]
+
+        cuts = range(0, n_frames, WINDOW_FRAMES)
+        windows = spoken((seek, min(WINDOW_FRAMES, n_frames - seek)) for seek in cuts)
+        for first in range(0, len(windows), AT_ONCE):
+            some = windows[first : first + AT_ONCE]
+            n_before, seek = len(self.transcript.segments), sum(some[-1])
+            while some:
+                some = spoken(self._together(mel, some))
+            yield self._ordered(n_before), seek
+        yield [], n_frames
+
+    def _ordered(self, n_before: int) -> list[Segment]:
+        """Return the transcript's segments after the first `n_before`, in the order of time."""
+        found = sorted(self.transcript.segments[n_before:], key=lambda segment: segment.start_s)
+        found = [replace(segment, id=n_before + i) for i, segment in enumerate(found)]
+        self.transcript.segments[n_before:] = found
+        self.transcript.doubts.sort(key=lambda doubt: doubt.start_s)
+        return found
+
+    def silent_frames(self, sound: Samples) -> int:
+        """Return how many frames at the beginning of a window's `sound` nobody has to hear.
+
+        All, if it is silent; and a silence that is longer than the latest first timestamp: the text after
+        it would get too early a time.
+        """
+        latest_s = self._options.max_initial_timestamp
+        if is_silent(sound):
+            return -(-len(sound) // HOP)
+        lead_s = float(np.argmax(np.abs(sound) >= SILENCE)) / SAMPLE_RATE
+        return 0 if latest_s is None or lead_s <= latest_s else round((lead_s - _LEAD_S) / FRAME_S)
+
+    def _together(self, mel: Samples, windows: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Hear `windows`, each a first frame and a number of frames; return those that are left of them."""
+        stats = self._stats
+        with ExitStack() as stack:
+            sounds = [window_of(mel[:, : seek + n], seek) for seek, n in windows]
+            heard = [self._encode(sound, stack) for sound in sounds]
+            cache = self._model.shared_cache(heard, self._decoder.n_sequences)
+            stack.callback(cache.close)
+            self._detect_language(cache)
+            start = start_tokens(self._tokenizer, self._options, self.transcript.language)
+            before, self._before = self._before, []  # a prompt stands before the first window alone
+            counts = [SpeechStats() for _ in windows]
+
+            def decode(place: int, passes: WindowPasses) -> WindowText:
+                decoder = self._decoder.counting(counts[place])
+                prompt = decoder.prompt(start, [] if place else before)
+                seek, n = windows[place]
+                return decoder.decode(
+                    passes,
+                    prompt,
+                    n_start=len(start),
+                    place=seek // WINDOW_FRAMES,
+                    seconds=n * FRAME_S,
+                )
+
+            started = time.perf_counter()
+            texts = WindowsTogether[WindowText](cache, len(windows)).run(decode)
+            stats.decode_s += time.perf_counter() - started
+            left: list[tuple[int, int]] = []
+            for text, audio, count, (seek, n) in zip(texts, heard, counts, windows, strict=True):
+                stats.add(count)
+                _, n_heard = self._finished(text, audio, start, seek, n)
+                if (n - n_heard) * FRAME_S >= _LEAST_LEFT_S:
+                    left.append((seek + n_heard, n - n_heard))
+            return left
+
+    def window(self, sound: Samples, seek: int, n_frames: int) -> tuple[list[Segment], int]:
+        """Return the segments of one window, which are final, and how many of its frames are done with.
+
+        `sound`: the spectrogram of 30 s, of which `n_frames` are the recording's, from its frame `seek` on.
+        """
+        with self._heard(sound, n_frames) as (audio, cache, window):
+            start = start_tokens(self._tokenizer, self._options, self.transcript.language)
+            text = self._decoder.decode(
+                cache,
+                self._decoder.prompt(start, self._before),
+                n_start=len(start),
+                place=self._stats.n_windows - 1,
+                seconds=n_frames * FRAME_S,
+                drafter=window,
+            )
+            return self._finished(text, audio, start, seek, n_frames)
+
+    def _finished(
+        self, text: WindowText, audio: EncodedAudio, start: Sequence[int], seek: int, n_frames: int
+    ) -> tuple[list[Segment], int]:
+        """Return the segments of a window's text, which began with `start`; otherwise as `window`."""
+        if text.is_silence(self._options):
+            self._doubt(seek, seek + n_frames, _NOBODY, text.text, kept=False)
+            return [], n_frames
+        split = split_window(
+            text.tokens,
+            first_timestamp=self._tokenizer.timestamp_begin,
+            n_frames=n_frames,
+            to_end=self._options.independent and text.ended,
+        )
+        segments = self._segments_of(text, split, seek)
+        n_heard = max(1, split.n_heard)
+        if fault := text.fault(self._options):
+            self._doubt(seek, seek + n_heard, fault, text.text, kept=True)
+        if self._timer:
+            started = time.perf_counter()
+            if self._options.independent:
+                self._timer.begin(seek * FRAME_S)
+            with closing(self._model.cache(audio)) as cache:
+                segments = self._timer.time(segments, cache, start, n_frames, self.transcript.language)
+            self._stats.words_s += time.perf_counter() - started
+            if not self._options.independent:
+                n_heard = self._heard_by_words(segments, split, seek) or n_heard
+        return self._keep(segments, text), n_heard
+
+    def guess(self, sound: Samples, n_frames: int) -> str:
+        """Return the text of a window that is not over, and draft with it when more of it is there."""
+        with self._heard(sound, n_frames) as (_, cache, window):
+            start = start_tokens(self._tokenizer, self._options, self.transcript.language)
+            prompt = self._decoder.prompt(start, self._before)
+            text = self._decoder.guess(cache, prompt, n_start=len(start), drafter=window)
+        if window:
+            window.expect(text.tokens)
+        return "" if text.is_silence(self._options) else text.text
+
+    @contextmanager
+    def _heard(
+        self, sound: Samples, n_frames: int
+    ) -> Iterator[tuple[EncodedAudio, DecoderCache, WindowDrafter | None]]:
+        """Encode a window; yield it, the decoder's cache over it, and what drafts in it."""
+        drafts = self._drafts
+        with ExitStack() as stack:
+            audio = self._encode(sound, stack)
+            cache = self._model.cache(audio, self._decoder.n_sequences)
+            stack.callback(cache.close)
+            self._detect_language(cache)
+            window = None
+            if drafts:
+                stack.callback(drafts.end_window)
+                window = drafts.begin_window(sound, audio, self._stats, n_frames)
+            yield audio, cache, window
+
+    def _encode(self, sound: Samples, stack: ExitStack) -> EncodedAudio:
+        """Encode a window, which `stack` frees, and count it."""
+        started = time.perf_counter()
+        audio = self._model.encode(np.ascontiguousarray(sound))
+        stack.callback(audio.close)
+        self._stats.encode_s += time.perf_counter() - started
+        self._stats.n_windows += 1
+        return audio
+
+    def _detect_language(self, cache: DecoderCache) -> None:
+        """Learn the language from the cache's first window, if it is not known."""
+        if not self.transcript.language:
+            row = cache.forward([self._decoder.first_batch()])[0][0]
+            self.transcript.language, self.transcript.language_probability = language_of(row, self._tokenizer)
+            cache.rewind(0, 0)
+
+    def _segments_of(self, text: WindowText, split: Split, seek: int) -> list[Segment]:
+        """Return the window's pieces as segments, those without text left out."""
+        found: list[Segment] = []
+        for piece in split.pieces:
+            written = self._tokenizer.decode([t for t in piece.tokens if t < self._tokenizer.eot])
+            if piece.start == piece.end or not written.strip():
+                continue
+            found.append(
+                Segment(
+                    id=len(self.transcript.segments) + len(found),
+                    start_s=(seek + piece.start) * FRAME_S,
+                    end_s=(seek + piece.end) * FRAME_S,
+                    text=written,
+                    tokens=piece.tokens,
+                    temperature=text.temperature,
+                    avg_logprob=text.avg_logprob,
+                    compression_ratio=text.compression_ratio,
+                    no_speech_prob=text.no_speech_prob,
+                    seek_s=seek * FRAME_S,
+                )
+            )
+        return found
+
+    def _doubt(self, start: int, end: int, reason: str, text: str, *, kept: bool) -> None:
+        """Note that the text of some frames is uncertain, or left out; silence is neither."""
+        if not text.strip():
+            return
+        start_s, end_s = start * FRAME_S, end * FRAME_S
+        if self._spoken:
+            start_s, end_s = self._spoken.start_s(start_s), self._spoken.end_s(end_s)
+        self.transcript.doubts.append(Doubt(start_s, end_s, reason, kept, text.strip()))
+
+    def _heard_by_words(self, segments: Sequence[Segment], split: Split, seek: int) -> int | None:
+        """Return the frames up to the last word's end, where speech may go on after it."""
+        words: list[SpokenWord] = [word for segment in segments for word in segment.words]
+        if not (split.ends_with_speech and words):
+            return None
+        n_heard = round(words[-1].end_s / FRAME_S) - seek
+        return n_heard if n_heard > 0 else None
+
+    def _keep(self, segments: list[Segment], text: WindowText) -> list[Segment]:
+        """Add segments to the transcript, and to the prompt of the next window."""
+        if self._spoken:
+            segments = [restored(segment, self._spoken) for segment in segments]
+        self.transcript.segments += segments
+        written = [token for segment in segments for token in segment.tokens]
+        self._before = [*self._before, *written][-self._model.dims.n_text_ctx :]
+        failed = len(self._options.temperatures) > 1 and text.fault(self._options)
+        if not self._options.condition or text.temperature > _TOO_WARM or failed:
+            self._before = []
+        return segments
+
+
+def restored(segment: Segment, spoken: SpokenParts) -> Segment:
+    """Return a segment of joined parts with the times of the recording."""
+    words = tuple(
+        replace(word, start_s=spoken.start_s(word.start_s), end_s=spoken.end_s(word.end_s))
+        for word in segment.words
+    )
+    start_s, end_s = spoken.start_s(segment.start_s), spoken.end_s(segment.end_s)
+    return replace(segment, start_s=start_s, end_s=end_s, words=words)
+
+
+def _checked(samples: object) -> Samples:
+    """Return `samples` as float32. Raises UsageError for what is no mono sound."""
+    if not isinstance(samples, np.ndarray) or samples.ndim != 1 or samples.dtype.kind != "f":
+        form = f" of {samples.dtype}, shape {samples.shape}" if isinstance(samples, np.ndarray) else ""
+        problem = f"must be a numpy array of floats, mono, not {type(samples).__name__}{form}"
+        raise UsageError(problem, field="samples")
+    return samples.astype(np.float32, copy=False)

@@ -1,0 +1,175 @@
+"""The outcome of a transcription: segments and words with their times, and what it took."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from edgespec.apps.energy import Measurement
+
+
+@dataclass(frozen=True, slots=True)
+class SpokenWord:
+    """A word, with the space before it, and when it was spoken."""
+
+    text: str
+    start_s: float
+    end_s: float
+    probability: float
+    """Mean probability of its tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A stretch of speech, mostly a sentence or a part of one."""
+
+    id: int
+    start_s: float
+    end_s: float
+    text: str
+    """Its text, which mostly begins with a space."""
+    tokens: tuple[int, ...]
+    """Its tokens, timestamps among them."""
+    temperature: float
+    avg_logprob: float
+    """Mean logprob of the tokens of its window, under the rules."""
+    compression_ratio: float
+    """Bytes of the window's text over those of its compressed form."""
+    no_speech_prob: float
+    """Probability that nobody speaks in the window; NaN where the model has no word for it."""
+    seek_s: float
+    """Start of its window."""
+    words: tuple[SpokenWord, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """A stretch of sound whose text is uncertain, or was left out."""
+
+    start_s: float
+    end_s: float
+    reason: str
+    kept: bool
+    """Whether the transcript has the text."""
+    text: str
+
+
+@dataclass(slots=True)
+class SpeechStats:
+    """Totals of a transcription."""
+
+    audio_s: float = 0.0
+    """Length of the sound."""
+    heard_s: float = 0.0
+    """Length of what was heard of it so far."""
+    total_s: float = 0.0
+    mel_s: float = 0.0
+    encode_s: float = 0.0
+    """Time of the target's encoder."""
+    decode_s: float = 0.0
+    """Time in which tokens were decoded: target, draft and rules."""
+    words_s: float = 0.0
+    draft_encode_s: float = 0.0
+    """Time of the draft's encoder."""
+    n_windows: int = 0
+    n_decodings: int = 0
+    """Decodings, those at higher temperatures among them."""
+    n_tokens: int = 0
+    """Emitted tokens, timestamps among them."""
+    n_steps: int = 0
+    """Passes of the target over a window's text."""
+    steps: Counter[tuple[int, int]] = field(default_factory=Counter)
+    """Passes of the exact loop by (drafted, accepted) tokens, those over prompts left out."""
+    draft_notes: list[str] = field(default_factory=list)
+    """Reasons why drafting was on or off, where they changed."""
+
+    def add(self, other: SpeechStats) -> None:
+        """Add the counts of other decodings. Their times are not added: they overlap."""
+        self.n_decodings += other.n_decodings
+        self.n_tokens += other.n_tokens
+        self.n_steps += other.n_steps
+        self.steps += other.steps
+
+    @property
+    def real_time_factor(self) -> float | None:
+        """Seconds of sound that was heard for each second of work."""
+        return self.heard_s / self.total_s if self.total_s else None
+
+    @property
+    def n_drafted(self) -> int:
+        """Tokens that were drafted."""
+        return sum(n * drafted for (drafted, _), n in self.steps.items())
+
+    @property
+    def n_accepted(self) -> int:
+        """Drafted tokens that were accepted."""
+        return sum(n * accepted for (_, accepted), n in self.steps.items())
+
+    @property
+    def draft_acceptance_rate(self) -> float | None:
+        """Accepted over drafted."""
+        return self.n_accepted / self.n_drafted if self.n_drafted else None
+
+    @property
+    def tau(self) -> float | None:
+        """Tokens emitted for each pass of the target."""
+        return self.n_tokens / self.n_steps if self.n_steps else None
+
+
+@dataclass(slots=True)
+class Transcript:
+    """All that was heard, so far or in all."""
+
+    language: str
+    """Code of the language, as given or detected."""
+    language_probability: float | None = None
+    """Probability of the language, where it was detected."""
+    segments: list[Segment] = field(default_factory=list)
+    stats: SpeechStats = field(default_factory=SpeechStats)
+    complete: bool = False
+    """Whether the sound was heard to its end."""
+    energy: Measurement | None = None
+    doubts: list[Doubt] = field(default_factory=list)
+    """Stretches whose text is uncertain, or was left out."""
+    silent: bool = False
+    """Whether there is no sound in the recording that could be heard, so far."""
+
+    @property
+    def text(self) -> str:
+        """The text of all segments."""
+        return text_of(self.segments)
+
+
+def text_of(segments: Sequence[Segment]) -> str:
+    """Return the text of segments, one after the other."""
+    return "".join(segment.text for segment in segments).strip()
+
+
+def as_object(segment: Segment, *, words: bool) -> dict[str, Any]:
+    """Return a segment as JSON has it, under OpenAI's names."""
+    found: dict[str, Any] = {
+        "id": segment.id,
+        "seek": round(100 * segment.seek_s),
+        "start": round(segment.start_s, 2),
+        "end": round(segment.end_s, 2),
+        "text": segment.text,
+        "tokens": list(segment.tokens),
+        "temperature": segment.temperature,
+        "avg_logprob": segment.avg_logprob,
+        "compression_ratio": segment.compression_ratio,
+        "no_speech_prob": None if math.isnan(segment.no_speech_prob) else segment.no_speech_prob,
+    }
+    if words:
+        found["words"] = [
+            {
+                "word": word.text,
+                "start": round(word.start_s, 2),
+                "end": round(word.end_s, 2),
+                "probability": word.probability,
+            }
+            for word in segment.words
+        ]
+    return found

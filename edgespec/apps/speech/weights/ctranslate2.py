@@ -1,0 +1,215 @@
+"""Read Whisper models of CTranslate2: a folder with model.bin (version 6), config.json and a vocabulary.
+
+    model.bin = version, name of the specification, revision, number of variables, variables, aliases
+    variable  = name, rank, sizes, type, bytes, data             name = length, letters, a zero byte
+
+Lengths have 4 bytes, those of names 2, ranks and types 1. Its layers hold queries, keys and values as one
+matrix; matrices of 8-bit integers have a scale for each row.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from edgespec.apps.speech.weights.contents import (
+    BrokenModelError,
+    Floats,
+    SourceTensor,
+    WhisperContents,
+    WhisperSizes,
+    n_numbers,
+    slices,
+)
+from edgespec.apps.speech.weights.kinds import CTRANSLATE2_MODEL
+from edgespec.apps.speech.weights.reading import (
+    ByteReader,
+    array_reader,
+    blamed,
+    heads_in,
+    mapped,
+    ordinary_tokens,
+    read_json,
+)
+
+CONFIG_FILE = "config.json"
+VOCABULARIES = ("vocabulary.json", "vocabulary.txt")
+
+_VERSION = 6
+_TYPES = {0: ("<f4", 4), 1: ("i1", 1), 2: ("<i2", 2), 3: ("<i4", 4), 4: ("<f2", 2), 5: ("bf16", 2)}
+_MOST_VARIABLES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Variable:
+    shape: tuple[int, ...]
+    kind: str
+    start: int
+
+
+def read_ctranslate2(folder: Path) -> WhisperContents:
+    """Return the model in `folder`, its numbers unread. Raises UsageError and EdgespecError."""
+    path = folder / CTRANSLATE2_MODEL
+    with mapped(path) as data, blamed(path):
+        variables = _read_variables(ByteReader(data))
+        tensors = _Tensors(data, variables)
+        sizes = _sizes(tensors)
+        named = dict(_named(tensors, sizes))
+    with blamed(folder):
+        heads = heads_in(read_json(folder / CONFIG_FILE))
+        return WhisperContents(folder, sizes, ordinary_tokens(_vocabulary(folder)), heads, named)
+
+
+def _read_variables(reader: ByteReader) -> dict[str, _Variable]:
+    version = reader.number("I")
+    if version != _VERSION:
+        raise BrokenModelError(f"version {version} of CTranslate2's files, only {_VERSION} is known")
+    name = _name(reader)
+    if name != "WhisperSpec":
+        raise BrokenModelError(f"CTranslate2 calls it {name[:40]!r}, not a Whisper model")
+    _revision, n = reader.numbers("II")
+    if n > _MOST_VARIABLES:
+        raise BrokenModelError(f"it says that it has {n:,} variables")
+    variables: dict[str, _Variable] = {}
+    for _ in range(n):
+        name, rank = _name(reader), reader.number("B")
+        shape = reader.shape("I", rank)
+        kind, n_bytes = reader.numbers("BI")
+        if kind not in _TYPES or n_bytes != n_numbers(shape) * _TYPES[kind][1]:
+            raise BrokenModelError(f"the variable {name[:60]!r} has an unknown type or length")
+        variables[name] = _Variable(shape, _TYPES[kind][0], reader.skip(n_bytes))
+    for _ in range(0 if reader.is_at_end else min(reader.number("I"), _MOST_VARIABLES)):
+        alias, name = _name(reader), _name(reader)
+        if name in variables:
+            variables.setdefault(alias, variables[name])
+    return variables
+
+
+def _name(reader: ByteReader) -> str:
+    return reader.bytes(reader.number("H")).rstrip(b"\0").decode(errors="replace")
+
+
+class _Tensors:
+    """The variables of a file, as tensors of floats."""
+
+    def __init__(self, data: mmap.mmap, variables: dict[str, _Variable]) -> None:
+        self._data, self._variables = data, variables
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._variables
+
+    def get(self, name: str) -> SourceTensor:
+        variable = self._variables.get(name)
+        if variable is None:
+            raise BrokenModelError(f"the variable {name} is missing")
+        read = self._reader(variable)
+        if variable.kind in ("i1", "<i2") and f"{name}_scale" in self._variables:
+            return SourceTensor(variable.shape, _scaled(read, self.get(f"{name}_scale")))
+        return SourceTensor(variable.shape, read)
+
+    def number(self, name: str) -> int:
+        variable = self._variables.get(name)
+        if variable is None or n_numbers(variable.shape) != 1 or variable.kind[-2:] not in ("i1", "i2", "i4"):
+            raise BrokenModelError(f"the number {name} is missing")
+        return int(self._reader(variable)().reshape(-1)[0])
+
+    def count(self, part: str) -> int:
+        """Return the number of layers of the encoder or decoder."""
+        return sum(f"{part}/layer_{i}/ffn/linear_0/weight" in self for i in range(len(self._variables)))
+
+    def _reader(self, variable: _Variable) -> Callable[[], Floats]:
+        return array_reader(self._data, variable.start, variable.shape, variable.kind)
+
+
+def _scaled(read: Callable[[], Floats], scale: SourceTensor) -> Callable[[], Floats]:
+    def divided() -> Floats:
+        rows, scales = read(), scale.read().reshape(-1)
+        if scales.size not in (1, len(rows)) or not np.all(scales):
+            raise BrokenModelError("the scales of a quantized matrix do not fit it")
+        return rows / scales.reshape(-1, *(1,) * (rows.ndim - 1))
+
+    return divided
+
+
+def _sizes(tensors: _Tensors) -> WhisperSizes:
+    conv, embedding = tensors.get("encoder/conv1/weight"), tensors.get("decoder/embeddings/weight")
+    audio, text = (tensors.get(f"{part}/position_encodings/encodings") for part in ("encoder", "decoder"))
+    if (len(conv.shape), *(len(t.shape) for t in (embedding, audio, text))) != (3, 2, 2, 2):
+        raise BrokenModelError("its embeddings and convolutions are no matrices")
+    return WhisperSizes(
+        n_mels=conv.shape[1],
+        n_vocab=embedding.shape[0],
+        n_audio_ctx=audio.shape[0],
+        n_audio_state=audio.shape[1],
+        n_audio_head=tensors.number("encoder/num_heads"),
+        n_audio_layer=tensors.count("encoder"),
+        n_text_ctx=text.shape[0],
+        n_text_state=text.shape[1],
+        n_text_head=tensors.number("decoder/num_heads"),
+        n_text_layer=tensors.count("decoder"),
+    )
+
+
+def _named(tensors: _Tensors, sizes: WhisperSizes) -> Iterator[tuple[str, SourceTensor]]:
+    """Yield the tensors with OpenAI's names."""
+    for part, layers, last in (
+        ("encoder", sizes.n_audio_layer, "ln_post"),
+        ("decoder", sizes.n_text_layer, "ln"),
+    ):
+        yield f"{part}.positional_embedding", tensors.get(f"{part}/position_encodings/encodings")
+        yield from _norm(tensors, f"{part}.{last}", f"{part}/layer_norm")
+        for layer in range(layers):
+            yield from _block(tensors, f"{part}.blocks.{layer}", f"{part}/layer_{layer}", part == "decoder")
+    for name in ("conv1", "conv2"):
+        yield from _linear(tensors, [f"encoder.{name}"], f"encoder/{name}")
+    yield "decoder.token_embedding.weight", tensors.get("decoder/embeddings/weight")
+
+
+def _block(tensors: _Tensors, ours: str, theirs: str, has_cross: bool) -> Iterator[tuple[str, SourceTensor]]:
+    own = f"{theirs}/self_attention"
+    parts = [f"{ours}.attn.{part}" for part in ("query", "key", "value")]
+    yield from _linear(tensors, parts, f"{own}/linear_0")
+    yield from _linear(tensors, [f"{ours}.attn.out"], f"{own}/linear_1")
+    yield from _norm(tensors, f"{ours}.attn_ln", f"{own}/layer_norm")
+    if has_cross:
+        cross = f"{theirs}/attention"
+        yield from _linear(tensors, [f"{ours}.cross_attn.query"], f"{cross}/linear_0")
+        parts = [f"{ours}.cross_attn.{part}" for part in ("key", "value")]
+        yield from _linear(tensors, parts, f"{cross}/linear_1")
+        yield from _linear(tensors, [f"{ours}.cross_attn.out"], f"{cross}/linear_2")
+        yield from _norm(tensors, f"{ours}.cross_attn_ln", f"{cross}/layer_norm")
+    for i, number in enumerate((0, 2)):
+        yield from _linear(tensors, [f"{ours}.mlp.{number}"], f"{theirs}/ffn/linear_{i}")
+    yield from _norm(tensors, f"{ours}.mlp_ln", f"{theirs}/ffn/layer_norm")
+
+
+def _linear(tensors: _Tensors, ours: list[str], theirs: str) -> Iterator[tuple[str, SourceTensor]]:
+    """Yield weights and biases of the layers that CTranslate2 holds as one; keys have no bias."""
+    for kind in ("weight", "bias"):
+        for name, tensor in zip(ours, slices(tensors.get(f"{theirs}/{kind}"), len(ours)), strict=True):
+            if not (kind == "bias" and name.endswith(".key")):
+                yield f"{name}.{kind}", tensor
+
+
+def _norm(tensors: _Tensors, ours: str, theirs: str) -> Iterator[tuple[str, SourceTensor]]:
+    yield f"{ours}.weight", tensors.get(f"{theirs}/gamma")
+    yield f"{ours}.bias", tensors.get(f"{theirs}/beta")
+
+
+def _vocabulary(folder: Path) -> list[str]:
+    """Return the tokens in the order of their ids, as the folder's file writes them."""
+    for name in VOCABULARIES:
+        path = folder / name
+        if not path.exists():
+            continue
+        if path.suffix == ".txt":
+            return path.read_text(encoding="utf-8", errors="replace").split("\n")
+        found = read_json(path)
+        if not isinstance(found, list) or not all(isinstance(token, str) for token in found):
+            raise BrokenModelError(f"{name} is no list of tokens")
+        return found
+    raise BrokenModelError(f"{' or '.join(VOCABULARIES)} is missing beside {CTRANSLATE2_MODEL}")

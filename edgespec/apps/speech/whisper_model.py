@@ -1,0 +1,294 @@
+"""Whisper's encoder and decoder on ggml: the Python side of csrc/whisper.
+
+    WhisperModel.open(path)
+      -> encode(mel)      -> EncodedAudio    one window of sound, as every decoder layer hears it
+      -> cache(audio, n)  -> DecoderCache    the KV cache of n sequences that share it
+
+A token's logits are the same bits whatever shares its pass, on any number of threads, where edgespec's
+kernels run (`WhisperModel.kernels`). Ids, shapes and the file are checked here and in the library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec.apps.speech.weights.contents import WhisperSizes
+from edgespec.apps.speech.whisper_library import (
+    CPart,
+    Reason,
+    WhisperLibrary,
+    address,
+    ids,
+    library_path,
+    whisper_library,
+)
+from edgespec.errors import EdgespecError
+from edgespec.llama import kernels as llama_kernels
+from edgespec.llama.gguf import read_gguf
+from edgespec.platform.closing import Closing
+from edgespec.platform.cpu import default_threads
+from edgespec.platform.forks import HomeProcess, finalize
+
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class WhisperDims(WhisperSizes):
+    """The sizes of a loaded model, and what else its file says of it."""
+
+    multilingual: bool = True
+    alignment_heads: tuple[tuple[int, int], ...] = ()
+    """Decoder layer and head whose attention follows the sound, for times of words; may be empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceBatch:
+    """Tokens that a forward pass appends to one sequence: a chain, which may end with a tree."""
+
+    sequence: int
+    tokens: Sequence[int]
+    n_logits: int = 1
+    """Number of tokens, at the end, whose logits are wanted."""
+    parents: Sequence[int] | None = None
+    """Index, within the tree, of the node before each of the last len(parents) tokens; -1: the chain's end.
+    Nodes are in depth-first order. After the pass the trunk stays in the cache: the nodes up to the first
+    that does not follow the one before it."""
+
+
+class EncodedAudio:
+    """One window of sound as the decoder sees it: keys and values of every layer's cross attention."""
+
+    def __init__(self, model: WhisperModel, handle: int) -> None:
+        """For `WhisperModel.encode` and `cross_from` only."""
+        self.model = model
+        self._home = model.home
+        self._handle = handle
+        self.close = finalize(self, model.library.audio_free, handle)
+        """Frees the memory; caches that were made with it keep it alive."""
+
+    @property
+    def handle(self) -> int:
+        """The library's object. Raises ValueError after `close`."""
+        if not self.close.alive:
+            raise ValueError("the window of sound is closed")
+        self._home.require()
+        return self._handle
+
+    def states(self) -> Floats:
+        """Return the encoder's states, shape (n_audio_ctx, n_audio_state): what `cross_from` takes."""
+        dims = self.model.dims
+        states = np.empty((dims.n_audio_ctx, dims.n_audio_state), np.float32)
+        self.model.library.states(self.handle, address(states), states.size)
+        return states
+
+
+class DecoderCache:
+    """The KV cache of some sequences (beams) of each of some windows, which share passes.
+
+    Sequences are numbered window by window.
+    """
+
+    def __init__(self, windows: Sequence[EncodedAudio], n_sequences: int) -> None:
+        """For `WhisperModel.cache` only: `n_sequences` of each window."""
+        self.windows, self.n_sequences = tuple(windows), n_sequences
+        model = self.windows[0].model
+        self._model, self._library, self._dims = model, model.library, model.dims
+        handles = np.array([window.handle for window in self.windows], np.uintp)
+        reason = Reason()
+        sizes = (address(handles), len(handles), n_sequences)
+        handle = self._library.cache_new(*sizes, *reason.arguments)
+        if not handle:
+            raise EdgespecError(f"no cache for {n_sequences} sequences: {reason}")
+        self._handle, self._home = handle, model.home
+        self.close = finalize(self, self._library.cache_free, handle)
+        """Frees the memory."""
+
+    @property
+    def handle(self) -> int:
+        """The library's object. Raises ValueError after `close`."""
+        if not self.close.alive:
+            raise ValueError("the cache is closed")
+        self._home.require()
+        return self._handle
+
+    def forward(self, batch: Sequence[SequenceBatch]) -> list[Floats]:
+        """Run one pass over all of `batch`; return for each its logits, shape (n_logits, n_vocab).
+
+        The arrays are the caller's. Raises ValueError for a token, sequence or parent that cannot be, or a
+        sequence that would be longer than n_text_ctx, and EdgespecError where memory runs out. Nothing is
+        changed then.
+        """
+        kept, parts = [], (CPart * len(batch))()
+        for part, given in zip(parts, batch, strict=True):
+            tokens, parents = ids(given.tokens), ids(given.parents or ())
+            kept += [tokens, parents]
+            part.sequence, part.tokens, part.n_tokens = given.sequence, address(tokens), tokens.size
+            part.n_logits = self._checked_rows(given.n_logits, tokens.size)
+            part.parents, part.n_parents = address(parents), parents.size
+        logits = np.empty((sum(part.n_logits for part in parts), self._dims.n_vocab), np.float32)
+        reason = Reason()
+        sizes = (address(logits), logits.size)
+        if self._library.forward(self.handle, parts, len(batch), *sizes, *reason.arguments):
+            if "memory" in str(reason):
+                raise EdgespecError(f"{self._model.path}: {reason}")
+            raise ValueError(str(reason))
+        ends = accumulate(part.n_logits for part in parts)
+        return [logits[end - part.n_logits : end] for end, part in zip(ends, parts, strict=True)]
+
+    @staticmethod
+    def _checked_rows(n_logits: int, n_tokens: int) -> int:
+        if not 0 <= n_logits <= n_tokens:
+            raise ValueError(f"no logits of {n_logits} of {n_tokens} tokens")
+        return n_logits
+
+    def n_past(self, sequence: int) -> int:
+        """Return the number of tokens that the sequence holds. Raises ValueError if there is no such one."""
+        n = self._library.n_past(self.handle, sequence)
+        if n < 0:
+            raise ValueError(f"no sequence {sequence}: there are {self.n_sequences}")
+        return n
+
+    def rewind(self, sequence: int, n_keep: int) -> None:
+        """Take back all but the first `n_keep` tokens of the sequence. Raises ValueError if it has fewer."""
+        if self._library.rewind(self.handle, sequence, n_keep):
+            raise ValueError(f"cannot keep {n_keep} tokens of sequence {sequence}")
+
+    def reorder(self, sources: Sequence[int]) -> None:
+        """Let sequence i go on from what sequence sources[i] holds; nothing is copied.
+
+        `sources` may be shorter than the number of sequences; the others become empty. Raises ValueError if
+        there is no such sequence of the same window.
+        """
+        indices = ids(sources)
+        if self._library.reorder(self.handle, address(indices), indices.size):
+            raise ValueError(f"no such sequences: {list(sources)} of {self.n_sequences}")
+
+    def cross_attention(self, tokens: Sequence[int], n_logits: int = 0) -> tuple[Floats, Floats]:
+        """Return where the alignment heads listen, and logits, of one pass over `tokens` from position 0.
+
+        It is in the first window, and leaves the cache as it is. Softmaxed weights, shape (n_alignment_heads,
+        n_tokens, n_audio_ctx); the logits of the last `n_logits` tokens. Raises ValueError for tokens that
+        cannot be.
+        """
+        wanted, dims = ids(tokens), self._dims
+        weights = np.zeros((len(dims.alignment_heads), wanted.size, dims.n_audio_ctx), np.float32)
+        logits = np.empty((self._checked_rows(n_logits, wanted.size), dims.n_vocab), np.float32)
+        reason = Reason()
+        sizes = (address(wanted), wanted.size, address(weights), weights.size, address(logits), logits.size)
+        if self._library.cross_attention(self.handle, *sizes, *reason.arguments):
+            raise ValueError(str(reason))
+        return weights, logits
+
+
+class WhisperModel(Closing):
+    """A Whisper model in memory."""
+
+    def __init__(self, path: Path, library: WhisperLibrary, handle: int, isa: str) -> None:
+        """For `open` only."""
+        self.path, self.library = path, library
+        self._handle = handle
+        self._home = self.home = HomeProcess("the Whisper model")
+        """The process that it can be used in."""
+        self._freed = finalize(self, library.free, handle)
+        """Frees the memory; windows and caches keep what they need."""
+        self.kernels_reason: str = library.kernels_reason(handle).decode(errors="replace")
+        """Why ggml's own kernels are used, in one line; "" if edgespec's are."""
+        self.kernels: str = llama_kernels.STOCK if self.kernels_reason else isa
+        """The instruction set of edgespec's kernels, or "stock"."""
+        self.dims: WhisperDims = self._read_dims()
+        """The model's sizes."""
+
+    @classmethod
+    def open(cls, path: Path, *, n_threads: int = 0, kernels: bool = True) -> WhisperModel:
+        """Load a GGUF of architecture "whisper". `n_threads` 0: as many as pay on this machine.
+
+        Raises EdgespecError, in one line, if it is no such file or damaged, or the library is not built.
+        """
+        read_gguf(path)  # says more of what is wrong with a file than ggml
+        library = whisper_library()
+        wanted, why = kernels, "not wanted"
+        isa = ""
+        if kernels:
+            loaded = llama_kernels.load()
+            wanted, why, isa = loaded.available, loaded.reason, loaded.name
+        reason = Reason()
+        threads = n_threads or default_threads()
+        handle = library.open(library_path(path), threads, int(wanted), *reason.arguments)
+        if not handle:
+            raise EdgespecError(f"{path}: {reason}")
+        model = cls(path, library, handle, isa)
+        if not wanted:
+            model.kernels_reason = why
+        return model
+
+    def _read_dims(self) -> WhisperDims:
+        c = self.library.get_dims(self._handle)
+        heads = np.zeros((c.n_alignment_heads, 2), np.int32)
+        self.library.alignment_heads(self._handle, address(heads), len(heads))
+        return WhisperDims(
+            n_mels=c.n_mels,
+            n_vocab=c.n_vocab,
+            n_audio_ctx=c.n_audio_ctx,
+            n_audio_state=c.n_audio_state,
+            n_audio_head=c.n_audio_head,
+            n_audio_layer=c.n_audio_layer,
+            n_text_ctx=c.n_text_ctx,
+            n_text_state=c.n_text_state,
+            n_text_head=c.n_text_head,
+            n_text_layer=c.n_text_layer,
+            multilingual=bool(c.is_multilingual),
+            alignment_heads=tuple((int(layer), int(head)) for layer, head in heads),
+        )
+
+    @property
+    def handle(self) -> int:
+        """The library's object. Raises ValueError after `close`."""
+        if not self._freed.alive:
+            raise ValueError("the model is closed")
+        self._home.require()
+        return self._handle
+
+    def encode(self, mel: Floats) -> EncodedAudio:
+        """Encode one window. `mel`: shape (n_mels, 2 n_audio_ctx), as OpenAI's log-mel spectrogram.
+
+        Raises EdgespecError for numbers that are not finite, a model without encoder, or too little memory.
+        """
+        shape = (self.dims.n_mels, 2 * self.dims.n_audio_ctx)
+        return self._listen(self.library.encode, mel, shape, "the sound")
+
+    def cross_from(self, states: Floats) -> EncodedAudio:
+        """Return a window from another model's `EncodedAudio.states`, of the same shape."""
+        shape = (self.dims.n_audio_ctx, self.dims.n_audio_state)
+        return self._listen(self.library.cross_from, states, shape, "the encoder's states")
+
+    def _listen(
+        self, function: Callable[..., int | None], given: Floats, shape: tuple[int, int], what: str
+    ) -> EncodedAudio:
+        if given.shape != shape:
+            raise ValueError(f"{what} have the shape {given.shape}, not {shape}")
+        array = np.ascontiguousarray(given, np.float32)
+        reason = Reason()
+        handle = function(self.handle, address(array), array.size, *reason.arguments)
+        if not handle:
+            raise EdgespecError(f"{self.path}: {reason}")
+        return EncodedAudio(self, handle)
+
+    def cache(self, audio: EncodedAudio, n_sequences: int = 1) -> DecoderCache:
+        """Return an empty cache for sequences that listen to `audio`, a window of this model."""
+        return self.shared_cache([audio], n_sequences)
+
+    def shared_cache(self, windows: Sequence[EncodedAudio], n_sequences: int = 1) -> DecoderCache:
+        """Return an empty cache for `n_sequences` of each of the windows, which are this model's."""
+        if any(window.model is not self for window in windows):
+            raise ValueError("the window belongs to another model: use cross_from")
+        return DecoderCache(windows, n_sequences)
+
+    def close(self) -> None:
+        """Free it; a second call does nothing."""
+        self._freed()

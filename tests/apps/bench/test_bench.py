@@ -1,0 +1,467 @@
+"""A pair on a suite, in turns: on tiny models, with the engine that users have."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgespec import Engine
+from edgespec.apps.bench import bench
+from edgespec.apps.bench.bench import (
+    BenchLimits,
+    BenchListener,
+    BenchProgress,
+    BenchSettings,
+    generate,
+    measure,
+    turns,
+    unfit,
+    warm_up,
+)
+from edgespec.apps.bench.runs import PLAIN, Run
+from edgespec.apps.bench.variants import PLAIN_VARIANT, Variant, parse_variants
+from edgespec.apps.energy import EnergyMeter
+from edgespec.decoding.options import Waking
+from edgespec.errors import EdgespecError, UsageError
+from edgespec.llama.kv_cache import KVCache
+from edgespec.models.suites import Prompt
+from tiny_gguf import write_tiny_gguf
+
+VARIANTS = parse_variants("auto,model-3,suffix-4,staged-2")
+PROMPTS = [
+    Prompt("a", "letters", "abc abc abc"),
+    Prompt("b", "letters", "the thing and the"),
+    Prompt("c", "figures", "1 2 3 4"),
+]
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """A pair that is not so certain of what follows: the prompt and the seed have a say."""
+    folder = tmp_path_factory.mktemp("pair")
+    target, draft = (
+        write_tiny_gguf(folder / f"{name}.gguf", seed=seed, peak=0.7, chat_template=None)
+        for seed, name in enumerate(("target", "draft"))
+    )
+    with Engine(target, draft, n_threads=1, kernels="off", profile=False) as engine:
+        yield engine
+
+
+def measured(engine: Engine, settings: BenchSettings, **options: Any) -> tuple[list[Run], str]:
+    """The runs of a benchmark, and why it ended; `options`: of Limits and Listener, prompts, peers."""
+    runs: list[Run] = []
+    prompts, peers = options.pop("prompts", PROMPTS), options.pop("peers", [])
+    told = {name: options.pop(name) for name in ("on_progress", "on_message") if name in options}
+    ended = measure(
+        engine,
+        prompts,
+        settings,
+        limits=BenchLimits(**options),
+        listener=BenchListener(runs.append, **told),
+        peers=peers,
+    )
+    return runs, ended
+
+
+# ---- what is asked for ----
+
+
+def test_variants_as_users_name_them() -> None:
+    assert parse_variants(" auto, model-16 ,suffix,,staged-1") == (
+        Variant("auto", "auto"),
+        Variant("model-16", "model", 16),
+        Variant("suffix", "suffix"),
+        Variant("staged-1", "staged", 1),
+    )
+    assert [variant.needs_model for variant in VARIANTS] == [False, True, False, True]
+
+
+def test_variants_that_are_not_exact() -> None:
+    variants = parse_variants(
+        "cascade,cascade@0.4,cascade-entropy@1.25,cascade-rest@0,cascade-entropy-8@2,lenience-0.5"
+    )
+    assert [variant.cascade for variant in variants[:-1]] == [
+        Waking(),
+        Waking("margin", 0.4),
+        Waking("entropy", 1.25),
+        Waking("margin", 0.0, span="rest"),
+        Waking("entropy", 2.0, span=8),
+    ]
+    assert variants[-1].lenience == 0.5
+    assert not any(variant.exact for variant in variants)
+    assert [variant.needs_model for variant in variants] == [True] * 5 + [False]
+    assert all(variant.exact for variant in VARIANTS)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("cascade@", "cascade@1.5", "cascade-magic@0.5", "cascade-0@0.5", "cascade@-1", "cascade@nan"),
+        *(
+            "lenience",
+            "lenience-0",
+            "lenience-1.5",
+            "lenience-x",
+            "cascade@0.5,cascade@0.5",
+            "cascade-rest-4@0.5",
+        ),
+    ],
+)
+def test_variants_that_are_not_exact_and_none_at_all(text: str) -> None:
+    with pytest.raises(UsageError, match=r"^variants") as found:
+        parse_variants(text)
+    assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", ",", "plain", "none", "modell", "Auto", "mo del", "auto\nmodel", "auto,auto"),
+        *("model-", "model-0", "model-33", "model--3", "model-x", "model-٣", "model-" + "9" * 5000),
+    ],
+    ids=range(16),
+)
+def test_variants_that_are_none(text: str) -> None:
+    with pytest.raises(UsageError, match=r"^variants") as found:
+        parse_variants(text)
+    assert found.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", -1.0),
+        ("temperature", float("nan")),
+        ("seed", 1 << 64),
+        ("seed", -1),
+        ("n_predict", 0),
+        ("rule", "magic"),
+    ],
+)
+def test_settings_are_refused_before_anything_is_loaded(field: str, value: Any) -> None:
+    with pytest.raises(UsageError, match=f"^{field} {value}: must be "):
+        BenchSettings(VARIANTS, **{field: value})
+
+
+def test_settings_as_an_outcome_tells_them() -> None:
+    assert BenchSettings(VARIANTS, 64, 0.5, 7, "chain").facts() == {
+        "variants": "auto, model-3, suffix-4, staged-2",
+        "n_predict": 64,
+        "temperature": 0.5,
+        "seed": 7,
+        "rule": "chain",
+    }
+    assert BenchSettings(VARIANTS).facts()["rule"] == "match"
+
+
+# ---- one run ----
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_every_variant_gives_plain_decodings_text(engine: Engine, temperature: float) -> None:
+    settings = BenchSettings(VARIANTS, 48, temperature, seed=3)
+    for prompt in PROMPTS:
+        runs = list(turns(engine, prompt, settings, round_=0, place=0))
+        assert [run.variant for run in runs] == [PLAIN, *(variant.name for variant in VARIANTS)]
+        assert len({run.text_sha256 for run in runs}) == 1
+        assert len({(run.tokens, run.prompt_tokens, run.stop_reason) for run in runs}) == 1
+    others = {generate(engine, prompt, PLAIN_VARIANT, settings).text_sha256 for prompt in PROMPTS}
+    assert len(others) == len(PROMPTS), "one hash for all texts would prove nothing"
+
+
+def test_what_a_run_tells(engine: Engine) -> None:
+    settings = BenchSettings(VARIANTS, 30)
+    run = generate(engine, PROMPTS[0], Variant("model-3", "model", 3), settings, round_=4)
+    assert (run.prompt, run.category, run.variant, run.round) == ("a", "letters", "model-3", 4)
+    assert run.prompt_tokens == len(engine.prompt_tokens(PROMPTS[0].text))
+    assert (run.tokens, run.stop_reason) == (30, "length")
+    assert run.n_emitted == 29, "the first token is the prompt's pass's"
+    assert run.histogram
+    assert sum((accepted + 1) * steps for _, accepted, steps in run.histogram) == 29
+    assert max(drafted for drafted, _, _ in run.histogram) == 3
+    parts = (run.prefill_s, run.draft_prefill_s, run.draft_s, run.verify_s, run.rest_s)
+    assert 0 < sum(part or 0.0 for part in parts) <= run.total_s
+    assert run.ttft_s and run.prefill_s and run.prefill_s <= run.ttft_s < run.total_s
+    assert run.energy is None, "nothing was to count it"
+
+    plain = generate(engine, PROMPTS[0], PLAIN_VARIANT, settings)
+    assert plain.histogram == ((0, 0, 29),)
+
+
+def test_what_a_run_that_is_not_exact_tells(engine: Engine) -> None:
+    settings = BenchSettings(parse_variants("cascade@0,cascade@1,cascade@0.1,lenience-0.5,auto"), 30)
+    plain, never, always, some, lenient, auto = turns(engine, PROMPTS[0], settings, round_=0, place=0)
+    assert [run.exact for run in (plain, never, always, some, lenient, auto)] == [True, *[False] * 4, True]
+    assert [run.target_share for run in (plain, never, always, lenient)] == [1.0, 0.0, 1.0, 1.0]
+    assert 0.0 < some.target_share < 1.0
+    assert (plain.agreement, plain.kl, auto.agreement, auto.kl) == (None,) * 4
+    assert always.text_sha256 == plain.text_sha256
+    assert (always.agreement, always.kl) == (1.0, 0.0), "what the target writes is what it likes best"
+    assert never.agreement is not None and never.kl and some.kl
+    assert 0.0 < some.kl < never.kl
+    assert (lenient.agreement is not None, lenient.kl) == (True, None)
+
+    warm = BenchSettings(parse_variants("cascade@0"), 30, temperature=1.0)
+    run = generate(engine, PROMPTS[0], warm.variants[0], warm)
+    assert run.agreement is None, "a random token need not be the likeliest"
+    assert run.kl
+
+
+def test_each_round_has_a_seed_of_its_own(engine: Engine) -> None:
+    settings = BenchSettings((), 30, temperature=1.0, seed=5)
+
+    def text(settings: BenchSettings, round_: int) -> str | None:
+        return generate(engine, PROMPTS[0], PLAIN_VARIANT, settings, round_=round_).text_sha256
+
+    assert text(settings, 0) == text(settings, 0)
+    assert text(settings, 0) != text(settings, 1)
+    assert text(settings, 1) == text(BenchSettings((), 30, temperature=1.0, seed=6), 0)
+
+
+def test_no_answer_is_drafted_from_itself(engine: Engine) -> None:
+    """The suffix store forgets between runs; without that the second answer is copied from the first."""
+    settings = BenchSettings(parse_variants("suffix-4"), 60)
+    runs, _ = measured(engine, settings, rounds=3)
+    by_prompt: dict[str, set[Any]] = {}
+    for run in runs:
+        if run.variant == "suffix-4":
+            by_prompt.setdefault(run.prompt, set()).add(run.histogram)
+    assert [len(histograms) for histograms in by_prompt.values()] == [1, 1, 1]
+
+    once = generate(engine, PROMPTS[0], settings.variants[0], settings)
+    options: dict[str, Any] = {"params": settings.params, "n_predict": 60, "drafter": "suffix", "gamma": 4}
+    again = engine.generate(PROMPTS[0].text, **options).stats
+    assert once.histogram
+    assert again.steps < sum(steps for _, _, steps in once.histogram)
+
+
+def test_joules_are_of_the_run(engine: Engine) -> None:
+    settings = BenchSettings(parse_variants("model-3"), 20)
+    began = time.monotonic()
+    with EnergyMeter.choose(assume_watts=15.0) as meter:
+        engine.meter = meter
+        try:
+            runs, _ = measured(engine, settings, rounds=1)
+        finally:
+            engine.meter = None
+    assert len(runs) == 6
+    for run in runs:
+        assert run.energy
+        assert run.energy.estimated
+        assert run.energy.joules == pytest.approx(15.0 * run.energy.seconds)
+        assert sum(run.energy.phases.values()) == pytest.approx(run.energy.joules)
+    assert sum(run.energy.seconds for run in runs if run.energy) <= time.monotonic() - began
+
+
+# ---- turns and rounds ----
+
+
+def test_who_goes_first_changes(engine: Engine) -> None:
+    settings = BenchSettings(parse_variants("model-1"), 4)
+    runs, _ = measured(engine, settings, rounds=2)
+    order = [
+        (run.round, run.prompt, [run.variant for run in pair]) for pair in batched(runs) for run in pair[:1]
+    ]
+    assert order == [
+        (0, "a", ["plain", "model-1"]),
+        (0, "b", ["model-1", "plain"]),
+        (0, "c", ["plain", "model-1"]),
+        (1, "a", ["model-1", "plain"]),
+        (1, "b", ["plain", "model-1"]),
+        (1, "c", ["model-1", "plain"]),
+    ]
+
+
+def batched(runs: list[Run]) -> list[list[Run]]:
+    """The runs of each prompt and round."""
+    return [list(group) for _, group in itertools.groupby(runs, key=lambda run: (run.round, run.prompt))]
+
+
+def test_each_variant_goes_first_as_often(engine: Engine) -> None:
+    settings = BenchSettings(parse_variants("model-1,suffix-1"), 3)
+    runs, _ = measured(engine, settings, rounds=3)
+    first = Counter(group[0].variant for group in batched(runs))
+    assert first == {"plain": 3, "model-1": 3, "suffix-1": 3}
+    assert all({run.variant for run in group} == set(first) for group in batched(runs))
+
+
+def test_the_warm_up_is_not_counted(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, ...]] = []
+    real = Engine.stream
+
+    def spied(self: Engine, prompt: Any, **options: Any) -> Any:
+        asked.append((prompt, options["drafter"], options["gamma"], options["n_predict"]))
+        return real(self, prompt, **options)
+
+    monkeypatch.setattr(Engine, "stream", spied)
+    settings = BenchSettings(parse_variants("suffix,model-2"), 40)
+    warm_up(engine, PROMPTS, settings)
+    longest = max((prompt.text for prompt in PROMPTS), key=lambda text: len(engine.prompt_tokens(text)))
+    assert asked == [(longest, "none", None, 40), (longest, "suffix", None, 40), (longest, "model", 2, 40)]
+    asked.clear()
+    runs, _ = measured(engine, settings, rounds=1, prompts=PROMPTS[:1])
+    assert len(asked) == 6
+    assert [run.tokens for run in runs] == [40, 40, 40]
+
+
+def test_a_benchmark_leaves_no_trace_in_the_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would foretell the next one's answers: their lengths, and what is accepted."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    target, draft = (write_tiny_gguf(tmp_path / f"{i}.gguf", seed=i, chat_template=None) for i in (0, 1))
+    with Engine(target, draft, n_threads=1, kernels="off") as engine:
+        measured(engine, BenchSettings(VARIANTS, 8), rounds=1)
+    assert not list((tmp_path / "cache").rglob("profiles/*.json"))
+    with Engine(target, draft, n_threads=1, kernels="off") as engine:
+        engine.generate("abc", n_predict=8)
+    assert list((tmp_path / "cache").rglob("profiles/*.json")), "a run does leave one"
+
+
+def test_progress(engine: Engine) -> None:
+    seen: list[BenchProgress] = []
+    measured(
+        engine, BenchSettings(parse_variants("suffix-1"), 3), rounds=4, precision=0, on_progress=seen.append
+    )
+    assert [(one.round, one.done) for one in seen] == list(itertools.product(range(4), range(3)))
+    assert {one.total for one in seen} == {3}
+    assert [one.noise is not None for one in seen] == [False] * 9 + [True] * 3
+    spent = [one.spent_s for one in seen]
+    assert spent == sorted(spent)
+    assert spent[0] > 0, "warming up counts"
+
+
+# ---- when it ends ----
+
+
+def test_as_many_rounds_as_asked_for(engine: Engine) -> None:
+    settings = BenchSettings(parse_variants("suffix-1"), 3)
+    runs, ended = measured(engine, settings, rounds=2, precision=1e9)
+    assert (len(runs), ended) == (12, "2 rounds, as asked for")
+    assert measured(engine, settings, rounds=1)[1] == "1 round, as asked for"
+
+
+def test_a_tight_interval_ends_it_after_three_rounds(engine: Engine) -> None:
+    runs, ended = measured(engine, BenchSettings(parse_variants("suffix-1"), 3), precision=1e9, rounds=9)
+    assert len(runs) == 18
+    assert ended.startswith("3 rounds; the interval over them is tight (")
+
+
+def test_no_interval_is_tight_enough(engine: Engine) -> None:
+    runs, ended = measured(engine, BenchSettings(parse_variants("suffix-1"), 3), precision=0, rounds=5)
+    assert (len(runs), ended) == (30, "5 rounds, as asked for")
+
+
+def test_the_budget_ends_it_between_prompts(engine: Engine) -> None:
+    settings = BenchSettings(parse_variants("suffix-1,model-1"), 3)
+    runs, ended = measured(engine, settings, budget_s=1e-6)
+    assert [(run.round, run.prompt) for run in runs] == [(0, "a")] * 3, (
+        "one prompt is always answered in full"
+    )
+    assert ended == "1 of 3 prompts of round 1; the budget of 1e-06 s was spent"
+    runs, ended = measured(engine, settings, budget_s=1e-6, prompts=PROMPTS[:1])
+    assert len(runs) == 3
+    assert ended == "1 round; the budget of 1e-06 s was spent"
+
+
+def test_a_budget_is_not_overrun(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock on which a prompt takes one second, and so does what lies between two of them."""
+    monkeypatch.setattr(bench, "time", SimpleNamespace(monotonic=itertools.count(0.0).__next__))
+    runs, ended = measured(engine, BenchSettings(parse_variants("suffix-1"), 3), budget_s=20.0, precision=0)
+    assert len(batched(runs)) == 10, "the tenth ends at 20 s"
+    assert re.fullmatch(
+        r"3 rounds and 1 of 3 prompts of round 4; the budget of 20 s was spent; "
+        r"the interval over them is [\d.]+% wide",
+        ended,
+    )
+
+
+# ---- prompts that do not fit ----
+
+
+def test_prompts_that_are_too_long(engine: Engine) -> None:
+    n_ctx = engine.target.n_ctx_train
+    room = n_ctx - len(engine.prompt_tokens("")) - 20 - 1
+    prompts = [Prompt("fits", "x", "b" * room), Prompt("does not", "x", "b" * (room + 1))]
+    found = unfit(engine, prompts, 20)
+    assert list(found) == ["does not"]
+    assert found["does not"] == (
+        f"does not is left out: with 20 tokens of answer it needs a context of {n_ctx + 1}, "
+        f"and {engine.target_name} was trained for {n_ctx}"
+    )
+    run = generate(engine, prompts[0], PLAIN_VARIANT, BenchSettings((), 20))
+    assert (run.tokens, run.stop_reason) == (20, "length")
+
+
+# ---- failures ----
+
+
+def test_runs_before_a_failure_are_kept(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits that are no numbers, from the second prompt on."""
+    real = KVCache.forward
+
+    def damaged(self: KVCache, parts: Any) -> Any:
+        is_second = list(parts[0].tokens) == engine.prompt_tokens(PROMPTS[1].text)
+        results = real(self, parts)
+        return (
+            [replace(one, rows=np.full_like(one.rows, np.nan)) for one in results] if is_second else results
+        )
+
+    monkeypatch.setattr(KVCache, "forward", damaged)
+    runs: list[Run] = []
+    with pytest.raises(EdgespecError, match="may be damaged"):
+        measure(
+            engine,
+            PROMPTS,
+            BenchSettings(parse_variants("suffix-2"), 4),
+            limits=BenchLimits(),
+            listener=BenchListener(runs.append),
+            peers=[],
+        )
+    assert [(run.prompt, run.variant) for run in runs] == [("a", "plain"), ("a", "suffix-2")]
+
+
+class AnotherProgram:
+    """A peer that gives a run, and at its `fails_at`th prompt fails after that."""
+
+    def __init__(self, name: str, fails_at: int | None = None) -> None:
+        self.name = name
+        self.fails_at = fails_at
+        self.n_asked = 0
+
+    def runs(self, prompt: Prompt, round_: int) -> Iterator[Run]:
+        self.n_asked += 1
+        yield Run(
+            prompt.id, prompt.category, self.name, round_, 5, 5, total_s=1.0, ttft_s=None, prefill_s=None
+        )
+        if self.n_asked == self.fails_at:
+            raise EdgespecError("it fell over")
+
+
+def test_a_peer_runs_after_the_variants_of_each_prompt(engine: Engine) -> None:
+    peer = AnotherProgram("other")
+    runs, _ = measured(engine, BenchSettings(parse_variants("suffix-1"), 3), rounds=2, peers=[peer])
+    groups = batched(runs)
+    assert len(groups) == 6
+    assert [[run.variant for run in group][2:] for group in groups] == [["other"]] * 6
+
+
+def test_a_peer_that_fails_is_left_out_from_there_on(engine: Engine) -> None:
+    lines: list[str] = []
+    weak, strong = AnotherProgram("weak", fails_at=2), AnotherProgram("strong")
+    peers = [weak, strong]
+    runs, ended = measured(
+        engine, BenchSettings(parse_variants("suffix-1"), 3), rounds=2, peers=peers, on_message=lines.append
+    )
+    assert ended == "2 rounds, as asked for"
+    assert Counter(run.variant for run in runs) == {"plain": 6, "suffix-1": 6, "weak": 2, "strong": 6}
+    assert lines == ["it fell over; weak is left out from here on"]
+    assert peers == [strong]

@@ -1,0 +1,369 @@
+"""The report and the picture: what is in them, that nothing escapes into the page, that labels keep apart."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import matplotlib as mpl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.image import imread
+from matplotlib.text import Annotation, Text
+
+from edgespec.apps.bench.exports import summarise
+from edgespec.apps.bench.report import require_plotting, write_png, write_report
+from edgespec.apps.bench.report.charts import charts
+from edgespec.apps.bench.report.drawing import LIGHT
+from edgespec.apps.bench.report.rows import read_outcome
+from edgespec.apps.bench.report.scatters import pareto
+from edgespec.apps.bench.runs import Cell
+from edgespec.errors import EdgespecError
+from toy_outcomes import CATEGORIES, UNREADABLE, lossy_outcome, toy_outcome
+
+VOID = {"meta", "br", "hr", "img", "input", "link"}
+
+
+class Page(HTMLParser):
+    """A page, taken apart: fails where an element is not closed, or closed twice."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements, self.texts, self._open = [], [], []
+        self.feed(text)
+        self.close()
+        assert self._open == []
+        self.text = " ".join(" ".join(self.texts).split())
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag
+
+    def handle_data(self, text):
+        if "style" not in self._open:
+            self.texts.append(text)
+
+    def all(self, tag):
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+@pytest.fixture
+def written(tmp_path):
+    def written(outcome):
+        write_report(outcome, tmp_path / "page.html")
+        return (tmp_path / "page.html").read_text(encoding="utf-8")
+
+    return written
+
+
+def compare():
+    return toy_outcome("compare", source="RAPL", accuracy=True, warnings=["The machine was busy."])
+
+
+@pytest.fixture(scope="module")
+def compare_page(tmp_path_factory):
+    file = tmp_path_factory.mktemp("compare") / "page.html"
+    write_report(compare(), file)
+    return file.read_text(encoding="utf-8")
+
+
+# ---- the page ----
+
+
+def test_everything_of_a_comparison_is_there(compare_page):
+    page = Page(compare_page)
+    for words in (
+        "19 combinations of 4 targets, 1 skipped",
+        "Fastest is row ",
+        "The machine was busy.",
+        "their vocabularies differ",
+        "AMD EPYC 7B13",
+        "docs/measuring.md",
+        "576 runs: too many for a page",
+        "70/164 (43 %)",
+        "net of the idle machine",
+        "02" * 32,
+        *CATEGORIES,
+    ):
+        assert words in page.text
+    assert len(page.all("details")) == 18
+    assert not any("open" in attributes for attributes in page.all("details"))
+    titles = [chart.title for chart in charts(read_outcome(compare())) if chart.draw]
+    assert len(page.all("svg")) == len(titles) == 11
+    assert all(title in page.text for title in titles)
+
+
+def test_nothing_is_run_and_nothing_is_loaded(compare_page):
+    page = Page(compare_page)
+    assert {"script", "link", "img", "iframe", "object", "base"}.isdisjoint(tag for tag, _ in page.elements)
+    for tag, attributes in page.elements:
+        assert not any(name.startswith("on") for name in attributes), tag
+        assert "src" not in attributes
+        for name in ("href", "xlink:href"):
+            assert attributes.get(name, "#").startswith("#")
+    assert "@import" not in compare_page
+    assert "http" not in compare_page
+    assert all(target.startswith("#") for target in re.findall(r"url\(([^)]*)", compare_page))
+
+
+def test_ids_are_unique_and_references_lead_somewhere(compare_page):
+    page = Page(compare_page)
+    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    references = re.findall(r"url\(#([^)]*)\)", compare_page)
+    references += [a["xlink:href"][1:] for _, a in page.elements if "xlink:href" in a]
+    references += [i for a in page.all("svg") for i in a["aria-labelledby"].split()]
+    assert references
+    assert set(references) <= set(ids)
+    assert all(attributes["role"] == "img" and attributes["viewbox"] for attributes in page.all("svg"))
+
+
+def test_charts_are_drawn_in_the_page_s_colours_and_font(compare_page):
+    drawings = "".join(re.findall(r"<svg.*?</svg>", compare_page, flags=re.S))
+    assert not re.search(r"#[0-9a-f]{6}\b", drawings), "every colour is the page's"
+    assert "DejaVu" not in drawings
+    used = set(re.findall(r"var\((--[a-z0-9-]+)\)", compare_page))
+    assert used <= set(re.findall(r"(--[a-z0-9-]+):", compare_page))
+    assert "currentColor" in drawings
+    dark = compare_page.partition("prefers-color-scheme: dark")[2].partition("* {")[0]
+    assert all(f"{name}:" in dark for name in used if name != "--font")
+
+
+@pytest.mark.parametrize(
+    "bad", ['<script>alert("1")</script>', "a & b' onload='x", "$x^2$", "_hidden", "模型"]
+)
+def test_names_are_text(written, bad):
+    whole = toy_outcome("bench", source="RAPL", accuracy=True, names=(bad, f"{bad} draft"), warnings=[bad])
+    cell = replace(
+        whole.cells[0],
+        kernels=bad,
+        runs=tuple(replace(run, category=bad, stop_reason=bad) for run in whole.cells[0].runs),
+    )
+    skipped = Cell(bad, bad, bad, skipped=bad)
+    outcome = replace(
+        whole,
+        cells=(cell, skipped),
+        kind=bad,
+        machine={bad: bad},
+        settings={bad: [bad]},
+        suite={bad: {bad: 1}},
+    )
+    text = written(outcome)
+    page = Page(text)
+    assert {"script"}.isdisjoint(tag for tag, _ in page.elements)
+    assert not any("onload" in attributes for _, attributes in page.elements)
+    assert page.text.count(bad) > 20
+    drawings = Page("".join(re.findall(r"<svg.*?</svg>", text, flags=re.S)))
+    assert bad[:15] in drawings.text, "in the charts too"
+
+
+def test_a_single_cell_is_opened_and_has_its_runs(written):
+    page = Page(written(toy_outcome(source="RAPL")))
+    by_category, raw = page.all("details")
+    assert "open" in by_category
+    assert "open" not in raw
+    assert "32 runs" in page.text
+    assert re.search(r"auto is 1\.\d\d times as fast as plain decoding \(95 % interval \d", page.text)
+
+
+def test_an_estimate_is_called_one_everywhere(written):
+    outcome = toy_outcome(source="assumed")
+    page = Page(written(outcome))
+    (row,) = [row for row in read_outcome(outcome).rows if row.number == 2]
+    for value in (row.variant.joules_per_token, row.variant.joule_seconds):
+        shown = f"{value:.3g}"
+        assert shown in page.text
+        assert page.text.count(shown) == page.text.count(f"{shown} (estimated)")
+    assert "Where the joules went" not in page.text, "an assumption knows no phases"
+    assert "J/token, gross (estimated)" in page.text, "the axis says so"
+    assert "estimated, not measured" in page.text
+    assert "15 W assumed (estimated)" in page.text
+    joules = outcome.cells[0].runs[0].energy.joules
+    assert f"{joules:.1f} (estimated)" in page.text, "in the raw runs"
+    assert "unavailable" in page.text, "net joules are not known"
+
+
+def test_what_is_unavailable_says_why(written):
+    page = Page(written(toy_outcome(source="unavailable")))
+    assert f"Energy: unavailable: {UNREADABLE}" in page.text
+    assert f"Left out, as joules are unavailable: {UNREADABLE}" in page.text
+    assert "Left out, as accuracy was not measured." in page.text
+    assert page.text.count("unavailable") > 10
+    assert "Where the joules went" not in page.text
+    assert "it was not measured" in Page(written(toy_outcome())).text
+
+
+def test_what_a_peer_does_not_tell(written):
+    whole = toy_outcome(variants=("peer",))
+    silent = {"ttft_s": None, "prefill_s": None, "histogram": None, "n_emitted": None, "text_sha256": None}
+    silent |= dict.fromkeys(("draft_s", "draft_prefill_s", "verify_s", "rest_s"))
+    runs = tuple(replace(run, **silent) if run.variant == "peer" else run for run in whole.cells[0].runs)
+    page = Page(written(replace(whole, cells=(replace(whole.cells[0], runs=runs, peak_rss_bytes=None),))))
+    assert "not compared with plain decoding's" in page.text
+    assert "Left out: nothing was drafted." in page.text
+
+
+def test_a_peer_has_its_own_kernels_and_memory():
+    whole = toy_outcome(variants=("llama.cpp plain", "llama.cpp model-3"), accuracy=True)
+    plain, alone, drafted = read_outcome(whole).rows
+    assert plain.kernels == whole.cells[0].kernels
+    assert plain.peak_rss_bytes == whole.cells[0].peak_rss_bytes
+    assert {alone.kernels, drafted.kernels} == {"llama.cpp"}
+    assert (alone.draft, drafted.draft) == ("-", whole.cells[0].draft)
+    for row in (alone, drafted):
+        assert (row.peak_rss_bytes, row.accuracy) == (None, None)
+
+
+@pytest.mark.parametrize("n_runs", [0, 1, 2])
+def test_hardly_anything(written, tmp_path, n_runs):
+    whole = toy_outcome()
+    runs = whole.cells[0].runs[:n_runs]
+    why = "" if runs else "too large"
+    outcome = replace(whole, cells=(replace(whole.cells[0], runs=runs, skipped=why),), models={}, machine={})
+    page = Page(written(outcome))
+    expected = ["Nothing ran.", "Nothing ran that could be compared", "too few for an interval; 1 prompt"]
+    assert expected[n_runs] in page.text
+    write_png(outcome, tmp_path / "a.png")
+    assert imread(tmp_path / "a.png").shape[2] == 4
+
+
+# ---- the charts ----
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=12))
+def test_the_pareto_front_is_what_no_point_beats(points):
+    def beaten(i):
+        x, y = points[i]
+        return any(
+            (other[0] <= x and other[1] >= y and other != (x, y)) or (other == (x, y) and j < i)
+            for j, other in enumerate(points)
+        )
+
+    front = pareto(points)
+    assert sorted(front) == [i for i in range(len(points)) if not beaten(i)]
+    assert [points[i][0] for i in front] == sorted(points[i][0] for i in front)
+
+
+def test_the_front_is_told_by_the_numbers_of_the_rows():
+    reading = read_outcome(compare())
+    chart = next(chart for chart in charts(reading) if chart.key == "accuracy")
+    numbers = [int(number) for number in re.findall(r"\d+", chart.caption.partition("front")[2])]
+    front = [reading.rows[number - 1] for number in numbers]
+    assert front[0].accuracy.kl is None, "the best quantization stands at 0"
+    speeds = [row.variant.decode_tokens_per_s for row in front]
+    assert speeds == sorted(speeds)
+    assert max(row.variant.decode_tokens_per_s for row in reading.rows) == speeds[-1]
+
+
+@pytest.mark.parametrize("key", ["energy", "accuracy", "memory", "acceptance"])
+def test_the_numbers_of_24_rows_do_not_cover_each_other(key):
+    chart = next(chart for chart in charts(read_outcome(compare())) if chart.key == key)
+    figure = chart.draw(LIGHT)
+    figure.draw_without_rendering()
+    texts = [text for text in figure.axes[0].texts if isinstance(text, Annotation)]
+    assert len(texts) == {"energy": 24, "accuracy": 24, "memory": 18, "acceptance": 18}[key]
+    # Of the text alone: an annotation's own extent holds the line to its point.
+    boxes = [(text.get_text(), Text.get_window_extent(text).padded(-1)) for text in texts]
+    for i, (name, box) in enumerate(boxes):
+        for other, beside in boxes[:i]:
+            assert not box.overlaps(beside), (name, other)
+        assert figure.bbox.contains(*box.min)
+        assert figure.bbox.contains(*box.max)
+
+
+# ---- files ----
+
+
+def test_the_same_outcome_makes_the_same_files(tmp_path):
+    outcome = toy_outcome("bench", source="RAPL", accuracy=True)
+    for name, summaries in (("a", None), ("b", summarise(outcome))):
+        write_report(outcome, tmp_path / f"{name}.html", summaries)
+        write_png(outcome, tmp_path / f"{name}.png", summaries)
+    for ending in ("html", "png"):
+        assert (tmp_path / f"a.{ending}").read_bytes() == (tmp_path / f"b.{ending}").read_bytes()
+
+
+def test_the_picture(tmp_path):
+    write_png(compare(), tmp_path / "a.png")
+    pixels = imread(tmp_path / "a.png")
+    assert pixels.shape[0] > 1000
+    assert pixels.shape[1] == 3 * 600 + 4 * 37
+    assert pixels[0, 0].tolist() == [1, 1, 1, 1], "on white"
+    thirds = [pixels[:, i * 600 : (i + 1) * 600, :3] for i in range(3)]
+    assert all((third.min(axis=2) < 0.5).any() for third in thirds), "each column has something"
+
+
+def test_matplotlib_s_own_settings_stay(tmp_path):
+    with mpl.rc_context({"font.size": 33, "svg.fonttype": "path"}):
+        before = dict(mpl.rcParams)
+        write_report(toy_outcome(), tmp_path / "a.html")
+        assert dict(mpl.rcParams) == before
+        text = (tmp_path / "a.html").read_text()
+    write_report(toy_outcome(), tmp_path / "b.html")
+    assert (tmp_path / "b.html").read_text() == text
+
+
+def test_a_page_that_cannot_be_written(tmp_path):
+    with pytest.raises(EdgespecError, match=r"report .*cannot be written: there is no folder"):
+        write_report(toy_outcome(), tmp_path / "missing/a.html")
+    with pytest.raises(EdgespecError, match=r"png .*cannot be written: a folder is there"):
+        write_png(toy_outcome(), tmp_path)
+
+
+def test_without_matplotlib(monkeypatch, tmp_path):
+    require_plotting()
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(
+        EdgespecError, match=re.escape("png: needs matplotlib: pip install 'edgespec[report]'")
+    ):
+        require_plotting("png")
+    with pytest.raises(EdgespecError, match="report: needs matplotlib"):
+        write_report(toy_outcome(), tmp_path / "a.html")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_matplotlib_is_loaded_only_to_draw():
+    code = "import sys, edgespec.apps.bench.commands.tables, edgespec.apps.bench.report; sys.exit('matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+def test_variants_that_are_not_exact_are_marked_and_have_a_chart_of_their_own(written):
+    outcome = lossy_outcome(source="RAPL", accuracy=True)
+    page = Page(written(outcome))
+    assert page.text.count("cascade@0.4 (not exact)") >= 6, "the results, the categories, the raw runs"
+    assert "cascade@0.4 is not exact: the target saw 25 % of the tokens" in page.text
+    for words in ("target saw", "target's best", "91.0 %", "0.0625", "50/164", "Speed and what is lost"):
+        assert words in page.text
+    chart = next(one for one in charts(read_outcome(outcome)) if one.key == "tradeoff")
+    assert "Not exact: rows 3, 4." in chart.caption
+    row = next(row for row in read_outcome(outcome).rows if not row.variant.exact)
+    assert row.accuracy is None, "the target's accuracy is not that of another text"
+
+
+def test_other_scatters_are_of_exact_rows():
+    for chart in charts(read_outcome(lossy_outcome("compare", source="RAPL", accuracy=True))):
+        if chart.key in ("energy", "accuracy", "memory"):
+            numbers = {int(n) for n in re.findall(r"\d+", chart.caption.partition("front")[2])}
+            lossy = {
+                row.number
+                for row in read_outcome(lossy_outcome("compare", source="RAPL", accuracy=True)).rows
+                if not row.variant.exact
+            }
+            assert numbers
+            assert not numbers & lossy
+
+
+def test_without_variants_that_are_not_exact_there_is_no_such_chart(compare_page):
+    assert "not exact" not in compare_page
+    assert "tradeoff" not in compare_page

@@ -1,0 +1,65 @@
+"""What tests of making drafts share: the least that can be asked for, and judging that is made up."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgespec.apps.bench.runs import PLAIN, Run
+from edgespec.apps.forge import builder
+from edgespec.apps.forge.builder import TrainingRequest, TrainingSummary
+from edgespec.apps.forge.data_stage import DataRequest
+from edgespec.apps.forge.evaluation_process import EvaluationSettings, EvaluationTask
+from edgespec.apps.forge.make import MakeRequest
+from random_heads import write_random_head
+
+
+@pytest.fixture
+def request_(tiny_path):
+    """The least that can be asked for."""
+    return MakeRequest(
+        target=str(tiny_path),
+        data=DataRequest(tokens=300, budget=50_000_000, n_predict=24),
+        training=TrainingRequest(hours=1.0, keep=272, types=("q8_0",)),
+        evaluation=EvaluationSettings(n_predict=8, rounds=1, n_prompts=2, n_threads=1, kernels="off"),
+    )
+
+
+@pytest.fixture
+def speeds(monkeypatch):
+    """Runs of trials are made up: by the draft's file, how much faster than plain decoding it is."""
+    gains = {}
+
+    def runs(self):
+        name = self.draft.rpartition("/")[2] if self.draft else "none"
+        gain = next((gain for part, gain in gains.items() if part in name), 1.0)
+
+        def run(way, round_, seconds):
+            return Run(
+                "p", "c", way, round_, 5, 10, seconds, 0.1, 0.1,
+                draft_s=0.2, verify_s=1.0, n_emitted=10, histogram=((4, 2, 5),),
+            )  # fmt: skip
+
+        if self.round is None:
+            yield from (run(PLAIN, 0, 1.0), run("model", 0, 1.0))
+            return
+        for round_ in (self.round, self.round + self.settings.rounds):
+            yield from (run(PLAIN, round_, 1.0), run("auto", round_, 1.0 / gain))
+
+    monkeypatch.setattr(EvaluationTask, "runs", runs)
+    return gains
+
+
+@pytest.fixture
+def jobs(tiny_path, monkeypatch):
+    """The trainings asked for; each gives random heads, one a type. test_cli_draft.py really trains."""
+    asked = []
+
+    def train(job, folder, types, _context):
+        asked.append(job)
+        files = {type_: folder / f"head-{type_}.gguf" for type_ in types}
+        for type_, path in files.items():
+            write_random_head(path, tiny_path, seed=len(type_))
+        return TrainingSummary(1000, 0.1, (0.5,), ()), files
+
+    monkeypatch.setattr(builder, "train_head", train)
+    return asked

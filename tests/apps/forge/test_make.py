@@ -1,0 +1,363 @@
+"""Making drafts from what a tiny target writes."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from edgespec.apps.forge import builder
+from edgespec.apps.forge.builder import TrainingRequest, train_head
+from edgespec.apps.forge.data_stage import DataRequest, default_tokens
+from edgespec.apps.forge.dataset import forge_root
+from edgespec.apps.forge.dataset_store import delete_dataset
+from edgespec.apps.forge.draft_store import remove_draft
+from edgespec.apps.forge.make import LEAST_GAIN, make
+from edgespec.apps.forge.progress import StageContext
+from edgespec.engine.model_choice import choose_models
+from edgespec.errors import EdgespecError, UsageError
+from edgespec.llama.backend import llama
+from edgespec.llama.gguf_header import read_header
+from edgespec.llama.head_file import read_head
+from edgespec.models.draft_records import read_record, record_file, write_record
+from edgespec.models.pull import hash_file
+from edgespec.models.registry import add_local, load_registry, remove_local, user_models_file
+from random_heads import write_random_head
+from tiny_gguf import write_tiny_gguf
+
+
+@pytest.fixture(autouse=True)
+def own_folders(tmp_path, monkeypatch):
+    """A registry, a store and a cache of the test's own."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("EDGESPEC_MODELS_DIR", str(tmp_path / "models"))
+
+
+@pytest.fixture(autouse=True)
+def trained(jobs):
+    """Nothing is really trained here."""
+
+
+def left(folder):
+    return sorted(path.name for path in folder.rglob("*") if path.is_file())
+
+
+def test_a_draft_is_made_judged_and_used(request_, tiny_path, tmp_path, jobs):
+    seen, said = [], []
+    context = StageContext(on_progress=seen.append, on_message=said.append)
+    made = make(replace(request_, force=True), context)
+    assert list(dict.fromkeys(step.stage for step in seen)) == [
+        "hashing the target",
+        "writing",
+        "choosing tokens",
+        "judging",
+    ]
+    assert said == []
+    ((candidate, judged),) = made.candidates
+    assert candidate.label == "head-q8_0"
+    assert made.gain == pytest.approx(judged.gains.mean / max(1, made.before.gains.mean) - 1)
+    assert made.before.candidate.path is None, "the target had no draft"
+
+    record = made.kept
+    assert record.name == "target-head-q8_0"
+    assert made.path == tmp_path / "models" / "target-head-q8_0.gguf"
+    assert read_record(made.path) == record
+    assert (record.target_name, record.target_sha256) == ("target", hash_file(tiny_path))
+    assert record.parent is None
+    assert record.data.keys() == {"prompt:built-in"}
+    assert record.data["prompt:built-in"] >= 300
+    assert (record.tokens_seen, record.hours) == (1000, 0.1)
+    assert len(record.acceptance) == 4
+    assert (record.joules is None) == bool(record.joules_reason)
+    assert record.gains == judged.gains
+    assert read_head(read_header(made.path)).target_sha256 == hash_file(tiny_path)
+    assert [len(job.token_ids) for job in jobs] == [272]
+
+    entry = load_registry().get(record.name)
+    assert (entry.path, entry.size, entry.sha256) == (
+        made.path,
+        made.path.stat().st_size,
+        hash_file(made.path),
+    )
+    assert choose_models(str(tiny_path), None) == (str(tiny_path), record.name)
+    assert [name for name in left(tmp_path / "models") if not name.endswith(".lock")] == [
+        "target-head-q8_0.draft.json",
+        "target-head-q8_0.gguf",
+    ]
+    folder = forge_root() / record.target_sha256[:16]
+    assert not (folder / "judging").exists()
+    assert "make.json" in left(folder)
+
+
+@pytest.mark.parametrize(
+    ("gain", "is_kept"), [(1.0 + LEAST_GAIN + 0.01, True), (1.0 + LEAST_GAIN - 0.01, False), (0.5, False)]
+)
+def test_only_what_is_faster_is_kept(request_, speeds, gain, is_kept, tmp_path):
+    speeds["head-q8_0"] = gain
+    made = make(request_)
+    assert made.gain == pytest.approx(gain - 1)
+    assert (made.kept is not None) == is_kept
+    assert user_models_file().exists() == is_kept
+    assert any(name.endswith(".gguf") for name in left(tmp_path / "models")) == is_kept
+
+
+def test_it_has_to_beat_the_draft_that_is_there(request_, speeds, tiny_path):
+    speeds["head-q8_0"] = 1.5
+    first = make(request_)
+    assert first.kept
+    speeds["head-q8_0"] = 1.39
+    request = replace(request_, training=replace(request_.training, types=("f16",)))
+    speeds["head-f16"] = 1.4
+    second = make(request)
+    assert second.before.candidate.name == first.kept.name
+    assert second.kept is None
+    assert read_record(first.path).gains.mean == pytest.approx(1.39), "its record says what was measured last"
+    speeds["head-f16"] = 1.45
+    third = make(request)
+    assert third.kept.name == "target-head-f16"
+    assert choose_models(str(tiny_path), None)[1] == "target-head-f16"
+
+
+def test_plain_decoding_has_to_be_beaten_too(request_, speeds):
+    speeds.update({"none": 0.5, "head-q8_0": 0.9})
+    made = make(request_)
+    assert made.before.gains.mean == pytest.approx(0.5)
+    assert made.gain == pytest.approx(-0.1)
+    assert made.kept is None
+
+
+def test_what_was_stopped_goes_on(request_, tmp_path):
+    """Ctrl-C while it is judged: nothing is written again, and what was judged is not judged again."""
+
+    def stop(step):
+        if step.stage == "judging" and "round 1 of head" in step.detail:
+            raise KeyboardInterrupt
+
+    request = replace(request_, force=True)
+    with pytest.raises(KeyboardInterrupt):
+        make(request, StageContext(on_progress=stop))
+    assert not user_models_file().exists()
+    assert [name for name in left(tmp_path / "models") if not name.endswith(".lock")] == []
+    seen, said = [], []
+    made = make(request, StageContext(on_progress=seen.append, on_message=said.append))
+    assert said == ["going on with the run that was stopped"]
+    assert {step.stage for step in seen} == {"judging"}
+    assert {step.detail for step in seen if step.stage == "judging" and step.detail} == {
+        "round 1 of head-q8_0"
+    }, "the head is the same file, and was timed; what was there was judged"
+    assert made.kept
+    make(request, StageContext(on_message=said.append))
+    assert len(said) == 1, "a run that has ended does not go on"
+
+
+def test_other_options_begin_anew_with_the_same_texts(request_, tmp_path):
+    def stop(step):
+        if step.stage == "judging":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make(request_, StageContext(on_progress=stop))
+    said, seen = [], []
+    request = replace(request_, training=replace(request_.training, types=("f16",)), force=True)
+    made = make(request, StageContext(on_message=said.append, on_progress=seen.append))
+    assert said[0] == "the run that was stopped had other options: a new one begins, with the texts it wrote"
+    assert not any("tokens/s" in step.detail for step in seen), "the texts are there"
+    assert made.kept
+    folder = forge_root() / made.kept.target_sha256[:16]
+    assert [path.name for path in (folder / "training").iterdir()] == ["2"]
+
+
+def test_a_run_that_kept_nothing_goes_on_by_force(request_, speeds):
+    said, seen = [], []
+    context = StageContext(on_message=said.append, on_progress=seen.append)
+    assert make(request_).kept is None
+    made = make(replace(request_, force=True, name="mine"), context)
+    assert said == ["going on with the last run, which kept nothing: its drafts are judged again"]
+    assert not {"writing", "choosing tokens"} & {step.stage for step in seen}
+    assert made.kept.name == "mine"
+    make(replace(request_, force=True), context)
+    assert len(said) == 1, "that one was kept: a new run"
+
+
+def test_a_head_goes_on_from_its_file_where_that_is_all_there_is(request_, speeds, jobs):
+    """As on another machine, to which only the draft was copied."""
+    request_ = replace(request_, force=True)
+    first = make(request_)
+    assert (jobs[0].start, first.kept.parent) == (None, None)
+    shutil.rmtree(forge_root())
+    own = replace(first.kept, data={**first.kept.data, "prompt:file": 5000})
+    write_record(first.path, own)
+    second = make(request_).kept
+    assert (jobs[1].start, second.parent) == (first.path, first.kept.name)
+    assert second.data["prompt:file"] == 5000, "its weights know of these texts"
+    make(request_)
+    assert jobs[2].seed != jobs[1].seed, "the same texts come in another order"
+
+
+def test_a_head_goes_on_from_that_of_its_pair(request_, speeds, tiny_path, tmp_path, jobs):
+    head = write_random_head(tmp_path / "theirs.gguf", tiny_path)
+    for name, path in (("target", tiny_path), ("theirs", head)):
+        add_local(name, path, path.stat().st_size, hash_file(path))
+    with user_models_file().open("a") as file:
+        file.write('[pairs.mine]\ntarget = "target"\ndraft = "theirs"\n')
+    assert make(replace(request_, force=True)).kept.parent == "theirs"
+    assert jobs[0].start == head
+
+
+def test_a_head_goes_on_from_one_that_is_named(request_, speeds, tiny_path, tmp_path, jobs):
+    """It came from another machine, with its record. What is no head for the target is refused."""
+    head = write_random_head(tmp_path / "theirs.gguf", tiny_path)
+    request_ = replace(request_, force=True)
+    first = make(request_)
+    theirs = replace(first.kept, name="theirs", data={"prompt:file": 5000})
+    write_record(head, theirs)
+    named = replace(request_, training=replace(request_.training, start=str(head)))
+    kept = make(named).kept
+    assert (jobs[1].start, kept.parent, kept.data["prompt:file"]) == (head, "theirs", 5000)
+    other = write_tiny_gguf(tmp_path / "other.gguf", seed=9)
+    for start in (tiny_path, write_random_head(tmp_path / "of-another.gguf", other)):
+        with pytest.raises(UsageError, match=r"start .*: no head for target"):
+            make(replace(request_, training=replace(request_.training, start=str(start))))
+
+
+def test_names(request_, speeds, tmp_path, tiny_path):
+    speeds["head-q8_0"] = 1.5
+    request = replace(request_, name="mine", force=True)
+    first = make(request)
+    assert (first.kept.name, first.path) == ("mine", tmp_path / "models" / "mine.gguf")
+    with pytest.raises(UsageError, match="name mine: a draft of that name exists already"):
+        make(replace(request, force=False))
+    speeds["mine"], speeds["head-q8_0"] = 1.2, 1.3
+    again = make(replace(request, training=replace(request.training, types=("f16",))))
+    assert again.before.gains.mean == pytest.approx(1.2)
+    assert again.kept.name == "mine"
+    assert read_record(first.path) == again.kept, "not what was measured of the one before"
+    assert user_models_file().read_text().count("[models.") == 1
+    for name, problem in (
+        ("qwen2.5-coder-0.5b-q4_0", "a model of that name exists already"),
+        ("../mine", "not a usable name"),
+    ):
+        with pytest.raises(UsageError, match=problem):
+            make(replace(request, name=name))
+
+
+def test_removing(request_, speeds, tiny_path, tmp_path):
+    speeds["head-q8_0"] = 1.5
+    made = make(replace(request_, name="mine"))
+    record, gone = remove_draft("mine")
+    assert record == made.kept
+    assert gone == [made.path, record_file(made.path)]
+    assert not any(path.exists() for path in gone)
+    assert choose_models(str(tiny_path), None) == (str(tiny_path), None)
+    folder = forge_root() / record.target_sha256[:16]
+    n_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    assert delete_dataset(record.target_name, record.target_sha256) == (folder, n_bytes)
+    assert not folder.exists()
+    assert delete_dataset(record.target_name, record.target_sha256) == (None, 0)
+    with pytest.raises(UsageError, match="no draft that was made here is called 'mine'"):
+        remove_draft("mine")
+
+
+def test_a_draft_whose_name_was_removed_is_still_found_by_its_file(request_, speeds):
+    speeds["head-q8_0"] = 1.5
+    made = make(replace(request_, name="mine"))
+    remove_local("mine")
+    assert remove_draft("mine") == (made.kept, [made.path, record_file(made.path)])
+    assert not made.path.exists()
+    with pytest.raises(UsageError, match="no draft that was made here is called 'mine'"):
+        remove_draft("mine")
+
+
+def test_a_damaged_record_can_be_removed(request_, speeds):
+    speeds["head-q8_0"] = 1.5
+    made = make(replace(request_, name="mine"))
+    record_file(made.path).write_text("{")
+    record, gone = remove_draft("mine")
+    assert record is None
+    assert len(gone) == 2
+
+
+def test_what_cannot_be_made(request_, tmp_path, monkeypatch):
+    (tmp_path / "text.gguf").write_text("some text")
+
+    def training(**changes):
+        return {"training": replace(request_.training, **changes)}
+
+    for changed, problem in (
+        (training(start=str(tmp_path / "none.gguf")), "no such file"),
+        (training(keep=100), "keep 100: at least 260 tokens stay"),
+        ({"target": "no-such-model"}, "no model is called"),
+        ({"target": str(tmp_path / "text.gguf")}, "not a GGUF model but a text file"),
+    ):
+        with pytest.raises(EdgespecError, match=problem):
+            make(replace(request_, **changed))
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage._replace(free=1 << 20))
+    with pytest.raises(EdgespecError, match="no disk space for"):
+        make(request_)
+    assert [name for name in left(tmp_path / "models") if not name.endswith(".lock")] == []
+
+
+def test_too_little_memory_to_train(request_, monkeypatch):
+    monkeypatch.setattr(builder, "train_head", train_head)
+    monkeypatch.setattr(builder, "available_bytes", lambda: 100 << 20)
+    with pytest.raises(EdgespecError, match=r"not enough memory to train: about 1\.07 GB"):
+        make(request_)
+
+
+def test_a_target_that_cannot_take_tokens_back(request_, monkeypatch):
+    monkeypatch.setattr(llama, "llama_model_is_diffusion", lambda _model: True)
+    with pytest.raises(UsageError, match="target target: cannot take tokens back"):
+        make(request_)
+
+
+def test_a_head_is_no_target(request_, speeds):
+    speeds["head-q8_0"] = 1.5
+    make(replace(request_, name="mine"))
+    with pytest.raises(UsageError, match="it cannot be a target"):
+        make(replace(request_, target="mine"))
+
+
+def test_one_process_at_a_time(request_):
+    def again(step):
+        if step.stage == "writing":
+            make(request_)
+
+    with pytest.raises(EdgespecError, match="another process makes drafts for target"):
+        make(request_, StageContext(on_progress=again))
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"hours": -1.0}, "hours -1.0: must be above 0"),
+        ({"hours": 0.0}, "hours 0.0: must be above 0"),
+        ({"hours": float("nan")}, "hours nan: must be above 0"),
+        ({"hours": 1.0, "tokens": 5}, "either hours or tokens"),
+        ({"hours": None}, "either hours or tokens"),
+        ({"types": ()}, "name at least one"),
+    ],
+)
+def test_trainings_that_cannot_be(changes, problem):
+    with pytest.raises(UsageError, match=problem):
+        TrainingRequest(**{"hours": 1.0, **changes})
+
+
+def test_data_that_cannot_be(tmp_path):
+    for changes, problem in (
+        ({"tokens": 0}, "data_tokens 0: must be 1 or more"),
+        ({"budget": 10}, "budget 10: at least"),
+        ({"prompts": (tmp_path,)}, "a directory"),
+        ({"prompts": (tmp_path / "none.txt",)}, "no such file"),
+    ):
+        with pytest.raises(UsageError, match=problem):
+            DataRequest(**{"tokens": 5, **changes})
+
+
+def test_how_much_is_written_for_a_training():
+    assert default_tokens(TrainingRequest(hours=2.0)) == 400_000
+    assert default_tokens(TrainingRequest(hours=0.01)) == 20_000
+    assert default_tokens(TrainingRequest(hours=100.0)) == 1_000_000
+    assert default_tokens(TrainingRequest(tokens=900_000)) == 300_000

@@ -1,0 +1,35 @@
+"""The first stage of `edgespec draft make`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgespec.apps.forge.data_stage import DataRequest, write_texts
+from edgespec.apps.forge.dataset import BUILT_IN, FROM_FILE, FROM_HISTORY, READ, Dataset, DatasetTarget
+from edgespec.apps.forge.progress import StageContext
+from edgespec.drafting.history import History
+from edgespec.errors import EdgespecError
+from edgespec.llama.fingerprints import tokenizer_fingerprint
+from edgespec.llama.weights import Model
+from tiny_gguf import write_tiny_gguf
+
+
+@pytest.mark.slow
+def test_files_and_the_history_are_asked_beside_built_in_prompts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    book = tmp_path / "book.txt"
+    book.write_text("".join(f"This is line {i}, and it says so.\n" for i in range(40)))
+    with Model(write_tiny_gguf(tmp_path / "target.gguf", n_ctx=2048)) as model:
+        dataset = Dataset(DatasetTarget("ab" * 32, "tiny", model.n_embd, model.n_vocab), tmp_path / "data")
+        request = DataRequest(tokens=6_000, n_predict=40, prompts=(book,), from_history=True)
+        with pytest.raises(EdgespecError, match="the history has 0 tokens"):
+            write_texts(model, dataset, request, request.until(dataset), 1, StageContext())
+        questions = [model.tokenize_chat([{"role": "user", "content": f"What is {i}?"}]) for i in range(40)]
+        History(tokenizer_fingerprint(model)).extend([[*question, *range(60)] for question in questions])
+        write_texts(model, dataset, request, request.until(dataset), 1, StageContext())
+    assert dataset.n_answer_tokens() >= 6_000
+    assert {text.source for text in dataset.texts()} == {BUILT_IN, FROM_FILE, FROM_HISTORY, READ}

@@ -1,0 +1,168 @@
+"""Who may ask Ollama's API and how much, what waits, what fails; and its page in docs/."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import httpx
+import ollama
+import pytest
+
+from edgespec.apps.server.gate import Gate, GateLimits
+from edgespec.apps.server.metrics import Metrics
+from edgespec.apps.server.ollama.options import HARMLESS, HONOURED, ONLY
+from edgespec.apps.server.ollama.request_schema import OllamaChatRequest, OllamaGenerateRequest
+from ollama_requests import GREEDY, HELLO
+from server_app import Served, serving
+
+PAGE = Path(__file__).parents[4] / "docs" / "ollama.md"
+ADDRESS = "http://127.0.0.1:11434"
+
+
+@pytest.mark.slow
+def test_limits_are_those_of_the_other_api(target: Path, monkeypatch: pytest.MonkeyPatch):
+    options = {"temperature": 0, "num_predict": 4000}
+    with (
+        serving(target, worker_options={"max_queue": 0}) as busy,
+        ollama.Client(busy.url) as client,
+    ):
+        endless = client.generate("edgespec", "hello", stream=True, options=options)
+        next(endless)
+        for stream in (True, False):
+            with pytest.raises(ollama.ResponseError, match="wait already") as full:
+                list(client.chat("edgespec", HELLO, stream=stream))
+            assert full.value.status_code == 503
+        endless.close()
+    with serving(target, worker_options={"max_seconds": 0.2}) as short, ollama.Client(short.url) as client:
+        with pytest.raises(ollama.ResponseError, match="not complete within") as late:
+            client.generate("edgespec", "hello", options=options)
+        assert late.value.status_code == 504
+        with pytest.raises(ollama.ResponseError, match="not complete within"):
+            list(client.generate("edgespec", "hello", stream=True, options=options))
+
+
+def test_a_stream_that_waits_sends_lines_that_add_nothing(served: Served, monkeypatch: pytest.MonkeyPatch):
+    from edgespec.apps.server import streaming
+
+    monkeypatch.setattr(streaming, "ALIVE_S", 0.01)
+
+    async def all_at_once() -> list[dict[str, Any]]:
+        async with httpx.AsyncClient(base_url=served.url, timeout=60) as client:
+            long = {"model": "edgespec", "prompt": "hello", "stream": False}
+            options = {"temperature": 0, "num_predict": 400}
+            before = [
+                asyncio.create_task(client.post("/api/generate", json=long | {"options": options}))
+                for _ in range(4)
+            ]
+            while served.worker.n_waiting < 2:
+                await asyncio.sleep(0.001)
+            answer = await client.post(
+                "/api/chat", json={"model": "edgespec", "messages": HELLO, "options": GREEDY}
+            )
+            assert [done.status_code for done in await asyncio.gather(*before)] == [200] * 4
+            return [json.loads(line) for line in answer.text.splitlines()]
+
+    lines = asyncio.run(all_at_once())
+    assert lines[0]["message"] == {"role": "assistant", "content": ""}
+    assert lines[-1]["done"] and lines[-1]["load_duration"] > 0
+
+
+def test_the_gate_holds_for_these_routes_and_answers_in_their_form(served: Served):
+    async def ask(limits: GateLimits, **headers: str) -> httpx.Response:
+        transport = httpx.ASGITransport(Gate(served.app, limits))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost:8080") as client:
+            return await client.post("/api/show", content=b'{"model": "edgespec"}', headers=headers)
+
+    for headers, status, words in (
+        ({}, 200, ""),
+        ({"content-type": "application/x-www-form-urlencoded"}, 200, ""),
+        ({"origin": "http://localhost:8080", "content-type": "text/plain"}, 200, ""),
+        ({"origin": "http://evil.example", "content-type": "text/plain"}, 403, "no other web page"),
+        ({"origin": "null", "content-type": "application/x-www-form-urlencoded"}, 403, "no other web page"),
+        ({"sec-fetch-site": "cross-site", "content-type": "text/plain"}, 403, "no other web page"),
+        ({"sec-fetch-site": "same-site"}, 403, "no other web page"),
+        ({"host": "evil.example"}, 403, "localhost"),
+    ):
+        answer = asyncio.run(ask(GateLimits(), **headers))
+        assert answer.status_code == status, headers
+        if status != 200:
+            assert set(answer.json()) == {"error"} and words in answer.json()["error"]
+    keyed = GateLimits(api_key="right-key", loopback=False)
+    answer = asyncio.run(ask(keyed))
+    assert (answer.status_code, "API key" in answer.json()["error"]) == (401, True)
+    assert asyncio.run(ask(keyed, authorization="Bearer right-key")).status_code == 200
+    assert asyncio.run(ask(GateLimits(max_body=5))).json() == {"error": "the body is larger than 5 bytes"}
+
+
+def test_these_routes_are_counted_as_the_others(served: Served):
+    metrics = Metrics()
+
+    async def ask() -> None:
+        transport = httpx.ASGITransport(metrics.counting(Gate(served.app, GateLimits())))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            await client.get("/api/version")
+            await client.post("/api/show", content=b'{"model": "edgespec"}')
+
+    asyncio.run(ask())
+    counted = metrics.render().decode()
+    for route in ('method="GET",route="/api/version"', 'method="POST",route="/api/show"'):
+        assert f'edgespec_requests_total{{{route},status="200"}} 1.0' in counted
+
+
+@pytest.mark.skipif(not shutil.which("curl"), reason="curl is not installed")
+def test_curl_as_in_ollamas_documentation(served: Served):
+    """No Content-Type is given there: curl says that it is a form."""
+
+    def curl(*arguments: str) -> str:
+        done = subprocess.run(
+            ["curl", "-sS", *arguments], capture_output=True, text=True, timeout=60, check=True
+        )
+        return done.stdout
+
+    body = '{"model": "edgespec", "prompt": "Why is the sky blue?", "options": {"num_predict": 3}}'
+    lines = [json.loads(line) for line in curl(f"{served.url}/api/generate", "-d", body).splitlines()]
+    assert lines[-1]["done"] and lines[-1]["eval_count"] == 3
+    head = curl("-I", served.url)
+    assert head.startswith("HTTP/1.1 200"), "clients look whether the server lives"
+    for path in ("/api/tags", "/api/version", "/api/ps"):
+        assert curl("-I", f"{served.url}{path}").startswith("HTTP/1.1 200")
+    assert "error" in json.loads(
+        curl("-X", "DELETE", f"{served.url}/api/delete", "-d", '{"model": "edgespec"}')
+    )
+    assert "error" in json.loads(curl(f"{served.url}/api/nothing"))
+    assert "not valid JSON" in json.loads(curl(f"{served.url}/api/chat", "-d", "model=edgespec"))["error"]
+
+
+# ---- docs/ollama.md ----
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.M | re.S)
+
+
+def test_the_examples_of_the_page(served: Served, capsys: pytest.CaptureFixture[str]):
+    (python,) = blocks("python")
+    exec(compile(python.replace(ADDRESS, served.url), PAGE.name, "exec", dont_inherit=True), {})
+    assert capsys.readouterr().out.strip()
+    (bash,) = blocks("bash")
+    start, _, ask = bash.partition("\n")
+    assert start == "edgespec serve --port 11434" and ask.startswith(f"curl -sS {ADDRESS}/api/chat -d ")
+
+
+def test_the_page_names_every_field_and_option():
+    text = PAGE.read_text(encoding="utf-8")
+    fields = {*OllamaChatRequest.model_fields, *OllamaGenerateRequest.model_fields} - {
+        "model",
+        "stream",
+        "debug_render_only",
+    }
+    named = fields - {"width", "height", "steps"} | {*HONOURED, *HARMLESS, *ONLY}
+    assert [name for name in sorted(named) if f"`{name}`" not in text] == []
+    links = re.findall(r"\]\(([^)#]+\.md)\)", text)
+    assert links and [link for link in links if not (PAGE.parent / link).exists()] == []

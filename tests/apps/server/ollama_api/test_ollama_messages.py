@@ -1,0 +1,266 @@
+"""Conversations with calls and thoughts, from Ollama's form and into it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import ollama
+import pytest
+
+from edgespec.apps.server.choice_writers import AnswerHead, AnswerText, ChatChoiceWriter
+from edgespec.apps.server.ollama.line_writer import OllamaWriter
+from edgespec.apps.server.ollama.request_reader import openai_messages
+from edgespec.apps.server.ollama.request_schema import OllamaChatRequest, OllamaRequestMessage
+from edgespec.apps.server.tool_calls.answer_reader import AnswerForm
+from edgespec.decoding.records import Result, Tally, Token, summarise
+from ollama_requests import GREEDY, HELLO, refused
+from server_app import Served, serving
+from tiny_gguf import write_tiny_gguf
+
+
+def called(*names: str, **ids: str) -> dict[str, Any]:
+    calls = [{"id": ids.get(name), "function": {"name": name, "arguments": {"n": 1}}} for name in names]
+    return {"role": "assistant", "tool_calls": calls}
+
+
+@pytest.mark.parametrize(
+    ("messages", "ids"),  # of the calls, and of the results that belong to them
+    [
+        ([called("f"), {"role": "tool", "content": "1"}], ["call00100", "call00100"]),
+        ([called("f"), {"role": "tool", "tool_name": "f"}], ["call00100", "call00100"]),
+        (
+            [called("f", "g"), {"role": "tool", "tool_name": "g"}, {"role": "tool", "tool_name": "f"}],
+            ["call00100", "call00101", "call00101", "call00100"],
+        ),
+        ([called("f", "f"), {"role": "tool", "tool_name": "f"}, {"role": "tool", "tool_name": "f"}],
+         ["call00100", "call00101", "call00100", "call00101"]),
+        ([called("f", f="mine"), {"role": "tool", "tool_call_id": "mine"}], ["mine", "mine"]),
+        ([called("f"), {"role": "tool"}, called("f"), {"role": "tool"}],
+         ["call00100", "call00100", "call00300", "call00300"]),
+        ([{"role": "tool", "tool_call_id": "lost"}], ["lost"]),
+    ],
+)  # fmt: skip
+def test_results_belong_to_their_calls(messages: list[dict[str, Any]], ids: list[str]):
+    """Ollama's clients send no ids; templates may need them."""
+    read = OllamaChatRequest.model_validate({"messages": [*HELLO, *messages]}).messages or []
+    found: list[str] = []
+    for message in openai_messages(read):
+        for call in message.get("tool_calls", ()):
+            assert json.loads(call["function"]["arguments"]) == {"n": 1}
+            found.append(call["id"])
+        if message["role"] == "tool":
+            found.append(message["tool_call_id"])
+    assert found == ids
+
+
+def lines_of(
+    text: str, *, stream: bool, expected: AnswerForm, stop_reason: Any = "eog"
+) -> list[dict[str, Any]]:
+    """Return the lines of an answer whose tokens are characters."""
+    head = AnswerHead.new("ollama", "m", "fp")
+    plain: Any = SimpleNamespace(is_control=lambda _token: False)  # a model of which no more is asked
+    written = AnswerText(plain, keeps_tokens=False)
+    writing = OllamaWriter("chat", "m", ChatChoiceWriter(head, written, expected), began=0)
+    tokens = [Token(0, character, "target") for character in text]
+    stats = summarise(Tally(), n_prompt=1, n_tokens=len(text), ttft_s=0.1, total_s=0.2, peak_rss_bytes=0)
+    result = Result(
+        text, (0,) * len(text), 1, stop_reason, None, "m", None, "stock", {}, "", stats,
+    )  # fmt: skip
+    made = ""
+    for token in tokens:
+        if stream:
+            made += writing.add(0, [token])
+        else:
+            writing.collect(0, [token])
+    made += writing.finish(0, result) if stream else writing.whole([result])
+    return [json.loads(line) for line in made.splitlines()]
+
+
+CALLS = AnswerForm({"f": {}, "g": {}})
+CALL = '<tool_call>\n{"name": "%s", "arguments": {"a": [1, "ü"]}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_calls_are_objects_in_one_line(stream: bool):
+    lines = lines_of(f"I look.\n{CALL % 'f'}\n{CALL % 'g'}", stream=stream, expected=CALLS)
+    calls = [call for line in lines for call in line["message"].get("tool_calls", ())]
+    assert [call["function"] for call in calls] == [
+        {"index": i, "name": name, "arguments": {"a": [1, "ü"]}} for i, name in enumerate("fg")
+    ]
+    assert all(call["id"].startswith("call_") for call in calls)
+    assert "".join(line["message"]["content"] for line in lines) == "I look."
+    assert (lines[-1]["done"], lines[-1]["done_reason"]) == (True, "stop")
+    if stream:
+        assert [line["done"] for line in lines] == [False] * (len(lines) - 1) + [True]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_call_that_is_cut_off_is_text(stream: bool):
+    """Ollama's arguments are an object: there is none yet."""
+    text = '<tool_call>\n{"name": "f", "arguments": {"a": [1, '
+    lines = lines_of(text, stream=stream, expected=CALLS, stop_reason="length")
+    assert lines[-1]["done_reason"] == "length"
+    assert not any("tool_calls" in line["message"] for line in lines)
+    assert "".join(line["message"]["content"] for line in lines) == '{"name": "f", "arguments": {"a": [1, '
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("at_once", [True, False])
+def test_thoughts_are_apart(stream: bool, at_once: bool):
+    expected = AnswerForm({"f": {}}, thinking=("<think>", "</think>"), thinks_at_once=at_once)
+    text = ("" if at_once else "<think>") + f"Hm: {CALL % 'f'}?</think>Yes.\n{CALL % 'f'}"
+    lines = lines_of(text, stream=stream, expected=expected)
+    said = [line["message"] for line in lines]
+    assert "".join(one.get("thinking", "") for one in said).strip() == f"Hm: {CALL % 'f'}?"
+    assert "".join(one["content"] for one in said).strip() == "Yes."
+    assert [call["function"]["name"] for one in said for call in one.get("tool_calls", ())] == ["f"]
+
+
+def test_tools_and_a_format_are_a_call_or_an_answer_in_it(client: ollama.Client):
+    f = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+    for seed in range(4):
+        options = {"seed": seed, "num_predict": 200}
+        answer = client.chat("edgespec", HELLO, tools=[f], format={"enum": ["a", "b"]}, options=options)
+        if calls := answer.message.tool_calls:
+            assert {call.function.name for call in calls} == {"f"}
+        else:
+            assert json.loads(answer.message.content or "") in ("a", "b")
+
+
+def test_an_answer_of_another_server_can_be_sent_back(served: Served):
+    called = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    said = {"role": "assistant", "content": None, "reasoning": "hm", "refusal": None, "tool_calls": [called]}
+    messages = [*HELLO, said, {"role": "tool", "tool_call_id": "c", "content": "5"}]
+    body = {"model": "edgespec", "messages": messages, "stream": False, "options": {"num_predict": 2}}
+    with served.client() as plain:
+        answer = plain.post("/api/chat", json=body)
+        assert answer.status_code == 200, answer.text
+        assert "X-Edgespec-Warning" not in answer.headers
+    read = [OllamaRequestMessage.model_validate(message) for message in messages]
+    (_, again, result) = openai_messages(read)
+    assert (again["reasoning"], again["tool_calls"]) == ("hm", [called])
+    assert result["tool_call_id"] == "c"
+
+
+# ---- thinking, by the template ----
+
+BODY = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}[{{ c.id }} {{ c.function.name }}]{% endfor %}"
+    "{% if m.tool_call_id %}[{{ m.tool_call_id }} {{ m.name }}]{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+)
+SWITCHED = (
+    BODY + "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}{% endif %}"
+)
+OFF_AT_FIRST = BODY + "{% if thinking %}<think>{% else %}</think>{% endif %}{% endif %}"
+BY_DEGREES = BODY + "{{ reasoning_effort or 'medium' }}<think>{% endif %}{# </think> #}"
+ALWAYS = BODY + "<think>{% endif %}{# </think> #}"
+NEVER = BODY.replace("<think>", "(").replace("</think>", ")") + "{% endif %}"
+USER = "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, ollama.Client]]:
+    folder = tmp_path_factory.mktemp("thinking")
+    with contextlib.ExitStack() as stack:
+        clients = {}
+        for template in (SWITCHED, OFF_AT_FIRST, BY_DEGREES, ALWAYS, NEVER):
+            path = write_tiny_gguf(folder / f"{len(clients)}.gguf", seed=1, chat_template=template)
+            clients[template] = stack.enter_context(ollama.Client(stack.enter_context(serving(path)).url))
+        yield clients
+
+
+def text_of(answer: ollama.ChatResponse) -> str:
+    return (answer.message.thinking or "") + (answer.message.content or "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("template", "think", "begins"),
+    [
+        (SWITCHED, None, ""),
+        (SWITCHED, True, ""),
+        (SWITCHED, False, "<think></think>"),
+        (OFF_AT_FIRST, None, "</think>"),
+        (OFF_AT_FIRST, True, "<think>"),
+        (OFF_AT_FIRST, False, "</think>"),
+        (BY_DEGREES, "low", "low<think>"),
+        (BY_DEGREES, "max", "high<think>"),
+        (BY_DEGREES, True, "medium<think>"),
+        (ALWAYS, None, "<think>"),
+        (ALWAYS, True, "<think>"),
+        (NEVER, None, ""),
+        (NEVER, False, ""),
+    ],
+)
+def test_think_is_what_the_template_makes_of_it(
+    models: dict[str, ollama.Client], template: str, think: Any, begins: str
+):
+    client = models[template]
+    answer = client.chat("edgespec", HELLO, think=think, options=GREEDY)
+    raw = client.generate("edgespec", USER + begins, raw=True, options=GREEDY)
+    assert (text_of(answer), answer.prompt_eval_count) == (raw.response, raw.prompt_eval_count)
+    assert bool(answer.message.thinking) is begins.endswith("<think>")
+    generated = client.generate("edgespec", "hello", think=think, options=GREEDY)
+    assert (generated.thinking or "") + generated.response == raw.response
+
+
+@pytest.mark.parametrize(
+    ("template", "think", "words"),
+    [
+        (NEVER, True, '^"edgespec" does not support thinking$'),
+        (NEVER, "low", "does not support thinking"),
+        (ALWAYS, False, "^think: the chat template of 3 does not read it"),
+        (BY_DEGREES, False, "^think: "),
+        (SWITCHED, "low", '^think: "edgespec" thinks or does not: send true or false, not "low"'),
+    ],
+)
+def test_what_a_template_cannot_think_is_refused(
+    models: dict[str, ollama.Client], template: str, think: Any, words: str
+):
+    refused(models[template], 400, words, think=think)
+
+
+def test_capabilities_say_whether_it_thinks(models: dict[str, ollama.Client]):
+    for template, client in models.items():
+        assert ("thinking" in (client.show("edgespec").capabilities or ())) is (template != NEVER)
+
+
+def test_thoughts_ids_and_names_reach_the_template(models: dict[str, ollama.Client]):
+    messages = [
+        *HELLO,
+        {"role": "assistant", "thinking": "Hm", "content": "", **{"tool_calls": called("f")["tool_calls"]}},
+        {"role": "tool", "tool_name": "f", "content": "1"},
+    ]
+    rendered = (
+        "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n<think>Hm</think>[call00100 f]<|im_end|>\n"
+        "<|im_start|>tool\n1[call00100 f]<|im_end|>\n<|im_start|>assistant\n"
+    )
+    answer = models[SWITCHED].chat("edgespec", messages, options=GREEDY)
+    raw = models[SWITCHED].generate("edgespec", rendered, raw=True, options=GREEDY)
+    assert (text_of(answer), answer.prompt_eval_count) == (raw.response, raw.prompt_eval_count)
+
+
+def test_a_last_message_of_the_model_is_gone_on_with(models: dict[str, ollama.Client]):
+    client = models[NEVER]
+    answer = client.chat("edgespec", [*HELLO, {"role": "assistant", "content": "Well, "}], options=GREEDY)
+    raw = client.generate("edgespec", f"{USER}Well, ", raw=True, options=GREEDY)
+    assert (text_of(answer), answer.prompt_eval_count) == (raw.response, raw.prompt_eval_count)
+
+
+def test_a_model_without_a_template_goes_on_with_the_prompt(tmp_path: Path):
+    path = write_tiny_gguf(tmp_path / "base.gguf", seed=1, chat_template=None)
+    with serving(path) as served, ollama.Client(served.url) as client:
+        generated = client.generate("edgespec", "hello", options=GREEDY)
+        assert generated.response == client.generate("edgespec", "hello", raw=True, options=GREEDY).response
+        with pytest.raises(ollama.ResponseError, match="without a chat template does not support system"):
+            client.generate("edgespec", "hello", system="be brief")
+        refused(client, 400, "no chat template")
+        assert client.show("edgespec").capabilities == ["completion"]

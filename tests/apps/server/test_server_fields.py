@@ -1,0 +1,571 @@
+"""Every field of a request is honoured, harmless or refused by its name: none is dropped in silence."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jsonschema
+import openai
+import pytest
+
+from edgespec import Engine, SamplingParams
+from edgespec.apps.server.request_fields import HARMLESS, OFF
+from edgespec.apps.server.request_schema import AssistantMessage, ChatRequest, CompletionRequest
+from server_app import Served, serving
+from tiny_gguf import write_tiny_gguf
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+ASK = {"model": "edgespec", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
+GO_ON = {"model": "edgespec", "prompt": "hello", "max_tokens": 8}
+GREEDY = {"temperature": 0}
+BODIES = {CHAT: ASK | GREEDY, TEXT: GO_ON | GREEDY}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+GBNF = 'root ::= "yes" | "no"'
+LARK = 'start: "yes" | "no"'
+
+
+@pytest.fixture(scope="module")
+def served(tiny_path: Path) -> Iterator[Served]:
+    with serving(tiny_path) as running:
+        yield running
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[httpx.Client]:
+    with served.client() as client:
+        yield client
+    assert served.log == [], "nothing failed that is not the client's mistake"
+
+
+def answered(client: httpx.Client, path: str, **fields: Any) -> Any:
+    answer = client.post(path, json=BODIES[path] | fields)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def said(body: Any) -> list[str]:
+    return [c["text"] if "text" in c else c["message"]["content"] for c in body["choices"]]
+
+
+def refused(client: httpx.Client, path: str, fields: dict[str, Any]) -> dict[str, Any]:
+    answer = client.post(path, json=BODIES[path] | fields)
+    assert answer.status_code == 400, answer.text
+    return dict(answer.json()["error"])
+
+
+# ---- harmless and off ----
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_what_changes_nothing_may_have_any_value(client: httpx.Client, path: str):
+    plain = said(answered(client, path))
+    for value in (True, 7, "x", [1], {"a": 1}, None):
+        assert said(answered(client, path, **dict.fromkeys(HARMLESS, value))) == plain
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_what_is_off_may_have_the_value_that_says_so(client: httpx.Client, path: str):
+    plain = said(answered(client, path))
+    assert said(answered(client, path, **dict.fromkeys(OFF))) == plain, "null"
+    for i in range(max(len(neutral) for neutral, _ in OFF.values())):
+        given = {name: neutral[i] for name, (neutral, _) in OFF.items() if i < len(neutral)}
+        assert said(answered(client, path, **given)) == plain
+
+
+@pytest.mark.parametrize("name", OFF)
+def test_what_would_change_the_answer_is_refused_by_its_name(client: httpx.Client, name: str):
+    for path in (CHAT, TEXT):
+        error = refused(client, path, {name: {"some": "value"}})
+        assert error["param"] == name
+        assert error["message"] == f"{name} is not supported here: {OFF[name][1]}"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "place"),
+    [
+        ({"no_such_field": 0}, "no_such_field", "no_such_field"),
+        ({"temprature": 0}, "temprature", "is temperature meant?"),
+        ({"messages": [{"role": "user", "content": "x", "weight": 0}]}, "messages", "messages.0.weight"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "bold": True}]}]},
+            "messages",
+            "messages.0.content.0.bold",
+        ),
+        ({"stream_options": {"every": 1}}, "stream_options", "stream_options.every"),
+        ({"response_format": {"type": "text", "schema": {}}}, "response_format", "response_format.schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA, "lax": 1}}},
+            "response_format",
+            "response_format.json_schema.lax",
+        ),
+        ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs", ".structural_tag"),
+        ({"speculative": {"depth": 3}}, "speculative", "speculative.depth"),
+    ],
+)
+def test_an_unknown_field_is_refused_wherever_it_is(
+    client: httpx.Client, fields: dict[str, Any], param: str, place: str
+):
+    error = refused(client, CHAT, fields)
+    assert error["param"] == param
+    assert place in error["message"]
+
+
+def test_an_unknown_field_that_is_null_asks_for_nothing(client: httpx.Client):
+    message = {"role": "user", "content": "hello", "unknown": None}
+    body = answered(client, CHAT, unknown=None, messages=[message], speculative={"unknown": None})
+    assert said(body) == said(answered(client, CHAT))
+
+
+def test_an_answer_can_be_sent_back_as_it_came(client: httpx.Client):
+    message = answered(client, CHAT)["choices"][0]["message"]
+    extra = {"refusal": None, "annotations": [], "audio": None, "function_call": None, "tool_calls": None}
+    answered(client, CHAT, messages=[*ASK["messages"], message | extra, {"role": "user", "content": "on"}])
+
+
+# ---- answers that are sent back ----
+
+SAID = {"role": "assistant", "content": "yes"}
+CALLED = {"type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+REPLAYED: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"reasoning": "hm"}, {"reasoning_content": "hm"}),
+    ({"reasoning_content": "hm", "reasoning": "hm"}, {"reasoning_content": "hm"}),
+    ({"thinking": "hm"}, {"reasoning_content": "hm"}),
+    (
+        {"reasoning_details": [{"type": "reasoning.text", "text": "h"}, {"type": "x", "summary": "m"}]},
+        {"reasoning_content": "h\nm"},
+    ),
+    ({"reasoning_details": [{"type": "reasoning.encrypted", "data": "AAAA"}]}, {}),
+    (
+        {"thinking_blocks": [{"type": "thinking", "thinking": "hm", "signature": "s"}]},
+        {"reasoning_content": "hm"},
+    ),
+    ({"refusal": "no"}, {}),
+    ({"content": None, "refusal": "no"}, {"content": "no"}),
+    ({"audio": {"id": "a"}}, {}),
+    ({"content": None, "audio": {"id": "a", "transcript": "hello"}}, {"content": "hello"}),
+    ({"annotations": [{"type": "url_citation"}], "provider_specific_fields": {"x": 1}, "id": "m"}, {}),
+    (
+        {"content": ["a", {"type": "text", "text": "b"}, {"type": "refusal", "refusal": "c"}]},
+        {"content": "a\nb\nc"},
+    ),
+    (
+        {"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}, "a"]},
+        {"content": "a", "reasoning_content": "hm"},
+    ),
+    ({"content": []}, {"content": ""}),
+    ({"function_call": {"name": "f", "arguments": '{"a": 1}'}}, {"tool_calls": [CALLED]}),
+    (
+        {"tool_calls": [{"function": {"name": "f", "arguments": {"a": 1}}, "extra_content": {}}]},
+        {"tool_calls": [CALLED]},
+    ),
+    (
+        {"tool_calls": [{"id": 7, "type": "custom", "custom": {"name": "f", "input": "x"}}]},
+        {"tool_calls": [{"id": "7", "type": "function", "function": {"name": "f", "arguments": "x"}}]},
+    ),
+]
+
+
+def test_an_answer_of_any_server_can_be_sent_back(client: httpx.Client):
+    for given, wanted in REPLAYED:
+        message = AssistantMessage.model_validate(SAID | given)
+        assert message.model_dump(exclude_none=True, exclude={"tool_calls": {"__all__": {"id"}}}) == (
+            AssistantMessage.model_validate(SAID | wanted).model_dump(
+                exclude_none=True, exclude={"tool_calls": {"__all__": {"id"}}}
+            )
+        ), given
+        assert message.unread == []
+    answers = [ASK["messages"][0] if i % 2 else SAID | given for i, (given, _) in enumerate(REPLAYED)]
+    answer = client.post(CHAT, json=BODIES[CHAT] | {"messages": [*answers, *ASK["messages"]]})
+    assert answer.status_code == 200, answer.text
+    assert "X-Edgespec-Warning" not in answer.headers
+
+
+def test_what_is_not_read_of_an_answer_is_told(client: httpx.Client):
+    hosted = {"content": [{"type": "image_url"}], "mood\r\n": 1, "tool_calls": [{"type": "web_search"}]}
+    messages = [*ASK["messages"], SAID | hosted, SAID | hosted, *ASK["messages"]]
+    answer = client.post(CHAT, json=BODIES[CHAT] | {"messages": messages})
+    assert answer.status_code == 200, answer.text
+    for name in ("'content of type image_url'", r"'mood\r\n'", "'tool_calls without a function'"):
+        assert name in answer.headers["X-Edgespec-Warning"]
+    assert refused(client, CHAT, {"messages": [SAID | {"content": 5}]})["param"] == "messages"
+
+
+def test_results_of_the_older_role(client: httpx.Client):
+    older = [
+        SAID | {"content": None, "function_call": {"name": "f", "arguments": "{}"}},
+        {"role": "function", "name": "f", "content": "5"},
+    ]
+    newer = [
+        SAID | {"content": None, "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]},
+        {"role": "tool", "name": "f", "content": "5"},
+    ]
+    assert said(answered(client, CHAT, messages=[*ASK["messages"], *older])) == said(
+        answered(client, CHAT, messages=[*ASK["messages"], *newer])
+    )
+
+
+# ---- where a field is known ----
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "advice"),
+    [
+        ("/tokenize", {"content": "a", "max_tokens": 3}, "a field of /v1/chat/completions, /infill"),
+        ("/tokenize", {"contents": "a"}, "is content meant?"),
+        ("/detokenize", {"tokens": [1], "messages": []}, "a field of /v1/chat/completions, /api/chat"),
+        (TEXT, GO_ON | {"messages": []}, "a field of /v1/chat/completions, /api/chat"),
+        (TEXT, GO_ON | {"tools": []}, "a field of /v1/chat/completions, /api/chat"),
+        (CHAT, ASK | {"prompt": "a"}, "a field of /v1/completions, /infill, /tokenize, /api/generate"),
+        (CHAT, ASK | {"num_predict": 3}, "is n_predict meant?"),
+        (CHAT, ASK | {"messages": [{"role": "user", "content": "a", "seed": 1}]}, "of the request itself"),
+        ("/infill", {"input_prefix": "", "input_suffix": "", "response_format": {}}, "a field of /v1/chat"),
+        ("/api/chat", {"model": "edgespec", "temperature": 0}, "send it in options"),
+        (
+            "/api/generate",
+            {"model": "edgespec", "messages": []},
+            "a field of /v1/chat/completions, /api/chat",
+        ),
+        ("/api/show", {"model": "edgespec", "stream": False}, "a field of "),
+        ("/api/pull", {"model": "edgespec", "streams": False}, "is stream meant?"),
+    ],
+)
+def test_a_hint_says_where_a_field_is_known_and_never_names_the_one_that_was_sent(
+    client: httpx.Client, path: str, fields: dict[str, Any], advice: str
+):
+    answer = client.post(path, json=fields)
+    error = answer.json()["error"]
+    line = error if isinstance(error, str) else error["message"]
+    assert answer.status_code == 400
+    name, _, hint = line.partition(": there is no such field here: ")
+    assert f"is {name} meant" not in hint
+    places = hint.removeprefix("it is a field of ").split(", ")
+    if advice.startswith("a field of ") and advice != "a field of ":
+        wanted = advice.removeprefix("a field of ").split(", ")
+        assert path not in places and all(any(w in place for place in places) for w in wanted), line
+    else:
+        assert advice in line
+
+
+def test_every_advice_names_fields_of_its_route(client: httpx.Client, served: Served):
+    """What a refusal says to use instead is a field there, or the advice says on which route it is."""
+    fields = served.app.state.fields
+    for name, (_, advice) in OFF.items():
+        for used in re.findall(r"(?:use|with|or|and) (\w+_\w+|tools|echo|logprobs)\b", advice):
+            for path in (CHAT, TEXT, "/infill"):
+                assert used in fields[path] or "/" in advice, (name, path, advice)
+
+
+# ---- mistakes in words ----
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "message"),
+    [
+        (CHAT, {"stop": 5}, "stop: must be a string or a list of up to 16 strings, none of them empty"),
+        (CHAT, {"stop": [1]}, "stop: must be a string or a list of up to 16 strings, none of them empty"),
+        (CHAT, {"temperature": "1"}, "temperature: must be a number"),
+        (CHAT, {"temperature": 3}, "temperature: must be at most 2"),
+        (CHAT, {"max_tokens": 1.5}, "max_tokens: must be a whole number"),
+        (CHAT, {"model": None}, "model: must be a string"),
+        (CHAT, {"stream": "yes"}, "stream: must be true or false"),
+        (CHAT, {"messages": []}, "messages: must not be empty"),
+        (CHAT, {"messages": ["x"]}, "messages.0: must be an object"),
+        (CHAT, {"messages": [{"content": "x"}]}, 'messages.0: must have a "role"'),
+        (CHAT, {"messages": [{"role": "user"}]}, "messages.0.content: is missing"),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": []}]},
+            'messages.0.content: must be text, or a list of parts {"type": "text", "text": ...} that is not',
+        ),
+        (
+            TEXT,
+            {"prompt": []},
+            "prompt: must be text, a list of token ids, or a list of such prompts, none of",
+        ),
+        (TEXT, {"prompt": [1, "a"]}, "prompt: must be text, a list of token ids, or a list of such prompts"),
+    ],
+)
+def test_a_mistake_says_what_is_allowed(
+    client: httpx.Client, path: str, fields: dict[str, Any], message: str
+):
+    error = refused(client, path, fields)
+    assert error["message"].startswith(message)
+    assert not re.search(r"Input should|constrained|pydantic|str_type|\bdict\b", error["message"])
+
+
+# ---- constraints ----
+
+RATING = {
+    "type": "object",
+    "properties": {"rating": {"type": "integer", "minimum": 1, "maximum": 5}},
+    "required": ["rating"],
+}
+CONSTRAINTS: list[tuple[dict[str, Any], dict[str, Any] | list[str] | str]] = [
+    ({"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}}, SCHEMA),
+    ({"response_format": {"type": "json_object", "schema": SCHEMA}}, SCHEMA),
+    ({"response_format": {"type": "json_schema", "schema": SCHEMA}}, SCHEMA),
+    ({"response_format": {"type": "json_schema", "name": "x", "schema": RATING, "strict": True}}, RATING),
+    ({"json_schema": SCHEMA}, SCHEMA),
+    ({"response_format": {"type": "json_schema", "json_schema": {"schema": RATING, "strict": True}}}, RATING),
+    ({"guided_json": RATING}, RATING),
+    ({"guided_json": SCHEMA}, SCHEMA),
+    ({"guided_json": json.dumps(SCHEMA)}, SCHEMA),
+    ({"structured_outputs": {"json": SCHEMA}}, SCHEMA),
+    ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, SCHEMA),
+    ({"guided_choice": ["up", "do wn", 'a"b']}, ["up", "do wn", 'a"b']),
+    ({"structured_outputs": {"choice": ["up", "down"]}}, ["up", "down"]),
+    ({"grammar": GBNF}, ["yes", "no"]),
+    ({"guided_grammar": GBNF}, ["yes", "no"]),
+    ({"structured_outputs": {"grammar": GBNF}}, ["yes", "no"]),
+    ({"grammar": LARK}, ["yes", "no"]),
+    ({"guided_grammar": LARK}, ["yes", "no"]),
+    ({"guided_regex": "[a-c]{2}[0-9]"}, "[a-c]{2}[0-9]"),
+    ({"structured_outputs": {"regex": "(up|down)[.]"}}, "(up|down)[.]"),
+]
+
+
+@pytest.mark.parametrize(("fields", "allowed"), CONSTRAINTS)
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_a_constraint_is_kept_whatever_it_is_called(
+    client: httpx.Client, path: str, fields: dict[str, Any], allowed: Any
+):
+    for seed in range(3):
+        (text,) = said(answered(client, path, max_tokens=40, temperature=1, seed=seed, **fields))
+        if isinstance(allowed, list):
+            assert text in allowed
+        elif isinstance(allowed, str):
+            assert re.fullmatch(allowed, text)
+        else:
+            jsonschema.validate(json.loads(text), allowed)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"grammar": ""}, {"response_format": {"type": "text"}}, {"grammar": None}]
+)
+def test_a_constraint_that_is_none(client: httpx.Client, fields: dict[str, Any]):
+    assert said(answered(client, CHAT, **fields)) == said(answered(client, CHAT))
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"guided_json": SCHEMA, "response_format": {"type": "json_object"}}, "guided_json"),
+        ({"guided_json": SCHEMA, "guided_choice": ["a"]}, "guided_choice"),
+        ({"grammar": GBNF, "json_schema": SCHEMA}, "grammar"),
+        ({"structured_outputs": {"choice": ["a"], "grammar": GBNF}}, "structured_outputs"),
+        ({"guided_json": SCHEMA, "ignore_eos": True}, "ignore_eos"),
+        ({"repetition_penalty": 1.1, "repeat_penalty": 1.2}, "repetition_penalty"),
+        ({"max_tokens": 5, "n_predict": 6}, "n_predict"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        (
+            {"response_format": {"type": "json_schema", "schema": SCHEMA, "json_schema": {"schema": SCHEMA}}},
+            "response_format",
+        ),
+    ],
+)
+def test_fields_that_contradict_each_other_are_refused(
+    client: httpx.Client, fields: dict[str, Any], param: str
+):
+    error = refused(client, CHAT, fields)
+    assert error["param"] == param
+    assert len([name for name in fields if name in error["message"]]) == len(fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"guided_json": "{"}, "guided_json"),
+        ({"guided_json": "[]"}, "guided_json"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"guided_choice": ["a", ""]}, "guided_choice"),
+        ({"grammar": "root ::= ("}, "grammar"),
+        ({"guided_grammar": "no grammar"}, "guided_grammar"),
+        ({"guided_regex": "("}, "guided_regex"),
+        ({"structured_outputs": {"regex": "["}}, "structured_outputs"),
+        ({"structured_outputs": {"grammar": "root ::= ("}}, "structured_outputs"),
+        ({"json_schema": {"type": "no such type"}}, "json_schema"),
+    ],
+)
+def test_a_constraint_that_is_no_constraint(client: httpx.Client, fields: dict[str, Any], param: str):
+    error = refused(client, CHAT, fields)
+    assert error["param"] == param
+    assert param in error["message"]
+
+
+UNENFORCED = {"type": "array", "items": {"enum": [1, 2]}, "maxItems": 2, "uniqueItems": True}
+
+
+def test_what_a_schema_cannot_enforce_is_told_or_refused(client: httpx.Client):
+    for strict in (None, False):
+        wanted = {"name": "x", "schema": UNENFORCED, "strict": strict}
+        fields = {"response_format": {"type": "json_schema", "json_schema": wanted}}
+        answer = client.post(CHAT, json=BODIES[CHAT] | fields)
+        assert answer.status_code == 200, answer.text
+        line = 'response_format: not enforced: "uniqueItems"'
+        assert answer.headers["X-Edgespec-Warning"] == line
+        assert answer.json()["usage"]["edgespec"]["warnings"] == [line]
+        with client.stream("POST", CHAT, json=BODIES[CHAT] | fields | {"stream": True}) as stream:
+            assert "uniqueItems" in stream.headers["X-Edgespec-Warning"]
+            stream.read()
+    strictly = {"type": "json_schema", "json_schema": {"name": "x", "schema": UNENFORCED, "strict": True}}
+    error = refused(client, CHAT, {"response_format": strictly})
+    assert error["message"] == 'response_format: cannot be enforced: "uniqueItems"'
+    plain = client.post(CHAT, json=BODIES[CHAT])
+    assert "X-Edgespec-Warning" not in plain.headers
+    assert "warnings" not in plain.json()["usage"]["edgespec"]
+
+
+# ---- sampling of other servers ----
+
+
+def test_the_end_of_the_text_can_be_forbidden(tmp_path: Path):
+    with serving(write_tiny_gguf(tmp_path / "ends.gguf", seed=1)) as other:
+        eog = other.engine.target.eog_tokens[0]
+        fields = {"logit_bias": {str(eog): 100}, "n_predict": 8, "max_tokens": None}
+        with other.client() as client:
+            assert answered(client, CHAT, **fields)["choices"][0]["finish_reason"] == "stop"
+            kept = answered(client, CHAT, ignore_eos=True, **fields)
+        assert kept["choices"][0]["finish_reason"] == "length"
+        assert kept["usage"]["completion_tokens"] == 8
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"repetition_penalty": 1.5}, {"repeat_penalty": 1.5, "repeat_last_n": -1}),
+        ({"n_predict": 5, "max_tokens": None}, {"max_tokens": 5}),
+        ({"top_k": -1, "temperature": 1, "seed": 1}, {"top_k": 0, "temperature": 1, "seed": 1}),
+        ({"typical_p": 1, "temperature": 1, "seed": 1}, {"temperature": 1, "seed": 1}),
+    ],
+)
+def test_two_names_of_one_thing(client: httpx.Client, one: dict[str, Any], other: dict[str, Any]):
+    assert said(answered(client, TEXT, **one)) == said(answered(client, TEXT, **other))
+
+
+def test_a_sampler_of_other_servers_reaches_the_engine(client: httpx.Client):
+    wide = {"temperature": 2, "top_k": 0, "top_p": 1, "min_p": 0}
+    texts = {typical: said(answered(client, TEXT, **wide, typical_p=typical, seed=3)) for typical in (1, 0.1)}
+    assert texts[1] != texts[0.1]
+
+
+def test_tokens_that_end_a_text(client: httpx.Client, served: Served):
+    model = served.engine.target
+    prompt = model.tokenize("hello", add_special=True, parse_special=True)
+    sampled = {"params": SamplingParams(temperature=0), "n_predict": 24}
+    with Engine(model.path, drafter="none", profile=False) as alone:
+        ids = alone.generate(prompt, **sampled).token_ids
+        at = next(i for i in range(3, len(ids)) if ids[i] not in ids[:i])
+        expected = alone.generate(prompt, **sampled, stop_tokens=[ids[at]])
+    assert (expected.token_ids, expected.stop_reason) == (ids[:at], "eog")
+    for drafter in ("none", "suffix"):
+        fields = {"max_tokens": 24, "stop_token_ids": [ids[at]], "speculative": {"drafter": drafter}}
+        body = answered(client, TEXT, **fields)
+        (choice,) = body["choices"]
+        assert (choice["text"], choice["finish_reason"]) == (expected.text, "stop")
+        assert body["usage"]["completion_tokens"] == at
+
+
+# ---- several answers ----
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", [1, 3])
+def test_several_answers_differ_and_come_again(tiny_path: Path, parallel: int):
+    options = {"parallel": parallel, "n_ctx": 256}
+    with (
+        serving(tiny_path, engine_options=options) as other,
+        openai.OpenAI(base_url=f"{other.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        fields: dict[str, Any] = ASK | {"temperature": 1.5, "seed": 11}
+        one = client.chat.completions.create(**fields)
+        four = client.chat.completions.create(**fields, n=4)
+        texts = [choice.message.content for choice in four.choices]
+        assert [choice.index for choice in four.choices] == [0, 1, 2, 3]
+        assert texts[0] == one.choices[0].message.content, "the first is the one of n = 1"
+        assert len({*texts}) == 4
+        again = client.chat.completions.create(**fields, n=4)
+        assert [choice.message.content for choice in again.choices] == texts
+        assert four.usage and one.usage
+        assert four.usage.prompt_tokens == one.usage.prompt_tokens, "the prompt counts once"
+        assert four.usage.completion_tokens == 4 * 8
+        streamed = [""] * 4
+        reasons: dict[int, str] = {}
+        usage = None
+        chunks = client.chat.completions.create(
+            **fields, n=4, stream=True, stream_options={"include_usage": True}
+        )
+        for chunk in chunks:
+            usage = chunk.usage or usage
+            for choice in chunk.choices:
+                streamed[choice.index] += choice.delta.content or ""
+                if choice.finish_reason:
+                    reasons[choice.index] = choice.finish_reason
+        assert streamed == texts
+        assert reasons == dict.fromkeys(range(4), "length")
+        assert usage and usage.completion_tokens == 4 * 8
+        assert other.log == []
+
+
+@pytest.mark.parametrize("parallel", [1, 4])
+def test_a_prompt_is_read_once_for_all_of_its_answers(tiny_path: Path, parallel: int):
+    prompts = [f"{i} " + "the quick brown fox jumps over the lazy dog " * 4 for i in range(2)]
+    with serving(tiny_path, engine_options={"parallel": parallel, "n_ctx": 512}) as other:
+        with other.client() as client:
+            body = answered(client, TEXT, prompt=prompts, n=4, temperature=1, seed=1, max_tokens=40)
+            metrics = client.get("/metrics").text
+        read, cached = (
+            float(re.search(rf'edgespec_prompt_tokens_total{{source="{source}"}} (.*)', metrics)[1])
+            for source in ("read", "cache")
+        )
+        n_prompt = body["usage"]["prompt_tokens"]
+        assert n_prompt > 100 and read + cached == 4 * n_prompt
+        assert read <= n_prompt + 6, "each other answer reads the last token, for its logits"
+
+
+def test_several_prompts_are_answered_in_their_order(client: httpx.Client, served: Served):
+    prompts = ["hello", "the quick", "brown fox jumps"]
+    alone = [answered(client, TEXT, prompt=prompt, seed=5, temperature=1) for prompt in prompts]
+    body = answered(client, TEXT, prompt=prompts, seed=5, temperature=1)
+    assert said(body) == [said(one)[0] for one in alone]
+    assert body["usage"]["prompt_tokens"] == sum(one["usage"]["prompt_tokens"] for one in alone)
+    tokens = [served.engine.target.tokenize(p, add_special=True, parse_special=True) for p in prompts]
+    assert said(answered(client, TEXT, prompt=tokens, seed=5, temperature=1)) == said(body)
+    each = answered(client, TEXT, prompt=prompts[:2], n=2, seed=5, temperature=1)
+    assert [choice["index"] for choice in each["choices"]] == [0, 1, 2, 3]
+    assert said(each)[0::2] == said(body)[:2], "the choices of a prompt follow each other"
+
+
+def test_the_best_of_several_is_the_likeliest_by_token(client: httpx.Client):
+    fields = {"seed": 9, "temperature": 2, "top_k": 0, "top_p": 1, "min_p": 0, "logprobs": 0}
+    every = answered(client, TEXT, n=5, **fields)["choices"]
+    ranked = sorted(every, key=lambda choice: -sum(choice["logprobs"]["token_logprobs"]))
+    best = answered(client, TEXT, n=2, best_of=5, **fields)
+    assert said(best) == [choice["text"] for choice in ranked[:2]]
+    assert [choice["index"] for choice in best["choices"]] == [0, 1]
+    assert best["usage"]["completion_tokens"] == 5 * 8, "all that was written counts"
+    del fields["logprobs"]
+    plain = answered(client, TEXT, best_of=5, **fields)
+    assert said(plain) == [ranked[0]["text"]]
+    assert plain["choices"][0]["logprobs"] is None
+
+
+def test_many_answers_need_no_more_room_in_the_queue_than_one(tiny_path: Path):
+    with serving(tiny_path, worker_options={"max_queue": 0}) as other:
+        with other.client() as client:
+            assert len(answered(client, TEXT, prompt=["a", "b", "c", "d"], n=2)["choices"]) == 8
+        assert other.log == []
+
+
+# ---- the page of the fields ----
+
+
+def test_the_documentation_names_every_field():
+    page = (Path(__file__).parents[3] / "docs" / "server-api.md").read_text()
+    named = {*ChatRequest.model_fields, *CompletionRequest.model_fields}
+    missing = sorted(name for name in named if f"`{name}`" not in page and f"`{name}." not in page)
+    assert missing == []

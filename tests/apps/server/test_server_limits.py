@@ -1,0 +1,319 @@
+"""What a request has to pass before the routes: real sockets against a small app behind the gate."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+import json
+import socket
+import threading
+import zlib
+
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, StreamingResponse
+from starlette.routing import Route
+
+from edgespec.apps.server import gate, http_server
+from edgespec.apps.server.gate import Gate, GateLimits, is_loopback
+from edgespec.apps.server.metrics import Metrics
+from edgespec.errors import EdgespecError
+
+
+@pytest.fixture(autouse=True)
+def short_linger(monkeypatch):
+    """A refused client's connection closes soon: each refusal waits for it here."""
+    monkeypatch.setattr(gate, "_LINGER_S", 0.1)
+
+
+class App:
+    """Tells the size of a body, or writes without end; knows what it was asked."""
+
+    def __init__(self):
+        self.asked = []
+        self.ended = threading.Event()
+        routes = [
+            Route("/size", self.size, methods=["POST"]),
+            Route("/endless", self.endless),
+            Route("/health", self.health),
+        ]
+        self.app = Starlette(routes=routes)
+
+    async def size(self, request: Request):
+        self.asked.append("/size")
+        return PlainTextResponse(str(len(await request.body())))
+
+    async def health(self, _request):
+        return PlainTextResponse("ok")
+
+    async def endless(self, _request):
+        async def body():
+            try:
+                while True:
+                    yield b"x" * 65536
+                    await asyncio.sleep(0)
+            finally:
+                self.ended.set()
+
+        return StreamingResponse(body())
+
+
+@contextlib.contextmanager
+def running(limits, *, connections=50):
+    """Serve `App` behind the gate as `edgespec serve` would; yields its port, the app and its metrics."""
+    inner, metrics = App(), Metrics()
+    config = uvicorn.Config(
+        metrics.counting(Gate(inner.app, limits)),
+        http=http_server.HttpProtocol,
+        lifespan="off",
+        log_config=None,
+        limit_concurrency=connections,
+        timeout_keep_alive=1,
+    )
+    ready = threading.Event()
+    server = http_server.HttpServer(config, ready.set)
+    bound = http_server.bind("127.0.0.1", 0)
+    port = bound.getsockname()[1]
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[bound])))
+    thread.start()
+    try:
+        assert ready.wait(20)
+        yield port, inner, metrics
+    finally:
+        server.should_exit = True
+        thread.join(20)
+
+
+def exchange(port, *parts):
+    """Send `parts` and return all that comes back until the server closes."""
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+        answer = b""
+        with contextlib.suppress(ConnectionError):
+            for part in parts:
+                connection.sendall(part)
+            while data := connection.recv(65536):
+                answer += data
+        return answer
+
+
+def post(body=b"", *, path="/size", host="localhost", close=True, **headers):
+    lines = [f"POST {path} HTTP/1.1", f"Host: {host}", *(["Connection: close"] if close else [])]
+    fields = {
+        "Content-Length": len(body),
+        **{name.replace("_", "-"): value for name, value in headers.items()},
+    }
+    lines += [f"{name}: {value}" for name, value in fields.items() if value is not None]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+def refused(answer, status, *words):
+    """A whole answer with this status, in OpenAI's shape."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(f"HTTP/1.1 {status} ".encode()), answer[:200]
+    error = json.loads(body)["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    for word in words:
+        assert word in error["message"]
+
+
+# ---- who may ask ----
+
+
+def test_a_server_of_loopback_answers_its_own_names_alone():
+    with running(GateLimits()) as (port, app, metrics):
+        for host in ("localhost", f"localhost:{port}", "127.0.0.1:9", "[::1]:8080", "LOCALHOST", "127.1.2.3"):
+            assert exchange(port, post(b"abc", host=host)).endswith(b"\r\n\r\n3"), host
+        asked = len(app.asked)
+        for host in (
+            "evil.example",
+            "localhost.evil.example",
+            "0.0.0.0",
+            "[::1",
+            "",
+            "192.168.1.2",
+            "a@b:c:d",
+        ):
+            refused(exchange(port, post(b"abc", host=host)), 403, "localhost")
+        two = post(b"abc").replace(b"Host: localhost", b"Host: localhost\r\nHost: evil.example")
+        assert b" 200 " not in exchange(port, two).splitlines()[0]
+        assert len(app.asked) == asked
+    assert b'edgespec_requests_total{method="POST",route="other",status="403"} 7.0' in metrics.render()
+
+
+def test_other_web_pages_are_refused_and_the_servers_own_is_not():
+    with running(GateLimits()) as (port, app, _):
+        own = f"http://localhost:{port}"
+        assert exchange(port, post(b"abc", host=f"localhost:{port}", Origin=own)).endswith(b"3")
+        for origin in (
+            "http://evil.example",
+            "null",
+            f"http://localhost:{port + 1}",
+            "https://localhost",
+            "",
+        ):
+            answer = exchange(port, post(b"abc", host=f"localhost:{port}", Origin=origin))
+            refused(answer, 403, "web page")
+        assert app.asked == ["/size"]
+
+
+def test_with_a_key_everything_but_health_and_the_page_needs_it():
+    with running(GateLimits(api_key="right-key", loopback=False)) as (port, app, _):
+        for given in (None, "Bearer", "Bearer wrong", "Bearer right-key2", "Basic right-key", "right-key"):
+            answer = exchange(port, post(b"abc", host="any.example", Authorization=given))
+            words = (
+                "needs its API key" if given is None else "Bearer KEY" if "earer" not in given else "wrong"
+            )
+            refused(answer, 401, "API key", words)
+            assert b"www-authenticate: Bearer" in answer
+        assert app.asked == []
+        answer = exchange(port, post(b"abc", host="any.example", authorization="bearer right-key"))
+        assert answer.endswith(b"3")
+        get = b"GET /health HTTP/1.1\r\nHost: any.example\r\nConnection: close\r\n\r\n"
+        assert exchange(port, get).endswith(b"ok")
+        page = exchange(port, get.replace(b"/health", b"/page.js"))
+        assert page.startswith(b"HTTP/1.1 404"), "let through; this app has no page"
+        assert exchange(port, get.replace(b"/health", b"/v1/health")).startswith(b"HTTP/1.1 404"), "as that"
+        ollama = exchange(port, get.replace(b"/health", b"/api/tags"))
+        assert set(json.loads(ollama.partition(b"\r\n\r\n")[2])) == {"error"}, "in the form of the API asked"
+        refused(exchange(port, get.replace(b"/health", b"/metrics")), 401)
+        refused(exchange(port, get.replace(b"/health", b"/health/../size")), 401)
+
+
+def test_addresses_of_this_machine_alone():
+    assert is_loopback("127.0.0.1")
+    assert is_loopback("127.8.9.1")
+    assert is_loopback("::1")
+    assert not is_loopback("0.0.0.0")
+    assert not is_loopback("::")
+    assert not is_loopback("192.168.0.1")
+    assert not is_loopback("fe80::1%eth0")
+
+
+# ---- how much and how slowly ----
+
+
+def test_a_body_may_be_as_large_as_allowed_and_no_larger():
+    with running(GateLimits(max_body=100_000)) as (port, app, _):
+        assert exchange(port, post(b"x" * 100_000)).endswith(b"\r\n\r\n100000")
+        refused(exchange(port, post(b"x" * 100_001)), 413, "100000 bytes")
+        chunk = b"4000\r\n" + b"x" * 0x4000 + b"\r\n"
+        chunked = post(Content_Length=None, Transfer_Encoding="chunked")
+        assert exchange(port, chunked, chunk * 6, b"0\r\n\r\n").endswith(str(6 * 0x4000).encode())
+        refused(exchange(port, chunked, chunk * 7, b"0\r\n\r\n"), 413)
+        assert len(app.asked) == 2
+
+
+def test_a_huge_body_is_refused_before_it_is_read():
+    """The client announces a terabyte and has sent nothing of it when the answer is there."""
+    with running(GateLimits(max_body=1000)) as (port, app, _):
+        refused(exchange(port, post(Content_Length=10**12, close=False)), 413)
+        refused(exchange(port, post(Content_Length=10**12, close=False), b"x" * 3_000_000), 413)
+        assert app.asked == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("encoding", "pack"),
+    [("gzip", gzip.compress), ("x-gzip", gzip.compress), ("deflate", zlib.compress), ("GZIP", gzip.compress)],
+)
+def test_a_packed_body_is_unpacked_as_far_as_is_allowed(encoding, pack):
+    with running(GateLimits(max_body=100_000)) as (port, app, _):
+        sent = post(pack(b"x" * 100_000), Content_Encoding=encoding)
+        assert exchange(port, sent).endswith(b"\r\n\r\n100000")
+        refused(exchange(port, post(pack(b"x" * 100_001), Content_Encoding=encoding)), 413, "unpacked")
+        refused(exchange(port, post(pack(bytes(50_000_000)), Content_Encoding=encoding)), 413, "100000 bytes")
+        for broken in (b"plain text", pack(b"x" * 9)[:-3], pack(b"x") + b"more", b""):
+            refused(exchange(port, post(broken, Content_Encoding=encoding)), 400, "Content-Encoding")
+        assert app.asked == ["/size"]
+
+
+def test_other_encodings_are_refused_in_words():
+    with running(GateLimits()) as (port, _app, _metrics):
+        refused(exchange(port, post(b"x", Content_Encoding="br")), 415, "'br'", "uncompressed, or with gzip")
+        refused(exchange(port, post(b"x", Content_Encoding="gzip, gzip")), 415)
+        assert exchange(port, post(b"x", Content_Encoding="identity")).endswith(b"\r\n\r\n1")
+
+
+def test_a_body_that_trickles_in_is_ended():
+    with running(GateLimits(body_s=0.2)) as (port, app, _):
+        refused(exchange(port, post(Content_Length=10, close=False), b"abc"), 408, "0.2 s")
+        assert app.asked == []
+
+
+def test_headers_that_trickle_in_are_ended(monkeypatch):
+    monkeypatch.setattr(http_server, "HEADERS_S", 0.2)
+    with running(GateLimits()) as (port, app, _):
+        assert exchange(port, b"POST /size HTTP/1.1\r\nHost: lo") == b""
+        assert exchange(port) == b"", "nor may a connection stay that says nothing"
+        whole = post(b"abc", close=False)
+        answer = exchange(port, whole, whole[:20])
+        assert answer.endswith(b"3"), "the second request never came"
+        assert app.asked == ["/size"]
+        assert exchange(port, whole, post(b"four")).endswith(b"4"), "the timer is not for what is there"
+
+
+def test_endless_headers_and_what_is_no_http_are_refused():
+    with running(GateLimits()) as (port, app, _):
+        endless = b"POST /size HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 1_000_000
+        assert exchange(port, endless)[:13] in (b"HTTP/1.1 400 ", b""), "an answer, where it is still read"
+        refused(exchange(port, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n"), 400, "HTTP")
+        refused(exchange(port, post(b"abc").replace(b"Length: 3", b"Length: -3")), 400, "HTTP")
+        assert app.asked == []
+
+
+def test_who_does_not_read_is_cut_off(monkeypatch):
+    monkeypatch.setattr(http_server, "STALLED_S", 0.2)
+    with (
+        running(GateLimits()) as (port, app, _),
+        socket.create_connection(("127.0.0.1", port)) as connection,
+    ):
+        connection.sendall(b"GET /endless HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert app.ended.wait(20), "the generator goes on for a client that does not read"
+
+
+def test_more_connections_than_allowed_get_503_and_the_health_is_told():
+    with running(GateLimits(), connections=3) as (port, app, _), contextlib.ExitStack() as stack:
+        for _ in range(3):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        refused(exchange(port, post(b"abc")), 503, "connections")
+        get = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+        assert exchange(port, get).endswith(b"ok")
+        assert app.asked == []
+
+
+# ---- the address ----
+
+
+def test_an_address_that_cannot_be_had_is_one_line():
+    with http_server.bind("localhost", 0) as bound:
+        bound.listen()
+        port = bound.getsockname()[1]
+        with pytest.raises(EdgespecError, match=f"port {port}: .*in use"):
+            http_server.bind("localhost", port)
+    with http_server.bind("localhost", port):
+        pass
+    for host in ("no.such.host.invalid", "192.0.2.1", "a" * 300):
+        with pytest.raises(EdgespecError, match=f"host {host}"):
+            http_server.bind(host, 0)
+
+
+def test_an_answer_does_not_wait_for_the_acknowledgement_of_its_beginning():
+    seen = []
+
+    async def accept():
+        async def look(_reader, writer):
+            connection = writer.get_extra_info("socket")
+            seen.append(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+
+        bound = http_server.bind("127.0.0.1", 0)
+        async with await asyncio.start_server(look, sock=bound):
+            reader, writer = await asyncio.open_connection(*bound.getsockname())
+            await reader.read()
+            writer.close()
+
+    asyncio.run(accept())
+    assert seen == [1]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Annotated, Any
 
 import typer
@@ -18,39 +17,13 @@ from edgespec.cli.shells import mend_completion
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.platform.files import ignored_folders
 from edgespec.platform.limits import address_limit, is_refusal, why_refused
+from edgespec.platform.plugins import is_ours, load, offered
+
+COMMANDS = "edgespec.commands"
+"""The entry points that commands are found by. A function says with `groups.shown` where help shows it."""
 
 _LONGEST_LINE = 1000  # characters
-
-_COMMANDS = {
-    "Write": {
-        "run": 'edgespec run --gamma 3 --temp 0 "Write a quicksort in Python."',
-        "chat": 'edgespec chat --system "Answer in one sentence."',
-        "serve": "edgespec serve --port 8080 --pair default",
-        "batch": "edgespec batch requests.jsonl -o answers.jsonl",
-        "transcribe": "edgespec transcribe talk.wav --format srt --language en",
-    },
-    "Measure": {
-        "bench": "edgespec bench --category code --report bench.html",
-        "compare": "edgespec compare --targets qwen2.5-coder-1.5b-q4_k_m --quants q4_0,q4_k_m "
-        "--drafts qwen2.5-coder-0.5b-q4_0,none",
-        "profile": "edgespec profile --target my-model.gguf --threads 4",
-        "calibrate": "edgespec calibrate --loss 0.05 --per-category 2",
-        "energy": "edgespec energy --json",
-    },
-    "Models and drafts": {
-        "models": "",
-        "draft": "",
-        "cache": "",
-        "quantize": "edgespec quantize qwen2.5-coder-0.5b-q4_k_m --type q4_0,q8_0 --pure -o ~/models",
-    },
-    "Machine": {
-        "doctor": "edgespec doctor --retest my-model.gguf",
-        "node": "edgespec node --threads 4",
-        "ps": "edgespec ps",
-    },
-}
-"""The groups of `--help`: each command with its example, which is `NAME_command` of the module of its name. A
-command without an example has sub-commands and is `NAME_app` of its module."""
+_OTHER_PANEL = "Other packages"
 
 _ALIASES = {"pull": "pull", "list": "list", "ls": "list", "show": "show", "rm": "remove"}
 """Ollama's commands, and those of `models` that they are."""
@@ -85,26 +58,33 @@ class _Root(TyperGroup):
         return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401 - typer's own signature, over a private click
-        return [name for commands in _COMMANDS.values() for name in commands]
+        return list(offered(COMMANDS))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401
+        if cmd_name in self.commands:
+            return super().get_command(ctx, cmd_name)
         if cmd_name in _ALIASES:
             return self.get_command(ctx, "models").get_command(ctx, _ALIASES[cmd_name])
-        if cmd_name in _ELSEWHERE:
+        if cmd_name in offered(COMMANDS):
+            self.add_command(_load(cmd_name), cmd_name)
+        elif cmd_name in _ELSEWHERE:
             raise UsageError(f"{cmd_name} is a command of Ollama's; here, {_ELSEWHERE[cmd_name]}")
-        known = self.list_commands(ctx)
-        for name in (
-            [cmd_name] if cmd_name in known else known
-        ):  # for a wrong name typer suggests similar ones
-            if name not in self.commands:
-                self.add_command(_load(name), name)
+        else:  # typer suggests similar names
+            self._load_all()
         return super().get_command(ctx, cmd_name)
 
+    def _load_all(self) -> None:
+        """Load each command; say of another package's that cannot be loaded why not."""
+        for name, point in offered(COMMANDS).items():
+            try:
+                self.commands.setdefault(name, _load(name))
+            except UsageError as error:
+                if is_ours(point):
+                    raise
+                message(line_of(error))
+
     def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401
-        for name in self.list_commands(
-            ctx
-        ):  # a command that cannot be loaded fails before anything is printed
-            self.get_command(ctx, name)
+        self._load_all()  # a command that cannot be loaded fails before anything is printed
         super().format_help(ctx, formatter)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:  # noqa: ANN401
@@ -135,16 +115,14 @@ mend_help()
 
 
 def _load(name: str) -> Any:  # noqa: ANN401 - a command of typer's private click
-    module = import_module(f"edgespec.cli.{name}")
+    found = load(COMMANDS, name)
     loaded = typer.Typer(rich_markup_mode="rich")
-    panel, example = next(
-        (panel, commands[name]) for panel, commands in _COMMANDS.items() if name in commands
-    )
-    if example:
-        add = loaded.command(name, epilog=f"Example: {example}", rich_help_panel=panel)
-        add(getattr(module, f"{name}_command"))
+    if isinstance(found, typer.Typer):
+        panel = found.info.rich_help_panel
+        loaded.add_typer(found, name=name, rich_help_panel=panel if isinstance(panel, str) else _OTHER_PANEL)
     else:
-        loaded.add_typer(getattr(module, f"{name}_app"), name=name, rich_help_panel=panel)
+        panel, example = getattr(found, "panel", _OTHER_PANEL), getattr(found, "example", None)
+        loaded.command(name, epilog=example and f"Example: {example}", rich_help_panel=panel)(found)
     command = typer.main.get_group(loaded).commands[name]
     _adapt(command)
     return command

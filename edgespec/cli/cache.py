@@ -20,16 +20,19 @@ from edgespec.models.sources import format_size
 from edgespec.models.store import Store
 from edgespec.platform.files import cache_root, check_file, expand_user
 from edgespec.platform.kept import EVERYTHING, FORGE, HISTORY, MODELS, NODE_WEIGHTS, Kept
+from edgespec.platform.plugins import load
 
 if TYPE_CHECKING:
-    from edgespec.apps.forge.dataset_store import StoredDataset
     from edgespec.drafting.history import HistoryInfo
 
 cache_app = typer.Typer(
+    rich_help_panel="Models and drafts",
     no_args_is_help=True,
     help="Show and delete what is kept; add texts that drafts are taken from.",
     epilog="Example: edgespec cache info",
 )
+
+_PARTS = "edgespec.parts"  # of which those of the forge and of nodes delete what is theirs
 
 _NOTE = (
     "Texts are stored as token ids, which whoever can read these files can turn into text; "
@@ -42,10 +45,10 @@ def info_command(
     json: JsonOption = False,
 ) -> None:
     """Show all that is kept, where it is, and its size; then histories, and what drafts are made from."""
-    from edgespec.apps.forge.dataset_store import find_stored
     from edgespec.drafting.history import MAX_TOKENS, find_histories, history_root
 
-    histories, stored = [history.info() for history in find_histories()], find_stored()
+    forge = load(_PARTS, "forge.cache")
+    histories, stored = [history.info() for history in find_histories()], forge.find_stored()
     if json:
         out.print_json(
             data={
@@ -53,7 +56,7 @@ def info_command(
                 "directory": str(history_root()),
                 "max_tokens": MAX_TOKENS,
                 "histories": [_described(info) for info in histories],
-                "forge": [_described_kept(one) for one in stored],
+                "forge": [forge.described(one) for one in stored],
             }
         )
         return
@@ -63,7 +66,7 @@ def info_command(
         _print_histories(histories)
     if stored:
         out.print()
-        _print_kept(stored)
+        forge.print_stored(stored)
     if histories or stored:
         out.print()
         out.print(_NOTE)
@@ -112,23 +115,6 @@ def _print_histories(found: list[HistoryInfo]) -> None:
             out.print(f"{path}: set aside, not used; `edgespec cache clear` deletes it")
 
 
-def _print_kept(kept: list[StoredDataset]) -> None:
-    table = Table("drafts for", "texts", "of yours", "size", "checkpoints", "path", box=None, pad_edge=False)
-    for one in kept:
-        table.add_row(
-            one.target or "?",
-            f"{one.n_texts:,}",
-            f"{one.n_own:,}",
-            format_size(one.data_bytes),
-            format_size(one.checkpoint_bytes) if one.checkpoint_bytes else "-",
-            str(one.folder),
-        )
-    table.columns[-1].overflow = "fold"
-    print_table(table)
-    for path in [path for one in kept for path in one.damaged]:
-        out.print(f"{path}: damaged, not used; `edgespec cache clear` deletes it")
-
-
 def _described(info: HistoryInfo) -> dict[str, object]:
     return {
         "path": str(info.path),
@@ -139,19 +125,6 @@ def _described(info: HistoryInfo) -> dict[str, object]:
         "modified": None if info.modified is None else _time(info.modified),
         "problem": info.problem or None,
         "set_aside": [str(path) for path in info.set_aside],
-    }
-
-
-def _described_kept(kept: StoredDataset) -> dict[str, object]:
-    return {
-        "path": str(kept.folder),
-        "target": kept.target or None,
-        "target_sha256": kept.sha256,
-        "texts": kept.n_texts,
-        "own_texts": kept.n_own,
-        "data_bytes": kept.data_bytes,
-        "checkpoint_bytes": kept.checkpoint_bytes,
-        "damaged": [str(path) for path in kept.damaged],
     }
 
 
@@ -193,7 +166,7 @@ def clear_command(
     for deletion in deletions:
         deletion.run()
     if FORGE in rows:
-        _name_drafts()
+        load(_PARTS, "forge.cache").name_drafts()
     left = [f"{row.name} ({format_size(size)})" for row in EVERYTHING if (size := row.bytes())]
     if left and not names:
         message(f"still here: {', '.join(left)}; `edgespec cache clear NAME` deletes more")
@@ -229,25 +202,29 @@ def _agreed(what: str) -> bool:
     return agreed
 
 
-class _Deletion(NamedTuple):
+class Deletion(NamedTuple):
+    """The deletion of a row."""
+
     what: str
     """The files in words, for the question."""
     run: Callable[[], None]
 
 
-def _deletion(row: Kept, *, whole: bool) -> _Deletion | None:
+def _deletion(row: Kept, *, whole: bool) -> Deletion | None:
     """Return how a row is deleted, all of it if `whole`, else the user's texts; None: nothing is there."""
     if row is HISTORY:
         return _history_deletion()
     if row is FORGE:
-        return _forge_deletion(whole=whole)
+        found: Deletion | None = load(_PARTS, "forge.cache").deletion(whole=whole)
+        return found
     if not (size := row.bytes()):
         return None
-    delete = {NODE_WEIGHTS: _delete_node_weights, MODELS: _delete_models}.get(row, _delete_files)
-    return _Deletion(f"{row.name} ({format_size(size)}) in {row.path('*')}", lambda: delete(row))
+    delete = {NODE_WEIGHTS: _delete_node_weights, MODELS: _delete_models}.get(row, delete_files)
+    return Deletion(f"{row.name} ({format_size(size)}) in {row.path('*')}", lambda: delete(row))
 
 
-def _delete_files(row: Kept) -> None:
+def delete_files(row: Kept) -> None:
+    """Delete the files of a row, and say so. Raises EdgespecError for one that cannot be deleted."""
     n_bytes = row.bytes()
     try:
         for file in list(row.files()):
@@ -258,10 +235,8 @@ def _delete_files(row: Kept) -> None:
 
 
 def _delete_node_weights(row: Kept) -> None:
-    from edgespec.apps.nodes.weight_store import refuse_in_use
-
-    with refuse_in_use(row.path()):
-        _delete_files(row)
+    with load(_PARTS, "nodes.refuse_in_use")(row.path()):
+        delete_files(row)
 
 
 def _delete_models(row: Kept) -> None:
@@ -274,7 +249,7 @@ def _delete_models(row: Kept) -> None:
         out.print(f"kept, as they were not pulled: {', '.join(map(str, others))}")
 
 
-def _history_deletion() -> _Deletion | None:
+def _history_deletion() -> Deletion | None:
     from edgespec.drafting.history import find_histories, history_root
 
     histories = [(history, history.info()) for history in find_histories()]
@@ -290,53 +265,7 @@ def _history_deletion() -> _Deletion | None:
                 out.print(f"{info.path}: kept, a later edgespec wrote it; delete it by hand")
 
     n_documents = sum(info.documents for _, info in histories)
-    return _Deletion(f"{n_documents:,} documents in {history_root()}", run)
-
-
-def _forge_deletion(*, whole: bool) -> _Deletion | None:
-    from edgespec.apps.forge.dataset import forge_root
-    from edgespec.apps.forge.dataset_store import find_stored
-
-    kept = [one for one in find_stored() if whole or one.n_own or one.damaged]
-    if not kept:
-        return None
-
-    def run() -> None:
-        for one in kept:
-            _clear_kept(one, everything=whole)
-
-    n_texts = sum(one.n_texts if whole else one.n_own for one in kept)
-    return _Deletion(f"{n_texts:,} texts {'and the checkpoints ' if whole else ''}in {forge_root()}", run)
-
-
-def _clear_kept(kept: StoredDataset, *, everything: bool) -> None:
-    """Delete a target's data, or what of it came from the user, and say so."""
-    from edgespec.apps.forge.dataset_store import delete_dataset, delete_user_texts
-
-    if everything:
-        _, n_bytes = delete_dataset(kept.target or kept.sha256, kept.sha256)
-        what = f"{kept.n_texts:,} texts and checkpoints, {format_size(n_bytes)}"
-        out.print(f"{kept.folder}: deleted, {what}")
-        return
-    n = delete_user_texts(kept)
-    out.print(f"{kept.folder}: deleted, {n:,} of {kept.n_texts:,} texts: those of yours")
-    if kept.checkpoint_bytes and kept.n_own:
-        out.print(
-            f"{kept.folder}: its checkpoints may still know of these texts; `edgespec cache clear forge` "
-            "deletes them"
-        )
-
-
-def _name_drafts() -> None:
-    """Say which drafts were trained on what is deleted now."""
-    from edgespec.models.draft_records import draft_records
-
-    for draft in draft_records(on_message=message):
-        if draft.uses_own_texts:
-            out.print(
-                f"{draft.name}: kept, a draft trained on your texts, of which it may still know; "
-                f"`edgespec draft remove {draft.name} --data` deletes it, and what is left of its training"
-            )
+    return Deletion(f"{n_documents:,} documents in {history_root()}", run)
 
 
 @cache_app.command("import", epilog="Example: edgespec cache import ~/src/project NOTES.md")

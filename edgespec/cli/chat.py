@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgespec.cli.console import INTERRUPTED, message, out
-from edgespec.cli.groups import grouped, option_group
+from edgespec.cli.groups import grouped, option_group, shown
 from edgespec.cli.options import (
     OUTPUT,
     PROMPT,
@@ -75,6 +75,7 @@ class ChatOutput:
     show_draft: ShowDraftOption = False
 
 
+@shown("Write", 'edgespec chat --system "Answer in one sentence."')
 @grouped
 def chat_command(
     *,

@@ -10,8 +10,10 @@ from rich.table import Table
 
 from edgespec.cli.completion import complete_model
 from edgespec.cli.console import out, print_line, print_table
+from edgespec.cli.groups import shown
 from edgespec.cli.options import JsonOption
 from edgespec.errors import EdgespecError
+from edgespec.platform.plugins import load
 
 if TYPE_CHECKING:
     from edgespec.cli.doctor_report import Report
@@ -22,6 +24,7 @@ ROOT = Path("/")
 _MOST_NAMED = 4  # matrices named in the text for one reason; --json names all
 
 
+@shown("Machine", "edgespec doctor --retest my-model.gguf")
 def doctor_command(
     models: Annotated[
         list[str] | None,
@@ -52,9 +55,10 @@ def doctor_command(
     --nodes sends each node up to 32 MB; exit code 1 if one cannot be used.
     """
     if nodes is not None:
-        from edgespec.apps.nodes.commands.doctor_nodes import report_nodes
-
-        return report_nodes(nodes, models, unsafe=unsafe_no_ssh, json=json)
+        exit_code: int = load("edgespec.parts", "nodes.report")(
+            nodes, models, unsafe=unsafe_no_ssh, json=json
+        )
+        return exit_code
     from edgespec.cli.doctor_report import full_report
 
     report = full_report(ROOT, models, retest=retest)

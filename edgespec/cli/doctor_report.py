@@ -13,12 +13,7 @@ from typing import Any, cast
 
 import msgspec
 
-from edgespec.apps.bench.machine import processor_clock, temperatures, throttling
 from edgespec.apps.energy import EnergyMeter
-from edgespec.apps.speech.tokenizer import WhisperTokenizer
-from edgespec.apps.speech.weights.contents import check_contents
-from edgespec.apps.speech.weights.convert import ARCHITECTURE
-from edgespec.apps.speech.weights.gguf_file import read_whisper_gguf
 from edgespec.cli.console import err, line_of, message
 from edgespec.engine.capacity import expected_capacity
 from edgespec.engine.model_choice import choose_models
@@ -39,10 +34,13 @@ from edgespec.models.registry import load_registry
 from edgespec.models.resolve import resolve
 from edgespec.models.sources import format_size
 from edgespec.models.store import Store
+from edgespec.models.whisper_files import ARCHITECTURE
 from edgespec.platform.boards import device_model, device_revision, hwcaps, wheel_board
 from edgespec.platform.cpu import default_threads, fast_cores, physical_cores, read_cpu
 from edgespec.platform.limits import cpu_quota
+from edgespec.platform.machine import processor_clock, temperatures, throttling
 from edgespec.platform.memory import available_bytes, memory_left, peak_rss_bytes, total_bytes
+from edgespec.platform.plugins import load
 
 Report = dict[str, Any]
 """The object that --json prints."""
@@ -189,22 +187,6 @@ def _prefetch(choice: PrefetchChoice) -> Report:
 # ---- models ----
 
 
-def _speech(path: Path) -> Report:
-    """Return the facts of a Whisper model. Raises EdgespecError for one that is not whole."""
-    contents = read_whisper_gguf(path)
-    check_contents(contents)
-    sizes = contents.sizes
-    tokenizer = WhisperTokenizer.from_gguf(path)
-    return {
-        "layers": [sizes.n_audio_layer, sizes.n_text_layer],
-        "width": sizes.n_text_state,
-        "mels": sizes.n_mels,
-        "languages": len(tokenizer.languages) if tokenizer.is_multilingual else 1,
-        "word_times": bool(contents.alignment_heads),
-        "bytes": path.stat().st_size,
-    }
-
-
 def _model(name: str, path: Path, loaded: Kernels, root: Path) -> Report:
     report: Report = {
         "name": name,
@@ -220,7 +202,7 @@ def _model(name: str, path: Path, loaded: Kernels, root: Path) -> Report:
     }
     try:
         if read_header(path).architecture == ARCHITECTURE:
-            return report | {"speech": _speech(path)}
+            return report | {"speech": load("edgespec.parts", "speech.facts")(path)}
         header = check_model_file(path)
         fits_in_memory([(header, 1)])
         reason = why_no_mtp(header)

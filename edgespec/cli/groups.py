@@ -23,6 +23,7 @@ from typer.models import OptionInfo
 
 R = TypeVar("R")
 G = TypeVar("G")
+C = TypeVar("C", bound=Callable[..., object])
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -43,6 +44,16 @@ def option_group(panel: str = "") -> Callable[[type[G]], type[G]]:
         return dataclass(frozen=True, kw_only=True)(cls)
 
     return group
+
+
+def shown(panel: str, example: str) -> Callable[[C], C]:
+    """Return a decorator for a command: its panel in `edgespec --help`, and the example of its own."""
+
+    def mark(command: C) -> C:
+        vars(command).update(panel=panel, example=example)
+        return command
+
+    return mark
 
 
 def grouped(command: Callable[..., R]) -> Callable[..., R]:

@@ -41,6 +41,7 @@ from edgespec.models.verification import Verification
 from edgespec.platform.files import expand_user
 
 models_app = typer.Typer(
+    rich_help_panel="Models and drafts",
     no_args_is_help=True,
     help="List, pull, check and remove models.",
     epilog="Example: edgespec models pull default",
@@ -335,9 +336,8 @@ def add_command(
     ] = None,
 ) -> None:
     """Give your own GGUF file a name, in your models.toml."""
-    from edgespec.apps.speech.weights.convert import ARCHITECTURE
-    from edgespec.apps.speech.weights.kinds import foreign_whisper, is_whisper_source
     from edgespec.llama.gguf_header import check_complete_file, check_model_file
+    from edgespec.models.whisper_files import ARCHITECTURE, foreign_whisper, is_whisper_source
 
     path = expand_user(file).absolute()
     if is_whisper_source(path):

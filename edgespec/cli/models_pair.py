@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgespec.apps.bench.commands.bench_options import read_text
 from edgespec.cli.completion import complete_model
 from edgespec.cli.console import err, out, print_line
-from edgespec.cli.options import JsonOption
+from edgespec.cli.options import JsonOption, read_text
 from edgespec.cli.progress import pull_named
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.suites import DEFAULT, load_suite

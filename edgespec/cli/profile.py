@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from edgespec.cli.console import message, out, print_table
-from edgespec.cli.groups import grouped
+from edgespec.cli.groups import grouped, shown
 from edgespec.cli.options import ComputeOnNodes, ModelChoice, refuse_contradictions
 from edgespec.cli.progress import WorkDisplay
 from edgespec.decoding.choices import DrafterName
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _SHOWN = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 
+@shown("Measure", "edgespec profile --target my-model.gguf --threads 4")
 @grouped
 def profile_command(
     *,

@@ -32,7 +32,6 @@ from edgespec.models.resolve import locate
 from edgespec.models.sources import format_size
 
 if TYPE_CHECKING:
-    from edgespec.apps.forge.progress import StageProgress
     from edgespec.decoding.records import PromptProgress, Token
 
 _VERBS: dict[Phase, str] = {
@@ -44,7 +43,8 @@ _VERBS: dict[Phase, str] = {
 _LONG = ("pulling", "compiling")  # kinds of work for which more than one line is printed
 _LATE_S = 0.5  # seconds without a word after which a person wonders
 _REDRAW_S = 0.1
-_LINE_EVERY = 0.1  # share of the work between lines, if there are no bars
+LINE_EVERY = 0.1
+"""Share of the work between lines, if there are no bars."""
 
 
 def pull_shown(entries: Sequence[Entry]) -> list[Path]:
@@ -60,16 +60,6 @@ def pull_named(*names: str | None) -> None:
     puller = Puller()
     wanted = [name for name in names if name and isinstance(locate(name), Entry)]
     pull_shown([entry for name in wanted for entry in puller.expand(name)])
-
-
-def pull_speech(model: str, draft: str) -> None:
-    """Pull a Whisper model and its draft (a name, "auto" or "none") that are not here."""
-    from edgespec.apps.speech.speech_model import check_speech_ref, speech_ref
-
-    names = [model] if draft in ("auto", "none") else [model, draft]
-    for name in names:
-        check_speech_ref(name)
-    pull_named(*map(speech_ref, names))
 
 
 class ProgressDisplay:
@@ -185,59 +175,6 @@ class StreamDisplay:
                 bars.update(writing, description=f"writing: {n} tokens", visible=n > 0, refresh=True)
 
 
-class StageDisplay(ProgressDisplay):
-    """A row for each stage: its name, a bar, its figures, the time left. All on stderr.
-
-    Elsewhere than in a terminal a line when a stage begins, and one for each tenth of it that has figures.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            TaskProgressColumn(),
-            TextColumn("{task.fields[left]}", style="progress.remaining"),
-            TextColumn("{task.fields[detail]}"),
-            transient=False,
-        )
-        self._tasks: dict[str, TaskID] = {}
-        self._next_line: dict[str, float] = {}
-
-    def show(self, step: StageProgress) -> None:
-        """Show how far a stage is; the stages before it are over."""
-        if err.is_terminal:
-            self._draw(step)
-        else:
-            self._print(step)
-
-    def _draw(self, step: StageProgress) -> None:
-        if step.stage not in self._tasks:
-            for task in self._tasks.values():
-                self.bars.update(task, completed=1.0, left="")
-            self._tasks[step.stage] = self.bars.add_task(step.stage, total=1.0, detail="", left="")
-        self.bars.update(self._tasks[step.stage], completed=step.share, detail=step.detail, left=_left(step))
-
-    def _print(self, step: StageProgress) -> None:
-        if step.stage not in self._next_line:
-            err.print(step.stage)
-            self._next_line[step.stage] = _LINE_EVERY
-        elif step.share >= self._next_line[step.stage] and step.detail:
-            left = _left(step)
-            figures = ", ".join(filter(None, (step.detail, left)))
-            err.print(f"{step.stage}: {step.share:.0%}, {figures}")
-            while self._next_line[step.stage] <= step.share:
-                self._next_line[step.stage] += _LINE_EVERY
-
-
-def _left(step: StageProgress) -> str:
-    if step.left_s is None or step.left_s == float("inf"):
-        return ""
-    hours, minutes = divmod(round(step.left_s / 60), 60)
-    if hours:
-        return f"{hours} h {minutes:02} min left"
-    return f"{minutes} min left" if minutes else f"{step.left_s:.0f} s left"
-
-
 class _Amount(DownloadColumn):
     """Work done and total, in bytes or in the row's unit."""
 
@@ -345,8 +282,8 @@ class PullDisplay(ProgressDisplay):
         if key not in self._next_line:
             size = (f"{total} {unit}" if unit else format_size(total)) if total else ""
             err.print(f"{what} ({size})" if size else what)
-            self._next_line[key] = share + _LINE_EVERY
+            self._next_line[key] = share + LINE_EVERY
         elif verb in _LONG and total and share >= self._next_line[key]:
             amount = f"{done} of {total} {unit}" if unit else f"{format_size(done)} of {format_size(total)}"
             err.print(f"{what}: {share:.0%}, {amount}")
-            self._next_line[key] = share + _LINE_EVERY
+            self._next_line[key] = share + LINE_EVERY

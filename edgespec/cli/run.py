@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from edgespec.cli.console import INTERRUPTED, message, out
-from edgespec.cli.groups import grouped
+from edgespec.cli.groups import grouped, shown
 from edgespec.cli.local_run import RunRequest, has_servers
 from edgespec.cli.options import ModelChoice, Sampling, most_tokens, refuse_contradictions
 from edgespec.cli.progress import shown_while_read
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from edgespec.engine.stream import Stream
 
 
+@shown("Write", 'edgespec run --gamma 3 --temp 0 "Write a quicksort in Python."')
 @grouped
 def run_command(
     *,

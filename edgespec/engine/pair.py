@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 from edgespec._core import Interrupt
-from edgespec.apps.nodes.remote_target import RemoteTarget, open_nodes
 from edgespec.decoding.options import MAX_GAMMA
 from edgespec.drafting.draft_heads import find_draft
 from edgespec.drafting.draft_model import DraftModel
@@ -50,11 +50,35 @@ from edgespec.models.headers import model_header, notes_of
 from edgespec.platform.closing import Closing
 from edgespec.platform.cpu import default_threads
 from edgespec.platform.memory import available_bytes
+from edgespec.platform.plugins import load
 
 MAX_DRAFT_CTX = 2048
 """Most tokens of context of a draft: more make it read longer, and few more of its tokens are accepted."""
 
 _ROWS = 64  # rows of logits in a pass for several texts
+
+
+class TargetOnNodes(Protocol):
+    """A target some of whose layers are on other machines, as the nodes' app opens it."""
+
+    placement: Placement | None
+    """Where the layers go; None if all of them are here."""
+    home: GGUFHeader
+    """The target's header as if the file held only what is here."""
+    n_cells: int | None
+    """Tokens of cache that there is room for; None: as many as are needed."""
+
+    def is_lost(self, model: Model) -> bool:
+        """Whether `model` must be loaded again before its next pass."""
+
+    def warm_up(self, model: Model, interrupt: Interrupt | None) -> None:
+        """Make a first pass."""
+
+    def reopen(self, model: Model, interrupt: Interrupt | None) -> None:
+        """Connect and load again. Raises NodeLost where that is not possible yet."""
+
+    def close(self) -> None:
+        """Close the connections."""
 
 
 class Pair(Closing):
@@ -91,7 +115,7 @@ class Pair(Closing):
         )
         self.draft = find_draft(search, draft_name, options.drafter)
         """The draft, besides the suffix store; `load` may replace it."""
-        self._remote: RemoteTarget | None = None
+        self._remote: TargetOnNodes | None = None
         n_ctx, n_train = options.n_ctx, self.target_header.n_ctx_train
         if n_ctx is not None and n_ctx > n_train:
             problem = f"{self.target_name} was trained for {n_train} tokens"
@@ -154,8 +178,12 @@ class Pair(Closing):
 
     def _open_nodes(self, kernels: Kernels | None, on_message: Callable[[str], None]) -> Placement | None:
         """Connect to the nodes and return where the target's layers go; None: all of them stay here."""
-        self._remote = open_nodes(self.options, self._headers(), kernels, on_message)
-        placement = self._remote.placement if self._remote else None
+        if not self.options.nodes:
+            return None
+        remote: TargetOnNodes = load("edgespec.parts", "nodes.open")(
+            self.options, self._headers(), kernels, on_message
+        )
+        self._remote, placement = remote, remote.placement
         if placement:
             self.draft = self.draft.without_layers()
         return placement

@@ -18,7 +18,9 @@ from edgespec.errors import EdgespecError
 from edgespec.models.entries import Entry, HubSource, RawFile, WheelsSource
 from edgespec.models.hub import fetch_hub
 from edgespec.models.sources import PartFile, SourceFailure, check_disk
+from edgespec.models.whisper_files import is_whisper_source
 from edgespec.platform.messages import MessageFn
+from edgespec.platform.plugins import load
 
 OPTIONAL = "?"
 """Ends the name of a small file that is useful and not needed."""
@@ -81,12 +83,9 @@ def convert(
 
     Raises SourceFailure for a damaged model, which is deleted; EdgespecError if there is no room.
     """
-    # Not at the top: files are pulled while llama.cpp is being compiled.
-    from edgespec.apps.speech.weights.convert import convert_whisper
-    from edgespec.apps.speech.weights.kinds import is_whisper_source
-
     folder = part.beside
     folder.mkdir(exist_ok=True)
+    convert_whisper = load("edgespec.parts", "speech.convert")
     large, target = folder / raw_name(source), part.path.with_name(f"{part.path.name}.converted")
     check_disk(folder, part.size(), entry.name)
     part.path.replace(large)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from edgespec.apps.speech.weights.kinds import foreign_whisper, is_whisper_source
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.entries import Entry
 from edgespec.models.found.catalog import find_model, is_found_name, other_names
@@ -19,6 +18,7 @@ from edgespec.models.hub_names import hub_entry, is_hub_name, is_plain
 from edgespec.models.pull import ProgressFn, Puller, no_progress
 from edgespec.models.registry import load_registry
 from edgespec.models.store import Store
+from edgespec.models.whisper_files import foreign_whisper, is_whisper_source
 from edgespec.platform.files import expand_user, why_no_file
 from edgespec.platform.messages import MessageFn, silent
 

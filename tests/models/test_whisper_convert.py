@@ -11,10 +11,10 @@ from edgespec.apps.speech.tokenizer import WhisperTokenizer
 from edgespec.apps.speech.weights.contents import n_ordinary
 from edgespec.apps.speech.weights.convert import convert_whisper, stored_shape
 from edgespec.apps.speech.weights.gguf_file import check_speech_file, read_whisper_gguf
-from edgespec.apps.speech.weights.kinds import is_whisper_source
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama import ggml_types
 from edgespec.llama.gguf import read_gguf
+from edgespec.models.whisper_files import is_whisper_source
 from tiny_gguf import write_tiny_gguf
 from tiny_whisper import write_tiny_whisper
 from whisper_files import HEADS, TOKENS, sizes, weights, write_ctranslate2, write_hub, write_whisper_cpp

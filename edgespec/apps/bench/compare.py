@@ -20,7 +20,6 @@ import msgspec
 
 from edgespec.apps.bench.bench import BenchSettings
 from edgespec.apps.bench.cells import CellRequest, merged
-from edgespec.apps.bench.machine import MachineWatch
 from edgespec.apps.bench.runs import Cell, PassTime, Run, Throughput, as_json, from_json, rotated
 from edgespec.apps.bench.variants import Variant
 from edgespec.decoding.choices import DrafterName
@@ -30,6 +29,7 @@ from edgespec.models.quantizations import FileFacts
 from edgespec.models.suites import Prompt
 from edgespec.platform.child import REFUSED, ChildExit, ReportingChild
 from edgespec.platform.files import write_atomically
+from edgespec.platform.machine import MachineWatch
 
 NO_DRAFT, SUFFIX, MTP = "none", "suffix", "mtp"
 """Used instead of a draft model's name: no drafts, those from text seen before, or those of the head in the

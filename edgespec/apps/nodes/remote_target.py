@@ -129,14 +129,12 @@ class RemoteTarget(Closing):
 
 def open_nodes(
     options: PairOptions, headers: Sequence[GGUFHeader], kernels: Kernels | None, on_message: MessageFn
-) -> RemoteTarget | None:
-    """Return the nodes of a target, the first of `headers`; None where there are to be none.
+) -> RemoteTarget:
+    """Return the nodes of a target, the first of `headers`.
 
     The second one, if any, is that of its draft, which is here whole. `kernels`: those of this machine; None:
     the user wants none.
     """
-    if not options.nodes:
-        return None
     target = headers[0]
     available = available_bytes()
     beside = PROCESS_BYTES + sum(required_bytes(draft, _cells(options, draft)) for draft in headers[1:])

@@ -1,16 +1,18 @@
-"""Find the file of the Whisper model that a reference means."""
+"""The file of the Whisper model that a reference means, and what is known of it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from edgespec.apps.speech.weights.gguf_file import NO_WHISPER, check_speech_file
-from edgespec.apps.speech.weights.kinds import foreign_whisper, is_whisper_source
+from edgespec.apps.speech.tokenizer import WhisperTokenizer
+from edgespec.apps.speech.weights.contents import check_contents
+from edgespec.apps.speech.weights.gguf_file import NO_WHISPER, check_speech_file, read_whisper_gguf
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.hub_names import is_hub_name
 from edgespec.models.registry import load_registry
 from edgespec.models.resolve import locate, resolve
 from edgespec.models.store import Store
+from edgespec.models.whisper_files import foreign_whisper, is_whisper_source
 from edgespec.platform.files import expand_user
 
 _PREFIX, _SHORT = "whisper-", {"large": "whisper-large-v3", "turbo": "whisper-large-v3-turbo"}
@@ -59,3 +61,29 @@ def speech_model(ref: str) -> Path:
     path = resolve(ref)
     check_speech_file(path, ref)
     return path
+
+
+def speech_facts(path: Path) -> dict[str, object]:
+    """Return the facts of a Whisper model. Raises EdgespecError for one that is not whole."""
+    contents = read_whisper_gguf(path)
+    check_contents(contents)
+    sizes = contents.sizes
+    tokenizer = WhisperTokenizer.from_gguf(path)
+    return {
+        "layers": [sizes.n_audio_layer, sizes.n_text_layer],
+        "width": sizes.n_text_state,
+        "mels": sizes.n_mels,
+        "languages": len(tokenizer.languages) if tokenizer.is_multilingual else 1,
+        "word_times": bool(contents.alignment_heads),
+        "bytes": path.stat().st_size,
+    }
+
+
+def pull_speech(model: str, draft: str) -> None:
+    """Pull a Whisper model and its draft (a name, "auto" or "none") that are not here."""
+    from edgespec.cli.progress import pull_named
+
+    names = [model] if draft in ("auto", "none") else [model, draft]
+    for name in names:
+        check_speech_ref(name)
+    pull_named(*map(speech_ref, names))

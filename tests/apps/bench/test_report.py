@@ -334,7 +334,8 @@ def test_without_matplotlib(monkeypatch, tmp_path):
 
 
 def test_matplotlib_is_loaded_only_to_draw():
-    code = "import sys, edgespec.apps.bench.commands.tables, edgespec.apps.bench.report; sys.exit('matplotlib' in sys.modules)"
+    modules = "edgespec.apps.bench.commands.tables, edgespec.apps.bench.report"
+    code = f"import sys, {modules}; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgespec.cli.console import INTERRUPTED, message
-from edgespec.cli.groups import grouped, option_group
+from edgespec.cli.groups import grouped, option_group, shown
 from edgespec.cli.options import (
     OUTPUT,
     ModelChoice,
@@ -145,6 +145,7 @@ class PlainPrompts:
         return PromptDefaults(system=self.system, n_predict=n_predict, temp=self.temp, seed=self.seed)
 
 
+@shown("Write", "edgespec batch requests.jsonl -o answers.jsonl")
 @grouped
 def batch_command(
     *,

@@ -15,7 +15,7 @@ from edgespec.apps.bench.commands.bench_options import (
     VariantChoice,
 )
 from edgespec.cli.console import message
-from edgespec.cli.groups import grouped, option_group
+from edgespec.cli.groups import grouped, option_group, shown
 from edgespec.cli.options import ComputeOnNodes, ModelChoice, WattsOption, refuse_contradictions
 from edgespec.cli.progress import pull_named
 from edgespec.decoding.choices import DrafterName
@@ -68,6 +68,7 @@ class PeerChoice:
     bin_: Annotated[Path | None, typer.Option("--bin", metavar="DIR", help="Where its programs are.")] = None
 
 
+@shown("Measure", "edgespec bench --category code --report bench.html")
 @grouped
 def bench_command(
     *,

@@ -214,13 +214,3 @@ class ReportOutputs:
     ) -> None:
         write(outcome, path, summaries)
         tell_written(path)
-
-
-def read_text(file: Path) -> str:
-    """Return the text of the file that --text names. Raises UsageError."""
-    try:
-        return file.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise UsageError("not UTF-8 text; convert it first", field="text", value=file) from None
-    except OSError as error:
-        raise UsageError(str(error.strerror), field="text", value=file) from None

@@ -21,7 +21,7 @@ from edgespec.apps.bench.bench import (
 )
 from edgespec.apps.bench.clients import Measured, prompts_for
 from edgespec.apps.bench.commands.bench_options import ReportOutputs
-from edgespec.apps.bench.machine import MachineWatch, facts
+from edgespec.apps.bench.machine import facts
 from edgespec.apps.bench.peers import LlamaCpp, LlamaCppPeer, context_for
 from edgespec.apps.bench.runs import BenchmarkOutcome, Cell, PassTime, Run, Throughput
 from edgespec.apps.bench.speech import SpeechSettings
@@ -34,6 +34,7 @@ from edgespec.models.draft_records import paired_draft
 from edgespec.models.quantizations import FileFacts, model_file
 from edgespec.models.resolve import resolve
 from edgespec.models.suites import Prompt, Suite
+from edgespec.platform.machine import MachineWatch
 from edgespec.platform.memory import peak_rss_bytes
 
 _PEER_GAMMA = 3  # llama.cpp's default

@@ -17,10 +17,10 @@ from edgespec.apps.energy import EnergyMeter
 from edgespec.apps.energy.commands.energy import know_idle
 from edgespec.apps.speech.choices import DEFAULT_MODEL
 from edgespec.apps.speech.loading import SpeechModel
-from edgespec.apps.speech.speech_model import speech_model, speech_ref
+from edgespec.apps.speech.speech_model import pull_speech, speech_model, speech_ref
 from edgespec.cli.console import err, message
 from edgespec.cli.options import Compute, ModelChoice
-from edgespec.cli.progress import WorkDisplay, pull_speech
+from edgespec.cli.progress import WorkDisplay
 from edgespec.errors import UsageError
 from edgespec.models.registry import load_registry
 from edgespec.platform.cpu import default_threads

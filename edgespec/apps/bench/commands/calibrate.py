@@ -13,7 +13,7 @@ from edgespec.apps.bench.commands.bench_options import (
     TokensOption,
 )
 from edgespec.cli.console import message, out
-from edgespec.cli.groups import grouped, option_group
+from edgespec.cli.groups import grouped, option_group, shown
 from edgespec.cli.options import LOSSY, Compute, ModelChoice, refuse_contradictions
 from edgespec.cli.progress import WorkDisplay
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
@@ -75,6 +75,7 @@ class HumanEvalOptions:
     humaneval_file: HumanEvalFileOption = None
 
 
+@shown("Measure", "edgespec calibrate --loss 0.05 --per-category 2")
 @grouped
 def calibrate_command(
     *,

@@ -14,12 +14,11 @@ from edgespec.apps.bench.commands.bench_options import (
     ReportOutputs,
     SuitePrompts,
     VariantChoice,
-    read_text,
 )
 from edgespec.cli.completion import complete_models
 from edgespec.cli.console import message
-from edgespec.cli.groups import grouped, option_group
-from edgespec.cli.options import ThreadsOption, WattsOption
+from edgespec.cli.groups import grouped, option_group, shown
+from edgespec.cli.options import ThreadsOption, WattsOption, read_text
 from edgespec.errors import UsageError, check_choice
 from edgespec.llama.choices import KernelsChoice
 from edgespec.models.suites import DEFAULT, evenly, load_suite
@@ -152,6 +151,11 @@ class ComparisonFolder:
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what is in DIR.")] = False
 
 
+@shown(
+    "Measure",
+    "edgespec compare --targets qwen2.5-coder-1.5b-q4_k_m --quants q4_0,q4_k_m "
+    "--drafts qwen2.5-coder-0.5b-q4_0,none",
+)
 @grouped
 def compare_command(
     *,
@@ -169,12 +173,7 @@ def compare_command(
     same command goes on. Cells that cannot run are named with the reason and left out.
     """
     from edgespec.apps.bench.clients import prompts_for
-    from edgespec.apps.bench.commands.compare_runs import (
-        IDENTITY,
-        RunningComparison,
-        find_models,
-        machine_facts,
-    )
+    from edgespec.apps.bench.commands import compare_runs as runs
     from edgespec.apps.bench.compare import ComparisonPlan
     from edgespec.models.quantizations import parse_types
     from edgespec.platform.cpu import default_threads
@@ -192,8 +191,8 @@ def compare_command(
     asked = suite.interleaved()
     if settings.clients:
         asked = tuple(prompts_for(asked, settings.clients))
-    models = find_models(targets, drafts, types)
-    machine = machine_facts(assume_watts)
+    models = runs.find_models(targets, drafts, types)
+    machine = runs.machine_facts(assume_watts)
     plan = ComparisonPlan(
         models=models.facts(),
         combinations=models.combinations(kernels),
@@ -202,9 +201,9 @@ def compare_command(
         rounds=measuring.rounds,
         n_threads=measuring.threads or default_threads(),
         assume_watts=assume_watts,
-        machine={name: machine[name] for name in IDENTITY if name in machine},
+        machine={name: machine[name] for name in runs.IDENTITY if name in machine},
     )
-    compare = RunningComparison(plan, models, scoring, folder.out, fresh=folder.fresh)
+    compare = runs.RunningComparison(plan, models, scoring, folder.out, fresh=folder.fresh)
     code = compare.run(kernels)
     outcome = compare.outcome(suite, machine)
     outputs.write(outcome)

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from edgespec.apps.energy import EnergyMeter, Resolution, idle_path, measure_idle, store_idle_power
 from edgespec.cli.console import message, out, print_line, print_table
+from edgespec.cli.groups import shown
 from edgespec.cli.options import JsonOption, WattsOption
 from edgespec.cli.progress import WorkDisplay
 
@@ -19,6 +20,7 @@ ROOT = Path("/")
 _Report = dict[str, Any]
 
 
+@shown("Measure", "edgespec energy --json")
 def energy_command(
     *,
     idle: Annotated[bool, typer.Option(help="Measure the power of the idle machine, and keep it.")] = True,

@@ -15,17 +15,19 @@ from edgespec.apps.forge.commands.draft_options import (
     TargetOption,
     TrainingOptions,
 )
+from edgespec.apps.forge.commands.stage_display import StageDisplay
 from edgespec.cli.completion import complete_draft
 from edgespec.cli.console import message, out, print_table
 from edgespec.cli.groups import grouped
 from edgespec.cli.made_drafts import described, full_table
 from edgespec.cli.options import JsonOption, ThreadsAndKernels
-from edgespec.cli.progress import StageDisplay, pull_named
+from edgespec.cli.progress import pull_named
 from edgespec.engine.model_choice import choose_models
 from edgespec.models.draft_records import draft_records
 from edgespec.models.sources import format_size
 
 draft_app = typer.Typer(
+    rich_help_panel="Models and drafts",
     no_args_is_help=True,
     help="Make drafts: small, fast models that propose for a larger one; list, judge and remove them.",
     epilog="Example: edgespec draft make --hours 2",

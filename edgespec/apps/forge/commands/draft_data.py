@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgespec.apps.forge.commands.draft_options import TargetOption, size
+from edgespec.apps.forge.commands.stage_display import StageDisplay
 from edgespec.cli.console import message, out
 from edgespec.cli.options import ThreadsOption
-from edgespec.cli.progress import StageDisplay, pull_named
+from edgespec.cli.progress import pull_named
 from edgespec.engine.model_choice import choose_models
 from edgespec.errors import UsageError
 from edgespec.models.sources import format_size

@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from edgespec.apps.forge.commands.importance_source import CalibrationTexts, Imatrix, ImportanceSource
-from edgespec.apps.speech.weights.kinds import is_whisper_source
 from edgespec.cli.completion import complete_model
 from edgespec.cli.console import err, out, tell_written
+from edgespec.cli.groups import shown
 from edgespec.cli.progress import PullDisplay
 from edgespec.errors import UsageError
 from edgespec.models.found.catalog import is_found_name, stored_model
@@ -19,9 +19,11 @@ from edgespec.models.found.model import file_stem
 from edgespec.models.resolve import locate, resolve
 from edgespec.models.sources import check_disk
 from edgespec.models.store import Store
+from edgespec.models.whisper_files import ARCHITECTURE, is_whisper_source
 from edgespec.platform.files import check_folder, expand_user
 
 
+@shown("Models and drafts", "edgespec quantize qwen2.5-coder-0.5b-q4_k_m --type q4_0,q8_0 --pure -o ~/models")
 def quantize_command(  # noqa: PLR0913 - a user's options
     source: Annotated[
         str,
@@ -92,7 +94,6 @@ def _quantizer(
 ) -> Callable[[Path, str], None]:
     """Return what writes `src` to a path in a type: llama.cpp's quantizer, or ours for a Whisper model."""
     from edgespec.apps.speech.weights.convert import (
-        ARCHITECTURE,
         check_whisper_type,
         convert_whisper,
         read_whisper,

@@ -9,7 +9,7 @@ import msgspec
 import typer
 
 from edgespec.cli.console import message, out, print_line
-from edgespec.cli.groups import grouped, option_group
+from edgespec.cli.groups import grouped, option_group, shown
 from edgespec.cli.options import JsonOption, ThreadsAndKernels
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ class NodeStorage:
     ] = None
 
 
+@shown("Machine", "edgespec node --threads 4")
 @grouped
 def node_command(
     *,

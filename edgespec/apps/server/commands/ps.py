@@ -14,6 +14,7 @@ from pathlib import Path
 from rich.table import Table
 
 from edgespec.cli.console import message, out, print_table
+from edgespec.cli.groups import shown
 from edgespec.cli.options import JsonOption
 from edgespec.platform.files import lines_of
 
@@ -34,6 +35,7 @@ class RunningProcess:
     """Since it began."""
 
 
+@shown("Machine", "edgespec ps")
 def ps_command(json: JsonOption = False) -> None:
     """List the servers and nodes of yours that run here: `kill PID` ends one."""
     found = [*running_servers()]

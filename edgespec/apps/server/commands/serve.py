@@ -23,7 +23,7 @@ from edgespec.apps.server.commands.serve_options import (
     SpeechServing,
 )
 from edgespec.cli.console import INTERRUPTED, message, out
-from edgespec.cli.groups import grouped
+from edgespec.cli.groups import grouped, shown
 from edgespec.cli.local_run import RunningServer, announced_server, file_identity, installation
 from edgespec.cli.options import ModelChoice, ModelFirst, WattsOption, refuse_contradictions
 from edgespec.cli.progress import pull_named
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 _EXTRA = ("fastapi", "uvicorn", "prometheus_client")
 
 
+@shown("Write", "edgespec serve --port 8080 --pair default")
 @grouped
 def serve_command(
     *,

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edgespec.apps.speech.speech_model import pull_speech
 from edgespec.cli.completion import complete_model
 from edgespec.cli.console import err, message
 from edgespec.cli.groups import option_group
 from edgespec.cli.options import OUTPUT, Compute, ComputeOnNodes, SharedModels
-from edgespec.cli.progress import pull_speech
 from edgespec.errors import UsageError
 
 if TYPE_CHECKING:

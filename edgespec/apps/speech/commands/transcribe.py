@@ -13,9 +13,10 @@ from edgespec.apps.speech.commands.transcribe_options import (
     SpeechModels,
     SpeechOutput,
 )
+from edgespec.apps.speech.speech_model import pull_speech
 from edgespec.cli.console import INTERRUPTED, err, line_of, message, out, print_error
-from edgespec.cli.groups import grouped
-from edgespec.cli.progress import WorkDisplay, pull_speech
+from edgespec.cli.groups import grouped, shown
+from edgespec.cli.progress import WorkDisplay
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.platform.files import write_file
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 STDIN = "-"
 
 
+@shown("Write", "edgespec transcribe talk.wav --format srt --language en")
 @grouped
 def transcribe_command(
     *, heard: SpeechInput, models: SpeechModels, decoding: SpeechDecoding, output: SpeechOutput

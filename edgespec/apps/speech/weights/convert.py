@@ -22,7 +22,6 @@ from edgespec.apps.speech.weights.contents import (
     check_contents,
     expected_tensors,
 )
-from edgespec.apps.speech.weights.kinds import CTRANSLATE2_MODEL, HUB_INDEX, HUB_WEIGHTS
 from edgespec.apps.speech.weights.reading import blamed, heads_in, read_json, written_token
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.llama import ggml_types
@@ -35,9 +34,9 @@ from edgespec.llama.gguf_encoding import (
     encode_text,
     encode_texts,
 )
+from edgespec.models.whisper_files import ARCHITECTURE, CTRANSLATE2_MODEL, HUB_INDEX, HUB_WEIGHTS
 from edgespec.platform.files import replacing
 
-ARCHITECTURE = "whisper"
 DRAFTS_FOR = "edgespec.whisper.drafts_for"
 """Key of a decoder that was made for one target: that file's fingerprint."""
 

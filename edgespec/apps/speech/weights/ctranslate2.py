@@ -25,7 +25,6 @@ from edgespec.apps.speech.weights.contents import (
     n_numbers,
     slices,
 )
-from edgespec.apps.speech.weights.kinds import CTRANSLATE2_MODEL
 from edgespec.apps.speech.weights.reading import (
     ByteReader,
     array_reader,
@@ -35,6 +34,7 @@ from edgespec.apps.speech.weights.reading import (
     ordinary_tokens,
     read_json,
 )
+from edgespec.models.whisper_files import CTRANSLATE2_MODEL
 
 CONFIG_FILE = "config.json"
 VOCABULARIES = ("vocabulary.json", "vocabulary.txt")

@@ -15,12 +15,13 @@ from edgespec.apps.speech.weights.contents import (
     WhisperSizes,
     expected_tensors,
 )
-from edgespec.apps.speech.weights.convert import ARCHITECTURE, SIZE_KEYS, stored_shape
+from edgespec.apps.speech.weights.convert import SIZE_KEYS, stored_shape
 from edgespec.apps.speech.weights.reading import blamed, token_bytes
 from edgespec.errors import EdgespecError
 from edgespec.llama import ggml_types
 from edgespec.llama.gguf import GGUF, TOKENS, TensorInfo
 from edgespec.llama.gguf_header import GGUFHeader, check_complete_file, other_kind
+from edgespec.models.whisper_files import ARCHITECTURE
 
 _CHOOSE = "choose a Whisper model, such as whisper-base (`edgespec models list` shows all)"
 NO_WHISPER = f"a language model, which writes text; {_CHOOSE}"

@@ -19,7 +19,6 @@ from edgespec.apps.speech.weights.contents import (
     WhisperSizes,
     n_numbers,
 )
-from edgespec.apps.speech.weights.kinds import HUB_INDEX, HUB_WEIGHTS
 from edgespec.apps.speech.weights.reading import (
     ByteReader,
     array_reader,
@@ -30,6 +29,7 @@ from edgespec.apps.speech.weights.reading import (
     read_json,
 )
 from edgespec.errors import UsageError
+from edgespec.models.whisper_files import HUB_INDEX, HUB_WEIGHTS
 
 CONFIG_FILE, GENERATION_FILE, VOCABULARY_FILE = "config.json", "generation_config.json", "vocab.json"
 

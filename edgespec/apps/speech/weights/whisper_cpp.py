@@ -25,9 +25,9 @@ from edgespec.apps.speech.weights.contents import (
     n_numbers,
     n_ordinary,
 )
-from edgespec.apps.speech.weights.kinds import WHISPER_CPP_MAGIC
 from edgespec.apps.speech.weights.reading import END_OF_TEXT, ByteReader, array_reader, blamed, mapped
 from edgespec.llama import ggml_types
+from edgespec.models.whisper_files import WHISPER_CPP_MAGIC
 
 _LONGEST_TOKEN, _LONGEST_NAME = 1 << 10, 1 << 8
 _F16 = 1

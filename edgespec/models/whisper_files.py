@@ -6,6 +6,9 @@ from pathlib import Path
 
 from edgespec.platform.files import why_no_file
 
+ARCHITECTURE = "whisper"
+"""The architecture in a GGUF file of ours."""
+
 CTRANSLATE2_MODEL = "model.bin"
 HUB_WEIGHTS, HUB_INDEX = "model.safetensors", "model.safetensors.index.json"
 WHISPER_CPP_MAGIC = b"lmgg"

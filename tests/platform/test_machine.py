@@ -9,17 +9,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from edgespec.apps.bench.machine import (
+from edgespec.apps.bench.machine import facts
+from edgespec.platform import other_load as load
+from edgespec.platform.cpu import read_cpu
+from edgespec.platform.machine import (
     Clock,
     MachineWatch,
     Throttling,
-    facts,
     processor_clock,
     temperatures,
     throttling,
 )
-from edgespec.platform import other_load as load
-from edgespec.platform.cpu import read_cpu
 from pi_trees import PI_4_4GB, PI_5_8GB, plant
 
 CPUS = "sys/devices/system/cpu"

@@ -1,0 +1,85 @@
+"""The forge's part of `edgespec cache`: what drafts are made from, shown and deleted."""
+
+from __future__ import annotations
+
+from rich.table import Table
+
+from edgespec.apps.forge.dataset import forge_root
+from edgespec.apps.forge.dataset_store import StoredDataset, delete_dataset, delete_user_texts, find_stored
+from edgespec.cli.cache import Deletion
+from edgespec.cli.console import message, out, print_table
+from edgespec.models.draft_records import draft_records
+from edgespec.models.sources import format_size
+
+__all__ = ["deletion", "described", "find_stored", "name_drafts", "print_stored"]
+
+
+def print_stored(kept: list[StoredDataset]) -> None:
+    """Print a table of what is there for each target, and what of it is damaged."""
+    table = Table("drafts for", "texts", "of yours", "size", "checkpoints", "path", box=None, pad_edge=False)
+    for one in kept:
+        table.add_row(
+            one.target or "?",
+            f"{one.n_texts:,}",
+            f"{one.n_own:,}",
+            format_size(one.data_bytes),
+            format_size(one.checkpoint_bytes) if one.checkpoint_bytes else "-",
+            str(one.folder),
+        )
+    table.columns[-1].overflow = "fold"
+    print_table(table)
+    for path in [path for one in kept for path in one.damaged]:
+        out.print(f"{path}: damaged, not used; `edgespec cache clear` deletes it")
+
+
+def described(kept: StoredDataset) -> dict[str, object]:
+    """Return what --json prints of it."""
+    return {
+        "path": str(kept.folder),
+        "target": kept.target or None,
+        "target_sha256": kept.sha256,
+        "texts": kept.n_texts,
+        "own_texts": kept.n_own,
+        "data_bytes": kept.data_bytes,
+        "checkpoint_bytes": kept.checkpoint_bytes,
+        "damaged": [str(path) for path in kept.damaged],
+    }
+
+
+def deletion(*, whole: bool) -> Deletion | None:
+    """Return how all of it is deleted, or the user's texts alone; None: nothing is there."""
+    kept = [one for one in find_stored() if whole or one.n_own or one.damaged]
+    if not kept:
+        return None
+
+    def run() -> None:
+        for one in kept:
+            _clear(one, everything=whole)
+
+    n_texts = sum(one.n_texts if whole else one.n_own for one in kept)
+    return Deletion(f"{n_texts:,} texts {'and the checkpoints ' if whole else ''}in {forge_root()}", run)
+
+
+def _clear(kept: StoredDataset, *, everything: bool) -> None:
+    if everything:
+        _, n_bytes = delete_dataset(kept.target or kept.sha256, kept.sha256)
+        what = f"{kept.n_texts:,} texts and checkpoints, {format_size(n_bytes)}"
+        out.print(f"{kept.folder}: deleted, {what}")
+        return
+    n = delete_user_texts(kept)
+    out.print(f"{kept.folder}: deleted, {n:,} of {kept.n_texts:,} texts: those of yours")
+    if kept.checkpoint_bytes and kept.n_own:
+        out.print(
+            f"{kept.folder}: its checkpoints may still know of these texts; `edgespec cache clear forge` "
+            "deletes them"
+        )
+
+
+def name_drafts() -> None:
+    """Name the drafts that were trained on what is deleted now."""
+    for draft in draft_records(on_message=message):
+        if draft.uses_own_texts:
+            out.print(
+                f"{draft.name}: kept, a draft trained on your texts, of which it may still know; "
+                f"`edgespec draft remove {draft.name} --data` deletes it, and what is left of its training"
+            )

@@ -1,0 +1,282 @@
+"""The sensors of the machine, and warnings about what disturbed a measurement.
+
+    watch = MachineWatch()         before
+    watch.sample()          right after each run, before the processor cools down
+    watch.warnings()        at the end: one line for each disturbance, with its cure
+
+A check whose file in /proc or /sys is missing gives no warning.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from edgespec.platform.other_load import MOST_OTHER_LOAD, OtherLoad
+from edgespec.platform.power_supply import on_battery
+
+LEAST_SPEED = 0.6
+"""Below this share of its highest clock frequency, the processor was held back. The highest frequency is that
+of a single busy core; with all cores busy, a quarter less is normal."""
+
+MOST_DEGREES = 85.0
+"""Degrees Celsius above which processors slow down, or soon will."""
+
+NEAR_TRIP = 5.0
+"""Warn this many degrees below a zone's trip point, where it slows or switches off the machine."""
+
+MOST_SWAPPED = 16 << 20
+"""Bytes to and from the swap that cause no warning: some pages of idle programs always go there."""
+
+_CPUS = "sys/devices/system/cpu"
+_SLOWING_TRIPS = ("passive", "hot", "critical")  # not "active", which starts a fan
+_TRIPS = range(50, 150)  # degrees; a trip point at 0 or -273 means that there is none
+_UNDER_VOLTAGE, _CAPPED, _THROTTLED, _SOFT_LIMIT = 1, 2, 4, 8  # flags of the Raspberry Pi's firmware
+_EVER = 16  # shift to the flags of what has happened since the machine was switched on
+_FIRMWARE_WORDS = {
+    _UNDER_VOLTAGE: "under-voltage",
+    _CAPPED: "frequency capped",
+    _THROTTLED: "throttled",
+    _SOFT_LIMIT: "soft temperature limit",
+}
+_VCGENCMD_S = 5.0
+_COOLING = "free its vents, give it a fan or a heat sink, and let it rest before the next run"
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """The processor's clock in MHz, least and most over all cores; 0: unknown."""
+
+    governors: tuple[str, ...]
+    least: float
+    most: float
+    now: float
+    """Clock of the fastest core."""
+
+
+def processor_clock(root: Path = Path("/")) -> Clock | None:
+    """Return the processor's clock and its governors; None if the system does not tell. `root`: as above."""
+    names = ("cpuinfo_min_freq", "cpuinfo_max_freq", "scaling_cur_freq")
+    least, most, now = ([int(kHz) / 1000 for kHz in _cpufreq(root, name) if kHz.isdigit()] for name in names)
+    if not most:
+        return None
+    return Clock(tuple(governors(root)), min(least, default=0.0), max(most), max(now, default=0.0))
+
+
+def temperatures(root: Path = Path("/")) -> dict[str, float]:
+    """Return the degrees Celsius of the thermal zones by name, the hottest last."""
+    zones = (root / "sys/class/thermal").glob("thermal_zone*")
+    found = sorted((_number(zone / "temp") / 1000, _text(zone / "type") or zone.name) for zone in zones)
+    hottest = {name: degrees for degrees, name in found if degrees}  # among zones of one name
+    return dict(sorted(hottest.items(), key=lambda zone: zone[1]))
+
+
+@dataclass(frozen=True, slots=True)
+class Throttling:
+    """The voltage and speed that a Raspberry Pi's firmware reports, in words."""
+
+    now: tuple[str, ...]
+    since_start: tuple[str, ...]
+
+
+def throttling(root: Path = Path("/")) -> Throttling | None:
+    """Return what a Raspberry Pi's firmware reports; None on other machines, and if it cannot be asked."""
+    bits = _firmware(root)
+    if bits is None:
+        return None
+    now, since = (
+        tuple(word for bit, word in _FIRMWARE_WORDS.items() if seen & bit) for seen in (bits, bits >> _EVER)
+    )
+    return Throttling(now, since)
+
+
+@dataclass
+class _Observations:
+    """The observations of a watch so far."""
+
+    clocks: list[tuple[float, float]] = field(default_factory=list)
+    """For the fastest core of each sample: the share of its highest frequency, and that frequency in GHz."""
+    zones: dict[Path, float] = field(default_factory=dict)
+    """Highest temperature of each thermal zone, degrees Celsius."""
+    on_battery: bool = False
+    firmware: int = 0
+    """The Raspberry Pi's flags, only those set since the watch began."""
+
+
+class MachineWatch:
+    """Watches the machine from the constructor until `warnings`."""
+
+    def __init__(self, root: Path = Path("/"), *, n_threads: int | None = None) -> None:
+        """Begin to watch. `root`: where /proc, /sys and /usr/bin/vcgencmd are.
+
+        `n_threads`: the benchmark's; processors that it leaves idle may do other work. None: it uses all.
+        """
+        self._root = root
+        usable = len(os.sched_getaffinity(0))
+        self._idle = 0 if n_threads is None else max(0, usable - n_threads)
+        self._load = OtherLoad(root / "proc/stat")
+        self._throttles, self._swapped = _throttles(root), _swapped(root)
+        self._firmware = _firmware(root) or 0
+        self._seen = _Observations()
+        self._look()
+
+    def sample(self) -> None:
+        """Note the clock frequency and what may change again. Call it right after each run."""
+        if clocks := _clocks(self._root):
+            self._seen.clocks.append(max(clocks))  # the other cores may be idle already
+        self._look()
+
+    def warnings(self) -> tuple[str, ...]:
+        """Return a line for each disturbance since the watch began, with its cure."""
+        self._look()
+        return (
+            *self._of_other_programs(),
+            *self._of_power(),
+            *self._of_clocks(),
+            *self._of_heat(),
+            *self._of_firmware(),
+            *self._of_swap(),
+        )
+
+    def _look(self) -> None:
+        """Note what may change again: use of the battery, the firmware's flags, temperatures."""
+        seen = self._seen
+        seen.on_battery = seen.on_battery or on_battery(self._root)
+        bits = _firmware(self._root) or 0
+        seen.firmware |= bits % (1 << _EVER) | (bits & ~self._firmware) >> _EVER
+        for zone in (self._root / "sys/class/thermal").glob("thermal_zone*"):
+            degrees = _number(zone / "temp") / 1000
+            seen.zones[zone] = max(degrees, seen.zones.get(zone, degrees))
+
+    def _of_other_programs(self) -> Iterator[str]:
+        busy = self._load.processors()
+        if busy is not None and busy > MOST_OTHER_LOAD + self._idle / 2:  # two may share a core
+            yield f"other programs kept {busy:.1f} processors busy; stop them and run the benchmark again"
+
+    def _of_power(self) -> Iterator[str]:
+        if self._seen.on_battery:
+            yield "the machine ran on its battery, where processors are slower; plug it in"
+
+    def _of_clocks(self) -> Iterator[str]:
+        if not self._seen.clocks:
+            return
+        share, highest = statistics.median_low(self._seen.clocks)
+        if share >= LEAST_SPEED:
+            return
+        yield (
+            f"the processor ran at {share * highest:.1f} of {highest:.1f} GHz; let it cool, use its own "
+            f"power supply, or lift a limit in /{_CPUS}/cpu*/cpufreq/scaling_max_freq"
+        )
+        slow = [name for name in governors(self._root) if name != "performance"]
+        offered = _cpufreq(self._root, "scaling_available_governors")
+        if slow and (not offered or any("performance" in line.split() for line in offered)):
+            yield (
+                f"the frequency governor is {', '.join(slow)}, which may be why; set it with "
+                f"`echo performance | sudo tee /{_CPUS}/cpu*/cpufreq/scaling_governor`"
+            )
+
+    def _of_heat(self) -> Iterator[str]:
+        now = _throttles(self._root)
+        times = max((count - self._throttles.get(file, count) for file, count in now.items()), default=0)
+        if times > 0:
+            yield f"the processor slowed down for heat {times} times; {_COOLING}"
+        hot = [(degrees, zone) for zone, degrees in self._seen.zones.items() if degrees >= _limit(zone)]
+        if hot:
+            degrees, zone = max(hot)
+            name = _text(zone / "type") or zone.name
+            yield f"the machine was {degrees:.0f} degrees hot ({name}); {_COOLING}"
+
+    def _of_firmware(self) -> Iterator[str]:
+        bits = self._seen.firmware
+        if bits & _UNDER_VOLTAGE:
+            yield "the Raspberry Pi had too low a voltage; use a stronger power supply and a short cable"
+        if bits & (_CAPPED | _THROTTLED | _SOFT_LIMIT):
+            yield "the Raspberry Pi's firmware slowed the processor down; give it a fan or a heat sink"
+
+    def _of_swap(self) -> Iterator[str]:
+        moved = _swapped(self._root) - self._swapped
+        if moved > MOST_SWAPPED:
+            yield (
+                f"{moved >> 20:,} MiB went to the swap and back, since memory was short; close other "
+                "programs, or choose a smaller quantization"
+            )
+
+
+# ---- what the system says ----
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _number(file: Path) -> int:
+    """Return the number in a file; 0 if there is no file or no number."""
+    try:
+        return int(_text(file))
+    except ValueError:
+        return 0
+
+
+def _cpufreq(root: Path, name: str) -> list[str]:
+    """Return the contents of each processor's cpufreq file of that name."""
+    return list(filter(None, map(_text, (root / _CPUS).glob(f"cpu[0-9]*/cpufreq/{name}"))))
+
+
+def governors(root: Path) -> list[str]:
+    """Return the names of the governors that set the processors' clocks."""
+    return sorted(set(_cpufreq(root, "scaling_governor")))
+
+
+def _clocks(root: Path) -> list[tuple[float, float]]:
+    """Return, for each processor, the share of its highest frequency, and that frequency in GHz."""
+    found = []
+    for folder in (root / _CPUS).glob("cpu[0-9]*/cpufreq"):
+        now, highest = (_number(folder / name) for name in ("scaling_cur_freq", "cpuinfo_max_freq"))  # kHz
+        if now and highest:
+            found.append((now / highest, highest / 1e6))
+    return found
+
+
+def _throttles(root: Path) -> dict[Path, int]:
+    """Return how often heat slowed down each processor, or its package, since the machine started."""
+    files = (root / _CPUS).glob("cpu[0-9]*/thermal_throttle/*_throttle_count")
+    return {file: _number(file) for file in files}
+
+
+def _limit(zone: Path) -> float:
+    """Return the temperature from which a thermal zone is worth a warning."""
+    slowing = []
+    for kind in zone.glob("trip_point_*_type"):
+        degrees = _number(kind.with_name(kind.name.replace("_type", "_temp"))) // 1000
+        if _text(kind) in _SLOWING_TRIPS and degrees in _TRIPS:
+            slowing.append(degrees - NEAR_TRIP)
+    return min(slowing, default=MOST_DEGREES)
+
+
+def _firmware(root: Path) -> int | None:
+    """Return the Raspberry Pi firmware's flags for voltage and throttling; None on other machines."""
+    program = root / "usr/bin/vcgencmd"
+    if not program.exists():
+        return None
+    try:
+        said = subprocess.run(
+            [program, "get_throttled"], capture_output=True, text=True, timeout=_VCGENCMD_S, check=False
+        ).stdout
+        return int(said.strip().removeprefix("throttled="), 16)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
+
+
+def _swapped(root: Path) -> int:
+    """Return the bytes that went to and from the swap since the machine started."""
+    pairs = (line.split() for line in _text(root / "proc/vmstat").splitlines())
+    counts = {pair[0]: pair[1] for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
+    pages = sum(int(counts.get(name, 0)) for name in ("pswpin", "pswpout"))
+    return pages * os.sysconf("SC_PAGE_SIZE")

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import proven
 from command_line import copy_self_test, python_path
 from edgespec.errors import EdgespecError
 from edgespec.llama import kernels as kernels_room
@@ -91,6 +92,20 @@ def pytest_configure(config: pytest.Config) -> None:
     """Test the kernels before there are workers, once for all of them."""
     if not IS_WORKER and getattr(config.option, "dist", "no") != "no":
         kernels_room.load()
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Note which groups passed in a whole run, so that CI may leave them out (proven.py)."""
+    options = session.config.option
+    if exitstatus or IS_WORKER or options.keyword or options.markexpr or options.collectonly or options.lf:
+        return
+    if session.config.args_source is not pytest.Config.ArgsSource.TESTPATHS or session.testsfailed:
+        return
+    left_out = {str(path) for path in options.ignore or ()}
+    groups = proven.GROUPS.items()
+    proven.record(
+        {name: proven.fingerprint(one) for name, one in groups if not left_out & {*proven.files_of(one)}}
+    )
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for the groups

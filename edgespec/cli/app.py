@@ -57,8 +57,10 @@ class _Root(TyperGroup):
             raise UsageError(f"{first}: a command comes first, as in `edgespec run {first} ...`")
         return super().parse_args(ctx, args)
 
+    _broken: tuple[str, ...] = ()
+
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401 - typer's own signature, over a private click
-        return list(offered(COMMANDS))
+        return [name for name in offered(COMMANDS) if name not in self._broken]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401
         if cmd_name in self.commands:
@@ -81,6 +83,7 @@ class _Root(TyperGroup):
             except UsageError as error:
                 if is_ours(point):
                     raise
+                self._broken += (name,)
                 message(line_of(error))
 
     def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401

@@ -20,7 +20,9 @@ from edgespec.apps.forge import builder, data_stage
 from edgespec.apps.forge.commands import draft_options
 from edgespec.apps.forge.evaluation_process import EvaluationSettings
 from edgespec.cli import app, options
+from edgespec.cli.app import COMMANDS
 from edgespec.decoding.options import SPAN
+from edgespec.platform.plugins import offered
 from terminals import Terminal
 
 ANSWER = "called with"
@@ -223,8 +225,7 @@ def modules_after(code, environment):
 def test_only_what_is_completed_is_loaded(child_environment, words, loaded):
     environment = {**child_environment, **asking(*words)}
     modules = modules_after("from edgespec.cli import main\nmain([])", environment)
-    commands = ("run", "chat", "bench", "energy", "models", "draft", "cache")
-    assert {name for name in commands if f"edgespec.cli.{name}" in modules} == loaded
+    assert {point.name for point in offered(COMMANDS).values() if point.module in modules} == loaded
     assert not modules & HEAVY
 
 
@@ -245,7 +246,7 @@ def test_no_command_loads_anything_heavy_before_it_is_called(child_environment):
         "for name in root.list_commands(None): assert root.get_command(None, name).params is not None\n"
     )
     modules = modules_after(code, child_environment)
-    assert {f"edgespec.cli.{name}" for name in ("run", "compare", "doctor", "cache", "draft")} <= modules
+    assert {point.module for point in offered(COMMANDS).values()} <= modules
     assert not modules & HEAVY
 
 

@@ -3,21 +3,103 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from edgespec.cli.console import INTERRUPTED, guarded_streams, line_of, message, out, print_error
-from edgespec.cli.help_text import in_paragraphs, mend_help
 from edgespec.cli.llama_cpp_options import as_options_here
-from edgespec.cli.shells import mend_completion
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.platform.files import ignored_folders
 from edgespec.platform.limits import address_limit, is_refusal, why_refused
 from edgespec.platform.plugins import is_ours, load, offered
+
+# ---- completion in shells beyond typer's: names with colons in bash, the first Tab in zsh ----
+
+
+_AT_THE_FIRST_TAB = '\nif [[ $zsh_eval_context[-1] == loadautofunc ]]; then %(complete_func)s "$@"; fi\n'
+
+
+def mend_completion() -> None:
+    """Change typer's classes and scripts; nothing for a typer that has others."""
+    # zsh reads the script at the first Tab; as typer writes it, only the second one would complete.
+    with suppress(AttributeError, KeyError):  # private names, which another typer may not have
+        typer._completion_shared._completion_scripts["zsh"] += _AT_THE_FIRST_TAB
+    with suppress(AttributeError):
+        bash: Any = typer._completion_classes.BashComplete
+        formatted, read = bash.format_completion, bash.get_completion_args
+
+        def format_completion(self: Any, item: Any) -> str:  # noqa: ANN401 - of typer's private click
+            return str(formatted(self, item))[getattr(self, "n_typed", 0) :]
+
+        def get_completion_args(self: Any) -> tuple[list[str], str]:  # noqa: ANN401
+            _join_words()
+            args, incomplete = read(self)
+            self.n_typed = incomplete.rfind(":") + 1
+            return args, incomplete
+
+        bash.format_completion, bash.get_completion_args = format_completion, get_completion_args
+
+
+def _join_words() -> None:
+    """Put the words that bash broke at colons together in its variables."""
+    words, last = os.environ.get("COMP_WORDS", "").split("\n"), os.environ.get("COMP_CWORD", "")
+    if not last.isdecimal():
+        return
+    joined: list[str] = []
+    glued = False  # whether the last word ends in a colon that bash broke at
+    at = int(last)
+    for i, word in enumerate(words[: int(last) + 1]):
+        is_colon = bool(word) and not word.strip(":")
+        if joined and i > 1 and (is_colon or glued):
+            joined[-1] += word
+            at -= 1
+        else:
+            joined.append(word)
+        glued = is_colon
+    os.environ["COMP_WORDS"], os.environ["COMP_CWORD"] = "\n".join(joined), str(at)
+
+
+# ---- changes to typer's --help: flags without a type, choices that wrap, paragraphs of whole lines ----
+
+
+_LONG = 24  # characters of a type's column: longer choices may go on in its next line
+
+
+def in_paragraphs(text: str) -> str:
+    """Return a docstring with each paragraph in one line, which the terminal's width wraps."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
+
+
+def mend_help() -> None:
+    """Change how typer shows the types of options and arguments."""
+    for kind in (TyperOption, TyperArgument):
+        _mend(kind)
+
+
+def _mend(kind: Any) -> None:  # noqa: ANN401 - typer's own classes
+    typer_shows = kind.display_type_rich
+
+    def display_type_rich(self: Any, ctx: Any) -> str | None:  # noqa: ANN401
+        """Return the type; None for a flag, which takes no value."""
+        if getattr(self, "is_flag", False):
+            return None
+        shown = typer_shows(self, ctx)
+        if shown is None or (kind is TyperOption and self.metavar is not None):
+            return shown if shown is None else str(shown)
+        shown = re.sub(r"list\[(.*)\]", r"\1", str(shown)).replace(" range>", ">")
+        return shown.replace("|", " | ") if len(shown) > _LONG else shown
+
+    kind.display_type_rich = display_type_rich
+
+
+# ---- app ----
+
 
 COMMANDS = "edgespec.commands"
 """The entry points that commands are found by. A function says with `groups.shown` where help shows it."""

@@ -139,8 +139,8 @@ def chat_command(
 
 def _type(chat: Chat, *, cache: bool) -> None:
     """Answer what is typed in a terminal."""
-    from edgespec.cli.chat_lines import COMMANDS
-    from edgespec.cli.line_editor import (  # takes 0.1 s to import
+    from edgespec.cli.chat_lines import (  # takes 0.1 s to import
+        COMMANDS,
         LineEditor,
         PlainLines,
         is_dumb,

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
 from edgespec.cli.completion import complete_model, complete_name
-from edgespec.cli.console import err, message, out, print_table
+from edgespec.cli.console import err, message, out, print_line, print_table
 from edgespec.cli.made_drafts import described, drafts_table
-from edgespec.cli.models_pair import pair_command
-from edgespec.cli.models_scan import scan_command
-from edgespec.cli.options import JsonOption
-from edgespec.cli.progress import PullDisplay, pull_shown
+from edgespec.cli.options import JsonOption, read_text
+from edgespec.cli.progress import PullDisplay, pull_named, pull_shown
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.draft_records import draft_records
 from edgespec.models.entries import Entry, Registry
@@ -37,8 +35,291 @@ from edgespec.models.registry import (
 from edgespec.models.resolve import locate, resolve
 from edgespec.models.sources import format_size
 from edgespec.models.store import Store
+from edgespec.models.suites import DEFAULT, load_suite
 from edgespec.models.verification import Verification
 from edgespec.platform.files import expand_user
+
+if TYPE_CHECKING:
+    from edgespec.drafting.foreign.overlap import Overlap
+    from edgespec.models.found.facts import FactsReader, ModelFacts
+
+
+# ---- `edgespec models pair`: tells whether a draft would help a target, even with another vocabulary ----
+
+
+_MEASURED = ("code", "chat", "reasoning")  # categories of the suite, a prompt of each
+_MEASURED_TOKENS = 64
+
+
+def pair_command(
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="The model that decides: a file, a name, or hf:...", autocompletion=complete_model
+        ),
+    ],
+    draft: Annotated[
+        str,
+        typer.Argument(help="The small model that would draft for it.", autocompletion=complete_model),
+    ],
+    *,
+    text: Annotated[
+        Path | None,
+        typer.Option(
+            "--text", help="UTF-8 text like yours, to weigh tokens by.", show_default="the shipped prompts"
+        ),
+    ] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Run both models on a few prompts: the acceptance is measured.")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """Compare two models' vocabularies: should the one draft for the other?
+
+    Without --measure only the tokenizers are loaded, and what is expected is an estimate.
+    """
+    from edgespec.drafting.foreign.overlap import suite_text
+    from edgespec.llama.gguf_header import read_header
+    from edgespec.models.resolve import resolve
+
+    words = suite_text() if text is None else _read(text)
+    pull_named(target, draft)
+    paths = resolve(target), resolve(draft)
+    for name, path in zip((target, draft), paths, strict=True):
+        if read_header(path).only_drafts:
+            raise UsageError(f"{name}: a draft head, which has no vocabulary of its own; name a model")
+    with err.status("comparing the vocabularies"):
+        overlap = _overlap(*paths, words)
+    if measure:
+        with err.status("running both models"):
+            overlap = _measured(*paths, overlap)
+    if json:
+        out.print_json(data={"target": target, "draft": draft, **_pair_described(overlap)})
+    else:
+        _print(overlap)
+
+
+def _overlap(target: Path, draft: Path, words: str) -> Overlap:
+    from edgespec.drafting.foreign.overlap import find_overlap
+    from edgespec.drafting.foreign.vocabulary_map import map_vocabularies
+    from edgespec.llama.weights import Model
+
+    with Model(target, vocab_only=True) as ours, Model(draft, vocab_only=True) as theirs:
+        return find_overlap(ours, theirs, map_vocabularies(ours, theirs), words)
+
+
+def _measured(target: Path, draft: Path, overlap: Overlap) -> Overlap:
+    from edgespec.drafting.foreign.overlap import measure_agreement, with_agreement
+    from edgespec.llama.weights import Model
+    from edgespec.platform.cpu import default_threads
+
+    chosen = load_suite(DEFAULT).select(_MEASURED, 1).prompts
+    with Model(target) as ours, Model(draft) as theirs:
+        if not (ours.can_rewind and theirs.can_rewind):
+            raise EdgespecError("--measure: one of the models cannot take tokens back")
+        prompts = [
+            ours.tokenize_chat([{"role": "user", "content": prompt.text}])
+            if ours.chat_template
+            else ours.tokenize(prompt.text, add_special=True, parse_special=False)
+            for prompt in chosen
+        ]
+        shares = measure_agreement(
+            ours, theirs, prompts, n_tokens=_MEASURED_TOKENS, n_threads=default_threads()
+        )
+    return with_agreement(overlap, shares)
+
+
+def _pair_described(overlap: Overlap) -> dict[str, Any]:
+    return {
+        **asdict(overlap),
+        "acceptance": overlap.acceptance,
+        "worth": overlap.worth,
+        "advice": overlap.advice,
+    }
+
+
+def _print(overlap: Overlap) -> None:
+    print_line("target", f"{overlap.n_target:,} tokens ({overlap.types[0]})")
+    print_line("draft", f"{overlap.n_draft:,} tokens ({overlap.types[1]}), {overlap.cost:.0%} of its size")
+    if overlap.equal:
+        print_line("shared", "the vocabularies are the same: nothing has to be translated")
+    else:
+        print_line("shared", f"{overlap.n_shared:,} tokens; {overlap.coverage:.0%} of a text's are such")
+        print_line(
+            "text",
+            f"{overlap.compression:.2f} tokens of the draft for one of the target, {overlap.same:.0%} cut "
+            f"the same (over {overlap.n_tokens:,})",
+        )
+    how = "estimated from the vocabularies" if overlap.measured is None else "measured"
+    print_line("accepted", f"{overlap.acceptance:.0%} of the drafted tokens, {how}")
+    print_line("advice", overlap.advice)
+
+
+def _read(file: Path) -> str:
+    text = read_text(file)
+    if not text.strip():
+        raise UsageError("empty; give a text of a few lines or more", field="text", value=file)
+    return text
+
+
+# ---- `edgespec models scan`: models on this disk, whoever pulled them ----
+
+
+_SHOWN_DIGITS = 6  # of a vocabulary's fingerprint
+
+
+@dataclass(frozen=True, slots=True)
+class ScannedModel:
+    """A model, what its header tells, and its draft."""
+
+    model: FoundModel
+    facts: ModelFacts | None
+    """None for one that cannot be used."""
+    problem: str = ""
+    """Why it cannot, in one line."""
+    draft: str | None = None
+    """The draft on this disk that a run would take."""
+    speedup: float | None = None
+    """Its estimated speed, in plain decoding's; None for the draft of a pair, or one made here."""
+    to_pull: str | None = None
+    """A draft that would be worth pulling, where there is none."""
+
+
+def scan_command(
+    folders: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="FOLDER", help="More folders to look into; for always: `folders` in models.toml."
+        ),
+    ] = None,
+    *,
+    json: JsonOption = False,
+) -> None:
+    """List the models on this disk: edgespec's, Ollama's, LM Studio's, llama.cpp's, the hub's cache.
+
+    Headers are read, no weights. A draft is one with the same vocabulary that is worth trying.
+    """
+    from edgespec.models.found.facts import FactsReader
+
+    listing = list_found([expand_user(folder).absolute() for folder in folders or ()])
+    reader = FactsReader()
+    with err.status("reading headers"):
+        scanned = _scanned(listing.models, reader)
+        reader.save()
+    if json:
+        out.print_json(data={"models": [*map(_described, scanned)], "problems": listing.problems})
+        return
+    if scanned:
+        print_table(_table(scanned))
+    for one in scanned:
+        if one.problem:
+            message(f"{one.model.name}: {one.problem}")
+    for problem in listing.problems:
+        message(problem)
+
+
+def _scanned(models: list[FoundModel], reader: FactsReader) -> list[ScannedModel]:
+    found = []
+    for model in models:
+        try:
+            facts = reader.read(model.checked())
+        except EdgespecError as error:
+            problem = model.problem or str(error).removeprefix(f"{model.path}: ")
+            found.append(ScannedModel(model, None, problem))
+            continue
+        found.append(ScannedModel(model, facts) if facts.kind else _with_draft(model, facts, models, reader))
+    return found
+
+
+def _with_draft(
+    model: FoundModel, facts: ModelFacts, models: list[FoundModel], reader: FactsReader
+) -> ScannedModel:
+    """Return a text-generating model with the draft that a run would take."""
+    from edgespec.drafting.found_drafts import best_draft
+    from edgespec.engine.model_choice import choose_models
+    from edgespec.models.draft_records import is_here
+    from edgespec.models.found.suggestions import draft_to_pull
+
+    _, registered = choose_models(model.name, None)
+    if registered and is_here(registered):
+        return ScannedModel(model, facts, draft=registered)
+    if best := best_draft(model.path, facts, model.size, models, reader):
+        return ScannedModel(model, facts, draft=best.model.name, speedup=best.speedup)
+    names = f"{model.name} {model.path.name}"
+    entry = draft_to_pull(load_registry(), names, facts, model.size)
+    return ScannedModel(model, facts, to_pull=registered or (entry.name if entry else None))
+
+
+def _described(one: ScannedModel) -> dict[str, Any]:
+    """Return the JSON object of a model."""
+    from edgespec.llama.kernel_coverage import kernel_coverage
+
+    model, facts = one.model, one.facts
+    covered = kernel_coverage(facts.matrices) if facts else None
+    return {
+        "name": model.name,
+        "source": model.source,
+        "path": str(model.path),
+        "size": model.size,
+        "sha256": model.sha256,
+        "problem": one.problem or None,
+        "not_used": [*model.notes],
+        "kind": (facts.kind or "model") if facts else None,
+        "architecture": facts.architecture if facts else None,
+        "title": facts.title if facts else None,
+        "parameters": facts.parameters if facts else None,
+        "quantization": facts.quantization if facts else None,
+        "vocabulary": (facts.vocabulary or None) if facts else None,
+        "kernels": {"share": covered.share, "declined": [*covered.declined]} if covered else None,
+        "draft": one.draft,
+        "draft_speedup": one.speedup,
+        "worth_pulling": one.to_pull,
+    }
+
+
+def _table(scanned: list[ScannedModel]) -> Table:
+    from edgespec.llama.kernel_coverage import kernel_coverage
+
+    table = Table("name", "architecture", "params", "quant", "size", "vocabulary", "kernels", "draft")
+    table.box, table.pad_edge = None, False
+    for one in scanned:
+        facts, size = one.facts, format_size(one.model.size)
+        if facts is None:
+            table.add_row(one.model.name, "not usable", "-", "-", size, "-", "-", "-")
+        elif facts.kind:
+            table.add_row(one.model.name, facts.kind, "-", facts.quantization or "-", size, "-", "-", "-")
+        else:
+            table.add_row(
+                one.model.name,
+                facts.architecture,
+                facts.size_label or _parameters(facts.parameters),
+                facts.quantization,
+                size,
+                _short(facts.vocabulary),
+                str(kernel_coverage(facts.matrices) or "-"),
+                _draft(one),
+            )
+    return table
+
+
+def _draft(one: ScannedModel) -> str:
+    if one.draft:
+        return one.draft + (f" (estimated {one.speedup:.1f}x)" if one.speedup else "")
+    return f"none; worth pulling: {one.to_pull}" if one.to_pull else "-"
+
+
+def _parameters(n: int) -> str:
+    """Return a number of parameters as models are called: "1.5B", "494M"."""
+    return f"{n / 1e9:.1f}B" if n >= 1e9 else f"{n / 1e6:.0f}M" if n >= 1e6 else f"{n / 1e3:.0f}k"
+
+
+def _short(vocabulary: str) -> str:
+    name, _, digits = vocabulary.rpartition("-")
+    return f"{name}-{digits[:_SHOWN_DIGITS]}" if name else "-"
+
+
+# ---- models ----
+
 
 models_app = typer.Typer(
     rich_help_panel="Models and drafts",

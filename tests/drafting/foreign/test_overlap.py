@@ -175,7 +175,7 @@ def test_wrong_requests(tiny_path, other_path, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gemma-3-270m-q4_k_m"])
 def test_the_estimate_is_near_what_is_measured(pair, monkeypatch, name):
-    monkeypatch.setattr("edgespec.cli.models_pair._MEASURED_TOKENS", 24)
+    monkeypatch.setattr("edgespec.cli.models._MEASURED_TOKENS", 24)
     try:
         path = resolve(name)
     except EdgespecError as reason:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgespec.apps.speech.speech_model import pull_speech
 from edgespec.cli.completion import complete_model
 from edgespec.cli.console import err, message
 from edgespec.cli.groups import option_group
@@ -196,4 +195,6 @@ class SpeechServing:
     def pull(self) -> None:
         """Get models that are not here."""
         if self.speech is not None:
+            from edgespec.apps.speech.speech_model import pull_speech
+
             pull_speech(self.speech, self.speech_draft)

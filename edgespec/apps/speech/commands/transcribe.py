@@ -13,7 +13,6 @@ from edgespec.apps.speech.commands.transcribe_options import (
     SpeechModels,
     SpeechOutput,
 )
-from edgespec.apps.speech.speech_model import pull_speech
 from edgespec.cli.console import INTERRUPTED, err, line_of, message, out, print_error
 from edgespec.cli.groups import grouped, shown
 from edgespec.cli.progress import WorkDisplay
@@ -47,7 +46,7 @@ def transcribe_command(
         )
     from edgespec.apps.energy import EnergyMeter
     from edgespec.apps.speech.opening import open_transcriber
-    from edgespec.apps.speech.speech_model import is_english
+    from edgespec.apps.speech.speech_model import is_english, pull_speech
     from edgespec.apps.speech.vocabulary import check_english
     from edgespec.apps.speech.voice import check_detector
 
@@ -129,7 +128,7 @@ class _Run:
     def _file(self, file: str) -> bool:
         """Hear one file; return whether that came to its end."""
         from edgespec.apps.speech.audio import read_audio
-        from edgespec.apps.speech.commands.transcribe_writer import SegmentWriter
+        from edgespec.apps.speech.commands.transcribe_options import SegmentWriter
         from edgespec.apps.speech.voice import speech_spans
 
         samples = read_audio(file, track=self._heard.track, on_message=message)
@@ -162,7 +161,7 @@ class _Run:
 
     def _live(self) -> bool:
         """Hear standard input; return whether that came to its end."""
-        from edgespec.apps.speech.commands.transcribe_live import hear_live
+        from edgespec.apps.speech.commands.transcribe_options import hear_live
 
         transcript = hear_live(self._transcriber, self._output, self._meter)
         self._finish("standard input", transcript)

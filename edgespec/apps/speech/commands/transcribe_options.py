@@ -2,22 +2,98 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.live import Live
+from rich.text import Text
 
 from edgespec.apps.speech.choices import DEFAULT_MODEL, TranscriptFormat
 from edgespec.cli.completion import complete_model
+from edgespec.cli.console import err, message, out
 from edgespec.cli.groups import option_group
 from edgespec.cli.options import DRAFTING, OUTPUT, EnergyOption, ThreadsOption, WattsOption
+from edgespec.cli.render import printable
 from edgespec.errors import UsageError
 from edgespec.llama.choices import KernelsChoice
 from edgespec.platform.files import check_folder, check_writable
 
 if TYPE_CHECKING:
+    from edgespec.apps.energy import EnergyMeter
     from edgespec.apps.speech.options import SpeechOptions
+    from edgespec.apps.speech.transcriber import Transcriber
+    from edgespec.apps.speech.transcript import Segment, Transcript
+
+
+# ---- writes the segments of a transcript to stdout while it is made ----
+
+
+class SegmentWriter:
+    """Writes segments to stdout as they come, in forms that are written so."""
+
+    def __init__(self, output: SpeechOutput, *, n_files: int) -> None:
+        """Write as `output` says, one of `n_files`."""
+        from edgespec.apps.speech.formats import opening
+
+        self._output = output
+        self._is_on = output.output is None and not output.json and output.format != "json"
+        self._n = 1
+        if self._is_on and (start := opening(output.format)):
+            sys.stdout.write(start)
+        self._shows_times = self._is_on and output.format == "txt" and out.is_terminal and n_files == 1
+
+    def write(self, segment: Segment) -> None:
+        """Write a segment, flushed: somebody may be reading along."""
+        if not self._is_on:
+            return
+        from edgespec.apps.speech.formats import clock, cues
+
+        for cue in cues([segment], self._output.format, words=self._output.words, first=self._n):
+            times = f"[{clock(segment.start_s, 'vtt')}] " if self._shows_times else ""
+            sys.stdout.write(times + (printable(cue) if out.is_terminal else cue))
+            self._n += 1
+        sys.stdout.flush()
+
+
+# ---- standard input heard live: the final text on stdout, in a terminal the hypothesis below it ----
+
+
+def hear_live(transcriber: Transcriber, output: SpeechOutput, meter: EnergyMeter | None) -> Transcript:
+    """Hear standard input to its end or Ctrl-C, and return its text."""
+    from edgespec.apps.speech.audio import stream_audio
+    from edgespec.apps.speech.live import Hypothesis, LiveHearing
+
+    hearing = LiveHearing(transcriber, stream_audio(sys.stdin.buffer, on_message=message))
+    writer = SegmentWriter(output, n_files=1)
+    window = meter.begin() if meter else None
+    try:
+        with Live(console=err, transient=True, auto_refresh=False) as live:
+            while True:
+                try:
+                    for event in hearing.events():
+                        if isinstance(event, Hypothesis):
+                            if err.is_terminal:
+                                live.update(Text(printable(event.text), style="dim"), refresh=True)
+                        else:
+                            writer.write(event)
+                    break
+                except KeyboardInterrupt:  # the end of what a microphone hears; a second one ends the work
+                    if hearing.stopped:
+                        raise
+                    hearing.stop()
+    except KeyboardInterrupt:
+        pass  # what was heard so far is kept
+    finally:
+        if window:
+            hearing.transcript.energy = window.end()
+    return hearing.transcript
+
+
+# ---- transcribe_options ----
+
 
 _DECODING = "Decoding (defaults and meaning as in openai-whisper)"
 

@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "energy": ("EnergyMeter", "Measurement"),
+    "apps.energy": ("EnergyMeter", "Measurement"),
     "engine.engine": ("Engine",),
     "errors": ("EdgespecError", "UsageError"),
     "decoding.grammar.grammar": ("Grammar",),

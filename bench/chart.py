@@ -40,9 +40,13 @@ class Theme:
     text: str
     baseline: str
     edgespec: str
+    background: str
 
 
-THEMES = (Theme("light", "#1f2328", "#9aa3ad", "#0a7d55"), Theme("dark", "#e6edf3", "#6e7681", "#3fcf8e"))
+THEMES = (
+    Theme("light", "#1f2328", "#9aa3ad", "#0a7d55", "#ffffff"),
+    Theme("dark", "#e6edf3", "#6e7681", "#3fcf8e", "#0d1117"),
+)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 MAX_MODULE_LINES = 800
 MAX_FUNCTION_LINES = 59
 
-LOOSE_MODULES = ("__init__.py", "__main__.py", "errors.py", "_core.pyi")
+LOOSE_MODULES = ("__init__.py", "__main__.py", "errors.py", "testing.py", "_core.pyi")
 """The modules that lie in edgespec/ itself, in no package."""
 
 BAD_FIRST_WORDS = ("Of", "By", "As", "Those", "It", "What")

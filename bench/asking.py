@@ -90,7 +90,7 @@ class Bench:
             params=SamplingParams(temperature=temperature),
             seed=turn if self.one_text(temperature) else None,
             n_predict=self.n_predict(prompt),
-            drafter=variant.drafter,
+            drafter=variant.chosen,
             gamma=variant.gamma,
         )
         if variant.name == AUTO:
@@ -126,9 +126,9 @@ class Bench:
         """Make the contexts large enough for every prompt, and run each drafter once."""
         sizes = {p: len(self._engine.prompt_tokens(p.text)) + self.n_predict(p) for p in prompts}
         longest = max(sizes, key=lambda prompt: sizes[prompt])
-        for variant in {variant.drafter: variant for variant in variants}.values():
+        for variant in {variant.chosen: variant for variant in variants}.values():
             stream = self._engine.stream(
-                longest.text, n_predict=self.n_predict(longest), drafter=variant.drafter, gamma=variant.gamma
+                longest.text, n_predict=self.n_predict(longest), drafter=variant.chosen, gamma=variant.gamma
             )
             for _ in itertools.islice(stream, FEWEST):
                 pass

@@ -139,7 +139,7 @@ def main() -> None:
                 pass_at_1(
                     engine,
                     problems,
-                    drafter=variant.drafter,
+                    drafter=variant.chosen,
                     cascade=variant.cascade,
                     lenience=variant.lenience,
                 )

@@ -91,9 +91,11 @@ def chat_command(
     from edgespec.decoding.options import Options
     from edgespec.platform.signals import SignalPipe
 
+    drafter = drafting.chosen()
     refuse_contradictions(
         {
             **models.contradictions(drafting.drafter),
+            **drafting.contradictions(),
             "--json and --show-draft": output.json and output.show_draft,
             "--system and --load": beginning.system is not None and beginning.load is not None,
         }
@@ -110,7 +112,6 @@ def chat_command(
     if output.show_draft and not out.is_terminal:
         message("--show-draft has an effect only in a terminal")
     conversation = beginning.conversation()
-    drafter = drafting.chosen()
     names = models.pull(drafter, length.compute, chat_template=beginning.chat_template)
     with (
         SignalPipe() as signals,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from typing import get_args
 
+from edgespec.decoding.choices import DrafterName, installed_drafters
 from edgespec.errors import EdgespecError
 from edgespec.models.draft_records import draft_records
 from edgespec.models.entries import Registry
@@ -37,6 +39,11 @@ def complete_draft() -> list[str]:
         return [draft.name for draft in draft_records()]
     except (EdgespecError, OSError):
         return []
+
+
+def complete_drafter() -> list[str]:
+    """Return the drafters that can be named without a class."""
+    return [*get_args(DrafterName), *installed_drafters()]
 
 
 def complete_name() -> list[str]:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Annotated, Literal, Self, TypedDict, Unpack, cast, get_args
 
 import typer
 
-from edgespec.cli.completion import complete_model, complete_name, complete_pair
+from edgespec.cli.completion import complete_drafter, complete_model, complete_name, complete_pair
 from edgespec.cli.console import err, message
 from edgespec.cli.groups import option_group
 from edgespec.cli.local_run import Loading, switches
 from edgespec.cli.progress import pull_named
-from edgespec.decoding.choices import DRAFTLESS, DrafterName
+from edgespec.decoding.choices import DrafterChoice, DrafterName, is_draftless, is_plugin
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.model_choice import choose_models
 from edgespec.errors import UsageError
@@ -36,6 +36,8 @@ NODES = "Nodes (docs/nodes.md)"
 LOSSY = "Lossy: faster, and not the target's text (docs/cascade.md)"
 OUTPUT = "Output"
 PROMPT = "Prompt"
+DRAFTERS = "|".join((*get_args(DrafterName), "MODULE:CLASS", "FILE.py:CLASS"))
+"""Values of `--drafter`."""
 _DEFAULT = SamplingParams()
 _SAMPLING = "Sampling (defaults and meaning as in llama.cpp)"
 
@@ -125,11 +127,12 @@ class ModelChoice:
         ),
     ] = None
 
-    def contradictions(self, drafter: DrafterName | None = None) -> dict[str, bool]:
+    def contradictions(self, drafter: str | None = None) -> dict[str, bool]:
         """Return the options for `refuse_contradictions`; `drafter` as asked for."""
         return {
             "--pair and --target or --draft": self.pair is not None and bool(self.target or self.draft),
-            f"--draft and --drafter {drafter}": self.draft is not None and drafter in (*DRAFTLESS, "mtp"),
+            f"--draft and --drafter {drafter}": bool(self.draft and drafter)
+            and (is_draftless(drafter or "") or drafter == "mtp"),
         }
 
     def names(self, *, writes: bool = False) -> tuple[str | None, str | None]:
@@ -158,7 +161,7 @@ class ModelChoice:
 
     def choose(
         self,
-        drafter: DrafterName,
+        drafter: DrafterChoice,
         compute: Compute,
         *,
         writes: bool = False,
@@ -183,7 +186,7 @@ class ModelChoice:
 
     def pull(
         self,
-        drafter: DrafterName,
+        drafter: DrafterChoice,
         compute: Compute,
         *,
         writes: bool = False,
@@ -206,7 +209,7 @@ class ModelFirst(ModelChoice):
         ),
     ] = None
 
-    def contradictions(self, drafter: DrafterName | None = None) -> dict[str, bool]:
+    def contradictions(self, drafter: str | None = None) -> dict[str, bool]:
         """Return the options for `refuse_contradictions`; `drafter` as asked for."""
         named = self.model is not None
         return {
@@ -229,11 +232,14 @@ class DraftingOptions:
     """The drafter, and how much it drafts."""
 
     drafter: Annotated[
-        DrafterName | None,
+        str | None,
         typer.Option(
+            metavar=DRAFTERS,
             help="What drafts: the model, the head in the target's own file (mtp), text seen before "
-            "(suffix), the model helped by it (staged), nothing, or what pays at each step (auto).",
+            "(suffix), the model helped by it (staged), nothing, or what pays at each step (auto); "
+            "or a drafter of your own (docs/write-a-drafter.md), whose code is run.",
             show_default="auto",
+            autocompletion=complete_drafter,
         ),
     ] = None
     gamma: Annotated[int | None, typer.Option(help="Tokens drafted a step.", show_default="what pays")] = None
@@ -245,15 +251,19 @@ class DraftingOptions:
         ),
     ] = True
 
-    def chosen(self, *, cascade: bool = False) -> DrafterName:
+    def contradictions(self) -> dict[str, bool]:
+        """Return the options for `refuse_contradictions`."""
+        return {f"--drafter {self.drafter} and --gamma": is_plugin(self.drafter) and bool(self.gamma)}
+
+    def chosen(self, *, cascade: bool = False) -> DrafterChoice:
         """Return the drafter: none for a gamma of 0, but a cascade needs its draft model even then."""
-        return "none" if self.gamma == 0 and not cascade else self.drafter or "auto"
+        return "none" if self.gamma == 0 and not cascade else named_drafter(self.drafter or "auto")
 
 
 class EngineKeywords(TypedDict, total=False):
     """Keyword arguments of an `Engine` other than its models and `Compute`."""
 
-    drafter: DrafterName
+    drafter: DrafterChoice | str
     n_ctx: int | None
     objective: Objective
     history: bool
@@ -360,7 +370,12 @@ class SharedModels:
     """Models that answer several requests at once."""
 
     drafter: Annotated[
-        DrafterName, typer.Option(help="What drafts, as in `run`; a request may choose another.")
+        str,
+        typer.Option(
+            metavar=DRAFTERS,
+            help="What drafts, as in `run`; a request may choose another.",
+            autocompletion=complete_drafter,
+        ),
     ] = "auto"
     ctx: Annotated[
         int | None,
@@ -433,6 +448,15 @@ class Sampling:
 
 
 # ---- what users write ----
+
+
+def named_drafter(name: str) -> DrafterChoice:
+    """Return the drafter of that name; the code of one that a user wrote is run. Raises UsageError."""
+    if not is_plugin(name):
+        return cast("DrafterName", name)
+    from edgespec.drafting.plugin import find_drafter
+
+    return find_drafter(name)
 
 
 def parse_bias(entries: list[str]) -> dict[int, float]:

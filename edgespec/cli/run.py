@@ -14,14 +14,14 @@ from edgespec.cli.local_run import RunRequest, has_servers
 from edgespec.cli.options import ModelChoice, Sampling, most_tokens, refuse_contradictions
 from edgespec.cli.progress import shown_while_read
 from edgespec.cli.run_options import LossyOptions, PromptOptions, RunDrafting, RunLength, RunOutput
-from edgespec.decoding.choices import DRAFTLESS
+from edgespec.decoding.choices import is_draftless, is_plugin
 from edgespec.errors import NodeLost, ServerLost, UsageError
 from edgespec.models.registry import load_registry
 from edgespec.models.resolve import model_named
 
 if TYPE_CHECKING:
     from edgespec.cli.served import ServedStream
-    from edgespec.decoding.choices import DrafterName
+    from edgespec.decoding.choices import DrafterChoice
     from edgespec.decoding.grammar.source import GrammarSource
     from edgespec.decoding.options import Options
     from edgespec.engine.stream import Stream
@@ -41,6 +41,7 @@ def run_command(
 ) -> int:
     """Write text with the target model, helped by a draft model, distributed exactly as the target's own."""
     prompt, models = _as_in_ollama(*_as_in_llama_cpp(prompt, models))
+    drafter = drafting.chosen(cascade=lossy.mode == "cascade")
     _refuse_contradictions(prompt, models, drafting, lossy, output)
     options = _options(prompt, drafting, lossy, length, sampling)
     source = _grammar_source(output)
@@ -54,7 +55,6 @@ def run_command(
     from edgespec.platform.signals import SignalPipe
 
     meter = output.meter()
-    drafter = drafting.chosen(cascade=lossy.mode == "cascade")
     names = models.pull(
         drafter, length.compute, writes=lossy.mode == "cascade", chat_template=prompt.chat_template
     )
@@ -142,7 +142,8 @@ def _refuse_contradictions(
             "--no-stats and --stats full": output.no_stats and output.stats == "full",
             "--json and --show-draft": output.json and output.show_draft,
             **output.structure.contradictions(cascade=cascade, reads_stdin=prompt.reads_stdin),
-            f"--drafter {drafter} and --mode cascade": drafter in DRAFTLESS and cascade,
+            f"--drafter {drafter} and --mode cascade": cascade and is_draftless(drafter or "auto"),
+            **drafting.contradictions(),
         }
     )
 
@@ -177,7 +178,7 @@ def _grammar_source(output: RunOutput) -> GrammarSource | None:
 
 
 def _request(
-    prompt: PromptOptions, text: str, options: Options, source: GrammarSource | None, drafter: DrafterName
+    prompt: PromptOptions, text: str, options: Options, source: GrammarSource | None, drafter: DrafterChoice
 ) -> RunRequest:
     """Return what a server is asked."""
     bias = options.params.logit_bias.items()
@@ -190,7 +191,7 @@ def _request(
         logit_bias={token: None if value == -math.inf else value for token, value in bias},
         seed=options.seed,
         n_predict=options.n_predict,
-        drafter=None if drafter == "auto" else drafter,
+        drafter=None if drafter == "auto" else str(drafter),
         gamma=options.gamma,
         rule=options.rule,
         stop=tuple(options.stop),
@@ -204,6 +205,7 @@ def _needs_own_engine(
     """Say whether a server cannot do what is asked for, or must not."""
     return (
         length.here
+        or is_plugin(drafting.drafter)
         or length.ctx is not None
         or lossy.waking() is not None
         or lossy.lenience < 1.0

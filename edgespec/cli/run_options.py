@@ -25,7 +25,7 @@ from edgespec.cli.options import (
     SystemOption,
     WattsOption,
 )
-from edgespec.decoding.choices import Objective, Rule
+from edgespec.decoding.choices import Objective, Rule, is_plugin
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.platform.standard_input import read_piped
 
@@ -117,6 +117,15 @@ class RunDrafting(DraftingOptions):
             "after each forward pass (ir); in a terminal the text follows."
         ),
     ] = None
+
+    def contradictions(self) -> dict[str, bool]:
+        """Return the options for `refuse_contradictions`."""
+        is_own = is_plugin(self.drafter)
+        return {
+            **super().contradictions(),
+            f"--drafter {self.drafter} and --objective energy": is_own and self.objective == "energy",
+            f"--drafter {self.drafter} and --explain": is_own and self.explain is not None,
+        }
 
 
 @option_group(LOSSY)

@@ -29,7 +29,7 @@ from edgespec.models.resolve import resolve
 from edgespec.platform.memory import peak_rss_bytes
 
 if TYPE_CHECKING:
-    from edgespec.decoding.choices import DrafterName
+    from edgespec.decoding.choices import DrafterChoice
 
 _SILENT_S = 60.0  # a server that lives says something every ten seconds
 
@@ -163,7 +163,7 @@ def ask_server(server: RunningServer, request: RunRequest) -> ServedStream | Non
 
 
 def find_server(
-    target: str, draft: str | None, drafter: DrafterName, loading: Loading
+    target: str, draft: str | None, drafter: DrafterChoice, loading: Loading
 ) -> RunningServer | None:
     """Return a server that has the models, loaded with the same options; None: there is none.
 

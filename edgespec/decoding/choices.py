@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 DrafterName = Literal["auto", "tree", "chain", "model", "mtp", "suffix", "staged", "none"]
 """The drafter: what may draft. "auto" chooses among all drafters at each step; "chain" does so without
@@ -10,8 +15,43 @@ branches, "tree" with more branches (several tokens sampled for one position). "
 the target's own file), "suffix" (text seen before) and "staged" (the model, with the suffix store's
 guesses) use only that. "none" decodes plainly."""
 
+
+@dataclass(frozen=True, slots=True)
+class NamedDrafter:
+    """A drafter that a user wrote (drafting/plugin.py)."""
+
+    name: str
+    """Its name among the sources of drafts."""
+    make: Callable[[], Any]
+    """Makes one for a text."""
+
+    def __str__(self) -> str:
+        return self.name
+
+
+DrafterChoice = DrafterName | NamedDrafter
+"""The drafter of a generation."""
+
 DRAFTLESS: tuple[DrafterName, ...] = ("none", "suffix")
 """Drafters that use no draft model."""
+
+
+def is_plugin(drafter: DrafterChoice | str | None) -> bool:
+    """Return whether this drafter, or the one of this name, is one that a user wrote."""
+    return drafter is not None and drafter not in get_args(DrafterName)
+
+
+def installed_drafters() -> dict[str, EntryPoint]:
+    """Return the drafters that installed packages declare as entry points, by name."""
+    from importlib.metadata import entry_points
+
+    return {point.name: point for point in entry_points(group="edgespec.drafters")}
+
+
+def is_draftless(drafter: DrafterChoice | str) -> bool:
+    """Return whether this drafter, or the one of this name, uses no draft model."""
+    return is_plugin(drafter) or drafter in DRAFTLESS
+
 
 Rule = Literal["block", "chain", "match"]
 """How drafted tokens are accepted; all rules are exact (decoding/verify.py). With the match rule, the target

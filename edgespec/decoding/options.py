@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
-from edgespec.decoding.choices import DrafterName, Rule, Signal
+from edgespec.decoding.choices import DrafterChoice, DrafterName, NamedDrafter, Rule, Signal
 from edgespec.decoding.records import Token
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.errors import UsageError, check_choice, check_number, check_text, kind_of, whole_number
@@ -83,7 +83,7 @@ class Options:
     """Seed of the random numbers; None: a random one."""
     n_predict: int | None = None
     """Most tokens; None: until the model ends the text, or the context is full."""
-    drafter: DrafterName | None = None
+    drafter: DrafterChoice | None = None
     """Overrides the engine's drafter, for the models it loaded."""
     gamma: int | None = None
     """Tokens drafted per step, 0 for none; None: as many as pay."""
@@ -156,7 +156,7 @@ class Options:
         if not 0.0 < self.lenience <= 1.0:  # nan too
             problem = "must be above 0 and at most 1; 1 is exact"
             raise UsageError(problem, field="lenience", value=f"{self.lenience:g}")
-        if self.drafter is not None:
+        if self.drafter is not None and not isinstance(self.drafter, NamedDrafter):
             check_choice("drafter", self.drafter, DrafterName)
         if self.rule is not None:
             check_choice("rule", self.rule, Rule)
@@ -218,7 +218,7 @@ class OptionKeywords(TypedDict, total=False):
     params: SamplingParams | None
     seed: int | None
     n_predict: int | None
-    drafter: DrafterName | None
+    drafter: DrafterChoice | None
     gamma: int | None
     rule: Rule | None
     stop: Sequence[str]

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from edgespec.decoding.choices import DRAFTLESS, DrafterName
+from edgespec.decoding.choices import DrafterChoice, DrafterName, is_draftless
 from edgespec.decoding.features import TargetFeatures
 from edgespec.drafting.block_model import BlockModel
 from edgespec.drafting.costs import N_MAX, CostCurve, block_curve
@@ -184,7 +184,7 @@ class MtpDraft(_Head):
     is_mtp = True
     model: MtpHead
 
-    def __init__(self, target_name: str, drafter: DrafterName) -> None:
+    def __init__(self, target_name: str, drafter: DrafterChoice) -> None:
         """Draft with the target's own head; the user chose `drafter`."""
         super().__init__(target_name)
         self._drafter = drafter
@@ -217,7 +217,7 @@ class MtpDraft(_Head):
         return lambda tokens: self._zeros(tokens, self.model.n_embd)
 
 
-def find_draft(search: DraftSearch, name: str | None, drafter: DrafterName) -> Draft:
+def find_draft(search: DraftSearch, name: str | None, drafter: DrafterChoice) -> Draft:
     """Return the draft that `name` and the files' headers say; missing files are pulled.
 
     Where no draft is named and the target has none, `search` looks for one on this disk. `drafter`: what the
@@ -225,7 +225,7 @@ def find_draft(search: DraftSearch, name: str | None, drafter: DrafterName) -> D
     """
     target_name, target = search.target_name, search.target
     if name is None:
-        if drafter in DRAFTLESS:
+        if is_draftless(drafter):
             return NoDraft(target_name)
         reason = why_no_mtp(target)
         if not reason:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from edgespec import _core
 from edgespec.decoding.drafter import Tokens
 
+_OWN = 1 << 16  # tokens of one text
 _HEADER = 8  # tokens with which a chat template begins an answer, at most
 _TAIL = 32  # tokens of the text's end that the store compares
 _BRANCHES = 32  # as many as the store has: few of them are likely enough to be offered
@@ -89,3 +90,21 @@ class Document:
         `offer` begins with.
         """
         return self._store.propose(self._tail + array("i", drafted), n, _BRANCHES)
+
+
+class NgramDrafter:
+    """Repeats what followed the same words before in one text: "ngram", like a user's drafter (plugin.py)."""
+
+    def begin(self, tokens: tuple[int, ...]) -> None:
+        """Start with the prompt `tokens`."""
+        self._text = SuffixDrafts(_OWN).document(tokens)
+        self._n = len(tokens)
+
+    def draft(self, tokens: tuple[int, ...], room: int, sample: object) -> list[int]:
+        """Return what followed the longest end of the text that occurred before."""
+        return self._text.offer((), room)[0]
+
+    def accept(self, tokens: tuple[int, ...], n_accepted: int) -> None:
+        """Append what is new."""
+        self._text.extend(tokens[self._n :])
+        self._n = len(tokens)

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Unpack
 
 from edgespec.apps.energy import EnergyMeter
-from edgespec.decoding.choices import DrafterName, Objective
+from edgespec.decoding.choices import DrafterChoice, NamedDrafter, Objective
 from edgespec.decoding.options import OptionKeywords, Options, token_ids
 from edgespec.decoding.records import Provenance, Result
 from edgespec.drafting.costs import CONTEXTS
 from edgespec.drafting.earlier_texts import EarlierTexts
 from edgespec.drafting.learned_state import LearnedState
+from edgespec.drafting.plugin import UserDrafter, find_drafter
 from edgespec.drafting.proposal import DraftStep
 from edgespec.engine.batcher import StepSummary
 from edgespec.engine.capacity import Capacity
@@ -44,7 +45,8 @@ class Engine(Closing):
             print(engine.generate("Write a quicksort").text)
 
     Args of the constructor, which loads the models and pulls missing ones:
-        drafter: What may draft (decoding/choices.py); "suffix" and "none" load no draft model.
+        drafter: What may draft (decoding/choices.py); "suffix" and "none" load no draft model. Or one that
+            a user wrote (drafting/plugin.py): its class, MODULE:CLASS, FILE.py:CLASS, an entry point's name.
         n_ctx: Context in tokens; None: as much as a generation needs.
         n_threads: None: one per fast physical core, fewer under a CPU quota.
         kernels: "auto" uses edgespec's own if possible, "off" llama.cpp's.
@@ -76,7 +78,7 @@ class Engine(Closing):
         target: str | Path | None = None,
         draft: str | Path | None = None,
         *,
-        drafter: DrafterName = "auto",
+        drafter: DrafterChoice | str | Callable[[], UserDrafter] = "auto",
         n_ctx: int | None = None,
         n_threads: int | None = None,
         kernels: KernelsChoice = "auto",
@@ -95,13 +97,13 @@ class Engine(Closing):
         on_message: Callable[[str], None] = lambda _line: None,
     ) -> None:
         """Load the models; missing ones are pulled. The class says what the arguments mean."""
-        check_choice("objective", objective, Objective)
+        chosen = _found_drafter(drafter, draft, objective)
         if objective == "energy" and not profile:
             problem = "takes joules from the profile: leave out profile=False"
             raise UsageError(problem, field="objective", value=objective)
-        drafts = drafter != "none"
+        drafts = chosen != "none"
         options = PairOptions(
-            drafter,
+            chosen,
             n_ctx,
             n_threads,
             kernels=kernels,
@@ -126,7 +128,7 @@ class Engine(Closing):
         try:
             self._knowledge = self._learned(objective if drafts else "latency", kept=profile and drafts)
             self._pair.choose_capacity(self._knowledge.clocks.target.at(CONTEXTS[0]))
-            self._requests = RequestRunner(self._pair, self._knowledge, self._earlier_texts)
+            self._requests = RequestRunner(self._pair, self._knowledge, self._earlier_texts, on_message)
         except BaseException:
             self._pair.close()
             raise
@@ -386,3 +388,18 @@ class Engine(Closing):
                 self._requests.keep()
                 self._knowledge.store(self._on_message)
                 self._pair.close()
+
+
+def _found_drafter(
+    given: DrafterChoice | str | Callable[[], UserDrafter], draft: str | Path | None, objective: Objective
+) -> DrafterChoice:
+    """Return the drafter. Raises UsageError, also for what a user's own would leave without effect."""
+    check_choice("objective", objective, Objective)
+    drafter = find_drafter(given)
+    if isinstance(drafter, NamedDrafter):
+        if draft is not None:
+            raise UsageError(f"{drafter} drafts without a model: leave it out", field="draft", value=draft)
+        if objective != "latency":
+            problem = f"{drafter} chooses itself what it drafts: leave it out"
+            raise UsageError(problem, field="objective", value=objective)
+    return drafter

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from edgespec.decoding.choices import DRAFTLESS, DrafterName
+from edgespec.decoding.choices import DrafterChoice, is_draftless
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.draft_records import drafts_for, is_here, paired_draft
 from edgespec.models.mtp_heads import has_mtp_head
@@ -23,7 +23,7 @@ from edgespec.models.resolve import locate
 def choose_models(
     target: str | Path | None,
     draft: str | Path | None,
-    drafter: DrafterName = "auto",
+    drafter: DrafterChoice = "auto",
     *,
     writes: bool = False,
 ) -> tuple[str, str | None]:
@@ -38,7 +38,7 @@ def choose_models(
     )
     if drafter == "mtp" and draft is not None:
         raise UsageError(f"the target's own head drafts: leave out {draft}", field="drafter", value=drafter)
-    if drafter in (*DRAFTLESS, "mtp"):
+    if is_draftless(drafter) or drafter == "mtp":
         return chosen, None
     partner = partner or paired_draft(chosen, writes=writes)
     if draft is None and not writes:

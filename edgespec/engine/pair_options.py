@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from edgespec.decoding.choices import DrafterName
+from edgespec.decoding.choices import DrafterChoice, DrafterName, NamedDrafter
 from edgespec.errors import UsageError, check_choice, whole_number
 from edgespec.llama.choices import CacheType, KernelsChoice
 from edgespec.platform.signals import Cancellation
@@ -21,8 +21,8 @@ MAX_PARALLEL = 64
 class PairOptions:
     """How a pair is loaded and run. Raises UsageError for invalid values."""
 
-    drafter: DrafterName = "auto"
-    """The sources of drafts (choices.py). With "suffix" and "none" no draft model is loaded."""
+    drafter: DrafterChoice = "auto"
+    """The sources of drafts (choices.py). A draft model is loaded unless `is_draftless` says so."""
     n_ctx: int | None = None
     """Context in tokens; None: as much as a generation needs."""
     n_threads: int | None = None
@@ -51,7 +51,8 @@ class PairOptions:
     """Keep packed weights on the disk, which later loads then map (packed_file.py)."""
 
     def __post_init__(self) -> None:
-        check_choice("drafter", self.drafter, DrafterName)
+        if not isinstance(self.drafter, NamedDrafter):
+            check_choice("drafter", self.drafter, DrafterName)
         check_choice("kernels", self.kernels, KernelsChoice)
         check_choice("cache_type", self.cache_type, CacheType)
         for name in ("n_ctx", "n_threads", "n_cells"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass, replace
 
-from edgespec.decoding.choices import DrafterName, Rule
+from edgespec.decoding.choices import DrafterChoice, DrafterName, NamedDrafter, Rule
 from edgespec.decoding.loop import Task
 from edgespec.decoding.options import Options, Waking
 from edgespec.decoding.records import Mode
@@ -32,7 +32,9 @@ class Plan(Task):
     """The task of a generation, and the policy of its drafts."""
 
     policy: Policy | None
-    """None to decode plainly."""
+    """None to decode plainly, or with `plugin`."""
+    plugin: NamedDrafter | None = None
+    """The user's own drafter, in place of a policy."""
 
     @property
     def mode(self) -> Mode:
@@ -51,7 +53,8 @@ class Plan(Task):
         Without the match rule, or with a lenience below 1, the text depends on what was drafted, and so on
         timing and on what was learnt before.
         """
-        return self.policy is None or (self.rule == "match" and self.options.lenience == 1.0)
+        drafts = self.policy is not None or self.plugin is not None
+        return not drafts or (self.rule == "match" and self.options.lenience == 1.0)
 
 
 def make_plan(pair: Pair, options: Options) -> Plan:
@@ -64,13 +67,16 @@ def make_plan(pair: Pair, options: Options) -> Plan:
             problem = f"made for another model than {pair.target_name}"
             raise UsageError(problem, field=options.grammar.name)
         constraint = options.grammar.begin(options.params)
-    policy = _policy(pair, options)
+    drafter = _drafter(pair, options)
+    plugin = drafter if isinstance(drafter, NamedDrafter) else None
+    policy = None if isinstance(drafter, NamedDrafter) else _policy(pair, options, drafter)
     return Plan(
         options=options,
         coins=Coins(secrets.randbits(32) if options.seed is None else options.seed),
-        rule=_rule(options, drafts=policy is not None),
+        rule=_rule(options, drafts=policy is not None or plugin is not None),
         constraint=constraint,
         policy=policy,
+        plugin=plugin,
     )
 
 
@@ -80,10 +86,23 @@ def _resolved(pair: Pair, cascade: Waking) -> Waking:
     return cascade if cascade.threshold is not None else calibrated(pair.target.header, draft.header, cascade)
 
 
-def _policy(pair: Pair, options: Options) -> Policy | None:
+def _drafter(pair: Pair, options: Options) -> DrafterChoice:
+    """Return the drafter of this text, "none" to decode plainly. Raises UsageError."""
+    drafter = options.drafter or pair.options.drafter
+    if options.gamma == 0 or options.prompt_logprobs or not pair.target.can_rewind:
+        return "none"
+    if isinstance(drafter, NamedDrafter):
+        if options.gamma is not None:
+            problem = f"{drafter} chooses itself how much it drafts"
+            raise UsageError(problem, field="gamma", value=options.gamma)
+        if options.cascade:
+            raise UsageError("contradicts a cascade: choose one", field="drafter", value=drafter)
+    return drafter
+
+
+def _policy(pair: Pair, options: Options, name: DrafterName) -> Policy | None:
     """Return the policy of drafts; None to decode plainly."""
-    name = options.drafter or pair.options.drafter
-    if name == "none" or options.gamma == 0 or options.prompt_logprobs or not pair.target.can_rewind:
+    if name == "none":
         return None
     if name == "mtp" and not pair.draft.is_mtp:
         problem = "no head in the target's own file was loaded: its file has none, or another draft was given"

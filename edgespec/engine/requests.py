@@ -7,12 +7,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
+from edgespec.decoding.choices import NamedDrafter
 from edgespec.decoding.generate import Generation
 from edgespec.decoding.loop import Event
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.earlier_texts import EarlierTexts
 from edgespec.drafting.head_model import states_worth
 from edgespec.drafting.learned_state import LearnedState
+from edgespec.drafting.plugin import PluginDrafter
 from edgespec.drafting.policy import Policy
 from edgespec.drafting.proposal import DraftStep
 from edgespec.drafting.scheduler import Scheduler
@@ -26,6 +28,7 @@ from edgespec.engine.stream import Stream
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
+from edgespec.platform.messages import MessageFn
 
 _LEADING = 32  # tokens of a text
 _SOON = 256  # tokens that a request is expected to need soon
@@ -59,11 +62,17 @@ class RunningRequest:
 class RequestRunner:
     """Runs the requests under way, and tells their streams."""
 
-    def __init__(self, pair: Pair, knowledge: LearnedState, earlier_texts: EarlierTexts) -> None:
-        """Run with `pair`, learn into `knowledge`, draft from `earlier_texts` and add to them."""
+    def __init__(
+        self, pair: Pair, knowledge: LearnedState, earlier_texts: EarlierTexts, on_message: MessageFn
+    ) -> None:
+        """Run with `pair`, learn into `knowledge`, draft from `earlier_texts` and add to them.
+
+        `on_message` takes lines that the user should know.
+        """
         self._pair = pair
         self._knowledge = knowledge
         self._earlier_texts = earlier_texts
+        self._on_message = on_message
         self._running: dict[Stream, RunningRequest] = {}
         self._unkept: list[list[int]] = []
         self.batcher: Batcher | None = None
@@ -168,7 +177,8 @@ class RequestRunner:
         sequences = self._pair.sequences(n_ctx)
         if self.batcher is None or self.batcher.sequences is not sequences:
             self.batcher = Batcher(sequences, self._knowledge.clocks)
-        drafter = features = None
+        drafter: TreeDrafter | PluginDrafter | None = None
+        features = None
         if plan.options.cascade:
             small = self._pair.small_model(n_ctx)
             target = running.session = sequences.begin([0])
@@ -179,6 +189,8 @@ class RequestRunner:
         known = tokens[:1] if plan.options.prompt_logprobs else tokens
         target = running.session = sequences.begin(known)
         n_known = target.n_past
+        if plan.plugin:
+            drafter = self._plugin_drafter(plan, plan.plugin, tokens, on_step)
         if plan.policy:
             if plan.uses_model:
                 running.draft = self._pair.begin_draft(n_ctx, len(tokens), n_predict)
@@ -190,6 +202,26 @@ class RequestRunner:
                     self._n_states, running.scheduler, target.model, len(tokens) - n_known, n_predict
                 )
         return Generation(target, drafter, tokens, plan, n_ctx=n_ctx, n_known=n_known, features=features)
+
+    def _plugin_drafter(
+        self,
+        plan: Plan,
+        plugin: NamedDrafter,
+        tokens: Sequence[int],
+        on_step: Callable[[DraftStep], None] | None,
+    ) -> PluginDrafter:
+        if on_step:
+            problem = f"is told of the scheduler's steps, and {plugin} drafts without a scheduler"
+            raise UsageError(problem, field="on_step")
+        target = self._pair.target
+        return PluginDrafter(
+            plugin,
+            tokens,
+            n_vocab=target.n_vocab,
+            is_eog=plan.options.ends(target.is_eog),
+            branches=not target.keeps_state,
+            on_message=self._on_message,
+        )
 
     def _n_states(self, scheduler: Scheduler, target: Model, n_unread: int, n_predict: int | None) -> int:
         """Return for how many tokens of a prompt, which is read now, hidden states are worth their cost."""

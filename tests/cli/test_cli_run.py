@@ -453,6 +453,61 @@ def test_the_suffix_store_needs_no_draft_model(run, tiny_path):
     assert result["sources"]["suffix"]["accepted"] == result["stats"]["n_accepted"]
 
 
+MY_DRAFTER = """
+class Again:
+    def begin(self, tokens): pass
+    def draft(self, tokens, room, sample): return list(tokens[-8:][:room])
+    def accept(self, tokens, n_accepted): pass
+class Stops(Again):
+    def accept(self, tokens, n_accepted):
+        if len(tokens) > 90: raise ValueError("enough")
+class Broken(Again):
+    def __init__(self): raise OSError("no table")
+class NeverBegins(Again):
+    def begin(self, tokens): raise KeyError(1)
+"""
+
+
+def test_a_drafter_of_a_users_own_file(run, tmp_path, tiny_path):
+    file = tmp_path / "mine.py"
+    file.write_text(MY_DRAFTER)
+    options = ("abc " * 20, "--temp", 0, "-n", 60, "--json")
+    target = ("--target", tiny_path)
+    plain = json.loads(run(*options, "--drafter", "none", models=target).stdout)
+    for name in ("Again", "Stops"):
+        process = run(*options, "--drafter", f"{file}:{name}", models=target)
+        assert process.returncode == 0, process.stderr
+        found = json.loads(process.stdout)
+        assert found["text"] == plain["text"]
+        assert found["sources"][name]["drafted"] == found["stats"]["n_drafted"] > 0
+        lines = [line for line in process.stderr.decode().splitlines() if "mine" in line or name in line]
+        assert lines == (
+            ["edgespec: Stops: accept failed: ValueError: enough; the text went on without it"]
+            if name == "Stops"
+            else []
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Broken", ["--drafter Broken: cannot be made: OSError: no table"]),
+        ("NeverBegins", ["--drafter NeverBegins: begin failed: KeyError: 1"]),
+        ("Nobody", ["has no class 'Nobody'; it has Again, Stops, Broken, NeverBegins"]),
+        ("Again --gamma 3", ["--gamma contradict each other"]),
+        ("Again --explain steps", ["--explain contradict each other"]),
+        ("Again --mode cascade", ["--mode cascade contradict each other"]),
+        ("Again --objective energy", ["--objective energy contradict each other"]),
+        ("Again --draft none.gguf", ["--draft and --drafter", "contradict each other"]),
+    ],
+)
+def test_a_users_drafter_that_cannot_be_is_one_line(run, tmp_path, tiny_path, name, words):
+    (tmp_path / "mine.py").write_text(MY_DRAFTER)
+    name, *others = name.split()
+    process = run("abc", "--drafter", f"{tmp_path}/mine.py:{name}", *others, models=("--target", tiny_path))
+    failed(process, 2, *words)
+
+
 def test_energy_without_measured_joules_is_one_line(run, own_cache):
     process = run("abc", "--objective", "energy", env=own_cache)
     failed(process, 2, "--objective energy", "edgespec profile")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from array import array
 from functools import cache
 
 import numpy as np
@@ -18,6 +19,8 @@ import pytest
 import reference
 from edgespec import _core
 from edgespec.decoding.sampling import SamplingParams
+from edgespec.decoding.tree import Lowered
+from edgespec.testing import outcomes
 from toy_models import ToyModel, V, chi_square_p_value
 
 EOG = 2
@@ -102,11 +105,9 @@ class C(Twin):
 
 
 def c_outcomes(sampler, rows, tokens, slots, rule):
-    ids, parents = np.asarray(tokens, np.int32), np.arange(-1, len(tokens) - 1, dtype=np.int32)
-    for tau in range(len(tokens) + 1):
-        out = np.empty(V, np.float32)
-        chance = sampler.outcome(rows, ids, parents, slots, NO_TOKENS, rule == "block", tau - 1, out)
-        yield tau, chance, out.astype(np.float64)
+    chain = Lowered(array("i", tokens), array("i", range(-1, len(tokens) - 1)), array("i", slots))
+    for end, chance, following in outcomes(sampler, rows, chain, block=rule == "block"):
+        yield end + 1, chance, following
 
 
 def emitted(engine, rule, proposals, length):

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from edgespec import testing
 from reference import filtered_probs
 
 V = 3
 
 
-class ToyModel:
-    """Logits as a function of the whole prefix."""
-
-    def __init__(self, seed, sharpness=1.5):
-        self.seed, self.sharpness = seed, sharpness
-
-    def logits(self, prefix):
-        rng = np.random.default_rng([self.seed, len(prefix), *prefix])
-        return rng.normal(0, self.sharpness, V).astype(np.float32)
+class ToyModel(testing.ToyModel):
+    """With the distribution that the filters leave."""
 
     def probs(self, prefix, params):
         return filtered_probs(self.logits(prefix), params, prefix)

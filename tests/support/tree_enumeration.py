@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -9,6 +10,8 @@ import numpy as np
 
 import reference
 from edgespec.decoding.sampling import SamplingParams
+from edgespec.decoding.tree import Lowered
+from edgespec.testing import outcomes
 
 PLAIN = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 NO_TOKENS = np.zeros(0, np.int32)
@@ -179,21 +182,17 @@ def fill_slots(sampler, nodes):
             sampler.without(node.previous, nodes[node.previous].token, i)
         elif node.how != "top":
             sampler.set_probs(i, np.asarray(node.q, np.float32))
-    return np.asarray(slots, np.int32)
+    return array("i", slots)
 
 
 def core(target, nodes, rule, lenience=1.0):
     sampler = PLAIN.sampler(target.n_vocab, len(nodes))
     slots = fill_slots(sampler, nodes)
-    tokens = np.asarray([node.token for node in nodes], np.int32)
-    parents = np.asarray([node.parent for node in nodes], np.int32)
+    tree = Lowered(
+        array("i", [node.token for node in nodes]), array("i", [node.parent for node in nodes]), slots
+    )
     rows = np.stack([target.logits(text) for text in texts(nodes)])
-    for end in range(-1, len(nodes)):
-        out = np.empty(target.n_vocab, np.float32)
-        chance = sampler.outcome(
-            rows, tokens, parents, slots, NO_TOKENS, rule == "block", end, out, lenience=lenience
-        )
-        yield end, chance, out.astype(np.float64)
+    return outcomes(sampler, rows, tree, block=rule == "block", lenience=lenience)
 
 
 def alone(target, length, text=()):

@@ -140,7 +140,7 @@ def _stream(
         params=settings.params,
         seed=settings.seed + round_,
         n_predict=settings.n_predict,
-        drafter=variant.drafter,
+        drafter=variant.chosen,
         gamma=variant.gamma,
         rule=settings.rule if variant.exact else None,
         cascade=variant.cascade,

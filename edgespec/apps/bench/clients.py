@@ -126,7 +126,7 @@ class _ConcurrentAnswers:
             params=settings.params,
             seed=settings.seed + self.round,
             n_predict=settings.n_predict,
-            drafter=variant.drafter,
+            drafter=variant.chosen,
             gamma=variant.gamma,
             rule=settings.rule,
         )

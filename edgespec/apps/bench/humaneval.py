@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from edgespec.apps.bench.sandbox import TIMEOUT_S, SandboxResult, run_sandboxed
-from edgespec.decoding.choices import DrafterName
+from edgespec.decoding.choices import DrafterChoice
 from edgespec.decoding.options import Waking
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.engine import Engine
@@ -119,7 +119,7 @@ def pass_at_1(
     engine: Engine,
     problems: Sequence[Problem],
     *,
-    drafter: DrafterName | None = None,
+    drafter: DrafterChoice | None = None,
     n_predict: int = N_PREDICT,
     cascade: Waking | None = None,
     lenience: float = 1.0,

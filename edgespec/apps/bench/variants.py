@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import get_args
 
 from edgespec.apps.bench.runs import PLAIN
-from edgespec.decoding.choices import DrafterName, Signal
+from edgespec.decoding.choices import DrafterChoice, DrafterName, Signal, installed_drafters
 from edgespec.decoding.options import MAX_GAMMA, SPAN, Options, Span, Waking
+from edgespec.drafting.plugin import find_drafter
 from edgespec.errors import UsageError
 
 _VARIANT = re.compile(r"([a-z]+)(?:-([0-9]{1,9}))?")
@@ -22,10 +23,16 @@ class Variant:
     """Drafting settings of a generation."""
 
     name: str
-    drafter: DrafterName
+    drafter: str
+    """A word of `DrafterName`, or the name of one that a user wrote."""
     gamma: int | None = None
     cascade: Waking | None = None
     lenience: float = 1.0
+
+    @property
+    def chosen(self) -> DrafterChoice:
+        """The drafter, of a user's code as it is now. Raises UsageError."""
+        return find_drafter(self.drafter)
 
     @property
     def needs_model(self) -> bool:
@@ -60,13 +67,19 @@ def parse_variants(text: str) -> tuple[Variant, ...]:
 def _drafting(name: str) -> Variant:
     found = _VARIANT.fullmatch(name)
     drafters = [drafter for drafter in get_args(DrafterName) if drafter != "none"]
+    if ":" in name or name in installed_drafters():
+        try:
+            find_drafter(name)
+        except UsageError as error:
+            raise UsageError(str(error.problem), field="variants", value=name) from None
+        return Variant(name, name)
     if not found or found[1] not in drafters:
         problem = f"must be one of {', '.join(drafters)}, or such as model-3, cascade@0.4, lenience-0.5"
         raise UsageError(problem, field="variants", value=name)
     gamma = int(found[2]) if found[2] else None
     if gamma is not None and not 1 <= gamma <= MAX_GAMMA:
         raise UsageError(f"the length must be 1 to {MAX_GAMMA}", field="variants", value=name)
-    return Variant(name, found[1], gamma)  # type: ignore[arg-type] # checked above
+    return Variant(name, found[1], gamma)
 
 
 def _lossy(name: str) -> Variant | None:

@@ -171,7 +171,7 @@ def _answer_all(
             params=SamplingParams(temperature=temperature),
             seed=round_,
             n_predict=task.settings.n_predict,
-            drafter=variant.drafter,
+            drafter=variant.chosen,
             gamma=variant.gamma,
         )
         return run_of(result, Prompt(prompt.id, prompt.category, prompt.text), variant.name, round_)

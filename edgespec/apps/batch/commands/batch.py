@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.progress import BarColumn, TextColumn
@@ -26,9 +26,11 @@ from edgespec.cli.options import (
     SharedModels,
     WattsOption,
     most_tokens,
+    named_drafter,
     refuse_contradictions,
 )
 from edgespec.cli.progress import ProgressDisplay
+from edgespec.decoding.choices import is_plugin
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.platform.files import check_writable
 
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from edgespec.apps.batch.results import Journal, PipedResults
     from edgespec.apps.batch.run import BatchWriter
     from edgespec.apps.energy import EnergyMeter, Measurement
+    from edgespec.decoding.choices import DrafterName
 
 
 # ---- shows how far a batch is: a bar in a terminal, a line now and then elsewhere. All on stderr ----
@@ -237,7 +240,13 @@ def batch_command(
     assume_watts: WattsOption = None,
 ) -> int:
     """Answer a file of requests, many at once: OpenAI's batch format, or plain prompts, also a line each."""
-    refuse_contradictions(models.contradictions(loading.drafter))
+    drafter = named_drafter(loading.drafter)
+    refuse_contradictions(
+        {
+            **models.contradictions(loading.drafter),
+            f"--drafter {loading.drafter} and --ray": loading.ray is not None and is_plugin(loading.drafter),
+        }
+    )
     if importlib.util.find_spec("fastapi") is None:
         raise EdgespecError("edgespec batch needs fastapi: pip install 'edgespec[serve]'")
     from edgespec.apps.batch.lines import open_input
@@ -250,7 +259,7 @@ def batch_command(
     with ExitStack() as stack:
         found = open_input(files.requests, None if files.piped else files.out.absolute().parent)
         stack.enter_context(found.file)
-        names = models.pull(loading.drafter, loading.compute, chat_template=loading.chat_template)
+        names = models.pull(drafter, loading.compute, chat_template=loading.chat_template)
         results = _results(stack, files, found, _belongs_to(found, names[0], loading, defaults))
         run = _BatchRun(files, found, results)
         if not run.complete:
@@ -448,7 +457,7 @@ def _open_cluster(
     settings = NodeSettings(
         target=_for_nodes(target),
         draft=_for_nodes(draft) if draft else None,
-        drafter=loading.drafter,
+        drafter=cast("DrafterName", loading.drafter),
         n_ctx=loading.ctx,
         parallel=loading.parallel,
         n_threads=loading.compute.threads,

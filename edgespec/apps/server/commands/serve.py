@@ -25,7 +25,7 @@ from edgespec.apps.server.commands.serve_options import (
 from edgespec.cli.console import INTERRUPTED, message, out
 from edgespec.cli.groups import grouped, shown
 from edgespec.cli.local_run import RunningServer, announced_server, file_identity, installation
-from edgespec.cli.options import ModelChoice, ModelFirst, WattsOption, refuse_contradictions
+from edgespec.cli.options import ModelChoice, ModelFirst, WattsOption, named_drafter, refuse_contradictions
 from edgespec.cli.progress import pull_named
 from edgespec.errors import EdgespecError, UsageError
 
@@ -52,6 +52,7 @@ def serve_command(
     assume_watts: WattsOption = None,
 ) -> int:
     """Answer OpenAI's and Ollama's clients on this machine: chat and text completions, and a page at /."""
+    named_drafter(loading.drafter)  # refused before anything else is looked for
     refuse_contradictions(models.contradictions(loading.drafter))
     speech.check(models.chosen().target)
     _check_extras(takes_forms=speech.speech is not None)
@@ -105,7 +106,8 @@ def _pull(models: ModelChoice, loading: ServeLoading, speech: SpeechServing) -> 
     """Pull all models that are not here; return the target and its draft, None if none is wanted."""
     names = None
     if models.target != NO_TEXT:
-        names = models.choose(loading.drafter, loading.compute, chat_template=loading.chat_template)
+        drafter = named_drafter(loading.drafter)
+        names = models.choose(drafter, loading.compute, chat_template=loading.chat_template)
     speech.pull()
     pull_named(*(names or ()))
     return names

@@ -58,19 +58,8 @@ except RuntimeError as error:
         f"install llama-cpp-python again, built for {os.uname().machine}"
     ) from error
 
-if TYPE_CHECKING:
-    from llama_cpp.llama_speculative import LlamaDraftModel
-
-
-def __getattr__(name: str) -> Any:  # noqa: ANN401 - a class of an untyped package
-    if name != "LlamaDraftModel":
-        raise AttributeError(name)
-    return importlib.import_module("llama_cpp.llama_speculative").LlamaDraftModel
-
-
 __all__ = [
     "Interruption",
-    "LlamaDraftModel",
     "address_of",
     "clear_log",
     "cpu_backend",

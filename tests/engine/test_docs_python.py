@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from llama_cpp import Llama
 
 from edgespec.decoding.options import Options
 from tiny_gguf import write_tiny_gguf
 from user_models import write_user_models
 
 ROOT = Path(__file__).parents[2]
-PAGES = {"README.md": 1, "docs/python.md": 5, "docs/structured.md": 1}
+PAGES = {"README.md": 1, "docs/python.md": 6, "docs/structured.md": 1}
 """Pages, and how many examples each has at least."""
 TARGET, DRAFT = "7b.gguf", "tiny.gguf"
 """Files that the examples name."""
@@ -33,15 +36,53 @@ def examples_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+def python_blocks(page: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```$", (ROOT / page).read_text(encoding="utf-8"), re.M | re.S)
+
+
 @pytest.mark.usefixtures("examples_home")
 @pytest.mark.parametrize("page", PAGES)
 def test_python_examples_run(page: str, capsys: pytest.CaptureFixture[str]) -> None:
-    blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / page).read_text(encoding="utf-8"), re.M | re.S)
+    blocks = python_blocks(page)
     names: dict[str, object] = {"__name__": "__main__"}
     ran = 0
     for block in blocks:
-        if "Engine(" in block:  # not what the README's answer says
+        if "Engine(" in block or "Llama(" in block:  # not what the README's answer says
             exec(compile(block, page, "exec", dont_inherit=True), names)
             ran += 1
     assert ran >= PAGES[page]
     assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.usefixtures("examples_home")
+@pytest.mark.parametrize("options", [{"temp": 0.0}, {"temp": 1.5, "top_k": 0, "repeat_penalty": 1.1}])
+def test_the_draft_model_of_llama_changes_no_text(options: dict[str, float]) -> None:
+    (block,) = [block for block in python_blocks("docs/python.md") if "class SuffixDraft" in block]
+    names: dict[str, Any] = {}
+    exec(compile(block.partition("\nllm = ")[0], "python.md", "exec", dont_inherit=True), names)
+    offered: list[int] = []
+
+    class Watched(names["SuffixDraft"]):  # type: ignore[misc] # of the page
+        def __call__(self, input_ids: np.ndarray, /, **others: Any) -> np.ndarray:
+            found: np.ndarray = super().__call__(input_ids, **others)
+            offered.append(len(found))
+            return found
+
+    texts = []
+    for draft in (None, Watched()):
+        llm = Llama(TARGET, n_ctx=512, logits_all=True, verbose=False, draft_model=draft)
+        for prompt in (
+            b"the cat and the other cat and the other ",
+            b"another one",
+            b"the cat and the other ",
+        ):
+            llm.set_seed(3)
+            tokens = llm.tokenize(prompt * 3, add_bos=False)
+            texts.append(
+                [token for token, _ in zip(llm.generate(tokens, **options), range(80), strict=False)]
+            )
+        llm.close()
+    assert texts[:3] == texts[3:]
+    assert sum(offered) > 0
+    if not options["temp"]:
+        assert len(offered) < 3 * 80, "some were accepted"

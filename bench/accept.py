@@ -29,9 +29,10 @@ import numpy as np
 from edgespec import _core
 from edgespec.apps.bench.runs import rotated
 from edgespec.decoding.sampling import SamplingParams
+from edgespec.decoding.session import Rows
 from edgespec.engine.model_choice import choose_models
 from edgespec.llama.backend import llama
-from edgespec.llama.session import Rows, Session
+from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from edgespec.models.resolve import resolve
 from script import Measuring, parser, spread, start

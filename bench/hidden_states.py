@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from edgespec.decoding.session import SequenceTokens
 from edgespec.engine.model_choice import choose_models
-from edgespec.llama.batch import SequenceTokens
 from edgespec.llama.hidden_states import of_kernels
 from edgespec.llama.kv_cache import KVCache, KVCacheSize
 from edgespec.llama.weights import Model

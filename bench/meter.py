@@ -13,8 +13,9 @@ import time
 from pathlib import Path
 
 from edgespec import EnergyMeter, Engine, SamplingParams
-from edgespec.apps.energy import Phase, Window
+from edgespec.apps.energy import Window
 from edgespec.decoding.choices import DrafterName
+from edgespec.platform.metering import Phase
 from script import Measuring, parser, spread, start
 
 PROMPT = "Write a quicksort in Python."

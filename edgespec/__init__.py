@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from edgespec.apps.energy import EnergyMeter, Measurement
+    from edgespec.apps.energy import EnergyMeter
     from edgespec.decoding.grammar.grammar import Grammar
     from edgespec.decoding.options import Options, Waking
     from edgespec.decoding.records import Result, Stats, Token
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from edgespec.engine.engine import Engine
     from edgespec.engine.stream import Stream
     from edgespec.errors import EdgespecError, UsageError
+    from edgespec.platform.metering import Measurement
     from edgespec.platform.signals import Cancellation
 
 __all__ = [
@@ -34,7 +35,8 @@ __all__ = [
 ]
 
 _HOMES = {
-    "apps.energy": ("EnergyMeter", "Measurement"),
+    "apps.energy": ("EnergyMeter",),
+    "platform.metering": ("Measurement",),
     "engine.engine": ("Engine",),
     "errors": ("EdgespecError", "UsageError"),
     "decoding.grammar.grammar": ("Grammar",),

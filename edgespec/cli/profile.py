@@ -40,6 +40,7 @@ def profile_command(
     Run it once, on a quiet machine: later runs with these models, threads and kernels begin with what
     was measured instead of a guess. What earlier runs learnt of acceptance is kept.
     """
+    from edgespec.apps.energy import EnergyMeter
     from edgespec.drafting.measure import measure
     from edgespec.drafting.profile import ProfileKey
     from edgespec.platform.signals import SignalPipe
@@ -57,13 +58,14 @@ def profile_command(
             kernels=engine.kernels,
             threads=engine.n_threads,
         )
-        with WorkDisplay() as display:
+        with WorkDisplay() as display, EnergyMeter.choose() as meter:
             measured = measure(
                 engine.target,
                 engine.draft,
                 n_threads=engine.n_threads,
                 on_progress=lambda now: display.show(now.what, now.done_s, now.total_s),
                 signals=signals,
+                meter=meter,
                 draft_inputs=engine.timed_inputs,
             )
     return _keep(key, measured, json=json)

@@ -17,9 +17,9 @@ from edgespec.decoding.records import Origin, Result, Stats, Token
 from edgespec.decoding.tree import Tree, dump
 
 if TYPE_CHECKING:
-    from edgespec.apps.energy import Measurement
     from edgespec.drafting.proposal import DraftStep
     from edgespec.llama.weights import Model
+    from edgespec.platform.metering import Measurement
 
 COLOURS: dict[Origin, str] = {
     "target": "",

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from edgespec.llama.outputs import Features
-from edgespec.llama.sequence_pool import n_common
+from edgespec.decoding.session import Features, n_common
 
 KEPT = 512
 """Most recent hidden states that are kept: a head was trained on texts hardly longer, and what it has not

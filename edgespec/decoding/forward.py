@@ -11,9 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
 from typing import Any, TypeVar
 
-from edgespec.llama.batch import Inputs, SequenceTokens
-from edgespec.llama.outputs import ForwardResult
-from edgespec.llama.session import Session
+from edgespec.decoding.session import ForwardResult, Inputs, ModelSession, SequenceTokens
 
 
 class Ask(ABC):
@@ -33,7 +31,7 @@ class Forward(SequenceTokens, Ask):
 
     def __init__(
         self,
-        session: Session,
+        session: ModelSession,
         tokens: Sequence[int],
         n_logits: int = 1,
         parents: Sequence[int] | None = None,

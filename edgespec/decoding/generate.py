@@ -14,19 +14,18 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias
 
-from edgespec.apps.energy import Phase
 from edgespec.decoding.drafter import Drafter, DraftOutcome, Position
 from edgespec.decoding.features import TargetFeatures
 from edgespec.decoding.forward import Ask, TargetForward, run_alone
 from edgespec.decoding.logprobs import logprobs_of
 from edgespec.decoding.loop import DraftPrefill, Prefill, Task, unmarked
 from edgespec.decoding.records import Logprobs, Step, StopReason
+from edgespec.decoding.session import Features, ForwardResult, ModelSession, Rows
 from edgespec.decoding.token_sequence import TokenSequence
 from edgespec.decoding.tree import NO_NODES, Tree, lower
 from edgespec.decoding.verify import Verifier
 from edgespec.errors import EdgespecError, LogitsOf
-from edgespec.llama.outputs import Features, ForwardResult, Rows
-from edgespec.llama.session import Session
+from edgespec.platform.metering import Phase
 
 _WORTH_A_MARK_S = 1e-3
 _SCORED = 32  # tokens of a prompt whose logits one pass gives; the batcher takes them as a draft
@@ -44,7 +43,7 @@ class Generation:
 
     def __init__(
         self,
-        target: Session,
+        target: ModelSession,
         drafter: Drafter | None,
         prompt: Sequence[int],
         task: Task,

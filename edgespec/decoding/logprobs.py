@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from edgespec.decoding.records import Logprobs
-from edgespec.llama.session import Rows
+from edgespec.decoding.session import Rows
 
 
 def logprobs_of(row: Rows, token: int, n: int) -> Logprobs:

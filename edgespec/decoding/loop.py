@@ -9,12 +9,12 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from edgespec.apps.energy import Phase
 from edgespec.decoding.choices import Rule
 from edgespec.decoding.grammar.constraint import Constraint
 from edgespec.decoding.options import Options
 from edgespec.decoding.records import Logprobs, Origin, StopReason, Tally
 from edgespec.decoding.sampling import Coins
+from edgespec.platform.metering import Phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

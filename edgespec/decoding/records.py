@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from edgespec.apps.energy import Measurement
+from edgespec.platform.metering import Measurement
 
 Origin = Literal["target", "accepted", "resampled", "bonus", "alone"]
 """Where a token comes from: plain decoding, an accepted draft, the target's token after it, or in a cascade

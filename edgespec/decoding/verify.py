@@ -35,8 +35,8 @@ from edgespec.decoding.choices import Rule
 from edgespec.decoding.drafter import Position, Tokens
 from edgespec.decoding.grammar.constraint import Constraint
 from edgespec.decoding.sampling import SamplingParams
+from edgespec.decoding.session import Rows
 from edgespec.decoding.tree import Lowered
-from edgespec.llama.session import Rows
 
 Judged: TypeAlias = list[tuple[int, float, float]]
 """(node, p, q) of the nodes that were judged; none by the match rule, which computes no probability."""

@@ -22,12 +22,11 @@ import numpy as np
 
 from edgespec.decoding.features import TargetFeatures
 from edgespec.decoding.forward import Ask, DraftForward
+from edgespec.decoding.session import ForwardResult, Rows, n_common
 from edgespec.drafting.costs import N_MAX
 from edgespec.drafting.draft_model import DraftModel
-from edgespec.llama.outputs import ForwardResult
 from edgespec.llama.published_heads import BlockHead
-from edgespec.llama.sequence_pool import n_common
-from edgespec.llama.session import Rows, Session
+from edgespec.llama.session import Session
 
 _FIRST, _FURTHER = 2, 1  # what `costs.of_blocks` has as n for the pass of a draft, and for what it gave
 

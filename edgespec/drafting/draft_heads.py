@@ -15,6 +15,7 @@ import numpy as np
 
 from edgespec.decoding.choices import DrafterChoice, DrafterName, is_draftless
 from edgespec.decoding.features import TargetFeatures
+from edgespec.decoding.session import Inputs
 from edgespec.drafting.block_model import BlockModel
 from edgespec.drafting.costs import N_MAX, CostCurve, block_curve
 from edgespec.drafting.draft import Draft, NoDraft, PlainDraft
@@ -24,7 +25,7 @@ from edgespec.drafting.foreign.vocabulary_match import compare_vocabularies
 from edgespec.drafting.head_model import HeadModel
 from edgespec.drafting.policy import Policy
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
-from edgespec.llama.batch import EmbeddingsFn, Inputs
+from edgespec.llama.batch import EmbeddingsFn
 from edgespec.llama.gguf_header import GGUFHeader, check_model_file, read_header
 from edgespec.llama.head_file import Fusion, HeadFile, TargetEmbeddings, read_head
 from edgespec.llama.mtp import MtpHead, MtpTarget, why_no_mtp

@@ -4,17 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from edgespec.decoding.features import TargetFeatures
 from edgespec.decoding.forward import Ask, DraftForward, run_to_end
+from edgespec.decoding.session import ForwardResult, ModelSession, Rows, n_common
 from edgespec.errors import LogitsOf
-from edgespec.llama.outputs import ForwardResult
-from edgespec.llama.sequence_pool import SequencePool, n_common
-from edgespec.llama.session import Rows, Session
+
+
+class DraftSession(ModelSession, Protocol):
+    """A session of a draft model."""
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens in the sequence."""
+
+    def eval(self, tokens: Sequence[int], /, *, n_logits: int = 1) -> Rows:
+        """Append `tokens`; return the logits after each of the last `n_logits`."""
+
+    def clear(self) -> None:
+        """Empty the sequence."""
+
+    def close(self) -> None:
+        """Free it."""
+
+
+class DraftSessions(Protocol):
+    """A pool of such sessions, which keeps those that ended (llama/sequence_pool.py)."""
+
+    def begin(self, timeline: Sequence[int], /) -> DraftSession:
+        """Return a session that holds as much of the beginning of `timeline` as is known."""
+
+    def end(self, session: Any, /) -> None:  # noqa: ANN401 - one of its own
+        """Take a session back."""
 
 
 class DraftModel:
@@ -30,10 +55,10 @@ class DraftModel:
     """Whether prefill costs enough to wait until the first steps show that it pays."""
     features: TargetFeatures | None = None
     """The target's hidden states, where it is a head that reads them."""
-    sequences: SequencePool | None = None
+    sequences: DraftSessions | None = None
     """The pool of its session; a sequence that begins like an earlier one need not be read again."""
 
-    def __init__(self, session: Session, *, n_vocab: int) -> None:
+    def __init__(self, session: DraftSession, *, n_vocab: int) -> None:
         """Draft with `session`; only the first `n_vocab` tokens of its vocabulary are those of the target."""
         self._session = session
         self._n_inputs = session.model.n_vocab

@@ -25,15 +25,13 @@ import numpy as np
 
 from edgespec.decoding.features import KEPT, TargetFeatures
 from edgespec.decoding.forward import Ask, DraftForward
+from edgespec.decoding.session import Features, ForwardResult, Inputs, n_common
 from edgespec.drafting.answer_lengths import CAUTION
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.expected_gain import gain_if_all_draft
 from edgespec.drafting.learned_costs import LearnedCosts
 from edgespec.drafting.scheduler import Scheduler
-from edgespec.llama.batch import Inputs
 from edgespec.llama.head_file import Fusion, HeadFile
-from edgespec.llama.outputs import Features, ForwardResult
-from edgespec.llama.sequence_pool import n_common
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 

@@ -16,7 +16,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from time import perf_counter
 
-from edgespec.apps.energy import EnergyMeter
 from edgespec.drafting.costs import CONTEXTS, N_MAX, CostCurve
 from edgespec.drafting.timings import ENERGY_SIZES, ModelTimings, TimedSession, spread_of
 from edgespec.errors import EdgespecError
@@ -24,6 +23,7 @@ from edgespec.llama.batch import EmbeddingsFn
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from edgespec.models.footprint import draft_rollback, fits_in_memory, target_rollback
+from edgespec.platform.metering import Meter
 from edgespec.platform.other_load import MOST_OTHER_LOAD, OtherLoad
 from edgespec.platform.signals import Cancellation
 
@@ -90,13 +90,13 @@ def measure(  # noqa: PLR0913 - the models, and how their passes are timed
     budget_s: float = BUDGET_S,
     on_progress: MeasureProgressFn = lambda _progress: None,
     signals: Cancellation | None = None,
-    meter: EnergyMeter | None = None,
+    meter: Meter | None = None,
     draft_inputs: EmbeddingsFn | None = None,
 ) -> PairCosts:
     """Time the passes of `target` and `draft` with `n_threads` threads, in about `budget_s` seconds.
 
     The budget is only exceeded where reading the short context and a single sweep take longer. `signals`
-    lets Ctrl-C end a pass under way. `meter`: by default this machine's best; only counters of energy are
+    lets Ctrl-C end a pass under way. `meter`: only counters of energy are
     used, since sensors of power are too slow for a window of a quarter of a second. `draft_inputs` makes what
     the draft reads in place of tokens (`Engine.timed_inputs`).
     Raises EdgespecError for a model that cannot take tokens back or has too short a context, and when
@@ -114,14 +114,13 @@ def measure(  # noqa: PLR0913 - the models, and how their passes are timed
                 f"{model.name} was trained for {model.n_ctx_train} tokens: too few for a profile"
             )
     with ExitStack() as stack:
-        meter = meter or stack.enter_context(EnergyMeter.choose())
         measurement = _Measurement(
             models,
             n_threads=n_threads,
             budget_s=budget_s,
             on_progress=on_progress,
             signals=signals,
-            meter=meter if meter.counts else EnergyMeter(None, reason="no counter of energy"),
+            meter=meter if meter and meter.counts else None,
             draft_inputs=draft_inputs,
         )
         stack.callback(measurement.close)
@@ -139,7 +138,7 @@ class _Measurement:
         budget_s: float,
         on_progress: MeasureProgressFn,
         signals: Cancellation | None,
-        meter: EnergyMeter,
+        meter: Meter | None,
         draft_inputs: EmbeddingsFn | None,
     ) -> None:
         self._models = models
@@ -243,11 +242,11 @@ class _Measurement:
     def _fill(self, context: TimedSession) -> tuple[float, float | None]:
         tokens = [(101 + 7 * i) % context.session.model.n_vocab for i in range(context.n_past)]
         what = f"reading {len(tokens)} tokens"
-        window, began = self._meter.begin(), perf_counter()
+        window, began = self._meter.begin() if self._meter else None, perf_counter()
         for start in range(0, len(tokens), _READ_AT_ONCE):
             self._report(what)
             context.session.eval(tokens[start : start + _READ_AT_ONCE], n_logits=0)
-        return max(perf_counter() - began, 1e-9), self._meter.end(window).joules
+        return max(perf_counter() - began, 1e-9), window.end().joules if window else None
 
     # ---- passes ----
 
@@ -260,7 +259,7 @@ class _Measurement:
             passes = sum(one + max(0.0, many - one) * (n - 1) / (N_MAX - 1) for n in sizes)
             return passes + one  # for n = 1 there is an untimed pass
 
-        if self._meter.available:
+        if self._meter and self._meter.available:
             self._energy_s = len(contexts) * len(ENERGY_SIZES) * _ENERGY_S + 2 * sweep_s(ENERGY_SIZES)
         left = self._left()
         sizes = next((s for s in _SIZES if _FEWEST * sweep_s(s) <= left), _SIZES[-1])
@@ -297,14 +296,14 @@ class _Measurement:
     def _count_energy(self, contexts: Sequence[TimedSession]) -> None:
         for context in contexts:
             for n in ENERGY_SIZES:
-                if not self._meter.available:
+                if self._meter is None or not self._meter.available:
                     return
                 self._report("counting energy")
                 window, passes, spent = self._meter.begin(), 0, 0.0
                 while passes < 2 or spent < _ENERGY_S:
                     spent += context.timed(n)
                     passes += 1
-                joules = self._meter.end(window).joules
+                joules = window.end().joules
                 if joules:
                     context.joules[n] = joules / passes
 

@@ -15,13 +15,13 @@ import numpy as np
 from edgespec.decoding.drafter import Position
 from edgespec.decoding.forward import Ask
 from edgespec.decoding.grammar.constraint import Constraint
+from edgespec.decoding.session import Rows
 from edgespec.decoding.tree import TreeNode
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.online_curve import OnlineCurve
 from edgespec.drafting.predictor import bucket_of
 from edgespec.drafting.proposal import Proposal
 from edgespec.drafting.scheduler import Scheduler
-from edgespec.llama.session import Rows
 
 _LIKELIEST = 4  # tokens looked at in each of the draft model's distributions
 _MOST_SIBLINGS = 3  # tokens sampled at one position

@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from edgespec.decoding.forward import Ask, DraftForward, Forward, TargetForward
+from edgespec.decoding.session import ForwardResult
 from edgespec.drafting.costs import N_MAX
 from edgespec.drafting.online_curve import PassCurves
 from edgespec.drafting.policy import DraftAction, OtherRequests
@@ -30,7 +31,6 @@ from edgespec.drafting.shared_decision import DraftDecision, PassLoad, decide, i
 from edgespec.drafting.shared_pace import SharedPace
 from edgespec.engine.batched_request import PREFILL_CHUNK, BatchedRequest
 from edgespec.errors import EdgespecError
-from edgespec.llama.outputs import ForwardResult
 from edgespec.llama.sequence_pool import SequencePool
 
 _OLDEST_SHARE = 4  # a quarter of what is prefilled in a pass

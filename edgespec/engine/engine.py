@@ -8,7 +8,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Unpack
 
-from edgespec.apps.energy import EnergyMeter
 from edgespec.decoding.choices import DrafterChoice, NamedDrafter, Objective
 from edgespec.decoding.options import OptionKeywords, Options, token_ids
 from edgespec.decoding.records import Provenance, Result
@@ -31,6 +30,7 @@ from edgespec.llama.node_addresses import NodeAddress
 from edgespec.llama.weights import Model
 from edgespec.platform.closing import Closing
 from edgespec.platform.forks import HomeLock
+from edgespec.platform.metering import Meter
 from edgespec.platform.signals import Cancellation
 
 
@@ -85,7 +85,7 @@ class Engine(Closing):
         objective: Objective = "latency",
         profile: bool = True,
         history: bool = False,
-        meter: EnergyMeter | None = None,
+        meter: Meter | None = None,
         signals: Cancellation | None = None,
         prefix_cache: int | None = None,
         parallel: int | None = 1,

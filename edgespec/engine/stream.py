@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from edgespec.apps.energy import Measurement, Window
 from edgespec.decoding.loop import Event, Loop
 from edgespec.decoding.records import (
     Logprobs,
@@ -26,6 +25,7 @@ from edgespec.errors import EdgespecError
 from edgespec.llama.weights import Model
 from edgespec.platform.forks import HomeLock
 from edgespec.platform.memory import peak_rss_bytes
+from edgespec.platform.metering import Measurement, MeterWindow
 
 
 class Stream:
@@ -45,7 +45,7 @@ class Stream:
         is_end: Callable[[int], bool],
         until: Callable[[], Callable[[Token], bool]] | None = None,
         called: float,
-        window: Window | None,
+        window: MeterWindow | None,
     ) -> None:
         """Read `loop`, which writes tokens of `model`, until the text has one of the `stop` strings.
 

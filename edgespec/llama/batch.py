@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from edgespec.decoding.session import Branches, Inputs, SequenceTokens
 from edgespec.llama.backend import llama
 
 EmbeddingsFn = Callable[[Sequence[int]], npt.NDArray[np.float32] | None]
@@ -18,22 +18,7 @@ EmbeddingsFn = Callable[[Sequence[int]], npt.NDArray[np.float32] | None]
 architecture scales embeddings (Gemma). For a head: the target's hidden states; None where it takes tokens
 alone."""
 
-Inputs = npt.NDArray[np.float32]
-"""Such rows, for the tokens of one sequence in a pass."""
-
 _MOST_POSITIONS = 4  # of a row: GGML_MROPE_SECTIONS
-
-
-class Branches(NamedTuple):
-    """A tree of tokens as llama.cpp sees it: one sequence per leaf, in the order of the nodes."""
-
-    depths: list[int]
-    """Depth of each node; 0 directly below the token before the tree."""
-    first_leaf: list[int]
-    """Index of the first leaf at or below each node."""
-    leaves: list[int]
-    """Number of leaves at or below each node."""
-    n_leaves: int
 
 
 def find_branches(parents: Sequence[int]) -> Branches:
@@ -59,56 +44,6 @@ def find_branches(parents: Sequence[int]) -> Branches:
         if parents[node] >= 0:
             leaves[parents[node]] += leaves[node]
     return Branches(depths, first_leaf, leaves, n_leaves)
-
-
-@dataclass(slots=True)
-class SequenceTokens:
-    """Tokens that a forward pass appends to one sequence of a cache: a chain, which may end with a tree.
-
-    The fields are the arguments of `Session.eval`. The cache sets the last three when the pass begins.
-    """
-
-    sequence: int
-    tokens: Sequence[int]
-    n_logits: int = 1
-    """Number of tokens, at the end, whose logits are wanted."""
-    parents: Sequence[int] | None = None
-    inputs: Inputs | None = None
-    with_features: bool = False
-    """Whether the hidden states of the tokens are wanted."""
-    with_last_states: bool = False
-    """Whether those of the tokens with logits are, if edgespec's kernels leave them for nothing."""
-    n_past: int = 0
-    """Tokens of the sequence before these."""
-    branches: Branches | None = None
-    """The tree, where it is not a chain."""
-    leaves: Sequence[int] = ()
-    """Spare sequences of the tree's leaves, but for the trunk's."""
-
-    @property
-    def n_drafted(self) -> int:
-        """Tokens at the end that may be taken back."""
-        return max(0, self.n_logits - 1)
-
-    @property
-    def n_chain(self) -> int:
-        """Tokens before the tree."""
-        return len(self.tokens) - (len(self.branches.depths) if self.branches else 0)
-
-    def section(self, start: int, n: int) -> SequenceTokens:
-        """Return the `n` tokens from `start` on, for a pass of their own; a tree stays whole, in the last."""
-        ends = start + n == len(self.tokens)
-        inputs = None if self.inputs is None else self.inputs[start : start + n]
-        return SequenceTokens(
-            self.sequence,
-            self.tokens[start : start + n],
-            self.n_logits if ends else 0,
-            inputs=inputs,
-            with_features=self.with_features,
-            with_last_states=self.with_last_states,
-            n_past=self.n_past + start,
-            branches=self.branches if ends else None,
-        )
 
 
 class Batch:

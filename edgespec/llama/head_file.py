@@ -18,13 +18,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from edgespec.decoding.session import Features
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.eight_bit_matrix import EightBitMatrix
 from edgespec.llama.ggml_types import is_type, row_bytes, to_floats
 from edgespec.llama.gguf import read_gguf
 from edgespec.llama.gguf_header import DRAFT_PREFIX, HEAD_PREFIX, GGUFHeader
 from edgespec.llama.kernels import Plugin
-from edgespec.llama.outputs import Features
 
 TARGET = HEAD_PREFIX + "target"
 TOKEN_IDS, N_VOCAB = DRAFT_PREFIX + "token_ids", DRAFT_PREFIX + "n_vocab"

@@ -13,13 +13,14 @@ from itertools import accumulate
 import numpy as np
 
 from edgespec._core import Interrupt
+from edgespec.decoding.session import Branches, Features, ForwardResult, Inputs, SequenceTokens
 from edgespec.errors import EdgespecError
 from edgespec.llama import backend
 from edgespec.llama.backend import llama
-from edgespec.llama.batch import Branches, EmbeddingsFn, Inputs, PassInput, SequenceTokens, find_branches
+from edgespec.llama.batch import EmbeddingsFn, PassInput, find_branches
 from edgespec.llama.context import create_context
 from edgespec.llama.decode import Decoder
-from edgespec.llama.outputs import Features, ForwardResult, Outputs
+from edgespec.llama.outputs import Outputs
 from edgespec.llama.rollback import MAX_SEQUENCES, Cells, Rollback, RollbackSize, State, bytes_of
 from edgespec.llama.states import States
 from edgespec.llama.weights import Model

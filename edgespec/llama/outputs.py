@@ -5,48 +5,20 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
+from edgespec.decoding.session import Features, Rows, SequenceTokens
 from edgespec.errors import EdgespecError
 from edgespec.llama import backend
 from edgespec.llama.backend import llama
-from edgespec.llama.batch import SequenceTokens
 from edgespec.llama.hidden_states import LAST_NORM
 from edgespec.llama.kernel_states import LAST_NORM_OUT, KernelStates
 from edgespec.llama.weights import Model
 
-Rows: TypeAlias = npt.NDArray[np.float32]
-"""Logits, shape (n_logits, n_vocab), C-contiguous: a view on the library's buffer, not a copy."""
-
-Features: TypeAlias = npt.NDArray[np.float32]
-"""Hidden states, shape (n_tokens, n_states): of one layer a view on the library's buffer, not a copy."""
-
 # Our own prototype: llama_cpp's returns a pointer object, whose address costs another conversion.
 _get_logits = backend.foreign_function("llama_get_logits", ctypes.c_void_p, ctypes.c_void_p)
-
-
-@dataclass(frozen=True, slots=True)
-class ForwardResult:
-    """The result of a forward pass for one of its sequences."""
-
-    rows: Rows
-    """The logits that were asked for; valid until the next pass of that cache."""
-    seconds: float
-    """The whole pass's time."""
-    n_tokens: int
-    """Tokens in the whole pass, others' among them."""
-    features: Features | None = None
-    """The hidden states of the sequence's tokens, if any were asked for; valid as long as `rows`."""
-
-    def copy(self) -> ForwardResult:
-        """Return it with rows and features that stay."""
-        features = None if self.features is None else self.features.copy()
-        return replace(self, rows=self.rows.copy(), features=features)
 
 
 class Outputs:

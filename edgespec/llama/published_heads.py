@@ -16,17 +16,18 @@ from __future__ import annotations
 
 import numpy as np
 
+from edgespec.decoding.session import Features, Inputs
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama import backend
 from edgespec.llama.backend import llama
-from edgespec.llama.batch import Batch, Inputs
+from edgespec.llama.batch import Batch
 from edgespec.llama.ggml_types import type_number
 from edgespec.llama.gguf import TensorInfo
 from edgespec.llama.gguf_header import HELPERS, GGUFHeader, check_complete_file
 from edgespec.llama.hidden_states import NEXTN_HEAD, of_kernels, of_layers
 from edgespec.llama.kernels import load as load_kernels
 from edgespec.llama.kv_cache import KVCache, KVCacheSize
-from edgespec.llama.outputs import Features, Outputs
+from edgespec.llama.outputs import Outputs
 from edgespec.llama.weights import Model
 
 EAGLE, DFLASH = "eagle3", "dflash"

@@ -21,8 +21,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from edgespec.decoding.session import SequenceTokens
 from edgespec.llama.backend import llama
-from edgespec.llama.batch import SequenceTokens
 
 State: TypeAlias = npt.NDArray[np.uint8]
 """A copy of the cache of a sequence, or of its recurrent state alone, as the library writes it."""

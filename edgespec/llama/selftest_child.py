@@ -21,13 +21,14 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from edgespec.decoding.session import Rows
 from edgespec.errors import EdgespecError
 from edgespec.llama import kernels
 from edgespec.llama.backend import foreign_function
 from edgespec.llama.ggml_types import from_floats, row_bytes, to_floats, type_number
 from edgespec.llama.gguf_header import read_header
 from edgespec.llama.selftest import FAILED
-from edgespec.llama.session import Rows, Session
+from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 
 N_TOKENS = 32

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from itertools import takewhile
 from typing import NamedTuple
 
+from edgespec.decoding.session import n_common
 from edgespec.llama.backend import llama
 from edgespec.llama.kv_cache import KVCache
 from edgespec.llama.rollback import State
@@ -176,8 +176,3 @@ class SequencePool(Closing):
         self._running.clear()
         self._kept.clear()
         self.cache.close()
-
-
-def n_common(first: Sequence[object], second: Sequence[object]) -> int:
-    """Return the number of tokens, or of characters, with which both sequences begin."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Self
 
 from edgespec._core import Interrupt
+from edgespec.decoding.session import Rows, SequenceTokens
 from edgespec.errors import EdgespecError
-from edgespec.llama.batch import EmbeddingsFn, SequenceTokens
+from edgespec.llama.batch import EmbeddingsFn
 from edgespec.llama.kv_cache import KVCache, KVCacheSize
-from edgespec.llama.outputs import Rows
 from edgespec.llama.rollback import RollbackSize, State
 from edgespec.llama.weights import Model
 from edgespec.platform.closing import Closing
@@ -199,4 +199,4 @@ class Session(Closing):
                 self.cache.close()
 
 
-__all__ = ["Rows", "Session", "State"]
+__all__ = ["Session", "State"]

@@ -27,9 +27,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from edgespec.decoding.session import SequenceTokens
 from edgespec.errors import NodeLost
 from edgespec.llama.backend import llama
-from edgespec.llama.batch import SequenceTokens
 from edgespec.llama.rollback import Rollback, RollbackSize, State, bytes_of
 
 LONG = 64

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from edgespec.decoding.session import n_common
 from edgespec.errors import EdgespecError
 from edgespec.llama.chat_template import ChatTemplate, Messages, Tools
 from edgespec.llama.control_names import THINKING
-from edgespec.llama.sequence_pool import n_common
 
 FIRST, SECOND = "probe_alpha", "probe_beta"
 """Names of the functions in the samples."""

@@ -262,6 +262,11 @@ class Model(Closing):
         if not freed.alive:
             raise EdgespecError(f"{self.path}: the model is closed")
 
+    @property
+    def tokenize_address(self) -> int:
+        """The address of llama.cpp's function that tokenizes, for another library that calls it."""
+        return backend.address_of("llama_tokenize")
+
     def is_eog(self, token: int) -> bool:
         """Return whether `token` ends a generation (EOS, end of turn, ...)."""
         self._require(self._words)

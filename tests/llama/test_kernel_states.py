@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgespec.decoding.session import SequenceTokens
 from edgespec.errors import EdgespecError
 from edgespec.llama import importance, kernels
 from edgespec.llama.backend import llama
-from edgespec.llama.batch import PassInput, SequenceTokens
+from edgespec.llama.batch import PassInput
 from edgespec.llama.context import create_context
 from edgespec.llama.hidden_states import of_kernels
 from edgespec.llama.kernel_states import LAST_NORM_OUT, KernelStates

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
+from edgespec.decoding.session import SequenceTokens
 from edgespec.errors import NodeLost
-from edgespec.llama.batch import SequenceTokens
 from edgespec.llama.gguf_header import read_header
 from edgespec.llama.kv_cache import KVCache, KVCacheSize
 from edgespec.llama.placement import Placement, RemoteLayers

@@ -26,11 +26,11 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.decoding.sampling import SamplingParams
+from edgespec.decoding.session import Rows
 from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError
 from edgespec.llama.gguf_header import read_header
 from edgespec.llama.mtp import why_no_mtp
-from edgespec.llama.outputs import Rows
 from edgespec.llama.session import Session
 from edgespec.llama.states import LONG
 from edgespec.llama.weights import Model

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 
 from edgespec.decoding.features import TargetFeatures
+from edgespec.decoding.session import ForwardResult
 from edgespec.drafting.head_model import HeadModel
-from edgespec.llama.outputs import ForwardResult
 from toy_sessions import ToySession
 
 _STATES = 1 << 12  # different hidden states

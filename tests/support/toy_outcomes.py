@@ -6,8 +6,8 @@ import random
 from dataclasses import replace
 
 from edgespec.apps.bench.runs import PLAIN, AccuracyScore, BenchmarkOutcome, Cell, ProblemsSolved, Run
-from edgespec.apps.energy import Measurement
 from edgespec.models.quantizations import FileFacts
+from edgespec.platform.metering import Measurement
 
 CATEGORIES = ("code", "chat", "summary", "translation")
 UNREADABLE = (

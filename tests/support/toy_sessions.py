@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.llama.batch import SequenceTokens
-from edgespec.llama.outputs import ForwardResult
+from edgespec.decoding.session import ForwardResult, SequenceTokens
 
 
 class Clock:

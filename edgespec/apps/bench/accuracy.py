@@ -22,8 +22,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from edgespec.decoding.session import Rows
 from edgespec.errors import EdgespecError
-from edgespec.llama.session import Rows, Session
+from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from edgespec.models.footprint import fits_in_memory
 from edgespec.models.sources import check_disk

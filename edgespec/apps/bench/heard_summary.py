@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgespec.apps.bench.runs import Run
-from edgespec.apps.energy import Measurement
+from edgespec.platform.metering import Measurement
 
 
 @dataclass(frozen=True, slots=True)

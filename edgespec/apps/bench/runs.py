@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from edgespec.apps.energy import Measurement
 from edgespec.errors import EdgespecError
 from edgespec.models.quantizations import FileFacts
+from edgespec.platform.metering import Measurement
 
 PLAIN = "plain"
 """The variant that every other is compared with: the target alone, with the cell's kernels."""

@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from edgespec.apps.bench.heard_summary import HeardSummary, summarise_heard
 from edgespec.apps.bench.runs import PLAIN, Cell, Run
-from edgespec.apps.energy import Measurement, Phase
 from edgespec.decoding.records import rates
 from edgespec.models.suites import OVERALL
+from edgespec.platform.metering import Measurement, Phase
 
 _RESAMPLES = 2000
 _INTERVAL = (2.5, 97.5)  # percentiles of the resampled medians

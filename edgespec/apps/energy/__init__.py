@@ -2,15 +2,12 @@
 
 from edgespec.apps.energy.idle import measure_idle
 from edgespec.apps.energy.idle_store import idle_path, store_idle_power
-from edgespec.apps.energy.measurement import Measurement, Phase
 from edgespec.apps.energy.meter import EnergyMeter, Window
 from edgespec.apps.energy.resolution import Resolution
 from edgespec.apps.energy.sources import survey
 
 __all__ = [
     "EnergyMeter",
-    "Measurement",
-    "Phase",
     "Resolution",
     "Window",
     "idle_path",

@@ -26,13 +26,13 @@ from typing import Self
 
 from edgespec.apps.energy.base import EnergyReading, EnergySource, SourceFinding, UnreadableError
 from edgespec.apps.energy.idle_store import load_idle_power
-from edgespec.apps.energy.measurement import Measurement, Phase
 from edgespec.apps.energy.resolution import Resolution, find_resolution
 from edgespec.apps.energy.sources import survey, why_none
 from edgespec.apps.energy.trail import EnergyTrail, TrailPoint
 from edgespec.errors import describe_os_error
 from edgespec.platform.closing import Closing
 from edgespec.platform.messages import MessageFn, silent
+from edgespec.platform.metering import Measurement, Phase
 
 MOST_GAP = 0.1
 """A window has no joules if samples were too far apart for more than this share of it."""

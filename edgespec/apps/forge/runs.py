@@ -19,10 +19,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from edgespec.apps.energy import Measurement
 from edgespec.apps.forge.vocabulary_ranking import Ids
 from edgespec.platform.files import replacing, write_atomically
 from edgespec.platform.messages import MessageFn
+from edgespec.platform.metering import Measurement
 from edgespec.platform.state_file import StateFile, parse_struct
 
 _STATE = "make.json"

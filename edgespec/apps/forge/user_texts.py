@@ -19,10 +19,10 @@ import numpy as np
 from edgespec.apps.forge.dataset import FROM_FILE, FROM_HISTORY, READ
 from edgespec.apps.forge.prompts import TextPrompt, TokenPrompt, built_in
 from edgespec.apps.forge.writing import LONGEST_PROMPT
+from edgespec.decoding.session import n_common
 from edgespec.drafting.history import History
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.fingerprints import tokenizer_fingerprint
-from edgespec.llama.sequence_pool import n_common
 from edgespec.llama.weights import Model
 from edgespec.models.suites import load_suite, read_contents
 from edgespec.platform.files import why_no_file

@@ -18,10 +18,9 @@ from edgespec._core import Interrupt, Sampler
 from edgespec.apps.forge.dataset import READ, DatasetWriter, TrainingText, is_held_out
 from edgespec.apps.forge.prompts import TextPrompt, TokenPrompt, WrittenText
 from edgespec.decoding.sampling import Coins, SamplingParams
+from edgespec.decoding.session import Features, Rows, SequenceTokens
 from edgespec.errors import EdgespecError, LogitsOf
-from edgespec.llama.batch import SequenceTokens
 from edgespec.llama.kv_cache import KVCache, KVCacheSize
-from edgespec.llama.outputs import Features, Rows
 from edgespec.llama.rollback import RollbackSize
 from edgespec.llama.weights import Model
 from edgespec.models.footprint import loaded_bytes, shape_of

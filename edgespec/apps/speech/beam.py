@@ -12,7 +12,7 @@ from edgespec.apps.speech.rules import SpeechRules, TimestampState
 from edgespec.apps.speech.session import DecoderPasses
 from edgespec.apps.speech.whisper_model import SequenceBatch
 from edgespec.decoding.sampling import SamplingParams
-from edgespec.llama.outputs import Rows
+from edgespec.decoding.session import Rows
 
 
 class BeamPasses(DecoderPasses, Protocol):

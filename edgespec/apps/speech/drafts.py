@@ -173,7 +173,7 @@ class ModelDrafts:
         cache = draft.model.cache(heard, 1)
         self._held = [cache, heard]
         n_ctx = draft.model.dims.n_text_ctx
-        session = SpeechSession(cache, SpeechVocabulary(draft.tokenizer), n_ctx=n_ctx).session()
+        session = SpeechSession(cache, SpeechVocabulary(draft.tokenizer), n_ctx=n_ctx)
         if self._map:
             self._model = TranslatedSpeechModel(session, self._vocabulary, self._map)
         else:

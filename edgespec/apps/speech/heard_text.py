@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from edgespec.decoding.session import n_common
 from edgespec.drafting.suffix import SuffixDrafts
-from edgespec.llama.sequence_pool import n_common
 
 _REMEMBERED = 1 << 16  # tokens
 _WORTH = 0.06  # of the time of decoding: what has to be saved, looking costs about half of it

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.decoding.grammar.constraint import Allowed, Constraint, Path, Words
-from edgespec.llama.session import Rows
+from edgespec.decoding.session import Rows
 
 State = tuple[str, int]
 """The place in the rules: what may follow, and the lowest timestamp that may; equal states allow alike."""

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Protocol, cast
+from typing import Protocol
 
 import numpy as np
 
 from edgespec.apps.speech.tokenizer import WhisperTokenizer
 from edgespec.apps.speech.whisper_model import SequenceBatch
-from edgespec.llama.batch import SequenceTokens
-from edgespec.llama.outputs import ForwardResult, Rows
-from edgespec.llama.session import Session
+from edgespec.decoding.session import ForwardResult, Rows, SequenceTokens
 
 
 class DecoderPasses(Protocol):
@@ -44,6 +42,7 @@ class SpeechVocabulary:
     can_rewind = True
     add_bos = False
     bos: int | None = None
+    leaves_last_states = False
 
     def __init__(self, tokenizer: WhisperTokenizer) -> None:
         """Answer for `tokenizer`."""
@@ -118,14 +117,15 @@ class SpeechSession:
         self._cache = cache
         self._noted = noted
 
-    def session(self) -> Session:
-        """Return it as the type that the loop names."""
-        return cast("Session", self)
-
     @property
     def n_past(self) -> int:
         """Tokens in the sequence."""
         return self._cache.n_past(self.sequence)
+
+    @property
+    def tokens(self) -> list[int]:
+        """Nothing: what an earlier window had read is of no use."""
+        return []
 
     def forward(self, parts: Sequence[SequenceTokens]) -> list[ForwardResult]:
         """Run a pass over one part, which is this sequence's."""

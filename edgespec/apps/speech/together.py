@@ -15,7 +15,7 @@ from typing import Generic, Protocol, TypeVar
 
 from edgespec.apps.speech.beam import BeamPasses
 from edgespec.apps.speech.whisper_model import SequenceBatch
-from edgespec.llama.outputs import Rows
+from edgespec.decoding.session import Rows
 
 T = TypeVar("T")
 

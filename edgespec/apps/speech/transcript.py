@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from edgespec.apps.energy import Measurement
+from edgespec.platform.metering import Measurement
 
 
 @dataclass(frozen=True, slots=True)

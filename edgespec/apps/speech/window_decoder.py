@@ -214,7 +214,7 @@ class WindowDecoder:
         task = Task(options=options, rule=self._options.rule(temperature), coins=coins, constraint=rules)
         drafter = window.drafter(rules, prompt, greedy=temperature == 0) if window else None
         generation = Generation(
-            session.session(),
+            session,
             drafter,
             prompt,
             task,

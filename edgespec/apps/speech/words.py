@@ -18,7 +18,7 @@ from edgespec.apps.speech.rules import log_total
 from edgespec.apps.speech.tokenizer import SECONDS_PER_TIMESTAMP, WhisperTokenizer
 from edgespec.apps.speech.transcript import Segment, SpokenWord
 from edgespec.apps.speech.windows import FRAME_S
-from edgespec.llama.outputs import Rows
+from edgespec.decoding.session import Rows
 
 Floats = npt.NDArray[np.float32]
 Path = tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]

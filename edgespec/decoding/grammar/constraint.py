@@ -13,8 +13,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from edgespec.decoding.session import Rows
 from edgespec.errors import EdgespecError
-from edgespec.llama.session import Rows
 from edgespec.platform.closing import Closing
 
 Ids = npt.NDArray[np.int32]

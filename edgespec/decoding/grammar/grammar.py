@@ -10,11 +10,10 @@ from llguidance import LLMatcher, LLParserLimits
 
 from edgespec.decoding.grammar.constraint import Constraint, Words
 from edgespec.decoding.grammar.source import GrammarSource, on_large_stack, reason
-from edgespec.decoding.grammar.vocabulary import GrammarVocabulary
+from edgespec.decoding.grammar.vocabulary import GrammarModel, GrammarVocabulary
 from edgespec.decoding.json_schema.reading import Schema
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.llama.weights import Model
 
 _LIMITS = LLParserLimits(verbose_errors=False, max_items_in_row=20_000)  # thousands of optional properties
 
@@ -22,7 +21,7 @@ _LIMITS = LLParserLimits(verbose_errors=False, max_items_in_row=20_000)  # thous
 class Grammar:
     """A grammar over a model's vocabulary. Immutable: any number of generations can use it."""
 
-    def __init__(self, model: Model, source: GrammarSource | str, *, name: str = "grammar") -> None:
+    def __init__(self, model: GrammarModel, source: GrammarSource | str, *, name: str = "grammar") -> None:
         """Take a source that was read, or text in llama.cpp's GBNF, which must match the rule "root".
 
         The model's vocabulary is prepared in another thread. Raises UsageError, whose field is `name`, for
@@ -37,7 +36,7 @@ class Grammar:
 
     @classmethod
     def from_json_schema(
-        cls, model: Model, schema: str | Schema, *, name: str = "json_schema", strict: bool = False
+        cls, model: GrammarModel, schema: str | Schema, *, name: str = "json_schema", strict: bool = False
     ) -> Grammar:
         """Return the grammar of the JSON values that `schema` describes, written in one line.
 
@@ -46,22 +45,22 @@ class Grammar:
         return cls(model, GrammarSource.json_schema(schema, name, strict=strict))
 
     @classmethod
-    def any_json(cls, model: Model) -> Grammar:
+    def any_json(cls, model: GrammarModel) -> Grammar:
         """Return the grammar of all JSON objects."""
         return cls.from_json_schema(model, {"type": "object"})
 
     @classmethod
-    def from_lark(cls, model: Model, text: str, *, name: str = "grammar") -> Grammar:
+    def from_lark(cls, model: GrammarModel, text: str, *, name: str = "grammar") -> Grammar:
         """Return the grammar of `text`, in llguidance's dialect of Lark. Raises UsageError."""
         return cls(model, GrammarSource.lark(text, name))
 
     @classmethod
-    def from_regex(cls, model: Model, pattern: str, *, name: str = "regex") -> Grammar:
+    def from_regex(cls, model: GrammarModel, pattern: str, *, name: str = "regex") -> Grammar:
         """Return the grammar of texts that `pattern` matches as a whole. Raises UsageError."""
         return cls(model, GrammarSource.regex(pattern, name))
 
     @classmethod
-    def from_choice(cls, model: Model, texts: Sequence[str], *, name: str = "choice") -> Grammar:
+    def from_choice(cls, model: GrammarModel, texts: Sequence[str], *, name: str = "choice") -> Grammar:
         """Return the grammar of which each of `texts` is a whole text. Raises UsageError."""
         return cls(model, GrammarSource.choice(texts, name))
 

@@ -20,16 +20,15 @@ import time
 from collections.abc import Generator, Sequence
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from edgespec.decoding.forward import Ask
-from edgespec.drafting.draft_model import DraftModel
+from edgespec.decoding.session import ForwardResult, Rows, SessionModel
+from edgespec.drafting.draft_model import DraftModel, DraftSession
 from edgespec.drafting.foreign.translation import Translation
 from edgespec.drafting.foreign.vocabulary_map import NONE, TextTokenizer, TokenVocabulary, VocabularyMap
-from edgespec.llama.outputs import ForwardResult
-from edgespec.llama.session import Rows, Session
 
 Level = Literal["auto", "token", "string"]
 """How proposals are found: "token" never looks ahead, "string" always does."""
@@ -42,6 +41,18 @@ _QUIET = 3  # looks without a change after which a token is taken as it is
 _REMEMBERED = 64  # last tokens among which one that was taken without a look is compared with what came
 
 
+class ForeignModel(SessionModel, TokenVocabulary, Protocol):
+    """A draft model of another vocabulary."""
+
+
+class ForeignSession(DraftSession, Protocol):
+    """A session of such a model."""
+
+    @property
+    def model(self) -> ForeignModel:
+        """Its model."""
+
+
 class TranslatedModel(DraftModel):
     """`session`'s model behind the interface of DraftModel, all counted in the target's tokens.
 
@@ -51,7 +62,12 @@ class TranslatedModel(DraftModel):
     """
 
     def __init__(
-        self, session: Session, target: TokenVocabulary, mapping: VocabularyMap, *, level: Level = "auto"
+        self,
+        session: ForeignSession,
+        target: TokenVocabulary,
+        mapping: VocabularyMap,
+        *,
+        level: Level = "auto",
     ) -> None:
         """Draft for `target` with `session`, whose model's vocabulary `mapping` relates to the target's."""
         super().__init__(session, n_vocab=target.n_vocab)

@@ -19,16 +19,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from edgespec.apps.energy import Phase
 from edgespec.decoding.choices import Signal
 from edgespec.decoding.drafter import Drafter
 from edgespec.decoding.generate import Generation
 from edgespec.decoding.loop import DraftPrefill, Prefill, Task, unmarked
 from edgespec.decoding.options import Waking
 from edgespec.decoding.records import Logprobs, Origin, Step, StopReason, Tally
+from edgespec.decoding.session import Rows
 from edgespec.decoding.token_sequence import TokenSequence
 from edgespec.drafting.draft_model import DraftModel
-from edgespec.llama.session import Rows, Session
+from edgespec.llama.session import Session
+from edgespec.platform.metering import Phase
 
 _READ = 128  # tokens of the prompt that the small model reads between two looks at how far it is
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from edgespec.decoding.session import Rows
 from edgespec.engine.lossy.cascade import signal_of
 from edgespec.errors import EdgespecError
-from edgespec.llama.session import Rows, Session
+from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from edgespec.models.footprint import CTX_STEP, fits_in_memory
 from edgespec.platform.closing import Closing

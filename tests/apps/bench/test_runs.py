@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from edgespec.apps.bench.runs import FORMAT, AccuracyScore, BenchmarkOutcome, Cell, Run, as_json, from_json
-from edgespec.apps.energy import Measurement
 from edgespec.errors import EdgespecError
 from edgespec.models.quantizations import FileFacts
+from edgespec.platform.metering import Measurement
 
 RUN = Run(
     prompt="code/1",

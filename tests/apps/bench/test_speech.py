@@ -17,11 +17,12 @@ from edgespec.apps.bench.speech import SpeechBench, SpeechSettings, parse_speech
 from edgespec.apps.bench.speech_peers import FasterWhisper, WhisperCpp
 from edgespec.apps.bench.summary import noise, summarise_cell
 from edgespec.apps.bench.word_errors import word_errors
-from edgespec.apps.energy import EnergyMeter, Measurement
+from edgespec.apps.energy import EnergyMeter
 from edgespec.apps.speech.draft_costs import SpeechDraftCosts
 from edgespec.apps.speech.loading import SpeechModel
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.suites import RECORDINGS, is_recordings, load_recordings, load_suite
+from edgespec.platform.metering import Measurement
 from tiny_whisper import write_tiny_whisper
 
 

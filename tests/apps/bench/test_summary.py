@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from edgespec.apps.bench import summary as room
 from edgespec.apps.bench.runs import Cell, Run
 from edgespec.apps.bench.summary import Interval, noise, paired_interval, summarise_cell
-from edgespec.apps.energy import Measurement
 from edgespec.models.suites import OVERALL
+from edgespec.platform.metering import Measurement
 
 
 def run(variant: str, total_s: float, **changes: Any) -> Run:

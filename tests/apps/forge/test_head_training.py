@@ -13,8 +13,8 @@ from edgespec.apps.forge.training.batches import EpochPosition, TextPacking, bat
 from edgespec.apps.forge.training.head import HeadFamily, HeadRollout, HeadSettings
 from edgespec.apps.forge.training.losses import choose_tokens
 from edgespec.apps.forge.training.weights import ModelWeights
+from edgespec.decoding.session import SequenceTokens
 from edgespec.errors import UsageError
-from edgespec.llama.batch import SequenceTokens
 from edgespec.llama.ggml_types import to_floats
 from edgespec.llama.gguf_header import check_model_file, read_header
 from edgespec.llama.head_file import TargetEmbeddings, read_head

@@ -10,8 +10,8 @@ import pytest
 
 from edgespec.apps.forge.training.weights import ModelWeights
 from edgespec.apps.forge.vocabulary_ranking import SourceVocabulary, expectations, rank, read_vocabulary
+from edgespec.decoding.session import SequenceTokens
 from edgespec.errors import UsageError
-from edgespec.llama.batch import SequenceTokens
 from edgespec.llama.gguf_header import check_model_file
 from edgespec.llama.kv_cache import KVCache, KVCacheSize
 from edgespec.llama.weights import Model

@@ -35,12 +35,11 @@ from edgespec.apps.forge.writing import (
     temperature_of,
 )
 from edgespec.decoding.sampling import SamplingParams
+from edgespec.decoding.session import ForwardResult, SequenceTokens
 from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError
 from edgespec.llama import hidden_states
-from edgespec.llama.batch import SequenceTokens
 from edgespec.llama.kv_cache import KVCache, KVCacheSize
-from edgespec.llama.outputs import ForwardResult
 from edgespec.llama.weights import Model
 from tiny_gguf import BOS, IM_END, write_tiny_gguf
 

@@ -97,7 +97,7 @@ def decoded(*, temperature=0.0, rule="match", drafter=None, seed=1, n_predict=60
     options = Options(params=params, n_predict=n_predict)
     session = toy_session(random_decoder(), noted=0)
     task = Task(options=options, rule=rule, coins=Coins(seed), constraint=rules)
-    generation = Generation(session.session(), drafter(rules) if drafter else None, [START], task)
+    generation = Generation(session, drafter(rules) if drafter else None, [START], task)
     steps = list(generation.events())
     return generation.tokens[1:], rules, session, len(steps)
 
@@ -111,7 +111,7 @@ def drafting(kind):
         )
         model = None
         if kind == "model":
-            model = DraftModel(toy_session(random_decoder(salt=7)).session(), n_vocab=N_VOCAB)
+            model = DraftModel(toy_session(random_decoder(salt=7)), n_vocab=N_VOCAB)
         suffix = SuffixDrafts(1 << 12) if kind == "suffix" else None
         policy = Policy(suffix=kind == "suffix", model=kind == "model", staged=False, branches=False)
         return TreeDrafter(

@@ -40,8 +40,9 @@ if TYPE_CHECKING:
     from edgespec.apps.batch.ray_cluster import RayWriter
     from edgespec.apps.batch.results import Journal, PipedResults
     from edgespec.apps.batch.run import BatchWriter
-    from edgespec.apps.energy import EnergyMeter, Measurement
+    from edgespec.apps.energy import EnergyMeter
     from edgespec.decoding.choices import DrafterName
+    from edgespec.platform.metering import Measurement
 
 
 # ---- shows how far a batch is: a bar in a terminal, a line now and then elsewhere. All on stderr ----

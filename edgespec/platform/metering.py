@@ -1,10 +1,13 @@
-"""The energy measured between two moments."""
+"""Meters of energy as the core sees them: meters, their windows, and what a window gives.
+
+A meter is handed to the engine, or found by the entry points `edgespec.meters`; edgespec/energy has ours.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 Phase = Literal["prefill", "draft", "verify", "rest"]
 """Part of a generation: the target prefills, a drafter drafts (or prefills), the target verifies, or anything
@@ -75,3 +78,28 @@ class Measurement:
         """Return the net joules per emitted token; None if unknown or nothing was emitted."""
         net = self.net_joules
         return None if net is None or n_tokens < 1 else net / n_tokens
+
+
+class MeterWindow(Protocol):
+    """A span of time that is measured."""
+
+    def mark(self, phase: Phase, /) -> None:
+        """Note that the time since the last mark, or since the beginning, was `phase`."""
+
+    def end(self) -> Measurement:
+        """Close it, and return what was measured."""
+
+
+class Meter(Protocol):
+    """Measures the energy that this machine spends."""
+
+    @property
+    def available(self) -> bool:
+        """Whether its last reading succeeded."""
+
+    @property
+    def counts(self) -> bool:
+        """Whether it counts energy: fine enough for windows of a fraction of a second."""
+
+    def begin(self) -> MeterWindow:
+        """Open a window now. Raises nothing: where nothing can be read, the window has no joules."""

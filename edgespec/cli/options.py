@@ -24,10 +24,10 @@ from edgespec.models.resolve import locate
 from edgespec.models.store import Store
 
 if TYPE_CHECKING:  # not at run time: a shell completes options without loading llama.cpp or numpy
-    from edgespec.apps.energy import EnergyMeter
     from edgespec.decoding.choices import Objective
     from edgespec.engine.engine import Engine
     from edgespec.llama.node_addresses import NodeAddress
+    from edgespec.platform.metering import Meter
     from edgespec.platform.signals import Cancellation
 
 DRAFTING = "Drafting"
@@ -267,7 +267,7 @@ class EngineKeywords(TypedDict, total=False):
     n_ctx: int | None
     objective: Objective
     history: bool
-    meter: EnergyMeter | None
+    meter: Meter | None
     signals: Cancellation
     prefix_cache: int
     parallel: int | None

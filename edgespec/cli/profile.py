@@ -40,9 +40,9 @@ def profile_command(
     Run it once, on a quiet machine: later runs with these models, threads and kernels begin with what
     was measured instead of a guess. What earlier runs learnt of acceptance is kept.
     """
-    from edgespec.apps.energy import EnergyMeter
     from edgespec.drafting.measure import measure
     from edgespec.drafting.profile import ProfileKey
+    from edgespec.platform.metering import choose_meter
     from edgespec.platform.signals import SignalPipe
 
     refuse_contradictions(models.contradictions())
@@ -58,7 +58,7 @@ def profile_command(
             kernels=engine.kernels,
             threads=engine.n_threads,
         )
-        with WorkDisplay() as display, EnergyMeter.choose() as meter:
+        with WorkDisplay() as display, choose_meter() as meter:
             measured = measure(
                 engine.target,
                 engine.draft,

@@ -30,10 +30,10 @@ from edgespec.errors import EdgespecError, UsageError
 from edgespec.platform.standard_input import read_piped
 
 if TYPE_CHECKING:
-    from edgespec.apps.energy import EnergyMeter
     from edgespec.decoding.grammar.source import GrammarSource
     from edgespec.decoding.options import Waking
     from edgespec.decoding.records import Result
+    from edgespec.platform.metering import Meter
 
 StatsChoice = Literal["short", "full", "none"]
 
@@ -271,13 +271,13 @@ class RunOutput:
         """Whether energy is measured, or estimated."""
         return self.energy or self.assume_watts is not None
 
-    def meter(self) -> EnergyMeter | None:
+    def meter(self) -> Meter | None:
         """Return what measures the joules, if they are counted."""
-        from edgespec.apps.energy import EnergyMeter
+        from edgespec.platform.metering import choose_meter
 
         if not self.counts_joules:
             return None
-        return EnergyMeter.choose(assume_watts=self.assume_watts, on_message=message)
+        return choose_meter(assume_watts=self.assume_watts, on_message=message)
 
     @property
     def shows_stats(self) -> bool:

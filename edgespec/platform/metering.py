@@ -6,8 +6,15 @@ A meter is handed to the engine, or found by the entry points `edgespec.meters`;
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal, Protocol
+
+from edgespec.platform.messages import MessageFn, silent
+
+_OURS = EntryPoint("edgespec", "edgespec.apps.energy.meter:EnergyMeter.choose", "edgespec.meters")
+"""As pyproject.toml declares it; here too, for a checkout that was not installed again."""
 
 Phase = Literal["prefill", "draft", "verify", "rest"]
 """Part of a generation: the target prefills, a drafter drafts (or prefills), the target verifies, or anything
@@ -90,8 +97,8 @@ class MeterWindow(Protocol):
         """Close it, and return what was measured."""
 
 
-class Meter(Protocol):
-    """Measures the energy that this machine spends."""
+class Meter(AbstractContextManager["Meter", None], Protocol):
+    """Measures the energy that this machine spends, until it is closed."""
 
     @property
     def available(self) -> bool:
@@ -103,3 +110,25 @@ class Meter(Protocol):
 
     def begin(self) -> MeterWindow:
         """Open a window now. Raises nothing: where nothing can be read, the window has no joules."""
+
+
+def choose_meter(*, assume_watts: float | None = None, on_message: MessageFn = silent) -> Meter:
+    """Return the first available meter of the entry points `edgespec.meters`, ours last.
+
+    Each is a function with these arguments that returns a Meter. Ours alone assumes watts, and where nothing
+    can be read its windows say why; `on_message` takes lines for the user. Raises UsageError for watts that
+    cannot be.
+    """
+    if assume_watts is None:
+        for point in entry_points(group=_OURS.group):
+            if point.value == _OURS.value:
+                continue
+            try:
+                meter: Meter = point.load()(on_message=on_message)
+                if meter.available:
+                    return meter
+            except Exception as error:  # noqa: BLE001 - code of others may raise anything
+                why = " ".join(f"{type(error).__name__}: {error}".split())
+                on_message(f"the meter {point.name} ({point.value}) is left out: {why}")
+    ours: Meter = _OURS.load()(assume_watts=assume_watts, on_message=on_message)
+    return ours

@@ -23,7 +23,6 @@ from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from edgespec.apps.energy import EnergyMeter
 from edgespec.apps.forge import runs
 from edgespec.apps.forge.builder import DraftBuilder, DraftFile, TrainingRequest
 from edgespec.apps.forge.data_stage import DataRequest, evaluation_prompts, write_texts
@@ -44,6 +43,7 @@ from edgespec.models.hashes import sha256_of
 from edgespec.models.quantizations import model_file
 from edgespec.models.resolve import resolve
 from edgespec.platform.cpu import default_threads, read_cpu
+from edgespec.platform.metering import Meter, choose_meter
 
 LEAST_GAIN = 0.02
 """Gain over the present draft that a new one needs to be stored: less is not told from noise."""
@@ -122,13 +122,13 @@ class _MakeRun:
         return Candidate(name or "no draft", path, was_there=True)
 
     def run(self) -> MakeResult:
-        with self._store.locked_folder() as drafts_folder, EnergyMeter.choose() as meter:
+        with self._store.locked_folder() as drafts_folder, choose_meter() as meter:
             try:
                 return self._run(drafts_folder, meter)
             except OSError as error:
                 raise EdgespecError(f"cannot make a draft: {describe_os_error(error)}") from error
 
-    def _run(self, drafts_folder: Path, meter: EnergyMeter) -> MakeResult:
+    def _run(self, drafts_folder: Path, meter: Meter) -> MakeResult:
         context, folder = self._context, self._dataset.folder
         self._store.check_space(self._builder.expected_bytes())
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -155,14 +155,14 @@ class _MakeRun:
         return self._dataset.folder / "training" / f"{self._state.number}"
 
     @contextmanager
-    def _part(self, meter: EnergyMeter, *, written: bool = False) -> Iterator[None]:
+    def _part(self, meter: Meter, *, written: bool = False) -> Iterator[None]:
         """Add the joules of a part to the run's state, also when the part is stopped."""
         window = meter.begin()
         try:
             yield
             self._state = replace(self._state, written=self._state.written or written)
         finally:
-            self._state = self._state.with_joules(meter.end(window))
+            self._state = self._state.with_joules(window.end())
             runs.save(self._dataset.folder, self._state)
 
     # ---- stages ----

@@ -13,13 +13,13 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.apps.energy import EnergyMeter
 from edgespec.apps.server.request_queue import QueuedRequest, QueuePlace
 from edgespec.apps.server.request_worker import Outcome, RequestWorker, cancelled_as
 from edgespec.apps.speech.options import SpeechOptions
 from edgespec.apps.speech.transcriber import Hearing, Transcriber
 from edgespec.apps.speech.transcript import Segment, Transcript
 from edgespec.apps.speech.voice import Span
+from edgespec.platform.metering import Meter
 from edgespec.platform.turns import Turns
 
 
@@ -43,7 +43,7 @@ class SpeechWorker(RequestWorker[QueuedRecording, Segment, Transcript]):
         turns: Turns | None = None,
         max_queue: int = 64,
         max_seconds: float = 600.0,
-        meter: EnergyMeter | None = None,
+        meter: Meter | None = None,
     ) -> None:
         """Let at most `max_queue` recordings wait, each up to `max_seconds`; then it may take as long again.
 

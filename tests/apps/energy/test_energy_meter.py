@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from edgespec.apps.energy.meter import boot_clock
 from edgespec.apps.energy.power import AssumedPower, BatteryPower
 from edgespec.apps.energy.rapl import find_rapl
 from edgespec.apps.energy.rapl_counters import RaplCounters, RaplZone
-from edgespec.platform.metering import Measurement
+from edgespec.platform.metering import Measurement, choose_meter
 from energy_trees import INTEL_RANGE, Powercap, answering, battery, laptop, raspberry_pi, write
 
 
@@ -525,3 +526,48 @@ def test_the_resolution_of_the_others(tmp_path):
     assert EnergyMeter.choose(tmp_path).resolution().interval_s == 1
     assert EnergyMeter.choose(tmp_path, 15).resolution().interval_s is None
     assert EnergyMeter(None).resolution().interval_s is None
+
+
+# ---- meters of others, by entry points ----
+
+THEIR_METER = """
+from edgespec.platform.closing import Closing
+class Theirs(Closing):
+    available, counts = {available}, False
+    def __init__(self, *, on_message):
+        {body}
+    def close(self): pass
+    def begin(self): raise NotImplementedError
+"""
+
+
+@pytest.mark.parametrize(
+    ("available", "body", "chosen", "said"),
+    [
+        (True, "pass", "Theirs", []),
+        (False, "pass", "EnergyMeter", []),
+        (
+            True,
+            "raise OSError('no bus')",
+            "EnergyMeter",
+            ["the meter theirs (their_meter:Theirs) is left out: OSError: no bus"],
+        ),
+    ],
+)
+def test_a_meter_of_another_package_is_used_where_it_is_available(
+    tmp_path, monkeypatch, available, body, chosen, said
+):
+    (tmp_path / "their_meter.py").write_text(THEIR_METER.format(available=available, body=body))
+    info = tmp_path / "their_meter-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-meter\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[edgespec.meters]\ntheirs = their_meter:Theirs\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "their_meter", raising=False)
+    lines = []
+    with choose_meter(on_message=lines.append) as meter:
+        assert type(meter).__name__ == chosen
+    assert lines == said
+    with choose_meter(assume_watts=5.0) as meter:
+        assert type(meter).__name__ == "EnergyMeter"
+        assert meter.begin().end().estimated

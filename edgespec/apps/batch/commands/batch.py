@@ -40,9 +40,8 @@ if TYPE_CHECKING:
     from edgespec.apps.batch.ray_cluster import RayWriter
     from edgespec.apps.batch.results import Journal, PipedResults
     from edgespec.apps.batch.run import BatchWriter
-    from edgespec.apps.energy import EnergyMeter
     from edgespec.decoding.choices import DrafterName
-    from edgespec.platform.metering import Measurement
+    from edgespec.platform.metering import Measurement, Meter
 
 
 # ---- shows how far a batch is: a bar in a terminal, a line now and then elsewhere. All on stderr ----
@@ -251,7 +250,7 @@ def batch_command(
     if importlib.util.find_spec("fastapi") is None:
         raise EdgespecError("edgespec batch needs fastapi: pip install 'edgespec[serve]'")
     from edgespec.apps.batch.lines import open_input
-    from edgespec.apps.energy import EnergyMeter
+    from edgespec.platform.metering import choose_meter
 
     files.check()
     if loading.ray is not None and importlib.util.find_spec("ray") is None:
@@ -267,7 +266,7 @@ def batch_command(
             if loading.ray is not None:
                 run.answer_on_cluster(loading.ray, names, loading, defaults)
             else:
-                meter = EnergyMeter.choose(assume_watts=assume_watts, on_message=message)
+                meter = choose_meter(assume_watts=assume_watts, on_message=message)
                 run.answer(names, loading, defaults, meter)
         if run.interrupted:
             return INTERRUPTED
@@ -355,7 +354,7 @@ class _BatchRun:
         names: tuple[str, str | None],
         loading: BatchLoading,
         defaults: PromptDefaults,
-        meter: EnergyMeter,
+        meter: Meter,
     ) -> None:
         """Load the models and answer what has no result yet, or until Ctrl-C."""
         from edgespec.apps.batch.local import LocalWriter

@@ -30,10 +30,10 @@ from edgespec.cli.progress import pull_named
 from edgespec.errors import EdgespecError, UsageError
 
 if TYPE_CHECKING:
-    from edgespec.apps.energy import EnergyMeter
     from edgespec.apps.server.audio_routes import SpeechService
     from edgespec.apps.server.worker import Worker
     from edgespec.engine.engine import Engine
+    from edgespec.platform.metering import Meter
     from edgespec.platform.turns import Turns
 
 _EXTRA = ("fastapi", "uvicorn", "prometheus_client")
@@ -56,20 +56,20 @@ def serve_command(
     refuse_contradictions(models.contradictions(loading.drafter))
     speech.check(models.chosen().target)
     _check_extras(takes_forms=speech.speech is not None)
-    from edgespec.apps.energy import EnergyMeter
     from edgespec.apps.server.api import create_app
     from edgespec.apps.server.gate import Gate, GateLimits, is_loopback
     from edgespec.apps.server.http_server import Workers, bind, serve
     from edgespec.apps.server.metrics import Metrics
     from edgespec.apps.server.request_reader import Service
     from edgespec.apps.server.speech_app import create_speech_app
+    from edgespec.platform.metering import choose_meter
     from edgespec.platform.turns import Turns
 
     key = read_key(address.api_key_file)
     with bind(address.host, address.port) as bound, ExitStack() as stack:
         loopback = is_loopback(bound.getsockname()[0])
         address.check_reach(loopback=loopback, key=key)
-        meter = EnergyMeter.choose(assume_watts=assume_watts, on_message=message)
+        meter = choose_meter(assume_watts=assume_watts, on_message=message)
         names = _pull(models.chosen(), loading, speech)
         measured = stack.enter_context(meter) if meter.available else None
         metrics, turns = Metrics(energy=meter.available), Turns()
@@ -118,7 +118,7 @@ def _load(
     loading: ServeLoading,
     limits: RequestLimits,
     names: tuple[str, str | None],
-    shared: tuple[EnergyMeter | None, Turns],
+    shared: tuple[Meter | None, Turns],
 ) -> tuple[Engine, Worker]:
     """Load the engine and return it with its worker; `shared` with what transcribes."""
     from edgespec.platform.signals import Cancellation

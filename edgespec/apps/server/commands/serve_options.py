@@ -18,10 +18,10 @@ from edgespec.errors import UsageError
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
-    from edgespec.apps.energy import EnergyMeter
     from edgespec.apps.server.audio_routes import SpeechService
     from edgespec.apps.server.worker import Worker
     from edgespec.engine.engine import Engine
+    from edgespec.platform.metering import Meter
     from edgespec.platform.signals import Cancellation
     from edgespec.platform.turns import Turns
 
@@ -50,7 +50,7 @@ class ServeLoading(SharedModels):
     ] = 256
     compute: ComputeOnNodes
 
-    def load(self, names: tuple[str, str | None], meter: EnergyMeter | None, signals: Cancellation) -> Engine:
+    def load(self, names: tuple[str, str | None], meter: Meter | None, signals: Cancellation) -> Engine:
         """Return the engine of a target and a draft."""
         return self.compute.load_engine(
             names,
@@ -159,7 +159,7 @@ class SpeechServing:
 
     @contextmanager
     def open(
-        self, limits: RequestLimits, compute: Compute, meter: EnergyMeter | None, turns: Turns
+        self, limits: RequestLimits, compute: Compute, meter: Meter | None, turns: Turns
     ) -> Iterator[SpeechService | None]:
         """Load the model, which takes its `turns` with what else computes; None without one."""
         if self.speech is None:

@@ -85,8 +85,17 @@ def guarded_streams() -> Iterator[None]:
         sys.stdout, sys.stderr = streams
 
 
+class OpenLine:
+    """Whether a terminal shows text whose last line goes on."""
+
+    is_open = False
+
+
 def message(line: str) -> None:
-    """Print a line for the user to stderr, marked as edgespec's."""
+    """Print a line for the user to stderr, marked as edgespec's; it breaks a text that a terminal shows."""
+    if OpenLine.is_open and err.is_terminal:
+        err.print()
+    OpenLine.is_open = False
     err.print(f"edgespec: {line}")
 
 

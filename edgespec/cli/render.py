@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from edgespec.cli.console import err, out
+from edgespec.cli.console import OpenLine, err, out
 from edgespec.cli.options import Explanation
 from edgespec.decoding.records import Origin, Result, Stats, Token
 from edgespec.decoding.tree import Tree, dump
@@ -58,6 +58,8 @@ class TextWriter:
             else:
                 sys.stdout.write(part)
         sys.stdout.flush()
+        if text:
+            OpenLine.is_open = out.is_terminal and not text.endswith("\n")
 
     def finish(self, text: str) -> None:
         """Write the rest of `text`, which may have been held back when the generation ended; end the line."""
@@ -68,6 +70,7 @@ class TextWriter:
         if not text.endswith("\n"):
             sys.stdout.write("\n")
         sys.stdout.flush()
+        OpenLine.is_open = False
 
 
 def printable(text: str) -> str:

@@ -488,6 +488,19 @@ def test_a_drafter_of_a_users_own_file(run, tmp_path, tiny_path):
         )
 
 
+def test_a_drafter_that_fails_is_told_on_a_line_of_its_own_in_a_terminal(
+    tmp_path, tiny_path, child_environment
+):
+    file = tmp_path / "mine.py"
+    file.write_text(MY_DRAFTER)
+    options = ("--drafter", f"{file}:Stops", "-n", 60, "--temp", 0, "--no-stats", "--no-cache")
+    shown = in_terminal(child_environment, "-t", tiny_path, "abc " * 20, *options).decode(errors="replace")
+    said = "edgespec: Stops: accept failed: ValueError: enough; the text went on without it"
+    before, after = shown.split(said)
+    assert before.endswith("\r\n") and before.strip()
+    assert after.startswith("\r\n") and after.strip()
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [

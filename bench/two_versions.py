@@ -16,7 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
-from typing import Any
+from typing import Any, Literal
 
 PROMPTS = (
     "Write a quicksort in Python.",
@@ -47,7 +47,7 @@ def work(n_predict: int) -> None:
                     many.step()
                 results = [stream.result for stream in streams]
             else:
-                drafter = "none" if line.strip() == "plain" else None
+                drafter: Literal["none", "auto"] = "none" if line.strip() == "plain" else "auto"
                 results = [
                     alone.generate(one, params=greedy, n_predict=n_predict, drafter=drafter)
                     for one in PROMPTS

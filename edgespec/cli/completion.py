@@ -6,12 +6,13 @@ import shlex
 from pathlib import Path
 from typing import get_args
 
-from edgespec.decoding.choices import DrafterName, installed_drafters
+from edgespec.decoding.choices import DrafterName
 from edgespec.errors import EdgespecError
 from edgespec.models.draft_records import draft_records
 from edgespec.models.entries import Registry
 from edgespec.models.found.catalog import other_names
 from edgespec.models.registry import load_registry
+from edgespec.platform.plugins import offered
 
 
 def complete_model() -> list[str]:
@@ -43,7 +44,7 @@ def complete_draft() -> list[str]:
 
 def complete_drafter() -> list[str]:
     """Return the drafters that can be named without a class."""
-    return [*get_args(DrafterName), *installed_drafters()]
+    return [*get_args(DrafterName), *offered("edgespec.drafters")]
 
 
 def complete_name() -> list[str]:

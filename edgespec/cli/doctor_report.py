@@ -13,7 +13,6 @@ from typing import Any, cast
 
 import msgspec
 
-from edgespec.apps.energy import EnergyMeter
 from edgespec.cli.console import err, line_of, message
 from edgespec.engine.capacity import expected_capacity
 from edgespec.engine.model_choice import choose_models
@@ -69,7 +68,7 @@ def full_report(root: Path, models: Sequence[str] | None, *, retest: bool) -> Re
         "libraries": _libraries(),
         "threads": _threads(root),
         "memory": _memory(root) | {"bytes_per_s": bandwidth},
-        "energy": _energy(root),
+        "energy": load("edgespec.parts", "energy.source")(root, on_message=message),
         "pairs": _pairs(root, bandwidth),
         "kernels": _kernels(loaded),
         "nodes": {"reason": rpc.missing()},
@@ -110,12 +109,6 @@ def _machine(root: Path) -> Report:
         "degrees": temperatures(root),
         "firmware": slowed and asdict(slowed),
     }
-
-
-def _energy(root: Path) -> Report:
-    """Return the source of joules that would be chosen, or why there is none."""
-    with EnergyMeter.choose(root, on_message=message) as meter:
-        return {"source": meter.source or None, "reason": meter.reason}
 
 
 def _pairs(root: Path, bandwidth: float | None) -> list[Report]:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
-
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
+from typing import Any, Literal, get_args
 
 DrafterName = Literal["auto", "tree", "chain", "model", "mtp", "suffix", "staged", "none"]
 """The drafter: what may draft. "auto" chooses among all drafters at each step; "chain" does so without
@@ -39,13 +36,6 @@ DRAFTLESS: tuple[DrafterName, ...] = ("none", "suffix")
 def is_plugin(drafter: DrafterChoice | str | None) -> bool:
     """Return whether this drafter, or the one of this name, is one that a user wrote."""
     return drafter is not None and drafter not in get_args(DrafterName)
-
-
-def installed_drafters() -> dict[str, EntryPoint]:
-    """Return the drafters that installed packages declare as entry points, by name."""
-    from importlib.metadata import entry_points
-
-    return {point.name: point for point in entry_points(group="edgespec.drafters")}
 
 
 def is_draftless(drafter: DrafterChoice | str) -> bool:

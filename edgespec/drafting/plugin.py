@@ -35,13 +35,14 @@ from typing import Any, Protocol, cast, get_args
 
 import numpy as np
 
-from edgespec.decoding.choices import DrafterName, NamedDrafter, installed_drafters
+from edgespec.decoding.choices import DrafterName, NamedDrafter
 from edgespec.decoding.drafter import DraftOutcome, Position
 from edgespec.decoding.forward import Ask
 from edgespec.decoding.options import MAX_GAMMA
 from edgespec.decoding.passes import order
 from edgespec.decoding.tree import Tree, TreeNode
 from edgespec.errors import UsageError
+from edgespec.platform.plugins import offered
 
 Weights = Mapping[int, float] | Sequence[float]
 """How likely each token is: by its id, or of all tokens in their order; 0 or more, with any sum above 0."""
@@ -97,7 +98,7 @@ def find_drafter(given: object) -> DrafterName | NamedDrafter:
     place, colon, name = given.rpartition(":")
     if colon:
         return _tried(name, _attribute(place, name, given), given)
-    found = installed_drafters()
+    found = offered("edgespec.drafters")
     if given not in found:
         words = [*get_args(DrafterName), *found]
         problem = f"must be one of {', '.join(words)}, or a class as MODULE:CLASS or FILE.py:CLASS"

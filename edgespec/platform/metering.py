@@ -1,6 +1,6 @@
 """Meters of energy as the core sees them: meters, their windows, and what a window gives.
 
-A meter is handed to the engine, or found by the entry points `edgespec.meters`; edgespec/energy has ours.
+A meter is handed to the engine, or found by the entry points `edgespec.meters`; ours are in apps/energy.
 """
 
 from __future__ import annotations
@@ -8,13 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
-from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal, Protocol
 
 from edgespec.platform.messages import MessageFn, silent
-
-_OURS = EntryPoint("edgespec", "edgespec.apps.energy.meter:EnergyMeter.choose", "edgespec.meters")
-"""As pyproject.toml declares it; here too, for a checkout that was not installed again."""
+from edgespec.platform.plugins import is_ours, offered
 
 Phase = Literal["prefill", "draft", "verify", "rest"]
 """Part of a generation: the target prefills, a drafter drafts (or prefills), the target verifies, or anything
@@ -119,9 +116,10 @@ def choose_meter(*, assume_watts: float | None = None, on_message: MessageFn = s
     can be read its windows say why; `on_message` takes lines for the user. Raises UsageError for watts that
     cannot be.
     """
+    points = offered("edgespec.meters").values()
     if assume_watts is None:
-        for point in entry_points(group=_OURS.group):
-            if point.value == _OURS.value:
+        for point in points:
+            if is_ours(point):
                 continue
             try:
                 meter: Meter = point.load()(on_message=on_message)
@@ -130,5 +128,6 @@ def choose_meter(*, assume_watts: float | None = None, on_message: MessageFn = s
             except Exception as error:  # noqa: BLE001 - code of others may raise anything
                 why = " ".join(f"{type(error).__name__}: {error}".split())
                 on_message(f"the meter {point.name} ({point.value}) is left out: {why}")
-    ours: Meter = _OURS.load()(assume_watts=assume_watts, on_message=on_message)
-    return ours
+    (ours,) = filter(is_ours, points)
+    last: Meter = ours.load()(assume_watts=assume_watts, on_message=on_message)
+    return last

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import get_args
 
 from edgespec.apps.bench.runs import PLAIN
-from edgespec.decoding.choices import DrafterChoice, DrafterName, Signal, installed_drafters
+from edgespec.decoding.choices import DrafterChoice, DrafterName, Signal
 from edgespec.decoding.options import MAX_GAMMA, SPAN, Options, Span, Waking
 from edgespec.drafting.plugin import find_drafter
 from edgespec.errors import UsageError
+from edgespec.platform.plugins import offered
 
 _VARIANT = re.compile(r"([a-z]+)(?:-([0-9]{1,9}))?")
 _NUMBER = r"[0-9]{1,3}(?:\.[0-9]{1,9})?"
@@ -67,7 +68,7 @@ def parse_variants(text: str) -> tuple[Variant, ...]:
 def _drafting(name: str) -> Variant:
     found = _VARIANT.fullmatch(name)
     drafters = [drafter for drafter in get_args(DrafterName) if drafter != "none"]
-    if ":" in name or name in installed_drafters():
+    if ":" in name or name in offered("edgespec.drafters"):
         try:
             find_drafter(name)
         except UsageError as error:

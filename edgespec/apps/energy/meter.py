@@ -332,3 +332,9 @@ class EnergyMeter(Closing):
             estimated=source.estimated,
             gap_s=gap_s,
         )
+
+
+def chosen_source(root: Path, *, on_message: MessageFn) -> dict[str, str | None]:
+    """Return the source of joules that `EnergyMeter.choose` takes, or why there is none, for `doctor`."""
+    with EnergyMeter.choose(root, on_message=on_message) as meter:
+        return {"source": meter.source or None, "reason": meter.reason}

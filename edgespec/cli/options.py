@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Self, TypedDict, Unpack, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, Self, TypedDict, Unpack, cast
 
 import typer
 
@@ -36,8 +36,6 @@ NODES = "Nodes (docs/nodes.md)"
 LOSSY = "Lossy: faster, and not the target's text (docs/cascade.md)"
 OUTPUT = "Output"
 PROMPT = "Prompt"
-DRAFTERS = "|".join((*get_args(DrafterName), "MODULE:CLASS", "FILE.py:CLASS"))
-"""Values of `--drafter`."""
 _DEFAULT = SamplingParams()
 _SAMPLING = "Sampling (defaults and meaning as in llama.cpp)"
 
@@ -234,10 +232,10 @@ class DraftingOptions:
     drafter: Annotated[
         str | None,
         typer.Option(
-            metavar=DRAFTERS,
-            help="What drafts: the model, the head in the target's own file (mtp), text seen before "
-            "(suffix), the model helped by it (staged), nothing, or what pays at each step (auto); "
-            "or a drafter of your own (docs/write-a-drafter.md), whose code is run.",
+            metavar="NAME|MODULE:CLASS",
+            help="What drafts: what pays at each step (auto; tree: with more branches, chain: without), the "
+            "model, the head in the target's own file (mtp), text seen before (suffix), the model helped by "
+            "it (staged), or none. Or a drafter of your own, whose code is run: MODULE:CLASS, FILE.py:CLASS.",
             show_default="auto",
             autocompletion=complete_drafter,
         ),
@@ -372,7 +370,7 @@ class SharedModels:
     drafter: Annotated[
         str,
         typer.Option(
-            metavar=DRAFTERS,
+            metavar="NAME|MODULE:CLASS",
             help="What drafts, as in `run`; a request may choose another.",
             autocompletion=complete_drafter,
         ),

@@ -86,6 +86,18 @@ def test_variants_as_users_name_them() -> None:
     assert [variant.needs_model for variant in VARIANTS] == [False, True, False, True]
 
 
+def test_a_variant_of_a_users_own_drafter(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    methods = ("begin(self, tokens)", "draft(self, tokens, room, sample)", "accept(self, tokens, n_accepted)")
+    file.write_text("class Mine:\n" + "".join(f"    def {method}: return []\n" for method in methods))
+    (_, own) = parse_variants(f"auto,{file}:Mine")
+    assert own.name == f"{file}:Mine"
+    assert str(own.chosen) == "Mine"
+    assert not own.needs_model and own.exact
+    with pytest.raises(UsageError, match="has no class 'Yours'; it has Mine"):
+        parse_variants(f"{file}:Yours")
+
+
 def test_variants_that_are_not_exact() -> None:
     variants = parse_variants(
         "cascade,cascade@0.4,cascade-entropy@1.25,cascade-rest@0,cascade-entropy-8@2,lenience-0.5"

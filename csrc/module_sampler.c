@@ -23,17 +23,32 @@ PyObject *es_raise(es_status status) {
     return NULL;
 }
 
+/* Whether these are sequences of tokens of the vocabulary, each ended by -1; else raises. */
+static bool are_breakers(const int32_t *all, size_t n, Py_ssize_t n_vocab) {
+    bool good = n == 0 || (n <= INT32_MAX && all[0] >= 0 && all[n - 1] == -1);
+    for (size_t i = 0; i < n && good; i++)
+        good = all[i] < n_vocab && (all[i] >= 0 || (all[i] == -1 && all[i - 1] >= 0));
+    if (!good) PyErr_SetString(PyExc_ValueError, "dry_breakers: not sequences of tokens that end with -1");
+    return good;
+}
+
 static PyObject *sampler_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *keywords[] = {"n_vocab",        "n_slots",           "temperature",      "top_k",
-                               "top_p",          "min_p",             "typical_p",        "penalty_last_n",
-                               "repeat_penalty", "frequency_penalty", "presence_penalty", "logit_bias", NULL};
+    static char *keywords[] = {"n_vocab", "n_slots", "temperature", "top_k", "top_p", "min_p", "typical_p",
+                               "penalty_last_n", "repeat_penalty", "frequency_penalty", "presence_penalty",
+                               "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n",
+                               "dry_breakers", "top_n_sigma", "xtc_probability", "xtc_threshold", "dynatemp_range",
+                               "dynatemp_exponent", "seed", "logit_bias", NULL};
     Py_ssize_t n_vocab, n_slots;
-    es_params params;
-    PyObject *bias = NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "nn$fifffifffO!:Sampler", keywords, &n_vocab, &n_slots,
-                                     &params.temperature, &params.top_k, &params.top_p, &params.min_p,
-                                     &params.typical_p, &params.penalty_last_n, &params.repeat_penalty,
-                                     &params.frequency_penalty, &params.presence_penalty, &PyDict_Type, &bias))
+    unsigned long long seed;
+    es_params params = {0};
+    PyObject *bias = NULL, *breakers_object;
+    if (!PyArg_ParseTupleAndKeywords(
+            args, kwargs, "nn$fifffifffffiiOfffffKO!:Sampler", keywords, &n_vocab, &n_slots, &params.temperature,
+            &params.top_k, &params.top_p, &params.min_p, &params.typical_p, &params.penalty_last_n,
+            &params.repeat_penalty, &params.frequency_penalty, &params.presence_penalty, &params.dry_multiplier,
+            &params.dry_base, &params.dry_allowed_length, &params.dry_penalty_last_n, &breakers_object,
+            &params.top_n_sigma, &params.xtc_probability, &params.xtc_threshold, &params.dynatemp_range,
+            &params.dynatemp_exponent, &seed, &PyDict_Type, &bias))
         return NULL;
     if (!bias) {
         PyErr_SetString(PyExc_TypeError, "Sampler() takes every sampling parameter");
@@ -43,10 +58,26 @@ static PyObject *sampler_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
         PyErr_SetString(PyExc_ValueError, "n_vocab must be 1..2^31-1 and n_slots 0..4096");
         return NULL;
     }
+    if (params.dry_allowed_length < 0) {
+        PyErr_SetString(PyExc_ValueError, "dry_allowed_length must be 0 or more");
+        return NULL;
+    }
+    Py_buffer breakers;
+    if (get_buffer(breakers_object, &breakers, 'i', "dry_breakers", 0) < 0) return NULL;
+    if (!are_breakers(breakers.buf, n_elements(&breakers), n_vocab)) {
+        PyBuffer_Release(&breakers);
+        return NULL;
+    }
+    params.seed = seed;
+    params.dry_breakers = breakers.buf;
+    params.n_dry_breakers = n_elements(&breakers);
 
     /* A list of our own: converting an entry can run Python code, which could change the dict. */
     PyObject *entries = PyDict_Items(bias);
-    if (!entries) return NULL;
+    if (!entries) {
+        PyBuffer_Release(&breakers);
+        return NULL;
+    }
     const Py_ssize_t n_bias = PyList_Size(entries);
     int32_t *ids = PyMem_Malloc((size_t)(n_bias + 1) * sizeof *ids);
     float *values = PyMem_Malloc((size_t)(n_bias + 1) * sizeof *values);
@@ -80,6 +111,7 @@ done:
     PyMem_Free(ids);
     PyMem_Free(values);
     Py_DECREF(entries);
+    PyBuffer_Release(&breakers);
     return (PyObject *)self;
 }
 
@@ -135,6 +167,35 @@ static PyObject *sampler_sample(PyObject *object, PyObject *args) {
     }
     if (ids.obj) PyBuffer_Release(&ids);
 release_prefix:
+    PyBuffer_Release(&prefix);
+release_row:
+    PyBuffer_Release(&row);
+    return result;
+}
+
+static PyObject *sampler_adjusted(PyObject *object, PyObject *args) {
+    sampler_object *self = (sampler_object *)object;
+    PyObject *row_object, *prefix_object, *tokens, *result = NULL;
+    if (!PyArg_ParseTuple(args, "OOO!:adjusted", &row_object, &prefix_object, &PyList_Type, &tokens)) return NULL;
+    Py_buffer row, prefix;
+    if (get_buffer(row_object, &row, 'f', "row", 0) < 0) return NULL;
+    if (get_buffer(prefix_object, &prefix, 'i', "prefix", 0) < 0) goto release_row;
+    const size_t n = n_elements(&row);
+    const Py_ssize_t n_tokens = PyList_Size(tokens);
+    if (es_enter(self) == 0) {
+        const float *adjusted = NULL;
+        const es_status status = es_adjust(self->sampler, row.buf, n, prefix.buf, n_elements(&prefix), &adjusted);
+        result = status == ES_OK ? PyList_New(n_tokens) : es_raise(status);
+        for (Py_ssize_t i = 0; result && i < n_tokens; i++) {
+            const long token = PyLong_AsLong(PyList_GetItem(tokens, i));
+            const bool fits = token >= 0 && (size_t)token < n;
+            if (!fits && !PyErr_Occurred()) es_raise(ES_BAD_LENGTH);
+            PyObject *logit = fits ? PyFloat_FromDouble((double)adjusted[token]) : NULL;
+            if (!logit) Py_CLEAR(result);
+            else PyList_SetItem(result, i, logit);
+        }
+        self->busy = false;
+    }
     PyBuffer_Release(&prefix);
 release_row:
     PyBuffer_Release(&row);
@@ -272,6 +333,8 @@ static PyObject *sampler_probs(PyObject *object, PyObject *args) {
 static PyMethodDef sampler_methods[] = {
     {"sample", sampler_sample, METH_VARARGS,
      "sample(row, prefix, coin, slot, ids=None) -> token: filter `row` into `slot` (-1: none) and sample it."},
+    {"adjusted", sampler_adjusted, METH_VARARGS,
+     "adjusted(row, prefix, tokens) -> the logits of tokens after bias, penalties, DRY and top-n-sigma."},
     {"set_probs", sampler_set_probs, METH_VARARGS, "set_probs(slot, probs): give slot these probabilities by id."},
     {"set_point", sampler_set_point, METH_VARARGS, "set_point(slot, token): give slot a point mass."},
     {"top", sampler_top, METH_VARARGS, "top(slot) -> the likeliest token of slot."},

@@ -32,6 +32,8 @@ void es_philox_block(const uint64_t counter[4], const uint64_t key[2], uint64_t 
     out[3] = c3;
 }
 
+static double unit(uint64_t bits) { return (double)(bits >> 11) * 0x1.0p-53; }
+
 void es_coins(uint64_t seed, uint64_t first, double *coins, size_t n) {
     const uint64_t key[2] = {seed, 0};
     uint64_t block[4];
@@ -41,6 +43,13 @@ void es_coins(uint64_t seed, uint64_t first, double *coins, size_t n) {
             const uint64_t counter[4] = {index / 4, 0, 0, 0};
             es_philox_block(counter, key, block);
         }
-        coins[i] = (double)(block[index % 4] >> 11) * 0x1.0p-53;
+        coins[i] = unit(block[index % 4]);
     }
+}
+
+double es_position_coin(uint64_t seed, uint64_t position) {
+    const uint64_t key[2] = {seed, 1}, counter[4] = {position, 0, 0, 0};
+    uint64_t block[4];
+    es_philox_block(counter, key, block);
+    return unit(block[0]);
 }

@@ -13,4 +13,7 @@ void es_philox_block(const uint64_t counter[4], const uint64_t key[2], uint64_t 
 /* Writes coins `first` .. `first + n - 1` of stream `seed`: doubles in [0, 1) with 53 random bits. */
 void es_coins(uint64_t seed, uint64_t first, double *coins, size_t n);
 
+/* The coin of one position in a text, of a stream that es_coins never reads. */
+double es_position_coin(uint64_t seed, uint64_t position);
+
 #endif

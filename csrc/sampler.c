@@ -1,5 +1,7 @@
 #include "sampler.h"
 
+#include "philox.h"
+
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>
@@ -8,6 +10,10 @@
 #ifndef ES_CALLOC /* the tests put an allocator here that fails */
 #define ES_CALLOC calloc
 #endif
+
+static bool dry_on(const es_params *p) {
+    return p->dry_multiplier != 0.0f && p->dry_base >= 1.0f && p->dry_penalty_last_n != 0;
+}
 
 /* ---- memory: one block, cut into 64-byte aligned pieces ---- */
 
@@ -37,9 +43,12 @@ static es_dist *take_dists(arena *a, size_t n, size_t n_vocab) {
     return dists;
 }
 
-static void take_all(arena *a, es_sampler *s, int32_t **bias_ids, float **bias_values) {
+static void take_all(arena *a, es_sampler *s, int32_t **bias_ids, float **bias_values, int32_t **breakers) {
     *bias_ids = take(a, s->n_bias, sizeof **bias_ids);
     *bias_values = take(a, s->n_bias, sizeof **bias_values);
+    *breakers = take(a, s->params.n_dry_breakers, sizeof **breakers);
+    s->breaker_at = take(a, s->params.n_dry_breakers ? s->n_vocab : 0, sizeof *s->breaker_at);
+    s->repeats = take(a, dry_on(&s->params) ? ES_LONGEST_REPEAT : 0, sizeof *s->repeats);
     s->adjusted = take(a, s->n_vocab, sizeof *s->adjusted);
     s->scattered = take(a, s->n_vocab, sizeof *s->scattered);
     s->counts = take(a, s->n_vocab, sizeof *s->counts);
@@ -64,23 +73,29 @@ es_sampler *es_sampler_new(size_t n_vocab, size_t n_slots, const es_params *para
     s->n_slots = n_slots;
     s->n_bias = n_bias;
 
-    int32_t *own_ids;
+    int32_t *own_ids, *own_breakers;
     float *own_values;
     arena a = {0};
-    take_all(&a, s, &own_ids, &own_values);
+    take_all(&a, s, &own_ids, &own_values, &own_breakers);
     s->memory = a.used < MOST_BYTES ? ES_CALLOC(1, a.used + 64) : NULL;
     if (!s->memory) {
         free(s);
         return NULL;
     }
     a = (arena){.base = (unsigned char *)(((uintptr_t)s->memory + 63) & ~(uintptr_t)63)};
-    take_all(&a, s, &own_ids, &own_values);
+    take_all(&a, s, &own_ids, &own_values, &own_breakers);
     if (n_bias) {
         memcpy(own_ids, bias_ids, n_bias * sizeof *own_ids);
         memcpy(own_values, bias_values, n_bias * sizeof *own_values);
     }
     s->bias_ids = own_ids;
     s->bias_values = own_values;
+    for (size_t i = params->n_dry_breakers; i-- > 0;) {
+        own_breakers[i] = params->dry_breakers[i];
+        const bool is_head = own_breakers[i] >= 0 && (i == 0 || params->dry_breakers[i - 1] < 0);
+        if (is_head) s->breaker_at[own_breakers[i]] = (int32_t)i + 1; /* at last that of the first sequence */
+    }
+    s->params.dry_breakers = own_breakers;
     return s;
 }
 
@@ -227,17 +242,22 @@ static size_t top_p(es_sampler *s, const float *row, size_t n, float max, double
     return kept + popped;
 }
 
+static double entropy_of(const es_candidate *c, size_t n, double max, double log_total) {
+    double entropy = 0;
+    for (size_t i = 0; i < n; i++) {
+        const double log_p = c[i].key - max - log_total;
+        if (log_p > -700.0) entropy -= exp(log_p) * log_p; /* below that p log p is 0 */
+    }
+    return entropy;
+}
+
 /* Locally typical sampling (Meister et al., arXiv 2202.00666): the tokens whose surprise is
  * nearest to the entropy, until their mass exceeds typical_p.  Leaves the kept candidates keyed by
  * logit, best first. */
 static size_t typical(es_sampler *s, const float *row, size_t n, double max, double share) {
     es_candidate *c = s->candidates;
     const double log_total = log(sum_exp(c, n, max));
-    double entropy = 0;
-    for (size_t i = 0; i < n; i++) {
-        const double log_p = c[i].key - max - log_total;
-        if (log_p > -700.0) entropy -= exp(log_p) * log_p; /* below that p log p is 0 */
-    }
+    const double entropy = entropy_of(c, n, max, log_total);
     for (size_t i = 0; i < n; i++) c[i].key = -fabs(entropy + (c[i].key - max - log_total));
     heapify(c, n);
     double sum = 0;
@@ -253,8 +273,6 @@ static size_t typical(es_sampler *s, const float *row, size_t n, double max, dou
     turn_round(c, kept);
     return kept;
 }
-
-/* ---- filters ---- */
 
 static void set_sparse(es_dist *out, const es_candidate *c, size_t n, double max, double scale) {
     double total = 0;
@@ -289,42 +307,189 @@ static size_t place_of(const int32_t *ids, size_t n, int32_t token) {
     return low < n && ids[low] == token ? low : n;
 }
 
-/* Copies the row and applies bias and penalties to the copy. */
-static const float *adjust(es_sampler *s, const float *row, const int32_t *ids, size_t n, const int32_t *prefix,
-                           size_t n_prefix, const int32_t *path, size_t n_path) {
-    const es_params *p = &s->params;
-    float *x = s->adjusted;
-    memcpy(x, row, n * sizeof *x);
-    for (size_t i = 0; i < s->n_bias; i++) {
-        const size_t at = place_of(ids, n, s->bias_ids[i]);
-        if (at < n) x[at] += s->bias_values[i];
-    }
-    if (!penalties_on(p)) return x;
+static size_t n_before(const es_text *t) { return t->n_prefix + t->n_path; }
 
-    const size_t n_before = n_prefix + n_path;
-    const size_t last_n = p->penalty_last_n < 0 ? n_before : (size_t)p->penalty_last_n;
-    const size_t begin = n_before > last_n ? n_before - last_n : 0;
-    for (size_t i = begin; i < n_before; i++) {
-        const size_t at = place_of(ids, n, i < n_prefix ? prefix[i] : path[i - n_prefix]);
+static int32_t token_at(const es_text *t, size_t i) { return i < t->n_prefix ? t->prefix[i] : t->path[i - t->n_prefix]; }
+
+/* The last tokens of the text that a filter looks back on: at most `last_n`; all for a negative one. */
+static size_t n_recent(const es_text *t, int32_t last_n) {
+    const size_t n = n_before(t);
+    return last_n < 0 || (size_t)last_n > n ? n : (size_t)last_n;
+}
+
+static void penalise(es_sampler *s, float *x, const int32_t *ids, size_t n, const es_text *t) {
+    const es_params *p = &s->params;
+    const size_t end = n_before(t), begin = end - n_recent(t, p->penalty_last_n);
+    for (size_t i = begin; i < end; i++) {
+        const size_t at = place_of(ids, n, token_at(t, i));
         if (at < n) s->counts[at]++;
     }
-    for (size_t i = begin; i < n_before; i++) {
-        const size_t at = place_of(ids, n, i < n_prefix ? prefix[i] : path[i - n_prefix]);
+    for (size_t i = begin; i < end; i++) {
+        const size_t at = place_of(ids, n, token_at(t, i));
         if (at == n || s->counts[at] == 0) continue;
         float *logit = &x[at];
         *logit = *logit <= 0.0f ? *logit * p->repeat_penalty : *logit / p->repeat_penalty;
         *logit -= (float)s->counts[at] * p->frequency_penalty + p->presence_penalty;
         s->counts[at] = 0; /* done, and zero again for the next call */
     }
+}
+
+/* ---- DRY (llama.cpp's): a token that would go on repeating what the text has said is made less likely ---- */
+
+static int32_t from_end(const es_text *t, size_t i) { return token_at(t, n_before(t) - 1 - i); }
+
+/* Where in dry_breakers the first sequence that begins with `token` stands; n_dry_breakers: none does. */
+static size_t breakers_of(const es_sampler *s, int32_t token) {
+    const bool is_token = token >= 0 && (size_t)token < s->n_vocab && s->params.n_dry_breakers;
+    return is_token && s->breaker_at[token] ? (size_t)s->breaker_at[token] - 1 : s->params.n_dry_breakers;
+}
+
+/* Whether `token` breaks sequences by itself. */
+static bool is_breaker(const es_sampler *s, int32_t token) {
+    const int32_t *all = s->params.dry_breakers;
+    for (size_t at = breakers_of(s, token); at < s->params.n_dry_breakers && all[at] == token; at++) {
+        if (all[at + 1] < 0) return true;
+        while (all[at] >= 0) at++;
+    }
+    return false;
+}
+
+/* How many of the last n tokens follow the last sequence that breaks repeats; all n where there is none. */
+static size_t n_unbroken(const es_sampler *s, const es_text *t, size_t n) {
+    const int32_t *all = s->params.dry_breakers;
+    for (size_t i = 0; i < n; i++) {
+        const int32_t head = from_end(t, i);
+        size_t longest = 0, length;
+        for (size_t at = breakers_of(s, head); at < s->params.n_dry_breakers && all[at] == head; at += length + 1) {
+            bool same = true;
+            for (length = 1; all[at + length] >= 0; length++)
+                same = same && length <= i && all[at + length] == from_end(t, i - length);
+            if (same && length > longest) longest = length;
+        }
+        if (longest > 0) return i + 1 - longest;
+    }
+    return n;
+}
+
+/* Sets counts[] of each token that would go on with a repeat to 1 + the length of the longest such.  Z algorithm
+ * over the text from its end: of a match that is cut at `limit`, the first `limit` repeats are enough. */
+static void find_repeats(es_sampler *s, const int32_t *ids, size_t n_row, const es_text *t, size_t n, size_t limit) {
+    size_t left = 0, right = 0; /* the match that reaches farthest back: the tokens [left, right) from the end */
+    for (size_t k = 1; k < n; k++) {
+        size_t z = k < right ? (size_t)s->repeats[k - left] : 0;
+        if (k < right && z > right - k) z = right - k;
+        while (z < limit && k + z < n && from_end(t, z) == from_end(t, k + z)) z++;
+        if (k + z > right) {
+            left = k;
+            right = k + z;
+        }
+        if (k < ES_LONGEST_REPEAT) s->repeats[k] = (int32_t)z;
+        if (z < (size_t)s->params.dry_allowed_length) continue;
+        const size_t at = place_of(ids, n_row, from_end(t, k - 1));
+        if (at < n_row && s->counts[at] < (int32_t)z + 1) s->counts[at] = (int32_t)z + 1;
+    }
+}
+
+static void penalise_repeats(es_sampler *s, float *x, const int32_t *ids, size_t n_row, const es_text *t) {
+    const es_params *p = &s->params;
+    const size_t n = n_recent(t, p->dry_penalty_last_n), allowed = (size_t)p->dry_allowed_length;
+    size_t limit = n <= allowed ? 0 : n_unbroken(s, t, n);
+    if (n <= allowed || limit < allowed) return;
+    if (limit > ES_LONGEST_REPEAT) limit = ES_LONGEST_REPEAT;
+    find_repeats(s, ids, n_row, t, n, limit);
+    /* llama.cpp's largest exponent, which keeps the power a float */
+    const double most = p->dry_base > 1.000001f ? floor(88.7228391 / log((double)p->dry_base)) : INFINITY;
+    for (size_t k = 1; k < n; k++) {
+        const int32_t token = from_end(t, k - 1);
+        const size_t at = place_of(ids, n_row, token);
+        if (at == n_row || s->counts[at] == 0) continue;
+        const double exponent = fmin((double)(s->counts[at] - 1 - p->dry_allowed_length), most);
+        s->counts[at] = 0;
+        if (is_breaker(s, token)) continue;
+        x[at] -= (float)fmin((double)p->dry_multiplier * pow((double)p->dry_base, exponent), 1e30);
+    }
+}
+
+/* ---- filters ---- */
+
+/* Top-n-sigma (Tang et al., arXiv 2411.07641): forbids what is more than `width` standard deviations of the
+ * possible logits below the largest. */
+static void top_n_sigma(float *x, size_t n, double width) {
+    double sum = 0, squares = 0, max = -INFINITY;
+    size_t n_possible = 0;
+    for (size_t i = 0; i < n; i++) {
+        if (x[i] == -INFINITY) continue;
+        sum += (double)x[i];
+        max = (double)x[i] > max ? (double)x[i] : max;
+        n_possible++;
+    }
+    if (n_possible == 0) return;
+    const double mean = sum / (double)n_possible;
+    for (size_t i = 0; i < n; i++)
+        if (x[i] != -INFINITY) squares += ((double)x[i] - mean) * ((double)x[i] - mean);
+    const double least = max - width * sqrt(squares / (double)n_possible);
+    for (size_t i = 0; i < n; i++)
+        if ((double)x[i] < least) x[i] = -INFINITY;
+}
+
+static bool adjusts(const es_sampler *s) {
+    return s->n_bias || penalties_on(&s->params) || dry_on(&s->params) || s->params.top_n_sigma > 0.0f;
+}
+
+/* Copies the row and applies to the copy what changes logits one by one. */
+static const float *adjust(es_sampler *s, const float *row, const int32_t *ids, size_t n, const es_text *t) {
+    float *x = s->adjusted;
+    memcpy(x, row, n * sizeof *x);
+    for (size_t i = 0; i < s->n_bias; i++) {
+        const size_t at = place_of(ids, n, s->bias_ids[i]);
+        if (at < n) x[at] += s->bias_values[i];
+    }
+    if (penalties_on(&s->params)) penalise(s, x, ids, n, t);
+    if (dry_on(&s->params)) penalise_repeats(s, x, ids, n, t);
+    if (s->params.top_n_sigma > 0.0f) top_n_sigma(x, n, (double)s->params.top_n_sigma);
     return x;
 }
 
+/* Whether XTC takes the top choices from the position after the text. */
+static bool xtc_falls(const es_params *p, const es_text *t) {
+    return p->xtc_probability > 0.0f && p->xtc_threshold <= 0.5f &&
+           es_position_coin(p->seed, n_before(t)) < (double)p->xtc_probability;
+}
+
+/* XTC (llama.cpp's): of the candidates at least as likely as `threshold` only the least likely stays. */
+static size_t without_top_choices(es_candidate *c, size_t n, double max, double threshold) {
+    const double least = threshold * sum_exp(c, n, max);
+    size_t n_top = 0, spared = 0, kept = 0;
+    for (size_t i = 0; i < n; i++) {
+        if (exp(c[i].key - max) < least) continue;
+        if (n_top++ == 0 || better(c[spared], c[i])) spared = i;
+    }
+    if (n_top < 2) return n;
+    for (size_t i = 0; i < n; i++)
+        if (i == spared || exp(c[i].key - max) < least) c[kept++] = c[i];
+    return kept;
+}
+
+static double largest_key(const es_candidate *c, size_t n) {
+    double first = c[0].key;
+    for (size_t i = 1; i < n; i++) first = c[i].key > first ? c[i].key : first;
+    return first;
+}
+
+/* The temperature; a dynamic one (llama.cpp's) rises with the entropy of the n candidates. */
+static double temperature_of(const es_params *p, const es_candidate *c, size_t n, double max) {
+    const double temperature = fmax(0.0, (double)p->temperature), range = (double)p->dynatemp_range;
+    if (!(range > 0.0) || n < 2) return temperature;
+    const double share = entropy_of(c, n, max, log(sum_exp(c, n, max))) / log((double)n);
+    const double low = fmax(0.0, temperature - range);
+    return low + (temperature + range - low) * pow(fmax(0.0, share), (double)p->dynatemp_exponent);
+}
+
 /* The filters over a row whose entry i is that of token ids[i]; `out` has i in the place of ids[i]. */
-static es_status filter(es_sampler *s, const float *row, const int32_t *ids, size_t n, const int32_t *prefix,
-                        size_t n_prefix, const int32_t *path, size_t n_path, es_dist *out) {
+static es_status filter(es_sampler *s, const float *row, const int32_t *ids, size_t n, es_text text, es_dist *out) {
     const es_params *p = &s->params;
     if (n == 0 || n > s->n_vocab) return ES_BAD_LENGTH;
-    if (s->n_bias || penalties_on(p)) row = adjust(s, row, ids, n, prefix, n_prefix, path, n_path);
+    if (adjusts(s)) row = adjust(s, row, ids, n, &text);
 
     if (!s->rows->block_max(row, n, s->block_max)) return ES_NOT_FINITE;
     size_t best_block = 0;
@@ -334,8 +499,9 @@ static es_status filter(es_sampler *s, const float *row, const int32_t *ids, siz
     if (max == INFINITY) return ES_NOT_FINITE;
     if (max == -INFINITY) return ES_NO_TOKEN;
 
-    const bool greedy = p->temperature <= 0.0f, typical_on = p->typical_p < 1.0f;
-    if (greedy && !typical_on) { /* every other filter keeps the likeliest token */
+    const bool dynamic = p->dynatemp_range > 0.0f, greedy = p->temperature <= 0.0f && !dynamic;
+    const bool typical_on = p->typical_p < 1.0f, xtc = xtc_falls(p, &text);
+    if (greedy && !typical_on && !xtc) { /* every other filter keeps the likeliest token */
         size_t i = best_block * ES_BLOCK_LEN;
         while (row[i] != max) i++;
         return es_dist_set_point(s, (int32_t)i, out);
@@ -354,6 +520,8 @@ static es_status filter(es_sampler *s, const float *row, const int32_t *ids, siz
         kept = top_p(s, row, n, max, (double)p->top_p);
     } else if (min_p_on) {
         kept = gather(s, row, n, max + logf(p->min_p));
+    } else if (xtc || dynamic) {
+        kept = gather(s, row, n, -FLT_MAX);
     } else {
         out->dense = true;
         out->n = n;
@@ -364,8 +532,7 @@ static es_status filter(es_sampler *s, const float *row, const int32_t *ids, siz
         return ES_OK;
     }
 
-    double first = c[0].key;
-    for (size_t i = 1; i < kept; i++) first = c[i].key > first ? c[i].key : first;
+    double first = largest_key(c, kept);
     if (min_p_on) {
         const float least = (float)first + logf(p->min_p);
         size_t above = 0;
@@ -373,19 +540,36 @@ static es_status filter(es_sampler *s, const float *row, const int32_t *ids, siz
             if (c[i].key >= (double)least) c[above++] = c[i];
         kept = above;
     }
-    if (greedy) return es_dist_set_point(s, c[0].id, out); /* typical leaves them best first */
-    set_sparse(out, c, kept, first, 1.0 / (double)p->temperature);
+    if (xtc) {
+        kept = without_top_choices(c, kept, first, (double)p->xtc_threshold);
+        first = largest_key(c, kept);
+    }
+    const double temperature = temperature_of(p, c, kept, first);
+    if (greedy || (dynamic && temperature < 1e-38)) {
+        size_t best = 0;
+        for (size_t i = 1; i < kept; i++)
+            if (better(c[i], c[best])) best = i;
+        return es_dist_set_point(s, c[best].id, out);
+    }
+    set_sparse(out, c, kept, first, 1.0 / temperature);
     return ES_OK;
 }
 
 es_status es_filter(es_sampler *s, const float *row, size_t n, const int32_t *prefix, size_t n_prefix,
                     es_dist *out) {
-    return filter(s, row, NULL, n, prefix, n_prefix, NULL, 0, out);
+    return filter(s, row, NULL, n, (es_text){.prefix = prefix, .n_prefix = n_prefix}, out);
 }
 
 es_status es_filter_along(es_sampler *s, const float *row, size_t n, const int32_t *prefix, size_t n_prefix,
                           const int32_t *path, size_t n_path, es_dist *out) {
-    return filter(s, row, NULL, n, prefix, n_prefix, path, n_path, out);
+    return filter(s, row, NULL, n, (es_text){prefix, n_prefix, path, n_path}, out);
+}
+
+es_status es_adjust(es_sampler *s, const float *row, size_t n, const int32_t *prefix, size_t n_prefix,
+                    const float **adjusted) {
+    if (n == 0 || n > s->n_vocab) return ES_BAD_LENGTH;
+    *adjusted = adjust(s, row, NULL, n, &(es_text){.prefix = prefix, .n_prefix = n_prefix});
+    return ES_OK;
 }
 
 /* Whether ids[n] ascend and are tokens of the vocabulary. */
@@ -399,7 +583,7 @@ static bool are_tokens(const es_sampler *s, const int32_t *ids, size_t n) {
 es_status es_filter_of(es_sampler *s, const float *row, const int32_t *ids, size_t n, const int32_t *prefix,
                        size_t n_prefix, es_dist *out) {
     if (!are_tokens(s, ids, n)) return ES_BAD_LENGTH;
-    const es_status status = filter(s, row, ids, n, prefix, n_prefix, NULL, 0, out);
+    const es_status status = filter(s, row, ids, n, (es_text){.prefix = prefix, .n_prefix = n_prefix}, out);
     if (status != ES_OK) return status;
     for (size_t i = 0; i < out->n; i++) out->ids[i] = ids[out->dense ? i : (size_t)out->ids[i]];
     out->dense = false;

@@ -1,8 +1,9 @@
 /* From a row of logits to a distribution over tokens, and from a coin to a token.
  *
- * The filters, their order and their meaning are llama.cpp's: logit bias, penalties, top-k,
- * typical, top-p, min-p, temperature.  Temperature 0 leaves the likeliest token alone.
- * Equal logits are ordered by token id, so every result is a function of its arguments.
+ * The filters, their order and their meaning are llama.cpp's: logit bias, penalties, DRY, top-n-sigma, top-k,
+ * typical, top-p, min-p, XTC, temperature.  Temperature 0 leaves the likeliest token alone.
+ * Equal logits are ordered by token id, so every result is a function of its arguments.  XTC tosses the coin of
+ * its position, the number of tokens before it: target and draft see the same one, however often they come there.
  *
  * An es_dist is either dense (one probability for every token id) or sparse (ids beside
  * probabilities, in no particular order, each id once).  Invariants, checked by the tests:
@@ -36,6 +37,18 @@ typedef struct es_params {
     float repeat_penalty;    /* 1: off */
     float frequency_penalty; /* 0: off */
     float presence_penalty;  /* 0: off */
+    float dry_multiplier;    /* 0: off */
+    float dry_base;          /* < 1: off */
+    int32_t dry_allowed_length;
+    int32_t dry_penalty_last_n;  /* tokens looked back on; 0: off; < 0: all of them */
+    const int32_t *dry_breakers; /* sequences of tokens, each ended by -1; those that begin alike stand together */
+    size_t n_dry_breakers;       /* entries, -1 included */
+    float top_n_sigma;           /* <= 0: off */
+    float xtc_probability;       /* <= 0: off */
+    float xtc_threshold;         /* > 0.5: off */
+    uint64_t seed;               /* of XTC's coins */
+    float dynatemp_range;        /* <= 0: off; the temperature is then this much lower to higher */
+    float dynatemp_exponent;
 } es_params;
 
 typedef struct es_dist {
@@ -67,6 +80,14 @@ typedef struct es_frame {
     bool held;     /* its row was filtered into target[depth] */
 } es_frame;
 
+/* The tokens before a position: prefix[n_prefix], then path[n_path]. */
+typedef struct es_text {
+    const int32_t *prefix;
+    size_t n_prefix;
+    const int32_t *path;
+    size_t n_path;
+} es_text;
+
 typedef struct es_sampler {
     const es_rows *rows;
     es_params params;
@@ -82,6 +103,8 @@ typedef struct es_sampler {
     int32_t *counts;          /* occurrences by token id; all zero between calls */
     float *block_max;         /* es_n_blocks(n_vocab) */
     es_candidate *candidates;
+    int32_t *breaker_at;      /* by token id: 1 + where in dry_breakers sequences begin with it; 0: none */
+    int32_t *repeats;         /* ES_LONGEST_REPEAT, of DRY */
     /* Of verify.c, n_slots entries each. */
     int32_t *path;            /* tokens, then nodes, of the path */
     int32_t *ends;            /* where each node's subtree ends: the index after its last descendant */
@@ -90,7 +113,10 @@ typedef struct es_sampler {
     void *memory;             /* the one allocation behind every pointer above */
 } es_sampler;
 
-/* Returns NULL when memory runs out.  Bias ids outside the vocabulary must have been refused before.
+/* DRY takes a longer repeat for one of so many tokens. */
+enum { ES_LONGEST_REPEAT = 4096 };
+
+/* Returns NULL when memory runs out.  Bias ids and breakers outside the vocabulary must have been refused before.
  * n_vocab >= 1, and n_slots is the largest tree that will be verified. */
 es_sampler *es_sampler_new(size_t n_vocab, size_t n_slots, const es_params *params, const int32_t *bias_ids,
                            const float *bias_values, size_t n_bias);
@@ -107,6 +133,11 @@ es_status es_filter_of(es_sampler *sampler, const float *row, const int32_t *ids
 /* es_filter at a position that follows prefix[n_prefix] and then path[n_path]. */
 es_status es_filter_along(es_sampler *sampler, const float *row, size_t n, const int32_t *prefix, size_t n_prefix,
                           const int32_t *path, size_t n_path, es_dist *out);
+
+/* Points *adjusted at the n logits of the row after bias, penalties, DRY and top-n-sigma, valid until the next
+ * call. */
+es_status es_adjust(es_sampler *sampler, const float *row, size_t n, const int32_t *prefix, size_t n_prefix,
+                    const float **adjusted);
 
 /* Makes `out` the distribution whose n entries (n <= n_vocab) are given by token id. */
 es_status es_dist_set(es_sampler *sampler, const float *probs, size_t n, es_dist *out);

@@ -16,6 +16,7 @@ _Ints = npt.NDArray[np.int32]
 class Sampler:
     """Filters, samples and verifies over one vocabulary of `n_vocab` tokens."""
 
+    # `dry_breakers`: sequences of tokens, each ended by -1; those that begin alike stand together.
     def __new__(
         cls,
         n_vocab: int,
@@ -30,14 +31,29 @@ class Sampler:
         repeat_penalty: float,
         frequency_penalty: float,
         presence_penalty: float,
+        dry_multiplier: float,
+        dry_base: float,
+        dry_allowed_length: int,
+        dry_penalty_last_n: int,
+        dry_breakers: array[int],
+        top_n_sigma: float,
+        xtc_probability: float,
+        xtc_threshold: float,
+        dynatemp_range: float,
+        dynatemp_exponent: float,
+        seed: int,
         logit_bias: dict[int, float],
     ) -> Sampler: ...
     def sample(self, row: _Floats, prefix: _Ints, coin: float, slot: int, ids: _Ints | None = None, /) -> int:
         """Filter `row` (float32, at most n_vocab) into `slot` (-1: the target's) and sample it.
 
-        `prefix` (int32) is what precedes the position; the penalties read it. `coin` is in [0, 1). With `ids`
+        `prefix` (int32) is what precedes the position; penalties and DRY read it, and its length is the position
+        whose own coin XTC tosses. `coin` is in [0, 1). With `ids`
         (int32, ascending) entry i of the row is that of token ids[i], and all others are impossible.
         """
+
+    def adjusted(self, row: _Floats, prefix: _Ints, tokens: list[int], /) -> list[float]:
+        """Return the logits of `tokens` after bias, penalties, DRY and top-n-sigma; arguments as of `sample`."""
 
     def set_probs(self, slot: int, probs: _Floats) -> None:
         """Give `slot` the probabilities `probs` (float32, by token id)."""
@@ -85,7 +101,7 @@ class Sampler:
         node's parent is the index of an earlier node, or -1 when it follows the timeline, and its slot holds
         the q that it was sampled from, or is -1 for a point mass. Siblings are tested in their order.
         `rows` are n + 1 rows of n_vocab target logits, the first after the timeline, row i + 1 after node i.
-        `prefix` (int32) is what precedes the tree; the penalties read it, and go on along the path. `coins`
+        `prefix` (int32) is what precedes the tree; penalties, DRY and XTC read it, and go on along the path. `coins`
         are n + 1 numbers in [0, 1): one for each node, the last for the next token.
 
         `path` holds the accepted nodes, root to leaf. `judged` holds (node, p, q), in order, of each node

@@ -23,7 +23,7 @@ class Position:
     sampler: _core.Sampler
     """Keeps in its slots what drafted tokens were sampled from."""
     recent: Callable[[Sequence[int]], Tokens]
-    """Return what the penalties look back on after these drafted tokens, int32."""
+    """Return what the filters look back on after these drafted tokens, int32."""
     coins: Callable[[int], list[float]]
     """Return the next n random numbers of the generation, each in [0, 1)."""
 

@@ -72,13 +72,16 @@ class Generation:
         self._constraint = task.constraint
         self._sequence = TokenSequence(prompt, task.options, n_ctx=n_ctx or target.n_ctx, is_eog=self._is_eog)
         self.tokens = self._sequence.tokens
-        params = task.options.params
-        sampler = params.sampler(target.model.n_vocab, drafter.n_max if drafter else 0)
+        sampler = task.options.params.sampler(
+            target.model.n_vocab,
+            drafter.n_max if drafter else 0,
+            seed=task.coins.seed,
+            vocabulary=target.model,
+        )
         self._position = Position(sampler, self._sequence.recent, task.coins.take)
         self._verifier = Verifier(
             task.rule,
             self._position,
-            params,
             is_eog=self._is_eog,
             lenience=task.options.lenience,
             constraint=task.constraint,

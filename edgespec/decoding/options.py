@@ -8,18 +8,13 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from edgespec.decoding.choices import DrafterChoice, DrafterName, NamedDrafter, Rule, Signal
+from edgespec.decoding.option_table import GENERATION, check_fields
 from edgespec.decoding.records import Token
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.errors import UsageError, check_choice, check_number, check_text, kind_of, whole_number
 
 if TYPE_CHECKING:  # not at run time: a way to a server loads neither numpy nor llama.cpp
     from edgespec.decoding.grammar.grammar import Grammar
-
-MAX_GAMMA = 32
-"""Most tokens drafted per step."""
-
-MAX_LOGPROBS = 20
-"""Most likeliest tokens that can be asked for per position."""
 
 Span = int | Literal["rest"]
 """Number of tokens that the target writes when it is woken, or the rest of the text."""
@@ -111,13 +106,13 @@ class Options:
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", _texts("stop", self.stop))
         object.__setattr__(self, "stop_tokens", tuple(token_ids("stop_tokens", self.stop_tokens)))
-        for name in ("seed", "n_predict", "gamma", "n_logprobs"):
-            if (value := getattr(self, name)) is not None:
-                object.__setattr__(self, name, whole_number(name, value))
-        check_number("lenience", self.lenience)
+        given = {name: option for name, option in GENERATION.items() if getattr(self, name) is not None}
+        if self.n_predict == 0 and self.prompt_logprobs:  # the prompt's are enough
+            del given["n_predict"]
+        check_fields(self, given)
         if not isinstance(self.params, SamplingParams):
             raise UsageError("must be SamplingParams", field="params", value=self.params)
-        self._check_ranges()
+        self._check_words()
         self._check_modes()
 
     def ends(self, is_eog: Callable[[int], bool]) -> Callable[[int], bool]:
@@ -131,31 +126,9 @@ class Options:
             keywords["params"] = SamplingParams()
         return replace(self, **keywords)  # type: ignore[arg-type] # no None is left
 
-    def _check_ranges(self) -> None:
-        least = 0 if self.prompt_logprobs else 1
-        for name, value, good, wanted in (
-            ("gamma", self.gamma, self.gamma is None or 0 <= self.gamma <= MAX_GAMMA, f"0 to {MAX_GAMMA}"),
-            (
-                "n_predict",
-                self.n_predict,
-                self.n_predict is None or self.n_predict >= least,
-                f"{least} or more",
-            ),
-            ("seed", self.seed, self.seed is None or 0 <= self.seed < 1 << 64, "0 to 2^64 - 1"),
-            (
-                "n_logprobs",
-                self.n_logprobs,
-                self.n_logprobs is None or 0 <= self.n_logprobs <= MAX_LOGPROBS,
-                f"0 to {MAX_LOGPROBS}",
-            ),
-        ):
-            if not good:
-                raise UsageError(f"must be {wanted}", field=name, value=value)
+    def _check_words(self) -> None:
         if "" in self.stop:
             raise UsageError("an empty string would stop at once", field="stop")
-        if not 0.0 < self.lenience <= 1.0:  # nan too
-            problem = "must be above 0 and at most 1; 1 is exact"
-            raise UsageError(problem, field="lenience", value=f"{self.lenience:g}")
         if self.drafter is not None and not isinstance(self.drafter, NamedDrafter):
             check_choice("drafter", self.drafter, DrafterName)
         if self.rule is not None:

@@ -1,27 +1,56 @@
 """How a token is chosen from logits: the parameters, the C core's sampler for them, and the random numbers.
 
-Order and meaning of the filters are llama.cpp's: logit bias, penalties, top-k, typical, top-p, min-p,
-temperature. Equal logits are ordered by token id. `tests/support/reference.py` says them in numpy.
+Order and meaning of the filters are llama.cpp's (`SAMPLERS`), after the logit bias. Equal logits are ordered
+by token id. `tests/support/reference.py` says them in numpy.
+
+Exactness: DRY and the penalties see the text before each node of a tree. XTC tosses a coin that is a function
+of seed and position alone. Given these coins, the target and the draft each have one distribution at a
+position, however often it is drafted, and speculative sampling is exact for it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Protocol
 
 from edgespec import _core
-from edgespec.errors import UsageError, check_number, whole_number
+from edgespec.decoding.option_table import GENERATION, LARGEST_INT, Option, check_fields, row
+from edgespec.errors import UsageError, check_number, check_text, whole_number
 
-_NUMBERS = (
-    "temperature",
-    "top_p",
-    "min_p",
-    "typical_p",
-    "repeat_penalty",
-    "frequency_penalty",
-    "presence_penalty",
-)
+SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
+"""The filters in their order, by llama.cpp's names."""
+
+_NO_BREAKERS = array("i")
+_MOST_BREAKERS = 64
+_LONGEST_BREAKER = 40  # as in llama.cpp
+
+
+class Vocabulary(Protocol):
+    """The part of a model that DRY reads."""
+
+    def sequence_breakers(self, texts: tuple[str, ...], /) -> array[int]:
+        """Return the tokens that hold one of `texts`, or begin it, as `_core.Sampler` takes them."""
+
+
+def parse_bias(entries: list[str]) -> dict[int, float]:
+    """Return the biases that users write as TOKEN=BIAS. Raises UsageError."""
+    bias: dict[int, float] = {}
+    for entry in entries:
+        token, equals, value = entry.partition("=")
+        try:
+            bias[int(token)] = float(value)
+        except ValueError:
+            equals = ""
+        if not equals:
+            raise UsageError("expected TOKEN=BIAS, such as 1234=-2.5", field="logit_bias", value=entry)
+    return bias
+
+
+def _parse_breakers(entries: list[str]) -> tuple[str, ...]:
+    return () if entries == ["none"] else tuple(entries)
 
 
 @dataclass(frozen=True)
@@ -32,56 +61,168 @@ class SamplingParams:
         UsageError: a value is outside its range; the message names the option.
     """
 
-    temperature: float = 0.8
-    """0 is greedy: the likeliest token, no randomness."""
-    top_k: int = 40
-    """Keep the k likeliest tokens; 0 turns it off."""
-    top_p: float = 0.95
-    """Keep the likeliest tokens that together reach this probability; 1 turns it off."""
-    min_p: float = 0.05
-    """Keep tokens at least this fraction as likely as the likeliest; 0 turns it off."""
-    typical_p: float = 1.0
-    """Keep the tokens of most typical surprise up to this probability; 1 turns it off."""
-    repeat_penalty: float = 1.0
-    """Divides positive (multiplies negative) logits of recent tokens; 1 turns it off."""
-    frequency_penalty: float = 0.0
-    """Subtracted from a recent token's logit for each occurrence."""
-    presence_penalty: float = 0.0
-    """Subtracted once from a recent token's logit."""
-    penalty_last_n: int = 64
-    """How many tokens, prompt included, count as recent; -1 for all, 0 for none."""
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    """Added to the logits of these token ids; -inf forbids a token."""
+    temperature: float = field(
+        default=0.8,
+        metadata=row(
+            help="Temperature; 0 is greedy.",
+            least=0,
+            most=1000,
+            gap=1e-3,
+            command="--temp",
+            request_bounds=(0, 2),
+            read=lambda value: 0.0 if 0 <= value < 1e-3 else value,  # some clients send 1e-8 for greedy
+            ollama="temperature",
+        ),
+    )
+    top_k: int = field(
+        default=40,
+        metadata=row(
+            help="Keep the k likeliest; 0: off.",
+            least=0,
+            whole=True,
+            request_bounds=(-LARGEST_INT - 1, LARGEST_INT),
+            read=lambda value: max(0, value),
+            ollama="top_k",
+        ),
+    )
+    top_p: float = field(
+        default=0.95,
+        metadata=row(
+            help="Keep this much probability; 1: off.",
+            least=0,
+            most=1,
+            above=True,
+            request_bounds=(0, 1),
+            read=lambda value: 1e-9 if value == 0 else value,  # the likeliest, as in OpenAI's and Ollama's
+            ollama="top_p",
+        ),
+    )
+    min_p: float = field(
+        default=0.05,
+        metadata=row(help="Keep this fraction of the likeliest; 0: off.", least=0, most=1, ollama="min_p"),
+    )
+    typical_p: float = field(
+        default=1.0,
+        metadata=row(
+            help="Locally typical sampling; 1: off.",
+            least=0,
+            most=1,
+            above=True,
+            command="--typical",
+            ollama="typical_p",
+        ),
+    )
+    top_n_sigma: float = field(
+        default=-1.0,
+        metadata=row(
+            help="Keep logits within so many standard deviations of the largest; 0 or below: off.",
+            least=-1,
+            most=1000,
+            command="--top-nsigma",
+        ),
+    )
+    xtc_probability: float = field(
+        default=0.0,
+        metadata=row(
+            help="How often XTC takes away the top choices, all but the least likely; 0: off.",
+            least=0,
+            most=1,
+        ),
+    )
+    xtc_threshold: float = field(
+        default=0.1,
+        metadata=row(help="How likely a top choice of XTC is at least; above 0.5: off.", least=0, most=1),
+    )
+    dynatemp_range: float = field(
+        default=0.0,
+        metadata=row(
+            help="The temperature is this much lower to higher, as entropy rises; 0: off.", least=0, most=1000
+        ),
+    )
+    dynatemp_exponent: float = field(
+        default=1.0,
+        metadata=row(
+            help="Exponent of the entropy in the dynamic temperature.",
+            least=0,
+            most=1000,
+            command="--dynatemp-exp",
+        ),
+    )
+    repeat_penalty: float = field(
+        default=1.0,
+        metadata=row(
+            help="Penalty for recent tokens; 1: off.", least=1e-3, most=1000, ollama="repeat_penalty"
+        ),
+    )
+    presence_penalty: float = field(
+        default=0.0,
+        metadata=row(
+            help="Once for each recent token; 0: off.",
+            least=-1000,
+            most=1000,
+            request_bounds=(-2, 2),
+            ollama="presence_penalty",
+        ),
+    )
+    frequency_penalty: float = field(
+        default=0.0,
+        metadata=row(
+            help="For each occurrence; 0: off.",
+            least=-1000,
+            most=1000,
+            request_bounds=(-2, 2),
+            ollama="frequency_penalty",
+        ),
+    )
+    penalty_last_n: int = field(
+        default=64,
+        metadata=row(
+            help="Tokens that count as recent; -1: all, 0: none.",
+            least=-1,
+            whole=True,
+            command="--repeat-last-n",
+            request="repeat_last_n",
+            ollama="repeat_last_n",
+        ),
+    )
+    dry_multiplier: float = field(
+        default=0.0,
+        metadata=row(help="Penalty for going on with a repeat (DRY); 0: off.", least=0, most=1000),
+    )
+    dry_base: float = field(
+        default=1.75,
+        metadata=row(help="Factor of DRY's penalty for each more token; below 1: off.", least=0, most=1000),
+    )
+    dry_allowed_length: int = field(
+        default=2,
+        metadata=row(help="Tokens that may repeat without DRY's penalty.", least=0, whole=True),
+    )
+    dry_penalty_last_n: int = field(
+        default=-1,
+        metadata=row(help="Tokens that DRY looks back on; -1: all, 0: off.", least=-1, whole=True),
+    )
+    dry_sequence_breakers: Sequence[str] = field(
+        default=("\n", ":", '"', "*"),
+        metadata=row(
+            help="Text that DRY takes no repeat across; may be repeated; none: no such text.",
+            default='line break, :, ", *',
+            command="--dry-sequence-breaker",
+            metavar="TEXT",
+            parse=_parse_breakers,
+        ),
+    )
+    logit_bias: Mapping[int, float] = field(
+        default_factory=dict,
+        metadata=row(
+            help="Add to a token id's logit; -inf forbids it.",
+            default="none",
+            metavar="TOKEN=BIAS",
+            parse=parse_bias,
+        ),
+    )
 
     def __post_init__(self) -> None:
-        for name in ("top_k", "penalty_last_n"):
-            object.__setattr__(self, name, whole_number(name, getattr(self, name)))
-        for name in _NUMBERS:
-            check_number(name, getattr(self, name))
-        checks = [
-            (
-                "temperature",
-                self.temperature,
-                self.temperature == 0 or 1e-3 <= self.temperature <= 1e3,
-                "0, or 0.001 to 1000",
-            ),
-            ("top_k", self.top_k, 0 <= self.top_k < 1 << 31, "0 to 2^31 - 1"),
-            ("top_p", self.top_p, 0.0 < self.top_p <= 1.0, "above 0 and at most 1"),
-            ("min_p", self.min_p, 0.0 <= self.min_p <= 1.0, "between 0 and 1"),
-            ("typical_p", self.typical_p, 0.0 < self.typical_p <= 1.0, "above 0 and at most 1"),
-            ("repeat_penalty", self.repeat_penalty, 1e-3 <= self.repeat_penalty <= 1e3, "0.001 to 1000"),
-            (
-                "frequency_penalty",
-                self.frequency_penalty,
-                abs(self.frequency_penalty) <= 1e3,
-                "-1000 to 1000",
-            ),
-            ("presence_penalty", self.presence_penalty, abs(self.presence_penalty) <= 1e3, "-1000 to 1000"),
-            ("penalty_last_n", self.penalty_last_n, -1 <= self.penalty_last_n < 1 << 31, "-1 to 2^31 - 1"),
-        ]
-        for name, value, good, wanted in checks:
-            if not good:
-                raise UsageError(f"must be {wanted}", field=name, value=value)
+        check_fields(self, SAMPLING)
         if not isinstance(self.logit_bias, Mapping):
             raise UsageError("must say the bias of each token id", field="logit_bias")
         for token, bias in self.logit_bias.items():
@@ -90,42 +231,62 @@ class SamplingParams:
             if not (bias == -math.inf or abs(bias) <= 1e4):
                 problem = "must be -10000 to 10000, or -inf"
                 raise UsageError(problem, field="logit_bias", value=f"{token}={bias}")
+        self._check_breakers(self.dry_sequence_breakers)
+
+    def _check_breakers(self, texts: Sequence[str]) -> None:
+        if isinstance(texts, str) or not isinstance(texts, Sequence):
+            raise UsageError("must be a list of texts", field="dry_sequence_breakers")
+        for text in texts:
+            check_text("dry_sequence_breakers", text)
+        if len(texts) > _MOST_BREAKERS or not all(1 <= len(text) <= _LONGEST_BREAKER for text in texts):
+            problem = f"must be at most {_MOST_BREAKERS} texts of 1 to {_LONGEST_BREAKER} characters"
+            raise UsageError(problem, field="dry_sequence_breakers")
+        object.__setattr__(self, "dry_sequence_breakers", tuple(texts))
 
     @property
     def greedy(self) -> bool:
         """Whether no coin decides anything."""
-        return self.temperature == 0.0
+        return self.temperature == 0.0 and self.dynatemp_range == 0.0 and self.xtc_probability == 0.0
 
     @property
-    def uses_prefix(self) -> bool:
-        """Whether the distribution depends on the recent tokens themselves (penalties)."""
-        neutral = (self.repeat_penalty, self.frequency_penalty, self.presence_penalty) == (1.0, 0.0, 0.0)
-        return self.penalty_last_n != 0 and not neutral
+    def _uses_dry(self) -> bool:
+        return self.dry_multiplier > 0.0 and self.dry_base >= 1.0 and self.dry_penalty_last_n != 0
 
-    def sampler(self, n_vocab: int, n_slots: int) -> _core.Sampler:
+    @property
+    def look_back(self) -> int:
+        """How many of the tokens before a position the filters need; -1: all, or their number (XTC)."""
+        neutral = (self.repeat_penalty, self.frequency_penalty, self.presence_penalty) == (1.0, 0.0, 0.0)
+        needed = [0] if neutral else [self.penalty_last_n]
+        if self._uses_dry:
+            needed.append(self.dry_penalty_last_n)
+        return -1 if self.xtc_probability > 0.0 or -1 in needed else max(needed)
+
+    def sampler(
+        self, n_vocab: int, n_slots: int, *, seed: int = 0, vocabulary: Vocabulary | None = None
+    ) -> _core.Sampler:
         """Return the C core's sampler for these parameters.
 
-        `n_slots` is the longest draft it will verify. Raises UsageError for a biased token id
-        outside the vocabulary.
+        `n_slots` is the longest draft it will verify, `seed` that of XTC's coins. Without a `vocabulary` DRY
+        knows no sequence breakers. Raises UsageError for a biased token id outside the vocabulary.
         """
         outside = [token for token in self.logit_bias if not 0 <= token < n_vocab]
         if outside:
             problem = f"the model's token ids are 0..{n_vocab - 1}"
             raise UsageError(problem, field="logit_bias", value=outside[0])
+        breakers = _NO_BREAKERS
+        if vocabulary and self._uses_dry:
+            breakers = vocabulary.sequence_breakers(tuple(self.dry_sequence_breakers))
+        numbers: dict[str, Any] = {name: getattr(self, name) for name in SAMPLING if name not in _NO_NUMBERS}
         return _core.Sampler(
-            n_vocab,
-            n_slots,
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            typical_p=self.typical_p,
-            penalty_last_n=self.penalty_last_n,
-            repeat_penalty=self.repeat_penalty,
-            frequency_penalty=self.frequency_penalty,
-            presence_penalty=self.presence_penalty,
-            logit_bias=dict(self.logit_bias),
+            n_vocab, n_slots, dry_breakers=breakers, seed=seed, logit_bias=dict(self.logit_bias), **numbers
         )
+
+
+SAMPLING: Mapping[str, Option] = {one.name: one.metadata["option"] for one in fields(SamplingParams)}
+"""The options of sampling."""
+TABLE: Mapping[str, Option] = {**SAMPLING, **GENERATION}
+"""The table: all options of a generation, by the names of their fields."""
+_NO_NUMBERS = ("logit_bias", "dry_sequence_breakers")
 
 
 class Coins:

@@ -1,4 +1,4 @@
-"""The tokens of one generation: prompt and answer, where they end, and what the penalties look back on."""
+"""The tokens of one generation: prompt and answer, where they end, and what the filters look back on."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class TokenSequence:
         self.tokens = list(prompt)
         self.n_prompt = len(prompt)
         self.n_ctx = n_ctx
-        self._params = options.params
+        self._look_back = options.params.look_back
         self._n_predict = options.n_predict
         self._is_eog = is_eog
         self._no_tokens: Tokens = np.empty(0, np.int32)
@@ -47,9 +47,9 @@ class TokenSequence:
         return "context" if len(self.tokens) >= self.n_ctx else None
 
     def recent(self, drafted: Sequence[int] = ()) -> Tokens:
-        """Return what the penalties look back on, int32, at the position after `drafted` tokens."""
-        if not self._params.uses_prefix:
+        """Return what the filters look back on, int32, at the position after `drafted` tokens."""
+        last_n = self._look_back
+        if last_n == 0:
             return np.asarray(drafted, np.int32) if drafted else self._no_tokens
-        last_n = self._params.penalty_last_n
         history = self.tokens if last_n < 0 else self.tokens[-last_n:]
         return np.asarray([*history, *drafted], np.int32)

@@ -29,12 +29,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeAlias
 
 from edgespec.decoding.choices import Rule
 from edgespec.decoding.drafter import Position, Tokens
 from edgespec.decoding.grammar.constraint import Constraint
-from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.session import Rows
 from edgespec.decoding.tree import Lowered
 
@@ -49,16 +49,14 @@ class Verifier:
         self,
         rule: Rule,
         position: Position,
-        params: SamplingParams,
         *,
         is_eog: Callable[[int], bool],
         lenience: float = 1.0,
         constraint: Constraint | None = None,
     ) -> None:
-        """Sample with `position`, whose filters are those of `params`, what `constraint` allows."""
+        """Sample with `position` what `constraint` allows."""
         self._rule = rule
         self._position = position
-        self._params = params
         self._is_eog = is_eog
         self._lenience = lenience
         self._constraint = constraint
@@ -93,7 +91,9 @@ class Verifier:
             if not children:
                 return path, token
             drafted = [tokens[i] for i in children]
-            found = matching(drafted, token, row, recent, params=self._params, lenience=self._lenience)
+            found = matching(
+                drafted, token, partial(position.sampler.adjusted, row, recent), lenience=self._lenience
+            )
             if found is None:
                 return path, token
             node = children[found]
@@ -113,36 +113,20 @@ class Verifier:
 def matching(
     drafted: Sequence[int],
     token: int,
-    row: Rows,
-    recent: Tokens,
+    adjusted: Callable[[list[int]], list[float]],
     *,
-    params: SamplingParams,
     lenience: float = 1.0,
 ) -> int | None:
     """Return which of the `drafted` tokens of one position is kept, as an index; None: none is.
 
-    `token` is what the target sampled there, from the logits `row`, shape (n_vocab,): it goes before all
-    others. With a `lenience` below 1, at temperature 0, the likeliest of the others may be kept; bias and
-    penalties count, so that a forbidden token never is. `recent` is what the penalties look back on.
+    `token` is what the target sampled there: it goes before all others. With a `lenience` below 1, at
+    temperature 0, the likeliest of the others may be kept. `adjusted` returns the target's logits of tokens
+    after bias and penalties, so that a forbidden token never is.
     """
     if token in drafted:
         return drafted.index(token)
     if not drafted or lenience >= 1.0:
         return None
-    logits = [_adjusted(row, other, params, recent) for other in drafted]
+    *logits, own = adjusted([*drafted, token])
     likeliest = max(range(len(drafted)), key=logits.__getitem__)
-    least = _adjusted(row, token, params, recent) + math.log(lenience)
-    return likeliest if logits[likeliest] >= least else None
-
-
-def _adjusted(row: Rows, token: int, params: SamplingParams, recent: Tokens) -> float:
-    """Return one token's logit after bias and penalties, in the order and meaning of the filters."""
-    logit = float(row[token]) + params.logit_bias.get(token, 0.0)
-    if not params.uses_prefix:
-        return logit
-    within = recent if params.penalty_last_n < 0 else recent[-params.penalty_last_n :]
-    n = int((within == token).sum())
-    if not n:
-        return logit
-    logit = logit * params.repeat_penalty if logit <= 0 else logit / params.repeat_penalty
-    return logit - n * params.frequency_penalty - params.presence_penalty
+    return likeliest if logits[likeliest] >= own + math.log(lenience) else None

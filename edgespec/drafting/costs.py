@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edgespec.decoding.options import MAX_GAMMA
+from edgespec.decoding.option_table import MAX_GAMMA
 
 N_MAX = MAX_GAMMA + 1
 """Longest pass in a curve: the longest draft and the token before it."""

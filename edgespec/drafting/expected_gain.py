@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from edgespec.decoding.options import MAX_GAMMA
+from edgespec.decoding.option_table import MAX_GAMMA
 from edgespec.drafting.costs import N_MAX, per_request
 from edgespec.drafting.learned_costs import LearnedCosts
 

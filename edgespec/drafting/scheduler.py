@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from edgespec.decoding.options import MAX_GAMMA
+from edgespec.decoding.option_table import MAX_GAMMA
 from edgespec.drafting.answer_lengths import ANSWER_TOKENS, AnswerLengths, LengthDistribution
 from edgespec.drafting.costs import N_MAX, extrapolated, one_more_each
 from edgespec.drafting.decaying_rate import STEPS, DecayingRate

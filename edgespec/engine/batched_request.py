@@ -8,7 +8,7 @@ from typing import Any
 
 from edgespec.decoding.forward import Ask, TargetForward
 from edgespec.decoding.generate import Generation, GenerationEvent
-from edgespec.decoding.options import MAX_GAMMA
+from edgespec.decoding.option_table import MAX_GAMMA
 from edgespec.drafting.scheduler import Scheduler
 from edgespec.llama.session import Session
 

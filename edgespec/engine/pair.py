@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from edgespec._core import Interrupt
-from edgespec.decoding.options import MAX_GAMMA
+from edgespec.decoding.option_table import MAX_GAMMA
 from edgespec.drafting.draft_heads import find_draft
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.draft_search import DraftSearch

@@ -6,6 +6,7 @@ import ctypes
 import os
 import re
 import weakref
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
@@ -36,6 +37,8 @@ from edgespec.platform.messages import MessageFn
 from edgespec.platform.signals import is_requested
 
 _NO_TOKEN = -1
+_LONGEST_TAIL = 20  # tokens of a sequence breaker after its first, as in llama.cpp
+_MOST_BREAKERS = 8  # kept
 _NEVER_BACK = {"deepseek4"}  # a cache of its own kind, whose parts of sequences the library does not copy
 _LOAD_MODE_MMAP = 1
 _DROP_EVERY = 64 << 20  # bytes loaded: little beside a model, but /proc/self/maps is read rarely
@@ -103,6 +106,7 @@ class Model(Closing):
         self.path = Path(path)
         self.header = header or check_model_file(path)
         self.sessions: weakref.WeakSet[Closing] = weakref.WeakSet()
+        self._breakers: dict[tuple[str, ...], array[int]] = {}
         self._home = HomeProcess("the model")
         params = llama.llama_model_default_params()
         params.n_gpu_layers = 0
@@ -323,6 +327,33 @@ class Model(Closing):
             if n >= 0:
                 return buffer.raw[:n]
             size = -n
+
+    def sequence_breakers(self, texts: tuple[str, ...]) -> array[int]:
+        """Return the sequences of tokens that hold one of `texts`, or begin it and are followed by its rest.
+
+        int32: each is ended by -1, and those that begin alike stand together, as `_core.Sampler` takes them.
+        """
+        if (known := self._breakers.get(texts)) is not None:
+            return known
+        found: set[tuple[int, ...]] = set()
+        whole = [text.encode() for text in texts]
+        for token in range(self.n_vocab):
+            piece = self.piece(token, special=True)
+            for text in whole:
+                if text in piece:
+                    found.add((token,))
+                    continue
+                for i in range(1, len(text)):
+                    if piece.endswith(text[:i]):
+                        rest = text[i:].decode(errors="ignore")
+                        tail = self.tokenize(rest, add_special=False, parse_special=False)
+                        found.add((token, *tail[:_LONGEST_TAIL]))
+        if len(self._breakers) >= _MOST_BREAKERS:
+            self._breakers.clear()
+        flat = self._breakers[texts] = array("i")
+        for sequence in sorted(found):
+            flat.extend((*sequence, -1))
+        return flat
 
     def _read_templates(self, model: llama.llama_model_p) -> ChatTemplates | None:
         texts = {"": llama.llama_model_chat_template(model, None)}

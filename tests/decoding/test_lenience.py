@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from hypothesis import given
@@ -19,7 +20,8 @@ GREEDY = SamplingParams(temperature=0.0)
 def choice(row, drafted, lenience, *, params=GREEDY, recent=()):
     row = np.asarray(row, np.float32)
     best = int(filtered_probs(row, params, list(recent)).argmax())
-    return matching(drafted, best, row, np.array(recent, np.int32), params=params, lenience=lenience)
+    adjusted = partial(params.sampler(len(row), 0).adjusted, row, np.array(recent, np.int32))
+    return matching(drafted, best, adjusted, lenience=lenience)
 
 
 def test_a_token_nearly_as_likely_as_the_best_is_accepted():

@@ -10,7 +10,7 @@ from hypothesis.extra.numpy import arrays
 
 from edgespec import Engine, SamplingParams
 from edgespec.decoding.logprobs import logprobs_of
-from edgespec.decoding.options import MAX_LOGPROBS
+from edgespec.decoding.option_table import MAX_LOGPROBS
 from edgespec.errors import UsageError
 
 LOGITS = arrays(

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from typing import Any, get_type_hints
+from typing import Any
 
 import pytest
 
 from edgespec import SamplingParams
-from edgespec.decoding.grammar.grammar import Grammar
-from edgespec.decoding.options import MAX_GAMMA, MAX_LOGPROBS, OptionKeywords, Options, Waking
+from edgespec.decoding.option_table import MAX_GAMMA, MAX_LOGPROBS
+from edgespec.decoding.options import Options, Waking
 from edgespec.errors import UsageError
-
-
-def test_keywords_are_the_fields() -> None:
-    fields = [field.name for field in dataclasses.fields(Options)]
-    assert list(OptionKeywords.__annotations__) == fields
-    names = {"Grammar": Grammar}  # imported for the type checker alone
-    of_keywords, of_fields = (get_type_hints(one, localns=names) for one in (OptionKeywords, Options))
-    # `None` for the parameters stands for their defaults.
-    assert of_keywords | {"params": SamplingParams} == of_fields
 
 
 def test_what_is_left_out() -> None:

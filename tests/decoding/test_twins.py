@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import math
+from array import array
 
 import gguf
 import numpy as np
@@ -16,14 +17,35 @@ import reference
 from edgespec import _core
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.errors import UsageError
+from edgespec.llama.weights import Model
 from reference import filtered_probs
 
 NO_TOKENS = np.zeros(0, np.int32)
 OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}
 
 
-def c_probs(row, params, prefix=()):
-    sampler = params.sampler(len(row), 1)
+class Breakers:
+    """A vocabulary whose sequence breakers are given as tokens."""
+
+    def __init__(self, *sequences):
+        self.sequences = sequences
+
+    def sequence_breakers(self, _texts):
+        return array("i", [token for sequence in sorted(self.sequences) for token in (*sequence, -1)])
+
+
+class Flat:
+    """A vocabulary of breakers as they are given to the core."""
+
+    def __init__(self, tokens):
+        self.tokens = tokens
+
+    def sequence_breakers(self, _texts):
+        return array("i", self.tokens)
+
+
+def c_probs(row, params, prefix=(), *, seed=0, breakers=()):
+    sampler = params.sampler(len(row), 1, seed=seed, vocabulary=Breakers(*breakers))
     sampler.sample(np.asarray(row, np.float32), np.asarray(prefix, np.int32), 0.5, 0)
     out = np.empty(len(row), np.float32)
     sampler.probs(0, out)
@@ -45,6 +67,15 @@ params_strategy = st.builds(
     frequency_penalty=st.sampled_from([0.0, 0.5, -0.25]),
     presence_penalty=st.sampled_from([0.0, 0.75]),
     penalty_last_n=st.sampled_from([-1, 0, 1, 3, 64]),
+    top_n_sigma=st.sampled_from([-1.0, 0.0, 0.5, 1.0, 3.0]),
+    xtc_probability=st.sampled_from([0.0, 0.0, 0.5, 1.0]),
+    xtc_threshold=st.sampled_from([0.0, 0.01, 0.1, 0.5, 0.6]).map(as_float32),
+    dynatemp_range=st.sampled_from([0.0, 0.0, 0.5, 1.5]),
+    dynatemp_exponent=st.sampled_from([0.0, 1.0, 2.5]),
+    dry_multiplier=st.sampled_from([0.0, 0.0, 0.75]),
+    dry_base=st.sampled_from([0.5, 1.0, 1.75]),
+    dry_allowed_length=st.sampled_from([0, 1, 2]),
+    dry_penalty_last_n=st.sampled_from([-1, 0, 1, 20]),
 )
 
 
@@ -63,40 +94,44 @@ def rows(draw, max_size=400):
     return row.astype(np.float32)
 
 
-def cut_is_near(row, params, prefix):
+def cut_is_near(row, params, prefix, **twin):
     """Whether a filter's boundary is so near that float rounding may move it by a token.
 
     A cut that holds for every slightly different parameter is not near.
     """
     seen = set()
     for nudge in (-3e-6, 0.0, 3e-6):
-        moved = SamplingParams(
-            temperature=params.temperature,
-            top_k=params.top_k,
+        moved = dataclasses.replace(
+            params,
             top_p=min(1.0, params.top_p * (1 + nudge)) if params.top_p < 1 else 1.0,
             min_p=min(1.0, params.min_p * (1 + nudge)),
             typical_p=min(1.0, params.typical_p * (1 + nudge)) if params.typical_p < 1 else 1.0,
-            repeat_penalty=params.repeat_penalty,
-            frequency_penalty=params.frequency_penalty,
-            presence_penalty=params.presence_penalty,
-            penalty_last_n=params.penalty_last_n,
+            top_n_sigma=params.top_n_sigma * (1 + nudge),
+            xtc_threshold=params.xtc_threshold * (1 + nudge),
         )
         for jitter in (0, 1, 2):
             x = row
             if jitter:
                 noise = np.random.default_rng(jitter).normal(0, 1e-6, len(row))
                 x = (row.astype(np.float64) + noise * np.maximum(1, np.abs(row))).astype(np.float32)
-            seen.add(tuple(np.flatnonzero(filtered_probs(x, moved, prefix))))
+            seen.add(tuple(np.flatnonzero(filtered_probs(x, moved, prefix, **twin))))
     return len(seen) > 1
 
 
 @settings(max_examples=600, deadline=None)
-@given(rows(), params_strategy, st.lists(st.integers(0, 30), max_size=100))
-def test_filters_agree_with_the_twin(row, params, prefix):
+@given(
+    rows(),
+    params_strategy,
+    st.integers(1, 30).flatmap(lambda most: st.lists(st.integers(0, most), max_size=100)),
+    st.sets(st.sampled_from([(3,), (5, 1), (5, 1, 2), (5, 2), (2, 2)])),
+    st.integers(0, 2**64 - 1),
+)
+def test_filters_agree_with_the_twin(row, params, prefix, breakers, seed):
     prefix = [t for t in prefix if t < len(row)]
-    want, got = filtered_probs(row, params, prefix), c_probs(row, params, prefix)
+    twin = {"seed": seed, "breakers": [one for one in breakers if max(one) < len(row)]}
+    want, got = filtered_probs(row, params, prefix, **twin), c_probs(row, params, prefix, **twin)
     if not np.allclose(got, want, atol=1e-6):
-        assume(not cut_is_near(row, params, prefix))
+        assume(not cut_is_near(row, params, prefix, **twin))
     np.testing.assert_allclose(got, want, atol=1e-6)
 
 
@@ -381,8 +416,26 @@ def test_coins_are_philox():
 # ---- llama.cpp's sampler chain on the same logits ----
 
 
-def llama_probs(row, params, prefix=()):
-    """The candidates that llama.cpp's own chain leaves, in the order of its `common_sampler`."""
+def llama_dry(params, model):
+    from edgespec.llama.backend import llama
+
+    texts = [text.encode() for text in params.dry_sequence_breakers]
+    return llama.llama_sampler_init_dry(
+        model.vocabulary,
+        params.dry_multiplier,
+        params.dry_base,
+        params.dry_allowed_length,
+        4096 if params.dry_penalty_last_n < 0 else params.dry_penalty_last_n,  # -1 is its caller's
+        (ctypes.c_char_p * len(texts))(*texts),
+        len(texts),
+    )
+
+
+def llama_probs(row, params, prefix=(), model=None):
+    """The candidates that llama.cpp's own chain leaves, in the order of its `common_sampler`.
+
+    DRY is left out without a `model`. Of XTC, probabilities of 0 and 1 do not hang on its own coins.
+    """
     from edgespec.llama.backend import llama
 
     chain = llama.llama_sampler_chain_init(llama.llama_sampler_chain_default_params())
@@ -398,11 +451,16 @@ def llama_probs(row, params, prefix=()):
     )
     stages = [
         llama.llama_sampler_init_penalties(n, *penalties),
+        *([llama_dry(params, model)] if model else []),
+        llama.llama_sampler_init_top_n_sigma(params.top_n_sigma),
         llama.llama_sampler_init_top_k(params.top_k),
         llama.llama_sampler_init_typical(params.typical_p, 0),
         llama.llama_sampler_init_top_p(params.top_p, 0),
         llama.llama_sampler_init_min_p(params.min_p, 0),
-        llama.llama_sampler_init_temp(params.temperature),
+        llama.llama_sampler_init_xtc(params.xtc_probability, params.xtc_threshold, 0, 1),
+        llama.llama_sampler_init_temp_ext(
+            params.temperature, params.dynatemp_range, params.dynatemp_exponent
+        ),
         llama.llama_sampler_init_dist(0),
     ]
     for stage in stages:
@@ -432,6 +490,15 @@ CHAINS = [
     {**OFF, "logit_bias": {3: 2.5, 10: -math.inf}},
     {"temperature": 0.0},
     {"temperature": 1.7, "repeat_penalty": 1.1},
+    {**OFF, "top_n_sigma": 1.0},
+    {"top_n_sigma": 1.5, "top_k": 20},
+    {**OFF, "xtc_probability": 1.0, "xtc_threshold": 0.05},
+    {"xtc_probability": 1.0, "min_p": 0.01},
+    {"xtc_probability": 1.0, "temperature": 0.0},
+    {"xtc_probability": 1.0, "xtc_threshold": 0.6},
+    {**OFF, "dynatemp_range": 0.7, "dynatemp_exponent": 1.3},
+    {"dynatemp_range": 2.0, "temperature": 0.0},
+    {"dynatemp_range": 0.5, "xtc_probability": 1.0, "top_n_sigma": 2.0},
 ]
 
 
@@ -446,6 +513,55 @@ def test_filters_agree_with_llama_cpp(options, n):
         want = llama_probs(row, params, prefix)
         np.testing.assert_allclose(c_probs(row, params, prefix), want, atol=2e-6)
         np.testing.assert_allclose(filtered_probs(row, params, prefix), want, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"dry_allowed_length": 1, "dry_base": 1.2},
+        {"dry_allowed_length": 0, "dry_multiplier": 0.3},
+        {"dry_penalty_last_n": 30},
+        {"dry_penalty_last_n": 0},
+        {"dry_base": 0.9},
+        {"dry_sequence_breakers": ()},
+        {"dry_sequence_breakers": ("o", "the quick brown", "ick b", "\n")},
+        {"repeat_penalty": 1.2, "top_n_sigma": 2.0},
+    ],
+    ids=str,
+)
+def test_dry_agrees_with_llama_cpp(tiny_path, options):
+    params = SamplingParams(**{**OFF, "temperature": 1.0, "dry_multiplier": 0.8, **options})
+    rng = np.random.default_rng(4)
+    with Model(tiny_path, vocab_only=True) as model:
+        words = [
+            model.tokenize(w, add_special=False, parse_special=False)
+            for w in ("the quick brown fox", ": o\n", "jumps over")
+        ]
+        changed = 0
+        for _ in range(30):
+            text = [token for i in rng.integers(0, 3, 12) for token in words[i][: rng.integers(1, 9)]]
+            row = rng.normal(0, 2, model.n_vocab).astype(np.float32)
+            sampler = params.sampler(model.n_vocab, 1, vocabulary=model)
+            sampler.sample(row, np.asarray(text, np.int32), 0.5, 0)
+            got = np.empty(model.n_vocab, np.float32)
+            sampler.probs(0, got)
+            np.testing.assert_allclose(got, llama_probs(row, params, text, model), atol=2e-6)
+            changed += not np.allclose(
+                got, c_probs(row, dataclasses.replace(params, dry_multiplier=0.0), text)
+            )
+    is_off = params.dry_penalty_last_n == 0 or params.dry_base < 1
+    assert (changed == 0) if is_off else (changed > 5)
+
+
+def test_a_long_repeat_is_found_in_time_that_grows_with_the_text():
+    """Z algorithm: what it keeps is bounded, and the longest repeats count as `ES_LONGEST_REPEAT` tokens."""
+    params = SamplingParams(**OFF, temperature=1.0, dry_multiplier=1.0, dry_base=1.0001)
+    row = np.zeros(4, np.float32)
+    for text, longest in (([1] * 200_000, 4096), ([1, 2, 3] * 2000, 4096), ([1, 2, 3] * 1000, 2997)):
+        got = c_probs(row, params, text)
+        penalty = math.log(got[0]) - math.log(got[1])
+        assert penalty == pytest.approx(1.0001 ** (longest - 2), rel=1e-4)
 
 
 # ---- misuse ----
@@ -474,6 +590,16 @@ def ints(*lists):
         (lambda s: s.sample(np.full(8, np.nan, np.float32), NO_TOKENS, 0.0, 0), ArithmeticError),
         (lambda s: s.sample(np.full(8, np.inf, np.float32), NO_TOKENS, 0.0, 0), ArithmeticError),
         (lambda s: s.sample(np.full(8, -np.inf, np.float32), NO_TOKENS, 0.0, 0), ArithmeticError),
+        (lambda s: s.adjusted(zeros(9), NO_TOKENS, [0]), ValueError),
+        (lambda s: s.adjusted(zeros(8), NO_TOKENS, [8]), ValueError),
+        (lambda s: s.adjusted(zeros(8), NO_TOKENS, ["0"]), TypeError),
+        *[
+            (
+                lambda _, one=one: SamplingParams(dry_multiplier=1.0).sampler(8, 2, vocabulary=Flat(one)),
+                ValueError,
+            )
+            for one in ([1], [-1], [8, -1], [1, -1, -1], [-2, -1], [1, -2, -1])
+        ],
         (lambda s: s.set_point(0, 8), ValueError),
         (lambda s: s.set_probs(0, np.full(8, 2.0, np.float32)), ArithmeticError),
         (lambda s: s.set_probs(0, np.zeros(8, np.float32)), ArithmeticError),
@@ -535,6 +661,22 @@ def test_misuse_is_refused(call, error):
         {"frequency_penalty": math.inf},
         {"penalty_last_n": -2},
         {"logit_bias": {1: math.nan}},
+        {"temperature": None},
+        {"temperature": 0.0005},
+        {"top_n_sigma": -2},
+        {"xtc_probability": 1.01},
+        {"xtc_threshold": -0.1},
+        {"dynatemp_range": -1},
+        {"dynatemp_exponent": math.inf},
+        {"dry_multiplier": -0.5},
+        {"dry_base": math.nan},
+        {"dry_allowed_length": -1},
+        {"dry_allowed_length": 1.5},
+        {"dry_penalty_last_n": -2},
+        {"dry_sequence_breakers": "a"},
+        {"dry_sequence_breakers": [""]},
+        {"dry_sequence_breakers": [1]},
+        {"dry_sequence_breakers": ["a" * 41]},
     ],
     ids=str,
 )

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from edgespec.decoding.generate import Generation
-from edgespec.decoding.options import MAX_GAMMA
+from edgespec.decoding.option_table import MAX_GAMMA
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.drafting.answer_lengths import AnswerLengths
 from edgespec.drafting.costs import N_MAX, CostCurve, guessed_curve, interpolated

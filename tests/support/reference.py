@@ -26,17 +26,29 @@ Floats = npt.NDArray[np.float64]
 Logits = npt.NDArray[np.float32]
 
 
-def filtered_probs(logits: npt.ArrayLike, params: SamplingParams, prefix: Sequence[int] = ()) -> Floats:
+def filtered_probs(
+    logits: npt.ArrayLike,
+    params: SamplingParams,
+    prefix: Sequence[int] = (),
+    *,
+    seed: int = 0,
+    breakers: Sequence[Sequence[int]] = (),
+) -> Floats:
     """Return the probabilities of all tokens after bias, penalties, filters and temperature.
 
-    `logits` has shape (n_vocab,); `prefix` is what precedes the position. The result has the same
-    shape and sums to 1.
+    `logits` has shape (n_vocab,); `prefix` is what precedes the position. `seed` is that of XTC's coins,
+    `breakers` are the sequences of tokens that DRY takes no repeat across. The result has the same shape and
+    sums to 1.
     """
     x = np.array(logits, dtype=np.float32)
     for token, bias in params.logit_bias.items():
         x[token] += np.float32(bias)
-    if params.uses_prefix:
-        _penalise(x, params, prefix)
+    _penalise(x, params, prefix)
+    _penalise_repeats(x, params, list(prefix), breakers)
+    if params.top_n_sigma > 0.0:
+        possible = x[x > -np.inf].astype(np.float64)
+        least = possible.max() - np.float64(np.float32(params.top_n_sigma)) * possible.std()
+        x[x.astype(np.float64) < least] = -np.inf
 
     x64 = x.astype(np.float64)
     kept = np.lexsort((np.arange(len(x)), -x64))  # best first, ties by id
@@ -50,12 +62,26 @@ def filtered_probs(logits: npt.ArrayLike, params: SamplingParams, prefix: Sequen
     if params.min_p > 0.0:
         least = np.float32(x[kept[0]]) + np.log(np.float32(params.min_p))
         kept = kept[x[kept] >= least]
+    kept = kept[x[kept] > -np.inf]
+    if position_coin(seed, len(prefix)) < params.xtc_probability and params.xtc_threshold <= 0.5:
+        top = np.flatnonzero(_softmax(x64[kept]) >= params.xtc_threshold)  # the first ones: they are sorted
+        kept = kept[max(0, len(top) - 1) :]
     probs = np.zeros(len(x))
-    if params.greedy:
+    temperature = _temperature(_softmax(x64[kept]), params)
+    if temperature < 1e-38:
         probs[kept[0]] = 1.0
     else:
-        probs[kept] = _softmax(x64[kept] / params.temperature)
+        probs[kept] = _softmax(x64[kept] / temperature)
     return probs
+
+
+def position_coin(seed: int, position: int) -> float:
+    """Return XTC's coin of a position. numpy's Philox steps its counter before the first block."""
+    return float(
+        np.random.Generator(
+            np.random.Philox(key=seed | 1 << 64, counter=(position - 1) % (1 << 256))
+        ).random()
+    )
 
 
 def sample(probs: npt.ArrayLike, coin: float) -> int:
@@ -69,7 +95,53 @@ def _softmax(x: Floats) -> Floats:
     return np.asarray(e / e.sum())
 
 
+def _temperature(probs: Floats, params: SamplingParams) -> float:
+    """Return the temperature; a dynamic one goes with the share of the entropy in the most that there can be."""
+    if params.dynatemp_range == 0.0 or len(probs) < 2:
+        return params.temperature
+    positive = probs[probs > 0]
+    share = max(0.0, float(-(positive * np.log(positive)).sum()) / np.log(len(probs)))
+    low = max(0.0, params.temperature - params.dynatemp_range)
+    return low + (params.temperature + params.dynatemp_range - low) * share**params.dynatemp_exponent
+
+
+def _penalise_repeats(
+    x: Logits, params: SamplingParams, text: list[int], breakers: Sequence[Sequence[int]]
+) -> None:
+    """DRY: for each place in the text, compare what stands before it with the text's end."""
+    if params.dry_multiplier == 0.0 or params.dry_base < 1.0 or params.dry_penalty_last_n == 0:
+        return
+    if params.dry_penalty_last_n > 0:
+        text = text[-params.dry_penalty_last_n :]
+    limit = len(text)
+    for start in range(
+        len(text) - 1, -1, -1
+    ):  # the last place where a breaker stands; of several the longest
+        ends = [start + len(one) for one in breakers if text[start : start + len(one)] == [*one]]
+        if ends:
+            limit = len(text) - max(ends)
+            break
+    longest: dict[int, int] = {}
+    for place in range(1, len(text)):
+        n = 0
+        while n < min(place, limit) and text[place - 1 - n] == text[-1 - n]:
+            n += 1
+        longest[text[place]] = max(n, longest.get(text[place], 0))
+    most = 88.7228391 // np.log(params.dry_base) if params.dry_base > 1.000001 else np.inf
+    for token, n in longest.items():
+        if (
+            n >= params.dry_allowed_length
+            and len(text) > params.dry_allowed_length
+            and (token,) not in breakers
+        ):
+            x[token] -= np.float32(
+                params.dry_multiplier * params.dry_base ** min(n - params.dry_allowed_length, most)
+            )
+
+
 def _penalise(x: Logits, params: SamplingParams, prefix: Sequence[int]) -> None:
+    if params.penalty_last_n == 0:
+        return
     recent = list(prefix) if params.penalty_last_n < 0 else list(prefix)[-params.penalty_last_n :]
     for token in set(recent):
         penalty = np.float32(params.repeat_penalty)

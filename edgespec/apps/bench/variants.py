@@ -8,7 +8,8 @@ from typing import get_args
 
 from edgespec.apps.bench.runs import PLAIN
 from edgespec.decoding.choices import DrafterChoice, DrafterName, Signal
-from edgespec.decoding.options import MAX_GAMMA, SPAN, Options, Span, Waking
+from edgespec.decoding.option_table import MAX_GAMMA
+from edgespec.decoding.options import SPAN, Options, Span, Waking
 from edgespec.drafting.plugin import find_drafter
 from edgespec.errors import UsageError
 from edgespec.platform.plugins import offered

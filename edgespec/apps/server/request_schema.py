@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field, WithJsonSchema, model_validator
 from edgespec.apps.server.replayed_message import CALLS_SCHEMA, CONTENT_SCHEMA, as_read
 from edgespec.apps.server.request_fields import ConstraintFields, OtherFields, RequestPart
 from edgespec.decoding.choices import DrafterName
-from edgespec.decoding.options import MAX_GAMMA
+from edgespec.decoding.option_table import MAX_GAMMA
 
 MAX_TOP_LOGPROBS = 20
 """Likeliest tokens a request may ask for at each position, as in OpenAI's API."""

@@ -157,7 +157,7 @@ class Cascade:
         self._waking = waking
         self._confidence = Confidence(waking)
         self._to_the_end = False
-        self._sampler = params.sampler(target.model.n_vocab, 0)
+        self._sampler = params.sampler(target.model.n_vocab, 0, seed=task.coins.seed, vocabulary=target.model)
         # Drafted tokens in the small model's context, after the sequence.
         self._reserve = 1 + (drafter.n_max if drafter else 0)
 

@@ -1,0 +1,165 @@
+"""The table of a generation's options: a row has what all that offer the option say of it.
+
+The rows of sampling are the metadata of the fields of `SamplingParams`, the others are below; `sampling.TABLE`
+has all by name. From it come the command line's options (cli/groups.py), the fields of requests
+(server/request_fields.py, server/ollama/options.py), the names in error messages, and docs/options.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from edgespec.errors import UsageError, check_number, whole_number
+
+MAX_GAMMA = 32
+"""Most tokens drafted per step."""
+MAX_LOGPROBS = 20
+"""Most likeliest tokens that can be asked for per position."""
+LARGEST_INT = (1 << 31) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """A row of the table."""
+
+    help: str
+    least: float | None = None
+    """Bounds, both included; None: the value is no number, or may be any."""
+    most: float = LARGEST_INT
+    above: bool = False
+    """Whether `least` itself is refused."""
+    gap: float = 0.0
+    """Values between 0 and this are refused."""
+    whole: bool = False
+    """Whether it is a whole number."""
+    default: str = ""
+    """The default in words, where it is no value."""
+    command: str = ""
+    """Its name in the command line, if that is not the field's."""
+    metavar: str | None = None
+    parse: Callable[[list[str]], Any] | None = None
+    """Reads the values of an option that may be given several times."""
+    request: str = ""
+    """Its name in OpenAI's or llama-server's requests, if that is not the field's; "-": it has none there."""
+    request_bounds: tuple[float, float] | None = None
+    """Narrower bounds there, or wider ones."""
+    read: Callable[[float], float] | None = None
+    """Reads a number of a request: where other servers take one that is refused here."""
+    ollama: str = ""
+    """Its name in Ollama's requests; "": it has none there."""
+
+    @property
+    def bounds(self) -> str:
+        """The values that are allowed, in words."""
+        if self.least is None:
+            return ""
+        least, most = _number(self.least), _number(self.most)
+        if self.most == math.inf:
+            return f"{least} or more"
+        if self.above:
+            return f"above {least} and at most {most}"
+        return f"{least}, or {_number(self.gap)} to {most}" if self.gap else f"{least} to {most}"
+
+    def check(self, name: str, value: Any) -> Any:  # noqa: ANN401 - what a user gives
+        """Return the value of the option called `name`, a whole number as an int. Raises UsageError."""
+        if self.least is None:
+            return value
+        if self.whole:
+            value = whole_number(name, value)
+        else:
+            check_number(name, value)
+        is_good = self.least < value <= self.most if self.above else self.least <= value <= self.most
+        if not is_good or 0 < value < self.gap:
+            shown = f"{value:g}" if isinstance(value, float) else value
+            raise UsageError(f"must be {self.bounds}", field=name, value=shown)
+        return value
+
+
+def row(**columns: Any) -> Mapping[str, Option]:  # noqa: ANN401 - columns of `Option`
+    """Return the metadata of a dataclass's field that is an option."""
+    return {"option": Option(**columns)}
+
+
+def check_fields(options: object, rows: Mapping[str, Option]) -> None:
+    """Check the values of a frozen dataclass. Raises UsageError."""
+    for name, option in rows.items():
+        object.__setattr__(options, name, option.check(name, getattr(options, name)))
+
+
+def _number(value: float) -> str:
+    powers: dict[float, str] = {LARGEST_INT: "2^31 - 1", (1 << 64) - 1: "2^64 - 1", -(1 << 31): "-2^31"}
+    return powers.get(value) or f"{value:g}"
+
+
+GENERATION: Mapping[str, Option] = {
+    "seed": Option(
+        help="Same seed, same text, whatever is drafted.",
+        least=0,
+        most=(1 << 64) - 1,
+        whole=True,
+        default="random",
+        request_bounds=(-(1 << 63), (1 << 64) - 1),
+        ollama="seed",
+    ),
+    "n_predict": Option(
+        help="Most tokens of the answer; -1: to its end.",
+        least=1,
+        most=math.inf,
+        whole=True,
+        default="to its end",
+        request="max_tokens",
+        ollama="num_predict",
+    ),
+    "stop": Option(
+        help="Stop before this text; may be repeated.", metavar="TEXT", default="none", ollama="stop"
+    ),
+    "stop_tokens": Option(
+        help="Token ids that end the text and are not part of it.",
+        command="-",
+        request="stop_token_ids",
+        default="none",
+    ),
+    "drafter": Option(
+        help="What drafts: the model, the head in the target's own file (mtp), text seen before "
+        "(suffix), the model helped by it (staged), nothing, or what pays at each step (auto).",
+        default="auto",
+        request="speculative.drafter",
+    ),
+    "gamma": Option(
+        help="Tokens drafted a step.",
+        least=0,
+        most=MAX_GAMMA,
+        whole=True,
+        default="what pays",
+        request="speculative.gamma",
+        ollama="draft_num_predict",
+    ),
+    "rule": Option(
+        help="Acceptance rule; all are exact.",
+        default="match with --seed or at temperature 0, else block",
+        request="-",
+    ),
+    "lenience": Option(
+        help="Accept drafted tokens that the target likes L times as much as the exact rule wants.",
+        least=0,
+        most=1,
+        above=True,
+        metavar="L",
+        default="1: exact",
+        request="-",
+    ),
+    "n_logprobs": Option(
+        help="Likeliest tokens whose logarithms of probabilities come beside each token's own.",
+        least=0,
+        most=MAX_LOGPROBS,
+        whole=True,
+        default="none",
+        command="-",
+        request="top_logprobs",
+        ollama="top_logprobs",
+    ),
+}
+"""The options besides those of sampling."""

@@ -6,6 +6,8 @@ import itertools
 import math
 import threading
 import time
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -117,6 +119,21 @@ def test_same_seed_same_text(sessions):
     first = tokens_of(target, draft, WARM, seed=7)[0]
     assert tokens_of(target, draft, WARM, seed=7)[0] == first
     assert tokens_of(target, draft, WARM, seed=8)[0] != first
+
+
+def test_the_text_of_a_seed_is_plain_decodings_with_every_filter(sessions):
+    """DRY reads what was drafted, and XTC's coins are those of positions: by the match rule nothing differs."""
+    target, draft = sessions
+    dry = {"dry_multiplier": 0.8, "dry_allowed_length": 0, "presence_penalty": -4.0}  # which repeats much
+    params = replace(WARM, top_k=4, xtc_probability=0.5, dynatemp_range=0.9, dynatemp_exponent=6.0, **dry)
+    plain = partial(tokens_of, target, None, rule="match", seed=3)
+    text, _ = plain(params)
+    for policy in (MODEL, AUTO):
+        got, steps = tokens_of(target, draft, params, rule="match", seed=3, policy=policy)
+        assert got == text
+        assert sum(step.n_drafted for step in steps) > 10
+    for off in ({"xtc_probability": 0.0}, {"dry_multiplier": 0.0}, {"dynatemp_range": 0.0}):
+        assert plain(replace(params, **off))[0] != text, off
 
 
 @pytest.mark.slow

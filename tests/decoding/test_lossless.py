@@ -36,6 +36,8 @@ FILTERS = [
     {**PLAIN, "typical_p": 0.6},
     {**PLAIN, "repeat_penalty": 1.5, "frequency_penalty": 0.3, "presence_penalty": 0.2, "penalty_last_n": 2},
     {**PLAIN, "logit_bias": {0: 1.0, 1: -2.0}},
+    {**PLAIN, "dry_multiplier": 0.9, "dry_allowed_length": 0, "dry_penalty_last_n": 3},
+    {**PLAIN, "xtc_probability": 0.5, "xtc_threshold": 0.2, "top_n_sigma": 1.2, "dynatemp_range": 0.5},
     {},
 ]
 

@@ -23,6 +23,7 @@ from tree_enumeration import (
     PAIRS,
     PLAIN,
     SHAPES,
+    Filtered,
     Model,
     alone,
     core,
@@ -50,6 +51,43 @@ def test_enumeration(shape, pair, rule):
     assert sum(chance for _, chance in proposals) == pytest.approx(1)
     assert error_of(target, proposals, partial(twin, target, rule=rule), shape) < 1e-12
     assert error_of(target, proposals, partial(core, target, rule=rule), shape) < 1e-6
+
+
+DRY = {"dry_multiplier": 0.9, "dry_allowed_length": 0, "dry_base": 1.5}
+XTC = {"xtc_probability": 0.6, "xtc_threshold": 0.15}
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("shape", ["two levels", "three levels"])
+@pytest.mark.parametrize(
+    "options",
+    [DRY, XTC, XTC | {"temperature": 0.0}, {"top_n_sigma": 0.9}, {"dynatemp_range": 0.8}, DRY | XTC],
+    ids=str,
+)
+def test_filters_of_a_nodes_own_text_and_position(options, shape, rule):
+    """DRY's penalties change along each path. XTC's coins are those of the seed, whatever is drafted."""
+    params = replace(PLAIN, **options)
+    seeds = range(3) if "xtc_probability" in options else range(1)
+    seen = set()
+    for seed in seeds:
+        target, draft = (Filtered(params, seed, Model(one, 3)) for one in (1, 101))
+        proposals = list(trees(SHAPES[shape], draft))
+        for engine, tolerance in ((twin, 1e-12), (core, 1e-6)):
+            outcomes = partial(engine, target, rule=rule)
+            assert error_of(target, proposals, outcomes, SHAPES[shape]) < tolerance
+        seen.add(tuple(alone(target, 3).round(6).flat))
+    assert len(seen) > 1 or len(seeds) == 1, "other coins, other texts"
+    assert seen != {tuple(alone(Model(1, 3), 3).round(6).flat)}, "the filter does something"
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_coins_of_other_positions_are_caught(rule):
+    """XTC tossed by how far a step came, as with coins from the stream that drafts are sampled with."""
+    params = replace(PLAIN, xtc_probability=0.5, xtc_threshold=0.15)
+    target, draft = (Filtered(params, 0, Model(one, 3)) for one in (1, 101))
+    other = Filtered(params, 1, Model(1, 3))
+    proposals = list(trees(SHAPES["chain"], draft))
+    assert error_of(target, proposals, partial(core, other, rule=rule), SHAPES["chain"]) > 1e-3
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -12,6 +12,7 @@ import reference
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.tree import Lowered
 from edgespec.testing import outcomes
+from reference import filtered_probs
 
 PLAIN = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 NO_TOKENS = np.zeros(0, np.int32)
@@ -19,6 +20,8 @@ NO_TOKENS = np.zeros(0, np.int32)
 
 class Model:
     """Random distributions for every text; with holes, some tokens are impossible."""
+
+    params, seed = PLAIN, 0
 
     def __init__(self, seed, n_vocab=3, holes=0.0, only=None, sharpness=1.5):
         self.n_vocab = n_vocab
@@ -39,6 +42,14 @@ class Model:
     def logits(self, text):
         with np.errstate(divide="ignore"):
             return np.log(self.probs(text)).astype(np.float32)
+
+
+class Filtered(Model):
+    """The same after the filters of `params`, XTC's coins being those of `seed`."""
+
+    def __init__(self, params, seed, model):
+        self.params, self.seed, self.n_vocab, self.logits = params, seed, model.n_vocab, model.logits
+        self.probs = cache(lambda text: filtered_probs(model.logits(text), params, text, seed=seed))
 
 
 def pairs():
@@ -186,7 +197,7 @@ def fill_slots(sampler, nodes):
 
 
 def core(target, nodes, rule, lenience=1.0):
-    sampler = PLAIN.sampler(target.n_vocab, len(nodes))
+    sampler = target.params.sampler(target.n_vocab, len(nodes), seed=target.seed)
     slots = fill_slots(sampler, nodes)
     tree = Lowered(
         array("i", [node.token for node in nodes]), array("i", [node.parent for node in nodes]), slots

@@ -101,7 +101,7 @@ def chat_command(
         }
     )
     options = Options(
-        params=sampling.params(),
+        params=sampling.params,
         seed=sampling.seed,
         n_predict=most_tokens(length.n_predict),
         gamma=drafting.gamma,

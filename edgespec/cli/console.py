@@ -110,20 +110,17 @@ def print_error(line: str) -> None:
     err.print(f"edgespec: error: {line}")
 
 
-_OPTIONS = {
-    "n_ctx": "--ctx",
-    "n_threads": "--threads",
-    "temperature": "--temp",
-    "typical_p": "--typical",
-    "penalty_last_n": "--repeat-last-n",
-}
+_OPTIONS = {"n_ctx": "--ctx", "n_threads": "--threads"}
 
 
 def option_of(field: str) -> str:
     """Return the option that sets `field`, an argument's name in Python; other texts stay unchanged."""
+    from edgespec.decoding.sampling import TABLE
+
     if not field.isidentifier():
         return field
-    return _OPTIONS.get(field) or f"--{field.replace('_', '-')}"
+    listed = TABLE[field].command if field in TABLE else ""
+    return _OPTIONS.get(field) or listed or f"--{field.replace('_', '-')}"
 
 
 def line_of(error: EdgespecError) -> str:

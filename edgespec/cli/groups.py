@@ -8,6 +8,7 @@
     def profile_command(models: ModelChoice, compute: Compute) -> int:
 
 A group may have groups as fields. In `--help`, a group's options come in its place and in its fields' order.
+A dataclass whose fields are rows of the table of options (`SamplingParams`) is a group too.
 """
 
 from __future__ import annotations
@@ -16,14 +17,30 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from typing import Annotated, Any, TypeVar, dataclass_transform, get_args, get_type_hints
 
+import typer
 from typer.models import OptionInfo
+
+from edgespec.decoding.option_table import Option
+from edgespec.decoding.sampling import TABLE
 
 R = TypeVar("R")
 G = TypeVar("G")
 C = TypeVar("C", bound=Callable[..., object])
+
+
+def listed(name: str, *names: str, panel: str | None = None) -> Any:  # noqa: ANN401 - as of typer.Option
+    """Return typer's description of an option of the table; `names` in the command line, if there are more."""
+    row = TABLE[name]
+    return typer.Option(
+        *(names or (row.command_name(name),)),
+        help=row.help,
+        metavar=row.metavar,
+        show_default=row.default or True,
+        rich_help_panel=panel,
+    )
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -41,7 +58,9 @@ def option_group(panel: str = "") -> Callable[[type[G]], type[G]]:
                 option = copy(extras[0])  # which other groups may have, too
                 option.rich_help_panel = panel
                 cls.__annotations__[name] = Annotated[kind, option]
-        return dataclass(frozen=True, kw_only=True)(cls)
+        made = dataclass(frozen=True, kw_only=True)(cls)
+        made.__panel__ = panel or None  # type: ignore[attr-defined]
+        return made
 
     return group
 
@@ -74,15 +93,26 @@ def grouped(command: Callable[..., R]) -> Callable[..., R]:
     return call
 
 
-def _expanded(name: str, hint: Any, default: object) -> Iterator[inspect.Parameter]:  # noqa: ANN401 - a type
+def _expanded(
+    name: str, hint: Any, default: object, panel: str | None = None
+) -> Iterator[inspect.Parameter]:  # a type
     """Yield typer's parameters for an option, or for all options of a group."""
     if not is_dataclass(hint):
         yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
         return
+    panel = getattr(hint, "__panel__", panel)
     hints = get_type_hints(hint, include_extras=True)
     for field in fields(hint):
         given = inspect.Parameter.empty if field.default is MISSING else field.default
-        yield from _expanded(field.name, hints[field.name], given)
+        kind = hints[field.name]
+        if (row := _row(field)) is not None:
+            kind, given = (list[str] | None, None) if row.parse else (kind, given)
+            kind = Annotated[kind, listed(field.name, panel=panel)]
+        yield from _expanded(field.name, kind, given, panel)
+
+
+def _row(field: Field[Any]) -> Option | None:
+    return field.metadata.get("option")
 
 
 def _made(name: str, hint: Any, values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - a type, and one of it
@@ -90,4 +120,10 @@ def _made(name: str, hint: Any, values: Mapping[str, Any]) -> Any:  # noqa: ANN4
     if not is_dataclass(hint):
         return values[name]
     hints = get_type_hints(hint, include_extras=True)
-    return hint(**{field.name: _made(field.name, hints[field.name], values) for field in fields(hint)})  # type: ignore[operator]
+    made = {field.name: _made(field.name, hints[field.name], values) for field in fields(hint)}
+    for field in fields(hint):
+        if (row := _row(field)) is not None and row.parse:
+            written = made.pop(field.name)
+            if written:
+                made[field.name] = row.parse(written)
+    return hint(**made)  # type: ignore[operator]

@@ -47,6 +47,7 @@ _OPTIONS: Mapping[str, _Option] = {
         "-c --ctx-size": _Option("same", "--ctx"),
         "-n --predict": _Option("same", "--n-predict"),
         "-s": _Option("same", "--seed"),
+        "--top-n-sigma": _Option("same", "--top-nsigma"),
         "-sys --system-prompt": _Option("same", "--system"),
         "-mu --model-url": _Option("same", "--target"),
         "-md --model-draft": _Option("same", "--draft"),

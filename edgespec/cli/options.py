@@ -10,7 +10,7 @@ import typer
 
 from edgespec.cli.completion import complete_drafter, complete_model, complete_name, complete_pair
 from edgespec.cli.console import err, message
-from edgespec.cli.groups import option_group
+from edgespec.cli.groups import listed, option_group
 from edgespec.cli.local_run import Loading, switches
 from edgespec.cli.progress import pull_named
 from edgespec.decoding.choices import DrafterChoice, DrafterName, is_draftless, is_plugin
@@ -36,8 +36,6 @@ NODES = "Nodes (docs/nodes.md)"
 LOSSY = "Lossy: faster, and not the target's text (docs/cascade.md)"
 OUTPUT = "Output"
 PROMPT = "Prompt"
-_DEFAULT = SamplingParams()
-_SAMPLING = "Sampling (defaults and meaning as in llama.cpp)"
 
 Explanation = Literal["steps", "ir"]
 """Values of `--explain`: the steps, or their token trees too."""
@@ -240,7 +238,7 @@ class DraftingOptions:
             autocompletion=complete_drafter,
         ),
     ] = None
-    gamma: Annotated[int | None, typer.Option(help="Tokens drafted a step.", show_default="what pays")] = None
+    gamma: Annotated[int | None, listed("gamma")] = None
     cache: Annotated[
         bool,
         typer.Option(
@@ -398,51 +396,12 @@ class SharedModels:
     compute: Compute
 
 
-@option_group(_SAMPLING)
+@option_group("Sampling (defaults and meaning as in llama.cpp)")
 class Sampling:
     """Sampling parameters and the seed."""
 
-    temp: Annotated[float, typer.Option(help="Temperature; 0 is greedy.")] = _DEFAULT.temperature
-    top_k: Annotated[int, typer.Option(help="Keep the k likeliest; 0: off.")] = _DEFAULT.top_k
-    top_p: Annotated[float, typer.Option(help="Keep this much probability; 1: off.")] = _DEFAULT.top_p
-    min_p: Annotated[float, typer.Option(help="Keep this fraction of the likeliest; 0: off.")] = (
-        _DEFAULT.min_p
-    )
-    typical: Annotated[float, typer.Option(help="Locally typical sampling; 1: off.")] = _DEFAULT.typical_p
-    repeat_penalty: Annotated[float, typer.Option(help="Penalty for recent tokens; 1: off.")] = (
-        _DEFAULT.repeat_penalty
-    )
-    presence_penalty: Annotated[float, typer.Option(help="Once for each recent token; 0: off.")] = (
-        _DEFAULT.presence_penalty
-    )
-    frequency_penalty: Annotated[float, typer.Option(help="For each occurrence; 0: off.")] = (
-        _DEFAULT.frequency_penalty
-    )
-    repeat_last_n: Annotated[int, typer.Option(help="Tokens that count as recent; -1: all, 0: none.")] = (
-        _DEFAULT.penalty_last_n
-    )
-    logit_bias: Annotated[
-        list[str] | None,
-        typer.Option(metavar="TOKEN=BIAS", help="Add to a token id's logit; -inf forbids it."),
-    ] = None
-    seed: Annotated[
-        int | None, typer.Option(show_default="random", help="Same seed, same text, whatever is drafted.")
-    ] = None
-
-    def params(self) -> SamplingParams:
-        """Return the sampling parameters, which do not include the seed. Raises UsageError."""
-        return SamplingParams(
-            temperature=self.temp,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            typical_p=self.typical,
-            repeat_penalty=self.repeat_penalty,
-            frequency_penalty=self.frequency_penalty,
-            presence_penalty=self.presence_penalty,
-            penalty_last_n=self.repeat_last_n,
-            logit_bias=parse_bias(self.logit_bias or []),
-        )
+    params: SamplingParams
+    seed: Annotated[int | None, listed("seed")] = None
 
 
 # ---- what users write ----
@@ -455,20 +414,6 @@ def named_drafter(name: str) -> DrafterChoice:
     from edgespec.drafting.plugin import find_drafter
 
     return find_drafter(name)
-
-
-def parse_bias(entries: list[str]) -> dict[int, float]:
-    """Return the biases that users write as TOKEN=BIAS. Raises UsageError."""
-    bias: dict[int, float] = {}
-    for entry in entries:
-        token, equals, value = entry.partition("=")
-        try:
-            bias[int(token)] = float(value)
-        except ValueError:
-            equals = ""
-        if not equals:
-            raise UsageError("expected TOKEN=BIAS, such as 1234=-2.5", field="logit_bias", value=entry)
-    return bias
 
 
 def most_tokens(n_predict: int) -> int | None:

@@ -155,7 +155,7 @@ def _options(
     from edgespec.decoding.options import Options
 
     return Options(
-        params=sampling.params(),
+        params=sampling.params,
         seed=sampling.seed,
         n_predict=most_tokens(length.n_predict),
         gamma=drafting.gamma,

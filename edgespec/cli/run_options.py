@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from edgespec.cli.console import message
-from edgespec.cli.groups import option_group
+from edgespec.cli.groups import listed, option_group
 from edgespec.cli.options import (
     DRAFTING,
     LOSSY,
@@ -61,7 +61,7 @@ class PromptOptions:
         False
     )
     special: SpecialOption = None
-    stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; may be repeated.")] = None
+    stop: Annotated[list[str] | None, listed("stop")] = None
 
     @property
     def prompt(self) -> str | None:
@@ -102,13 +102,7 @@ class PromptOptions:
 class RunDrafting(DraftingOptions):
     """The drafter, how much it drafts and to what end, and the acceptance rule."""
 
-    rule: Annotated[
-        Rule | None,
-        typer.Option(
-            help="Acceptance rule; all are exact.",
-            show_default="match with --seed or at temperature 0, else block",
-        ),
-    ] = None
+    rule: Annotated[Rule | None, listed("rule")] = None
     objective: Annotated[Objective, typer.Option(help="The quantity that drafting minimises.")] = "latency"
     explain: Annotated[
         Explanation | None,
@@ -144,14 +138,7 @@ class LossyOptions:
             show_default="that of `edgespec calibrate`",
         ),
     ] = None
-    lenience: Annotated[
-        float,
-        typer.Option(
-            help="Accept drafted tokens that the target likes L times as much as the exact rule wants.",
-            metavar="L",
-            show_default="1: exact",
-        ),
-    ] = 1.0
+    lenience: Annotated[float, listed("lenience")] = 1.0
 
     def waking(self) -> Waking | None:
         """Return when a cascade wakes its target; None for no cascade. Raises UsageError."""
@@ -168,9 +155,7 @@ class LossyOptions:
 class RunLength:
     """The most tokens of the answer and of the context."""
 
-    n_predict: Annotated[
-        int, typer.Option("--n-predict", "-n", help="Most tokens of the answer; -1: to its end.")
-    ] = -1
+    n_predict: Annotated[int, listed("n_predict", "--n-predict", "-n")] = -1
     ctx: Annotated[
         int | None,
         typer.Option(

@@ -63,6 +63,14 @@ class Option:
             return f"above {least} and at most {most}"
         return f"{least}, or {_number(self.gap)} to {most}" if self.gap else f"{least} to {most}"
 
+    def command_name(self, name: str) -> str:
+        """Return the name in the command line of the option whose field is called `name`."""
+        return self.command or f"--{name.replace('_', '-')}"
+
+    def request_name(self, name: str) -> str:
+        """Return its name in OpenAI's or llama-server's requests."""
+        return self.request or name
+
     def check(self, name: str, value: Any) -> Any:  # noqa: ANN401 - what a user gives
         """Return the value of the option called `name`, a whole number as an int. Raises UsageError."""
         if self.least is None:
@@ -109,18 +117,14 @@ GENERATION: Mapping[str, Option] = {
         least=1,
         most=math.inf,
         whole=True,
-        default="to its end",
         request="max_tokens",
         ollama="num_predict",
     ),
-    "stop": Option(
-        help="Stop before this text; may be repeated.", metavar="TEXT", default="none", ollama="stop"
-    ),
+    "stop": Option(help="Stop before this text; may be repeated.", ollama="stop"),
     "stop_tokens": Option(
         help="Token ids that end the text and are not part of it.",
         command="-",
         request="stop_token_ids",
-        default="none",
     ),
     "drafter": Option(
         help="What drafts: the model, the head in the target's own file (mtp), text seen before "
@@ -156,10 +160,8 @@ GENERATION: Mapping[str, Option] = {
         least=0,
         most=MAX_LOGPROBS,
         whole=True,
-        default="none",
         command="-",
         request="top_logprobs",
-        ollama="top_logprobs",
     ),
 }
 """The options besides those of sampling."""

@@ -215,7 +215,6 @@ class SamplingParams:
         default_factory=dict,
         metadata=row(
             help="Add to a token id's logit; -inf forbids it.",
-            default="none",
             metavar="TOKEN=BIAS",
             parse=parse_bias,
         ),

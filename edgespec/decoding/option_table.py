@@ -98,7 +98,12 @@ def check_fields(options: object, rows: Mapping[str, Option]) -> None:
 
 
 def _number(value: float) -> str:
-    powers: dict[float, str] = {LARGEST_INT: "2^31 - 1", (1 << 64) - 1: "2^64 - 1", -(1 << 31): "-2^31"}
+    powers: dict[float, str] = {
+        LARGEST_INT: "2^31 - 1",
+        (1 << 64) - 1: "2^64 - 1",
+        -(1 << 31): "-2^31",
+        -(1 << 63): "-2^63",
+    }
     return powers.get(value) or f"{value:g}"
 
 

@@ -11,7 +11,7 @@ from edgespec.decoding.choices import DrafterChoice, DrafterName, NamedDrafter, 
 from edgespec.decoding.option_table import GENERATION, check_fields
 from edgespec.decoding.records import Token
 from edgespec.decoding.sampling import SamplingParams
-from edgespec.errors import UsageError, check_choice, check_number, check_text, kind_of, whole_number
+from edgespec.errors import UsageError, check_choice, check_text, kind_of
 
 if TYPE_CHECKING:  # not at run time: a way to a server loads neither numpy nor llama.cpp
     from edgespec.decoding.grammar.grammar import Grammar

@@ -33,7 +33,7 @@ from functools import partial
 from typing import TypeAlias
 
 from edgespec.decoding.choices import Rule
-from edgespec.decoding.drafter import Position, Tokens
+from edgespec.decoding.drafter import Position
 from edgespec.decoding.grammar.constraint import Constraint
 from edgespec.decoding.session import Rows
 from edgespec.decoding.tree import Lowered

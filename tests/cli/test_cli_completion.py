@@ -11,7 +11,6 @@ from typing import get_type_hints
 
 import pytest
 
-from edgespec import SamplingParams
 from edgespec.apps.bench.accuracy import WINDOW
 from edgespec.apps.bench.bench import BUDGET_S, PRECISION, BenchSettings
 from edgespec.apps.bench.commands import bench, bench_options, calibrate, compare
@@ -19,7 +18,7 @@ from edgespec.apps.bench.variants import parse_variants
 from edgespec.apps.forge import builder, data_stage
 from edgespec.apps.forge.commands import draft_options
 from edgespec.apps.forge.evaluation_process import EvaluationSettings
-from edgespec.cli import app, options
+from edgespec.cli import app
 from edgespec.cli.app import COMMANDS
 from edgespec.decoding.options import SPAN
 from edgespec.platform.plugins import offered
@@ -252,8 +251,6 @@ def test_no_command_loads_anything_heavy_before_it_is_called(child_environment):
 
 def test_defaults_that_are_written_down_here_are_those_of_the_package():
     """What they are is not imported where options are declared: it would load numpy."""
-    sampling, params = options.Sampling(), SamplingParams()
-    assert sampling.params() == params
     (span,) = get_type_hints(calibrate.CalibrationGoal, include_extras=True)["span"].__metadata__
     assert span.show_default == str(SPAN)
     prompts = bench_options.SuitePrompts(suite=bench_options.SuiteChoice())

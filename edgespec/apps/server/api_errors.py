@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from fastapi.responses import JSONResponse
 
 from edgespec.apps.server.request_queue import QueueFull, ShuttingDown, TimedOut
+from edgespec.decoding.sampling import TABLE
 from edgespec.errors import EdgespecError, NodeLost
 from edgespec.platform.messages import MessageFn
 
@@ -107,21 +108,7 @@ def engine_error(error: Exception, log: MessageFn) -> ApiError:
 
 
 _FIELDS = {
-    "drafter": "speculative.drafter",
-    "gamma": "speculative.gamma",
-    "temperature": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "typical_p": "typical_p",
-    "penalty_last_n": "repeat_last_n",
-    "repeat_penalty": "repeat_penalty",
-    "frequency_penalty": "frequency_penalty",
-    "presence_penalty": "presence_penalty",
-    "logit_bias": "logit_bias",
-    "n_predict": "max_tokens",
-    "stop": "stop",
-    "seed": "seed",
+    **{name: option.request_name(name) for name, option in TABLE.items() if option.request != "-"},
     **{
         name: name
         for name in (

@@ -11,11 +11,10 @@ from pydantic import BaseModel, Field
 from edgespec.apps.server.request_reader import Service
 from edgespec.apps.server.tokenizer_routes import token_name
 from edgespec.apps.server.worker import Worker
-from edgespec.decoding.sampling import SamplingParams
+from edgespec.decoding.sampling import SAMPLERS, SAMPLING, SamplingParams
 from edgespec.engine.engine import Engine
 
 _RANDOM_SEED = (1 << 32) - 1  # llama-server's word for "another each time"
-_OTHERWISE = ("penalty_last_n", "logit_bias")  # as llama-server has it, or nowhere
 
 
 class GenerationSettings(BaseModel):
@@ -57,14 +56,17 @@ def add_props(app: FastAPI, engine: Engine, worker: Worker, service: Service, *,
         "n_predict": -1,
         "max_tokens": -1,
         "seed": _RANDOM_SEED,
-        **{name: value for name, value in vars(defaults).items() if name not in _OTHERWISE},
-        "repeat_last_n": defaults.penalty_last_n,
+        **{
+            option.request_name(name): getattr(defaults, name)
+            for name, option in SAMPLING.items()
+            if name != "logit_bias"
+        },
         "stop": [],
         "ignore_eos": False,
         "stream": False,
         "n_probs": 0,
         "grammar": "",
-        "samplers": ["penalties", "top_k", "typ_p", "top_p", "min_p", "temperature"],
+        "samplers": SAMPLERS,
     }
     known = ServerProps(
         default_generation_settings=GenerationSettings(

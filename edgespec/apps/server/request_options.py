@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from edgespec.apps.server.api_errors import ApiError
 from edgespec.apps.server.request_schema import ChatRequest, CompletionRequest, GenerationRequest
 from edgespec.decoding.options import Options
-from edgespec.decoding.sampling import SamplingParams
+from edgespec.decoding.sampling import SAMPLING, SamplingParams
 from edgespec.llama.weights import Model
 
 DEFAULT_MAX_TOKENS = 16
 """Default max_tokens of /v1/completions, as in OpenAI's API."""
 
-_SAMPLING = ("min_p", "typical_p", "repeat_penalty", "presence_penalty", "frequency_penalty")
-LEAST_TEMPERATURE = 1e-3
-"""The engine's least: some clients send 1e-8 and mean greedy."""
-LEAST_TOP_P = 1e-9
-"""The least that keeps one token, as 0 does in OpenAI's and Ollama's API."""
+
+_REQUEST_NAMES = {
+    name: option.request_name(name) for name, option in SAMPLING.items() if name != "logit_bias"
+}
+
+
+def read_sampling(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of `SamplingParams` that were given, where other servers take more values for one."""
+    return {
+        name: read(value) if (read := SAMPLING[name].read) else value
+        for name, value in given.items()
+        if value is not None
+    }
 
 
 def engine_options(request: GenerationRequest, model: Model, n_predict: int | None) -> Options:
@@ -36,17 +45,9 @@ def engine_options(request: GenerationRequest, model: Model, n_predict: int | No
 
 
 def _sampling(request: GenerationRequest, model: Model) -> dict[str, Any]:
-    given = {name: value for name in _SAMPLING if (value := getattr(request, name)) is not None}
-    if request.top_k is not None:
-        given["top_k"] = max(0, request.top_k)
-    if request.temperature is not None:
-        given["temperature"] = request.temperature if request.temperature >= LEAST_TEMPERATURE else 0.0
-    if request.top_p is not None:
-        given["top_p"] = max(request.top_p, LEAST_TOP_P)
-    if request.repeat_last_n is not None:
-        given["penalty_last_n"] = request.repeat_last_n
+    given = read_sampling({name: getattr(request, named) for name, named in _REQUEST_NAMES.items()})
     if request.repetition_penalty is not None:
-        if request.repeat_penalty not in (None, request.repetition_penalty):
+        if given.get("repeat_penalty", request.repetition_penalty) != request.repetition_penalty:
             raise _contradiction("repetition_penalty", "repeat_penalty")
         given["repeat_penalty"] = request.repetition_penalty
         given.setdefault("penalty_last_n", -1)

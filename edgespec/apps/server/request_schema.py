@@ -1,4 +1,4 @@
-"""Requests in the form of OpenAI's API; fields of other servers are in request_fields.py.
+"""Requests in the form of OpenAI's API; sampling and fields of other servers are in request_fields.py.
 
 Types are strict ("1" is no number), as our OpenAPI description says.
 """
@@ -12,10 +12,8 @@ from pydantic import ConfigDict, Field, WithJsonSchema, model_validator
 from edgespec.apps.server.replayed_message import CALLS_SCHEMA, CONTENT_SCHEMA, as_read
 from edgespec.apps.server.request_fields import ConstraintFields, OtherFields, RequestPart
 from edgespec.decoding.choices import DrafterName
-from edgespec.decoding.option_table import MAX_GAMMA
+from edgespec.decoding.option_table import GENERATION, MAX_GAMMA, MAX_LOGPROBS
 
-MAX_TOP_LOGPROBS = 20
-"""Likeliest tokens a request may ask for at each position, as in OpenAI's API."""
 MAX_CHOICES = 128
 """Most answers to a request, as in OpenAI's API."""
 
@@ -229,7 +227,7 @@ class SpeculativeOptions(RequestPart):
     """edgespec's own: how this answer is drafted. None of it changes what may be answered."""
 
     drafter: DrafterName | None = None
-    gamma: int | None = Field(None, ge=0, le=MAX_GAMMA, description="Tokens drafted a step; 0: none.")
+    gamma: int | None = Field(None, ge=0, le=MAX_GAMMA, description=GENERATION["gamma"].help)
 
 
 class StreamOptions(RequestPart):
@@ -254,32 +252,17 @@ class GenerationRequest(ConstraintFields, OtherFields):
         None, description="Cut to what fits in the context; -1, or -2: as many as it holds."
     )
     n_predict: TokenLimit = Field(None, description="llama-server's name of max_tokens.")
-    temperature: float | None = Field(None, ge=0, le=2, description="Below 0.001 it is greedy; default 0.8.")
-    top_p: float | None = Field(None, ge=0, le=1, description="Default 0.95.")
-    top_k: int | None = Field(
-        None, ge=-(1 << 31), lt=1 << 31, description="Not OpenAI's; 0 or below: off; default 40."
-    )
-    min_p: float | None = Field(None, ge=0, le=1, description="Not OpenAI's; default 0.05.")
-    typical_p: float | None = Field(None, gt=0, le=1, description="Not OpenAI's; default 1: off.")
-    repeat_penalty: float | None = Field(None, ge=0.001, le=1000, description="Not OpenAI's; default 1: off.")
     repetition_penalty: float | None = Field(
         None, ge=0.001, le=1000, description="vLLM's: repeat_penalty over the whole text."
-    )
-    repeat_last_n: int | None = Field(
-        None, ge=-1, lt=1 << 31, description="Tokens that the penalties look back on; -1: all; default 64."
     )
     stop_token_ids: list[Annotated[int, Field(ge=0, lt=1 << 31)]] | None = Field(
         None, description="vLLM's: tokens that end the text and are no part of it."
     )
     ignore_eos: bool | None = Field(None, description="The model may not end the text: max_tokens does.")
-    presence_penalty: float | None = Field(None, ge=-2, le=2)
-    frequency_penalty: float | None = Field(None, ge=-2, le=2)
     logit_bias: (
         dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]] | None
     ) = None
-    seed: int | None = Field(
-        None, ge=-(1 << 63), lt=1 << 64, description="The same seed gives the same text, whatever is drafted."
-    )
+    seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 64, description=GENERATION["seed"].help)
     stop: (
         Annotated[str, Field(min_length=1)]
         | Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=16)]
@@ -298,7 +281,7 @@ class ChatRequest(GenerationRequest):
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: TokenLimit = Field(None, description="The newer name of max_tokens.")
     logprobs: bool | Literal[0] | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     response_format: ResponseFormat | None = None
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedToolsChoice | None = None
@@ -332,7 +315,7 @@ class CompletionRequest(GenerationRequest):
     max_tokens: TokenLimit = Field(
         None, description="Cut to what fits in the context, as -1 is; 0 only with echo: the prompt alone."
     )
-    logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     best_of: int | None = Field(
         None, ge=1, le=MAX_CHOICES, description="Write this many; the n likeliest a token are the answer."
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,54 +10,22 @@ from typing import Any
 from pydantic import WithJsonSchema
 
 from edgespec.apps.server.api_errors import ApiError
-from edgespec.apps.server.request_options import LEAST_TEMPERATURE, LEAST_TOP_P
-from edgespec.decoding.sampling import SamplingParams
+from edgespec.apps.server.other_fields import OLLAMA
+from edgespec.apps.server.request_options import read_sampling
+from edgespec.decoding.sampling import SAMPLING, TABLE, SamplingParams
 from edgespec.errors import UsageError
 
-DEFAULTS: Mapping[str, float] = {"temperature": 0.8, "top_p": 0.9, "min_p": 0.0}
+DEFAULTS: Mapping[str, float] = {"top_p": 0.9, "min_p": 0.0}
 """Ollama's defaults that differ from edgespec's: its clients expect them where they name none."""
 
-HARMLESS: Mapping[str, str] = {
-    "num_thread": "edgespec uses the cores it may use",
-    "num_batch": "the size of a pass is chosen here",
-    "num_gpu": "this server computes on the processor",
-    "main_gpu": "this server computes on the processor",
-    "low_vram": "this server computes on the processor",
-    "numa": "the placement of memory is the machine's",
-    "use_mmap": "the model is loaded already",
-    "use_mlock": "the model is loaded already",
-    "f16_kv": "the cache was made when the server started",
-    "logits_all": "logprobs asks for probabilities",
-    "num_keep": "nothing of a conversation is ever dropped",
-    "mirostat_tau": "mirostat is off",
-    "mirostat_eta": "mirostat is off",
+HONOURED = {
+    **{option.ollama: option.whole for option in TABLE.values() if option.ollama},
+    "num_ctx": True,
 }
-"""Options that change no text here, with any value, and why."""
-
-ONLY: Mapping[str, tuple[float, str]] = {
-    "mirostat": (0, "mirostat is not here"),
-    "tfs_z": (1, "tail-free sampling is not here"),
-    "penalize_newline": (True, "a penalty is for all tokens"),
-    "vocab_only": (False, "this server writes text"),
-    "embedding_only": (False, "this server writes text"),
-}
-"""Options of which only the value that changes nothing is accepted, and the answer to any other."""
-
-INTEGERS = ("num_predict", "num_ctx", "seed", "top_k", "repeat_last_n", "draft_num_predict")
-NUMBERS = (
-    "temperature",
-    "top_p",
-    "min_p",
-    "typical_p",
-    "repeat_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-)
-HONOURED = (*INTEGERS, *NUMBERS, "stop")
-"""Options that do what they do in Ollama."""
+"""Options that do what they do in Ollama, and whether each is a whole number."""
 
 OPTIONS_SCHEMA = WithJsonSchema(
-    {"type": ["object", "null"], "properties": {name: {} for name in (*HONOURED, *HARMLESS, *ONLY)}}
+    {"type": ["object", "null"], "properties": {name: {} for name in (*HONOURED, *OLLAMA)}}
 )
 """Description of the options; `read_options` checks them."""
 
@@ -79,45 +48,39 @@ class ReadOptions:
 def read_options(given: Mapping[str, Any]) -> ReadOptions:
     """Return the options `given`. Raises ApiError for an option that cannot be honoured."""
     values = {name: value for name, value in given.items() if value is not None}
-    for name in values.keys() - set(HONOURED):
+    for name in values.keys() - HONOURED.keys():
         _check_other(name, values[name])
-    numbers = {name: _integer(name, values[name]) for name in INTEGERS if name in values}
-    sampling = {name: _number(name, values[name]) for name in NUMBERS if name in values}
+    stop = _stop(values.pop("stop", ()))
+    numbers: dict[str, Any] = {
+        name: (_integer if is_whole else _number)(name, values[name])
+        for name, is_whole in HONOURED.items()
+        if name in values
+    }
     seed = numbers.get("seed", -1)
     return ReadOptions(
-        params=_params({**DEFAULTS, **sampling}, numbers),
+        params=_params(numbers),
         n_predict=_n_predict(numbers.get("num_predict", -1)),
         n_ctx=_n_ctx(numbers.get("num_ctx")),
         seed=None if seed == -1 else seed % (1 << 64),
-        stop=_stop(values.get("stop", ())),
+        stop=stop,
         gamma=numbers.get("draft_num_predict"),
     )
 
 
 def _check_other(name: str, value: Any) -> None:  # noqa: ANN401 - JSON
-    if name in HARMLESS:
-        return
-    if name not in ONLY:
+    if name not in OLLAMA:
         raise _fault(name, f"there is no such option; there are {', '.join(sorted(HONOURED))}")
-    neutral, reason = ONLY[name]
-    if value != neutral:
-        shown = str(neutral).lower() if isinstance(neutral, bool) else f"{neutral:g}"
-        raise _fault(name, f"{reason}: leave it out, or send {shown}")
+    if not OLLAMA[name].accepts(value):
+        (neutral,) = OLLAMA[name].neutral
+        raise _fault(name, f"{OLLAMA[name].reason}: leave it out, or send {json.dumps(neutral)}")
 
 
-def _params(sampling: dict[str, float], numbers: Mapping[str, int]) -> SamplingParams:
-    if 0 <= sampling["temperature"] < LEAST_TEMPERATURE:
-        sampling["temperature"] = 0.0
-    if 0 <= sampling["top_p"] < LEAST_TOP_P:
-        sampling["top_p"] = LEAST_TOP_P
+def _params(numbers: Mapping[str, Any]) -> SamplingParams:
+    given = {name: numbers.get(option.ollama) for name, option in SAMPLING.items()}
     try:
-        return SamplingParams(
-            **sampling,  # type: ignore[arg-type] # its names are those of NUMBERS
-            top_k=max(0, numbers.get("top_k", 40)),
-            penalty_last_n=numbers.get("repeat_last_n", 64),
-        )
+        return SamplingParams(**{**DEFAULTS, **read_sampling(given)})  # type: ignore[arg-type]
     except UsageError as error:
-        name = "repeat_last_n" if error.field == "penalty_last_n" else str(error.field)
+        name = SAMPLING[error.field].ollama
         raise ApiError(400, error.spelled(f"options.{name}"), param="options") from None
 
 

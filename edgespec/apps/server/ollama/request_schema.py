@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from edgespec.apps.server.ollama.options import OPTIONS_SCHEMA
-from edgespec.apps.server.request_schema import MAX_TOP_LOGPROBS
+from edgespec.decoding.option_table import MAX_LOGPROBS
 
 _NUMBER = r"\d+(?:\.\d*)?"
 _DURATION = re.compile(rf"[+-]?(?:{_NUMBER}|(?:{_NUMBER}(?:ns|us|µs|μs|ms|s|m|h))+)", re.ASCII)
@@ -76,7 +76,7 @@ class OllamaGenerationRequest(OllamaRequest):
     truncate: bool | None = Field(None, description="Accepted: what does not fit is refused, never cut.")
     shift: bool | None = Field(None, description="Accepted: an answer ends where the context is full.")
     logprobs: bool | Literal[0] | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     debug_render_only: Literal[False] | None = Field(None, alias="_debug_render_only")
 
     @field_validator("keep_alive")

@@ -16,7 +16,6 @@ import pytest
 
 from edgespec.apps.server.gate import Gate, GateLimits
 from edgespec.apps.server.metrics import Metrics
-from edgespec.apps.server.ollama.options import HARMLESS, HONOURED, ONLY
 from edgespec.apps.server.ollama.request_schema import OllamaChatRequest, OllamaGenerateRequest
 from ollama_requests import GREEDY, HELLO
 from server_app import Served, serving
@@ -155,14 +154,14 @@ def test_the_examples_of_the_page(served: Served, capsys: pytest.CaptureFixture[
     assert start == "edgespec serve --port 11434" and ask.startswith(f"curl -sS {ADDRESS}/api/chat -d ")
 
 
-def test_the_page_names_every_field_and_option():
+def test_the_page_names_every_field():
     text = PAGE.read_text(encoding="utf-8")
     fields = {*OllamaChatRequest.model_fields, *OllamaGenerateRequest.model_fields} - {
         "model",
         "stream",
         "debug_render_only",
     }
-    named = fields - {"width", "height", "steps"} | {*HONOURED, *HARMLESS, *ONLY}
+    named = fields - {"width", "height", "steps"}
     assert [name for name in sorted(named) if f"`{name}`" not in text] == []
     links = re.findall(r"\]\(([^)#]+\.md)\)", text)
     assert links and [link for link in links if not (PAGE.parent / link).exists()] == []

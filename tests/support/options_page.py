@@ -1,0 +1,105 @@
+"""Writes docs/options.md from the tables of options: `python tests/support/options_page.py`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from edgespec.apps.server.other_fields import FIELDS, OLLAMA, Unused
+from edgespec.decoding.option_table import Option
+from edgespec.decoding.options import Options
+from edgespec.decoding.sampling import TABLE, SamplingParams
+
+PAGE = Path(__file__).parents[2] / "docs" / "options.md"
+INTRODUCTION = """\
+# Options of a generation
+
+The options of one text and their names: in Python fields of `SamplingParams` and `Options` ([python.md](python.md)), in the command
+line those of `edgespec run` and `chat`, in requests those of OpenAI's API and of llama-server ([server-api.md](server-api.md)), and
+in Ollama's `options` ([ollama.md](ollama.md)). Samplers come in llama.cpp's order: penalties, DRY, top-n-sigma, top-k, typical, top-p,
+min-p, XTC, temperature. All are exact with any drafter: DRY reads the text before each drafted token, and whether XTC acts at a position
+is decided by the seed and the position.
+
+"""
+FIELDS_HEADING = """
+## Fields without effect
+
+Fields of other servers' requests. Any value is accepted, or those named and `null`; another is a 400 with the reason.
+
+"""
+OLLAMA_HEADING = """
+## Ollama's options without effect
+
+"""
+
+
+def page() -> str:
+    """Return the page."""
+    options: Mapping[str, Any] = vars(SamplingParams()) | {"seed": None, "lenience": Options().lenience}
+    rows = [
+        [
+            code(name),
+            code("" if option.command == "-" else option.command_name(name)),
+            code("" if option.request == "-" else option.request_name(name)),
+            code(option.ollama),
+            option.default or shown(options.get(name)),
+            values(option),
+            option.help,
+        ]
+        for name, option in TABLE.items()
+    ]
+    heads = ["Python", "Command line", "Request", "Ollama", "Default", "Values", ""]
+    return (
+        INTRODUCTION
+        + table(heads, rows)
+        + FIELDS_HEADING
+        + unused_table(FIELDS)
+        + OLLAMA_HEADING
+        + unused_table(OLLAMA)
+    )
+
+
+def values(option: Option) -> str:
+    """Return the values that are allowed, in words."""
+    if not option.request_bounds:
+        return option.bounds
+    least, most = option.request_bounds
+    return (
+        f"{option.bounds}; requests: {replace(option, least=least, most=most, above=False, gap=0.0).bounds}"
+    )
+
+
+def unused_table(fields: Mapping[str, Unused]) -> str:
+    """Return the table of one API's fields without effect."""
+    rows = [
+        [
+            code(name),
+            "any" if unused.is_harmless else ", ".join(code(json.dumps(one)) for one in unused.neutral),
+            unused.reason,
+        ]
+        for name, unused in fields.items()
+    ]
+    return table(["Field", "Accepted", ""], rows)
+
+
+def table(heads: list[str], rows: Iterable[list[str]]) -> str:
+    """Return a Markdown table."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
+
+
+def code(text: str) -> str:
+    """Return text as code; nothing for none."""
+    return f"`{text}`" if text else ""
+
+
+def shown(value: object) -> str:
+    """Return a default in words."""
+    return "" if value is None or value == {} else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

@@ -47,13 +47,13 @@ class Sampler:
     def sample(self, row: _Floats, prefix: _Ints, coin: float, slot: int, ids: _Ints | None = None, /) -> int:
         """Filter `row` (float32, at most n_vocab) into `slot` (-1: the target's) and sample it.
 
-        `prefix` (int32) is what precedes the position; penalties and DRY read it, and its length is the position
-        whose own coin XTC tosses. `coin` is in [0, 1). With `ids`
-        (int32, ascending) entry i of the row is that of token ids[i], and all others are impossible.
+        `prefix` (int32) is what precedes the position; penalties and DRY read it, XTC its length.
+        `coin` is in [0, 1). With `ids` (int32, ascending) entry i of the row is that of token ids[i], and all
+        others are impossible.
         """
 
     def adjusted(self, row: _Floats, prefix: _Ints, tokens: list[int], /) -> list[float]:
-        """Return the logits of `tokens` after bias, penalties, DRY and top-n-sigma; arguments as of `sample`."""
+        """Return the logits of `tokens` after bias, penalties, DRY and top-n-sigma."""
 
     def set_probs(self, slot: int, probs: _Floats) -> None:
         """Give `slot` the probabilities `probs` (float32, by token id)."""
@@ -101,7 +101,7 @@ class Sampler:
         node's parent is the index of an earlier node, or -1 when it follows the timeline, and its slot holds
         the q that it was sampled from, or is -1 for a point mass. Siblings are tested in their order.
         `rows` are n + 1 rows of n_vocab target logits, the first after the timeline, row i + 1 after node i.
-        `prefix` (int32) is what precedes the tree; penalties, DRY and XTC read it, and go on along the path. `coins`
+        `prefix` (int32) is what precedes the tree; the filters that read it go on along the path. `coins`
         are n + 1 numbers in [0, 1): one for each node, the last for the next token.
 
         `path` holds the accepted nodes, root to leaf. `judged` holds (node, p, q), in order, of each node

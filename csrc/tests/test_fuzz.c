@@ -23,6 +23,16 @@ static es_params random_params(void) {
         .repeat_penalty = pick((float[]){1.0f, 1.0f, 1.3f, 0.5f}, 4),
         .frequency_penalty = pick((float[]){0.0f, 0.0f, 0.7f, -0.7f}, 4),
         .presence_penalty = pick((float[]){0.0f, 0.0f, 0.7f, -0.7f}, 4),
+        .dry_multiplier = pick((float[]){0.0f, 0.0f, 0.8f, 1000.0f}, 4),
+        .dry_base = pick((float[]){0.5f, 1.0f, 1.75f, 1000.0f}, 4),
+        .dry_allowed_length = (int32_t)pick((float[]){0, 1, 2, 64}, 4),
+        .dry_penalty_last_n = (int32_t)pick((float[]){-1, 0, 1, 20}, 4),
+        .top_n_sigma = pick((float[]){-1.0f, 0.0f, 0.1f, 1.0f}, 4),
+        .xtc_probability = pick((float[]){0.0f, 0.0f, 0.5f, 1.0f}, 4),
+        .xtc_threshold = pick((float[]){0.0f, 0.05f, 0.5f, 1.0f}, 4),
+        .seed = random_bits(&state),
+        .dynatemp_range = pick((float[]){0.0f, 0.0f, 0.5f, 1000.0f}, 4),
+        .dynatemp_exponent = pick((float[]){0.0f, 1.0f, 1000.0f}, 3),
     };
 }
 
@@ -161,8 +171,22 @@ static void check_refusal(es_sampler *s, const es_draft *good, const double *coi
     free(tokens);
 }
 
+/* Writes up to three sequences that break repeats; returns their entries. */
+static size_t random_breakers(size_t n, int32_t breakers[12]) {
+    size_t used = 0;
+    for (size_t i = random_below(&state, 4); i-- > 0;) {
+        for (size_t length = 1 + random_below(&state, 3); length-- > 0;)
+            breakers[used++] = (int32_t)random_below(&state, n);
+        breakers[used++] = -1;
+    }
+    return used;
+}
+
 static void one_step(size_t n) {
-    const es_params params = random_params();
+    es_params params = random_params();
+    int32_t breakers[12];
+    params.dry_breakers = breakers;
+    params.n_dry_breakers = random_breakers(n, breakers);
     const size_t n_nodes = random_below(&state, MOST_NODES + 1), n_before = random_below(&state, 30);
     const size_t n_bias = random_below(&state, 3);
     int32_t bias_ids[2] = {0};

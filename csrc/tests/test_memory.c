@@ -13,7 +13,16 @@ static size_t n_calls, failing_call;
 static void *counted_calloc(size_t n, size_t size) { return ++n_calls == failing_call ? NULL : calloc(n, size); }
 
 int main(void) {
-    const es_params params = {.temperature = 1.0f, .top_p = 1.0f, .typical_p = 1.0f, .repeat_penalty = 1.0f};
+    const int32_t breakers[] = {7, 8, -1, 9, -1};
+    const es_params params = {.temperature = 1.0f,
+                              .top_p = 1.0f,
+                              .typical_p = 1.0f,
+                              .repeat_penalty = 1.0f,
+                              .dry_multiplier = 1.0f,
+                              .dry_base = 1.5f,
+                              .dry_penalty_last_n = -1,
+                              .dry_breakers = breakers,
+                              .n_dry_breakers = 5};
     const int32_t ids[] = {1};
     const float values[] = {2.0f}, row[300] = {0};
 

@@ -32,7 +32,7 @@ C = TypeVar("C", bound=Callable[..., object])
 
 
 def listed(name: str, *names: str, panel: str | None = None) -> Any:  # noqa: ANN401 - as of typer.Option
-    """Return typer's description of an option of the table; `names` in the command line, if there are more."""
+    """Return typer's description of an option of the table; `names`: its own, if there are several."""
     row = TABLE[name]
     return typer.Option(
         *(names or (row.command_name(name),)),
@@ -94,8 +94,11 @@ def grouped(command: Callable[..., R]) -> Callable[..., R]:
 
 
 def _expanded(
-    name: str, hint: Any, default: object, panel: str | None = None
-) -> Iterator[inspect.Parameter]:  # a type
+    name: str,
+    hint: Any,  # noqa: ANN401 - a type
+    default: object,
+    panel: str | None = None,
+) -> Iterator[inspect.Parameter]:
     """Yield typer's parameters for an option, or for all options of a group."""
     if not is_dataclass(hint):
         yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)

@@ -1,15 +1,15 @@
 """The table of a generation's options: a row has what all that offer the option say of it.
 
-The rows of sampling are the metadata of the fields of `SamplingParams`, the others are below; `sampling.TABLE`
-has all by name. From it come the command line's options (cli/groups.py), the fields of requests
-(server/request_fields.py, server/ollama/options.py), the names in error messages, and docs/options.md.
+The rows of sampling are the metadata of the fields of `SamplingParams`, the others are below;
+`sampling.TABLE` has all by name. From it come the command line's options (cli/groups.py), the fields of
+requests (server/request_fields.py, server/ollama/options.py), the names in errors, and docs/options.md.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from edgespec.errors import UsageError, check_number, whole_number
@@ -26,15 +26,14 @@ class Option:
     """A row of the table."""
 
     help: str
-    least: float | None = None
-    """Bounds, both included; None: the value is no number, or may be any."""
-    most: float = LARGEST_INT
+    limits: tuple[float, float] | None = None
+    """Bounds, both included; None: the value is no number."""
+    whole: bool = True
+    """Whether it is a whole number."""
     above: bool = False
-    """Whether `least` itself is refused."""
+    """Whether the lower bound itself is refused."""
     gap: float = 0.0
     """Values between 0 and this are refused."""
-    whole: bool = False
-    """Whether it is a whole number."""
     default: str = ""
     """The default in words, where it is no value."""
     command: str = ""
@@ -54,10 +53,10 @@ class Option:
     @property
     def bounds(self) -> str:
         """The values that are allowed, in words."""
-        if self.least is None:
+        if self.limits is None:
             return ""
-        least, most = _number(self.least), _number(self.most)
-        if self.most == math.inf:
+        least, most = map(_number, self.limits)
+        if self.limits[1] == math.inf:
             return f"{least} or more"
         if self.above:
             return f"above {least} and at most {most}"
@@ -73,22 +72,30 @@ class Option:
 
     def check(self, name: str, value: Any) -> Any:  # noqa: ANN401 - what a user gives
         """Return the value of the option called `name`, a whole number as an int. Raises UsageError."""
-        if self.least is None:
+        if self.limits is None:
             return value
+        least, most = self.limits
         if self.whole:
             value = whole_number(name, value)
         else:
             check_number(name, value)
-        is_good = self.least < value <= self.most if self.above else self.least <= value <= self.most
+        is_good = least < value <= most if self.above else least <= value <= most
         if not is_good or 0 < value < self.gap:
             shown = f"{value:g}" if isinstance(value, float) else value
             raise UsageError(f"must be {self.bounds}", field=name, value=shown)
         return value
 
 
-def row(**columns: Any) -> Mapping[str, Option]:  # noqa: ANN401 - columns of `Option`
-    """Return the metadata of a dataclass's field that is an option."""
-    return {"option": Option(**columns)}
+def option(
+    value: Any,  # noqa: ANN401 - of any type
+    text: str,
+    limits: tuple[float, float] | None = None,
+    **columns: Any,  # noqa: ANN401 - others of `Option`
+) -> Any:  # noqa: ANN401 - as of `field`
+    """Return the field of a dataclass that is an option: its default, or what makes it, help and bounds."""
+    row = Option(help=text, limits=limits, whole=isinstance(value, int), **columns)
+    made: dict[str, Any] = {"default_factory" if value is dict else "default": value}
+    return field(**made, metadata={"option": row})
 
 
 def check_fields(options: object, rows: Mapping[str, Option]) -> None:
@@ -110,26 +117,20 @@ def _number(value: float) -> str:
 GENERATION: Mapping[str, Option] = {
     "seed": Option(
         help="Same seed, same text, whatever is drafted.",
-        least=0,
-        most=(1 << 64) - 1,
-        whole=True,
+        limits=(0, (1 << 64) - 1),
         default="random",
         request_bounds=(-(1 << 63), (1 << 64) - 1),
         ollama="seed",
     ),
     "n_predict": Option(
         help="Most tokens of the answer; -1: to its end.",
-        least=1,
-        most=math.inf,
-        whole=True,
+        limits=(1, math.inf),
         request="max_tokens",
         ollama="num_predict",
     ),
     "stop": Option(help="Stop before this text; may be repeated.", ollama="stop"),
     "stop_tokens": Option(
-        help="Token ids that end the text and are not part of it.",
-        command="-",
-        request="stop_token_ids",
+        help="Token ids that end the text and are not part of it.", command="-", request="stop_token_ids"
     ),
     "drafter": Option(
         help="What drafts: the model, the head in the target's own file (mtp), text seen before "
@@ -139,9 +140,7 @@ GENERATION: Mapping[str, Option] = {
     ),
     "gamma": Option(
         help="Tokens drafted a step.",
-        least=0,
-        most=MAX_GAMMA,
-        whole=True,
+        limits=(0, MAX_GAMMA),
         default="what pays",
         request="speculative.gamma",
         ollama="draft_num_predict",
@@ -153,8 +152,8 @@ GENERATION: Mapping[str, Option] = {
     ),
     "lenience": Option(
         help="Accept drafted tokens that the target likes L times as much as the exact rule wants.",
-        least=0,
-        most=1,
+        limits=(0, 1),
+        whole=False,
         above=True,
         metavar="L",
         default="1: exact",
@@ -162,9 +161,7 @@ GENERATION: Mapping[str, Option] = {
     ),
     "n_logprobs": Option(
         help="Likeliest tokens whose logarithms of probabilities come beside each token's own.",
-        least=0,
-        most=MAX_LOGPROBS,
-        whole=True,
+        limits=(0, MAX_LOGPROBS),
         command="-",
         request="top_logprobs",
     ),

@@ -13,11 +13,11 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 from edgespec import _core
-from edgespec.decoding.option_table import GENERATION, LARGEST_INT, Option, check_fields, row
+from edgespec.decoding.option_table import GENERATION, LARGEST_INT, Option, check_fields, option
 from edgespec.errors import UsageError, check_number, check_text, whole_number
 
 SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
@@ -61,163 +61,88 @@ class SamplingParams:
         UsageError: a value is outside its range; the message names the option.
     """
 
-    temperature: float = field(
-        default=0.8,
-        metadata=row(
-            help="Temperature; 0 is greedy.",
-            least=0,
-            most=1000,
-            gap=1e-3,
-            command="--temp",
-            request_bounds=(0, 2),
-            read=lambda value: 0.0 if 0 <= value < 1e-3 else value,  # some clients send 1e-8 for greedy
-            ollama="temperature",
-        ),
+    temperature: float = option(
+        0.8,
+        "Temperature; 0 is greedy.",
+        (0, 1000),
+        gap=1e-3,
+        command="--temp",
+        request_bounds=(0, 2),
+        read=lambda value: 0.0 if 0 <= value < 1e-3 else value,  # some clients send 1e-8 for greedy
+        ollama="temperature",
     )
-    top_k: int = field(
-        default=40,
-        metadata=row(
-            help="Keep the k likeliest; 0: off.",
-            least=0,
-            whole=True,
-            request_bounds=(-LARGEST_INT - 1, LARGEST_INT),
-            read=lambda value: max(0, value),
-            ollama="top_k",
-        ),
+    top_k: int = option(
+        40,
+        "Keep the k likeliest; 0: off.",
+        (0, LARGEST_INT),
+        request_bounds=(-LARGEST_INT - 1, LARGEST_INT),
+        read=lambda value: max(0, value),
+        ollama="top_k",
     )
-    top_p: float = field(
-        default=0.95,
-        metadata=row(
-            help="Keep this much probability; 1: off.",
-            least=0,
-            most=1,
-            above=True,
-            request_bounds=(0, 1),
-            read=lambda value: 1e-9 if value == 0 else value,  # the likeliest, as in OpenAI's and Ollama's
-            ollama="top_p",
-        ),
+    top_p: float = option(
+        0.95,
+        "Keep this much probability; 1: off.",
+        (0, 1),
+        above=True,
+        request_bounds=(0, 1),
+        read=lambda value: 1e-9 if value == 0 else value,  # the likeliest, as in OpenAI's and Ollama's
+        ollama="top_p",
     )
-    min_p: float = field(
-        default=0.05,
-        metadata=row(help="Keep this fraction of the likeliest; 0: off.", least=0, most=1, ollama="min_p"),
+    min_p: float = option(0.05, "Keep this fraction of the likeliest; 0: off.", (0, 1), ollama="min_p")
+    typical_p: float = option(
+        1.0, "Locally typical sampling; 1: off.", (0, 1), above=True, command="--typical", ollama="typical_p"
     )
-    typical_p: float = field(
-        default=1.0,
-        metadata=row(
-            help="Locally typical sampling; 1: off.",
-            least=0,
-            most=1,
-            above=True,
-            command="--typical",
-            ollama="typical_p",
-        ),
+    top_n_sigma: float = option(
+        -1.0,
+        "Keep logits within so many standard deviations of the largest; 0 or below: off.",
+        (-1, 1000),
+        command="--top-nsigma",
     )
-    top_n_sigma: float = field(
-        default=-1.0,
-        metadata=row(
-            help="Keep logits within so many standard deviations of the largest; 0 or below: off.",
-            least=-1,
-            most=1000,
-            command="--top-nsigma",
-        ),
+    xtc_probability: float = option(
+        0.0, "How often XTC takes away the top choices, all but the least likely; 0: off.", (0, 1)
     )
-    xtc_probability: float = field(
-        default=0.0,
-        metadata=row(
-            help="How often XTC takes away the top choices, all but the least likely; 0: off.",
-            least=0,
-            most=1,
-        ),
+    xtc_threshold: float = option(0.1, "Least probability of a top choice of XTC; above 0.5: off.", (0, 1))
+    dynatemp_range: float = option(
+        0.0, "The temperature is this much lower to higher, as entropy rises; 0: off.", (0, 1000)
     )
-    xtc_threshold: float = field(
-        default=0.1,
-        metadata=row(help="How likely a top choice of XTC is at least; above 0.5: off.", least=0, most=1),
+    dynatemp_exponent: float = option(
+        1.0, "Exponent of the entropy in the dynamic temperature.", (0, 1000), command="--dynatemp-exp"
     )
-    dynatemp_range: float = field(
-        default=0.0,
-        metadata=row(
-            help="The temperature is this much lower to higher, as entropy rises; 0: off.", least=0, most=1000
-        ),
+    repeat_penalty: float = option(
+        1.0, "Penalty for recent tokens; 1: off.", (1e-3, 1000), ollama="repeat_penalty"
     )
-    dynatemp_exponent: float = field(
-        default=1.0,
-        metadata=row(
-            help="Exponent of the entropy in the dynamic temperature.",
-            least=0,
-            most=1000,
-            command="--dynatemp-exp",
-        ),
+    presence_penalty: float = option(
+        0.0,
+        "Once for each recent token; 0: off.",
+        (-1000, 1000),
+        request_bounds=(-2, 2),
+        ollama="presence_penalty",
     )
-    repeat_penalty: float = field(
-        default=1.0,
-        metadata=row(
-            help="Penalty for recent tokens; 1: off.", least=1e-3, most=1000, ollama="repeat_penalty"
-        ),
+    frequency_penalty: float = option(
+        0.0, "For each occurrence; 0: off.", (-1000, 1000), request_bounds=(-2, 2), ollama="frequency_penalty"
     )
-    presence_penalty: float = field(
-        default=0.0,
-        metadata=row(
-            help="Once for each recent token; 0: off.",
-            least=-1000,
-            most=1000,
-            request_bounds=(-2, 2),
-            ollama="presence_penalty",
-        ),
+    penalty_last_n: int = option(
+        64,
+        "Tokens that count as recent; -1: all, 0: none.",
+        (-1, LARGEST_INT),
+        command="--repeat-last-n",
+        request="repeat_last_n",
+        ollama="repeat_last_n",
     )
-    frequency_penalty: float = field(
-        default=0.0,
-        metadata=row(
-            help="For each occurrence; 0: off.",
-            least=-1000,
-            most=1000,
-            request_bounds=(-2, 2),
-            ollama="frequency_penalty",
-        ),
+    dry_multiplier: float = option(0.0, "Penalty for going on with a repeat (DRY); 0: off.", (0, 1000))
+    dry_base: float = option(1.75, "Factor of DRY's penalty for each more token; below 1: off.", (0, 1000))
+    dry_allowed_length: int = option(2, "Tokens that may repeat without DRY's penalty.", (0, LARGEST_INT))
+    dry_penalty_last_n: int = option(-1, "Tokens that DRY looks back on; -1: all, 0: off.", (-1, LARGEST_INT))
+    dry_sequence_breakers: Sequence[str] = option(
+        ("\n", ":", '"', "*"),
+        "Text that DRY takes no repeat across; may be repeated; none: no such text.",
+        default='line break, :, ", *',
+        command="--dry-sequence-breaker",
+        metavar="TEXT",
+        parse=_parse_breakers,
     )
-    penalty_last_n: int = field(
-        default=64,
-        metadata=row(
-            help="Tokens that count as recent; -1: all, 0: none.",
-            least=-1,
-            whole=True,
-            command="--repeat-last-n",
-            request="repeat_last_n",
-            ollama="repeat_last_n",
-        ),
-    )
-    dry_multiplier: float = field(
-        default=0.0,
-        metadata=row(help="Penalty for going on with a repeat (DRY); 0: off.", least=0, most=1000),
-    )
-    dry_base: float = field(
-        default=1.75,
-        metadata=row(help="Factor of DRY's penalty for each more token; below 1: off.", least=0, most=1000),
-    )
-    dry_allowed_length: int = field(
-        default=2,
-        metadata=row(help="Tokens that may repeat without DRY's penalty.", least=0, whole=True),
-    )
-    dry_penalty_last_n: int = field(
-        default=-1,
-        metadata=row(help="Tokens that DRY looks back on; -1: all, 0: off.", least=-1, whole=True),
-    )
-    dry_sequence_breakers: Sequence[str] = field(
-        default=("\n", ":", '"', "*"),
-        metadata=row(
-            help="Text that DRY takes no repeat across; may be repeated; none: no such text.",
-            default='line break, :, ", *',
-            command="--dry-sequence-breaker",
-            metavar="TEXT",
-            parse=_parse_breakers,
-        ),
-    )
-    logit_bias: Mapping[int, float] = field(
-        default_factory=dict,
-        metadata=row(
-            help="Add to a token id's logit; -inf forbids it.",
-            metavar="TOKEN=BIAS",
-            parse=parse_bias,
-        ),
+    logit_bias: Mapping[int, float] = option(
+        dict, "Add to a token id's logit; -inf forbids it.", metavar="TOKEN=BIAS", parse=parse_bias
     )
 
     def __post_init__(self) -> None:

@@ -122,7 +122,7 @@ def test_same_seed_same_text(sessions):
 
 
 def test_the_text_of_a_seed_is_plain_decodings_with_every_filter(sessions):
-    """DRY reads what was drafted, and XTC's coins are those of positions: by the match rule nothing differs."""
+    """By the match rule, though DRY reads what was drafted and XTC tosses coins."""
     target, draft = sessions
     dry = {"dry_multiplier": 0.8, "dry_allowed_length": 0, "presence_penalty": -4.0}  # which repeats much
     params = replace(WARM, top_k=4, xtc_probability=0.5, dynatemp_range=0.9, dynatemp_exponent=6.0, **dry)

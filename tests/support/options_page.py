@@ -17,17 +17,21 @@ PAGE = Path(__file__).parents[2] / "docs" / "options.md"
 INTRODUCTION = """\
 # Options of a generation
 
-The options of one text and their names: in Python fields of `SamplingParams` and `Options` ([python.md](python.md)), in the command
-line those of `edgespec run` and `chat`, in requests those of OpenAI's API and of llama-server ([server-api.md](server-api.md)), and
-in Ollama's `options` ([ollama.md](ollama.md)). Samplers come in llama.cpp's order: penalties, DRY, top-n-sigma, top-k, typical, top-p,
-min-p, XTC, temperature. All are exact with any drafter: DRY reads the text before each drafted token, and whether XTC acts at a position
-is decided by the seed and the position.
+The options of one text, and their names: in Python fields of `SamplingParams` and `Options`
+([python.md](python.md)), in the command line those of `edgespec run` and `chat`, in requests those of
+OpenAI's API and of llama-server ([server-api.md](server-api.md)), in Ollama's `options`
+([ollama.md](ollama.md)).
+
+Samplers come in llama.cpp's order: penalties, DRY, top-n-sigma, top-k, typical, top-p, min-p, XTC,
+temperature. All are exact with any drafter: DRY reads the text before each drafted token, and the seed
+decides at which positions XTC acts, whatever is drafted.
 
 """
 FIELDS_HEADING = """
 ## Fields without effect
 
-Fields of other servers' requests. Any value is accepted, or those named and `null`; another is a 400 with the reason.
+Fields of other servers' requests. Any value is accepted, or those named and `null`; another is a 400 with the
+reason.
 
 """
 OLLAMA_HEADING = """
@@ -66,10 +70,8 @@ def values(option: Option) -> str:
     """Return the values that are allowed, in words."""
     if not option.request_bounds:
         return option.bounds
-    least, most = option.request_bounds
-    return (
-        f"{option.bounds}; requests: {replace(option, least=least, most=most, above=False, gap=0.0).bounds}"
-    )
+    asked = replace(option, limits=option.request_bounds, above=False, gap=0.0)
+    return f"{option.bounds}; requests: {asked.bounds}"
 
 
 def unused_table(fields: Mapping[str, Unused]) -> str:

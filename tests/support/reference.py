@@ -96,7 +96,7 @@ def _softmax(x: Floats) -> Floats:
 
 
 def _temperature(probs: Floats, params: SamplingParams) -> float:
-    """Return the temperature; a dynamic one goes with the share of the entropy in the most that there can be."""
+    """Return the temperature; a dynamic one goes with the entropy, as a share of the most there can be."""
     if params.dynatemp_range == 0.0 or len(probs) < 2:
         return params.temperature
     positive = probs[probs > 0]

@@ -106,7 +106,7 @@ FIELDS = _table(
     ("preserved_tokens", "use logit_bias", []),
     ("enable_thinking think", f"use chat_template_kwargs, {_CHAT}"),
 )
-"""Of OpenAI's, llama-server's, vLLM's, LiteLLM's and OpenRouter's requests."""
+"""Fields of OpenAI's, llama-server's, vLLM's, LiteLLM's and OpenRouter's requests."""
 
 OLLAMA = _table(
     ("num_thread", "edgespec uses the cores it may use", ANY),
@@ -123,4 +123,4 @@ OLLAMA = _table(
     ("penalize_newline", "a penalty is for all tokens", True),
     ("vocab_only embedding_only", "this server writes text", False),
 )
-"""Of the `options` of Ollama's requests."""
+"""Parts of the `options` of Ollama's requests."""

@@ -57,12 +57,13 @@ def _unused(name: str) -> Any:  # noqa: ANN401 - a type for pydantic
 
 
 def _sampling(option: Option, default: object) -> Any:  # noqa: ANN401 - a type for pydantic
-    least, most = option.request_bounds or (option.least, option.most)
-    is_above = option.above and not option.request_bounds
     kind: Any = int if option.whole else float
-    bounds: dict[str, Any] = {"gt" if is_above else "ge": least, "le": most}
-    if option.least is None:
-        kind, bounds = list[Annotated[str, Field(min_length=1)]], {}
+    bounds: dict[str, Any] = {}
+    if limits := option.request_bounds or option.limits:
+        is_above = option.above and not option.request_bounds
+        bounds = {"gt" if is_above else "ge": limits[0], "le": limits[1]}
+    else:
+        kind = list[Annotated[str, Field(min_length=1)]]
     return kind | None, Field(None, **bounds, description=f"{option.help} Default {default}.")
 
 

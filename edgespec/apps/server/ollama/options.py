@@ -78,7 +78,7 @@ def _check_other(name: str, value: Any) -> None:  # noqa: ANN401 - JSON
 def _params(numbers: Mapping[str, Any]) -> SamplingParams:
     given = {name: numbers.get(option.ollama) for name, option in SAMPLING.items()}
     try:
-        return SamplingParams(**{**DEFAULTS, **read_sampling(given)})  # type: ignore[arg-type]
+        return SamplingParams(**{**DEFAULTS, **read_sampling(given)})
     except UsageError as error:
         name = SAMPLING[error.field].ollama
         raise ApiError(400, error.spelled(f"options.{name}"), param="options") from None

@@ -99,7 +99,6 @@ def _expanded(
     default: object,
     panel: str | None = None,
 ) -> Iterator[inspect.Parameter]:
-    """Yield typer's parameters for an option, or for all options of a group."""
     if not is_dataclass(hint):
         yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
         return
@@ -119,7 +118,6 @@ def _row(field: Field[Any]) -> Option | None:
 
 
 def _made(name: str, hint: Any, values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - a type, and one of it
-    """Return the value of an option, or build the group `hint` from its options' values."""
     if not is_dataclass(hint):
         return values[name]
     hints = get_type_hints(hint, include_extras=True)

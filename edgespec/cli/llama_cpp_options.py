@@ -175,7 +175,6 @@ class _Translation:
             raise UsageError(f"{name} is llama.cpp's: {option.text}")
 
     def _special(self, name: str, value: str | None) -> bool:
-        """Take an option that needs more than another name; return whether it was one."""
         if name in _ATTENTION:
             if self.rest and self.rest[0].lower() in _ATTENTION_VALUES:
                 self.rest.popleft()
@@ -213,7 +212,6 @@ class _Translation:
             self._require(name, "--cache-type")
 
     def _end(self) -> None:
-        """Write what several options say together."""
         if self.file and not self.repository:
             raise UsageError(f"{self.file[0]} {self.file[1]}: needs -hf OWNER/REPO beside it")
         if self.repository:

@@ -180,7 +180,6 @@ def _grammar_source(output: RunOutput) -> GrammarSource | None:
 def _request(
     prompt: PromptOptions, text: str, options: Options, source: GrammarSource | None, drafter: DrafterChoice
 ) -> RunRequest:
-    """Return what a server is asked."""
     bias = options.params.logit_bias.items()
     return RunRequest(
         prompt=text,
@@ -202,7 +201,6 @@ def _request(
 def _needs_own_engine(
     drafting: RunDrafting, lossy: LossyOptions, length: RunLength, output: RunOutput
 ) -> bool:
-    """Say whether a server cannot do what is asked for, or must not."""
     return (
         length.here
         or is_plugin(drafting.drafter)

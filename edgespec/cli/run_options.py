@@ -295,7 +295,6 @@ def _decode(data: bytes, name: str) -> str:
 
 
 def _read_constraint(path: str, name: str) -> str:
-    """Return the text of a file, or of stdin for "-", without a byte order mark."""
     try:
         data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     except OSError as error:

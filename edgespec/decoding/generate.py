@@ -307,7 +307,6 @@ class Generation:
         )
 
     def _propose(self) -> Generator[Ask, Any, Tree]:
-        """Ask the drafter for no more than can still be emitted and held, and taken back."""
         if not self._drafter:
             return ()
         room = min(self._sequence.room, self._target.most_drafted)
@@ -319,7 +318,6 @@ class Generation:
             self._constraint.advance(tokens)
 
     def _logprobs(self, rows: Sequence[Rows], tokens: Sequence[int]) -> tuple[Logprobs, ...]:
-        """Return what the target says of each of `tokens`, if that was asked for; rows may be one more."""
         n = self._task.options.n_logprobs
         if n is None:
             return ()

@@ -177,7 +177,6 @@ def token_ids(
 
 
 def _texts(field: str, given: Any) -> tuple[str, ...]:  # noqa: ANN401 - what a user gives
-    """Return a text, or several, as a tuple. Raises UsageError for anything else."""
     is_list = isinstance(given, Iterable) and not isinstance(given, (str, bytes, bytearray, memoryview))
     texts: tuple[Any, ...] = tuple(given) if is_list else (given,)
     for text in texts:

@@ -240,7 +240,6 @@ def _in_words(error: Mapping[str, Any]) -> str:
 
 
 def _unknown(place: Place, route: str, fields: RouteFields) -> str:
-    """Return advice about an unknown field: where it is known, or which one may be meant."""
     name, own = str(place[-1]), fields.get(route, ())
     advice = "leave it out; the OpenAPI description lists the fields"
     if len(place) == 1:

@@ -52,15 +52,18 @@ def read_options(given: Mapping[str, Any]) -> ReadOptions:
         _check_other(name, values[name])
     stop = _stop(values.pop("stop", ()))
     numbers: dict[str, Any] = {
-        name: (_integer if is_whole else _number)(name, values[name])
+        name: _number(name, values[name], is_whole=is_whole)
         for name, is_whole in HONOURED.items()
         if name in values
     }
+    n_ctx = numbers.get("num_ctx")
+    if n_ctx is not None and n_ctx < 1:
+        raise _fault("num_ctx", "must be 1 or more")
     seed = numbers.get("seed", -1)
     return ReadOptions(
         params=_params(numbers),
         n_predict=_n_predict(numbers.get("num_predict", -1)),
-        n_ctx=_n_ctx(numbers.get("num_ctx")),
+        n_ctx=n_ctx,
         seed=None if seed == -1 else seed % (1 << 64),
         stop=stop,
         gamma=numbers.get("draft_num_predict"),
@@ -92,12 +95,6 @@ def _n_predict(asked: int) -> int | None:
     return asked
 
 
-def _n_ctx(asked: int | None) -> int | None:
-    if asked is not None and asked < 1:
-        raise _fault("num_ctx", "must be 1 or more")
-    return asked
-
-
 def _stop(value: Any) -> tuple[str, ...]:  # noqa: ANN401 - JSON
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
@@ -107,17 +104,11 @@ def _stop(value: Any) -> tuple[str, ...]:  # noqa: ANN401 - JSON
     return tuple(texts)
 
 
-def _integer(name: str, value: Any) -> int:  # noqa: ANN401 - JSON
-    number = _number(name, value, "an integer")
-    if number != int(number):
-        raise _fault(name, "must be an integer")
-    return int(value)
-
-
-def _number(name: str, value: Any, wanted: str = "a number") -> float:  # noqa: ANN401 - JSON
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise _fault(name, f"must be {wanted}")
-    return value
+def _number(name: str, value: Any, *, is_whole: bool) -> float:  # noqa: ANN401 - JSON
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or (is_whole and value != int(value)):
+        raise _fault(name, f"must be {'an integer' if is_whole else 'a number'}")
+    return int(value) if is_whole else value
 
 
 def _fault(name: str, problem: str) -> ApiError:

@@ -121,10 +121,11 @@ def _made(name: str, hint: Any, values: Mapping[str, Any]) -> Any:  # noqa: ANN4
     if not is_dataclass(hint):
         return values[name]
     hints = get_type_hints(hint, include_extras=True)
-    made = {field.name: _made(field.name, hints[field.name], values) for field in fields(hint)}
+    made: dict[str, Any] = {}
     for field in fields(hint):
-        if (row := _row(field)) is not None and row.parse:
-            written = made.pop(field.name)
-            if written:
-                made[field.name] = row.parse(written)
+        value, row = _made(field.name, hints[field.name], values), _row(field)
+        if row is None or row.parse is None:
+            made[field.name] = value
+        elif value:
+            made[field.name] = row.parse(value)
     return hint(**made)  # type: ignore[operator]

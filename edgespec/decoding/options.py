@@ -106,10 +106,10 @@ class Options:
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", _texts("stop", self.stop))
         object.__setattr__(self, "stop_tokens", tuple(token_ids("stop_tokens", self.stop_tokens)))
-        given = {name: option for name, option in GENERATION.items() if getattr(self, name) is not None}
+        left_out = {name for name in GENERATION if name != "lenience" and getattr(self, name) is None}
         if self.n_predict == 0 and self.prompt_logprobs:  # the prompt's are enough
-            del given["n_predict"]
-        check_fields(self, given)
+            left_out.add("n_predict")
+        check_fields(self, {name: row for name, row in GENERATION.items() if name not in left_out})
         if not isinstance(self.params, SamplingParams):
             raise UsageError("must be SamplingParams", field="params", value=self.params)
         self._check_words()

@@ -31,6 +31,7 @@ def test_what_is_left_out() -> None:
         ("n_logprobs", MAX_LOGPROBS + 1),
         ("drafter", "magic"),
         ("rule", "fair"),
+        ("lenience", None),
         *[("lenience", value) for value in (0.0, -1.0, -0.5, 1.01, 1.5, math.nan, math.inf)],
     ],
 )

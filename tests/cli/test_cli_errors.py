@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import inspect
+import math
 from dataclasses import fields
 
 import pytest
 import typer
+import typer.testing
 
 from edgespec.cli import app, console
+from edgespec.cli.console import option_of
+from edgespec.cli.groups import grouped
+from edgespec.cli.options import Sampling
 from edgespec.decoding.options import Options, Waking
-from edgespec.decoding.sampling import SamplingParams
+from edgespec.decoding.sampling import SAMPLING, SamplingParams
 from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError, UsageError
 
@@ -59,3 +64,30 @@ def test_every_field_that_may_be_wrong_is_an_option(options, field):
 def test_the_line_of_an_error(error, line):
     assert console.line_of(error) == line
     assert app._explain(error) == (line, error.exit_code)
+
+
+def test_every_option_of_sampling_reaches_its_field():
+    """Also those that are written otherwise than they are in Python."""
+    found = []
+
+    @grouped
+    def command(sampling: Sampling) -> None:
+        found.append(sampling)
+
+    program = typer.Typer()
+    program.command()(command)
+    written = {"logit_bias": ["7=-inf", "8=1.5"], "dry_sequence_breakers": ["a", "\n"]}
+    values = {name: written.get(name, ["1"]) for name in SAMPLING}
+    words = [word for name in values for value in values[name] for word in (option_of(name), value)]
+    typer.testing.CliRunner().invoke(program, [*words, "--seed", "5"], catch_exceptions=False)
+    (sampling,) = found
+    read = {"logit_bias": {7: -math.inf, 8: 1.5}, "dry_sequence_breakers": ("a", "\n")}
+    assert sampling == Sampling(params=SamplingParams(**dict.fromkeys(SAMPLING, 1) | read), seed=5)
+    found.clear()
+    breaker = option_of("dry_sequence_breakers")
+    typer.testing.CliRunner().invoke(program, [breaker, "none"], catch_exceptions=False)
+    typer.testing.CliRunner().invoke(program, [], catch_exceptions=False)
+    assert found == [
+        Sampling(params=SamplingParams(dry_sequence_breakers=())),
+        Sampling(params=SamplingParams()),
+    ]

@@ -185,7 +185,7 @@ def _texts(field: str, given: Any) -> tuple[str, ...]:  # noqa: ANN401 - what a 
 
 
 class OptionKeywords(TypedDict, total=False):
-    """The fields of `Options` as keyword arguments, for the type checker: a test compares the two."""
+    """The fields of `Options` as keyword arguments, for the type checker, which compares in `changed`."""
 
     params: SamplingParams | None
     seed: int | None

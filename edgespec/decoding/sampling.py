@@ -14,10 +14,11 @@ import math
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from typing import Any
 
 from edgespec import _core
 from edgespec.decoding.option_table import GENERATION, LARGEST_INT, Option, check_fields, option
+from edgespec.decoding.session import SessionModel
 from edgespec.errors import UsageError, check_number, check_text, whole_number
 
 SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
@@ -26,13 +27,6 @@ SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p
 _NO_BREAKERS = array("i")
 _MOST_BREAKERS = 64
 _LONGEST_BREAKER = 40  # as in llama.cpp
-
-
-class Vocabulary(Protocol):
-    """The part of a model that DRY reads."""
-
-    def sequence_breakers(self, texts: tuple[str, ...], /) -> array[int]:
-        """Return the tokens that hold one of `texts`, or begin it, as `_core.Sampler` takes them."""
 
 
 def parse_bias(entries: list[str]) -> dict[int, float]:
@@ -186,7 +180,7 @@ class SamplingParams:
         return -1 if self.xtc_probability > 0.0 or -1 in needed else max(needed)
 
     def sampler(
-        self, n_vocab: int, n_slots: int, *, seed: int = 0, vocabulary: Vocabulary | None = None
+        self, n_vocab: int, n_slots: int, *, seed: int = 0, vocabulary: SessionModel | None = None
     ) -> _core.Sampler:
         """Return the C core's sampler for these parameters.
 

@@ -5,6 +5,7 @@ llama.cpp's (llama/session.py) and Whisper's (speech/session.py) are such sessio
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
@@ -129,6 +130,9 @@ class SessionModel(Protocol):
 
     def is_eog(self, token: int) -> bool:
         """Return whether `token` ends a text."""
+
+    def sequence_breakers(self, texts: tuple[str, ...], /) -> array[int]:
+        """Return the tokens that hold one of `texts`, or begin it, as `_core.Sampler` takes them (DRY)."""
 
 
 class SessionCache(Protocol):

@@ -38,7 +38,7 @@ import numpy as np
 from edgespec.decoding.choices import DrafterName, NamedDrafter
 from edgespec.decoding.drafter import DraftOutcome, Position
 from edgespec.decoding.forward import Ask
-from edgespec.decoding.options import MAX_GAMMA
+from edgespec.decoding.option_table import MAX_GAMMA
 from edgespec.decoding.passes import order
 from edgespec.decoding.tree import Tree, TreeNode
 from edgespec.errors import UsageError

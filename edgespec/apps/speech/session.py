@@ -8,6 +8,7 @@ window of sound, so taking tokens back is a shorter cache.
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -62,6 +63,10 @@ class SpeechVocabulary:
     def is_eog(self, token: int) -> bool:
         """Return whether `token` ends a window's text."""
         return token == self.tokenizer.eot
+
+    def sequence_breakers(self, _texts: tuple[str, ...], /) -> array[int]:
+        """Return none: no option of speech asks for DRY."""
+        return array("i")
 
     def is_control(self, token: int) -> bool:
         """Return whether `token` is no text."""

@@ -4,7 +4,7 @@
               tokens a second of whole generations, median, and the median ratio to plain decoding
     share     tokens that the target wrote or judged
     loss      tokens that are not the target's likeliest after those before, and mean KL, over the text itself
-    pass@1    --problems N of HumanEval, greedy, in the sandbox (tests are not timed)
+    exact     --problems N of arithmetic, greedy: answers that are exactly right (not timed)
 
 Thresholds are --thresholds, or quantiles of the small model's margin over the target's own answers, so that
 the shares lie between the two models alone. The target alone is the exact engine (`auto`), which drafts too.
@@ -14,25 +14,26 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from typing import Any
 
 from edgespec import Engine
-from edgespec.apps.bench.bench import BenchSettings, leaving_no_trace, turns, warm_up
+from edgespec.apps.bench.accuracy import arithmetic, solve
+from edgespec.apps.bench.bench import BenchSettings, leaving_no_trace, read_answers, turns, warm_up
 from edgespec.apps.bench.commands.calibrate import parse_span
-from edgespec.apps.bench.humaneval import load_problems, pass_at_1
 from edgespec.apps.bench.runs import Cell, Run
 from edgespec.apps.bench.summary import summarise_cell
-from edgespec.apps.bench.tradeoff import ALWAYS, NEVER, SHARES, curve, read_answers
 from edgespec.apps.bench.variants import PLAIN_VARIANT, Variant, parse_variants
 from edgespec.decoding.choices import Signal
 from edgespec.decoding.options import SPAN, Span, Waking
+from edgespec.engine.lossy.teacher import ALWAYS, NEVER, curve
 from edgespec.engine.model_choice import choose_models
-from edgespec.models.suites import DEFAULT, Prompt, evenly, load_suite
+from edgespec.models.suites import DEFAULT, Prompt, load_suite
 from ratios import shown_interval
 from script import Measuring, parser, start
 
 TARGET = Variant("target alone (auto)", "auto")
+SHARES = (0.05, 0.1, 0.25, 0.35, 0.5, 0.75)
+"""The target's shares of the tokens, between small model alone and target alone."""
 
 
 def cascade_variant(signal: Signal, threshold: float, window: int, span: Span) -> Variant:
@@ -50,7 +51,7 @@ def chosen_thresholds(engine: Engine, prompts: list[Prompt], args: argparse.Name
     def nearest(share: float) -> float:
         return min(points, key=lambda point: abs(point.target_share - share)).threshold
 
-    return list(dict.fromkeys(map(nearest, sorted({*SHARES, 0.05, 0.35}))))
+    return list(dict.fromkeys(map(nearest, SHARES)))
 
 
 def measured(engine: Engine, prompts: list[Prompt], settings: BenchSettings, rounds: int) -> list[Run]:
@@ -87,7 +88,7 @@ def rows_of(
                 "target share": found.target_share,
                 "loss of tokens": 1.0 - agreement if greedy and agreement is not None else None,
                 "KL": 0.0 if variant.exact else found.kl,
-                "pass@1": solved.get(variant.name),
+                "exact match": solved.get(variant.name),
             }
         )
     return rows
@@ -105,8 +106,7 @@ def arguments() -> argparse.Namespace:
     parse.add_argument("--temp", type=float, default=0.0)
     parse.add_argument("-n", "--n-predict", type=int, default=128)
     parse.add_argument("--rounds", type=int, default=3)
-    parse.add_argument("--problems", type=int, default=0, help="of HumanEval; 0: none")
-    parse.add_argument("--humaneval", type=Path, metavar="FILE", help="HumanEval.jsonl.gz")
+    parse.add_argument("--problems", type=int, default=0, help="of arithmetic; 0: none")
     args = parse.parse_args()
     if min(args.per_category, args.window, args.n_predict, args.rounds) < 1:
         parse.error("numbers must be at least 1")
@@ -116,7 +116,7 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     args = arguments()
     prompts = list(load_suite(args.suite).select(None, args.per_category).interleaved())
-    problems = evenly(load_problems(args.humaneval), args.problems) if args.problems else []
+    problems = arithmetic(args.problems)
     measuring = Measuring(args)
     solved: dict[str, tuple[int, float]] = {}
     names = choose_models(args.target, args.draft, writes=True)
@@ -135,18 +135,10 @@ def main() -> None:
         variants.append(PLAIN_VARIANT)
         runs = measured(engine, prompts, settings, args.rounds)
         for variant in variants if problems else []:
-            judged = list(
-                pass_at_1(
-                    engine,
-                    problems,
-                    drafter=variant.chosen,
-                    cascade=variant.cascade,
-                    lenience=variant.lenience,
-                )
-            )
-            n_tokens = max(1, sum(one.tokens for one in judged))
-            share = sum(one.target_share * one.tokens for one in judged) / n_tokens
-            solved[variant.name] = (sum(one.passed for one in judged), share)
+            answers = list(solve(engine, problems, variant))
+            n_tokens = max(1, sum(one.tokens for one in answers))
+            share = sum(one.target_share * one.tokens for one in answers) / n_tokens
+            solved[variant.name] = (sum(one.right for one in answers), share)
             print(f"{variant.name}: {solved[variant.name][0]} of {len(problems)}", file=sys.stderr)
         models = {"target": engine.target_name, "draft": engine.draft_name}
     measuring.end()
@@ -154,13 +146,13 @@ def main() -> None:
 
     print(f"{models['target']} woken by {models['draft']}, span {args.span}, temperature {args.temp:g}")
     print(f"{len(prompts)} prompts, {args.n_predict} tokens, {args.rounds} rounds, interleaved")
-    print(f"{'':<44}{'tokens/s':>10}{'x plain (95 %)':>24}{'share':>7}{'loss':>7}{'KL':>8}  pass@1")
+    print(f"{'':<44}{'tokens/s':>10}{'x plain (95 %)':>24}{'share':>7}{'loss':>7}{'KL':>8}  exact match")
     for row in rows:
         loss = "-" if row["loss of tokens"] is None else f"{row['loss of tokens']:.1%}"
         kl = "-" if row["KL"] is None else f"{row['KL']:.4f}"
         line = f"{row['variant']:<44}{row['tokens/s'] or 0:>10.1f}{shown_interval(row['x plain']):>24}"
         line += f"{row['target share']:>7.0%}{loss:>7}{kl:>8}"
-        print(line + (f"  {row['pass@1'][0]}/{len(problems)}" if row["pass@1"] else "  -"))
+        print(line + (f"  {row['exact match'][0]}/{len(problems)}" if row["exact match"] else "  -"))
     result = {
         **models,
         "problems": len(problems),

@@ -79,7 +79,7 @@ LONGEST = (
     "test_translated.py",
     "test_kernels.py",
     "test_report.py",
-    "test_judge.py",
+    "test_compare_accuracy.py",
     "test_server_page.py",
     "test_install.py",
 )

@@ -119,7 +119,7 @@ def test_variants_that_are_not_exact_are_marked_as_such(printed):
     text = printed(lossy_outcome())
     assert text.count("(not exact)") == 2, "a table each"
     line = "cascade@0.4 is not exact: the target saw 25 % of the tokens; 91.0 % are those that it likes best"
-    assert f"{line}; KL 0.0625 nats a token; pass@1 50/164 (30 %)." in text
+    assert f"{line}; KL 0.0625 nats a token; exact match 50/164 (30 %)." in text
     assert "lenience-0.5 is not exact: the target saw 100 % of the tokens; 98.0 %" in text
     assert "auto is 1." in text, "the headline is of an exact variant"
 

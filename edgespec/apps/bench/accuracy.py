@@ -1,4 +1,4 @@
-"""Effect of quantization on a model's answers: perplexity, KL divergence and top-1 agreement on a text.
+"""Effect of quantization on a model: perplexity, KL divergence and top-1 agreement on a text; a task.
 
     with Reference(folder) as reference:
         best = score(model, tokens, reference=reference, ...)      fills the reference
@@ -6,6 +6,16 @@
 
 One model is in memory at a time. The text is read in windows, each from an empty context. A window's first
 token is not scored: there is no text before it to predict it from.
+
+The task is arithmetic, by exact match of greedy answers; lm-eval runs others (docs/measuring.md).
+
+A comparison's targets are measured in other processes, each against its best quantization:
+
+    FOLDER/accuracy-TARGET+KERNELS.json     the text
+    FOLDER/problems-TARGET+KERNELS.json     the problems; problems-TARGET+DRAFT+VARIANT+KERNELS.json of a
+                                            variant that is not exact
+
+A result is measured again only if something it depends on has changed.
 """
 
 from __future__ import annotations
@@ -13,22 +23,37 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
+import random
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from io import FileIO
 from pathlib import Path
+from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from edgespec.apps.bench.runs import AccuracyScore, Cell, ProblemsSolved, WorkProgressFn, as_json
+from edgespec.apps.bench.variants import PLAIN_VARIANT, Variant
+from edgespec.decoding.sampling import SamplingParams
+from edgespec.engine.engine import Engine
 from edgespec.decoding.session import Rows
 from edgespec.errors import EdgespecError
+from edgespec.llama.choices import KernelsChoice
+from edgespec.llama.gguf_header import check_model_file
+from edgespec.llama.kernels import STOCK
+from edgespec.llama.kernels import load as load_kernels
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from edgespec.models.footprint import fits_in_memory
+from edgespec.models.quantizations import FileFacts, ModelFile
 from edgespec.models.sources import check_disk
+from edgespec.platform.child import ReportingChild, answer, say
 from edgespec.platform.closing import Closing
+from edgespec.platform.cpu import default_threads
+from edgespec.platform.files import write_atomically
 from edgespec.platform.signals import Cancellation
 
 WINDOW = 512
@@ -43,6 +68,11 @@ ProgressFn = Callable[[int, int], None]
 """Called with the number of tokens read so far and the number in the text."""
 
 _LogProbs = npt.NDArray[np.float64]
+
+_T = TypeVar("_T")
+
+_EXAMPLES = "12 + 7 = 19\n60 - 85 = -25\n8 * 9 = 72\n6 * 5 + 4 = 34\n"
+_LONGEST_ANSWER = 12  # tokens; the numbers have four digits and a sign at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,3 +340,330 @@ def _log_softmax(rows: Rows) -> _LogProbs:
     shifted -= shifted.max(axis=1, keepdims=True)
     shifted -= np.log(np.exp(shifted).sum(axis=1, keepdims=True))
     return shifted
+
+
+# ---- a task by exact match ----
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A task with one right answer."""
+
+    prompt: str
+    answer: str
+    """The line that has to follow the prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemAnswer:
+    """A model's greedy answer to a problem."""
+
+    text: str
+    right: bool
+    """Whether it is the problem's answer, character by character."""
+    tokens: int
+    target_share: float
+    """Share of the answer's tokens that the target wrote or judged."""
+
+
+def arithmetic(n: int) -> list[Problem]:
+    """Return `n` sums, differences and products of whole numbers, after four examples.
+
+    They are drawn with a fixed seed: the same everywhere, and a smaller `n` has the first of them.
+    """
+    draw = random.Random(0)  # noqa: S311 - no secret
+    problems = []
+    for i in range(n):
+        a, b = draw.randint(100, 999), draw.randint(100, 999)
+        c, d = draw.randint(10, 99), draw.randint(2, 9)
+        forms = (
+            (f"{a} + {b}", a + b),
+            (f"{a} - {b}", a - b),
+            (f"{c} * {d}", c * d),
+            (f"{c} * {d} + {a}", c * d + a),
+        )
+        question, result = forms[i % len(forms)]
+        problems.append(Problem(f"{_EXAMPLES}{question} =", str(result)))
+    return problems
+
+
+def solve(
+    engine: Engine, problems: Sequence[Problem], variant: Variant = PLAIN_VARIANT
+) -> Iterator[ProblemAnswer]:
+    """Yield the greedy answer to each problem in `variant`. Raises what the engine raises."""
+    for problem in problems:
+        result = engine.generate(
+            problem.prompt,
+            params=SamplingParams(temperature=0.0),
+            n_predict=_LONGEST_ANSWER,
+            drafter=variant.drafter,
+            stop=("\n",),
+            chat=False,
+            cascade=variant.cascade,
+            lenience=variant.lenience,
+        )
+        text = result.text.strip()
+        yield ProblemAnswer(text, text == problem.answer, len(result.token_ids), result.target_share)
+
+
+# ---- a comparison's targets ----
+
+
+@dataclass(frozen=True, slots=True)
+class TargetAccuracy:
+    """Measures the targets of a comparison."""
+
+    folder: Path
+    files: Sequence[ModelFile]
+    """The targets."""
+    facts: Mapping[str, FileFacts]
+    kernels: KernelsChoice
+    n_threads: int | None
+    on_progress: WorkProgressFn
+    on_message: Callable[[str], None]
+    """Called with the reason if a target cannot be measured."""
+    references: Sequence[ModelFile] = ()
+    """Other files that the targets are compared with: what they were made from."""
+
+    def texts(self, text: str, n_tokens: int) -> dict[str, AccuracyScore]:
+        """Return each target's accuracy on `text` by name, without those that cannot be measured."""
+        found: dict[str, AccuracyScore] = {}
+        for group in groups((*self.files, *self.references), self.facts, self.on_message):
+            found |= self._group(group, text, n_tokens)
+        return found
+
+    def _group(self, group: Sequence[ModelFile], text: str, n_tokens: int) -> dict[str, AccuracyScore]:
+        """Return the accuracy of the quantizations of one model; the first readable one is the reference."""
+        hashes = [(file.name, self.facts[file.name].sha256) for file in group]
+        key = _key(text, n_tokens, self.kernels, *hashes)
+        kept = self.folder / f"accuracy-{group[0].name}+kernels-{self.kernels}.json"
+        if stored := _read(kept, key, dict[str, AccuracyScore]):
+            return stored
+        request = _TextRequest(
+            [str(file.path) for file in group],
+            text,
+            n_tokens,
+            self.kernels,
+            self.n_threads or default_threads(),
+            str(self.folder),
+        )
+        found: dict[str, AccuracyScore] = {}
+        for kind, value in self._ask("_score_in_child", request, f"accuracy of {group[0].name} ..."):
+            if kind == "progress":
+                at, done, total = value
+                self.on_progress(f"accuracy of {group[at].name}", done, total)
+            elif kind == "failed":
+                at, why = value
+                self.on_message(_failure(group[at], why))
+            else:
+                at, kernels, scored = value[0], value[1], msgspec.convert(value[2], Score)
+                found[group[at].name] = AccuracyScore(
+                    target=group[at].name,
+                    reference=next(iter(found), group[at].name),
+                    kernels=kernels,
+                    n_tokens=scored.n_tokens,
+                    perplexity=scored.perplexity,
+                    kl=scored.kl,
+                    kl_error=scored.kl_error,
+                    top1=scored.top1,
+                )
+        if len(found) == len(group):
+            _keep(kept, key, found)
+        return found
+
+    def on_problems(
+        self, accuracy: Mapping[str, AccuracyScore], problems: Sequence[Problem]
+    ) -> dict[str, AccuracyScore]:
+        """Return `accuracy` with the number of problems that each target answers exactly."""
+        found = dict(accuracy)
+        for file in self.files:
+            if file.name not in found:
+                self.on_message(f"problems by {file.name}: left out, as its score on the text is missing")
+            elif answers := self._answers(file, problems):
+                n_right = sum(one.right for one in answers)
+                found[file.name] = replace(found[file.name], passed=n_right, n_problems=len(answers))
+        return found
+
+    def variants(
+        self,
+        problems: Sequence[Problem],
+        cells: Sequence[Cell],
+        variants: Sequence[Variant],
+        drafts: Sequence[ModelFile],
+    ) -> list[ProblemsSolved]:
+        """Return how many problems each cell with one of `drafts` answers in the inexact `variants`."""
+        found = []
+        by_name = {file.name: file for file in (*self.files, *drafts)}
+        for cell in cells:
+            draft = by_name.get(cell.draft or "")
+            for variant in variants if cell.runs and draft else ():
+                answers = self._answers(by_name[cell.target], problems, draft, variant)
+                if answers and draft:
+                    n_tokens = sum(one.tokens for one in answers)
+                    by_target = sum(one.target_share * one.tokens for one in answers)
+                    found.append(
+                        ProblemsSolved(
+                            target=cell.target,
+                            draft=draft.name,
+                            kernels=cell.kernels,
+                            variant=variant.name,
+                            passed=sum(one.right for one in answers),
+                            n_problems=len(answers),
+                            target_share=by_target / n_tokens if n_tokens else 1.0,
+                        )
+                    )
+        return found
+
+    def _answers(
+        self,
+        file: ModelFile,
+        problems: Sequence[Problem],
+        draft: ModelFile | None = None,
+        variant: Variant = PLAIN_VARIANT,
+    ) -> list[ProblemAnswer] | None:
+        """Return the answer to each problem; None if not all could be asked."""
+        models = [file, draft] if draft else [file]
+        key = _key(*problems, self.kernels, *(self.facts[model.name].sha256 for model in models), variant)
+        name = f"{file.name}+{draft.name}+{variant.name}" if draft else file.name
+        kept = self.folder / f"problems-{name}+kernels-{self.kernels}.json"
+        if stored := _read(kept, key, list[ProblemAnswer]):
+            return stored
+        request = _ProblemsRequest(
+            str(file.path),
+            str(draft.path) if draft else None,
+            list(problems),
+            self.kernels,
+            self.n_threads,
+            variant,
+        )
+        what = f"problems by {file.name}{f', {variant.name}' if draft else ''}"
+        self.on_progress(what, 0, len(problems))
+        found: list[ProblemAnswer] = []
+        for _, value in self._ask("_solve_in_child", request, what):
+            found.append(msgspec.convert(value, ProblemAnswer))
+            self.on_progress(what, len(found), len(problems))
+        if len(found) < len(problems):
+            return None
+        _keep(kept, key, found)
+        return found
+
+    def _ask(self, function: str, request: object, what: str) -> Iterator[tuple[str, Any]]:
+        conversation = ReportingChild("edgespec.apps.bench.accuracy", function, request)
+        yield from conversation
+        ended = conversation.ended
+        if ended.code != 0:
+            why = ended.complaint or f"its process ended with code {ended.code}"
+            self.on_message(f"{what}: {why}")
+
+
+def groups(
+    files: Sequence[ModelFile],
+    facts: Mapping[str, FileFacts],
+    on_message: Callable[[str], None] = lambda _line: None,
+) -> list[list[ModelFile]]:
+    """Return the files grouped by the model that they are quantizations of, the best of each group first.
+
+    Files belong together if the name in their headers, which quantizing keeps, and their shapes are equal;
+    the shape alone would not tell a fine-tuned model apart. The best is the largest file that was not made
+    from another. Files that are no models are left out, and `on_message` is called with the reason.
+    """
+    found: dict[tuple[str, str, int, int, int], list[ModelFile]] = {}
+    for file in files:
+        try:
+            header = check_model_file(file.path)
+        except EdgespecError as error:
+            on_message(_failure(file, str(error)))
+            continue
+        model = (header.name, header.architecture, header.n_layer, header.n_embd, header.n_vocab)
+        found.setdefault(model, []).append(file)
+    for group in found.values():
+        group.sort(key=lambda file: (bool(file.made_from), -facts[file.name].size))
+    return list(found.values())
+
+
+def _failure(file: ModelFile, why: str) -> str:
+    return f"accuracy of {file.name}: {why.replace(str(file.path), file.name)}"
+
+
+def _key(*parts: object) -> str:
+    return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()
+
+
+def _read(file: Path, key: str, kind: type[_T]) -> _T | None:
+    """Return the stored value; None if it has another key, or is missing or damaged."""
+    try:
+        stored_key, value = msgspec.json.decode(file.read_bytes(), type=tuple[str, Any])
+        return msgspec.convert(value, kind) if stored_key == key else None
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+
+
+def _keep(file: Path, key: str, value: object) -> None:
+    write_atomically(file, as_json((key, value)) + b"\n")
+
+
+# ---- their processes ----
+
+
+@dataclass(frozen=True, slots=True)
+class _TextRequest:
+    paths: list[str]
+    text: str
+    n_tokens: int
+    kernels: KernelsChoice
+    n_threads: int
+    folder: str
+
+
+@dataclass(frozen=True, slots=True)
+class _ProblemsRequest:
+    target: str
+    draft: str | None
+    problems: list[Problem]
+    kernels: KernelsChoice
+    n_threads: int | None
+    variant: Variant
+
+
+def _score_in_child() -> int:
+    return answer(_TextRequest, _score_all)
+
+
+def _score_all(request: _TextRequest) -> None:
+    with Reference(request.folder) as reference:
+        for at, path in enumerate(request.paths):
+            try:
+                _score(request, at, Path(path), reference)
+            except EdgespecError as error:  # the other files may work
+                say("failed", (at, str(error)))
+
+
+def _score(request: _TextRequest, at: int, path: Path, reference: Reference) -> None:
+    header = check_model_file(path)
+    fits_in_memory([(header, WINDOW)])
+    with Model(path, kernels=request.kernels == "auto", header=header) as model:
+        scored = score(
+            model,
+            text_tokens(model, request.text, request.n_tokens),
+            n_threads=request.n_threads,
+            reference=reference,
+            on_progress=lambda done, total: say("progress", (at, done, total)),
+        )
+        kernels = load_kernels().name if model.uses_kernels else STOCK
+    say("score", (at, kernels, scored))
+
+
+def _solve_in_child() -> int:
+    return answer(_ProblemsRequest, _solve)
+
+
+def _solve(request: _ProblemsRequest) -> None:
+    with Engine(
+        request.target,
+        request.draft,
+        drafter="auto" if request.draft else "none",
+        n_threads=request.n_threads,
+        kernels=request.kernels,
+    ) as engine:
+        for answered in solve(engine, request.problems, request.variant):
+            say("answer", answered)

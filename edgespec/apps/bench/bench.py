@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from edgespec.apps.bench.runs import Run, rotated, text_hash
+from edgespec.apps.bench.runs import Run, WorkProgressFn, rotated, text_hash
 from edgespec.apps.bench.summary import noise
 from edgespec.apps.bench.variants import PLAIN_VARIANT, Variant
 from edgespec.decoding.choices import Rule
@@ -26,10 +26,11 @@ from edgespec.decoding.options import Options
 from edgespec.decoding.records import Result
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.engine import Engine
-from edgespec.engine.lossy.teacher import TeacherForcing
+from edgespec.engine.lossy.teacher import TeacherForcing, TeacherScores
 from edgespec.engine.stream import Stream
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.suites import Prompt
+from edgespec.platform.signals import Cancellation
 
 BUDGET_S = 600.0
 """Seconds that a benchmark may take by default, without loading."""
@@ -208,6 +209,39 @@ def _compared_with_target(
         return agreement, None
     divergences = [each for each, own in zip(marks.kl, alone, strict=True) if own] if small else []
     return agreement, sum(divergences) / len(answer)
+
+
+def read_answers(
+    engine: Engine,
+    prompts: Sequence[str],
+    *,
+    n_predict: int,
+    signals: Cancellation | None = None,
+    on_progress: WorkProgressFn = lambda _what, _done, _total: None,
+) -> list[TeacherScores]:
+    """Let the target answer `prompts` greedily and both models read the answers. `engine` has a draft."""
+    assert engine.draft is not None  # noqa: S101 - for the type checker
+    texts = []
+    for i, prompt in enumerate(prompts):
+        on_progress("the target answers", i, len(prompts))
+        stream = engine.stream(prompt, params=SamplingParams(temperature=0.0), n_predict=n_predict)
+        for _ in stream:
+            pass
+        n_prompt = stream.result.prompt_tokens
+        texts.append((stream.tokens[:n_prompt], stream.tokens[n_prompt:]))
+    found = []
+    with TeacherForcing(
+        engine.target,
+        engine.draft,
+        n_ctx=max(len(prompt) + len(answer) for prompt, answer in texts),
+        n_threads=engine.n_threads,
+        signals=signals,
+    ) as teacher:
+        for i, (tokens, answer) in enumerate(texts):
+            on_progress("both models read the answers", i, len(texts))
+            found.append(teacher.marks(tokens, answer))
+    on_progress("both models read the answers", len(texts), len(texts))
+    return found
 
 
 def turns(

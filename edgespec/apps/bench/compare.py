@@ -170,11 +170,11 @@ class ComparisonRun:
         try:
             if stored := _stored_plan(folder):  # without a plan, the folder's contents are not ours
                 for name in map(glob.escape, stored.models):
-                    kept = (  # here and in judge.py
+                    kept = (  # here and in accuracy.py
                         f"runs/{name}+*+kernels-*.[0-9]*.json",
                         f"accuracy-{name}+kernels-*.json",
-                        f"humaneval-{name}+kernels-*.json",
-                        f"humaneval-{name}+*+kernels-*.json",
+                        f"problems-{name}+kernels-*.json",
+                        f"problems-{name}+*+kernels-*.json",
                     )
                     for file in [found for pattern in kept for found in folder.glob(pattern)]:
                         file.unlink()

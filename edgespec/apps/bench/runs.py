@@ -192,13 +192,13 @@ class AccuracyScore:
     top1: float | None
     """Share of places where both models prefer the same token."""
     passed: int | None = None
-    """HumanEval problems whose tests the greedy answer passed; None: not asked for."""
+    """Arithmetic problems whose greedy answer was exactly right; None: not asked for."""
     n_problems: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ProblemsSolved:
-    """Number of HumanEval problems that a variant that is not exact solves."""
+    """Number of arithmetic problems that a variant that is not exact answers exactly."""
 
     target: str
     draft: str

@@ -1,6 +1,6 @@
 """The threshold that wakes the target of a cascade, as it was calibrated for a pair and stored.
 
-    CACHE/profiles/TARGET+DRAFT-HASH.calibration.json       a choice for each signal and span (tradeoff.py)
+    CACHE/profiles/TARGET+DRAFT-HASH.calibration.json       a choice for each signal and span (teacher.py)
 
 Unlike a profile it depends on the models only, not on the machine.
 """
@@ -32,7 +32,7 @@ FORMAT = 1
 _LONGEST_STEM = 60  # characters of a model's name in a file's
 
 LossMeasure = Literal["tokens", "pass@1"]
-"""Unit of a loss: tokens that the target would have written otherwise, or problems of HumanEval solved."""
+"""Unit of a loss: tokens that the target would have written otherwise. Older files have problems, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class ThresholdPoint:
     threshold: float
     window: int
     loss: float
-    """Share of the tokens, or of the problems: those the target alone solves, less those solved here."""
+    """Share of the tokens that the small model writes and that are not the target's likeliest."""
     error: float
     """Its standard error, over prompts."""
     target_share: float

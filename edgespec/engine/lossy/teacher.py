@@ -1,6 +1,8 @@
 """Two models read a finished text (teacher forcing), to find where the small one would do as well.
 
-A pass reads several tokens, so this takes a fraction of the time that writing took.
+A pass reads several tokens, so this takes a fraction of the time that writing took. One reading gives the
+loss of every threshold of a cascade: the tokens that the small model writes and that the target, after the
+same tokens, would not have written. How the text continues after such a token is unknown (docs/cascade.md).
 """
 
 from __future__ import annotations
@@ -8,11 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import get_args
 
 import numpy as np
 
 from edgespec.decoding.session import Rows
-from edgespec.engine.lossy.cascade import signal_of
+from edgespec.decoding.choices import Signal
+from edgespec.decoding.options import Span, Waking
+from edgespec.engine.lossy.calibration import ThresholdPoint
+from edgespec.engine.lossy.cascade import Confidence, signal_of
 from edgespec.errors import EdgespecError
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
@@ -20,6 +26,17 @@ from edgespec.models.footprint import CTX_STEP, fits_in_memory
 from edgespec.platform.closing import Closing
 from edgespec.platform.signals import Cancellation
 
+SIGNALS: tuple[Signal, ...] = get_args(Signal)
+
+WINDOWS = (1, 2, 4, 8)
+"""Numbers of tokens to average a signal over; each is tried."""
+
+NEVER: dict[Signal, float] = {"margin": 0.0, "entropy": 100.0}
+"""Thresholds with which the target is never woken."""
+ALWAYS: dict[Signal, float] = {"margin": 1.0, "entropy": 0.0}
+"""Thresholds with which the target writes everything."""
+
+_N_THRESHOLDS = 32
 _AT_ONCE = 16  # tokens of a pass: two models' logits of them are 19 MB with 152k tokens
 
 
@@ -119,3 +136,99 @@ def _kl(target: Rows, small: Rows) -> float:
     p = np.exp(logs[0])
     with np.errstate(invalid="ignore"):  # 0 times infinity, where the target knows no such token either
         return float(np.where(p > 0.0, p * (logs[0] - logs[1]), 0.0).sum())
+
+
+# ---- what a threshold costs and saves ----
+
+
+def simulate(marks: TeacherScores, waking: Waking) -> tuple[int, int, float]:
+    """Return the tokens that the small model gets wrong, those that the target writes, and the sum of the KL.
+
+    The cascade's rule is applied along the target's answer in `marks`: while the target is awake it writes a
+    span of tokens, and each token of the small model is judged as if the target had written all before it.
+    """
+    values = marks.margin if waking.signal == "margin" else marks.entropy
+    confidence = Confidence(waking)
+    n_wrong = n_target = at = 0
+    kl = 0.0
+    while at < len(values):
+        if confidence.lost(values[at]):
+            n = len(values) - at if waking.span == "rest" else min(waking.span, len(values) - at)
+            n_target += n
+            at += n
+            confidence.forget()
+        else:
+            n_wrong += not marks.agrees[at]
+            kl += marks.kl[at]
+            at += 1
+    return n_wrong, n_target, kl
+
+
+def point(texts: Sequence[TeacherScores], waking: Waking) -> ThresholdPoint:
+    """Return the loss and the savings of a threshold on these texts."""
+    found = [simulate(marks, waking) for marks in texts]
+    wrong = [n_wrong for n_wrong, _, _ in found]
+    lengths = [len(marks.agrees) for marks in texts]
+    n = sum(lengths)
+    assert waking.threshold is not None  # noqa: S101 - for the type checker
+    return ThresholdPoint(
+        threshold=waking.threshold,
+        window=waking.window,
+        loss=sum(wrong) / n,
+        error=ratio_error(wrong, lengths),
+        target_share=sum(n_target for _, n_target, _ in found) / n,
+        kl=math.fsum(kl for _, _, kl in found) / n,
+    )
+
+
+def ratio_error(parts: Sequence[float], wholes: Sequence[float]) -> float:
+    """Return the standard error of sum(parts) / sum(wholes), with prompts, not tokens, as the sample.
+
+    It is the linearised variance of a ratio estimator (Cochran, Sampling Techniques, 1977, section 6.3). For
+    one prompt, where it cannot be estimated, it is 0.
+    """
+    n, total = len(parts), sum(wholes)
+    if n < 2:
+        return 0.0
+    ratio = sum(parts) / total
+    squares = sum((part - ratio * whole) ** 2 for part, whole in zip(parts, wholes, strict=True))
+    return math.sqrt(squares * n / (n - 1)) / total
+
+
+def curve(
+    texts: Sequence[TeacherScores], signal: Signal, span: Span, window: int
+) -> tuple[ThresholdPoint, ...]:
+    """Return points from the small model alone to the target alone, in order of the target's share."""
+    values = [value for marks in texts for value in _means(getattr(marks, signal), window)]
+    quantiles = np.quantile(values, np.linspace(0.0, 1.0, _N_THRESHOLDS + 2)[1:-1]).tolist()
+    thresholds = {NEVER[signal], ALWAYS[signal], *(float(f"{value:.3g}") for value in quantiles)}
+    points = (
+        point(texts, Waking(signal, threshold, window, span))
+        for threshold in sorted(thresholds, reverse=signal == "entropy")
+        if threshold <= (1.0 if signal == "margin" else NEVER[signal])
+    )
+    return tuple(points)
+
+
+def _means(values: Sequence[float], window: int) -> list[float]:
+    """Return for each value the mean of the last `window` values up to it."""
+    return [sum(values[max(0, i - window + 1) : i + 1]) / min(window, i + 1) for i in range(len(values))]
+
+
+def choose(points: Sequence[ThresholdPoint], loss: float) -> ThresholdPoint:
+    """Return the point with the fewest target tokens among those whose loss and error are within `loss`.
+
+    The standard error counts as lost, so that no point is chosen by luck. `points` should contain the target
+    alone, which loses nothing, so that there is always such a point.
+    """
+    good = [one for one in points if one.loss + one.error <= loss]
+    return min(good, key=lambda one: (one.target_share, one.loss, one.window))
+
+
+def best_curve(
+    texts: Sequence[TeacherScores], signal: Signal, span: Span, loss: float
+) -> tuple[ThresholdPoint, tuple[ThresholdPoint, ...]]:
+    """Return the best point of all windows, and the curve of its window."""
+    curves = [curve(texts, signal, span, window) for window in WINDOWS]
+    best = choose([one for points in curves for one in points], loss)
+    return best, next(points for points in curves if best in points)

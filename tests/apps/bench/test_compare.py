@@ -225,7 +225,7 @@ def test_fresh_deletes_what_is_its_own(files, tmp_path):
     ComparisonRun.discard(tmp_path / "missing")
     measure(make_plan(files, BOTH, ALONE), files, tmp_path)
     measure(make_plan({"target": files["target"]}, OF_TEXT), files, tmp_path)
-    for name in ("accuracy-target+kernels-off.json", "humaneval-target+kernels-auto.json"):
+    for name in ("accuracy-target+kernels-off.json", "problems-target+kernels-auto.json"):
         (tmp_path / name).write_text("[]")
     mine = ["notes.txt", "accuracy-mine+kernels-off.json", "runs/mine.json", "runs/mine+x+kernels-off.0.json"]
     mine += ["runs/target+draft+kernels-off.plot.json", "models/target-q8_0.gguf"]

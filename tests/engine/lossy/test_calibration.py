@@ -9,20 +9,7 @@ from dataclasses import replace
 import pytest
 
 from edgespec import Engine
-from edgespec.apps.bench.humaneval import ProblemResult
-from edgespec.apps.bench.tradeoff import (
-    ALWAYS,
-    NEVER,
-    best_curve,
-    candidates,
-    choose,
-    curve,
-    point,
-    problem_point,
-    ratio_error,
-    read_answers,
-    simulate,
-)
+from edgespec.apps.bench.bench import read_answers
 from edgespec.decoding.options import Waking
 from edgespec.engine.lossy.calibration import (
     ThresholdChoice,
@@ -34,7 +21,18 @@ from edgespec.engine.lossy.calibration import (
     store,
 )
 from edgespec.engine.lossy.cascade import signal_of
-from edgespec.engine.lossy.teacher import TeacherForcing, TeacherScores
+from edgespec.engine.lossy.teacher import (
+    ALWAYS,
+    NEVER,
+    TeacherForcing,
+    TeacherScores,
+    best_curve,
+    choose,
+    curve,
+    point,
+    ratio_error,
+    simulate,
+)
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.gguf_header import check_model_file
 from edgespec.llama.session import Session
@@ -143,7 +141,7 @@ def test_no_loss_is_nearly_the_target_alone_and_any_loss_the_small_model():
     assert choose(points, 0.99) == points[0]
 
 
-def test_surely_is_with_the_standard_error():
+def test_the_standard_error_counts_as_lost():
     points = [
         ThresholdPoint(0.0, 1, 0.10, 0.0, 0.0),
         ThresholdPoint(0.4, 1, 0.015, 0.01, 0.2),
@@ -151,30 +149,6 @@ def test_surely_is_with_the_standard_error():
         ThresholdPoint(1.0, 1, 0.0, 0.0, 1.0),
     ]
     assert choose(points, 0.02).threshold == 0.5
-    assert choose(points, 0.02, surely=False).threshold == 0.4
-
-
-# ---- HumanEval ----
-
-
-def judged(passed, share=0.5, tokens=10):
-    return [ProblemResult(str(i), good, "", 0.0, tokens, share) for i, good in enumerate(passed)]
-
-
-def test_problems_are_set_beside_the_target_alone():
-    alone, cascade = judged([True, True, False, True], 1.0), judged([True, False, True, False])
-    found = problem_point(alone, cascade, Waking("margin", 0.4, 2))
-    assert (found.loss, found.target_share, found.threshold, found.window) == (0.25, 0.5, 0.4, 2)
-    assert found.error == pytest.approx(math.sqrt((0.25**2 + 0.75**2 + 1.25**2 + 0.75**2) / 3 / 4))
-    assert problem_point(alone, alone, Waking("margin", 1.0)).loss == 0.0
-
-
-def test_candidates_are_the_ends_and_some_between():
-    points = curve(toy_texts(), "margin", 16, 1)
-    found = candidates(points)
-    assert (found[0], found[-1]) == (points[0], points[-1])
-    assert 4 <= len(found) <= 6
-    assert [one.target_share for one in found] == sorted(one.target_share for one in found)
 
 
 # ---- the file ----
@@ -231,6 +205,12 @@ def test_without_a_calibration_it_says_what_to_run(headers, waking, words):
     with pytest.raises(UsageError, match=rf"{words}; run `edgespec calibrate`") as found:
         calibrated(*headers, waking)
     assert "\n" not in str(found.value)
+
+
+def test_a_threshold_that_an_earlier_edgespec_chose_by_problems_still_counts(headers):
+    file = store(*headers, [CHOICE])
+    file.write_text(file.read_text().replace('"measure": "tokens"', '"measure": "pass@1"'))
+    assert calibrated(*headers, Waking()) == Waking("margin", 0.4, 2, 16)
 
 
 @pytest.mark.parametrize(

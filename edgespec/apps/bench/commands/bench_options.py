@@ -31,17 +31,6 @@ TokensOption = Annotated[
 ]
 
 
-HumanEvalFileOption = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="HumanEval.jsonl.gz.",
-        show_default="the installed package's",
-        rich_help_panel=ACCURACY,
-    ),
-]
-
-
 @option_group(_PANEL)
 class SuiteChoice:
     """The prompts of a suite that are used."""

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
-from edgespec.apps.bench.commands.bench_options import (
-    ACCURACY,
-    HumanEvalFileOption,
-    SuiteChoice,
-    TokensOption,
-)
-from edgespec.cli.console import message, out
+from edgespec.apps.bench.commands.bench_options import ACCURACY, SuiteChoice, TokensOption
+from edgespec.cli.console import message, out, print_table
 from edgespec.cli.groups import grouped, option_group, shown
 from edgespec.cli.options import LOSSY, Compute, ModelChoice, refuse_contradictions
 from edgespec.cli.progress import WorkDisplay
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
-from edgespec.models.suites import DEFAULT, HUMAN_EVAL, evenly
+from edgespec.models.suites import Suite, evenly
 
 if TYPE_CHECKING:
-    from edgespec.apps.bench.commands.calibrate_choices import CalibrationQuestions
+    from edgespec.decoding.choices import Signal
     from edgespec.decoding.options import Span
-    from edgespec.engine.lossy.calibration import ThresholdChoice
+    from edgespec.engine.lossy.calibration import ThresholdChoice, ThresholdPoint
+    from edgespec.engine.lossy.teacher import TeacherScores
 
-_PROBLEMS = 20
+_MOST_ROWS = 12
 
 
 @option_group()
@@ -34,7 +33,7 @@ class CalibrationGoal:
     loss: Annotated[
         float,
         typer.Option(
-            help="Loss that is allowed: of tokens, or with --humaneval of problems.",
+            help="Share of the tokens that may differ from the target's.",
             rich_help_panel=ACCURACY,
         ),
     ] = 0.02
@@ -58,23 +57,6 @@ class CalibrationPrompts:
     n_predict: TokensOption = 128
 
 
-@option_group(ACCURACY)
-class HumanEvalOptions:
-    """Problems of HumanEval in place of the suite."""
-
-    humaneval: Annotated[
-        bool,
-        typer.Option(
-            "--humaneval",
-            help="Count problems of HumanEval that are solved no more (in a sandbox, slow), not tokens.",
-        ),
-    ] = False
-    problems: Annotated[
-        int | None, typer.Option(min=1, help="Problems of it.", show_default=str(_PROBLEMS))
-    ] = None
-    humaneval_file: HumanEvalFileOption = None
-
-
 @shown("Measure", "edgespec calibrate --loss 0.05 --per-category 2")
 @grouped
 def calibrate_command(
@@ -82,7 +64,6 @@ def calibrate_command(
     models: ModelChoice,
     aim: CalibrationGoal,
     prompts: CalibrationPrompts,
-    humaneval: HumanEvalOptions,
     compute: Compute,
     json: Annotated[bool, typer.Option("--json", help="Print the curves as JSON instead of tables.")] = False,
 ) -> int:
@@ -91,15 +72,17 @@ def calibrate_command(
     The target answers the prompts alone, and the small model reads its answers: where it would have
     written something else, and how sure it was, gives the loss and the target's share for every threshold.
     """
-    from edgespec.apps.bench.commands.calibrate_choices import Calibrator, as_json, print_choice
-    from edgespec.apps.bench.tradeoff import SIGNALS, read_answers
+    from edgespec.apps.bench.bench import read_answers
     from edgespec.decoding.options import SPAN
     from edgespec.engine.lossy.calibration import check_storable, store
+    from edgespec.engine.lossy.teacher import SIGNALS
     from edgespec.platform.signals import SignalPipe
 
-    _check(models, aim, prompts, humaneval)
+    refuse_contradictions(models.contradictions())
+    if not 0.0 <= aim.loss < 1.0:  # nan too
+        raise UsageError("must be 0 or more and below 1, such as 0.02", field="loss", value=f"{aim.loss:g}")
     span = SPAN if aim.span is None else parse_span(aim.span)
-    questions = _questions(prompts, humaneval)
+    suite = prompts.suite.load()
     names = models.pull("model", compute, writes=True)
     with (
         SignalPipe() as signals,
@@ -110,44 +93,29 @@ def calibrate_command(
         check_storable(*headers)
         texts = read_answers(
             engine,
-            questions.prompts,
-            n_predict=questions.n_predict,
+            [prompt.text for prompt in suite.prompts],
+            n_predict=prompts.n_predict,
             signals=signals,
             on_progress=display.show,
         )
-        calibration = Calibrator(engine, display, texts, questions, span=span, loss=aim.loss)
-        choices = [calibration.choice(signal) for signal in SIGNALS]
+        choices = [_choice(texts, signal, span, aim.loss, suite) for signal in SIGNALS]
     file, reason = None, ""
     try:
         file = store(*headers, choices)
     except OSError as error:  # what was measured is shown before
         reason = describe_os_error(error)
     if json:
-        out.print(as_json(file, choices))
+        found = {"file": str(file) if file else None, "choices": choices}
+        out.print(msgspec.json.encode(found).decode())
     else:
         for choice in choices:
-            print_choice(choice)
+            _print_choice(choice)
         if file:
             out.print(str(file))
     _warn(choices, aim.loss)
     if file is None:
         raise EdgespecError(f"the calibration could not be kept: {reason}")
     return 0
-
-
-def _check(
-    models: ModelChoice, aim: CalibrationGoal, prompts: CalibrationPrompts, humaneval: HumanEvalOptions
-) -> None:
-    """Raise UsageError for options that contradict each other or are outside their range."""
-    suite = prompts.suite
-    own_prompts = suite.suite != DEFAULT or bool(suite.category or suite.per_category)
-    refuse_contradictions(models.contradictions())
-    if not 0.0 <= aim.loss < 1.0:  # nan too
-        raise UsageError("must be 0 or more and below 1, such as 0.02", field="loss", value=f"{aim.loss:g}")
-    if not humaneval.humaneval and (humaneval.problems or humaneval.humaneval_file):
-        raise UsageError("--problems and --humaneval-file need --humaneval: add it, or leave them out")
-    if humaneval.humaneval and own_prompts:
-        raise UsageError("--humaneval has its own prompts: leave out --suite, --category, --per-category")
 
 
 def parse_span(text: str) -> Span:
@@ -159,15 +127,66 @@ def parse_span(text: str) -> Span:
     return int(text)
 
 
-def _questions(prompts: CalibrationPrompts, humaneval: HumanEvalOptions) -> CalibrationQuestions:
-    from edgespec.apps.bench.commands.calibrate_choices import CalibrationQuestions
-    from edgespec.apps.bench.humaneval import N_PREDICT, instruction, load_problems
+def _choice(
+    texts: Sequence[TeacherScores], signal: Signal, span: Span, loss: float, suite: Suite
+) -> ThresholdChoice:
+    """Return the threshold of a signal, and its curve."""
+    from edgespec.engine.lossy.calibration import ThresholdChoice
+    from edgespec.engine.lossy.teacher import best_curve
 
-    if humaneval.humaneval:
-        problems = evenly(load_problems(humaneval.humaneval_file), humaneval.problems or _PROBLEMS)
-        return CalibrationQuestions(HUMAN_EVAL, [instruction(one) for one in problems], N_PREDICT, problems)
-    suite = prompts.suite.load()
-    return CalibrationQuestions(suite.name, [one.text for one in suite.prompts], prompts.n_predict, [])
+    best, points = best_curve(texts, signal, span, loss)
+    return ThresholdChoice(
+        signal=signal,
+        span=span,
+        measure="tokens",
+        asked=loss,
+        point=best,
+        curve=points,
+        suite=suite.name,
+        n_prompts=len(texts),
+        n_tokens=sum(len(marks.agrees) for marks in texts),
+        date=datetime.now().astimezone().isoformat(timespec="seconds"),
+    )
+
+
+def _print_choice(choice: ThresholdChoice) -> None:
+    """Print a choice, and some points of its curve."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, collapse_padding=True)
+    headings = (
+        choice.signal,
+        "over\ntokens",
+        "the target\nwrites",
+        "loss of\ntokens",
+        "KL, nats\na token",
+        "",
+    )
+    for i, heading in enumerate(headings):
+        table.add_column(Text(heading), justify="left" if i == 5 else "right")
+    for point in _spread(choice.curve, choice.point):
+        table.add_row(
+            f"{point.threshold:.3g}",
+            str(point.window),
+            f"{point.target_share:.0%}",
+            f"{point.loss:.1%} ± {point.error:.1%}",
+            "-" if point.kl is None else f"{point.kl:.4f}",
+            "<- chosen" if point == choice.point else "",
+        )
+    print_table(table)
+    out.print(
+        f"{choice.waking}: the target writes {choice.point.target_share:.0%} of the tokens, "
+        f"loss {choice.point.loss:.1%} of the tokens, {choice.asked:.1%} allowed "
+        f"({choice.n_prompts} prompts, {choice.n_tokens} tokens; span {choice.span})"
+    )
+    out.print()
+
+
+def _spread(curve: Sequence[ThresholdPoint], chosen: ThresholdPoint) -> list[ThresholdPoint]:
+    """Return some points, evenly, the ends and the chosen one among them."""
+    shown = {*evenly(curve, _MOST_ROWS - 1), curve[-1], chosen}
+    return [point for point in curve if point in shown]
 
 
 def _warn(choices: list[ThresholdChoice], loss: float) -> None:

@@ -10,7 +10,6 @@ import typer
 
 from edgespec.apps.bench.commands.bench_options import (
     ACCURACY,
-    HumanEvalFileOption,
     ReportOutputs,
     SuitePrompts,
     VariantChoice,
@@ -21,13 +20,12 @@ from edgespec.cli.groups import grouped, option_group, shown
 from edgespec.cli.options import ThreadsOption, WattsOption, read_text
 from edgespec.errors import UsageError, check_choice
 from edgespec.llama.choices import KernelsChoice
-from edgespec.models.suites import DEFAULT, evenly, load_suite
+from edgespec.models.suites import DEFAULT, load_suite
 from edgespec.platform.files import check_folder
 
 if TYPE_CHECKING:
     from edgespec.apps.bench.bench import BenchSettings
     from edgespec.apps.bench.commands.compare_runs import ScoringOptions
-    from edgespec.apps.bench.humaneval import Problem
 
 
 @option_group()
@@ -97,38 +95,30 @@ class AccuracyOptions:
     ] = None
     text_tokens: Annotated[int, typer.Option(min=512, help="Tokens of it, at most.")] = 1024
     """At least one window of `benchmark.accuracy`; by default two."""
-    humaneval: Annotated[
-        bool,
-        typer.Option(
-            "--humaneval",
-            help="Run the programs that each target writes for HumanEval, in a sandbox: pass@1.",
-        ),
-    ] = False
     problems: Annotated[
-        int | None, typer.Option(min=1, help="Problems of HumanEval.", show_default="all 164")
+        int | None,
+        typer.Option(
+            min=1,
+            help="Arithmetic problems that each target answers too: the share that is exactly right.",
+            show_default="none",
+        ),
     ] = None
-    humaneval_file: HumanEvalFileOption = None
 
     def check(self) -> None:
         """Raise UsageError for options that contradict each other."""
         for options, both in {
-            "--problems or --humaneval-file without --humaneval": not self.humaneval
-            and bool(self.problems or self.humaneval_file),
-            "--humaneval with --no-accuracy": self.humaneval and not self.accuracy,
+            "--problems with --no-accuracy": bool(self.problems) and not self.accuracy,
             "--text with --no-accuracy": self.text is not None and not self.accuracy,
         }.items():
             if both:
                 raise UsageError(f"{options}: contradictory; add or leave out one of them")
 
     def scoring(self) -> ScoringOptions:
-        """Return what this means, with its text and problems read. Raises UsageError."""
+        """Return what this means, with its text read. Raises UsageError."""
+        from edgespec.apps.bench.accuracy import arithmetic
         from edgespec.apps.bench.commands.compare_runs import ScoringOptions
-        from edgespec.apps.bench.humaneval import load_problems
 
-        problems: list[Problem] = []
-        if self.humaneval:
-            found = load_problems(self.humaneval_file)
-            problems = evenly(found, self.problems or len(found))
+        problems = arithmetic(self.problems or 0)
         name = str(self.text) if self.text else DEFAULT
         return ScoringOptions(self.accuracy, name, self._read(), self.text_tokens, problems)
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from edgespec.apps.bench.accuracy import Problem, TargetAccuracy
 from edgespec.apps.bench.compare import WORDS, Combination, ComparisonPlan, ComparisonProgress, ComparisonRun
-from edgespec.apps.bench.humaneval import Problem
-from edgespec.apps.bench.judge import AccuracyJudge
 from edgespec.apps.bench.machine import facts
 from edgespec.apps.bench.runs import AccuracyScore, BenchmarkOutcome, Cell, ProblemsSolved
 from edgespec.apps.energy import EnergyMeter
@@ -47,7 +46,7 @@ class ScoringOptions:
     n_tokens: int
     """Most tokens of the text."""
     problems: list[Problem]
-    """HumanEval's problems; [] if it is left out."""
+    """Arithmetic problems; [] if none are asked for."""
 
 
 class RunningComparison:
@@ -100,10 +99,10 @@ class RunningComparison:
         return 0
 
     def _score(self, kernels: KernelsChoice, *, solves: bool) -> None:
-        """Score the targets on the text, and with `solves` on HumanEval too."""
+        """Score the targets on the text, and with `solves` on the problems too."""
         scoring, cells, plan = self._scoring, self._comparison.cells(), self._plan
         with WorkDisplay() as display:
-            judge = AccuracyJudge(
+            targets = TargetAccuracy(
                 self._folder,
                 self._models.targets,
                 plan.models,
@@ -113,18 +112,18 @@ class RunningComparison:
                 self._warnings.append,
                 self._models.references,
             )
-            found = judge.texts(scoring.text, scoring.n_tokens)
+            found = targets.texts(scoring.text, scoring.n_tokens)
             if scoring.problems and solves:
-                found = judge.human_eval(found, scoring.problems, self._models.drafts_of(cells))
-                self._solved = self._solved_by_variants(judge, cells)
+                found = targets.on_problems(found, scoring.problems)
+                self._solved = self._solved_by_variants(targets, cells)
             self._accuracies += found.values()
 
-    def _solved_by_variants(self, judge: AccuracyJudge, cells: Sequence[Cell]) -> list[ProblemsSolved]:
-        """Return what variants that are not exact solve, with the judge's kernels."""
+    def _solved_by_variants(self, targets: TargetAccuracy, cells: Sequence[Cell]) -> list[ProblemsSolved]:
+        """Return what variants that are not exact solve, with the kernels of `targets`."""
         variants = [variant for variant in self._plan.settings.variants if not variant.exact]
         pairs = zip(self._plan.combinations, cells, strict=True)
-        ran = [cell for combination, cell in pairs if combination.kernels == judge.kernels]
-        return judge.variants(self._scoring.problems, ran, variants, list(self._models.files.values()))
+        ran = [cell for combination, cell in pairs if combination.kernels == targets.kernels]
+        return targets.variants(self._scoring.problems, ran, variants, list(self._models.files.values()))
 
     def outcome(self, suite: Suite, machine: dict[str, str | int | float]) -> BenchmarkOutcome:
         """Return all that was measured so far."""
@@ -160,7 +159,7 @@ class ComparisonModels:
     files: dict[str, ModelFile]
     """All model files by name."""
     references: list[ModelFile]
-    """Files that targets were made from, without being targets: what the targets' answers are judged by."""
+    """Files that targets were made from, without being targets: what the targets are compared with."""
 
     def facts(self) -> dict[str, FileFacts]:
         """Return the facts of the files, by name."""
@@ -184,11 +183,6 @@ class ComparisonModels:
             for target in self.targets
             for draft in self.drafts
         )
-
-    def drafts_of(self, cells: Sequence[Cell]) -> dict[str, ModelFile]:
-        """Return for each target a draft model that ran with it, if there is one."""
-        pairs = {cell.target: cell.draft for cell in cells if cell.runs and cell.draft in self.files}
-        return {target: self.files[draft] for target, draft in pairs.items() if draft}
 
 
 def find_models(targets: Sequence[str], drafts: Sequence[str], types: Sequence[str]) -> ComparisonModels:

@@ -233,7 +233,7 @@ def _print_accuracy(reading: ReportData) -> None:
     scores = reading.outcome.accuracy
     if not scores:
         return
-    figures = ("tokens", "perplexity", "KL, nats/token", "top-1", "pass@1")
+    figures = ("tokens", "perplexity", "KL, nats/token", "top-1", "exact match")
     table = _table("target", "kernels", "compared with", *figures, texts=3)
     for score in scores:
         reference = score.kl is None

@@ -146,7 +146,7 @@ def _variant_figures(reading: ReportData, row: Row) -> list[str]:
 def _lossy_columns(reading: ReportData) -> list[str]:
     names = ["target saw", "target's best", "KL from target"]
     if any(row.solved for row in reading.rows):
-        names.append("pass@1, not exact")
+        names.append("exact match, not exact")
     return names if any(not row.variant.exact for row in reading.rows) else []
 
 
@@ -169,7 +169,7 @@ def _accuracy_columns(reading: ReportData) -> list[tuple[str, bool]]:
         return []
     names = ["perplexity", "KL, nats/token", "top-1", "beside"]
     if any(words.passed(accuracy) for accuracy in reading.outcome.accuracy):
-        names.append("pass@1")
+        names.append("exact match")
     return [(name, True) for name in names]
 
 

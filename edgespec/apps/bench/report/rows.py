@@ -46,7 +46,7 @@ class Row:
     accuracy: AccuracyScore | None
     """The target's accuracy; None too if the texts are not the target's own."""
     solved: ProblemsSolved | None = None
-    """HumanEval problems solved by a variant that is not exact, if asked for."""
+    """Problems solved by a variant that is not exact, if asked for."""
 
     @property
     def name(self) -> str:
@@ -337,7 +337,7 @@ def lossy_lines(reading: ReportData) -> list[str]:
         if row.variant.kl is not None:
             found.append(f"KL {row.variant.kl:.4f} nats a token")
         if row.solved:
-            found.append(f"pass@1 {passed(row.solved)}")
+            found.append(f"exact match {passed(row.solved)}")
         which = f"Row {row.number}, {row.variant.variant}," if several else row.variant.variant
         lines.append(f"{which} is not exact: {'; '.join(found)}.")
     return lines

@@ -1,17 +1,18 @@
-"""What quantizations are judged by: their groups, and what is measured and kept. In processes, as in use."""
+"""Accuracy of a comparison's targets: their groups, what is measured and kept. In processes, as in use."""
 
 from __future__ import annotations
 
 import json
-import platform
-import sys
+import operator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from edgespec.apps.bench.humaneval import Problem
-from edgespec.apps.bench.judge import AccuracyJudge, groups
+from edgespec import Engine
+from edgespec.apps.bench.accuracy import Problem, TargetAccuracy, arithmetic, groups, solve
+from edgespec.apps.bench.runs import Cell, Run
+from edgespec.apps.bench.variants import parse_variants
 from edgespec.llama.kernels import STOCK
 from edgespec.llama.quantize import quantize
 from edgespec.models.quantizations import ModelFile
@@ -20,15 +21,7 @@ from tiny_gguf import write_tiny_gguf
 TEXT = "the cat and the other dog ran in the rain; on and on it went, as the sun was out. " * 20
 N_TOKENS = 600  # a window and a rest
 
-PROBLEMS = [
-    Problem("Own/0", "def one() -> int:\n", "one", "def check(f):\n    assert f() == 1\n"),
-    Problem("Own/1", "def two() -> int:\n", "two", "def check(f):\n    assert f() == 2\n"),
-]
-
-needs_sandbox = pytest.mark.skipif(
-    sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"),
-    reason="programs are run on Linux, on x86-64 and aarch64 only",
-)
+RUN = Run("a", "words", "plain", 0, prompt_tokens=5, tokens=2, total_s=1.0, ttft_s=0.5, prefill_s=0.5)
 
 
 @pytest.fixture(scope="module")
@@ -53,13 +46,13 @@ def q4(f32, folder) -> ModelFile:
     return ModelFile("net-q4_0", folder / "net-q4_0.gguf")
 
 
-class Judged:
-    """A judge, and what it told."""
+class Measured:
+    """A measurement, and what it told."""
 
     def __init__(self, folder: Path, *files: ModelFile) -> None:
         self.progress: list[tuple[str, int, int]] = []
         self.messages: list[str] = []
-        self.judge = AccuracyJudge(
+        self.targets = TargetAccuracy(
             folder,
             files,
             {file.name: file.facts() for file in files},
@@ -101,9 +94,9 @@ def test_another_model_has_a_group_of_its_own(f32, q4, tmp_path):
 
 
 def test_texts(f32, q8, q4, tmp_path):
-    judged = Judged(tmp_path, q4, q8, f32)
-    found = judged.judge.texts(TEXT, N_TOKENS)
-    assert judged.messages == []
+    run = Measured(tmp_path, q4, q8, f32)
+    found = run.targets.texts(TEXT, N_TOKENS)
+    assert run.messages == []
     assert found.keys() == {"net-f32", "net-q8_0", "net-q4_0"}
     best, fine, coarse = (found[name] for name in ("net-f32", "net-q8_0", "net-q4_0"))
     assert {one.reference for one in found.values()} == {"net-f32"}
@@ -113,44 +106,44 @@ def test_texts(f32, q8, q4, tmp_path):
     assert coarse.top1 <= fine.top1 <= 1
     assert {(one.kernels, one.n_tokens) for one in found.values()} == {(STOCK, N_TOKENS - 2)}
     assert {one.passed for one in found.values()} == {None}
-    assert judged.progress[-1][1:] == (N_TOKENS, N_TOKENS)
+    assert run.progress[-1][1:] == (N_TOKENS, N_TOKENS)
     assert [file.name for file in tmp_path.iterdir()] == ["accuracy-net-f32+kernels-off.json"]
 
 
 def test_what_was_measured_is_kept(f32, q4, tmp_path):
     file = ModelFile("net-q4_0", tmp_path / "net-q4_0.gguf")
     file.path.write_bytes(q4.path.read_bytes())
-    first = Judged(tmp_path, f32, file)
-    found = first.judge.texts(TEXT, N_TOKENS)
+    first = Measured(tmp_path, f32, file)
+    found = first.targets.texts(TEXT, N_TOKENS)
     spoil(file.path)
-    again = Judged(tmp_path, f32, file)
-    again.judge = replace(again.judge, facts=first.judge.facts)  # as if it were the same file still
-    assert again.judge.texts(TEXT, N_TOKENS) == found
+    again = Measured(tmp_path, f32, file)
+    again.targets = replace(again.targets, facts=first.targets.facts)  # as if it were the same file still
+    assert again.targets.texts(TEXT, N_TOKENS) == found
     assert (again.progress, again.messages) == ([], [])
 
     for text, n_tokens in ((f"a{TEXT}", N_TOKENS), (TEXT, N_TOKENS + 1)):
-        asked = again.judge.texts(text, n_tokens)
+        asked = again.targets.texts(text, n_tokens)
         assert asked.keys() == {"net-f32"}, "the other one is nonsense now"
         assert "net-q4_0: llama.cpp cannot load it" in again.messages.pop()
     assert again.progress
     # What was kept of the first text is that of a whole group still: half of one is not kept.
-    assert again.judge.texts(TEXT, N_TOKENS) == found
+    assert again.targets.texts(TEXT, N_TOKENS) == found
 
 
 @pytest.mark.parametrize("data", [b"", b"[", b"[]", b'["key", {}]', b"\xff", b'{"a": 1}'])
 def test_what_is_kept_and_damaged_is_measured_again(data, f32, tmp_path):
     kept = tmp_path / "accuracy-net-f32+kernels-off.json"
     kept.write_bytes(data)
-    judged = Judged(tmp_path, f32)
-    assert judged.judge.texts(TEXT, N_TOKENS).keys() == {"net-f32"}
-    assert judged.progress
+    run = Measured(tmp_path, f32)
+    assert run.targets.texts(TEXT, N_TOKENS).keys() == {"net-f32"}
+    assert run.progress
     assert json.loads(kept.read_text())[1].keys() == {"net-f32"}
 
 
 def test_a_file_of_another_name_or_content_is_measured_again(f32, q4, tmp_path):
-    Judged(tmp_path, f32, q4).judge.texts(TEXT, N_TOKENS)
-    renamed = Judged(tmp_path, f32, replace(q4, name="other"))
-    assert renamed.judge.texts(TEXT, N_TOKENS).keys() == {"net-f32", "other"}
+    Measured(tmp_path, f32, q4).targets.texts(TEXT, N_TOKENS)
+    renamed = Measured(tmp_path, f32, replace(q4, name="other"))
+    assert renamed.targets.texts(TEXT, N_TOKENS).keys() == {"net-f32", "other"}
     assert renamed.progress
 
 
@@ -158,79 +151,109 @@ def test_where_the_best_cannot_be_read_the_next_is_the_reference(f32, q8, q4, tm
     best = ModelFile("best", tmp_path / "best.gguf")
     best.path.write_bytes(f32.path.read_bytes() + bytes(4096))
     spoil(best.path)
-    judged = Judged(tmp_path, best, f32, replace(q8, made_from=""))
-    found = judged.judge.texts(TEXT, N_TOKENS)
+    run = Measured(tmp_path, best, f32, replace(q8, made_from=""))
+    found = run.targets.texts(TEXT, N_TOKENS)
     assert {name: one.reference for name, one in found.items()} == {
         "net-f32": "net-f32",
         "net-q8_0": "net-f32",
     }
     assert found["net-f32"].kl is None
     assert found["net-q8_0"].kl > 0
-    (message,) = judged.messages
+    (message,) = run.messages
     assert message.startswith("accuracy of best: best: llama.cpp cannot load it")
 
 
 def test_what_is_no_model_is_left_out(f32, tmp_path):
     cut = ModelFile("cut", tmp_path / "cut.gguf")
     cut.path.write_bytes(f32.path.read_bytes()[:-1000])
-    judged = Judged(tmp_path, cut, f32)
-    assert judged.judge.texts(TEXT, N_TOKENS).keys() == {"net-f32"}
-    (message,) = judged.messages
+    run = Measured(tmp_path, cut, f32)
+    assert run.targets.texts(TEXT, N_TOKENS).keys() == {"net-f32"}
+    (message,) = run.messages
     assert message.startswith("accuracy of cut: cut: ")
 
 
 def test_a_text_that_is_too_short(f32, tmp_path):
-    judged = Judged(tmp_path, f32)
-    assert judged.judge.texts("too short", N_TOKENS) == {}
-    (message,) = judged.messages
+    run = Measured(tmp_path, f32)
+    assert run.targets.texts("too short", N_TOKENS) == {}
+    (message,) = run.messages
     assert "it must have at least 512" in message
     assert list(tmp_path.iterdir()) == []
 
 
-# ---- HumanEval ----
+# ---- problems ----
 
 
-@needs_sandbox
-def test_human_eval(f32, q4, tmp_path):
-    judged = Judged(tmp_path, f32, q4)
-    accuracy = judged.judge.texts(TEXT, N_TOKENS)
-    judged.progress.clear()
-    found = judged.judge.human_eval(accuracy, PROBLEMS, {"net-f32": q4})
-    assert judged.messages == []
+def test_problems_are_the_same_everywhere_and_their_answers_right():
+    problems = arithmetic(40)
+    assert arithmetic(12) == problems[:12]
+    assert len({problem.prompt for problem in problems}) == 40
+    signs = {"+": operator.add, "-": operator.sub, "*": operator.mul}
+    for problem in problems:
+        *examples, question = problem.prompt.splitlines()
+        for line in (*examples, f"{question} {problem.answer}"):
+            words = line.split()
+            value = int(words[0])
+            for sign, number in zip(words[1:-2:2], words[2:-2:2], strict=True):
+                value = signs[sign](value, int(number))
+            assert words[-2:] == ["=", str(value)], line
+
+
+def test_an_answer_is_right_character_by_character(f32):
+    with Engine(f32.path, drafter="none", n_threads=1, kernels="off", profile=False) as engine:
+        (said,) = solve(engine, [Problem("the cat", "?")])
+        known = Problem("the cat", said.text)
+        answers = list(solve(engine, [known, replace(known, answer=f"{said.text}0")]))
+    assert said.tokens > 0
+    assert "\n" not in said.text
+    assert [answer.right for answer in answers] == [True, False]
+
+
+def test_problems_of_targets(f32, q4, tmp_path):
+    run = Measured(tmp_path, f32, q4)
+    accuracy = run.targets.texts(TEXT, N_TOKENS)
+    run.progress.clear()
+    found = run.targets.on_problems(accuracy, arithmetic(2))
+    assert run.messages == []
     assert {name: (one.passed, one.n_problems) for name, one in found.items()} == {
         "net-f32": (0, 2),
         "net-q4_0": (0, 2),
     }
     assert found["net-q4_0"].kl == accuracy["net-q4_0"].kl
-    assert judged.progress == [
-        (f"HumanEval by {name}", n, 2) for name in ("net-f32", "net-q4_0") for n in (0, 1, 2)
+    assert run.progress == [
+        (f"problems by {name}", n, 2) for name in ("net-f32", "net-q4_0") for n in (0, 1, 2)
     ]
-    _, kept = json.loads((tmp_path / "humaneval-net-f32+kernels-off.json").read_text())
-    assert [one["task_id"] for one in kept] == ["Own/0", "Own/1"]
-    assert all(one["reason"] for one in kept)
+    _, kept = json.loads((tmp_path / "problems-net-f32+kernels-off.json").read_text())
+    assert [one["right"] for one in kept] == [False, False]
 
-    judged.progress.clear()
-    assert judged.judge.human_eval(accuracy, PROBLEMS, {}) == found
-    assert judged.progress == [], "it is kept"
-    file = tmp_path / "humaneval-net-q4_0+kernels-off.json"
-    key, kept = json.loads(file.read_text())
-    file.write_text(json.dumps([key, kept[:1]]))
-    assert judged.judge.human_eval(accuracy, PROBLEMS, {}) == found
-    assert judged.progress == [("HumanEval by net-q4_0", n, 2) for n in (1, 2)], "it goes on"
-
-    judged.progress.clear()
-    judged.judge.human_eval(accuracy, [PROBLEMS[0], replace(PROBLEMS[1], test="def check(f): pass\n")], {})
-    assert {what for what, *_ in judged.progress} == {"HumanEval by net-f32", "HumanEval by net-q4_0"}
+    run.progress.clear()
+    assert run.targets.on_problems(accuracy, arithmetic(2)) == found
+    assert run.progress == [], "it is kept"
+    run.targets.on_problems(accuracy, arithmetic(3))
+    assert {what for what, *_ in run.progress} == {"problems by net-f32", "problems by net-q4_0"}
 
 
-def test_human_eval_of_a_model_that_cannot_run(f32, tmp_path):
+def test_problems_of_variants_that_are_not_exact(f32, q4, tmp_path):
+    run = Measured(tmp_path, f32, q4)
+    cell = Cell("net-f32", "net-q4_0", STOCK, runs=(RUN,))
+    alone, never = parse_variants("cascade@1,cascade@0")
+    found = run.targets.variants(arithmetic(2), [cell, Cell("net-f32", None, STOCK)], (alone, never), [q4])
+    assert [(one.variant, one.n_problems, one.target_share) for one in found] == [
+        ("cascade@1", 2, 1.0),
+        ("cascade@0", 2, 0.0),
+    ]
+    assert sorted(file.name for file in tmp_path.iterdir()) == [
+        f"problems-net-f32+net-q4_0+cascade@{t}+kernels-off.json" for t in (0, 1)
+    ]
+
+
+def test_problems_of_a_model_that_cannot_run(f32, tmp_path):
     file = ModelFile("net-f32", tmp_path / "net-f32.gguf")
     file.path.write_bytes(f32.path.read_bytes())
-    judged = Judged(tmp_path, file)
-    accuracy = judged.judge.texts(TEXT, N_TOKENS)
+    run = Measured(tmp_path, file)
+    accuracy = run.targets.texts(TEXT, N_TOKENS)
     file.path.write_bytes(b"GGUF")
-    assert judged.judge.human_eval(accuracy, PROBLEMS, {}) == accuracy
-    (message,) = judged.messages
-    assert message.startswith("HumanEval by net-f32: ")
+    assert run.targets.on_problems(accuracy, arithmetic(2)) == accuracy
+    (message,) = run.messages
+    assert message.startswith("problems by net-f32: ")
     assert "\n" not in message
-    assert not (tmp_path / "humaneval-net-f32+kernels-off.json").exists()
+    assert not (tmp_path / "problems-net-f32+kernels-off.json").exists()

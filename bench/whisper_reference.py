@@ -25,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgespec.apps.bench.word_errors import WordErrors, plain_words, word_errors
+from edgespec.apps.bench.speech import WordErrors, plain_words, word_errors
 from edgespec.apps.speech.audio import read_audio
 from edgespec.apps.speech.loading import SpeechModel
 from edgespec.apps.speech.options import SpeechOptions

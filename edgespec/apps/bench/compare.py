@@ -12,24 +12,27 @@ from __future__ import annotations
 
 import glob
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
-from edgespec.apps.bench.bench import BenchSettings
-from edgespec.apps.bench.cells import CellRequest, merged
+from edgespec.apps.bench import clients
+from edgespec.apps.bench.bench import BenchSettings, leaving_no_trace, turns, unfit, warm_up
 from edgespec.apps.bench.runs import Cell, PassTime, Run, Throughput, as_json, from_json, rotated
 from edgespec.apps.bench.variants import Variant
+from edgespec.apps.energy import EnergyMeter
 from edgespec.decoding.choices import DrafterName
+from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.llama.choices import KernelsChoice
 from edgespec.models.quantizations import FileFacts
 from edgespec.models.suites import Prompt
-from edgespec.platform.child import REFUSED, ChildExit, ReportingChild
+from edgespec.platform.child import REFUSED, ChildExit, ReportingChild, answer, say
 from edgespec.platform.files import write_atomically
 from edgespec.platform.machine import MachineWatch
+from edgespec.platform.memory import peak_rss_bytes
 
 NO_DRAFT, SUFFIX, MTP = "none", "suffix", "mtp"
 """Used instead of a draft model's name: no drafts, those from text seen before, or those of the head in the
@@ -186,7 +189,7 @@ class ComparisonRun:
         return self._runs / f"{combination.name}.{round_}.json"
 
     def _stored(self, combination: Combination, round_: int) -> _CellFile | None:
-        """Return what was measured of a cell; None if its file is missing, outdated or damaged."""
+        """Return a cell's runs in a round; None if their file is missing, outdated or damaged."""
         try:
             file = self._file(combination, round_)
             found = from_json(_CellFile, file.read_bytes(), str(file))
@@ -220,7 +223,7 @@ class ComparisonRun:
         passes: list[PassTime] = []
         warnings: list[str] = []
         watch = MachineWatch(n_threads=plan.n_threads)
-        conversation = ReportingChild("edgespec.apps.bench.cells", "_in_child", request)
+        conversation = ReportingChild("edgespec.apps.bench.compare", "_in_child", request)
         for kind, value in conversation:
             match kind:
                 case "kernels":
@@ -256,11 +259,10 @@ class ComparisonRun:
             return
         self._skipped[combination] = self._why_ended(ended)
 
-    def _request(self, combination: Combination, round_: int) -> CellRequest:
-        """Return the job of a cell's process."""
+    def _request(self, combination: Combination, round_: int) -> _CellRequest:
         plan, draft = self.plan, combination.draft_model
         settings = combination.restrict(plan.settings)
-        return CellRequest(
+        return _CellRequest(
             target=str(self._paths[combination.target]),
             draft=str(self._paths[draft]) if draft else None,
             drafter=combination.drafter(settings),
@@ -273,7 +275,6 @@ class ComparisonRun:
         )
 
     def _why_ended(self, ended: ChildExit) -> str:
-        """Return in a line why a cell's process failed."""
         why = ended.complaint
         for name, path in self._paths.items():  # the process knows its models by their files
             why = why.replace(str(path), name)
@@ -316,7 +317,7 @@ class ComparisonRun:
             measured = [found.cell for found in rounds if found]
             measured = [cell for cell in measured if cell.kernels == measured[0].kernels]
             if measured:
-                found.append(merged(measured))
+                found.append(_merged(measured))
             else:
                 reason = self._skipped.get(combination, "not measured yet")
                 found.append(
@@ -338,3 +339,81 @@ def _stored_plan(folder: Path) -> ComparisonPlan | None:
 
 def _draft(combination: Combination) -> str | None:
     return None if combination.draft == NO_DRAFT else combination.draft
+
+
+def _merged(rounds: Sequence[Cell]) -> Cell:
+    """Return the rounds of a cell, which had the same kernels, as one."""
+    return replace(
+        rounds[0],
+        runs=tuple(run for cell in rounds for run in cell.runs),
+        throughput=tuple(one for cell in rounds for one in cell.throughput),
+        passes=tuple(one for cell in rounds for one in cell.passes),
+        peak_rss_bytes=max(cell.peak_rss_bytes or 0 for cell in rounds),
+    )
+
+
+# ---- a cell's process ----
+
+
+@dataclass(frozen=True, slots=True)
+class _CellRequest:
+    """The job that a cell's process reads from stdin."""
+
+    target: str
+    draft: str | None
+    drafter: DrafterName
+    """The drafter that the engine loads models for."""
+    kernels: KernelsChoice
+    n_threads: int
+    prompts: tuple[Prompt, ...]
+    settings: BenchSettings
+    round: int
+    assume_watts: float | None
+
+
+def _in_child() -> int:
+    return answer(_CellRequest, _measure)
+
+
+def _measure(request: _CellRequest) -> None:
+    settings = request.settings
+    with (
+        EnergyMeter.choose(assume_watts=request.assume_watts) as meter,
+        Engine(
+            request.target,
+            request.draft,
+            drafter=request.drafter,
+            n_threads=request.n_threads,
+            kernels=request.kernels,
+            meter=meter,
+            parallel=max(settings.clients, default=1),
+            on_message=lambda line: say("message", line),
+        ) as engine,
+    ):
+        if request.draft and engine.draft is None:
+            raise EdgespecError("one of the models cannot take tokens back: nothing is drafted")
+        if too_long := unfit(engine, request.prompts, settings.n_predict):
+            name, why = next(iter(too_long.items()))
+            raise EdgespecError(f"{name}: {why.removeprefix(f'{name} is left out: ')}")
+        say("kernels", engine.kernels)
+        with leaving_no_trace(engine):
+            if settings.clients:
+                _many_at_once(engine, request)
+            else:
+                _one_by_one(engine, request)
+        say("peak", peak_rss_bytes())
+
+
+def _one_by_one(engine: Engine, request: _CellRequest) -> None:
+    warm_up(engine, request.prompts, request.settings)
+    for place, prompt in enumerate(request.prompts):
+        for run in turns(engine, prompt, request.settings, round_=request.round, place=place):
+            say("run", run)
+
+
+def _many_at_once(engine: Engine, request: _CellRequest) -> None:
+    settings, prompts = request.settings, request.prompts
+    with clients.Passes(engine, prompts, settings) as passes:
+        clients.warm_up(engine, prompts, settings)
+        for measured in clients.one_round(engine, prompts, settings, passes, request.round):
+            say("pass" if isinstance(measured, PassTime) else "throughput", measured)

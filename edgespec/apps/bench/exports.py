@@ -14,15 +14,17 @@ from typing import Any, TextIO
 
 import msgspec
 
-from edgespec.apps.bench.curves import ThroughputPoint, curves, summarise_throughput
-from edgespec.apps.bench.heard_summary import HeardSummary
 from edgespec.apps.bench.runs import AccuracyScore, BenchmarkOutcome, Cell, ProblemsSolved, peer_of
 from edgespec.apps.bench.summary import (
     CategorySummary,
+    HeardSummary,
     Interval,
+    ThroughputPoint,
     VariantComparison,
     VariantSummary,
+    curves,
     summarise_cell,
+    summarise_throughput,
 )
 from edgespec.platform.files import write_file
 

@@ -240,7 +240,7 @@ class BenchmarkOutcome:
         return next((one for one in self.accuracy if (one.target, one.kernels) == wanted), None)
 
     def solved_by(self, cell: Cell, variant: str) -> ProblemsSolved | None:
-        """Return what a variant that is not exact solves; None if that was not asked for."""
+        """Return the problems that an inexact variant solves; None if that was not asked for."""
         wanted = cell.target, cell.draft, cell.kernels, variant
         return next((s for s in self.solved if (s.target, s.draft, s.kernels, s.variant) == wanted), None)
 

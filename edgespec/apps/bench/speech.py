@@ -6,14 +6,14 @@ fresh drafts, as a new process would.
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from edgespec.apps.bench.runs import PLAIN, HeardRecording, Run, rotated, text_hash
-from edgespec.apps.bench.word_errors import word_errors
 from edgespec.apps.energy import EnergyMeter
 from edgespec.apps.speech.audio import read_audio
 from edgespec.apps.speech.draft_costs import SpeechDraftCosts, joined
@@ -24,7 +24,7 @@ from edgespec.apps.speech.mel import SAMPLE_RATE
 from edgespec.apps.speech.options import MAX_BEAM, SpeechOptions
 from edgespec.apps.speech.transcriber import Samples, Transcriber
 from edgespec.apps.speech.transcript import Transcript
-from edgespec.errors import UsageError
+from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.suites import Prompt
 from edgespec.platform.messages import MessageFn
 
@@ -216,7 +216,7 @@ def compared_with_known(
     encode_s: float | None = None,
     decode_s: float | None = None,
 ) -> HeardRecording:
-    """Return what was heard in a recording, with its word errors if what is said in it is known."""
+    """Return the record of a recording, with its word errors if the words said in it are known."""
     errors = word_errors(prompt.text, text) if prompt.text else None
     return HeardRecording(
         audio_s,
@@ -226,3 +226,37 @@ def compared_with_known(
         encode_s=encode_s,
         decode_s=decode_s,
     )
+
+
+# ---- word errors: lower case, without punctuation, numbers as they are written ----
+
+
+class WordErrors(NamedTuple):
+    """Errors in what was heard of a known text."""
+
+    n_errors: int
+    """Words replaced, missing or added."""
+    n_words: int
+    """Words of the known text."""
+
+
+def require_counting(field: str) -> None:
+    """Raise EdgespecError if jiwer, which `field` needs, is missing."""
+    try:
+        importlib.import_module("jiwer")
+    except ImportError:
+        raise EdgespecError("word errors need jiwer: pip install 'edgespec[bench]'", field=field) from None
+
+
+def plain_words(text: str) -> str:
+    """Return a text in lower case, without punctuation."""
+    return " ".join(re.findall(r"[\w']+", text.lower()))
+
+
+def word_errors(known: str, heard: str) -> WordErrors:
+    """Count the errors in `heard`, where `known` is said, by the least edits that make one of the other."""
+    import jiwer
+
+    found = jiwer.process_words(plain_words(known), plain_words(heard))
+    n_wrong = found.substitutions + found.deletions
+    return WordErrors(n_wrong + found.insertions, n_wrong + found.hits)

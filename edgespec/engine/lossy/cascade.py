@@ -208,7 +208,6 @@ class Cascade:
         return len(self._sequence.tokens) + self._reserve <= self._small.n_ctx
 
     def _alone(self) -> SoloStep:
-        """Let the small model write a token, if it is sure of it."""
         self.mark("rest")
         started = time.perf_counter()
         row = self._small.run(self._sequence.tokens)[0]
@@ -221,7 +220,6 @@ class Cascade:
         return SoloStep(token, time.perf_counter() - started)
 
     def _wake(self) -> Generator[Prefill | DraftPrefill | Step]:
-        """Let the target catch up, and write."""
         n = self._sequence.n_left
         if self._waking.span == "rest":
             self._to_the_end = True

@@ -20,12 +20,11 @@ from edgespec.apps.bench.clients import (
     parse_clients,
     prompts_for,
 )
-from edgespec.apps.bench.curves import curves, summarise_throughput
 from edgespec.apps.bench.exports import document, write_csv
 from edgespec.apps.bench.report import write_png, write_report
-from edgespec.apps.bench.report.rows import read_outcome
-from edgespec.apps.bench.report.throughput import sentences
+from edgespec.apps.bench.rows import read_outcome, sentences
 from edgespec.apps.bench.runs import BenchmarkOutcome, Cell, PassTime, Throughput, as_json, from_json
+from edgespec.apps.bench.summary import curves, summarise_throughput
 from edgespec.apps.bench.variants import PLAIN_VARIANT, parse_variants
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.suites import Prompt

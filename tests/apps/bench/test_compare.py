@@ -282,14 +282,14 @@ def test_cells_that_cannot_run_are_skipped(files, tmp_path):
 
 CRASHES = """
 import io, os, sys
-from edgespec.apps.bench import cells
+from edgespec.apps.bench import compare
 
 def _in_child():
     data = sys.stdin.buffer.read()
     if b'"suffix"' not in data and b'"draft":null' in data and {when}:
         {act}
     sys.stdin = io.TextIOWrapper(io.BytesIO(data))
-    return cells._in_child()
+    return compare._in_child()
 """
 
 

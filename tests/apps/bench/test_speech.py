@@ -11,12 +11,10 @@ import numpy as np
 import pytest
 
 from edgespec.apps.bench.exports import write_csv
-from edgespec.apps.bench.heard_summary import summarise_heard
 from edgespec.apps.bench.runs import BenchmarkOutcome, Cell, HeardRecording, Run, peer_of
-from edgespec.apps.bench.speech import SpeechBench, SpeechSettings, parse_speech_variants
+from edgespec.apps.bench.speech import SpeechBench, SpeechSettings, parse_speech_variants, word_errors
 from edgespec.apps.bench.speech_peers import FasterWhisper, WhisperCpp
-from edgespec.apps.bench.summary import noise, summarise_cell
-from edgespec.apps.bench.word_errors import word_errors
+from edgespec.apps.bench.summary import noise, summarise_cell, summarise_heard
 from edgespec.apps.energy import EnergyMeter
 from edgespec.apps.speech.draft_costs import SpeechDraftCosts
 from edgespec.apps.speech.loading import SpeechModel

@@ -91,7 +91,7 @@ def bench_command(
     if is_recordings(suite):
         given = _options_of_texts(measuring, compute, prompts, peer, outputs) | {"--pair": models.pair}
         _refuse_given(given, f"is for texts, and --suite {suite} holds recordings")
-        from edgespec.apps.bench.commands.bench_speech import RecordingBench
+        from edgespec.apps.bench.commands.bench_runs import RecordingBench
 
         work = RecordingBench(
             models, prompts.suite, measuring.variants.variants, measuring.recordings, outputs
@@ -115,7 +115,6 @@ def _bench_texts(
     *,
     watts: float | None,
 ) -> int:
-    """Measure a pair on a suite of texts; return the exit code."""
     from edgespec.apps.bench.clients import prompts_for
     from edgespec.apps.bench.commands.bench_runs import RunningBench, draft_of_peers, llama_cpp
     from edgespec.apps.bench.peers import check_programs
@@ -174,7 +173,6 @@ def _options_of_texts(
 
 
 def _refuse_given(options: dict[str, object], why: str) -> None:
-    """Raise UsageError for the first of `options` that has a value."""
     for option, value in options.items():
         if value:
             raise UsageError(f"{option} {why}")
@@ -191,7 +189,6 @@ def _refuse_whisper(target: str | None, suite: str) -> None:
 
 
 def _drafter(settings: BenchSettings) -> DrafterName:
-    """Return the drafter that the engine loads models for."""
     if any(variant.drafter == "mtp" for variant in settings.variants):
         return "mtp"
     if any(variant.needs_model for variant in settings.variants):

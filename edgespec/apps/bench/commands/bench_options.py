@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgespec.cli.console import tell_written
 from edgespec.cli.groups import option_group
 from edgespec.cli.options import OUTPUT
 from edgespec.decoding.choices import Rule
@@ -19,8 +15,6 @@ from edgespec.models.suites import DEFAULT, Suite, load_recordings, load_suite
 
 if TYPE_CHECKING:
     from edgespec.apps.bench.bench import BenchSettings
-    from edgespec.apps.bench.exports import Summaries
-    from edgespec.apps.bench.runs import BenchmarkOutcome
 
 ACCURACY = "Accuracy"
 _PANEL = "Prompts"
@@ -175,31 +169,3 @@ class ReportOutputs:
         if self.report or self.png:
             require_plotting("report" if self.report else "png")
 
-    def write(self, outcome: BenchmarkOutcome) -> None:
-        """Write the files and print the outcome, even if one of the files cannot be written.
-
-        Raises EdgespecError for that file. Files come first, because the reader of stdout may have gone.
-        """
-        from edgespec.apps.bench.commands.tables import print_outcome
-        from edgespec.apps.bench.exports import document, summarise, write_csv
-        from edgespec.apps.bench.report import write_png, write_report
-
-        summaries = summarise(outcome)
-        with ExitStack() as stack:  # runs all callbacks, the last first, and raises at the end
-            if self.json:
-                stack.callback(sys.stdout.buffer.write, document(outcome, summaries))
-            else:
-                stack.callback(print_outcome, outcome, summaries)
-            for write, path in ((write_png, self.png), (write_report, self.report), (write_csv, self.csv)):
-                if path:
-                    stack.callback(self._write, write, outcome, path, summaries)
-
-    @staticmethod
-    def _write(
-        write: Callable[[BenchmarkOutcome, Path, Summaries], None],
-        outcome: BenchmarkOutcome,
-        path: Path,
-        summaries: Summaries,
-    ) -> None:
-        write(outcome, path, summaries)
-        tell_written(path)

@@ -130,7 +130,6 @@ def parse_span(text: str) -> Span:
 def _choice(
     texts: Sequence[TeacherScores], signal: Signal, span: Span, loss: float, suite: Suite
 ) -> ThresholdChoice:
-    """Return the threshold of a signal, and its curve."""
     from edgespec.engine.lossy.calibration import ThresholdChoice
     from edgespec.engine.lossy.teacher import best_curve
 
@@ -150,7 +149,6 @@ def _choice(
 
 
 def _print_choice(choice: ThresholdChoice) -> None:
-    """Print a choice, and some points of its curve."""
     from rich.table import Table
     from rich.text import Text
 
@@ -184,7 +182,6 @@ def _print_choice(choice: ThresholdChoice) -> None:
 
 
 def _spread(curve: Sequence[ThresholdPoint], chosen: ThresholdPoint) -> list[ThresholdPoint]:
-    """Return some points, evenly, the ends and the chosen one among them."""
     shown = {*evenly(curve, _MOST_ROWS - 1), curve[-1], chosen}
     return [point for point in curve if point in shown]
 

@@ -1,43 +1,65 @@
-"""The tables of a benchmark in the terminal: a cell by category, or many cells in numbered rows."""
+"""The results of a benchmark: tables in the terminal, a cell by category or many in numbered rows; files."""
 
 from __future__ import annotations
 
+import sys
+from contextlib import ExitStack
+
 from rich.table import Table
 
-from edgespec.apps.bench.curves import ThroughputCurve
-from edgespec.apps.bench.exports import Summaries
-from edgespec.apps.bench.heard_summary import HeardSummary
-from edgespec.apps.bench.report.rows import (
+from edgespec.apps.bench.commands.bench_options import ReportOutputs
+from edgespec.apps.bench.exports import Summaries, document, summarise, write_csv
+from edgespec.apps.bench.rows import (
     NOT_APPLICABLE,
     NOT_EXACT,
     UNAVAILABLE,
     ReportData,
     Row,
-    energy_line,
+    accuracy_figures,
+    fewest_name,
     fixed,
-    headline,
     identical,
-    identical_line,
-    lossy_lines,
     megabytes,
     milliseconds,
     passed,
     percent,
     rate,
     read_outcome,
+    sentences,
     significant,
+    speedup,
+    throughput_figures,
     title,
-    with_error,
-    with_interval,
 )
-from edgespec.apps.bench.report.throughput import fewest_name, figures, sentences
 from edgespec.apps.bench.runs import PLAIN, BenchmarkOutcome
 from edgespec.apps.bench.summary import (
     CategorySummary,
+    HeardSummary,
+    ThroughputCurve,
     VariantComparison,
     VariantSummary,
 )
-from edgespec.cli.console import out, print_table
+from edgespec.cli.console import out, print_table, tell_written
+
+
+def write_results(outcome: BenchmarkOutcome, outputs: ReportOutputs) -> None:
+    """Write the files and print the outcome, even if one of the files cannot be written.
+
+    Raises EdgespecError for that file. Files come first, because the reader of stdout may have gone.
+    """
+    from edgespec.apps.bench.report import write_png, write_report
+
+    summaries = summarise(outcome)
+    with ExitStack() as stack:  # runs all callbacks, the last first, and raises at the end
+        if outputs.json:
+            stack.callback(sys.stdout.buffer.write, document(outcome, summaries))
+        else:
+            stack.callback(print_outcome, outcome, summaries)
+        files = ((write_png, outputs.png), (write_report, outputs.report), (write_csv, outputs.csv))
+        for write, path in files:
+            if path:  # the last first, here too
+                stack.callback(tell_written, path)
+                stack.callback(write, outcome, path, summaries)
 
 
 def print_outcome(outcome: BenchmarkOutcome, summaries: Summaries | None = None) -> None:
@@ -54,10 +76,9 @@ def print_outcome(outcome: BenchmarkOutcome, summaries: Summaries | None = None)
     _print_accuracy(reading)
     if reading.curves:
         _print_throughput(reading)
-    if reading.rows:
+    if reading.rows or reading.curves:
         out.print()
-        lines = (headline(reading), *lossy_lines(reading), identical_line(reading), energy_line(reading))
-        for line in lines:
+        for line in sentences(reading):
             out.print(line)
 
 
@@ -76,7 +97,7 @@ def _joules_heading(reading: ReportData) -> str:
 def _figures(reading: ReportData, variant: VariantSummary, comparison: VariantComparison | None) -> list[str]:
     """Return speed-up, time to first token, tau, alpha, joules a token, identical."""
     return [
-        with_interval(comparison.speedup) if comparison else NOT_APPLICABLE,
+        speedup(comparison),
         milliseconds(variant.ttft_s),
         rate(variant, variant.tau),
         rate(variant, variant.alpha),
@@ -168,7 +189,7 @@ def _heard(variant: VariantSummary, heard: HeardSummary, comparison: VariantComp
     return [
         fixed(heard.seconds, 2),
         fixed(heard.times_real_time, 1),
-        with_interval(comparison.speedup) if comparison else NOT_APPLICABLE,
+        speedup(comparison),
         percent(heard.encoder_share),
         percent(heard.decoder_share),
         fixed(variant.tau, 2) if drafts else NOT_APPLICABLE,
@@ -220,33 +241,24 @@ def _row(reading: ReportData, row: Row) -> list[str]:
 
 
 def _print_skipped(reading: ReportData) -> None:
-    if not reading.skipped:
-        return
-    table = _table("skipped: target", "draft", "kernels", "why", texts=4)
-    for cell in reading.skipped:
-        table.add_row(cell.target, cell.draft or NOT_APPLICABLE, cell.kernels, cell.skipped)
-    out.print()
-    print_table(table)
+    if reading.skipped:
+        table = _table("skipped: target", "draft", "kernels", "why", texts=4)
+        for cell in reading.skipped:
+            table.add_row(cell.target, cell.draft or NOT_APPLICABLE, cell.kernels, cell.skipped)
+        out.print()
+        print_table(table)
 
 
 def _print_accuracy(reading: ReportData) -> None:
     scores = reading.outcome.accuracy
     if not scores:
         return
-    figures = ("tokens", "perplexity", "KL, nats/token", "top-1", "exact match")
-    table = _table("target", "kernels", "compared with", *figures, texts=3)
+    names = ("tokens", "perplexity", "KL, nats/token", "top-1", "exact match")
+    table = _table("target", "kernels", "compared with", *names, texts=3)
     for score in scores:
-        reference = score.kl is None
-        table.add_row(
-            score.target,
-            score.kernels,
-            NOT_APPLICABLE if reference else score.reference,
-            str(score.n_tokens),
-            f"{score.perplexity:.3f}",
-            "reference" if reference else with_error(score),
-            "reference" if reference else UNAVAILABLE if score.top1 is None else f"{100 * score.top1:.1f} %",
-            passed(score) or "not asked for",
-        )
+        *found, reference, _ = accuracy_figures(score)
+        answered = passed(score) or "not asked for"
+        table.add_row(score.target, score.kernels, reference, str(score.n_tokens), *found, answered)
     out.print()
     print_table(table)
 
@@ -255,15 +267,11 @@ def _print_accuracy(reading: ReportData) -> None:
 
 
 def _print_throughput(reading: ReportData) -> None:
-    """Print a table for each cell whose throughput was measured, and sentences about all."""
     for curve in reading.curves:
         out.print()
         if len(reading.curves) > 1:
             out.print(curve.cell.name)
         print_table(_throughput(curve))
-    out.print()
-    for line in sentences(reading):
-        out.print(line)
 
 
 def _throughput(curve: ThroughputCurve) -> Table:
@@ -283,5 +291,5 @@ def _throughput(curve: ThroughputCurve) -> Table:
     )
     table.columns[0].justify = "right"
     for point in curve.points:
-        table.add_row(*figures(point))
+        table.add_row(*throughput_figures(point))
     return table

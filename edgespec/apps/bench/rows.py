@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from edgespec.apps.bench.curves import ThroughputCurve, curves
 from edgespec.apps.bench.exports import ESTIMATED, Summaries, measures_target, summarise
 from edgespec.apps.bench.runs import (
     PEER,
@@ -19,7 +18,15 @@ from edgespec.apps.bench.runs import (
     ProblemsSolved,
     peer_of,
 )
-from edgespec.apps.bench.summary import CategorySummary, Interval, VariantComparison, VariantSummary
+from edgespec.apps.bench.summary import (
+    CategorySummary,
+    Interval,
+    ThroughputCurve,
+    ThroughputPoint,
+    VariantComparison,
+    VariantSummary,
+    curves,
+)
 
 UNAVAILABLE = "unavailable"
 """Written for a figure that could not be measured, never 0 or an empty text."""
@@ -227,14 +234,14 @@ def megabytes(n_bytes: int | None) -> str:
     return UNAVAILABLE if n_bytes is None else f"{n_bytes / 1e6:.0f} MB"
 
 
-def percent(share: float | None) -> str:
-    """Return a share in whole percent."""
-    return UNAVAILABLE if share is None else f"{100 * share:.0f} %"
+def percent(share: float | None, digits: int = 0) -> str:
+    """Return a share in percent, with `digits` digits after the point."""
+    return UNAVAILABLE if share is None else f"{100 * share:.{digits}f} %"
 
 
-def passed(accuracy: AccuracyScore | ProblemsSolved) -> str | None:
-    """Return the share of problems passed as "41/164 (25 %)"; None: not asked for."""
-    if accuracy.passed is None or not accuracy.n_problems:
+def passed(accuracy: AccuracyScore | ProblemsSolved | None) -> str | None:
+    """Return the share of problems answered exactly as "41/164 (25 %)"; None: not asked for."""
+    if accuracy is None or accuracy.passed is None or not accuracy.n_problems:
         return None
     share = accuracy.passed / accuracy.n_problems
     return f"{accuracy.passed}/{accuracy.n_problems} ({100 * share:.0f} %)"
@@ -250,6 +257,47 @@ def with_error(accuracy: AccuracyScore) -> str:
     return f"{accuracy.kl:.{digits}f} ± {accuracy.kl_error:.{digits}f}"
 
 
+def speedup(comparison: VariantComparison | None) -> str:
+    """Return the speed-up with its interval; NOT_APPLICABLE for plain decoding."""
+    return with_interval(comparison.speedup) if comparison else NOT_APPLICABLE
+
+
+def accuracy_figures(score: AccuracyScore) -> list[str]:
+    """Return perplexity, KL divergence, top-1 agreement, the reference, and the problems answered exactly."""
+    perplexity, answered = f"{score.perplexity:.3f}", passed(score) or UNAVAILABLE
+    if score.kl is None:
+        return [perplexity, "reference", "reference", NOT_APPLICABLE, answered]
+    return [perplexity, with_error(score), percent(score.top1, 1), score.reference, answered]
+
+
+def throughput_figures(point: ThroughputPoint) -> list[str]:
+    """Return a point's cells in the tables of the page and the terminal."""
+    same = f"{point.n_identical}/{point.n_compared}" if point.n_compared else UNAVAILABLE
+    share = None if point.limit is None else 100 * point.tokens_per_s / point.limit
+    return [
+        str(point.at_once),
+        point.variant,
+        f"{point.tokens_per_s:.1f} [{point.low:.1f} - {point.high:.1f}]",
+        with_interval(point.gain) if point.gain else NOT_APPLICABLE,
+        with_interval(point.speedup) if point.speedup else NOT_APPLICABLE,
+        fixed(point.limit, 1),
+        UNAVAILABLE if share is None else f"{share:.0f} %",
+        milliseconds(point.ttft_s),
+        milliseconds(point.longest_ttft_s),
+        same,
+    ]
+
+
+def fewest_name(curve: ThroughputCurve, point: ThroughputPoint) -> str:
+    """Name the number of texts that `ThroughputPoint.gain` compares with."""
+    fewest = curve.of(point.variant)[0].at_once
+    return f"{'one' if fewest == 1 else fewest} at a time"
+
+
+def _texts(n: int) -> str:
+    return "one text at a time" if n == 1 else f"{n} texts at once"
+
+
 # ---- sentences ----
 
 
@@ -263,6 +311,31 @@ def title(outcome: BenchmarkOutcome) -> str:
     skipped = sum(1 for cell in outcome.cells if cell.skipped)
     left = f", {skipped} skipped" if skipped else ""
     return f"{len(outcome.cells)} combinations of {targets} {noun}{left}"
+
+
+def sentences(reading: ReportData) -> list[str]:
+    """Return the headline, and what there is to say of texts, losses and energy."""
+    if reading.curves:
+        return _of_curves(reading)
+    return [headline(reading), *lossy_lines(reading), identical_line(reading), energy_line(reading)]
+
+
+def _of_curves(reading: ReportData) -> list[str]:
+    points = [(curve, point) for curve in reading.curves for point in curve.points]
+    curve, best = max(points, key=lambda one: one[1].tokens_per_s)
+    where = f" ({curve.cell.name})" if len(reading.curves) > 1 else ""
+    gain = f", {with_interval(best.gain)} times {fewest_name(curve, best)}" if best.gain else ""
+    lines = [
+        f"Most tokens a second: {best.tokens_per_s:.1f} of {_texts(best.at_once)}, "
+        f"{best.variant}{gain}{where}."
+    ]
+    same = sum(point.n_identical for _, point in points)
+    compared = sum(point.n_compared for _, point in points)
+    how_many = f"all {compared}" if same == compared else f"{same} of {compared}"
+    lines.append(
+        f"Outputs: {how_many} identical to plain decoding's with the fewest at once, token by token."
+    )
+    return lines
 
 
 def best_row(reading: ReportData) -> Row | None:

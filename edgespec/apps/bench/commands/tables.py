@@ -9,6 +9,7 @@ from rich.table import Table
 
 from edgespec.apps.bench.commands.bench_options import ReportOutputs
 from edgespec.apps.bench.exports import Summaries, document, summarise, write_csv
+from edgespec.apps.bench.report import write_png, write_report
 from edgespec.apps.bench.rows import (
     NOT_APPLICABLE,
     NOT_EXACT,
@@ -47,8 +48,6 @@ def write_results(outcome: BenchmarkOutcome, outputs: ReportOutputs) -> None:
 
     Raises EdgespecError for that file. Files come first, because the reader of stdout may have gone.
     """
-    from edgespec.apps.bench.report import write_png, write_report
-
     summaries = summarise(outcome)
     with ExitStack() as stack:  # runs all callbacks, the last first, and raises at the end
         if outputs.json:

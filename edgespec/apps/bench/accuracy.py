@@ -38,8 +38,8 @@ import numpy.typing as npt
 from edgespec.apps.bench.runs import AccuracyScore, Cell, ProblemsSolved, WorkProgressFn, as_json
 from edgespec.apps.bench.variants import PLAIN_VARIANT, Variant
 from edgespec.decoding.sampling import SamplingParams
-from edgespec.engine.engine import Engine
 from edgespec.decoding.session import Rows
+from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError
 from edgespec.llama.choices import KernelsChoice
 from edgespec.llama.gguf_header import check_model_file
@@ -396,7 +396,7 @@ def solve(
             problem.prompt,
             params=SamplingParams(temperature=0.0),
             n_predict=_LONGEST_ANSWER,
-            drafter=variant.drafter,
+            drafter=variant.chosen,
             stop=("\n",),
             chat=False,
             cascade=variant.cascade,

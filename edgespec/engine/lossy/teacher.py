@@ -14,9 +14,9 @@ from typing import get_args
 
 import numpy as np
 
-from edgespec.decoding.session import Rows
 from edgespec.decoding.choices import Signal
 from edgespec.decoding.options import Span, Waking
+from edgespec.decoding.session import Rows
 from edgespec.engine.lossy.calibration import ThresholdPoint
 from edgespec.engine.lossy.cascade import Confidence, signal_of
 from edgespec.errors import EdgespecError

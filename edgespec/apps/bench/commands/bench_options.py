@@ -168,4 +168,3 @@ class ReportOutputs:
                     raise UsageError(problem, field=field, value=path)
         if self.report or self.png:
             require_plotting("report" if self.report else "png")
-

@@ -46,9 +46,9 @@ from edgespec.models.quantizations import FileFacts, model_file
 from edgespec.models.registry import load_registry
 from edgespec.models.resolve import resolve
 from edgespec.models.suites import Prompt, Suite
-from edgespec.platform.machine import MachineWatch
 from edgespec.platform.cpu import default_threads
 from edgespec.platform.files import expand_user
+from edgespec.platform.machine import MachineWatch
 from edgespec.platform.memory import peak_rss_bytes
 
 _PEER_GAMMA = 3  # llama.cpp's default

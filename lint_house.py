@@ -20,9 +20,6 @@ MAX_FUNCTION_LINES = 59
 LOOSE_MODULES = ("__init__.py", "__main__.py", "errors.py", "testing.py", "_core.pyi")
 """The modules that lie in edgespec/ itself, in no package."""
 
-BAD_FIRST_WORDS = ("Of", "By", "As", "Those", "It", "What")
-"""Words that a docstring begins with where the noun or verb comes too late."""
-
 OUR_NOTICE = "The edgespec authors"
 
 ATTRIBUTIONS = ("LICENSE", "edgespec/models/packed/README.md")
@@ -50,7 +47,7 @@ class Finding:
 
 
 def is_checked(path: str) -> bool:
-    """Return whether the rules for Python code hold for this file: all but tests."""
+    """Whether the rules for Python code hold for this file: all but tests."""
     return path.endswith(".py") and not path.startswith("tests/")
 
 
@@ -82,26 +79,6 @@ def long_functions(path: str, tree: ast.Module) -> Iterator[Finding]:
                 yield Finding(path, node.lineno, "long function", advice)
 
 
-def docstrings(tree: ast.Module) -> Iterator[ast.Constant]:
-    """Yield the docstrings of the module and of all its classes, functions and attributes."""
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            continue
-        for statement in node.body:
-            match statement:
-                case ast.Expr(value=ast.Constant(value=str()) as docstring):
-                    yield docstring
-
-
-def bad_docstrings(path: str, tree: ast.Module) -> Iterator[Finding]:
-    """Find docstrings that begin with none of a noun, an article or a verb."""
-    for docstring in docstrings(tree):
-        words = re.match(r"\W*(\w+)", str(docstring.value))
-        if words and words[1] in BAD_FIRST_WORDS:
-            advice = f"begins with {words[1]!r}: begin with the noun or the verb"
-            yield Finding(path, docstring.lineno, "docstring", advice)
-
-
 def foreign_notices(path: str, text: str) -> Iterator[Finding]:
     """Find lines that claim copyright or state a licence for somebody else."""
     if path in ATTRIBUTIONS:
@@ -122,7 +99,7 @@ def repeated_classes(places: dict[str, list[tuple[str, int]]]) -> Iterator[Findi
 
 
 def check(root: Path, paths: list[str]) -> list[Finding]:
-    """Return what breaks the rules in these files, given relative to the root."""
+    """Check these files, given relative to the root; sorted findings."""
     findings: list[Finding] = []
     classes: dict[str, list[tuple[str, int]]] = defaultdict(list)
     for path in paths:
@@ -137,7 +114,6 @@ def check(root: Path, paths: list[str]) -> list[Finding]:
             continue
         tree = ast.parse(text)
         findings += long_functions(path, tree)
-        findings += bad_docstrings(path, tree)
         if path.startswith("edgespec/"):
             for node in ast.walk(tree):
                 if isinstance(node, ast.ClassDef):

@@ -24,14 +24,18 @@ from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from edgespec.apps.bench.speech import WordErrors, plain_words, word_errors
 from edgespec.apps.speech.audio import read_audio
 from edgespec.apps.speech.loading import SpeechModel
 from edgespec.apps.speech.options import SpeechOptions
 from edgespec.apps.speech.transcriber import Samples, Transcriber
-from edgespec.apps.speech.weights.gguf_file import read_whisper_gguf
+from edgespec.apps.speech.weights.contents import WhisperSizes, expected_tensors
+from edgespec.apps.speech.weights.convert import SIZE_KEYS
 from edgespec.errors import EdgespecError
+from edgespec.llama import ggml_types
+from edgespec.llama.gguf import read_gguf
 from edgespec.models.suites import OVERALL, Prompt, load_recordings
 from script import Measuring, parser, start
 
@@ -61,14 +65,26 @@ Texts = dict[str, dict[str, str]]
 """A source's name -> a recording's id -> the text that was heard."""
 
 
+def read_weights(path: Path) -> tuple[WhisperSizes, dict[str, npt.NDArray[np.float32]]]:
+    """Read a model's sizes and its tensors in F32, with OpenAI's names and shapes."""
+    gguf, data = read_gguf(path), np.memmap(path, np.uint8, "r")
+    sizes = WhisperSizes(**{name: int(gguf.number(f"whisper.{key}")) for name, key in SIZE_KEYS.items()})
+    shapes, arrays = expected_tensors(sizes), {}
+    for info in gguf.tensors:
+        start = gguf.data_start + info.offset
+        rows = data[start : start + info.bytes].reshape(-1, ggml_types.row_bytes(info.kind, info.columns))
+        floats = ggml_types.to_floats(rows, info.kind, info.columns)
+        arrays[info.name] = floats.astype(np.float32).reshape(shapes[info.name])
+    return sizes, arrays
+
+
 @contextmanager
 def openai_whisper(python: str, weights: Path, threads: int) -> Iterator[subprocess.Popen[str]]:
     """Start openai-whisper in another Python, on the weights of a GGUF file."""
-    contents = read_whisper_gguf(weights)
+    sizes, arrays = read_weights(weights)
     with tempfile.TemporaryDirectory() as folder:
-        arrays = {name: tensor.read().astype(np.float32) for name, tensor in contents.tensors.items()}
         np.savez(Path(folder, "weights.npz"), allow_pickle=False, **arrays)
-        Path(folder, "dims.json").write_text(json.dumps(asdict(contents.sizes)))
+        Path(folder, "dims.json").write_text(json.dumps(asdict(sizes)))
         child = subprocess.Popen(
             [python, "-c", _OPENAI, folder, str(threads)],
             stdin=subprocess.PIPE,

@@ -27,6 +27,14 @@ def is_whisper_source(path: Path) -> bool:
         return False
 
 
+def whisper_gguf(ref: str) -> str:
+    """The line that refuses a Whisper model in GGUF where one is to be converted."""
+    return (
+        f"{ref}: a Whisper model in GGUF; other types are made of a folder of the hub (model.safetensors), "
+        "a file of whisper.cpp (ggml-NAME.bin) or a folder of CTranslate2 (model.bin)"
+    )
+
+
 def foreign_whisper(ref: str) -> str:
-    """Return the line that refuses a Whisper model of another program where a GGUF file is wanted."""
+    """The line that refuses a Whisper model of another program where a GGUF file is wanted."""
     return f"{ref}: a Whisper model, but no GGUF; convert it: edgespec quantize {ref} --type q8_0"

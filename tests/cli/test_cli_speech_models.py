@@ -29,9 +29,10 @@ def test_models_of_other_programs_are_converted(server, tmp_path):  # noqa: F811
     assert ok(app, str(folder), "--type", "q8_0", "-o", str(tmp_path / "x.gguf")).split() == [
         str(tmp_path / "x.gguf")
     ]
-    again = ok(app, made[0], "--type", "q8_0", "-o", str(tmp_path / "y.gguf")).split()
-    assert types_of(again[0]) == {"Q8_0", "F16", "F32"}
-    assert "a Whisper model cannot be 'q2_k' (known: q8_0," in str(error(app, made[0], "--type", "q2_k"))
+    for gguf_model in (made[0], "whisper-base"):
+        said = str(error(app, gguf_model, "--type", "q8_0", "-o", str(tmp_path / "y.gguf")))
+        assert said.startswith(f"{gguf_model}: a Whisper model in GGUF; ") and "model.safetensors" in said
+    assert "a Whisper model cannot be 'q2_k' (known: q8_0," in str(error(app, str(source), "--type", "q2_k"))
     source.write_bytes(source.read_bytes()[:-9])
     assert "no whole Whisper model" in str(error(app, str(source), "--type", "q8_0", "--force"))
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from edgespec.apps.speech.draft_costs import SpeechDraftCosts, SpeechPair, keep_costs, load_costs
 from edgespec.apps.speech.draft_price import SpeechModelCosts, expected_gain_s, same_encoder
 from edgespec.apps.speech.loading import SpeechModel
+from edgespec.apps.speech.speech_model import check_speech_file
 from edgespec.apps.speech.weights.convert import DRAFTS_FOR
-from edgespec.apps.speech.weights.gguf_file import check_speech_file
 from edgespec.errors import EdgespecError
 from edgespec.llama.fingerprints import file_fingerprint
 from edgespec.llama.gguf import read_gguf

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from edgespec.apps.speech.weights.gguf_file import check_speech_file
+from edgespec.apps.speech.speech_model import check_speech_file
 from edgespec.errors import UsageError
 from edgespec.llama.fingerprints import file_fingerprint
 from edgespec.platform.cpu import read_cpu

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from edgespec.apps.speech.speech_model import check_speech_file
 from edgespec.apps.speech.tokenizer import WhisperTokenizer
-from edgespec.apps.speech.weights.gguf_file import check_speech_file
 from edgespec.apps.speech.whisper_model import WhisperModel
 from edgespec.platform.closing import Closing
 

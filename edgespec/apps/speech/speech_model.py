@@ -1,19 +1,22 @@
-"""The file of the Whisper model that a reference means, and what is known of it."""
+"""Whisper models: the file that a reference means, what is known of it, and what is none."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from edgespec.apps.speech.tokenizer import WhisperTokenizer
-from edgespec.apps.speech.weights.contents import check_contents
-from edgespec.apps.speech.weights.gguf_file import NO_WHISPER, check_speech_file, read_whisper_gguf
+from edgespec.apps.speech.weights.convert import SIZE_KEYS
 from edgespec.errors import EdgespecError, UsageError
+from edgespec.llama.gguf_header import GGUFHeader, check_complete_file, other_kind
 from edgespec.models.hub_names import is_hub_name
 from edgespec.models.registry import load_registry
 from edgespec.models.resolve import locate, resolve
 from edgespec.models.store import Store
-from edgespec.models.whisper_files import foreign_whisper, is_whisper_source
+from edgespec.models.whisper_files import ARCHITECTURE, foreign_whisper, is_whisper_source
 from edgespec.platform.files import expand_user
+
+_CHOOSE = "choose a Whisper model, such as whisper-base (`edgespec models list` shows all)"
+_NO_WHISPER = f"a language model, which writes text; {_CHOOSE}"
 
 _PREFIX, _SHORT = "whisper-", {"large": "whisper-large-v3", "turbo": "whisper-large-v3-turbo"}
 
@@ -37,6 +40,15 @@ def is_english(ref: str) -> bool:
     return speech_ref(ref) in load_registry().entries and ref.endswith(".en")
 
 
+def check_speech_file(path: Path, name: str = "") -> GGUFHeader:
+    """Read the header of a complete Whisper model, called `name`. Raises EdgespecError for any other file."""
+    header = check_complete_file(path)
+    if header.architecture != ARCHITECTURE:
+        kind = other_kind(header)
+        raise EdgespecError(f"{name or path}: {f'{kind}; {_CHOOSE}' if kind else _NO_WHISPER}")
+    return header
+
+
 def check_speech_ref(ref: str) -> None:
     """Raise what `speech_model` raises for `ref`, as far as that can be known before it is pulled."""
     ref = speech_ref(ref)
@@ -46,7 +58,7 @@ def check_speech_ref(ref: str) -> None:
     if isinstance(found, Path):
         check_speech_file(found, ref)
     elif not found.speech and not is_hub_name(ref):
-        raise EdgespecError(f"{ref}: {NO_WHISPER}")
+        raise EdgespecError(f"{ref}: {_NO_WHISPER}")
 
 
 def speech_model(ref: str) -> Path:
@@ -65,16 +77,18 @@ def speech_model(ref: str) -> Path:
 
 def speech_facts(path: Path) -> dict[str, object]:
     """Return the facts of a Whisper model. Raises EdgespecError for one that is not whole."""
-    contents = read_whisper_gguf(path)
-    check_contents(contents)
-    sizes = contents.sizes
+    gguf = check_speech_file(path).gguf
     tokenizer = WhisperTokenizer.from_gguf(path)
+
+    def size(name: str) -> int:
+        return max(gguf.integers(f"whisper.{SIZE_KEYS[name]}"), default=0)
+
     return {
-        "layers": [sizes.n_audio_layer, sizes.n_text_layer],
-        "width": sizes.n_text_state,
-        "mels": sizes.n_mels,
+        "layers": [size("n_audio_layer"), size("n_text_layer")],
+        "width": size("n_text_state"),
+        "mels": size("n_mels"),
         "languages": len(tokenizer.languages) if tokenizer.is_multilingual else 1,
-        "word_times": bool(contents.alignment_heads),
+        "word_times": bool(gguf.integers("whisper.alignment_heads")),
         "bytes": path.stat().st_size,
     }
 

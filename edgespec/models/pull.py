@@ -203,7 +203,7 @@ class Puller:
         if entry.path:
             problem = "has changed since it was added" if entry.path.exists() else "is gone"
             again = f"`edgespec models remove {entry.name}`, then add it again"
-            cure = "install edgespec again" if entry.is_packed else again
+            cure = "install edgespec again" if entry.packed else again
             raise EdgespecError(f"{entry.name}: its file {entry.path} {problem}; {cure}")
         if entry.derived:  # before this entry's lock is taken: no process holds two
             self.ensure(self.registry.get(entry.derived.base))

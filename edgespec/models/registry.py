@@ -16,8 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.models.entries import Registry
-from edgespec.models.models_toml import NAME, parse
+from edgespec.models.entries import NAME, Registry, parse
 from edgespec.platform.files import write_atomically
 from edgespec.platform.kept import OWN_MODELS
 
@@ -63,7 +62,7 @@ def _rewrite_user_file(text: str) -> None:
 
 def check_name(name: str) -> None:
     """Raise UsageError if `name` is no valid name for a model, or that of a pair."""
-    if not NAME.fullmatch(name):
+    if not re.fullmatch(NAME, name):
         problem = "not a usable name (letters, digits and . _ + @ -); choose another"
         raise UsageError(problem, field="name", value=repr(name))
     if name in load_registry().pairs:  # commands that take both would not know which is meant

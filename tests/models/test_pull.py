@@ -15,7 +15,7 @@ from collections import namedtuple
 import pytest
 
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.models import entries, models_toml
+from edgespec.models import entries
 from edgespec.models.found import hub_repositories
 from edgespec.models.pull import Puller
 from edgespec.models.registry import load_registry, user_models_file
@@ -704,7 +704,6 @@ def test_a_model_that_comes_with_edgespec_is_used_where_it_is(server, store):
 
 
 def test_a_damaged_installation_is_told_from_a_users_file(server, store, tmp_path, monkeypatch):
-    monkeypatch.setattr(models_toml, "PACKED", tmp_path)
     monkeypatch.setattr(entries, "PACKED", tmp_path)
     name = load_registry().pairs["default"].draft
     for contents, problem in ((None, "is gone"), (CONTENT, "has changed")):

@@ -4,9 +4,8 @@ import pytest
 
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models import registry as models
-from edgespec.models.entries import Derivation, Entry, HubSource, ModelShape, WheelsSource
+from edgespec.models.entries import SHIPPED_FILE, Derivation, Entry, HubSource, ModelShape, WheelsSource
 from edgespec.models.hub_names import hub_entry
-from edgespec.models.models_toml import SHIPPED_FILE
 from edgespec.models.registry import load_registry
 from edgespec.models.resolve import locate
 from edgespec.models.store import Stamp, Store
@@ -33,7 +32,7 @@ def test_shipped_names_and_default_pair(user_toml):
         assert registry.get(name).name == name
     default = registry.pairs["default"]
     assert default.target == "qwen2.5-coder-1.5b-q4_k_m"
-    assert registry.get(default.draft).is_packed
+    assert registry.get(default.draft).packed
     draft = registry.get(default.small)
     assert draft.derived == Derivation("qwen2.5-coder-0.5b-q4_k_m", "q4_0", pure=True)
     hub, wheels = registry.get(default.target).sources
@@ -103,7 +102,7 @@ def test_user_file_extends_and_overrides(user_toml):
     assert mine.sources == (HubSource("me/mine", "mine.gguf", "main"),)
     assert not mine.verified
     assert registry.get("smollm2-135m-q4_1").params == "mine too"
-    assert registry.get("smollm2-135m-q4_1").sources == (WheelsSource(("a==1", "b==2"), "*.bin"),)
+    assert registry.get("smollm2-135m-q4_1").sources == (WheelsSource("*.bin", ("a==1", "b==2")),)
     assert registry.pairs["default"].target == "mine"
     assert "small" in registry.pairs
     assert "qwen2.5-coder-1.5b-q4_k_m" in registry.entries
@@ -128,10 +127,10 @@ HUB = '{ kind = "hub", repo = "a/b", file = "c.gguf" }'
         ("[model.x]\npath='/x'", "top level.model: no such field (nearest: models, folders, default)"),
         ("[models.x]\nfamily = 'y'", "models.x: needs exactly one of sources, derived and path, got none"),
         (f"[models.x]\npath = '/x'\nsources = [{HUB}]", "got sources and path"),
-        ("[models.x]\nsources = []", "models.x.sources: expected at least one source"),
+        ("[models.x]\nsources = []", "models.x.sources: expected at least one"),
         ("[models.x]\nsources = [7]", "models.x.sources[0]: expected a table, got 7"),
         ("[models.x]\nsources = [{kind='ftp'}]", 'models.x.sources[0].kind: expected "hub" or "wheels"'),
-        ("[models.x]\npacked = '../x.gguf'", "models.x.packed: expected the name of a file that comes with"),
+        ("[models.x]\npacked = '../x.gguf'", "models.x.packed: expected a name of letters, digits"),
         ("[models.x]\nsources = [{kind='hub', file='f'}]", "models.x.sources[0].repo: missing"),
         (
             "[models.x]\nsources = [{kind='hub', repo='nope', file='f'}]",

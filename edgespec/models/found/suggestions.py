@@ -23,7 +23,7 @@ def draft_to_pull(registry: Registry, name: str, facts: ModelFacts, size: int) -
         target, draft = registry.entries[pair.target], registry.entries[pair.partner(writes=True)]
         family = _plain(target.family)
         shape = registry.shape(draft)
-        if not family or family not in names or draft.is_packed or shape is None:
+        if not family or family not in names or draft.packed or shape is None:
             continue
         if abs(shape.vocabulary - facts.n_vocab) > _PADDING * facts.n_vocab:
             continue

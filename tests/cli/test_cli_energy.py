@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from command_line import run_cli
-from edgespec.apps.energy import idle
+from edgespec.apps.energy import meter
 from edgespec.apps.energy.commands import energy as energy_room
 from energy_trees import (
     AMD,
@@ -31,10 +31,10 @@ import sys
 from pathlib import Path
 from edgespec.apps.energy.commands import energy
 from edgespec.cli import main
-from edgespec.apps.energy import idle
+from edgespec.apps.energy import meter
 
 energy.ROOT = Path(sys.argv.pop(1))
-idle.MOST_OTHER_LOAD = 1e9  # tests run beside other tests
+meter.MOST_OTHER_LOAD = 1e9  # tests run beside other tests
 sys.exit(main())
 """
 
@@ -51,7 +51,7 @@ def energy(environment, tmp_path, monkeypatch):
     def energy(*arguments, here=False, busy=False):
         if not here:
             monkeypatch.setattr(energy_room, "ROOT", tmp_path / "root")
-            monkeypatch.setattr(idle, "MOST_OTHER_LOAD", -1 if busy else 1e9)  # tests run beside other tests
+            monkeypatch.setattr(meter, "MOST_OTHER_LOAD", -1 if busy else 1e9)  # tests run beside other tests
         return run_cli("energy", *arguments, env=environment)
 
     return energy

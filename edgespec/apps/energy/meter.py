@@ -19,20 +19,28 @@ from __future__ import annotations
 
 import math
 import time
+from bisect import bisect_right
 from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from threading import Event, RLock, Thread
-from typing import Self
+from typing import Annotated, NamedTuple, Self
+
+import msgspec
 
 from edgespec.apps.energy.base import EnergyReading, EnergySource, SourceFinding, UnreadableError
-from edgespec.apps.energy.idle_store import load_idle_power
-from edgespec.apps.energy.resolution import Resolution, find_resolution
 from edgespec.apps.energy.sources import survey, why_none
-from edgespec.apps.energy.trail import EnergyTrail, TrailPoint
 from edgespec.errors import describe_os_error
 from edgespec.platform.closing import Closing
+from edgespec.platform.cpu import read_cpu
+from edgespec.platform.kept import IDLE_POWER
 from edgespec.platform.messages import MessageFn, silent
 from edgespec.platform.metering import Measurement, Phase
+from edgespec.platform.other_load import MOST_OTHER_LOAD, OtherLoad
+from edgespec.platform.state_file import DamagedFileError, NewerFormatError, StateFile, parse_json
 
 MOST_GAP = 0.1
 """A window has no joules if samples were too far apart for more than this share of it."""
@@ -338,3 +346,245 @@ def chosen_source(root: Path, *, on_message: MessageFn) -> dict[str, str | None]
     """Return the source of joules that `EnergyMeter.choose` takes, or why there is none, for `doctor`."""
     with EnergyMeter.choose(root, on_message=on_message) as meter:
         return {"source": meter.source or None, "reason": meter.reason}
+
+
+# ---- the running sum ----
+
+MOST_INTERVALS = 4.0
+"""Power samples further apart than this many intervals leave a gap."""
+
+
+class TrailPoint(NamedTuple):
+    """The sums up to a moment."""
+
+    joules: tuple[float, ...]
+    """Energy spent in each domain."""
+    gap_s: float
+    """Seconds in which samples were too far apart."""
+
+
+class EnergyTrail:
+    """Successive readings of a source and the running sums of their joules.
+
+    Of a counter only the last reading is kept: it is never interpolated.
+    """
+
+    def __init__(self, source: EnergySource) -> None:
+        self._source = source
+        self._readings: list[EnergyReading] = []
+        self._points: list[TrailPoint] = []
+
+    def clear(self) -> None:
+        """Forget all readings: the next one begins a new trail."""
+        self._readings.clear()
+        self._points.clear()
+
+    @property
+    def last(self) -> TrailPoint | None:
+        """The sums up to the last reading; None before the first."""
+        return self._points[-1] if self._points else None
+
+    def add(self, reading: EnergyReading) -> None:
+        """Add a reading. Raises UnreadableError, and adds nothing, if the energy spent cannot be told."""
+        if not self._readings:
+            point = TrailPoint((0.0,) * len(reading.figures), 0.0)
+        else:
+            before, last = self._readings[-1], self._points[-1]
+            spent = self._source.joules(before, reading)
+            gap_s = last.gap_s + self._gap_s(before, reading)
+            point = TrailPoint(tuple(a + b for a, b in zip(last.joules, spent, strict=True)), gap_s)
+        if self._source.counts:
+            self.clear()
+        self._readings.append(reading)
+        self._points.append(point)
+
+    def at(self, moment: float) -> TrailPoint:
+        """Return the sums up to `moment`, which is limited to between the first and the last reading."""
+        i = bisect_right(self._readings, moment, key=lambda reading: reading.at)
+        if i == len(self._readings):
+            return self._points[-1]
+        if i == 0:
+            return self._points[0]
+        before, after, point = self._readings[i - 1], self._readings[i], self._points[i - 1]
+        share = (moment - before.at) / (after.at - before.at)
+        pairs = zip(before.figures, after.figures, strict=True)
+        between = EnergyReading(moment, tuple(a + share * (b - a) for a, b in pairs))
+        spent = self._source.joules(before, between)
+        return TrailPoint(
+            tuple(a + b for a, b in zip(point.joules, spent, strict=True)),
+            point.gap_s + share * self._gap_s(before, after),
+        )
+
+    def _gap_s(self, before: EnergyReading, after: EnergyReading) -> float:
+        """Return the seconds between two samples if they are too far apart, else 0."""
+        seconds = after.at - before.at
+        is_gap = not self._source.counts and seconds > MOST_INTERVALS * self._source.interval_s
+        return seconds if is_gap else 0.0
+
+
+# ---- resolution ----
+
+_OBSERVED_S = 0.2
+_ENOUGH_STEPS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """Smallest differences that a source measures."""
+
+    step_j: float | None = None
+    """The smallest step seen of a counter; None for a source of power or a counter that stood still."""
+    step_s: float | None = None
+    """The median time between two steps of a counter."""
+    interval_s: float | None = None
+    """The time between two samples of a source of power; None for a counter or an assumption."""
+
+
+def find_resolution(source: EnergySource, read: Callable[[], EnergyReading | None]) -> Resolution:
+    """Return the resolution of `source`; watches a counter for 0.2 s. `read` returns None on failure."""
+    if not source.counts:
+        if math.isinf(source.interval_s):
+            return Resolution()
+        read()
+        return Resolution(interval_s=source.interval_s)
+    steps: list[float] = []
+    times: list[float] = []
+    began = before = read()
+    while before and began and len(steps) < _ENOUGH_STEPS:
+        now = read()
+        if now is None or now.at - began.at > _OBSERVED_S:
+            break
+        pairs = zip(source.counted, before.figures, now.figures, strict=True)
+        changes = [after - start for counted, start, after in pairs if counted and after > start]
+        if changes:
+            steps.append(min(changes) / 1e6)
+            times.append(now.at)
+            before = now
+    gaps = [after - start for start, after in pairwise(times)]
+    return Resolution(min(steps, default=None), median(gaps) if gaps else None)
+
+
+# ---- the idle machine's power, kept ----
+#
+#     cache_root()/energy.json        {"format": "edgespec energy", "version": 1, "idle": {
+#                                         "RAPL": {"watts": 3.21, "cpu": "...", "measured": "..."}}}
+#
+# A figure holds for one source on one processor model. Failures here raise nothing: each is one line for
+# `on_message`.
+
+FORMAT, VERSION = "edgespec energy", 1
+
+
+class _IdleFigure(msgspec.Struct, frozen=True):
+    watts: Annotated[float, msgspec.Meta(gt=0)]
+    cpu: str
+    measured: str = ""
+
+
+Entries = dict[str, _IdleFigure]
+"""Source name -> figure."""
+
+
+def idle_path() -> Path:
+    """Return the file that keeps the idle power."""
+    return IDLE_POWER.path()
+
+
+def load_idle_power(source: str, root: Path = Path("/"), on_message: MessageFn = silent) -> float | None:
+    """Return the idle watts stored for `source` on this processor, or None."""
+    try:
+        entry = (_file(on_message).read() or {}).get(source)
+    except OSError as error:
+        on_message(f"the idle power is not known: {describe_os_error(error)}")
+        return None
+    return entry.watts if entry and entry.cpu == _cpu(root) else None
+
+
+def store_idle_power(
+    source: str, watts: float, root: Path = Path("/"), on_message: MessageFn = silent
+) -> Path | None:
+    """Store the idle power of `source`; return the file, or None if it cannot be written."""
+    file = _file(on_message)
+    measured = datetime.now().astimezone().isoformat(timespec="seconds")
+    entry = _IdleFigure(float(f"{watts:.6g}"), _cpu(root), measured)
+
+    def with_entry(kept: Entries | None) -> bytes:
+        content = {"format": FORMAT, "version": VERSION, "idle": {**(kept or {}), source: entry}}
+        return msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n"
+
+    try:
+        file.update(with_entry)
+    except (OSError, NewerFormatError) as error:
+        reason = describe_os_error(error) if isinstance(error, OSError) else str(error)
+        on_message(f"the idle power could not be kept: {reason}")
+        return None
+    return file.path
+
+
+def _cpu(root: Path) -> str:
+    return read_cpu(root / "proc/cpuinfo").model
+
+
+def _file(on_message: MessageFn) -> StateFile[Entries]:
+    return StateFile(idle_path(), _parse, on_message=on_message)
+
+
+def _parse(data: bytes) -> Entries:
+    document = parse_json(idle_path(), data, form=FORMAT, version=VERSION)
+    try:
+        return msgspec.convert(document["idle"], Entries)
+    except (KeyError, msgspec.ValidationError):
+        raise DamagedFileError("damaged: no power of the idle machine") from None
+
+
+# ---- measuring the idle machine ----
+
+_STEP_S = 0.1  # between two calls of on_progress
+
+
+@dataclass(frozen=True, slots=True)
+class IdlePower:
+    """The measured power of the idle machine."""
+
+    watts: float | None
+    """None if unknown; `reason` says why."""
+    reason: str = ""
+    warning: str = ""
+    """Why the figure is unreliable, in one line; else ""."""
+
+
+def measure_idle(
+    meter: EnergyMeter,
+    seconds: float = 10.0,
+    *,
+    on_progress: Callable[[float], None] = lambda _done_s: None,
+    load: OtherLoad | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> IdlePower:
+    """Return the mean power over `seconds` in which this process sleeps.
+
+    `on_progress` takes the seconds that have passed. `load` tells how busy other programs are.
+    """
+    if meter.estimated:
+        return IdlePower(None, "an assumption says nothing of the idle machine")
+    load = load or OtherLoad()
+    window = meter.begin()
+    n_steps = max(1, round(seconds / _STEP_S))
+    try:
+        for step in range(n_steps):
+            on_progress(seconds * step / n_steps)
+            sleep(seconds / n_steps)
+    finally:
+        measured = meter.end(window)
+    on_progress(seconds)
+    if measured.joules is None:
+        return IdlePower(None, measured.reason)
+    if not measured.joules or not measured.seconds:
+        return IdlePower(None, f"{meter.source} stood still for {measured.seconds:.1f} s: measure for longer")
+    busy, warning = load.processors(), ""
+    if busy is not None and busy > MOST_OTHER_LOAD:
+        warning = (
+            f"the machine was busy: other programs kept {busy:.1f} processors busy; this idle power is too "
+            "high and was not kept: stop other programs and run edgespec energy again"
+        )
+    return IdlePower(measured.joules / measured.seconds, warning=warning)

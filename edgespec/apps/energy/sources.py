@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Sequence
+import os
+import re
+import subprocess
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from edgespec.apps.energy.base import SourceFinding
-from edgespec.apps.energy.power import AssumedPower, find_battery, find_ina, find_pmic
-from edgespec.apps.energy.rapl import find_rapl
+from edgespec.apps.energy.base import (
+    EnergyReading,
+    PowerSource,
+    SourceFinding,
+    UnreadableError,
+    finding,
+    read_number,
+    read_text,
+)
 from edgespec.errors import UsageError
+from edgespec.platform.boards import device_model
+from edgespec.platform.cpu import read_cpu
+from edgespec.platform.files import text_of
 
 ASSUMED = "assumption"
 
@@ -41,3 +57,476 @@ def why_none(found: Sequence[SourceFinding]) -> str:
     return "this machine shows no energy counter or power sensor: " + "; ".join(
         finding.reason for finding in found
     )
+
+
+# ---- boards' sensors, a laptop's battery, an assumption ----
+#
+#     PmicPower      Raspberry Pi 5: vcgencmd pmic_read_adc, volts and amperes of each rail
+#     InaPower       INA3221, INA226 and the like, as on Jetson boards: /sys/class/hwmon/hwmonN
+#     BatteryPower   a laptop that is not plugged in: /sys/class/power_supply/BATn
+#     AssumedPower   what the user says
+#
+# The first three measure the whole board or machine, with everything connected to it.
+
+# ---- Raspberry Pi 5 ----
+
+PMIC = "Raspberry Pi 5 PMIC"
+_PMIC_SCALE, _PMIC_OFFSET_W = 1.1451, 0.5879  # a published fit of a meter at the plug to the rails' sum
+_PMIC_FIGURE = re.compile(r"(\w+)_([AV])\s+(?:current|volt)\(\d+\)=(\d+(?:\.\d+)?)[AV]\b")
+_VCGENCMD = ("usr/bin/vcgencmd", "usr/local/bin/vcgencmd", "opt/vc/bin/vcgencmd")
+_HANGS_AFTER_S = 2.0
+_VIDEO_GROUP = ("sudo usermod --append --groups video $USER", "then log out and in again")
+
+
+class PmicPower(PowerSource):
+    """The rails of a Raspberry Pi 5's power chip, scaled to the whole board."""
+
+    name = PMIC
+    domains = ("board",)
+    counted = (True,)
+    interval_s = 0.2
+
+    def __init__(self, vcgencmd: Path) -> None:
+        self._vcgencmd = vcgencmd
+
+    def read(self) -> tuple[float, ...]:
+        """Return the board's watts."""
+        command = [str(self._vcgencmd), "pmic_read_adc"]
+        what = " ".join(command)
+        try:
+            process = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=_HANGS_AFTER_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise UnreadableError(f"{what}: no answer in {_HANGS_AFTER_S:g} s") from None
+        except OSError as error:
+            raise UnreadableError(f"{what}: {error.strerror or error}") from None
+        rails: dict[str, dict[str, float]] = {}
+        for rail, unit, figure in _PMIC_FIGURE.findall(process.stdout):
+            rails.setdefault(rail, {})[unit] = float(figure)
+        watts = [rail["A"] * rail["V"] for rail in rails.values() if len(rail) == 2]
+        if process.returncode or not watts:
+            said = " ".join((process.stderr or process.stdout).split())[:120]
+            fix = _VIDEO_GROUP if re.search("vcio|vchi|permission", said, re.IGNORECASE) else ()
+            raise UnreadableError(f"{what}: {said or 'said nothing'}", *fix)
+        return (sum(watts) * _PMIC_SCALE + _PMIC_OFFSET_W,)
+
+
+def find_pmic(root: Path, vcgencmd: Path | None = None) -> SourceFinding:
+    """Look for a Raspberry Pi 5; `vcgencmd` is the path of its command, default: the usual places."""
+    board = device_model(root)
+    if "Raspberry Pi" in board and "Raspberry Pi 5" not in board:
+        return SourceFinding(PMIC, None, f"a {board} has no sensor of its current: only a Pi 5 has")
+    if vcgencmd is None:
+        vcgencmd = next((root / path for path in _VCGENCMD if (root / path).exists()), None)
+    if vcgencmd is None:
+        if "Raspberry Pi 5" in board:
+            fix = ("sudo apt install raspi-utils   # brings vcgencmd",)
+            return SourceFinding(PMIC, None, "vcgencmd is not installed", fix, present=True)
+        return SourceFinding(PMIC, None, "this is no Raspberry Pi 5")
+    source = PmicPower(vcgencmd)
+    return finding(PMIC, lambda: source, "")
+
+
+# ---- INA sensors ----
+
+INA = "hwmon INA"
+_INA = re.compile(r"ina(?:2\d\d|2xx|3221)")
+_WHOLE = ("VDD_IN", "POM_5V_IN")  # rails that feed all the others
+_INSIDE = ("VDDQ_VDD2_1V8AO",)  # of a Jetson AGX Orin: fed by its VIN_SYS_5V0
+_CHANNELS = (1, 2, 3)  # an INA3221's in4 and above are voltages of shunts, and its curr4 is a sum
+
+
+@dataclass(frozen=True, slots=True)
+class _Rail:
+    label: str
+    folder: Path
+    channel: int
+
+    def watts(self) -> float:
+        power = self.folder / f"power{self.channel}_input"
+        if power.exists():
+            return read_number(power) / 1e6
+        volts = read_number(self.folder / f"in{self.channel}_input") / 1e3
+        return volts * read_number(self.folder / f"curr{self.channel}_input") / 1e3
+
+
+class InaPower(PowerSource):
+    """The rails of a board that have INA sensors."""
+
+    interval_s = 0.1
+
+    def __init__(self, rails: Sequence[_Rail], chip: str) -> None:
+        self._rails = tuple(rails)
+        self.name = f"hwmon {chip.upper()}"
+        self.domains = tuple(rail.label for rail in rails)
+        whole = next((label for label in _WHOLE if label in self.domains), None)
+        self.counted = tuple(label == whole if whole else label not in _INSIDE for label in self.domains)
+
+    def read(self) -> tuple[float, ...]:
+        """Return the watts of each rail."""
+        return tuple(rail.watts() for rail in self._rails)
+
+
+def find_ina(root: Path) -> SourceFinding:
+    """Look for INA power sensors among the hwmon devices."""
+    hwmon = root / "sys/class/hwmon"
+
+    def find() -> InaPower | None:
+        chips, rails = _rails(hwmon)
+        return InaPower(rails, chips[0]) if rails else None
+
+    return finding(INA, find, f"no INA3221 or INA2xx sensor in {hwmon}")
+
+
+def _rails(hwmon: Path) -> tuple[list[str], list[_Rail]]:
+    """Return the names of the chips, and their rails with unique labels."""
+    chips: list[str] = []
+    rails: list[_Rail] = []
+    for folder in sorted(hwmon.glob("hwmon*"), key=lambda path: (len(path.name), path.name)):
+        if not (folder / "name").exists():
+            continue
+        chip = read_text(folder / "name")
+        if not _INA.fullmatch(chip):
+            continue
+        for channel in _CHANNELS:
+            if label := _label(folder, channel):
+                taken = any(rail.label == label for rail in rails)
+                rails.append(_Rail(f"{folder.name} {label}" if taken else label, folder, channel))
+                chips.append(chip)
+    return chips, rails
+
+
+def _label(folder: Path, channel: int) -> str:
+    """Return a channel's label; "" if it is off, not connected or does not give watts."""
+    files = [folder / f"{kind}{channel}_input" for kind in ("power", "in", "curr")]
+    if not (files[0].exists() or (files[1].exists() and files[2].exists())):
+        return ""
+    enable = folder / f"in{channel}_enable"
+    if enable.exists() and read_text(enable) == "0":
+        return ""
+    label = folder / f"in{channel}_label"
+    text = read_text(label) if label.exists() else f"rail {channel}"
+    return "" if text == "NC" else text  # not connected
+
+
+# ---- batteries ----
+
+BATTERY = "battery"
+
+
+class BatteryPower(PowerSource):
+    """A laptop's batteries while they discharge: the power of the whole machine, display included."""
+
+    interval_s = 1.0  # gauges update every second or more slowly
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self._folders = tuple(folders)
+        self.domains = tuple(folder.name for folder in folders)
+        self.counted = (True,) * len(self.domains)
+        self.name = f"{BATTERY} {'+'.join(self.domains)}"
+
+    def read(self) -> tuple[float, ...]:
+        """Return the watts of each battery."""
+        states = [read_text(folder / "status") for folder in self._folders]
+        for folder, state in zip(self._folders, states, strict=True):
+            if state == "Charging" or (state != "Discharging" and "Discharging" not in states):
+                raise UnreadableError(
+                    f"{folder.name} is {'not discharging' if state == 'Unknown' else state.lower()}: "
+                    "what the machine takes from the plug is not seen",
+                    "unplug the charger and wait a minute",
+                )
+        watts = [
+            _battery_watts(folder) if state == "Discharging" else 0.0
+            for folder, state in zip(self._folders, states, strict=True)
+        ]
+        if not sum(watts):
+            raise UnreadableError(f"{self.name} says 0 W", "wait a minute: a gauge is slow after unplugging")
+        return tuple(watts)
+
+
+def _battery_watts(folder: Path) -> float:
+    power = folder / "power_now"
+    if power.exists():
+        return abs(read_number(power)) / 1e6  # some drivers show discharging as negative
+    return abs(read_number(folder / "current_now")) * read_number(folder / "voltage_now") / 1e12
+
+
+def find_battery(root: Path) -> SourceFinding:
+    """Look for discharging batteries that power the machine."""
+    supplies = root / "sys/class/power_supply"
+
+    def find() -> BatteryPower | None:
+        folders = list(_batteries(supplies))
+        return BatteryPower(folders) if folders else None
+
+    return finding(BATTERY, find, f"no battery in {supplies}")
+
+
+def _batteries(supplies: Path) -> Iterator[Path]:
+    for folder in sorted(supplies.glob("*")):
+        if not (folder / "type").exists() or read_text(folder / "type") != "Battery":
+            continue
+        scope = folder / "scope"
+        if not (scope.exists() and read_text(scope) == "Device"):  # a mouse's or a headset's
+            yield folder
+
+
+# ---- an assumption ----
+
+
+class AssumedPower(PowerSource):
+    """Constant watts that the user gave."""
+
+    estimated = True
+    domains = ("assumed",)
+    counted = (True,)
+    interval_s = math.inf
+
+    def __init__(self, watts: float) -> None:
+        """`watts`: above 0."""
+        self._watts = watts
+        self.name = f"{watts:g} W assumed"
+
+    def read(self) -> tuple[float, ...]:
+        """Return the assumed watts."""
+        return (self._watts,)
+
+
+# ---- RAPL ----
+#
+#     /sys/class/powercap/intel-rapl:0/name                   package-0
+#                                     /energy_uj              microjoules since some time, wrapping
+#                                     /max_energy_range_uj    where it wraps
+#                         intel-rapl:0:1/name                 dram, of package-0
+#                         intel-rapl:1/name                   psys, the whole board
+#                         intel-rapl-mmio:0/name              package-0 again, through memory-mapped I/O
+#
+# The joules are those of the packages (cores, caches and graphics of each socket or die) plus their memory,
+# if it has a counter. psys includes the packages, so it counts only if there are none.
+
+GROUP_FIX = (
+    "sudo groupadd --system --force powercap",
+    "sudo usermod --append --groups powercap $USER",
+    'echo \'ACTION=="add", SUBSYSTEM=="powercap", KERNEL=="intel-rapl*:*", '
+    'RUN+="/bin/chgrp powercap /sys%p/energy_uj", RUN+="/bin/chmod g+r /sys%p/energy_uj"\' '
+    "| sudo tee /etc/udev/rules.d/60-edgespec-powercap.rules",
+    "sudo udevadm control --reload",
+    "sudo udevadm trigger --subsystem-match=powercap --action=add",
+    "then log out and in again",
+)
+"""Shell commands that let a group read the counters, also after a reboot."""
+
+_POWERCAP = "sys/class/powercap"
+_PACKAGE = re.compile(r"package-\d+(?:-die-\d+)?")
+
+
+def find_rapl(root: Path) -> SourceFinding:
+    """Look for RAPL counters below `root`. Never raises: the finding says what is missing."""
+    zones: tuple[RaplZone, ...] = ()
+    try:
+        zones = tuple(_zones(root / _POWERCAP))
+        if not zones:
+            return SourceFinding(KIND, None, _why_none(root))
+        source = RaplCounters(zones)
+        source.read()  # may find that they cannot be read
+    except OSError as error:
+        return SourceFinding(KIND, None, f"{root / _POWERCAP}: {error.strerror or error}")
+    except UnreadableError as error:
+        fix = GROUP_FIX if "root only" in str(error) else error.fix
+        return SourceFinding(KIND, None, str(error), fix, present=True)
+    return SourceFinding(KIND, _through_pyrapl(root, source) or source, present=True)
+
+
+def _zones(powercap: Path) -> Iterator[RaplZone]:
+    """Yield each zone to count, once: some machines show a package through registers and through MMIO."""
+    seen = set()
+    for folder in sorted(powercap.glob("intel-rapl*:*"), key=lambda path: ("mmio" in path.name, path.name)):
+        if not (folder / "name").exists():  # not a zone, or just removed
+            continue
+        domain = _domain(powercap, folder)
+        if domain and domain not in seen:
+            seen.add(domain)
+            yield RaplZone(domain, folder, _range_uj(folder))
+
+
+def _domain(powercap: Path, folder: Path) -> str:
+    """Return the domain of a zone; "" if another zone includes it."""
+    name = read_text(folder / "name")
+    if _PACKAGE.fullmatch(name) or name == "psys":
+        return name
+    if name == "dram" and folder.name.count(":") > 1:
+        package = read_text(powercap / folder.name.rpartition(":")[0] / "name")
+        return package.replace("package", "dram", 1) if _PACKAGE.fullmatch(package) else ""
+    return ""
+
+
+def _range_uj(folder: Path) -> int | None:
+    try:
+        return read_number(folder / "max_energy_range_uj") or None
+    except UnreadableError:
+        return None
+
+
+def _why_none(root: Path) -> str:
+    if not (root / _POWERCAP).exists():
+        reason = f"no {root / _POWERCAP}"
+    else:
+        reason = f"no counters of processor packages in {root / _POWERCAP}"
+    if "hypervisor" in read_cpu(root / "proc/cpuinfo").flags:
+        reason += " (a virtual machine: its host keeps the counters)"
+    return reason
+
+
+def _through_pyrapl(root: Path, direct: RaplCounters) -> RaplCounters | None:
+    """Return the same counters read by pyRAPL, or None if it cannot read them."""
+    if root != Path("/") or not is_for_pyrapl(root, direct.zones):
+        return None
+    try:
+        return PyRaplCounters(direct.zones)
+    except UnreadableError:
+        return None
+
+
+def is_for_pyrapl(root: Path, zones: Sequence[RaplZone]) -> bool:
+    """Whether these zones are all that pyRAPL understands: one Intel package and perhaps its memory.
+
+    It expects one package per socket, all with or all without memory, and knows neither dies nor psys.
+    """
+    intel = "GenuineIntel" in text_of(root / "proc/cpuinfo")
+    domains = [zone.domain for zone in zones]
+    return intel and domains in (["package-0"], ["package-0", "dram-0"])
+
+
+# ---- reading RAPL's counters ----
+
+KIND = "RAPL"
+_MOST_W = 1000.0  # of a package or its memory: twice the short peaks of the largest sockets
+_MOST_PSYS_W = 5000.0
+_USUAL_RANGE_UJ = 65_532_610_987  # if unknown: 32 bits of 2^-16 J, the smallest unit in use
+_LONGEST_S = 10.0  # between two readings, even if the range would allow more
+_LATE_S = 1.0  # how old a counter's figure may be when it is read; a generous bound
+
+
+@dataclass(frozen=True, slots=True)
+class RaplZone:
+    """A counter of RAPL."""
+
+    domain: str
+    """package-0, dram-0, psys."""
+    folder: Path
+    range_uj: int | None
+    """Microjoules at which it wraps; None if unknown."""
+
+    @property
+    def most_w(self) -> float:
+        """Upper bound of its watts."""
+        return _MOST_PSYS_W if self.domain == "psys" else _MOST_W
+
+    @property
+    def wraps_after_s(self) -> float:
+        """Shortest time in seconds in which it can wrap."""
+        return (self.range_uj or _USUAL_RANGE_UJ) / 1e6 / self.most_w
+
+
+class RaplCounters:
+    """The counters of some zones, read from sysfs; pyRAPL's are a subclass."""
+
+    counts = True
+    estimated = False
+
+    def __init__(self, zones: Sequence[RaplZone], name: str = KIND) -> None:
+        self.zones = tuple(zones)
+        self._files = [str(zone.folder / "energy_uj") for zone in zones]
+        self.name = name
+        self.domains = tuple(zone.domain for zone in self.zones)
+        only_psys = all(domain == "psys" for domain in self.domains)
+        self.counted = tuple(only_psys or domain != "psys" for domain in self.domains)
+        self.interval_s = min(_LONGEST_S, *(zone.wraps_after_s / 4 for zone in self.zones))
+
+    def read(self) -> tuple[float, ...]:
+        """Return the microjoules of each zone."""
+        figures = []
+        try:
+            for file in self._files:  # read_number inlined: a mark must be fast
+                descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    figures.append(int(os.read(descriptor, 64)))
+                finally:
+                    os.close(descriptor)
+        except (OSError, ValueError):
+            return tuple(map(read_number, self._files))  # raises with the reason
+        return tuple(figures)
+
+    def joules(self, before: EnergyReading, after: EnergyReading) -> tuple[float, ...]:
+        """Return the joules of each zone; its counter may have wrapped once."""
+        seconds = after.at - before.at
+        pairs = zip(self.zones, before.figures, after.figures, strict=True)
+        return tuple(_joules(zone, start, end, seconds) for zone, start, end in pairs)
+
+
+def _joules(zone: RaplZone, start: float, end: float, seconds: float) -> float:
+    if seconds >= zone.wraps_after_s:
+        raise UnreadableError(
+            f"RAPL was not read for {seconds:.3g} s (suspended, or starved of time): "
+            f"{zone.domain} may have wrapped more than once"
+        )
+    spent = (end - start) / 1e6
+    if spent >= 0:
+        return spent
+    if zone.range_uj is None:
+        raise UnreadableError(f"RAPL: {zone.domain} went backwards, and where it wraps is not known")
+    spent += zone.range_uj / 1e6
+    if not 0 <= spent <= zone.most_w * (seconds + _LATE_S):  # reset to 0, as after a suspend
+        raise UnreadableError(f"RAPL: {zone.domain} went backwards without having wrapped")
+    return spent
+
+
+# ---- RAPL through pyRAPL ----
+#
+# pyRAPL's own Measurement is not used: it takes a wrapped counter for "no figure".
+
+_PLACES = {"package-0": 0, "dram-0": 1}  # in what Sensor.energy returns
+
+
+class PyRaplCounters(RaplCounters):
+    """The counters of one package, and its memory, of the running machine."""
+
+    def __init__(self, zones: Sequence[RaplZone]) -> None:
+        """Set pyRAPL up. Raises UnreadableError if it is missing or cannot read these counters."""
+        super().__init__(zones, "RAPL through pyRAPL")
+        try:
+            self._sensor: Any = _pyrapl().Sensor()
+        except Exception as error:  # noqa: BLE001 - pyRAPL may raise anything, and is optional
+            raise UnreadableError(f"pyRAPL: {error or type(error).__name__}") from None
+        self.read()
+
+    def read(self) -> tuple[float, ...]:
+        """Return the microjoules of each zone, as pyRAPL reads them."""
+        try:
+            energy = self._sensor.energy()
+            figures = tuple(float(energy[_PLACES[domain]]) for domain in self.domains)
+        except (OSError, ValueError, IndexError) as error:
+            raise UnreadableError(f"pyRAPL: {error}") from None
+        if min(figures) < 0:  # how pyRAPL says "none"
+            raise UnreadableError("pyRAPL: a counter that Linux shows is missing")
+        return figures
+
+
+def _pyrapl() -> Any:  # noqa: ANN401 - it has no types
+    """Import pyRAPL without its warnings about its own code and exporters that are not installed."""
+    quiet, root = logging.NullHandler(), logging.getLogger()
+    root.addHandler(quiet)  # else pyRAPL would configure logging for the whole program
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import pyRAPL
+    finally:
+        root.removeHandler(quiet)
+    return pyRAPL

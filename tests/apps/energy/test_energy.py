@@ -11,10 +11,18 @@ import pytest
 
 from edgespec.apps.energy import EnergyMeter, survey
 from edgespec.apps.energy.base import EnergyReading, UnreadableError
-from edgespec.apps.energy.power import PmicPower, find_battery, find_ina, find_pmic
-from edgespec.apps.energy.rapl import GROUP_FIX, find_rapl, is_for_pyrapl
-from edgespec.apps.energy.rapl_counters import RaplCounters
-from edgespec.apps.energy.through_pyrapl import PyRaplCounters, _pyrapl
+from edgespec.apps.energy.sources import (
+    GROUP_FIX,
+    PmicPower,
+    PyRaplCounters,
+    RaplCounters,
+    _pyrapl,
+    find_battery,
+    find_ina,
+    find_pmic,
+    find_rapl,
+    is_for_pyrapl,
+)
 from edgespec.errors import UsageError
 from energy_trees import (
     AMD,
@@ -300,7 +308,7 @@ def test_pmic_fails(tmp_path, script, reason):
 
 
 def test_pmic_hangs(tmp_path, monkeypatch):
-    monkeypatch.setattr("edgespec.apps.energy.power._HANGS_AFTER_S", 0.2)
+    monkeypatch.setattr("edgespec.apps.energy.sources._HANGS_AFTER_S", 0.2)
     source = PmicPower(raspberry_pi(tmp_path, "exec sleep 60"))
     with pytest.raises(UnreadableError, match=r"no answer in 0\.2 s"):
         source.read()

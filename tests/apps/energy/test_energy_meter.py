@@ -15,9 +15,7 @@ from hypothesis import strategies as st
 from edgespec.apps.energy import EnergyMeter
 from edgespec.apps.energy.base import PowerSource
 from edgespec.apps.energy.meter import boot_clock
-from edgespec.apps.energy.power import AssumedPower, BatteryPower
-from edgespec.apps.energy.rapl import find_rapl
-from edgespec.apps.energy.rapl_counters import RaplCounters, RaplZone
+from edgespec.apps.energy.sources import AssumedPower, BatteryPower, RaplCounters, RaplZone, find_rapl
 from edgespec.platform.metering import Measurement, choose_meter
 from energy_trees import INTEL_RANGE, Powercap, answering, battery, laptop, raspberry_pi, write
 

@@ -28,11 +28,11 @@ import numpy.typing as npt
 
 from edgespec.apps.bench.speech import WordErrors, plain_words, word_errors
 from edgespec.apps.speech.audio import read_audio
-from edgespec.apps.speech.loading import SpeechModel
 from edgespec.apps.speech.options import SpeechOptions
 from edgespec.apps.speech.transcriber import Samples, Transcriber
 from edgespec.apps.speech.weights.contents import WhisperSizes, expected_tensors
 from edgespec.apps.speech.weights.convert import SIZE_KEYS
+from edgespec.apps.speech.whisper_model import SpeechModel
 from edgespec.errors import EdgespecError
 from edgespec.llama import ggml_types
 from edgespec.llama.gguf import read_gguf

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from edgespec import Engine
-from edgespec.apps.speech.loading import SpeechModel
 from edgespec.apps.speech.transcriber import Transcriber
+from edgespec.apps.speech.whisper_model import SpeechModel
 from edgespec.errors import UsageError
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model

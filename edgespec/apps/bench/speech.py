@@ -19,11 +19,11 @@ from edgespec.apps.speech.audio import read_audio
 from edgespec.apps.speech.draft_costs import SpeechDraftCosts, joined
 from edgespec.apps.speech.drafts import ModelDrafts
 from edgespec.apps.speech.languages import language_code
-from edgespec.apps.speech.loading import SpeechModel
 from edgespec.apps.speech.mel import SAMPLE_RATE
 from edgespec.apps.speech.options import MAX_BEAM, SpeechOptions
 from edgespec.apps.speech.transcriber import Samples, Transcriber
 from edgespec.apps.speech.transcript import Transcript
+from edgespec.apps.speech.whisper_model import SpeechModel
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.suites import Prompt
 from edgespec.platform.messages import MessageFn

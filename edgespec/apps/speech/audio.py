@@ -1,7 +1,7 @@
 """Read sound from files and pipes as Whisper takes it: one channel, 16,000 samples a second, floats.
 
-    WAV, raw samples from a pipe                 here and in wav.py
-    flac, mp3, m4a, ogg, the sound of films      PyAV, which the extra `edgespec[audio]` brings: tracks.py
+    WAV, raw samples from a pipe                 here
+    flac, mp3, m4a, ogg, the sound of films      PyAV, which the extra `edgespec[audio]` brings
 
 A file that is cut off, and samples that are no numbers, do not end the work: what can be heard is returned,
 and a message says what was wrong.
@@ -11,21 +11,360 @@ from __future__ import annotations
 
 import io
 import math
+import re
+import struct
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from edgespec.apps.speech.mel import SAMPLE_RATE
-from edgespec.apps.speech.tracks import Track, ends_early, import_av, silence
-from edgespec.apps.speech.wav import Mixer, WavError, WavFormat, read_blocks, read_format, read_some
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.platform.files import expand_user
 from edgespec.platform.messages import MessageFn, silent
+
+# ---- WAV files ----
+#
+#     "RIFF", length, "WAVE", chunks;   chunk = name, length, bytes, a zero byte if the length is odd
+#     "fmt "  = format, channels, samples a second, bytes a second, bytes of all channels, bits, ...
+#     "data"  = samples, channel after channel
+#
+# The standard library's `wave` knows no floats. Lengths are not trusted: programs that write to a pipe give
+# none, and a recording that was cut off has less than it says. What is there is read.
+
+_PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
+_BLOCK = 1 << 20  # bytes read at once
+_LONGEST_CHUNK = 1 << 16  # bytes of a description
+_MOST_RATE, _MOST_CHANNELS = 768_000, 1024
+_CANCELLED = 0.1  # of the power that channels with nothing in common have together
+_UNKNOWN = (0, 0x7FFFF000, 0xFFFFFFFF)  # lengths that programs write who cannot know it
+
+
+@runtime_checkable
+class BlockFile(Protocol):
+    """A file that gives what it has, without waiting for more."""
+
+    def read1(self, n: int, /) -> bytes:
+        """Return up to `n` bytes; none at the end."""
+
+
+class WavError(Exception):
+    """The file is no WAV that can be read here; `str(error)` says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class WavFormat:
+    """The form of the samples in a file."""
+
+    rate: int
+    """Samples of a channel in a second."""
+    n_channels: int
+    n_bits: int
+    """Bits of a sample: 8, 16, 24, 32 or 64."""
+    is_float: bool
+    n_bytes: int | None = None
+    """Bytes of all samples as the file says; None if it does not know."""
+
+    @property
+    def frame_bytes(self) -> int:
+        """Bytes of one sample of all channels."""
+        return self.n_channels * self.n_bits // 8
+
+
+def read_format(file: BinaryIO, start: bytes = b"") -> WavFormat:
+    """Read up to the first sample and return the form of what follows. Raises WavError.
+
+    `start`: bytes of the file that were read before.
+    """
+    head = start + _read(file, 12 - len(start))
+    if head[:4] != b"RIFF" or head[8:12] != b"WAVE":
+        raise WavError("it does not begin as a WAV file does")
+    found: WavFormat | None = None
+    while True:
+        chunk = _read(file, 8)
+        if len(chunk) < 8:
+            raise WavError("it ends before its first sample")
+        name, length = chunk[:4], struct.unpack("<I", chunk[4:])[0]
+        if name == b"data":
+            if found is None:
+                raise WavError("its samples come before their description")
+            return WavFormat(
+                found.rate,
+                found.n_channels,
+                found.n_bits,
+                found.is_float,
+                None if length in _UNKNOWN else length,
+            )
+        if name == b"fmt ":
+            if length > _LONGEST_CHUNK:
+                raise WavError("its description is damaged")
+            found = _parse_format(_read(file, length + length % 2))
+        else:
+            _skip(file, length + length % 2)
+
+
+def _parse_format(data: bytes) -> WavFormat:
+    if len(data) < 16:
+        raise WavError("it ends within its description")
+    kind, n_channels, rate, _, frame, n_bits = struct.unpack("<HHIIHH", data[:16])
+    if kind == _EXTENSIBLE and len(data) >= 26:
+        kind = struct.unpack("<H", data[24:26])[0]
+    if kind not in (_PCM, _FLOAT):
+        raise WavError(f"compressed samples (format {kind:#x})")
+    if not (1 <= n_channels <= _MOST_CHANNELS and 1 <= rate <= _MOST_RATE):
+        raise WavError(f"{n_channels} channels of {rate} samples a second")
+    n_bits = 8 * frame // n_channels  # 20 bits lie in 24, or in 32
+    if n_bits not in ((32, 64) if kind == _FLOAT else (8, 16, 24, 32)):
+        raise WavError(f"samples of {n_bits} bits")
+    return WavFormat(rate, n_channels, n_bits, kind == _FLOAT)
+
+
+def read_blocks(file: BinaryIO | BlockFile, form: WavFormat, mixer: Mixer) -> Iterator[Floats]:
+    """Yield the samples as they come, mixed to one channel, in [-1, 1], shape (n,)."""
+    left, rest = form.n_bytes, b""
+    while left is None or left > 0:
+        data = read_some(file, _BLOCK if left is None else min(_BLOCK, left))
+        if not data:
+            return
+        left = None if left is None else left - len(data)
+        data = rest + data
+        whole = len(data) - len(data) % form.frame_bytes
+        data, rest = data[:whole], data[whole:]
+        if data:
+            samples = decode_samples(data, form)
+            yield samples if form.n_channels == 1 else mixer.mix(samples.reshape(-1, form.n_channels))
+
+
+def decode_samples(data: bytes, form: WavFormat) -> Floats:
+    """Return samples of all channels as floats in [-1, 1]; `data` holds whole ones."""
+    if form.is_float:
+        return np.frombuffer(data, f"<f{form.n_bits // 8}").astype(np.float32)
+    if form.n_bits == 8:  # the only ones without a sign
+        return (np.frombuffer(data, np.uint8).astype(np.float32) - 128.0) / 128.0
+    if form.n_bits == 24:
+        padded = np.zeros((len(data) // 3, 4), np.uint8)
+        padded[:, 1:] = np.frombuffer(data, np.uint8).reshape(-1, 3)
+        return padded.view("<i4")[:, 0].astype(np.float32) / np.float32(1 << 31)
+    numbers = np.frombuffer(data, f"<i{form.n_bits // 8}").astype(np.float32)
+    return numbers / np.float32(1 << (form.n_bits - 1))
+
+
+class Mixer:
+    """Mixes channels to one. Where they cancel each other out, the loudest is heard alone."""
+
+    def __init__(self) -> None:
+        self.alone: int | None = None
+        """The channel that was heard alone first, from 0."""
+
+    def mix(self, channels: Floats, mono: Floats | None = None) -> Floats:
+        """Return one channel of `channels`, shape (n, n_channels): their mean, or `mono` if it is given."""
+        mean = channels.mean(1, dtype=np.float32)
+        loud = np.einsum("nc,nc->c", channels, channels)
+        n = len(loud)
+        # For channels that have nothing in common this is 1, and n for those that are alike.
+        if n > 1 and n * n * float(mean @ mean) < _CANCELLED * float(loud.sum()):
+            channel = int(loud.argmax())
+            self.alone = channel if self.alone is None else self.alone
+            return np.ascontiguousarray(channels[:, channel])
+        return mean if mono is None else mono
+
+
+def _read(file: BinaryIO, n: int) -> bytes:
+    """Read `n` bytes, fewer only at the end; a pipe gives them in pieces."""
+    parts = []
+    while n > 0 and (part := file.read(n)):
+        parts.append(part)
+        n -= len(part)
+    return b"".join(parts)
+
+
+def read_some(file: BinaryIO | BlockFile, n: int) -> bytes:
+    """Read what is there, up to `n` bytes, without waiting for all of them where the file can do so."""
+    return file.read1(n) if isinstance(file, BlockFile) else file.read(n)
+
+
+def _skip(file: BinaryIO, n: int) -> None:
+    while n > 0 and (part := file.read(min(n, _BLOCK))):
+        n -= len(part)
+
+
+# ---- tracks of films and compressed files ----
+#
+# A track that begins later than the file, and a gap in it, become silence: times are those of the film.
+
+BrokenFn = Callable[[float, str], None]
+"""Told after how many seconds something is damaged, and what."""
+
+_LEAST_GAP_S = 0.25  # frames' times are rounded, and jump a little
+_MOST_GAP_S = 600.0  # where a file does not know how long it is
+_MIXED_BLOCK = SAMPLE_RATE  # samples that are mixed at once
+_DURATION = re.compile(r"(\d+):(\d+):(\d+(?:\.\d+)?)")
+
+
+def import_av(name: str) -> Any:  # noqa: ANN401 - a library that may be missing
+    """Return PyAV for the file called `name`. Raises EdgespecError if it is missing."""
+    try:
+        import av
+        import av.error
+    except ImportError:
+        raise EdgespecError(f"{name}: no WAV file; others need PyAV: pip install 'edgespec[audio]'") from None
+    av.logging.set_level(av.logging.PANIC)  # what is wrong is said in one line of ours
+    return av
+
+
+class Track:
+    """One track of sound of an open container."""
+
+    def __init__(self, av: Any, container: Any, stream: Any, mixer: Mixer, on_broken: BrokenFn) -> None:  # noqa: ANN401
+        """Decode `stream`; packets that are damaged are left out, and `on_broken` is told of the first."""
+        self._av, self._container, self._stream = av, container, stream
+        self._mixer, self._on_broken = mixer, on_broken
+        self._origin_s = container.start_time / av.time_base if container.start_time else 0.0
+        self._file_s = container.duration / av.time_base if container.duration else None
+        self._resamplers: list[Any] = []
+        self.end_s = 0.0
+        """Time up to which it was decoded."""
+
+    @property
+    def expected_s(self) -> float:
+        """Time at which the track ends, as the file says; 0 if it does not."""
+        stream = self._stream
+        if found := _DURATION.fullmatch(stream.metadata.get("DURATION", "")):  # Matroska's
+            hours, minutes, seconds = map(float, found.groups())
+            return 3600 * hours + 60 * minutes + seconds - self._origin_s
+        if stream.duration:
+            start = stream.start_time or 0
+            return float((start + stream.duration) * stream.time_base) - self._origin_s
+        return 0.0 if self._container.streams.video else self._file_s or 0.0
+
+    def blocks(self) -> Iterator[Floats]:
+        """Yield the samples: one channel, 16 kHz."""
+        parts: list[list[Floats]] = []
+        for frame in self._frames():
+            gap_s = self._gap_s(frame)
+            if gap_s:
+                yield from self._mixed(parts + self._flushed())
+                parts = []
+                yield from silence(round(gap_s * SAMPLE_RATE))
+                self.end_s += gap_s
+            self.end_s += frame.samples / frame.sample_rate
+            parts += self._resampled(frame)
+            if sum(len(part[0]) for part in parts) >= _MIXED_BLOCK:
+                yield from self._mixed(parts)
+                parts = []
+        yield from self._mixed(parts + self._flushed())
+
+    def _frames(self) -> Iterator[Any]:
+        is_told = False
+        for packet in self._container.demux(self._stream):
+            try:
+                yield from packet.decode()
+            except self._av.error.InvalidDataError as error:
+                if not is_told:
+                    self._on_broken(self.end_s, str(error.strerror))
+                is_told = True
+
+    def _gap_s(self, frame: Any) -> float:  # noqa: ANN401
+        """Return the seconds between what was decoded and `frame`; 0 where its time cannot be right."""
+        if frame.pts is None or frame.time_base is None:
+            return 0.0
+        start_s = float(frame.pts * frame.time_base) - self._origin_s
+        most_s = self.end_s + _MOST_GAP_S if self._file_s is None else self._file_s
+        gap_s = start_s - self.end_s
+        return gap_s if gap_s >= _LEAST_GAP_S and start_s <= most_s else 0.0
+
+    def _resampled(self, frame: Any) -> list[list[Floats]]:  # noqa: ANN401
+        """Return what is done of a frame: one channel, and the channels of it, if there are several."""
+        if not self._resamplers:
+            # As OpenAI decodes: of floats, ffmpeg would add up channels to more than 1.
+            layouts = ["mono"] + ([frame.layout.name] if frame.layout.nb_channels > 1 else [])
+            self._resamplers = [
+                self._av.AudioResampler(format="s16", layout=layout, rate=SAMPLE_RATE) for layout in layouts
+            ]
+        done = zip(*(one.resample(frame) for one in self._resamplers), strict=True)
+        return [[_to_floats(one) for one in together] for together in done]
+
+    def _flushed(self) -> list[list[Floats]]:
+        """Return what the resamplers hold back, and end them."""
+        rest: list[list[Floats]] = []
+        with suppress(self._av.error.FFmpegError):  # nothing was decoded
+            rest = self._resampled(None) if self._resamplers else []
+        self._resamplers = []
+        return rest
+
+    def _mixed(self, parts: list[list[Floats]]) -> Iterator[Floats]:
+        if not parts:
+            return
+        mono, *channels = map(np.concatenate, zip(*parts, strict=True))
+        yield self._mixer.mix(channels[0], mono[:, 0]) if channels else mono[:, 0]
+
+
+def silence(n: int) -> Iterator[Floats]:
+    """Yield `n` samples of silence, a minute at once."""
+    for start in range(0, n, 60 * SAMPLE_RATE):
+        yield np.zeros(min(n - start, 60 * SAMPLE_RATE), np.float32)
+
+
+def _to_floats(frame: Any) -> Floats:  # noqa: ANN401
+    """Return samples, shape (n, n_channels)."""
+    samples: Floats = frame.to_ndarray().reshape(-1, frame.layout.nb_channels).astype(np.float32)
+    return samples / np.float32(1 << 15)
+
+
+# ---- files that end early ----
+
+
+def ends_early(file: BinaryIO) -> bool:
+    """Return whether an Ogg or Matroska file (webm) is cut off, which its length does not tell."""
+    size = file.seek(0, 2)
+    file.seek(0)
+    start = file.read(4)
+    if start == b"OggS":
+        return _ogg_ends_early(file, size)
+    return start == b"\x1aE\xdf\xa3" and _matroska_ends_early(file, size)
+
+
+def _ogg_ends_early(file: BinaryIO, size: int) -> bool:
+    """Return whether the last page is none that ends a stream, or is not complete."""
+    file.seek(max(0, size - (1 << 17)))  # a page has at most 65,307 bytes
+    tail = file.read()
+    at = tail.rfind(b"OggS")
+    page = tail[at:] if at >= 0 else b""
+    if len(page) < 27 or len(page) < 27 + page[26]:
+        return True
+    length = 27 + page[26] + sum(page[27 : 27 + page[26]])
+    return not page[5] & 4 or length > len(page)
+
+
+_SEGMENT, _CLUSTER = b"\x18\x53\x80\x67", b"\x1f\x43\xb6\x75"
+
+
+def _matroska_ends_early(file: BinaryIO, size: int) -> bool:
+    """Return whether an element goes on after the file's end. Those of unknown length are looked into."""
+    at = 0
+    while at < size:
+        file.seek(at)
+        head = file.read(12)
+        n_id = 9 - head[0].bit_length()
+        if n_id > 4 or len(head) <= n_id:
+            return n_id <= 4  # no element at all is other damage
+        n_length = 9 - head[n_id].bit_length()
+        if n_length > 8 or len(head) < n_id + n_length:
+            return n_length <= 8
+        value = int.from_bytes(head[n_id : n_id + n_length], "big") & ((1 << 7 * n_length) - 1)
+        at += n_id + n_length
+        if value == (1 << 7 * n_length) - 1:
+            if head[:n_id] not in (_SEGMENT, _CLUSTER):
+                return False
+        else:
+            at += value
+    return at > size
+
 
 Floats = npt.NDArray[np.float32]
 

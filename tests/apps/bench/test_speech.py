@@ -17,7 +17,7 @@ from edgespec.apps.bench.speech_peers import FasterWhisper, WhisperCpp
 from edgespec.apps.bench.summary import noise, summarise_cell, summarise_heard
 from edgespec.apps.energy import EnergyMeter
 from edgespec.apps.speech.draft_costs import SpeechDraftCosts
-from edgespec.apps.speech.loading import SpeechModel
+from edgespec.apps.speech.whisper_model import SpeechModel
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.suites import RECORDINGS, is_recordings, load_recordings, load_suite
 from edgespec.platform.metering import Measurement

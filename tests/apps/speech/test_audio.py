@@ -10,8 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from edgespec.apps.speech.audio import RAW, SoundReader, check_audio, read_audio, stream_audio
-from edgespec.apps.speech.wav import WavFormat
+from edgespec.apps.speech.audio import RAW, SoundReader, WavFormat, check_audio, read_audio, stream_audio
 from edgespec.errors import EdgespecError, UsageError
 
 av = pytest.importorskip("av")

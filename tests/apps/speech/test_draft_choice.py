@@ -6,12 +6,17 @@ import numpy as np
 import pytest
 from msgspec.structs import replace as replaced
 
-from edgespec.apps.speech.draft_choice import choose_draft
-from edgespec.apps.speech.draft_costs import SpeechDraftCosts, SpeechPair, keep_costs, load_costs
-from edgespec.apps.speech.draft_price import SpeechModelCosts, expected_gain_s
-from edgespec.apps.speech.loading import SpeechModel
-from edgespec.apps.speech.opening import open_transcriber
+from edgespec.apps.speech.draft_costs import (
+    SpeechDraftCosts,
+    SpeechModelCosts,
+    SpeechPair,
+    expected_gain_s,
+    keep_costs,
+    load_costs,
+)
+from edgespec.apps.speech.opening import choose_draft, open_transcriber
 from edgespec.apps.speech.options import SpeechOptions
+from edgespec.apps.speech.whisper_model import SpeechModel
 from edgespec.llama import kernels as llama_kernels
 from tiny_whisper import write_tiny_whisper
 

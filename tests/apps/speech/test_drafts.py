@@ -3,14 +3,13 @@
 import numpy as np
 import pytest
 
-from edgespec.apps.speech.draft_price import DraftPrice
-from edgespec.apps.speech.drafts import ModelDrafts, map_tokenizers, shares_encoder
-from edgespec.apps.speech.heard_text import HeardText
-from edgespec.apps.speech.loading import SpeechModel
+from edgespec.apps.speech.draft_costs import DraftPrice
+from edgespec.apps.speech.drafts import HeardText, ModelDrafts, map_tokenizers, shares_encoder
 from edgespec.apps.speech.opening import check_draft
 from edgespec.apps.speech.options import SpeechOptions
 from edgespec.apps.speech.tokenizer import WhisperTokenizer
 from edgespec.apps.speech.transcriber import Transcriber
+from edgespec.apps.speech.whisper_model import SpeechModel
 from edgespec.errors import UsageError
 from edgespec.llama import kernels as llama_kernels
 from tiny_whisper import ordinary_tokens, write_tiny_whisper

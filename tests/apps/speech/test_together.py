@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from edgespec.apps.speech import transcriber as room
-from edgespec.apps.speech.loading import SpeechModel
 from edgespec.apps.speech.options import SpeechOptions
-from edgespec.apps.speech.together import WindowsTogether
 from edgespec.apps.speech.transcriber import Transcriber
-from edgespec.apps.speech.whisper_model import SequenceBatch
+from edgespec.apps.speech.whisper_model import SequenceBatch, SpeechModel
+from edgespec.apps.speech.windows import WindowsTogether
 from edgespec.errors import UsageError
 from edgespec.llama import kernels as llama_kernels
 from tiny_whisper import write_tiny_whisper

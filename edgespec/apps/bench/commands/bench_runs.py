@@ -33,8 +33,8 @@ from edgespec.apps.bench.speech_peers import FasterWhisper, WhisperCpp
 from edgespec.apps.energy import EnergyMeter
 from edgespec.apps.energy.commands.energy import know_idle
 from edgespec.apps.speech.choices import DEFAULT_MODEL
-from edgespec.apps.speech.loading import SpeechModel
 from edgespec.apps.speech.speech_model import pull_speech, speech_model, speech_ref
+from edgespec.apps.speech.whisper_model import SpeechModel
 from edgespec.cli.console import INTERRUPTED, err, line_of, message
 from edgespec.cli.options import Compute, ModelChoice
 from edgespec.cli.progress import WorkDisplay, pull_named

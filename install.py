@@ -38,10 +38,9 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from edgespec.cli.console import INTERRUPTED, message, print_error
 from edgespec.cli.progress import PullDisplay
 from edgespec.errors import EdgespecError, describe_os_error
-from edgespec.models.pull import Puller, PullProgress
+from edgespec.models.pull import Puller, PullProgress, StopRequest, run_together
 from edgespec.models.wheels import pip_reason
 from edgespec.platform.kept import BUILDS
-from edgespec.platform.threads import StopRequest, run_together
 from pi.needs import TO_COMPILE, compiler_lacking
 
 ROOT = Path(__file__).resolve().parent

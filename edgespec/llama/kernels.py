@@ -148,7 +148,7 @@ class Plugin:
         return self._keep_hidden, self._n_hidden
 
     def matrices(self) -> tuple[Callable[..., Any], Callable[..., int], Callable[[int], None]]:
-        """Return the functions `es_kernels_matrix_new`, `_multiply` and `_free` (eight_bit_matrix.py)."""
+        """Return the functions `es_kernels_matrix_new`, `_multiply` and `_free` (`EightBitMatrix`)."""
         library = self._library
         make, multiply = library.es_kernels_matrix_new, library.es_kernels_matrix_multiply
         free = library.es_kernels_matrix_free

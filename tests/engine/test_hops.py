@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.engine.engine import Engine
-from edgespec.llama import decode
+from edgespec.llama import kv_cache
 
 MOST = 7
 
@@ -19,7 +19,7 @@ def test_calls_from_a_stream_to_the_library(
 ) -> None:
     """From `Stream.__next__` to `llama_decode`, in passes over a prompt, over a token and over a draft."""
     chains: set[tuple[str, ...]] = set()
-    library, model_of = decode.llama.llama_decode, decode.llama.llama_get_model
+    library, model_of = kv_cache.llama.llama_decode, kv_cache.llama.llama_get_model
 
     def recorded(context, batch):
         names = [frame.function for frame in inspect.stack()[1:]]
@@ -27,7 +27,7 @@ def test_calls_from_a_stream_to_the_library(
             chains.add((*reversed(names[: names.index("__next__")]), "llama_decode"))
         return library(context, batch)
 
-    monkeypatch.setattr(decode.llama, "llama_decode", recorded)
+    monkeypatch.setattr(kv_cache.llama, "llama_decode", recorded)
     with Engine(tiny_path, tiny_draft_path, drafter=drafter) as engine:
         written = list(engine.stream("one two three", n_predict=20, gamma=2 if drafter == "model" else None))
     assert written and chains

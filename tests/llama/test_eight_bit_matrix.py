@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edgespec.llama import kernels
-from edgespec.llama.eight_bit_matrix import EightBitMatrix
+from edgespec.llama.head_file import EightBitMatrix
 
 
 @pytest.fixture(params=["kernels", "core"])

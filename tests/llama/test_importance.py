@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.llama.importance import CHUNK, measure_importance
-from edgespec.llama.importance_file import read_importance
+from edgespec.llama.importance import CHUNK, measure_importance, read_importance
 from edgespec.llama.kernels import load
 from edgespec.llama.quantize import ASK_IMPORTANCE, quantize
 from edgespec.llama.weights import Model

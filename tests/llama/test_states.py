@@ -12,8 +12,7 @@ import pytest
 
 from edgespec.decoding.forward import Forward
 from edgespec.llama.backend import llama
-from edgespec.llama.decode import CacheFull
-from edgespec.llama.kv_cache import KVCache, KVCacheSize
+from edgespec.llama.kv_cache import CacheFull, KVCache, KVCacheSize
 from edgespec.llama.rollback import RollbackSize
 from edgespec.llama.sequence_pool import SequencePool
 from edgespec.llama.session import Session

@@ -14,8 +14,7 @@ from edgespec.decoding.forward import Forward
 from edgespec.decoding.session import n_common
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.errors import EdgespecError
-from edgespec.llama.decode import CacheFull
-from edgespec.llama.kv_cache import KVCache, KVCacheSize
+from edgespec.llama.kv_cache import CacheFull, KVCache, KVCacheSize
 from edgespec.llama.sequence_pool import SequencePool
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model

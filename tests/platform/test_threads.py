@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from edgespec.platform.threads import StopRequest, run_together
+from edgespec.models.pull import StopRequest, run_together
 
 
 def test_all_run_at_once_and_are_waited_for():

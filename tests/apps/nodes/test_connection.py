@@ -16,8 +16,8 @@ import pytest
 
 import sshd as sshd_room
 from command_line import COMMAND, python_path, user_environment
+from edgespec.apps.nodes import connection as tunnel_room
 from edgespec.apps.nodes import rpc_client as requests_room
-from edgespec.apps.nodes import tunnel as tunnel_room
 from edgespec.apps.nodes.connection import connect
 from edgespec.apps.nodes.rpc_client import RPCClient
 from edgespec.errors import EdgespecError

@@ -58,7 +58,7 @@ class ImportanceSource:
         if self.imatrix and self.texts:
             raise UsageError("--imatrix and --calibrate: give one of them")
         from edgespec.apps.forge.calibration_texts import read_text
-        from edgespec.llama.importance_file import read_importance
+        from edgespec.llama.importance import read_importance
 
         if self.imatrix:
             read_importance(self.imatrix)
@@ -73,8 +73,7 @@ class ImportanceSource:
     def importance(self, src: Path, types: list[str], n_threads: int) -> Importance | None:
         """Return the importance, measured if need be; None if neither user nor `types` ask for it."""
         from edgespec.apps.forge.calibration_texts import own_texts, texts_of
-        from edgespec.llama.importance import measure_importance
-        from edgespec.llama.importance_file import read_importance
+        from edgespec.llama.importance import measure_importance, read_importance
         from edgespec.llama.quantize import ASK_IMPORTANCE
 
         if self.imatrix:

@@ -25,7 +25,7 @@ from edgespec import Engine, SamplingParams
 from edgespec.apps.bench.bench import run_of
 from edgespec.apps.bench.runs import PLAIN, Cell, Run, rotated
 from edgespec.apps.bench.summary import summarise_cell
-from edgespec.apps.server.fim_prompt import FimGap, fim_of, make_fim_prompt
+from edgespec.apps.server.request_reader import FimGap, fim_of, make_fim_prompt
 from edgespec.decoding.choices import DrafterName
 from edgespec.models.suites import Prompt
 from ratios import shown_interval

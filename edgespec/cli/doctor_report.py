@@ -27,7 +27,8 @@ from edgespec.llama.mtp import MtpTarget, why_no_mtp
 from edgespec.llama.packed_file import PackedTensor
 from edgespec.llama.prefetch import PrefetchChoice
 from edgespec.llama.weights import Model
-from edgespec.models.footprint import best_pair, fits_in_memory, fitting_pairs, states_bytes, target_rollback
+from edgespec.models.fitting import best_pair, fitting_pairs
+from edgespec.models.footprint import fits_in_memory, states_bytes, target_rollback
 from edgespec.models.registry import load_registry
 from edgespec.models.resolve import resolve
 from edgespec.models.sources import format_size

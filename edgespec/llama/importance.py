@@ -63,7 +63,7 @@ class _SquareSums:
         self.problem: BaseException | None = None
 
     def look(self, address: int, asks: bool, _data: int) -> bool:
-        """Say whether an operation is a product with weights (`asks`), or add what went into it."""
+        """Whether an operation is a product with weights (`asks`), or add what went into it."""
         try:
             kind = _op_name(address)
             if kind not in (b"MUL_MAT", b"MUL_MAT_ID"):

@@ -53,7 +53,7 @@ class HubRepository:
 
 
 def is_hub_name(ref: str) -> bool:
-    """Say whether `ref` is meant as a model of the hub, and not as a path or a name of the registry.
+    """Whether `ref` is meant as a model of the hub, and not as a path or a name of the registry.
 
     OWNER/REPO alone is, unless there is a folder OWNER here.
     """
@@ -78,7 +78,7 @@ def hub_repository(ref: str) -> HubRepository | None:
 
 
 def is_plain(ref: str) -> bool:
-    """Say whether a name of `is_hub_name` is no URL."""
+    """Whether a name of `is_hub_name` is no URL."""
     return not (_URL.match(ref) or ref.startswith(tuple(f"{host}/" for host in _HOSTS)))
 
 

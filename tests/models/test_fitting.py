@@ -8,15 +8,8 @@ import pytest
 
 from edgespec.llama.gguf_header import check_model_file
 from edgespec.models.entries import Derivation, Entry, ModelShape, PairNames, Registry
-from edgespec.models.footprint import (
-    PROCESS_BYTES,
-    PairFit,
-    best_pair,
-    expected_bytes,
-    fitting_pairs,
-    loaded_bytes,
-    required_bytes,
-)
+from edgespec.models.fitting import PairFit, best_pair, expected_bytes, fitting_pairs
+from edgespec.models.footprint import PROCESS_BYTES, loaded_bytes, required_bytes
 from edgespec.models.registry import load_registry
 from edgespec.models.store import Stamp, Store
 from pi_trees import PI_4_2GB, PI_4_4GB, PI_5_8GB, plant

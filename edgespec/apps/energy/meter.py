@@ -244,7 +244,6 @@ class EnergyMeter(Closing):
     # ---- inside ----
 
     def _now(self) -> float:
-        """Return the clock's time, kept from going backwards."""
         self._latest = max(self._latest, self._clock())
         return self._latest
 
@@ -265,7 +264,6 @@ class EnergyMeter(Closing):
         return EnergyReading(now if self._source.counts else (before + now) / 2, figures)
 
     def _settle(self) -> None:
-        """Add to the trail what was read at marks."""
         for reading, window, at in self._unsettled:
             self._add(reading)
             moment, phase, _ = window.marks[at]

@@ -2,22 +2,187 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 
+import numpy as np
+
 from edgespec.apps.forge.builder import TrainingRequest
-from edgespec.apps.forge.dataset import BUILT_IN, Dataset, is_held_out
+from edgespec.apps.forge.dataset import BUILT_IN, FROM_FILE, FROM_HISTORY, READ, Dataset, is_held_out
 from edgespec.apps.forge.evaluation_process import EvaluationPrompt
 from edgespec.apps.forge.progress import StageContext, StageProgress
-from edgespec.apps.forge.prompts import TextPrompt, built_in
-from edgespec.apps.forge.user_texts import all_prompts, check_file
-from edgespec.apps.forge.writing import TargetWriter, WritingRun, WritingSettings
-from edgespec.errors import UsageError
+from edgespec.apps.forge.prompts import TextPrompt, TokenPrompt, built_in
+from edgespec.apps.forge.writing import LONGEST_PROMPT, TargetWriter, WritingRun, WritingSettings
+from edgespec.decoding.session import n_common
+from edgespec.drafting.history import History
+from edgespec.errors import EdgespecError, UsageError
+from edgespec.llama.fingerprints import tokenizer_fingerprint
 from edgespec.llama.weights import Model
 from edgespec.models.sources import format_size
-from edgespec.models.suites import evenly
+from edgespec.models.suites import evenly, load_suite, read_contents
+from edgespec.platform.files import why_no_file
+
+# ---- the user's own prompts and texts ----
+#
+#     the history     prompts    documents up to their last answer: the target answers anew
+#                     texts      whole documents: the target only reads them
+#     a text file     prompts    beginnings of passages: the target goes on
+#                     texts      whole passages
+#     a .jsonl file   prompts    of a suite (suites.py)
+#
+# A prompt and a text that begin alike are both held out, or neither.
+
+PASSAGE = 512
+
+CONTEXT = 64
+"""Tokens at the beginning of a passage that are its prompt."""
+
+LEAST = 2_000
+"""Fewest tokens of a history that is worth training on."""
+
+_SUITES = (".jsonl", ".jsonl.gz")
+
+
+def all_prompts(
+    model: Model, files: Sequence[Path] = (), *, from_history: bool = False
+) -> Iterator[TextPrompt | TokenPrompt]:
+    """Yield the user's prompts, the user's texts and built-in prompts in turns; at last, built-in ones alone.
+
+    Raises UsageError for what is no file, EdgespecError for a history that is too small, and UsageError while
+    a file is read that is no text.
+    """
+    for path in files:
+        check_file(path)
+    history = HistoryTexts(model) if from_history else None
+    prompts = [file_prompts(path, model) for path in files]
+    texts = [file_texts(path, model) for path in files]
+    if history:
+        prompts.append(history.prompts())
+        texts.append(history.texts())
+    return in_turns(in_turns(*prompts), in_turns(*texts), built_in())
+
+
+def in_turns(*sources: Iterable[TextPrompt | TokenPrompt]) -> Iterator[TextPrompt | TokenPrompt]:
+    """Yield from the sources in turns, until all have ended."""
+    left = [iter(source) for source in sources]
+    while left:
+        for source in list(left):
+            found = next(source, None)
+            if found is None:
+                left.remove(source)
+            else:
+                yield found
+
+
+class HistoryTexts:
+    """The documents of the history that have a model's tokenizer."""
+
+    def __init__(self, model: Model, history: History | None = None) -> None:
+        """Read the history. Raises EdgespecError for one that is too small."""
+        history = history or History(tokenizer_fingerprint(model))
+        stored = history.load(n_vocab=model.n_vocab)
+        ends = np.flatnonzero(stored < 0)
+        documents = [part[part >= 0].tolist() for part in np.split(stored, ends)]
+        self.documents: list[list[int]] = [tokens for tokens in documents if len(tokens) > 1]
+        self.n_tokens = sum(map(len, self.documents))
+        if self.n_tokens < LEAST:
+            raise EdgespecError(
+                f"the history has {self.n_tokens:,} tokens of the kind that {model.name} writes; "
+                f"at least {LEAST:,} are needed: use the model for a while, or leave the history out"
+            )
+        self._opening, self._mark = _template_tokens(model)
+
+    def prompts(self) -> Iterator[TokenPrompt]:
+        """Yield beginnings for the target to continue, newest first."""
+        for tokens in reversed(self.documents):
+            n_prompt = self._n_prompt(tokens)
+            # A later turn of a conversation is stored without the turns before: it cannot be answered.
+            if tokens[:1] == self._opening[:1] or not self._opening:
+                yield TokenPrompt(FROM_HISTORY, tuple(tokens[:n_prompt]), n_prompt)
+
+    def texts(self, longest: int = LONGEST_PROMPT) -> Iterator[TokenPrompt]:
+        """Yield the documents, newest first, in passages of at most `longest` tokens."""
+        for tokens in reversed(self.documents):
+            yield from _passages(tokens, self._n_prompt(tokens), longest)
+
+    def _n_prompt(self, tokens: Sequence[int]) -> int:
+        """Return where a document's last answer begins; without an answer, where its first part ends."""
+        n = len(self._mark)
+        for end in range(len(tokens) - 1, n - 1, -1):
+            if n and tokens[end - n : end] == self._mark:
+                return end
+        return max(1, min(CONTEXT, len(tokens) // 2))
+
+
+def check_file(path: Path) -> None:
+    """Raise UsageError unless `path` is a suite, or a text that is not empty."""
+    if why := why_no_file(path):
+        raise UsageError(f"{why}; give a text, or a suite of prompts (.jsonl)", field="prompts", value=path)
+    if path.name.endswith(_SUITES):
+        load_suite(str(path))
+    else:
+        _text(path)
+
+
+def file_prompts(path: Path, model: Model) -> Iterator[TextPrompt | TokenPrompt]:
+    """Yield the prompts of a suite, or the beginnings of a text's passages. Raises UsageError."""
+    if path.name.endswith(_SUITES):
+        for prompt in load_suite(str(path)).prompts:
+            yield TextPrompt(FROM_FILE, (prompt.text,))
+        return
+    for given in file_texts(path, model):
+        yield TokenPrompt(FROM_FILE, given.tokens[: given.n_prompt], given.n_prompt)
+
+
+def file_texts(path: Path, model: Model) -> Iterator[TokenPrompt]:
+    """Yield the passages of a text; a suite has none. Raises UsageError."""
+    check_file(path)
+    if path.name.endswith(_SUITES):
+        return
+    tokens = model.tokenize(_text(path), add_special=False, parse_special=False)
+    yield from _passages(tokens, min(CONTEXT, max(1, len(tokens) // 2)), PASSAGE)
+
+
+def _text(path: Path) -> str:
+    """Return the text of a file. Raises UsageError."""
+    try:
+        text = read_contents(path)[1].decode()
+    except UnicodeDecodeError as error:
+        problem = f"not UTF-8 text (byte {error.start}); give a text"
+        raise UsageError(problem, field="prompts", value=path) from None
+    if not text.strip():
+        raise UsageError("an empty text; give one like those the target writes", field="prompts", value=path)
+    return text
+
+
+def _passages(tokens: Sequence[int], n_prompt: int, longest: int) -> Iterator[TokenPrompt]:
+    """Yield passages of at most `longest` tokens, each with the last CONTEXT tokens of the one before."""
+    start = 0 if n_prompt < longest else n_prompt - longest // 2  # the end of a long prompt
+    while True:
+        part = tuple(tokens[start : start + longest])
+        if len(part) > n_prompt - start:
+            yield TokenPrompt(READ, part, n_prompt - start)
+        if start + longest >= len(tokens):
+            return
+        start += longest - CONTEXT
+        n_prompt = start + CONTEXT
+
+
+def _template_tokens(model: Model) -> tuple[list[int], list[int]]:
+    """Return the tokens that begin a conversation, and those between a question and its answer.
+
+    Both are empty without a chat template.
+    """
+    if model.chat_template is None:
+        return [], []
+    one, other = (
+        model.tokenize_chat([{"role": "user", "content": content}]) for content in ("Why?", "Tell me.")
+    )
+    n_end = n_common(one[::-1], other[::-1])
+    return one[: n_common(one, other)], one[len(one) - n_end :]
+
 
 BUDGET = 2_000_000_000
 

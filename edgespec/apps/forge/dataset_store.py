@@ -40,9 +40,9 @@ class StoredDataset:
     """Shards that cannot be read, or were set aside."""
 
 
-def find_stored(root: Path | None = None) -> list[StoredDataset]:
+def find_stored() -> list[StoredDataset]:
     """Return what is stored for each target, by name. Raises UsageError where no home directory is known."""
-    root = forge_root() if root is None else root
+    root = forge_root()
     if not root.is_dir():
         return []
     found = [_inspect(folder) for folder in root.iterdir() if folder.is_dir()]

@@ -27,7 +27,7 @@ from edgespec.platform.state_file import StateFile, parse_struct
 
 _STATE = "make.json"
 _TOKEN_IDS, _NAME = "token_ids.npy", "name"
-_BEST, _CHECKPOINTS = "best.npz", ("latest.npz", "before.npz")  # training/loop.py, training/checkpoint.py
+_BEST, _CHECKPOINTS = "best.npz", ("latest.npz", "before.npz")  # training/loop.py
 
 
 @dataclass(frozen=True, slots=True)

@@ -428,7 +428,6 @@ def _examine(way: _NodeRoute, tunnel: Tunnel | None, *, bandwidth: bool) -> Conn
 
 
 def _ipv4(address: NodeAddress) -> str:
-    """Return the numeric address, which is all that llama.cpp connects to here."""
     try:
         return socket.gethostbyname(address.host)
     except OSError as error:

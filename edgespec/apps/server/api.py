@@ -1,19 +1,31 @@
-"""The routes: OpenAI's chat completions, completions and models, health and metrics."""
+"""The application and its routes: OpenAI's, llama-server's, those of `edgespec run`, health and metrics."""
 
 from __future__ import annotations
 
+import json
+import math
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, cast, get_args
 
+import msgspec
 from fastapi import FastAPI, Request, Response
+from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
 from edgespec.apps.server.api_errors import ApiError
 from edgespec.apps.server.audio_routes import OPENAI_NAME, SpeechService, add_audio
-from edgespec.apps.server.infill_routes import add_infill
+from edgespec.apps.server.choice_writers import AnswerText
+from edgespec.apps.server.infill_schema import (
+    InfillAnswer,
+    InfillPart,
+    InfillRequest,
+    InfillTimings,
+    StopType,
+)
 from edgespec.apps.server.json_routes import HeadAsGet, add_error_handlers, route_class
 from edgespec.apps.server.metrics import CONTENT_TYPE, Metrics
 from edgespec.apps.server.ollama.routes import add_ollama
@@ -25,8 +37,14 @@ from edgespec.apps.server.openapi import (
     stream_responses,
 )
 from edgespec.apps.server.page import add_page
-from edgespec.apps.server.props_route import add_props
-from edgespec.apps.server.request_reader import RequestReader, Service
+from edgespec.apps.server.request_fields import RequestPart
+from edgespec.apps.server.request_reader import (
+    PreparedRequest,
+    PreparedText,
+    RequestReader,
+    Service,
+    check_tokens,
+)
 from edgespec.apps.server.request_schema import ChatRequest, CompletionRequest
 from edgespec.apps.server.request_worker import RequestWorker
 from edgespec.apps.server.response_schema import (
@@ -40,14 +58,430 @@ from edgespec.apps.server.response_schema import (
     SpeechModelEntry,
     SpeechModelFacts,
     TextCompletion,
+    Usage,
 )
-from edgespec.apps.server.run_route import add_run
-from edgespec.apps.server.streaming import Answerer, with_warnings
-from edgespec.apps.server.tokenizer_routes import add_tokenizer
+from edgespec.apps.server.streaming import Answerer, AnswerWriter, with_warnings
 from edgespec.apps.server.worker import Worker
+from edgespec.cli.local_run import PATH, RunPart, RunRequest, write_part
 from edgespec.decoding.choices import DrafterName
+from edgespec.decoding.grammar.grammar import Grammar
+from edgespec.decoding.grammar.source import GrammarSource
+from edgespec.decoding.options import Options
+from edgespec.decoding.records import PromptProgress, Result, StopReason, Token
+from edgespec.decoding.sampling import SAMPLERS, SAMPLING, SamplingParams
+from edgespec.engine.capacity import fitting_ctx, room_without_limit
 from edgespec.engine.engine import Engine
+from edgespec.errors import EdgespecError
+from edgespec.llama.weights import Model
 from edgespec.platform.messages import MessageFn
+
+# ---- tokens ----
+
+
+class TokenizeRequest(RequestPart):
+    """The body of POST /tokenize: the text is `content` in llama-server's API, `prompt` in vLLM's."""
+
+    model: str | None = None
+    content: str | None = None
+    prompt: str | None = None
+    add_special: bool | None = Field(None, description="Add BOS and EOS if the model wants them.")
+    add_special_tokens: bool | None = Field(None, description="vLLM's name of add_special.")
+    parse_special: bool | None = Field(None, description="Read the names of control tokens; default true.")
+    with_pieces: bool | None = Field(None, description="Tell the text of each token, too.")
+    return_token_strs: bool | None = Field(None, description="vLLM's: tell the texts in a list.")
+
+
+class DetokenizeRequest(RequestPart):
+    """The body of POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[Annotated[int, Field(ge=0, lt=1 << 31)]]
+
+
+class TokenPiece(BaseModel):
+    """A token with its text, or its bytes if it is part of a character."""
+
+    id: int
+    piece: str | list[int]
+
+
+class TokenizedText(BaseModel):
+    """The answer of /tokenize."""
+
+    tokens: list[int] | list[TokenPiece]
+    count: int
+    max_model_len: int
+    token_strs: list[str] | None = None
+
+
+class DetokenizedText(BaseModel):
+    """The answer of /detokenize, under both servers' names."""
+
+    content: str
+    prompt: str
+
+
+class TokenizerFacts(BaseModel):
+    """The answer of /tokenizer_info, as vLLM's."""
+
+    tokenizer_class: str
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None = None
+    add_bos_token: bool
+    chat_template: str | None
+
+
+def add_tokenizer(app: FastAPI, target: Model, service: Service) -> None:
+    """Add the routes to `app`."""
+
+    @app.post("/tokenize", response_model_exclude_unset=True)
+    async def tokenize(body: TokenizeRequest) -> TokenizedText:
+        """Return the tokens of a text."""
+        if body.model is not None:
+            service.check_name(body.model)
+        return await run_in_threadpool(_tokens_of, target, body, service.n_ctx)
+
+    @app.post("/detokenize")
+    async def detokenize(body: DetokenizeRequest) -> DetokenizedText:
+        """Return the text of tokens."""
+        if body.model is not None:
+            service.check_name(body.model)
+        return await run_in_threadpool(_text_of, target, body)
+
+    @app.get("/tokenizer_info")
+    async def tokenizer_info() -> TokenizerFacts:
+        """Return what a client must know of the tokenizer."""
+        return TokenizerFacts(
+            tokenizer_class=target.tokenizer_type,
+            bos_token=token_name(target, target.bos) if target.add_bos else None,
+            eos_token=token_name(target, target.eos),
+            add_bos_token=target.add_bos,
+            chat_template=target.chat_template,
+        )
+
+
+def _tokens_of(model: Model, request: TokenizeRequest, n_ctx: int) -> TokenizedText:
+    """Return the tokens of a text. Raises ApiError."""
+    text = request.content if request.content is not None else request.prompt
+    if text is None or None not in (request.content, request.prompt):
+        raise ApiError(400, "content: send the text as content, or as prompt", param="content")
+    # llama-server adds none by default, vLLM does.
+    adds = request.add_special if request.content is not None else request.add_special_tokens is not False
+    special = request.parse_special is not False
+    tokens = model.tokenize(text, add_special=bool(adds), parse_special=special)
+    pieces = [model.piece(token, special=True) for token in tokens]
+    found: dict[str, Any] = {"tokens": tokens, "count": len(tokens), "max_model_len": n_ctx}
+    if request.with_pieces:
+        found["tokens"] = [
+            TokenPiece(id=token, piece=_piece(piece)) for token, piece in zip(tokens, pieces, strict=True)
+        ]
+    if request.return_token_strs:
+        found["token_strs"] = [piece.decode(errors="replace") for piece in pieces]
+    return TokenizedText(**found)
+
+
+def _text_of(model: Model, request: DetokenizeRequest) -> DetokenizedText:
+    """Return the text of tokens. Raises ApiError."""
+    check_tokens(request.tokens, model, "tokens")
+    text = b"".join(model.piece(token, special=True) for token in request.tokens).decode(errors="replace")
+    return DetokenizedText(content=text, prompt=text)
+
+
+def token_name(model: Model, token: int | None) -> str | None:
+    """Return the text of a token, the names of control tokens too; None for none."""
+    return None if token is None else model.piece(token, special=True).decode(errors="replace")
+
+
+def _piece(piece: bytes) -> str | list[int]:
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return [*piece]
+
+
+# ---- /run ----
+
+
+class RunWriter(AnswerWriter[Token, Result]):
+    """Writes an answer as lines of RunPart."""
+
+    media_type = "application/x-ndjson"
+
+    def __init__(self, prompt: Sequence[int], *, limit: StopReason) -> None:
+        """Answer to the tokens of a prompt; `limit`: what ends a text of `n_predict` tokens."""
+        self._prompt = tuple(prompt)
+        self._limit = limit
+
+    def add(self, _index: int, made: Sequence[Token], /) -> str:
+        """Return a line of tokens."""
+        return write_part(RunPart(tokens=tuple((token.id, token.text, token.origin) for token in made)))
+
+    def finish(self, _index: int, end: Result, /) -> str:
+        """Return the last line."""
+        if end.stop_reason == "length":
+            end = replace(end, stop_reason=self._limit)
+        end = replace(end, energy=None)  # measured unasked
+        return write_part(RunPart(result=msgspec.Raw(msgspec.json.encode(end)), prompt=self._prompt))
+
+    def idle(self, *, is_waiting: bool) -> str:
+        """Return an empty line."""
+        return "\n"
+
+    def queued(self, place: int) -> str:
+        """Return a line with the place in the queue."""
+        return write_part(RunPart(queue=place))
+
+    def reading(self, progress: PromptProgress) -> str:
+        """Return a line with how far the prompt is read."""
+        return write_part(RunPart(read=progress))
+
+    def failed(self, error: ApiError) -> str:
+        """Return the last line of an answer that failed."""
+        return write_part(RunPart(error=str(error)))
+
+    def collect(self, _index: int, made: Sequence[Token], /) -> None:
+        """Do nothing: the answer always streams."""
+
+    def whole(self, _ends: Sequence[Result], /) -> str:
+        """Return nothing: the answer always streams."""
+        return ""
+
+
+def add_run(app: FastAPI, engine: Engine, answerer: Answerer) -> None:
+    """Add the route; the gate lets in who has the key."""
+
+    @app.post(PATH, include_in_schema=False)
+    async def run(request: Request) -> Response:
+        try:
+            asked = msgspec.json.decode(await request.body(), type=RunRequest)
+            tokens, options = await run_in_threadpool(_prepared, engine, asked)
+        except (msgspec.DecodeError, EdgespecError) as error:
+            raise ApiError(400, str(error)) from None
+        prepared = PreparedRequest((PreparedText(tokens, options),))
+        writer = RunWriter(tokens, limit="context" if asked.n_predict is None else "length")
+        return await answerer.answer(request, prepared, writer, streams=True, user="edgespec run")
+
+
+def _prepared(engine: Engine, asked: RunRequest) -> tuple[list[int], Options]:
+    """Return prompt and options. Raises EdgespecError for what an engine of its own would do otherwise."""
+    bias = {token: -math.inf if value is None else value for token, value in asked.logit_bias.items()}
+    fields = cast("dict[str, Any]", asked.params)
+    tokens = engine.prompt_tokens(
+        asked.prompt, system=asked.system, chat=asked.chat, parse_special=asked.special
+    )
+    n_train = engine.target.n_ctx_train
+    n_predict = asked.n_predict or room_without_limit(engine.target.header, len(tokens))
+    n_ctx, room = fitting_ctx(len(tokens), n_predict, n_train), engine.n_ctx_shared or n_train
+    if len(tokens) >= n_ctx or n_ctx > room:
+        raise EdgespecError(f"prompt and answer do not fit in its context of {room} tokens")
+    options = Options(
+        params=SamplingParams(**fields, logit_bias=bias),
+        seed=asked.seed,
+        n_predict=asked.n_predict or n_ctx - len(tokens),
+        drafter=cast("Any", asked.drafter),
+        gamma=asked.gamma,
+        rule=cast("Any", asked.rule),
+        stop=asked.stop,
+        grammar=Grammar(engine.target, GrammarSource(*asked.grammar)) if asked.grammar else None,
+    )
+    return tokens, options
+
+
+# ---- /props ----
+
+_RANDOM_SEED = (1 << 32) - 1  # llama-server's word for "another each time"
+
+
+class GenerationSettings(BaseModel):
+    """Defaults of a request."""
+
+    n_ctx: int = Field(description="Most tokens of prompt and answer.")
+    speculative: bool
+    is_processing: bool
+    params: dict[str, Any]
+
+
+class Modalities(BaseModel):
+    """Kinds of content besides text that a conversation may hold."""
+
+    vision: bool = False
+    audio: bool = False
+
+
+class ServerProps(BaseModel):
+    """The answer of /props."""
+
+    default_generation_settings: GenerationSettings
+    total_slots: int = Field(description="Most answers at once.")
+    model_alias: str
+    model_path: str = Field(description="The file's name, without the folders of this machine.")
+    chat_template: str
+    chat_template_caps: dict[str, bool]
+    modalities: Modalities
+    bos_token: str
+    eos_token: str
+    build_info: str
+    is_sleeping: bool = False
+
+
+def add_props(app: FastAPI, engine: Engine, worker: Worker, service: Service, *, takes_tools: bool) -> None:
+    """Add the route to `app`."""
+    target, defaults = engine.target, SamplingParams()
+    params = {
+        "n_predict": -1,
+        "max_tokens": -1,
+        "seed": _RANDOM_SEED,
+        **{
+            option.request_name(name): getattr(defaults, name)
+            for name, option in SAMPLING.items()
+            if name != "logit_bias"
+        },
+        "stop": [],
+        "ignore_eos": False,
+        "stream": False,
+        "n_probs": 0,
+        "grammar": "",
+        "samplers": SAMPLERS,
+    }
+    known = ServerProps(
+        default_generation_settings=GenerationSettings(
+            n_ctx=service.n_ctx,
+            speculative=engine.draft is not None,
+            is_processing=False,
+            params=params,
+        ),
+        total_slots=worker.parallel,
+        model_alias=service.name,
+        model_path=target.path.name,
+        chat_template=target.chat_template or "",
+        chat_template_caps={"supports_tools": takes_tools, "supports_tool_calls": takes_tools},
+        modalities=Modalities(),
+        bos_token=token_name(target, target.bos if target.add_bos else None) or "",
+        eos_token=token_name(target, target.eos) or "",
+        build_info=f"edgespec {version('edgespec')}",
+    )
+
+    @app.get("/props")
+    async def props() -> ServerProps:
+        """Describe the server as llama-server does."""
+        known.default_generation_settings.is_processing = worker.busy
+        return known
+
+
+# ---- infill ----
+
+
+def add_infill(
+    app: FastAPI, target: Model, service: Service, reader: RequestReader, answerer: Answerer
+) -> None:
+    """Add the route to `app`."""
+
+    @app.post("/infill", response_model=InfillAnswer | dict[str, Any], responses=stream_responses(InfillPart))
+    async def infill(request: Request, body: InfillRequest) -> Response:
+        """Write what stands between two texts, as llama-server does."""
+        text = await run_in_threadpool(reader.infill, body)
+        writer = InfillWriter(body, service.name, AnswerText(target, keeps_tokens=False), text)
+        found = await answerer.answer(
+            request, PreparedRequest((text,)), writer, streams=bool(body.stream), user=body.user
+        )
+        return with_warnings(found, body.warnings)
+
+
+class InfillWriter(AnswerWriter[Token, Result]):
+    """Turns the tokens of a text into llama-server's answer."""
+
+    def __init__(
+        self, request: InfillRequest, model: str, written: AnswerText, prepared: PreparedText
+    ) -> None:
+        """Begin the answer to `request` by `model`."""
+        self._request, self._model, self._written = request, model, written
+        self._prepared = prepared
+        self._reads_only = request.n_predict == 0
+        self._n = 0
+
+    def add(self, index: int, tokens: Sequence[Token]) -> str:
+        """Return the event of `tokens`, if they have text."""
+        text = "" if self._reads_only else self._written.add(tokens)
+        self._n += len(tokens)
+        if not text:
+            return ""
+        n_prompt = len(self._prepared.tokens)
+        part = InfillPart(content=text, tokens_predicted=self._n, tokens_evaluated=n_prompt)
+        return f"data: {part.model_dump_json()}\n\n"
+
+    def finish(self, index: int, result: Result) -> str:
+        """Return the last event."""
+        return f"data: {self._end(result, streamed=True)}\n\n"
+
+    def collect(self, index: int, tokens: Sequence[Token]) -> None:
+        """Add `tokens`."""
+        if not self._reads_only:
+            self._written.add(tokens)
+
+    def whole(self, results: Sequence[Result]) -> str:
+        """Return the answer."""
+        return self._end(results[0], streamed=False)
+
+    def _end(self, result: Result, *, streamed: bool) -> str:
+        n = 0 if self._reads_only else len(result.token_ids)
+        stats = result.stats
+        decoding_s = max(0.0, stats.total_s - (stats.ttft_s or stats.total_s))
+        stops = self._request.stop or []
+        word = stops if isinstance(stops, str) else stops[0] if len(stops) == 1 else ""
+        answer = InfillAnswer(
+            content="" if streamed else self._written.text,
+            model=self._model,
+            tokens_predicted=n,
+            tokens_evaluated=result.prompt_tokens,
+            tokens_cached=result.prompt_tokens + n,
+            has_new_line="\n" in self._written.text,
+            truncated=self._prepared.is_cut,
+            stop_type=_stop_type(result.stop_reason, has_stops=bool(stops)),
+            stopping_word=word if result.stop_reason == "stop" else "",
+            timings=InfillTimings(
+                cache_n=result.n_cached,
+                prompt_n=result.prompt_tokens - result.n_cached,
+                prompt_ms=1e3 * stats.prefill_s,
+                prompt_per_token_ms=_each_ms(stats.prompt_tokens_per_s),
+                prompt_per_second=stats.prompt_tokens_per_s,
+                predicted_n=n,
+                predicted_ms=1e3 * decoding_s,
+                predicted_per_token_ms=_each_ms(stats.generation_tokens_per_s),
+                predicted_per_second=stats.generation_tokens_per_s,
+            ),
+            edgespec=Usage.of(result, warnings=self._request.warnings).edgespec,
+        )
+        whole = answer.model_dump()
+        if not answer.edgespec.warnings:
+            del whole["edgespec"]["warnings"]
+        wanted = self._request.response_fields
+        return json.dumps(_picked(whole, wanted) if wanted else whole, ensure_ascii=False)
+
+
+def _each_ms(rate: float | None) -> float | None:
+    return 1e3 / rate if rate else None
+
+
+def _stop_type(reason: StopReason, *, has_stops: bool) -> StopType:
+    if reason == "eog":
+        return "eos"
+    return "word" if reason == "stop" and has_stops else "limit"
+
+
+def _picked(answer: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Return the fields of these names, of which one such as `timings/prompt_n` is in another."""
+    found: dict[str, Any] = {}
+    for name in names:
+        value: Any = answer
+        for step in name.split("/"):
+            value = value.get(step) if isinstance(value, dict) else None
+        if value is not None:
+            found[name] = value
+    return found
+
+
+# ---- the application ----
 
 
 def _log(line: str) -> None:
@@ -119,7 +553,7 @@ def add_reports(
     @app.get("/health", responses={503: {"model": Health}})
     @app.get("/v1/health", responses={503: {"model": Health}})
     async def health(response: Response) -> Health:
-        """Say whether requests are taken."""
+        """Whether requests are taken."""
         stopping = any(worker.stopping for worker in workers)
         response.status_code = 503 if stopping else 200
         return Health(
@@ -217,3 +651,28 @@ def drafters_of(engine: Engine) -> list[str]:
     if engine.draft is None:
         return ["auto", "suffix", "none"]
     return [name for name in get_args(DrafterName) if name != "mtp" or engine.draft.is_mtp]
+
+
+# ---- recordings alone ----
+
+
+def create_speech_app(service: SpeechService, *, metrics: Metrics | None, log: MessageFn) -> FastAPI:
+    """Return the application for `service`; `log` takes a line for each failure that is not the client's."""
+    app = bare_app("OpenAI's audio API over a local Whisper model.", log)
+    add_reports(app, [service.worker], metrics)
+    entry = speech_facts(service)
+
+    @app.get("/v1/models")
+    async def models() -> ModelList:
+        """List the one model."""
+        return ModelList(data=[entry])
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> SpeechModelEntry:
+        """Return the model of this name."""
+        if name not in (service.name, OPENAI_NAME):
+            raise ApiError(404, f"no model {name[:80]!r} here", param="model", code="model_not_found")
+        return entry
+
+    add_audio(app, service, log)
+    return complete(app)

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from edgespec.apps.server.api_errors import ApiError
-from edgespec.apps.server.chat_messages import MessageWriter
-from edgespec.apps.server.request_schema import AssistantMessage, ChatRequest, Tool
-from edgespec.apps.server.tool_calls.answer_reader import AnswerForm
-from edgespec.apps.server.tool_calls.call_forms import CallForm
-from edgespec.apps.server.tool_calls.form_choice import choose_form
+from edgespec.apps.server.request_schema import (
+    AssistantMessage,
+    ChatRequest,
+    Content,
+    Message,
+    Tool,
+    ToolCall,
+    ToolMessage,
+)
+from edgespec.apps.server.tool_calls.answer_reader import AnswerForm, AnswerReader
+from edgespec.apps.server.tool_calls.argument_values import read_json
+from edgespec.apps.server.tool_calls.call_forms import FAMILIES, HERMES, CallForm, form_of
+from edgespec.apps.server.tool_calls.text_source import CallArguments, PlainText
 from edgespec.errors import EdgespecError
 from edgespec.llama.chat_template import BrokenTemplateError, RefusedByTemplateError
-from edgespec.llama.template_traits import TemplateTraits
+from edgespec.llama.control_names import ModelText
+from edgespec.llama.template_traits import KEYS, TOOLS, VALUES, CallSamples, TemplateTraits
 from edgespec.llama.weights import Model
 
 _OWN_FIELDS = ("messages", "tools", "add_generation_prompt", "continue_final_message")
@@ -145,7 +157,7 @@ class ChatPrompts:
 
 
 def _continues(request: ChatRequest) -> bool:
-    """Return whether the last message is to be continued. Raises ApiError for contradictions."""
+    """Whether the last message is to be continued. Raises ApiError for contradictions."""
     if not request.continue_final_message:
         return False
     name = "continue_final_message"
@@ -163,9 +175,126 @@ def _continues(request: ChatRequest) -> bool:
 
 
 def _in_thought(prompt: str, thinking: tuple[str, str], continued: Mapping[str, Any]) -> bool:
-    """Return whether a prompt ends within a thought."""
     opener, closer = thinking
     if continued:
         said = str(continued["content"])
         return said.rfind(opener) > said.rfind(closer)
     return prompt.rstrip().endswith(opener)
+
+
+# ---- messages as templates take them ----
+
+_ROLES = {"developer": "system", "function": "tool"}  # OpenAI's newer and older names, unknown to templates
+_SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}")
+
+
+def _text(content: Content | None) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "\n".join(part.text for part in content)
+
+
+def _object(text: str) -> Any:  # noqa: ANN401 - JSON
+    """Return the object that a text is; text that is no JSON is returned as it is."""
+    try:
+        return read_json(text)
+    except ValueError:
+        return text
+
+
+class MessageWriter:
+    """Writes messages for one template: plain text, "system", and calls as that template takes them."""
+
+    def __init__(self, traits: TemplateTraits, form: CallForm | None = None) -> None:
+        """Write for the template with these traits, whose model calls in `form`."""
+        self._traits = traits
+        self._form = form or HERMES
+
+    def write(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        """Return `messages` in the template's terms."""
+        return [self._message(message) for message in messages]
+
+    def _message(self, message: Message) -> dict[str, Any]:
+        text = _text(message.content)
+        made: dict[str, Any] = {"role": message.role, "content": self._parts(text)}
+        made["role"] = _ROLES.get(message.role, message.role)
+        if name := getattr(message, "name", None):
+            made["name"] = name
+        if isinstance(message, ToolMessage) and message.tool_call_id is not None:
+            made["tool_call_id"] = self._id(message.tool_call_id)
+        if isinstance(message, AssistantMessage):
+            if message.reasoning_content is not None:
+                made["reasoning_content"] = message.reasoning_content
+            if message.tool_calls and self._traits.takes_tools and not self._traits.shows_calls:
+                # The template offers tools, and yet leaves earlier calls out.
+                made["content"] = self._parts(self._with_calls(text, message.tool_calls))
+            elif message.tool_calls:
+                made["content"] = made["content"] or self._traits.style.content
+                made["tool_calls"] = [self._call(call) for call in message.tool_calls]
+        return made
+
+    def _parts(self, text: str) -> Any:  # noqa: ANN401
+        return [{"type": "text", "text": text}] if self._traits.typed_content else text
+
+    def _with_calls(self, text: str, calls: Sequence[ToolCall]) -> str:
+        """Return `text`, and earlier calls in the model's form, for a template that would leave them out.
+
+        The form's markers may be control tokens. They are where nothing else in the message could be.
+        """
+        named = [(call.function.name, call.function.arguments) for call in calls]
+        written = self._form.write([(name, _object(arguments)) for name, arguments in named])
+        joined = "\n".join(filter(None, [text, written]))
+        names = self._traits.template.names
+        has_names = any(any(names.find(word)) for word in (text, *(word for pair in named for word in pair)))
+        return joined if has_names else ModelText(joined)
+
+    def _call(self, call: ToolCall) -> dict[str, Any]:
+        function = {"name": call.function.name, "arguments": self._arguments(call.function.arguments)}
+        made: dict[str, Any] = {"type": "function", "function": function}
+        if call.id is not None:
+            made["id"] = self._id(call.id)
+        return made
+
+    def _arguments(self, text: str) -> Any:  # noqa: ANN401 - JSON
+        """Return the object that most templates write as JSON, or its text for others."""
+        return text if self._traits.style.arguments_are_text else _object(text)
+
+    def _id(self, call_id: str) -> str:
+        """Return `call_id`, or one made of it where the template takes only nine letters and digits."""
+        if not self._traits.short_ids or _SHORT_ID.fullmatch(call_id):
+            return call_id
+        return hashlib.sha256(call_id.encode()).hexdigest()[:9]
+
+
+# ---- the form of calls ----
+
+_SCHEMAS = {tool["function"]["name"]: tool["function"]["parameters"] for tool in TOOLS}
+
+
+def choose_form(
+    traits: TemplateTraits, has_token: Callable[[str], bool] = lambda _marker: False
+) -> CallForm | None:
+    """Return the form in which the model of a template calls; None if nothing shows it.
+
+    `has_token`: says whether a marker is a token of the model's own.
+    """
+    if traits.samples and (found := form_of(traits.samples)) and is_read(found, traits.samples):
+        return found
+    for text in (traits.prompt_with_tools, traits.template.source):
+        for family in FAMILIES:
+            if re.search(family.sign, text, re.DOTALL):
+                return family.form
+    return next((family.form for family in FAMILIES if any(map(has_token, family.form.openers))), None)
+
+
+def is_read(form: CallForm, samples: CallSamples) -> bool:
+    """Whether the reader finds the call in a template's own text of one."""
+    reader = AnswerReader(AnswerForm(_SCHEMAS, form))
+    events = [*reader.feed(samples.one), *reader.finish()]
+    arguments = "".join(event.text for event in events if isinstance(event, CallArguments))
+    said = "".join(samples.one[event.start : event.end] for event in events if isinstance(event, PlainText))
+    try:
+        found = json.loads(arguments)
+    except ValueError:
+        return False
+    return reader.n_calls == 1 and found == dict(zip(KEYS, VALUES, strict=True)) and not said.strip()

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Sequence
+import json
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from importlib.metadata import version
 from pathlib import PurePath
+from typing import Any, Literal
 
 from edgespec.apps.server.api_errors import ApiError
-from edgespec.apps.server.call_grammars import CallGrammars
 from edgespec.apps.server.chat_prompts import ChatPrompts
 from edgespec.apps.server.choice_writers import first_call
-from edgespec.apps.server.constraints import Grammars, constraint_of
-from edgespec.apps.server.fim_prompt import FimGap, fim_of, make_fim_prompt
 from edgespec.apps.server.infill_schema import InfillRequest, time_limit
 from edgespec.apps.server.request_options import engine_options, requested_tokens, seed_of_choice
 from edgespec.apps.server.request_schema import (
@@ -22,13 +22,20 @@ from edgespec.apps.server.request_schema import (
     ChatRequest,
     CompletionRequest,
     GenerationRequest,
+    JsonFormat,
     NamedTool,
+    ResponseFormat,
+    SchemaFormat,
     Tool,
 )
 from edgespec.apps.server.tool_calls.answer_reader import PLAIN, AnswerForm
+from edgespec.apps.server.tool_calls.forced_grammar import CallGrammars
 from edgespec.decoding.grammar.grammar import Grammar
+from edgespec.decoding.grammar.source import GrammarSource
 from edgespec.decoding.options import Options
 from edgespec.engine.engine import Engine
+from edgespec.errors import UsageError
+from edgespec.llama.fim import FimTokens
 from edgespec.llama.weights import Model
 
 ALIAS = "edgespec"
@@ -294,7 +301,6 @@ def _with_allowed_tools(request: ChatRequest) -> ChatRequest:
 
 
 def _unread(request: ChatRequest) -> tuple[str, ...]:
-    """Return what is left out of earlier answers."""
     messages = [message for message in request.messages if isinstance(message, AssistantMessage)]
     names = dict.fromkeys(name for message in messages for name in message.unread)
     shown = ", ".join(repr(name[:40]) for name in [*names][:_MOST_UNREAD])
@@ -333,6 +339,205 @@ def _warnings(grammar: Grammar | None) -> tuple[str, ...]:
 
 
 def _choices(text: PreparedText, n: int) -> tuple[PreparedText, ...]:
-    """Return `n` texts like `text`, each with its own seed."""
     seed = text.options.seed
     return tuple(replace(text, options=replace(text.options, seed=seed_of_choice(seed, i))) for i in range(n))
+
+
+# ---- what an answer must match ----
+
+ConstraintKind = Literal["schema", "grammar", "choice", "regex"]
+
+_STRUCTURED = "structured_outputs"
+_KINDS: dict[str, ConstraintKind] = {
+    "json_schema": "schema",
+    "grammar": "grammar",
+    "guided_json": "schema",
+    "guided_choice": "choice",
+    "guided_regex": "regex",
+    "guided_grammar": "grammar",
+    f"{_STRUCTURED}.json": "schema",
+    f"{_STRUCTURED}.json_object": "schema",
+    f"{_STRUCTURED}.choice": "choice",
+    f"{_STRUCTURED}.regex": "regex",
+    f"{_STRUCTURED}.grammar": "grammar",
+}
+_KEPT_GRAMMARS = 16
+_ANY_OBJECT = '{"type": "object"}'
+
+
+@dataclass(frozen=True)
+class AnswerConstraint:
+    """A schema, grammar, list of choices or pattern that an answer must match."""
+
+    field: str
+    """The request's own name of it, such as `structured_outputs.regex`."""
+    kind: ConstraintKind
+    text: str
+    """The schema or the list of choices as JSON, the grammar, or the pattern."""
+    strict: bool = False
+    """Whether a part of it that cannot be enforced is a mistake."""
+
+    @property
+    def param(self) -> str:
+        """The field of the request."""
+        return self.field.partition(".")[0]
+
+
+def constraint_of(request: GenerationRequest) -> AnswerConstraint | None:
+    """Return the constraint of a request, if it has one. Raises ApiError for two: one would be dropped."""
+    form = request.response_format if isinstance(request, ChatRequest | CompletionRequest) else None
+    found = [*_of_format(form), *_of_fields(request)]
+    if len(found) > 1:
+        first, second = found[0].field, found[1].field
+        line = f"{second} and {first} contradict each other: an answer matches one of them; leave one out"
+        raise ApiError(400, line, param=found[1].param)
+    return found[0] if found else None
+
+
+def _of_format(wanted: ResponseFormat | None) -> Iterator[AnswerConstraint]:
+    name = "response_format"
+    if isinstance(wanted, SchemaFormat):
+        yield AnswerConstraint(name, "schema", json.dumps(wanted.whole), wanted.is_strict)
+    elif isinstance(wanted, JsonFormat) and wanted.schema_ is not None:
+        yield AnswerConstraint(name, "schema", json.dumps(wanted.schema_))
+    elif isinstance(wanted, JsonFormat):
+        yield AnswerConstraint(name, "schema", _ANY_OBJECT)
+
+
+def _of_fields(request: GenerationRequest) -> Iterator[AnswerConstraint]:
+    given = request.model_dump(include={name.partition(".")[0] for name in _KINDS}, by_alias=True)
+    given |= {f"{_STRUCTURED}.{name}": value for name, value in (given[_STRUCTURED] or {}).items()}
+    for name, kind in _KINDS.items():
+        value = given.get(name)
+        if value is None or value is False or (name == "grammar" and not value):  # llama-server's send ""
+            continue
+        if kind == "schema":
+            value = _ANY_OBJECT if value is True else _schema(value, name)
+        elif kind == "choice":
+            value = json.dumps(value)
+        yield AnswerConstraint(name, kind, value)
+
+
+def _schema(given: dict[str, Any] | str, field: str) -> str:
+    if isinstance(given, dict):
+        return json.dumps(given)
+    try:
+        if not isinstance(json.loads(given), dict):
+            raise ValueError("it is no object")
+    except (ValueError, RecursionError) as error:
+        line = f"{field}: is not the text of a JSON schema: {error}"
+        raise ApiError(400, line, param=field.partition(".")[0]) from None
+    return given
+
+
+class Grammars:
+    """Compiles constraints for one model. They are kept, since conversations send theirs again."""
+
+    def __init__(self, model: Model) -> None:
+        """Compile for `model`."""
+        self._model = model
+        self._kept = lru_cache(maxsize=_KEPT_GRAMMARS)(self._compile)
+
+    def of(self, constraint: AnswerConstraint) -> Grammar:
+        """Return the grammar of `constraint`, for any thread. Raises ApiError."""
+        try:
+            return self._kept(constraint)
+        except UsageError as error:
+            told = " ".join(error.spelled(constraint.field).split())
+            raise ApiError(400, told, param=constraint.param) from None
+
+    def _compile(self, constraint: AnswerConstraint) -> Grammar:
+        model, text, name = self._model, constraint.text, constraint.field
+        if constraint.kind == "choice":
+            return Grammar.from_choice(model, json.loads(text), name=name)
+        if constraint.kind == "regex":
+            return Grammar.from_regex(model, text, name=name)
+        if constraint.kind == "grammar":
+            return Grammar(model, GrammarSource.any(text, name))
+        return Grammar.from_json_schema(model, text, name=name, strict=constraint.strict)
+
+
+# ---- prompts in the middle of a text ----
+
+_REPOSITORY = "project"  # its name, and that of a file without one: they are part of the form
+_FILE = "file"
+_SUFFIX_SHARE = 4  # of a text that is too long, a quarter of what is kept comes after the middle
+
+
+@dataclass(frozen=True)
+class FimGap:
+    """Where a text is to be filled in."""
+
+    before: str
+    after: str
+    beside: Sequence[tuple[str | None, str]] = ()
+    """Other files of the project, name and text, the most important last."""
+
+
+@dataclass(frozen=True)
+class FimPrompt:
+    """A prompt whose continuation fills a gap."""
+
+    tokens: list[int]
+    is_cut: bool
+    """Whether a part of the text was left out."""
+
+
+def fim_of(model: Model, param: str) -> FimTokens:
+    """Return the tokens with which `model` fills gaps. Raises ApiError if it has none."""
+    if model.fim is None:
+        line = f"{param}: {model.name} cannot fill in the middle: its file names no tokens for it"
+        raise ApiError(400, line, param=param)
+    return model.fim
+
+
+def make_fim_prompt(model: Model, fim: FimTokens, gap: FimGap, room: int) -> FimPrompt:
+    """Return the prompt for `gap`, in at most `room` tokens.
+
+    What does not fit is left out: of the text before the gap the beginning, of that after it the end, and
+    other files from the first on.
+    """
+    before, after = (_plain(model, text) for text in (gap.before, gap.after))
+    room_of_text = max(0, room - 3)
+    n_after = min(len(after), max(room_of_text // _SUFFIX_SHARE, room_of_text - len(before)))
+    n_before = min(len(before), room_of_text - n_after)
+    is_cut = n_before < len(before) or n_after < len(after)
+    kept = before[len(before) - n_before :]
+    prompt = [fim.prefix, *kept, fim.suffix, *after[:n_after], fim.middle]
+    if gap.beside:
+        beside, left_out = _beside(model, fim, gap.beside, room - len(prompt))
+        prompt, is_cut = beside + prompt, is_cut or left_out
+    return FimPrompt(prompt, is_cut)
+
+
+def _beside(
+    model: Model, fim: FimTokens, files: Sequence[tuple[str | None, str]], room: int
+) -> tuple[list[int], bool]:
+    """Return the tokens of the last files that fit, and whether any file was left out."""
+    head: list[int] = []
+    if fim.repository is not None and fim.file is not None:
+        head = [fim.repository, *_plain(model, f"{_REPOSITORY}\n")]
+    own = _named(model, fim, None, "")
+    room -= len(head) + len(own)
+    kept: list[list[int]] = []
+    for name, text in reversed(files):
+        part = _named(model, fim, name, text)
+        if len(part) > room:
+            break
+        kept.insert(0, part)
+        room -= len(part)
+    if not kept:
+        return [], True
+    return [*head, *(token for part in kept for token in part), *own], len(kept) < len(files)
+
+
+def _named(model: Model, fim: FimTokens, name: str | None, text: str) -> list[int]:
+    """Return a file's tokens, or for an empty `text` those that stand before the file with the gap."""
+    if fim.file is not None:
+        ended = text if not text or text.endswith("\n") else f"{text}\n"
+        return [fim.file, *_plain(model, f"{name or _FILE}\n{ended}")]
+    return _plain(model, f"{name}\n{text}\n\n" if name else f"{text}\n\n") if text else []
+
+
+def _plain(model: Model, text: str) -> list[int]:
+    return model.tokenize(text, add_special=False, parse_special=False) if text else []

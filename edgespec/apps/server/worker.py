@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from edgespec.apps.server.request_queue import QueuedRequest, QueuePlace
-from edgespec.apps.server.request_worker import EndedRequest, Outcome, RequestWorker, cancelled_as
+from edgespec.apps.server.request_worker import Outcome, RequestWorker, cancelled_as
 from edgespec.decoding.options import Options
 from edgespec.decoding.records import Result, Token
 from edgespec.engine.batcher import StepSummary
@@ -48,7 +48,6 @@ class Worker(RequestWorker[QueuedGeneration, Token, Result]):
         *,
         max_queue: int = 64,
         max_seconds: float = 600.0,
-        on_end: Callable[[EndedRequest[Result]], None] = lambda _ended: None,
         turns: Turns | None = None,
     ) -> None:
         """Let at most `max_queue` requests wait, each up to `max_seconds`; then it may run as long again.
@@ -63,7 +62,6 @@ class Worker(RequestWorker[QueuedGeneration, Token, Result]):
             turns=turns,
         )
         self._engine, self._cancellation = engine, cancellation
-        self.on_end = on_end
         self.on_pass: Callable[[StepSummary], None] = lambda _passed: None
         """Told of each pass of the target."""
 

@@ -290,7 +290,6 @@ class Track:
         return [[_to_floats(one) for one in together] for together in done]
 
     def _flushed(self) -> list[list[Floats]]:
-        """Return what the resamplers hold back, and end them."""
         rest: list[list[Floats]] = []
         with suppress(self._av.error.FFmpegError):  # nothing was decoded
             rest = self._resampled(None) if self._resamplers else []
@@ -320,7 +319,7 @@ def _to_floats(frame: Any) -> Floats:  # noqa: ANN401
 
 
 def ends_early(file: BinaryIO) -> bool:
-    """Return whether an Ogg or Matroska file (webm) is cut off, which its length does not tell."""
+    """Whether an Ogg or Matroska file (webm) is cut off, which its length does not tell."""
     size = file.seek(0, 2)
     file.seek(0)
     start = file.read(4)
@@ -330,7 +329,7 @@ def ends_early(file: BinaryIO) -> bool:
 
 
 def _ogg_ends_early(file: BinaryIO, size: int) -> bool:
-    """Return whether the last page is none that ends a stream, or is not complete."""
+    """Whether the last page is none that ends a stream, or is not complete."""
     file.seek(max(0, size - (1 << 17)))  # a page has at most 65,307 bytes
     tail = file.read()
     at = tail.rfind(b"OggS")
@@ -345,7 +344,7 @@ _SEGMENT, _CLUSTER = b"\x18\x53\x80\x67", b"\x1f\x43\xb6\x75"
 
 
 def _matroska_ends_early(file: BinaryIO, size: int) -> bool:
-    """Return whether an element goes on after the file's end. Those of unknown length are looked into."""
+    """Whether an element goes on after the file's end. Those of unknown length are looked into."""
     at = 0
     while at < size:
         file.seek(at)
@@ -606,7 +605,7 @@ def resampled(blocks: Iterable[Floats], rate: int) -> Iterator[Floats]:
 
 
 def is_silent(samples: Floats) -> bool:
-    """Return whether nobody can be heard: a model asked for the text of nothing makes some up."""
+    """Whether nobody can be heard: a model asked for the text of nothing makes some up."""
     return not len(samples) or float(np.abs(samples).max()) < SILENCE
 
 

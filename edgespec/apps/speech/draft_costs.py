@@ -248,7 +248,7 @@ def expected_gain_s(
 
 
 def same_encoder(target: Path, draft: Path) -> bool:
-    """Return whether the encoders of two files are the same.
+    """Whether the encoders of two files are the same.
 
     The last layer's weights tell: they differ between any two encoders that were trained.
     """

@@ -76,7 +76,7 @@ class SpeechPredictor(Predictor):
 
 
 def same_tokens(target: WhisperTokenizer, draft: WhisperTokenizer) -> bool:
-    """Return whether every token is the same in both, and begins a window in the same way."""
+    """Whether every token is the same in both, and begins a window in the same way."""
     ours, theirs = ((one.tokens, one.n_vocab, one.is_multilingual) for one in (target, draft))
     return ours == theirs
 
@@ -99,7 +99,7 @@ def map_tokenizers(target: WhisperTokenizer, draft: WhisperTokenizer) -> Vocabul
 
 
 def shares_encoder(target: SpeechModel, draft: SpeechModel) -> bool:
-    """Return whether a draft can hear what the target's encoder heard: it has none, or the same one."""
+    """Whether a draft can hear what the target's encoder heard: it has none, or the same one."""
     return draft.model.dims.n_audio_layer == 0 or same_encoder(target.path, draft.path)
 
 
@@ -187,7 +187,7 @@ class ModelDrafts:
         self._held, self._model = [], None
 
     def _runs(self, draft: SpeechModel) -> bool:
-        """Return whether the draft model runs in this window.
+        """Whether the draft model runs in this window.
 
         Of a pair that no run has seen, not in the first window, which shows the costs.
         """

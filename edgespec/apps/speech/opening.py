@@ -144,7 +144,7 @@ def choose_draft(
 
 
 def was_made_for(target: Path, draft: Path) -> bool:
-    """Return whether a decoder without an encoder was made to hear this very target's."""
+    """Whether a decoder without an encoder was made to hear this very target's."""
     return read_gguf(draft).text(DRAFTS_FOR) == file_fingerprint(check_speech_file(target))
 
 

@@ -36,7 +36,7 @@ def speech_models_here() -> list[tuple[str, Path]]:
 
 
 def is_english(ref: str) -> bool:
-    """Return whether `ref` is a name of the registry whose model knows English alone, here or not."""
+    """Whether `ref` is a name of the registry whose model knows English alone, here or not."""
     return speech_ref(ref) in load_registry().entries and ref.endswith(".en")
 
 

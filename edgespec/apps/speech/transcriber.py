@@ -400,7 +400,6 @@ class Hearing:
         return n_heard if n_heard > 0 else None
 
     def _keep(self, segments: list[Segment], text: WindowText) -> list[Segment]:
-        """Add segments to the transcript, and to the prompt of the next window."""
         if self._spoken:
             segments = [restored(segment, self._spoken) for segment in segments]
         self.transcript.segments += segments
@@ -474,7 +473,7 @@ class WindowText:
         return len(data) / len(zlib.compress(data))
 
     def is_silence(self, options: SpeechOptions) -> bool:
-        """Return whether the window is to be left out: probably nobody speaks, and the text is a guess."""
+        """Whether the window is to be left out: probably nobody speaks, and the text is a guess."""
         if options.max_no_speech is None or not self.no_speech_prob > options.max_no_speech:
             return False
         return options.min_logprob is None or self.avg_logprob <= options.min_logprob
@@ -590,7 +589,6 @@ class WindowDecoder:
     def _text(
         self, session: SpeechSession, decoded: _Decoded, temperature: float, started: float
     ) -> WindowText:
-        """Return what was decoded since `started`, and count it."""
         self._stats.n_decodings += 1
         self._stats.decode_s += time.perf_counter() - started
         tokens, mean, ended = decoded

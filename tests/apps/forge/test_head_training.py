@@ -10,8 +10,7 @@ import pytest
 from edgespec.apps.forge.training import arithmetic
 from edgespec.apps.forge.training.acceptance import starts
 from edgespec.apps.forge.training.batches import EpochPosition, TextPacking, batches
-from edgespec.apps.forge.training.head import HeadFamily, HeadRollout, HeadSettings
-from edgespec.apps.forge.training.losses import choose_tokens
+from edgespec.apps.forge.training.head import HeadFamily, HeadRollout, HeadSettings, choose_tokens
 from edgespec.apps.forge.training.weights import ModelWeights
 from edgespec.decoding.session import SequenceTokens
 from edgespec.errors import UsageError

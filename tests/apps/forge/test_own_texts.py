@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.apps.forge.dataset import BUILT_IN, FROM_FILE, FROM_HISTORY, READ, is_held_out
-from edgespec.apps.forge.prompts import TextPrompt, TokenPrompt
-from edgespec.apps.forge.user_texts import (
+from edgespec.apps.forge.data_stage import (
     CONTEXT,
     PASSAGE,
     HistoryTexts,
@@ -19,6 +17,8 @@ from edgespec.apps.forge.user_texts import (
     file_texts,
     in_turns,
 )
+from edgespec.apps.forge.dataset import BUILT_IN, FROM_FILE, FROM_HISTORY, READ, is_held_out
+from edgespec.apps.forge.prompts import TextPrompt, TokenPrompt
 from edgespec.drafting.history import History
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.fingerprints import tokenizer_fingerprint

@@ -12,8 +12,14 @@ import pytest
 
 from edgespec.apps.forge import prompts as prompts_module
 from edgespec.apps.forge.dataset import HELD_OUT_SHARE, is_held_out
-from edgespec.apps.forge.prompts import TemplateGrammar, TextPrompt, TokenPrompt, built_in
-from edgespec.apps.forge.python_functions import functions_of, library
+from edgespec.apps.forge.prompts import (
+    TemplateGrammar,
+    TextPrompt,
+    TokenPrompt,
+    built_in,
+    functions_of,
+    library,
+)
 from edgespec.errors import UsageError
 from edgespec.models.suites import DEFAULT, HUMAN_EVAL, load_suite
 from trained_on import runs

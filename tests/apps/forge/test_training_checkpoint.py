@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from edgespec.apps.forge.training import checkpoint
+from edgespec.apps.forge.training import loop
 from edgespec.apps.forge.training.optimizer import orthogonal
 from edgespec.errors import EdgespecError
 
@@ -15,45 +15,45 @@ TREE = {"matrix": np.arange(40, dtype=np.float32).reshape(8, 5), "deep": {"numbe
 
 
 def test_any_damage_is_found(tmp_path):
-    checkpoint.save(tmp_path, TREE, {"n": 3})
-    path = tmp_path / checkpoint.LATEST
+    loop.save_checkpoint(tmp_path, TREE, {"n": 3})
+    path = tmp_path / loop.LATEST
     sound = path.read_bytes()
     rng = np.random.default_rng(0)
     for at in rng.choice(len(sound), 200, replace=False):
         data = bytearray(sound)
         data[at] ^= int(rng.integers(1, 256))
         path.write_bytes(data)
-        with pytest.raises(checkpoint.DamagedFileError):
-            checkpoint.read_arrays(path, TREE)
+        with pytest.raises(loop.DamagedFileError):
+            loop.read_arrays(path, TREE)
     for n in (0, 1, len(sound) // 2, len(sound) - 1):
         path.write_bytes(sound[:n])
-        with pytest.raises(checkpoint.DamagedFileError):
-            checkpoint.read_arrays(path, TREE)
+        with pytest.raises(loop.DamagedFileError):
+            loop.read_arrays(path, TREE)
     path.write_bytes(sound)
-    tree, facts = checkpoint.read_arrays(path, TREE)
+    tree, facts = loop.read_arrays(path, TREE)
     assert facts == {"n": 3}
     jax.tree.map(np.testing.assert_array_equal, tree, TREE)
 
 
 def test_the_one_before_is_there_even_between_two_renames(tmp_path):
-    checkpoint.save(tmp_path, TREE, {"n": 1})
-    checkpoint.save(tmp_path, TREE, {"n": 2})
-    (tmp_path / checkpoint.LATEST).unlink()
+    loop.save_checkpoint(tmp_path, TREE, {"n": 1})
+    loop.save_checkpoint(tmp_path, TREE, {"n": 2})
+    (tmp_path / loop.LATEST).unlink()
     messages = []
-    assert checkpoint.load(tmp_path, TREE, on_message=messages.append)[1] == {"n": 1}
+    assert loop.load_checkpoint(tmp_path, TREE, on_message=messages.append)[1] == {"n": 1}
     assert messages == []
 
 
 def test_arrays_of_other_settings_are_refused(tmp_path):
-    checkpoint.save(tmp_path, TREE, {})
+    loop.save_checkpoint(tmp_path, TREE, {})
     for other in ({**TREE, "matrix": np.zeros((8, 6))}, {"matrix": TREE["matrix"]}):
         with pytest.raises(EdgespecError, match="other settings"):
-            checkpoint.load(tmp_path, other)
+            loop.load_checkpoint(tmp_path, other)
 
 
 def test_a_full_disk_is_said_in_one_line():
     with pytest.raises(EdgespecError, match="cannot keep the training: /proc"):
-        checkpoint.save(checkpoint.Path("/proc/nothing"), TREE, {})
+        loop.save_checkpoint(loop.Path("/proc/nothing"), TREE, {})
 
 
 @pytest.mark.slow

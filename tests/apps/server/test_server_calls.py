@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chat_templates import FAMILIES
+from edgespec.apps.server.chat_prompts import choose_form
 from edgespec.apps.server.tool_calls.answer_reader import AnswerForm, AnswerReader
 from edgespec.apps.server.tool_calls.call_forms import HERMES, CallForm
-from edgespec.apps.server.tool_calls.form_choice import choose_form
 from edgespec.apps.server.tool_calls.text_source import (
     CallArguments,
     CallEnd,

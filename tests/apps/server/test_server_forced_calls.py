@@ -11,6 +11,7 @@ import llguidance.numpy
 import pytest
 
 from chat_templates import FAMILIES
+from edgespec.apps.server.chat_prompts import choose_form
 from edgespec.apps.server.tool_calls.answer_reader import AnswerForm, AnswerReader
 from edgespec.apps.server.tool_calls.call_forms import HERMES, CallForm
 from edgespec.apps.server.tool_calls.forced_grammar import (
@@ -20,7 +21,6 @@ from edgespec.apps.server.tool_calls.forced_grammar import (
     forced_calls,
     unenforced_parts,
 )
-from edgespec.apps.server.tool_calls.form_choice import choose_form
 from edgespec.apps.server.tool_calls.text_source import (
     CallArguments,
     CallEnd,

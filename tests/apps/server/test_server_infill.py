@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from edgespec import Engine, SamplingParams
-from edgespec.apps.server.fim_prompt import FimGap, make_fim_prompt
+from edgespec.apps.server.request_reader import FimGap, make_fim_prompt
 from edgespec.llama.weights import Model
 from server_app import Served, serving
 from tiny_gguf import write_tiny_gguf

@@ -18,7 +18,7 @@ own. Only answers are queries; the prompt's columns have keys and values alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,13 +41,60 @@ from edgespec.apps.forge.training.arithmetic import (
     rope_turns,
     score,
 )
+from edgespec.apps.forge.training.batches import EmbedFn
 from edgespec.apps.forge.training.family import Params, TrainingBatch
 from edgespec.apps.forge.training.head_file import HeadMetadata, read_params, write_head
-from edgespec.apps.forge.training.losses import choose_tokens
 from edgespec.apps.forge.training.optimizer import MUON
-from edgespec.apps.forge.training.warm_start import fit_fusion
 from edgespec.apps.forge.training.weights import EMBEDDINGS, OUTPUT_NORM, BlockShape, ModelWeights
 from edgespec.errors import UsageError
+
+# ---- distance from the target's predictions ----
+
+
+@dataclass(frozen=True)
+class ComparedTokens:
+    """Tokens whose logits are compared, with the target's probabilities."""
+
+    output: Array
+    """Rows of the output matrix, (v, n_embd)."""
+    stands_for: Array
+    """Logarithm of the number of tokens that each stands for, (v,)."""
+    log_probs: Array
+    """The target's, (answers, v)."""
+
+    def divergence(self, predicted: Array) -> Array:
+        """Return KL(target || head) at each answer, in nats; `predicted` features are (answers, n_embd)."""
+        log_probs = jax.nn.log_softmax(score(predicted, self.output) + self.stands_for, -1)
+        return (jnp.exp(self.log_probs) * (self.log_probs - log_probs)).sum(-1)
+
+
+def choose_tokens(
+    features: Array, weights: Array, output: Array, n: tuple[int, int], key: Array
+) -> ComparedTokens:
+    """Choose the target's n[0] likeliest tokens over all answers, and a random n[1] of the others.
+
+    `features` are the target's, (rows, a, n_embd), `weights` the answers', (rows, a), `output` the matrix of
+    all kept tokens, (kept, n_embd). A sample of unlikely tokens suffices, as the gradients of single ones are
+    tiny; it saves most of the work with the output matrix.
+    """
+    n_kept = len(output)
+    if sum(n) >= n_kept:
+        log_probs = jax.nn.log_softmax(score(features.reshape(-1, features.shape[-1]), output), -1)
+        return ComparedTokens(output, jnp.zeros(n_kept), log_probs)
+    mass = jax.lax.map(  # by rows: all logits at once would take most of the memory
+        lambda row: (jax.nn.softmax(score(row[0], output), -1) * row[1][:, None]).sum(0), (features, weights)
+    ).sum(0)
+    _, likeliest = jax.lax.top_k(mass, n[0])
+    # A random sample: the greatest of independent random numbers.
+    chance = jax.random.uniform(key, (n_kept,)).at[likeliest].set(-1.0)
+    _, others = jax.lax.top_k(chance, n[1])
+    each = np.log((n_kept - n[0]) / n[1])
+    stands_for = jnp.concatenate([jnp.zeros(n[0]), jnp.full(n[1], each)])
+    # Gathering rows of the matrix for a second product is faster than gathering columns of the logits.
+    rows = output[jnp.concatenate([likeliest, others])]
+    logits = score(features.reshape(-1, features.shape[-1]), rows)
+    return ComparedTokens(rows, stands_for, jax.nn.log_softmax(logits + stands_for, -1))
+
 
 _CONFIDENCE = 0.5
 """Factor of a new head's logits, whose features are as long as the target's although it knows little.
@@ -303,3 +350,56 @@ def _shifted(x: Array, n: int) -> Array:
 
 def _rms(x: npt.NDArray[np.float32]) -> float:
     return float(np.sqrt((x**2).mean()))
+
+
+# ---- weights that a head starts from ----
+#
+# Least squares over some ten thousand tokens take seconds. For a 1.5B target they find the likeliest token
+# in a third of all places, as half an hour of training from random numbers does.
+
+Floats = npt.NDArray[np.float32]
+
+_BLOCK = 4096  # columns
+_RIDGE = 1e-2  # of the mean variance: damps directions that the sample hardly has
+
+
+def fit_fusion(
+    texts: Iterable[TrainingText], embed: EmbedFn, norm: Floats, n_most: int
+) -> tuple[Floats, Floats] | None:
+    """Fit We and Wf, each (n_embd, n_embd), to predict feature(c) / norm.
+
+    The prediction for column c is `embed(token c) @ We + feature(c - 1) @ Wf`. Up to `n_most` columns
+    are read; None if there are fewer than a matrix has rows. `norm`: weights of the target's last norm.
+    """
+    width, n = len(norm), 0
+    squares, products = np.zeros((2 * width, 2 * width)), np.zeros((2 * width, width))
+    scale = np.where(np.abs(norm) < 0.1 * np.abs(norm).mean(), np.inf, norm)  # tiny: no information
+    for x, y in _blocks(texts, embed):
+        squares += x.T @ x
+        products += x.T @ (y / scale)
+        n += len(x)
+        if n >= n_most:
+            break
+    if n < 2 * width:
+        return None
+    variances = np.diag(squares)
+    # Embeddings are a hundred times smaller than features: each part has its own ridge.
+    ridge = _RIDGE * np.repeat([variances[:width].mean(), variances[width:].mean()], width)
+    found = np.linalg.solve(squares + np.diag(ridge), products).astype(np.float32)
+    return found[:width], found[width:]
+
+
+def _blocks(texts: Iterable[TrainingText], embed: EmbedFn) -> Iterator[tuple[Floats, Floats]]:
+    """Yield inputs (columns, 2 * n_embd) and features to predict, some thousand columns at a time."""
+    inputs, outputs, n = [], [], 0
+    for text in texts:
+        features = text.features.astype(np.float32)
+        embeddings = embed(text.tokens[text.first + 1 : -1]).astype(np.float32)
+        inputs.append(np.concatenate([embeddings, features[:-1]], axis=1))
+        outputs.append(features[1:])
+        n += len(embeddings)
+        if n >= _BLOCK:
+            yield np.concatenate(inputs), np.concatenate(outputs)
+            inputs, outputs, n = [], [], 0
+    if inputs:
+        yield np.concatenate(inputs), np.concatenate(outputs)

@@ -33,6 +33,9 @@ class Lessons(Trainable, Protocol):
         """Return the acceptance on what is held out."""
 
 
+_MOST_HELD_OUT = 8192  # tokens that drafts are judged on
+
+
 class TextLessons:
     """Texts of a dataset, for a family of drafts."""
 
@@ -44,9 +47,8 @@ class TextLessons:
         recipe: TrainingRecipe | None = None,
         rows: BatchSize | None = None,
         n_positions: int = 5,
-        n_held_out: int = 8192,
     ) -> None:
-        """Pack the texts into `rows`, and judge drafts of `n_positions` tokens on `n_held_out` tokens.
+        """Pack the texts into `rows`, and judge drafts of `n_positions` tokens on some held-out texts.
 
         `recipe`, `rows`: None: the family's own. Raises EdgespecError if there are too few texts.
         """
@@ -62,7 +64,7 @@ class TextLessons:
                 "let the target write more"
             )
         self.evaluate = AcceptanceEvaluation(
-            family, held_out, self._rows, n_positions=n_positions, n_most=n_held_out
+            family, held_out, self._rows, n_positions=n_positions, n_most=_MOST_HELD_OUT
         )
 
     def batches(self, seed: int, place: EpochPosition) -> Iterator[tuple[TrainingBatch, EpochPosition]]:

@@ -6,29 +6,33 @@ checkpoint with the next batch.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from os import SEEK_END
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import jax
 import jax.numpy as jnp
 import msgspec
+import numpy as np
 import optax
 
-from edgespec.apps.forge.training import checkpoint
 from edgespec.apps.forge.training.acceptance import Acceptance
 from edgespec.apps.forge.training.batches import EpochPosition
 from edgespec.apps.forge.training.family import Batch, Params
 from edgespec.apps.forge.training.lessons import Lessons
 from edgespec.apps.forge.training.optimizer import optimizer
-from edgespec.errors import EdgespecError, UsageError
+from edgespec.errors import EdgespecError, UsageError, describe_os_error
+from edgespec.platform.files import replacing
 from edgespec.platform.messages import MessageFn, silent
 from edgespec.platform.state_file import DamagedFileError
 
@@ -186,21 +190,21 @@ class _Training:
                     self._evaluate_now(params)
                     state.elapsed_s = time.monotonic() - began
                 if asked.is_set() or time.monotonic() - kept >= settings.checkpoint_s:
-                    checkpoint.save(self._folder, (params, moments), msgspec.to_builtins(state))
+                    save_checkpoint(self._folder, (params, moments), msgspec.to_builtins(state))
                     kept = time.monotonic()
                 if asked.is_set():
                     raise KeyboardInterrupt
             if not state.history or state.history[-1][0] != state.n_tokens:
                 self._evaluate_now(params)
             state.elapsed_s = time.monotonic() - began
-            checkpoint.save(self._folder, (params, moments), msgspec.to_builtins(state))
+            save_checkpoint(self._folder, (params, moments), msgspec.to_builtins(state))
         return self._trained(params)
 
     def _begin(self, start: Path | Params | None) -> tuple[Params, Any]:
         """Return parameters and optimizer state: the last checkpoint's, those of `start`, or new ones."""
         params = self._lessons.init(jax.random.key(self._settings.seed))
         moments = self._optimizer.init(params)
-        found = checkpoint.load(self._folder, (params, moments), on_message=self._on_message)
+        found = load_checkpoint(self._folder, (params, moments), on_message=self._on_message)
         if found is not None:
             (params, moments), facts = found
             n_texts = self._state.n_texts
@@ -225,7 +229,7 @@ class _Training:
         state.history.append((state.n_tokens, state.elapsed_s, acceptance))
         state.evaluated_s = state.elapsed_s
         if better:
-            checkpoint.write_arrays(self._folder / BEST, params, asdict(acceptance))
+            write_arrays(self._folder / BEST, params, asdict(acceptance))
         self._tell("training")
 
     def _trained(self, params: Params) -> TrainingResult:
@@ -255,7 +259,7 @@ def best_params(folder: Path, like: Params) -> Params:
     Raises EdgespecError if there are none, or none of the shapes of `like`.
     """
     try:
-        return checkpoint.read_arrays(folder / BEST, like)[0]
+        return read_arrays(folder / BEST, like)[0]
     except (OSError, DamagedFileError) as error:
         raise EdgespecError(f"{folder / BEST}: cannot start from it: {error}") from None
 
@@ -293,3 +297,105 @@ def stop_signals() -> Iterator[threading.Event]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+# ---- checkpoints, from which a training resumes ----
+#
+#     latest.npz     the arrays by name, and "facts" as JSON
+#     before.npz     the checkpoint before, in case the latest is damaged
+#
+# A file is complete or missing. It ends with the SHA-256 of the rest, after the zip.
+
+LATEST, BEFORE = "latest.npz", "before.npz"
+
+_DIGEST = hashlib.sha256().digest_size
+
+Tree = Any
+
+
+def save_checkpoint(folder: Path, tree: Tree, facts: Mapping[str, Any]) -> None:
+    """Write `tree` and `facts`, which JSON can hold, as the latest checkpoint of `folder`.
+
+    Raises EdgespecError when they cannot be written; earlier checkpoints stay.
+    """
+    latest, new = folder / LATEST, folder / "new.npz"
+    write_arrays(new, tree, facts)
+    try:
+        if latest.exists():
+            latest.replace(folder / BEFORE)
+        new.replace(latest)
+    except OSError as error:
+        raise EdgespecError(f"cannot keep the training: {describe_os_error(error)}") from error
+
+
+def load_checkpoint(
+    folder: Path, like: Tree, *, on_message: MessageFn = silent
+) -> tuple[Tree, dict[str, Any]] | None:
+    """Return the newest intact checkpoint of `folder`, in the structure of `like`; None if there is none."""
+    for name in (LATEST, BEFORE):
+        path = folder / name
+        is_last = name == BEFORE or not (folder / BEFORE).exists()
+        try:
+            return read_arrays(path, like)
+        except FileNotFoundError:
+            continue
+        except DamagedFileError as error:
+            instead = "training begins anew" if is_last else "the one before it is used"
+            on_message(f"{path}: damaged ({error}); {instead}")
+        except OSError as error:
+            raise EdgespecError(f"cannot read the training: {describe_os_error(error)}") from error
+    return None
+
+
+def write_arrays(path: Path, tree: Tree, facts: Mapping[str, Any]) -> None:
+    """Write arrays and facts as one file, and make its folder. Raises EdgespecError."""
+    named: dict[str, Any] = {f"a{name}": np.asarray(leaf) for name, leaf in _named(tree)}
+    named["facts"] = np.frombuffer(json.dumps(facts).encode(), np.uint8)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with replacing(path) as file:
+            np.savez(file, allow_pickle=False, **named)
+            file.flush()
+            with Path(file.name).open("rb") as written:
+                digest = _digest(written, file.tell())
+            file.write(digest)
+    except OSError as error:
+        raise EdgespecError(f"cannot keep the training: {describe_os_error(error)}") from error
+
+
+def read_arrays(path: Path, like: Tree) -> tuple[Tree, dict[str, Any]]:
+    """Read what `write_arrays` wrote, in the structure of `like`.
+
+    Raises OSError, DamagedFileError, and EdgespecError for arrays of other names or shapes.
+    """
+    expected = _named(like)
+    with path.open("rb") as file:
+        size = file.seek(-_DIGEST, SEEK_END) if path.stat().st_size > _DIGEST else 0
+        wanted = file.read()
+        file.seek(0)
+        if not size or _digest(file, size) != wanted:
+            raise DamagedFileError("its checksum is wrong")
+        file.seek(0)
+        with np.load(file, allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in stored.files}
+    facts = json.loads(arrays["facts"].tobytes())
+    shapes = {name: array.shape for name, array in arrays.items() if name != "facts"}
+    if shapes != {f"a{name}": np.shape(leaf) for name, leaf in expected}:
+        raise EdgespecError(
+            f"{path}: of a training with other settings; name another folder, or remove this one"
+        )
+    leaves = [arrays[f"a{name}"] for name, _ in expected]
+    return jax.tree.unflatten(jax.tree.structure(like), leaves), facts
+
+
+def _digest(file: BinaryIO, n: int) -> bytes:
+    """Return the SHA-256 of the next `n` bytes."""
+    digest = hashlib.sha256()
+    while n > 0 and (data := file.read(min(n, 1 << 20))):
+        digest.update(data)
+        n -= len(data)
+    return digest.digest()
+
+
+def _named(tree: Tree) -> list[tuple[str, Any]]:
+    return [(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]

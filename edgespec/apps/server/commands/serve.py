@@ -56,12 +56,11 @@ def serve_command(
     refuse_contradictions(models.contradictions(loading.drafter))
     speech.check(models.chosen().target)
     _check_extras(takes_forms=speech.speech is not None)
-    from edgespec.apps.server.api import create_app
+    from edgespec.apps.server.api import create_app, create_speech_app
     from edgespec.apps.server.gate import Gate, GateLimits, is_loopback
     from edgespec.apps.server.http_server import Workers, bind, serve
     from edgespec.apps.server.metrics import Metrics
     from edgespec.apps.server.request_reader import Service
-    from edgespec.apps.server.speech_app import create_speech_app
     from edgespec.platform.metering import choose_meter
     from edgespec.platform.turns import Turns
 

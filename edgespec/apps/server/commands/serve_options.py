@@ -103,7 +103,7 @@ class ServeOutput:
 
     def logged(self, app: ASGIApp) -> ASGIApp:
         """Return `app`, which prints a line for each request to stderr unless `quiet`."""
-        from edgespec.apps.server.request_log import logging_requests
+        from edgespec.apps.server.http_server import logging_requests
 
         return app if self.quiet else logging_requests(app, err.print)
 

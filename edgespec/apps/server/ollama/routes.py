@@ -6,21 +6,24 @@ by their Origin, and `route_class` those that a browser tells of in another way.
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 
 from edgespec.apps.server.api_errors import ApiError
-from edgespec.apps.server.choice_writers import AnswerHead, AnswerText, ChatChoiceWriter
+from edgespec.apps.server.choice_writers import AnswerHead, AnswerText, ChatChoiceWriter, finish_reason
 from edgespec.apps.server.json_routes import route_class
-from edgespec.apps.server.ollama.line_writer import ContextTokens, Kind, OllamaWriter
-from edgespec.apps.server.ollama.model_facts import OllamaModelFacts, rfc3339
-from edgespec.apps.server.ollama.request_reader import OllamaReader
+from edgespec.apps.server.ollama.request_reader import OllamaReader, with_ollama_names
 from edgespec.apps.server.ollama.request_schema import (
     OllamaChatRequest,
     OllamaGenerateRequest,
@@ -31,20 +34,386 @@ from edgespec.apps.server.ollama.request_schema import (
 from edgespec.apps.server.ollama.response_schema import (
     ChatLine,
     GenerateLine,
+    ListedModel,
+    LoadedModel,
     LoadedModels,
+    ModelDetails,
     ModelTags,
+    OllamaCall,
     OllamaError,
+    OllamaFunction,
     OllamaMessage,
     OllamaVersion,
     PullLine,
     ShownModel,
+    TensorFacts,
 )
 from edgespec.apps.server.openapi import error_responses
-from edgespec.apps.server.request_reader import PreparedRequest, RequestReader, Service
-from edgespec.apps.server.streaming import Answerer
+from edgespec.apps.server.request_reader import ALIAS, PreparedRequest, RequestReader, Service
+from edgespec.apps.server.response_schema import AnswerToolCall, ChatChunk, TokenLogprob, Usage
+from edgespec.apps.server.streaming import Answerer, AnswerWriter
+from edgespec.decoding.records import PromptProgress, Result, Token
 from edgespec.engine.engine import Engine
+from edgespec.llama.gguf import STRING, Field
+from edgespec.llama.gguf_header import GGUFHeader, read_tensors
 from edgespec.llama.weights import Model
+from edgespec.models.hashes import known_sha256
 from edgespec.platform.messages import MessageFn
+
+# ---- facts of a model ----
+
+LATEST = "latest"
+"""The tag of a name without one."""
+
+FOREVER = "2318-01-01T00:00:00Z"
+"""When the model leaves the memory: never while the server runs. Ollama's longest time ends about then."""
+
+_LONGEST_ARRAY = 5  # longer ones are shown empty unless `verbose` is true, as in Ollama
+_SIZES = {"Small": "S", "Medium": "M", "Large": "L"}
+_NOT_SHOWN = ("general.name", "tokenizer.chat_template")  # told in fields of their own
+
+
+class OllamaModelFacts:
+    """The served model, as Ollama's API describes one."""
+
+    def __init__(self, engine: Engine, service: Service, capabilities: Sequence[str]) -> None:
+        """Describe `engine`'s target, which can do `capabilities`."""
+        self._engine = engine
+        self._service = service
+        self._capabilities = [*capabilities]
+        target = engine.target
+        self._header = target.header
+        self._digest = digest(self._header)
+        self._modified = rfc3339(target.path.stat().st_mtime)
+        self._details = ModelDetails(
+            parent_model="",
+            format="gguf",
+            family=self._header.architecture,
+            families=[self._header.architecture],
+            parameter_size=human_number(target.n_params),
+            quantization_level=quantization(target.ftype),
+            context_length=service.n_ctx,
+            embedding_length=self._header.n_embd,
+        )
+        self.names = ServedNames(service, self._details.quantization_level, self._details.parameter_size)
+
+    def listed(self) -> ListedModel:
+        """Return the model for /api/tags."""
+        return ListedModel(
+            name=self.names.full,
+            model=self.names.full,
+            modified_at=self._modified,
+            size=self._header.file_bytes,
+            digest=self._digest,
+            details=self._details,
+            capabilities=self._capabilities,
+        )
+
+    def loaded(self) -> LoadedModel:
+        """Return the model for /api/ps."""
+        engine = self._engine
+        weights = engine.target.size_bytes + (engine.draft.size_bytes if engine.draft else 0)
+        return LoadedModel(
+            name=self.names.full,
+            model=self.names.full,
+            size=weights + engine.capacity.n_bytes,
+            digest=self._digest,
+            details=self._details,
+            expires_at=FOREVER,
+            size_vram=0,
+            context_length=self._service.n_ctx,
+        )
+
+    def pulled(self) -> list[PullLine]:
+        """Return what /api/pull says of the model, which is here."""
+        digest, n_bytes = f"sha256:{self._digest}", self._header.file_bytes
+        status = f"pulling {self._digest[:12]}"
+        fetched = PullLine(status=status, digest=digest, total=n_bytes, completed=n_bytes)
+        others = ("verifying sha256 digest", "writing manifest", "success")
+        return [PullLine(status="pulling manifest"), fetched, *(PullLine(status=line) for line in others)]
+
+    def shown(self, *, verbose: bool) -> ShownModel:
+        """Return the model for /api/show."""
+        template = self._engine.target.chat_template or ""
+        shown = ShownModel(
+            modelfile=f"# The one model of this server, made from no Modelfile.\nFROM {self.names.full}\n",
+            parameters=f"{'num_ctx':<30} {self._service.n_ctx}",
+            template=template,
+            details=self._details,
+            model_info=self._model_info(verbose=verbose),
+            capabilities=self._capabilities,
+            modified_at=self._modified,
+        )
+        if license_text := self._header.gguf.text("general.license"):
+            shown.license = license_text
+        if verbose:
+            shown.tensors = [
+                TensorFacts(name=tensor.name, type=tensor.type, shape=[*tensor.shape])
+                for tensor in read_tensors(self._header)
+            ]
+        return shown
+
+    def _model_info(self, *, verbose: bool) -> dict[str, Any]:
+        fields = self._header.gguf.fields
+        found = {key: self._value(field, verbose=verbose) for key, field in fields.items()}
+        for key in _NOT_SHOWN:
+            found.pop(key, None)
+        return {**found, "general.parameter_count": self._engine.target.n_params}
+
+    def _value(self, field: Field, *, verbose: bool) -> Any:  # noqa: ANN401 - any value of a GGUF file
+        if not field.is_array:
+            return field.value
+        if field.n > _LONGEST_ARRAY and not verbose:
+            return []
+        gguf = self._header.gguf
+        if field.kind == STRING:
+            return [text.decode(errors="replace") for text in gguf.texts(field.key)]
+        return gguf.numbers(field.key).tolist()
+
+
+class ServedNames:
+    """The served model's name, its aliases, and what may stand after a colon."""
+
+    def __init__(self, service: Service, quantization: str, size: str) -> None:
+        """Accept the model's name also without its `quantization`, or with that or its `size` as a tag."""
+        self.full = service.name if ":" in service.name else f"{service.name}:{LATEST}"
+        """The name that lists show."""
+        names = {name.lower() for name in (service.name, *service.aliases)}
+        self._names = names | {name.removesuffix(f"-{quantization.lower()}") for name in names}
+        self._tags = {LATEST, quantization.lower(), size.lower()}
+
+    def check(self, asked: str) -> None:
+        """Raise an ApiError if no model of this name is served, in Ollama's words."""
+        if not asked:
+            raise ApiError(400, "model is required", param="model")
+        if not self._is_served(asked.lower()):
+            line = f"model '{asked[:80]}' not found: this server has '{self.full}', also called '{ALIAS}'"
+            raise ApiError(404, line, param="model", code="model_not_found")
+
+    def _is_served(self, asked: str) -> bool:
+        name, _, tag = asked.rpartition(":")
+        # Ollama writes qwen2.5-coder:1.5b for what is qwen2.5-coder-1.5b-q4_k_m here.
+        return bool({asked, f"{name}-{tag}"} & self._names) or (name in self._names and tag in self._tags)
+
+
+def digest(header: GGUFHeader) -> str:
+    """Return the SHA-256 of the model's file where it is known, else that of its metadata and its size.
+
+    Hashing the file would take seconds for each gigabyte. Either names this model and no other.
+    """
+    if known := known_sha256(header.path):
+        return known
+    with header.path.open("rb") as file:
+        hashed = hashlib.sha256(file.read(header.gguf.data_start))
+    hashed.update(str(header.file_bytes).encode())
+    return hashed.hexdigest()
+
+
+def quantization(ftype: str) -> str:
+    """Return llama.cpp's name of a quantization as Ollama writes it: Q4_K_M for "Q4_K - Medium"."""
+    name, _, rest = ftype.removeprefix("(guessed) ").removeprefix("all ").partition(" - ")
+    name = re.split(r"[ ,]", name)[0]
+    return f"{name}_{_SIZES[rest]}" if rest in _SIZES else name
+
+
+def human_number(n: int) -> str:
+    """Return a number of parameters as Ollama writes it: 1.5B, 494.03M."""
+    for unit, letter, digits in ((10**9, "B", 1), (10**6, "M", 2), (10**3, "K", 0)):
+        if n >= unit:
+            return f"{n // unit}{letter}" if n % unit == 0 else f"{n / unit:.{digits}f}{letter}"
+    return str(n)
+
+
+def rfc3339(seconds: float) -> str:
+    """Return a time, in seconds since 1970, as Ollama writes it."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
+
+
+# ---- answers as lines ----
+
+Kind = Literal["chat", "generate"]
+
+_NS = 10**9
+
+
+@dataclass(frozen=True)
+class ContextTokens:
+    """The tokens of a conversation by /api/generate, which its next request may send back."""
+
+    prompt: Sequence[int]
+    end: int | None
+    """The token that ends a turn."""
+
+    def after(self, result: Result) -> list[int]:
+        """Return the tokens of the prompt and the answer, which ends as the model ended it."""
+        end = [self.end] if result.stop_reason == "eog" and self.end is not None else []
+        return [*self.prompt, *result.token_ids, *end]
+
+
+@dataclass
+class LinePart:
+    """The part of an answer that a line adds."""
+
+    content: str = ""
+    thinking: str = ""
+    calls: list[OllamaCall] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.content or self.thinking or self.calls or self.logprobs)
+
+    def __iadd__(self, other: LinePart) -> LinePart:
+        self.content += other.content
+        self.thinking += other.thinking
+        self.calls += other.calls
+        self.logprobs += other.logprobs
+        return self
+
+
+class OllamaWriter(AnswerWriter[Token, Result]):
+    """Writes an answer in Ollama's form: lines, or one."""
+
+    media_type = "application/x-ndjson"
+
+    def __init__(
+        self,
+        kind: Kind,
+        model: str,
+        writing: ChatChoiceWriter,
+        *,
+        began: float,
+        context: ContextTokens | None = None,
+        warnings: Sequence[str] = (),
+    ) -> None:
+        """Begin an answer for the model that the request called `model`.
+
+        `began`: when the request came, by `time.perf_counter`. `context`: the tokens for the last line's.
+        `warnings`: lines on what is done only in part.
+        """
+        self._kind = kind
+        self._model = model
+        self._writing = writing
+        self._began = began
+        self._context = context
+        self._warnings = warnings
+        self._all = LinePart()
+        self._n_calls = 0  # that were written
+
+    def add(self, index: int, tokens: Sequence[Token]) -> str:
+        """Return the lines of `tokens`."""
+        return "".join(map(self._line, self._parts(self._writing.add(tokens))))
+
+    def finish(self, index: int, result: Result) -> str:
+        """Return the last lines."""
+        lines, rest = "", LinePart()
+        for part in self._last_parts(result):
+            if part.content or part.thinking or part.calls:
+                lines += self._line(part)
+            else:  # the last tokens' logprobs come with the figures
+                rest += part
+        return lines + self._line(rest, self._end(result))
+
+    def collect(self, index: int, tokens: Sequence[Token]) -> None:
+        """Add `tokens`."""
+        for part in self._parts(self._writing.add(tokens)):
+            self._all += part
+
+    def whole(self, results: Sequence[Result]) -> str:
+        """Return the answer."""
+        for part in self._last_parts(results[0]):
+            self._all += part
+        return self._line(self._all, self._end(results[0]))
+
+    def idle(self, *, is_waiting: bool) -> str:
+        """Return a line that adds nothing."""
+        return self._line(LinePart())
+
+    def queued(self, place: int) -> str:
+        """Return nothing: Ollama's clients know of no queue."""
+        return ""
+
+    def reading(self, progress: PromptProgress) -> str:
+        """Return nothing: Ollama has no line for it, and none that clients skip."""
+        return ""
+
+    def failed(self, error: ApiError) -> str:
+        """Return the line of a stream that failed."""
+        return json.dumps({"error": str(with_ollama_names(error))}) + "\n"
+
+    # ---- from chunks ----
+
+    def _last_parts(self, result: Result) -> Iterator[LinePart]:
+        yield from self._parts(self._writing.finish(result))
+        yield from self._new_calls(self._writing.calls)
+
+    def _parts(self, chunks: Iterable[ChatChunk]) -> Iterator[LinePart]:
+        """Yield what `chunks` add; a call comes as one, where text or another call begins."""
+        for chunk in chunks:
+            for choice in chunk.choices:
+                delta = choice.delta
+                if delta.content or delta.tool_calls:
+                    yield from self._new_calls(self._writing.calls[: -1 if delta.tool_calls else None])
+                thinking = getattr(delta, "reasoning_content", None) or ""
+                logprobs = choice.logprobs.content if choice.logprobs else []
+                if part := LinePart(delta.content or "", thinking, [], [*logprobs]):
+                    yield part
+
+    def _new_calls(self, complete: Sequence[AnswerToolCall]) -> Iterator[LinePart]:
+        for index in range(self._n_calls, len(complete)):
+            self._n_calls += 1
+            yield _call_part(index, complete[index])
+
+    # ---- lines ----
+
+    def _line(self, part: LinePart, end: dict[str, Any] | None = None) -> str:
+        fields: dict[str, Any] = {"model": self._model, "created_at": rfc3339(time.time())}
+        fields |= {"done": end is not None, **(end or {})}
+        if part.logprobs:
+            fields["logprobs"] = part.logprobs
+        line: ChatLine | GenerateLine
+        if self._kind == "chat":
+            line = ChatLine(**fields, message=OllamaMessage(role="assistant", content=part.content))
+            said: OllamaMessage | GenerateLine = line.message
+            if part.calls:
+                line.message.tool_calls = part.calls
+        else:
+            said = line = GenerateLine(**fields, response=part.content)
+        if part.thinking:
+            said.thinking = part.thinking
+        return line.model_dump_json(exclude_unset=True) + "\n"
+
+    def _end(self, result: Result) -> dict[str, Any]:
+        total_s, stats = time.perf_counter() - self._began, result.stats
+        first_s = stats.total_s if stats.ttft_s is None else stats.ttft_s
+        end: dict[str, Any] = {
+            "done_reason": finish_reason(result),
+            "total_duration": _ns(total_s),
+            "load_duration": _ns(max(0.0, total_s - stats.total_s)),
+            "prompt_eval_count": result.prompt_tokens,
+            "prompt_eval_duration": _ns(first_s),
+            "eval_count": len(result.token_ids),
+            "eval_duration": _ns(stats.total_s - first_s),
+            "edgespec": Usage.of(result, warnings=self._warnings).edgespec,
+        }
+        if self._context is not None:
+            end["context"] = self._context.after(result)
+        return end
+
+
+def _call_part(index: int, call: AnswerToolCall) -> LinePart:
+    """Return a call; one that was cut off has no object of arguments, and is text."""
+    name, text = call.function.name, call.function.arguments
+    try:
+        arguments = json.loads(text or "{}")
+    except ValueError:
+        return LinePart(content=f'{{"name": {json.dumps(name)}, "arguments": {text}')
+    function = OllamaFunction(index=index, name=name, arguments=arguments)
+    return LinePart(calls=[OllamaCall(id=call.id, function=function)])
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * _NS)
+
 
 SPOKEN = "0.12.11"
 """The version of Ollama whose API this is: clients ask for the least that they need."""

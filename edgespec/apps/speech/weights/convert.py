@@ -109,12 +109,9 @@ def convert_whisper(
     type_name: str,
     *,
     name: str = "",
-    drafts_for: str = "",
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> None:
     """Write the model `source`, a path or what was read there, as a GGUF file with matrices of `type_name`.
-
-    `drafts_for`: of a decoder alone, the `file_fingerprint` of the target whose encoder it hears.
 
     `target` appears complete or not at all. `on_progress` takes tensors done and all; an exception from it
     ends the work. Raises UsageError for an unknown type or a missing file, EdgespecError for a damaged model
@@ -126,8 +123,6 @@ def convert_whisper(
     try:
         with replacing(target) as stream, blamed(contents.path):
             fields = _fields(contents, type_name, name or contents.path.stem)
-            if drafts_for:
-                fields.append(encode_text(DRAFTS_FOR, drafts_for))
             _write(stream, contents, type_name, fields, on_progress)
     except OSError as error:
         raise EdgespecError(f"cannot write {target}: {describe_os_error(error)}") from error

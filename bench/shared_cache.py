@@ -22,7 +22,7 @@ from pathlib import Path
 from edgespec.apps.bench.runs import rotated
 from edgespec.engine.model_choice import choose_models
 from edgespec.llama.backend import llama
-from edgespec.llama.context import create_context
+from edgespec.llama.kv_cache import create_context
 from edgespec.llama.weights import Model
 from edgespec.models.resolve import resolve
 from script import Measuring, in_child, parser, require_kernels, spread, start

@@ -14,7 +14,7 @@ import models_supported
 from architecture_check import EQUAL, SOURCES, Check, check_architectures
 from architecture_table import MTP
 from edgespec import Engine, SamplingParams
-from edgespec.llama.architectures import read_results
+from edgespec.llama.gguf_header import read_results
 from edgespec.llama.session import Session
 from edgespec.platform.child import ReportingChild
 from models_supported import COLUMNS, MARK, markdown, problems, supports

@@ -195,7 +195,7 @@ def _rollback_line(rollback: Report) -> str:
 
 def _architecture_line(architecture: Report) -> str:
     """Say what works with the model's architecture, as it was checked."""
-    from edgespec.llama.architectures import ArchitectureSupport
+    from edgespec.llama.gguf_header import ArchitectureSupport
 
     found = architecture["checked"]
     return f"{architecture['name']}: {ArchitectureSupport(**found) if found else 'never checked'}"

@@ -18,10 +18,15 @@ from edgespec.engine.capacity import expected_capacity
 from edgespec.engine.model_choice import choose_models
 from edgespec.errors import EdgespecError
 from edgespec.llama import kernels, rpc
-from edgespec.llama.architectures import architecture_support
 from edgespec.llama.backend import cpu_backend, foreign_function, library_version
 from edgespec.llama.gguf import TensorInfo
-from edgespec.llama.gguf_header import GGUFHeader, check_model_file, read_header, read_tensors
+from edgespec.llama.gguf_header import (
+    GGUFHeader,
+    architecture_support,
+    check_model_file,
+    read_header,
+    read_tensors,
+)
 from edgespec.llama.kernels import STOCK, Kernels, memory_bandwidth
 from edgespec.llama.mtp import MtpTarget, why_no_mtp
 from edgespec.llama.packed_file import PackedTensor

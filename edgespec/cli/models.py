@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict as fields_of
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from msgspec.structs import asdict
 from rich.table import Table
 
 from edgespec.cli.completion import complete_model, complete_name
@@ -131,7 +133,7 @@ def _measured(target: Path, draft: Path, overlap: Overlap) -> Overlap:
 
 def _pair_described(overlap: Overlap) -> dict[str, Any]:
     return {
-        **asdict(overlap),
+        **fields_of(overlap),
         "acceptance": overlap.acceptance,
         "worth": overlap.worth,
         "advice": overlap.advice,

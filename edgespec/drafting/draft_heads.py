@@ -35,8 +35,7 @@ from edgespec.llama.sequence_pool import SequencePool
 from edgespec.llama.weights import Model
 from edgespec.models.draft_records import paired_draft
 from edgespec.models.hashes import sha256_of
-from edgespec.models.headers import named_as
-from edgespec.models.resolve import resolve
+from edgespec.models.resolve import named_as, resolve
 from edgespec.platform.messages import MessageFn
 
 LAYERS_ON_NODES = "its layers lie on nodes, where the head cannot read them"

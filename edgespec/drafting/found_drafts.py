@@ -13,7 +13,7 @@ from edgespec.drafting.costs import CONTEXTS
 from edgespec.drafting.foreign.overlap import SAME_FAMILY, WORTH, expected_speedup
 from edgespec.drafting.profile import Profile
 from edgespec.errors import EdgespecError
-from edgespec.llama.architectures import read_results
+from edgespec.llama.gguf_header import read_results
 from edgespec.llama.kernel_coverage import kernel_coverage
 from edgespec.models.found.facts import FactsReader, ModelFacts
 from edgespec.models.found.files import real_path

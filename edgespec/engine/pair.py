@@ -29,12 +29,11 @@ from edgespec.engine.model_choice import choose_models
 from edgespec.engine.pair_options import PairOptions
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.chat_template import check_chat_template
-from edgespec.llama.context import with_cache_type
 from edgespec.llama.gguf_header import GGUFHeader
 from edgespec.llama.head_file import check_target
 from edgespec.llama.kernels import STOCK, Kernels
 from edgespec.llama.kernels import load as load_kernels
-from edgespec.llama.kv_cache import MAX_SEQUENCES_OPEN, KVCache, KVCacheSize
+from edgespec.llama.kv_cache import MAX_SEQUENCES_OPEN, KVCache, KVCacheSize, with_cache_type
 from edgespec.llama.placement import Placement
 from edgespec.llama.rollback import RollbackSize
 from edgespec.llama.sequence_pool import SequencePool
@@ -46,7 +45,7 @@ from edgespec.models.footprint import (
     fits_in_memory,
     target_rollback,
 )
-from edgespec.models.headers import model_header, notes_of
+from edgespec.models.resolve import model_header, notes_of
 from edgespec.platform.closing import Closing
 from edgespec.platform.cpu import default_threads
 from edgespec.platform.memory import available_bytes

@@ -5,7 +5,7 @@
                 logits as were asked for; only architectures with such a head have them
     NEXTN_HEAD  those of the head itself; of tokens without logits some architectures have none, so that the
                 logits of all are asked for
-    of_kernels  those after any layers, side by side, from edgespec's kernels (kernel_states.py)
+    of_kernels  those after any layers, side by side, from edgespec's kernels (kernels.py)
     of_layers   what goes into some layers, side by side, for a head in a file of its own (published_heads.py)
 
 The functions of all but LAST_NORM are declared in no public header, but in `llama-ext.h`, and exported under
@@ -21,7 +21,7 @@ from typing import Any
 
 from edgespec.llama import backend
 from edgespec.llama.backend import llama
-from edgespec.llama.kernel_states import needs_logits
+from edgespec.llama.kernels import needs_logits
 
 _CONTEXT = "P13llama_context"  # the type of its pointer, as C++ names have it
 

@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.backend import foreign_function, llama
-from edgespec.llama.context import create_context
 from edgespec.llama.gguf import read_gguf
+from edgespec.llama.kv_cache import create_context
 from edgespec.llama.weights import Model
 from edgespec.platform.files import check_file
 

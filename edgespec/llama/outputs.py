@@ -14,7 +14,7 @@ from edgespec.errors import EdgespecError
 from edgespec.llama import backend
 from edgespec.llama.backend import llama
 from edgespec.llama.hidden_states import LAST_NORM
-from edgespec.llama.kernel_states import LAST_NORM_OUT, KernelStates
+from edgespec.llama.kernels import LAST_NORM_OUT, KernelStates
 from edgespec.llama.weights import Model
 
 # Our own prototype: llama_cpp's returns a pointer object, whose address costs another conversion.

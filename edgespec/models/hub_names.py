@@ -17,7 +17,6 @@ from urllib.parse import unquote, urlsplit
 
 from edgespec.errors import UsageError
 from edgespec.models.entries import REPO, REVISION, Entry, HubSource
-from edgespec.models.parts import other_parts
 
 _HF_REF = re.compile(
     r"hf:(?P<repo>[^/@]+/[^/@]+)/"
@@ -137,3 +136,20 @@ def _from_url(url: str) -> str:
     if page := _PAGE.fullmatch(path):
         return f"hf:{page['repo']}" + (f"@{page['revision']}" if page["revision"] else "")
     raise UsageError(f"{url}: no URL of a repository or a file; name one: hf:OWNER/REPO[/FILE.gguf]")
+
+
+# ---- models split over several files: NAME-00001-of-00003.gguf is the first, and stands for all ----
+
+_FIRST = re.compile(r"(.*)-00001-of-(\d{5})\.gguf", re.IGNORECASE | re.DOTALL)
+
+
+def other_parts(first: str) -> list[str]:
+    """Return the names of the files that complete the first part of a split model; [] for any other file."""
+    match = _FIRST.fullmatch(first)
+    n = int(match[2]) if match else 1
+    return [f"{match[1]}-{no:05}-of-{n:05}.gguf" for no in range(2, n + 1)] if match else []
+
+
+def other_files(first: Path) -> list[Path]:
+    """Return the paths of those files, which may not exist."""
+    return [first.with_name(name) for name in other_parts(first.name)]

@@ -34,8 +34,7 @@ from edgespec.models.found.hub_cache import find_in_hub
 from edgespec.models.found.hub_repositories import hub_file
 from edgespec.models.found.model import found_entry
 from edgespec.models.hub import fetch_hub
-from edgespec.models.hub_names import hub_entries, is_hub_name
-from edgespec.models.parts import other_files
+from edgespec.models.hub_names import hub_entries, is_hub_name, other_files
 from edgespec.models.registry import load_registry
 from edgespec.models.sources import PartFile, Report, SourceFailure, check_disk
 from edgespec.models.store import CONVERTED_TO, Stamp, Store

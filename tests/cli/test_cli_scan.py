@@ -453,7 +453,7 @@ def test_folders_that_the_user_names(files, env, tmp_path):
     assert [line for line in problems(env) if "/none: no such folder" in line]
     failed(run_cli("models", "scan", tmp_path / "nowhere", env=env), 2, "no such folder")
     config.joinpath("models.toml").write_text('folders = ["mine"]')
-    failed(run_cli("models", "list", env=env), 1, "folders: expected full paths")
+    failed(run_cli("models", "list", env=env), 1, "folders[0]: expected an absolute path")
 
 
 def test_a_store_that_may_not_be_read(ollama, files, env, home):

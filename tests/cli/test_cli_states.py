@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from command_line import run_cli
-from edgespec.llama.gguf import UINT32
-from edgespec.llama.gguf_encoding import encode_number
+from edgespec.llama.gguf import UINT32, encode_number
 from edgespec.llama.gguf_header import check_model_file
 from edgespec.models.footprint import required_bytes, target_rollback
 from tiny_models import make_tiny

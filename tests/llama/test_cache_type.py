@@ -8,8 +8,8 @@ import pytest
 from command_line import run_cli, user_environment
 from edgespec import Engine, SamplingParams
 from edgespec.errors import UsageError
-from edgespec.llama.context import with_cache_type
 from edgespec.llama.gguf_header import read_header
+from edgespec.llama.kv_cache import with_cache_type
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from operations import operations_of

@@ -12,10 +12,9 @@ from edgespec.errors import EdgespecError
 from edgespec.llama import importance, kernels
 from edgespec.llama.backend import llama
 from edgespec.llama.batch import PassInput
-from edgespec.llama.context import create_context
 from edgespec.llama.hidden_states import of_kernels
-from edgespec.llama.kernel_states import LAST_NORM_OUT, KernelStates
-from edgespec.llama.kv_cache import KVCache, KVCacheSize
+from edgespec.llama.kernels import LAST_NORM_OUT, KernelStates
+from edgespec.llama.kv_cache import KVCache, KVCacheSize, create_context
 from edgespec.llama.weights import Model
 
 pytestmark = pytest.mark.skipif(not kernels.plugin_path().exists(), reason="the kernels are not built")

@@ -13,7 +13,7 @@ import pytest
 
 from edgespec.decoding.forward import Forward
 from edgespec.errors import EdgespecError
-from edgespec.llama import context as context_module
+from edgespec.llama import kv_cache as context_module
 from edgespec.llama.backend import llama
 from edgespec.llama.kv_cache import MAX_LEAVES, KVCache, KVCacheSize
 from edgespec.llama.quantize import quantize

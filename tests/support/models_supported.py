@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from architecture_check import EQUAL, UNUSED, Check, check_architectures
-from edgespec.llama.architectures import RESULTS, ArchitectureSupport, architecture_key
+from edgespec.llama.gguf_header import RESULTS, ArchitectureSupport, architecture_key
 from tiny_models import ARCHITECTURES, MTP
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from edgespec.llama import backend
 from edgespec.llama.backend import llama
-from edgespec.llama.context import create_context
+from edgespec.llama.kv_cache import create_context
 from edgespec.llama.weights import Model
 from edgespec.platform.closing import Closing
 

@@ -43,8 +43,6 @@ from edgespec.llama.gguf import (
     UINT32,
     TensorInfo,
     aligned,
-)
-from edgespec.llama.gguf_encoding import (
     encode_head,
     encode_number,
     encode_numbers,

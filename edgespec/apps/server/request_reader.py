@@ -35,7 +35,7 @@ from edgespec.decoding.grammar.source import GrammarSource
 from edgespec.decoding.options import Options
 from edgespec.engine.engine import Engine
 from edgespec.errors import UsageError
-from edgespec.llama.fim import FimTokens
+from edgespec.llama.control_names import FimTokens
 from edgespec.llama.weights import Model
 
 ALIAS = "edgespec"

@@ -21,11 +21,10 @@ from edgespec.apps.speech.audio import SILENCE, is_silent
 from edgespec.apps.speech.beam import BeamPasses, BeamSearch
 from edgespec.apps.speech.mel import HOP, SAMPLE_RATE, log_mel, window_of
 from edgespec.apps.speech.options import SpeechOptions
-from edgespec.apps.speech.rules import SpeechRules, log_total
+from edgespec.apps.speech.rules import SpeechRules, check_language, log_total, rule_tokens, start_tokens
 from edgespec.apps.speech.session import SpeechSession, SpeechVocabulary
 from edgespec.apps.speech.tokenizer import WhisperTokenizer
 from edgespec.apps.speech.transcript import Doubt, Segment, SpeechStats, SpokenWord, Transcript
-from edgespec.apps.speech.vocabulary import check_language, rule_tokens, start_tokens
 from edgespec.apps.speech.voice import Span, SpokenParts
 from edgespec.apps.speech.whisper_model import DecoderCache, EncodedAudio, SequenceBatch, WhisperModel
 from edgespec.apps.speech.windows import (

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgespec.errors import describe_os_error
-from edgespec.models.parts import other_parts
+from edgespec.models.hub_names import other_parts
 
 _UNFINISHED = (".part", ".incomplete", ".downloadinprogress", ".tmp", ".crdownload", ".aria2", "-partial")
 _LATER_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE | re.DOTALL)

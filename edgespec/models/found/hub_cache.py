@@ -21,8 +21,7 @@ from edgespec.models.entries import Entry, HubSource
 from edgespec.models.found.files import Report, is_inside, model_files, real_path, refusal, unfinished_file
 from edgespec.models.found.model import FoundModel, Listing
 from edgespec.models.found.repositories import RepositoryFile
-from edgespec.models.hub_names import hub_name
-from edgespec.models.parts import other_files
+from edgespec.models.hub_names import hub_name, other_files
 from edgespec.platform.files import expand_user, text_of, user_folder
 
 _REPOSITORY = re.compile(r"models--([^/]+?)--([^/]+)")

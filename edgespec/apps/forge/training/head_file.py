@@ -16,9 +16,19 @@ import numpy.typing as npt
 from edgespec.apps.forge.training.family import Params
 from edgespec.apps.forge.training.weights import EMBEDDINGS, OUTPUT_NORM, BlockShape, ModelWeights
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
-from edgespec.llama import gguf_encoding
 from edgespec.llama.ggml_types import F32, from_floats, type_number
-from edgespec.llama.gguf import FLOAT32, UINT32, UINT64, TensorInfo, aligned
+from edgespec.llama.gguf import (
+    FLOAT32,
+    UINT32,
+    UINT64,
+    TensorInfo,
+    aligned,
+    encode_head,
+    encode_number,
+    encode_numbers,
+    encode_tensor_info,
+    encode_text,
+)
 from edgespec.llama.gguf_header import check_model_file
 from edgespec.llama.head_file import (
     FUSION_OFFSET,
@@ -137,23 +147,17 @@ def _metadata(head: HeadMetadata, infos: list[TensorInfo], fusion_kind: int, fus
     }
     factors = {"attention.layer_norm_rms_epsilon": shape.epsilon, "rope.freq_base": shape.rope_base}
     fields = [
-        gguf_encoding.encode_text("general.architecture", _ARCHITECTURE),
-        gguf_encoding.encode_text("general.type", "model"),
-        gguf_encoding.encode_text("general.name", "draft head"),
-        *(
-            gguf_encoding.encode_number(f"{_ARCHITECTURE}.{key}", UINT32, value)
-            for key, value in sizes.items()
-        ),
-        *(
-            gguf_encoding.encode_number(f"{_ARCHITECTURE}.{key}", FLOAT32, value)
-            for key, value in factors.items()
-        ),
-        gguf_encoding.encode_text("tokenizer.ggml.model", "none"),
-        gguf_encoding.encode_number(N_VOCAB, UINT32, head.n_vocab),
-        gguf_encoding.encode_numbers(TOKEN_IDS, UINT32, head.token_ids),
-        gguf_encoding.encode_text(TARGET, head.target_sha256),
-        gguf_encoding.encode_number(FUSION_TYPE, UINT32, fusion_kind),
-        gguf_encoding.encode_number(FUSION_OFFSET, UINT64, fusion_offset),
+        encode_text("general.architecture", _ARCHITECTURE),
+        encode_text("general.type", "model"),
+        encode_text("general.name", "draft head"),
+        *(encode_number(f"{_ARCHITECTURE}.{key}", UINT32, value) for key, value in sizes.items()),
+        *(encode_number(f"{_ARCHITECTURE}.{key}", FLOAT32, value) for key, value in factors.items()),
+        encode_text("tokenizer.ggml.model", "none"),
+        encode_number(N_VOCAB, UINT32, head.n_vocab),
+        encode_numbers(TOKEN_IDS, UINT32, head.token_ids),
+        encode_text(TARGET, head.target_sha256),
+        encode_number(FUSION_TYPE, UINT32, fusion_kind),
+        encode_number(FUSION_OFFSET, UINT64, fusion_offset),
     ]
-    head_bytes = gguf_encoding.encode_head(len(infos), len(fields))
-    return head_bytes + b"".join(fields) + b"".join(map(gguf_encoding.encode_tensor_info, infos))
+    head_bytes = encode_head(len(infos), len(fields))
+    return head_bytes + b"".join(fields) + b"".join(map(encode_tensor_info, infos))

@@ -46,8 +46,8 @@ def transcribe_command(
         )
     from edgespec.apps.energy import EnergyMeter
     from edgespec.apps.speech.opening import open_transcriber
+    from edgespec.apps.speech.rules import check_english
     from edgespec.apps.speech.speech_model import is_english, pull_speech
-    from edgespec.apps.speech.vocabulary import check_english
     from edgespec.apps.speech.voice import check_detector
 
     if heard.vad:

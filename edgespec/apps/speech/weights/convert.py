@@ -25,8 +25,14 @@ from edgespec.apps.speech.weights.contents import (
 from edgespec.apps.speech.weights.reading import blamed, heads_in, read_json, written_token
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.llama import ggml_types
-from edgespec.llama.gguf import ALIGNMENT, BOOL, INT32, TOKENS, UINT32, TensorInfo, aligned
-from edgespec.llama.gguf_encoding import (
+from edgespec.llama.gguf import (
+    ALIGNMENT,
+    BOOL,
+    INT32,
+    TOKENS,
+    UINT32,
+    TensorInfo,
+    aligned,
     encode_head,
     encode_number,
     encode_numbers,

@@ -1,7 +1,7 @@
 """Prompts that make the target write texts to train drafts on; the built-in ones are drawn from templates.
 
 prompts.toml has kinds of prompts, each with a share and templates, and lists of words that fill them. More
-prompts ask about functions of this machine's Python library (python_functions.py), or put questions to the
+prompts ask about functions of this machine's Python library, or put questions to the
 target that it wrote itself (`TextPrompt.then`; Self-Instruct, arXiv 2212.10560). No prompt may come from a
 benchmark: benchmarks judge drafts.
 """

@@ -30,7 +30,6 @@ import numpy as np
 from edgespec.apps.forge.training.head_file import HeadMetadata, write_head
 from edgespec.apps.forge.training.weights import BlockShape
 from edgespec.decoding.features import TargetFeatures
-from edgespec.decoding.forward import run_to_end
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.drafting.head_model import HeadModel
 from edgespec.engine.model_choice import choose_models
@@ -135,7 +134,7 @@ class Timed:
         for depth in range(gamma):
             self.watch.take()
             began = time.perf_counter()
-            row = run_to_end(self._head.ask(text)).rows[0]
+            row = self._head.evaluate(text).rows[0]
             asked = time.perf_counter()
             self._sampler.likeliest(row, 4, self._head.ids)
             text.append(self._sampler.sample(row, self._nothing, 0.5, depth, self._head.ids))

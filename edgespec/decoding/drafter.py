@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from edgespec import _core
-from edgespec.decoding.forward import Ask
 from edgespec.decoding.tree import Tree
 
 Tokens = npt.NDArray[np.int32]
@@ -66,7 +65,7 @@ class Drafter(Protocol):
         `n_predict` tokens are emitted in all.
         """
 
-    def draft(self, tokens: Sequence[int], room: int, position: Position) -> Generator[Ask, Any, Tree]:
+    def draft(self, tokens: Sequence[int], room: int, position: Position) -> Tree:
         """Return a tree of at most `room` nodes, maybe none, to follow `tokens`, in `tree.order`."""
 
     def accept(self, tokens: Sequence[int], outcome: DraftOutcome) -> None:

@@ -1,31 +1,19 @@
-"""Forward passes that a generation asks for while it runs, and how one is run by itself.
+"""Forward passes that a generation asks for while it runs, and how one runs by itself.
 
-A generation evaluates nothing: it yields what it wants and is sent the answer. So one loop is written once,
-and whoever runs it may answer many generations at the same time: one pass of a model for all of them
-(`KVCache.forward`), one decision over all that they could draft (`drafting.bids`).
+A generation yields the target's pass that it needs next and is sent the result. So one loop is written once,
+and whoever runs it may answer many generations with one pass for all of them (`KVCache.forward`).
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeVar
 
 from edgespec.decoding.session import ForwardResult, Inputs, ModelSession, SequenceTokens
 
 
-class Ask(ABC):
-    """Something that a generation waits for."""
-
-    __slots__ = ()
-
-    @abstractmethod
-    def answer(self) -> Any:  # noqa: ANN401 - each kind has its own
-        """Return the answer for one generation that runs by itself."""
-
-
-class Forward(SequenceTokens, Ask):
-    """A forward pass over tokens after a session's sequence. Its answer is a ForwardResult."""
+class Forward(SequenceTokens):
+    """A forward pass over tokens after a session's sequence."""
 
     __slots__ = ("session",)
 
@@ -49,7 +37,7 @@ class Forward(SequenceTokens, Ask):
         """Tokens whose logits the library computes."""
         return len(self.tokens) if self.with_features and self.session.all_logits else self.n_logits
 
-    def answer(self) -> ForwardResult:
+    def run(self) -> ForwardResult:
         """Run it by itself."""
         return self.session.cache.forward([self])[0]
 
@@ -63,38 +51,27 @@ class TargetForward(Forward):
 class DraftForward(Forward):
     """A pass of the draft model, of which a step may have several."""
 
-    __slots__ = ()
+    __slots__ = ("finish",)
+
+    finish: Callable[[ForwardResult], ForwardResult]
+    """Returns what the draft model makes of the pass's result, and takes note of the pass."""
 
 
 Event = TypeVar("Event")
 
 
-def run_alone(work: Generator[Ask | Event, Any, None]) -> Generator[Event]:
-    """Run one generation by itself: answer what it asks for, and yield the rest."""
-    answer: Any = None
+def run_alone(work: Generator[Forward | Event, Any, None]) -> Generator[Event]:
+    """Run one generation by itself: run the passes that it asks for, and yield the rest."""
+    result: ForwardResult | None = None
     try:
         while True:
-            made = work.send(answer)
-            answer = None
-            if isinstance(made, Ask):
-                answer = made.answer()
+            made = work.send(result)
+            result = None
+            if isinstance(made, Forward):
+                result = made.run()
             else:
                 yield made
     except StopIteration:
         return
     finally:
         work.close()
-
-
-Returned = TypeVar("Returned")
-
-
-def run_to_end(work: Generator[Ask, Any, Returned]) -> Returned:
-    """Return what `work` returns when all that it asks for is answered by itself."""
-    answer: Any = None
-    while True:
-        try:
-            answer = work.send(answer).answer()
-        except StopIteration as end:
-            found: Returned = end.value
-            return found

@@ -16,13 +16,13 @@ from typing import Any, TypeAlias
 
 from edgespec.decoding.drafter import Drafter, DraftOutcome, Position
 from edgespec.decoding.features import TargetFeatures
-from edgespec.decoding.forward import Ask, TargetForward, run_alone
+from edgespec.decoding.forward import TargetForward, run_alone
 from edgespec.decoding.logprobs import logprobs_of
 from edgespec.decoding.loop import DraftPrefill, Prefill, Task, unmarked
 from edgespec.decoding.records import Logprobs, Step, StopReason
 from edgespec.decoding.session import Features, ForwardResult, ModelSession, Rows
 from edgespec.decoding.token_sequence import TokenSequence
-from edgespec.decoding.tree import NO_NODES, Tree, lower
+from edgespec.decoding.tree import NO_NODES, lower
 from edgespec.decoding.verify import Verifier
 from edgespec.errors import EdgespecError, LogitsOf
 from edgespec.platform.metering import Phase
@@ -87,6 +87,9 @@ class Generation:
             constraint=task.constraint,
         )
         self._n_cached = 0
+        self._draft_prefill: DraftPrefill | None = None  # once the drafter has begun
+        self._drafting: tuple[Sequence[int], int, Position] | None = None  # where the step has begun
+        self._step_began = 0.0
 
     @property
     def n_read(self) -> int:
@@ -131,35 +134,36 @@ class Generation:
         """Run by itself: a Prefill, a DraftPrefill if there is a drafter, then Steps."""
         return run_alone(self.work())
 
-    def work(self) -> Generator[Ask | GenerationEvent, Any]:
-        """Run as `events` does, and yield also what it asks for, to be sent the answers."""
+    def work(self) -> Generator[TargetForward | GenerationEvent, Any]:
+        """Run as `events` does, and yield also the target's passes, to be sent their results."""
         try:
             with LogitsOf(self._target.model.path):
-                yield from self._run()
+                yield (yield from self._prefill())
+                if self._drafter and not self._finished():
+                    yield self._draft_prefill or self._begin_drafter(self._drafter)
+                while not self._finished():
+                    yield (yield from self._step())
         finally:
             if self._constraint:
                 self._constraint.close()
             with suppress(EdgespecError):  # it is closed: the process ends, or is a forked child
                 self._target.rewind(min(self._target.n_past, len(self.tokens)))
 
-    def _run(self) -> Generator[Ask | GenerationEvent, Any]:
-        yield (yield from self._prefill())
-        if self._drafter and not self._finished():
-            self.mark("rest")
-            started = time.perf_counter()
-            is_weighed = self._task.rule != "match"
-            self._drafter.begin(self.tokens, sampled=is_weighed, n_predict=self._task.options.n_predict)
-            self.mark("draft")
-            yield DraftPrefill(time.perf_counter() - started)
-        while not self._finished():
-            yield (yield from self._step())
+    def _begin_drafter(self, drafter: Drafter) -> DraftPrefill:
+        self.mark("rest")
+        started = time.perf_counter()
+        is_weighed = self._task.rule != "match"
+        drafter.begin(self.tokens, sampled=is_weighed, n_predict=self._task.options.n_predict)
+        self.mark("draft")
+        self._draft_prefill = DraftPrefill(time.perf_counter() - started)
+        return self._draft_prefill
 
     def _finished(self) -> bool:
         end = self._sequence.end()
         self.stop_reason = end or self.stop_reason
         return end is not None
 
-    def _prefill(self) -> Generator[Ask, Any, Prefill]:
+    def _prefill(self) -> Generator[TargetForward, Any, Prefill]:
         """Read the prompt and sample a token: what verification of no nodes gives."""
         self.mark("rest")
         started = time.perf_counter()
@@ -179,7 +183,7 @@ class Generation:
         self.mark("prefill")
         return Prefill(token, time.perf_counter() - started, logprobs)
 
-    def _read_prompt(self) -> Generator[Ask, Any, Rows]:
+    def _read_prompt(self) -> Generator[TargetForward, Any, Rows]:
         """Read what of the prompt is not known; return the logits after it.
 
         Where hidden states are wanted the end of it takes passes of its own: the library may then compute the
@@ -208,7 +212,7 @@ class Generation:
             if not n_wanted:
                 return evaluated.rows
 
-    def _score_prompt(self) -> Generator[Ask, Any, Rows]:
+    def _score_prompt(self) -> Generator[TargetForward, Any, Rows]:
         """Read the prompt, keep what the target says of each of its tokens, and return the logits after it.
 
         A pass takes as many tokens as it can give rows for: like a long draft, all of which is accepted.
@@ -232,11 +236,29 @@ class Generation:
         if self._features:
             self._features.put(at, self.tokens[at : at + len(features)], features)
 
-    def _step(self) -> Generator[Ask, Any, Step]:
-        """Propose, lower, evaluate, verify, emit, learn: docs/how-it-works.md walks through one."""
+    @property
+    def is_writing(self) -> bool:
+        """Whether it has emitted a token."""
+        return len(self.tokens) > self._sequence.n_prompt
+
+    def begin_step(self) -> tuple[Sequence[int], int, Position]:
+        """Begin a step that drafts; return the arguments of `Drafter.draft`.
+
+        Whoever drafts for several texts together calls it before the step's pass is asked for.
+        """
+        if self._drafter and not self._draft_prefill:
+            self._begin_drafter(self._drafter)
         self.mark("rest")
-        started = time.perf_counter()
-        tree = lower((yield from self._propose()))
+        self._step_began = time.perf_counter()
+        room = min(self._sequence.room, self._target.most_drafted)  # to be emitted, held, and taken back
+        self._drafting = self.tokens, room, self._position
+        return self._drafting
+
+    def _step(self) -> Generator[TargetForward, Any, Step]:
+        """Propose, lower, evaluate, verify, emit, learn: docs/how-it-works.md walks through one."""
+        arguments = self._drafting or self.begin_step()
+        started, self._drafting = self._step_began, None
+        tree = lower(self._drafter.draft(*arguments)) if self._drafter else NO_NODES
         n = tree.n_nodes
         # A mark costs as much as deciding against a draft; but the draft model may have worked for nothing.
         drafts = n > 0 or time.perf_counter() - started > _WORTH_A_MARK_S
@@ -305,12 +327,6 @@ class Generation:
         self.keep_features(
             self._n_cached, states[[*range(first - n_pending, first), *(first + i for i in path)]]
         )
-
-    def _propose(self) -> Generator[Ask, Any, Tree]:
-        if not self._drafter:
-            return ()
-        room = min(self._sequence.room, self._target.most_drafted)
-        return (yield from self._drafter.draft(self.tokens, room, self._position))
 
     def _emit(self, tokens: Sequence[int]) -> None:
         self.tokens.extend(tokens)

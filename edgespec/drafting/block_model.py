@@ -14,14 +14,14 @@ drafted before it, and acceptance is as exact as with any other.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
 import numpy as np
 
 from edgespec.decoding.features import TargetFeatures
-from edgespec.decoding.forward import Ask, DraftForward
+from edgespec.decoding.forward import DraftForward
 from edgespec.decoding.session import ForwardResult, Rows, n_common
 from edgespec.drafting.costs import N_MAX
 from edgespec.drafting.draft_model import DraftModel
@@ -87,10 +87,10 @@ class BlockModel(DraftModel):
             self._start_at(start)
         if start < self.features.end:
             inputs = self.features.rows(start, self.features.end)
-            DraftForward(self._session, tokens[start : self.features.end], 0, inputs=inputs).answer()
+            DraftForward(self._session, tokens[start : self.features.end], 0, inputs=inputs).run()
 
-    def ask(self, tokens: Sequence[int], guesses: Sequence[int] = ()) -> Generator[Ask, Any, ForwardResult]:
-        """Ask for the pass of a block, in which others may share, or return what is left of the last one.
+    def ask(self, tokens: Sequence[int], guesses: Sequence[int] = ()) -> DraftForward | ForwardResult:
+        """Return the pass of a block, in which others may share, or what is left of the last one.
 
         `follows` must say that it can; there are no `guesses`.
         """
@@ -102,12 +102,18 @@ class BlockModel(DraftModel):
         started = time.perf_counter()
         self.read(tokens)
         handled_s = time.perf_counter() - started
-        n_read, block = self.n_past, [tokens[-1], *self._masks]
-        evaluated: ForwardResult = yield DraftForward(self._session, block, len(block))
+        block = [tokens[-1], *self._masks]
+        asked = DraftForward(self._session, block, len(block))
+        asked.finish = partial(self._finish_block, len(tokens), self.n_past, handled_s)
+        return asked
+
+    def _finish_block(
+        self, began_at: int, n_read: int, handled_s: float, evaluated: ForwardResult
+    ) -> ForwardResult:
         self._session.rewind(n_read)
         self._rows = evaluated.rows[1:, : self._n_row].copy()
-        self._began_at = len(tokens)
-        is_own = evaluated.n_tokens == len(block)
+        self._began_at = began_at
+        is_own = evaluated.n_tokens == 1 + len(self._masks)
         return replace(
             evaluated,
             rows=self._rows[:1],

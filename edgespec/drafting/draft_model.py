@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.decoding.features import TargetFeatures
-from edgespec.decoding.forward import Ask, DraftForward, run_to_end
+from edgespec.decoding.forward import DraftForward
 from edgespec.decoding.session import ForwardResult, ModelSession, Rows, n_common
 from edgespec.errors import LogitsOf
 
@@ -135,12 +135,24 @@ class DraftModel:
         Shape (1 + len(guesses), n): those of `ids`, or of the first n tokens. The guesses stay in the cache
         until `trim`.
         """
-        return run_to_end(self.ask(tokens, guesses)).rows
+        return self.evaluate(tokens, guesses).rows
 
-    def ask(self, tokens: Sequence[int], guesses: Sequence[int] = ()) -> Generator[Ask, Any, ForwardResult]:
-        """Ask for the pass of `run`, in which others may share; return it, with the rows of `run`."""
+    def evaluate(self, tokens: Sequence[int], guesses: Sequence[int] = ()) -> ForwardResult:
+        """Run as `run` does; return all that the pass gave."""
+        asked = self.ask(tokens, guesses)
+        return asked.finish(asked.run()) if isinstance(asked, DraftForward) else asked
+
+    def ask(self, tokens: Sequence[int], guesses: Sequence[int] = ()) -> DraftForward | ForwardResult:
+        """Return the pass of `run`, in which others may share: its `finish` gives the rows of `run`.
+
+        A result instead, where no pass is needed or none can be shared.
+        """
         pending = [*tokens[self._offset + self._session.n_past :], *guesses]
-        evaluated: ForwardResult = yield DraftForward(self._session, self._known(pending), 1 + len(guesses))
+        asked = DraftForward(self._session, self._known(pending), 1 + len(guesses))
+        asked.finish = self._finish
+        return asked
+
+    def _finish(self, evaluated: ForwardResult) -> ForwardResult:
         return replace(evaluated, rows=evaluated.rows[:, : self._n_row])
 
     def whole(self, row: Rows) -> Rows:

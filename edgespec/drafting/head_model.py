@@ -17,14 +17,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
 import numpy as np
 
 from edgespec.decoding.features import KEPT, TargetFeatures
-from edgespec.decoding.forward import Ask, DraftForward
+from edgespec.decoding.forward import DraftForward
 from edgespec.decoding.session import Features, ForwardResult, Inputs, n_common
 from edgespec.drafting.answer_lengths import CAUTION
 from edgespec.drafting.draft_model import DraftModel
@@ -159,11 +159,11 @@ class HeadModel(DraftModel):
         """Prefill the unread part of `tokens` except the last, which is read with the next pass."""
         start = self._find_start()
         if unread := tokens[start:-1]:
-            DraftForward(self._session, unread, 0, inputs=self._inputs(start, unread)).answer()
+            DraftForward(self._session, unread, 0, inputs=self._inputs(start, unread)).run()
             self._n_true, self._own_at = len(tokens) - 1, -1
 
-    def ask(self, tokens: Sequence[int], guesses: Sequence[int] = ()) -> Generator[Ask, Any, ForwardResult]:
-        """Ask for the pass of `run`, in which others may share; return it, with the rows of `run`.
+    def ask(self, tokens: Sequence[int], guesses: Sequence[int] = ()) -> DraftForward | ForwardResult:
+        """Return the pass of `run`, in which others may share: its `finish` gives the rows of `run`.
 
         Of the tokens to be read, the target's hidden states must be known, but for the last one's
         predecessor (`follows`). So `guesses` are tokens that the target has read.
@@ -173,16 +173,18 @@ class HeadModel(DraftModel):
         pending = [*tokens[start:], *guesses]
         if (n_first := len(pending) - self._session.n_features_max) > 0:
             inputs = self._inputs(start, pending[:n_first])
-            yield DraftForward(self._session, pending[:n_first], 0, inputs=inputs)
+            DraftForward(self._session, pending[:n_first], 0, inputs=inputs).run()
             start, pending = start + n_first, pending[n_first:]
         inputs = self._inputs(start, pending)
         handled_s = time.perf_counter() - started
-        evaluated: ForwardResult = yield DraftForward(
-            self._session, pending, 1 + len(guesses), inputs=inputs, with_features=True
-        )
+        asked = DraftForward(self._session, pending, 1 + len(guesses), inputs=inputs, with_features=True)
+        asked.finish = partial(self._finish_read, start + len(pending), handled_s)
+        return asked
+
+    def _finish_read(self, n_read: int, handled_s: float, evaluated: ForwardResult) -> ForwardResult:
         if evaluated.features is not None:
-            self._own_at, self._own = start + len(pending) - 1, evaluated.features[-1:].copy()
-        self._n_true = min(start + len(pending), self.features.end + 1)
+            self._own_at, self._own = n_read - 1, evaluated.features[-1:].copy()
+        self._n_true = min(n_read, self.features.end + 1)
         seconds = handled_s + evaluated.seconds
         return replace(evaluated, rows=evaluated.rows[:, : self._n_row], seconds=seconds)
 

@@ -6,16 +6,15 @@ distribution at the position before a token is drawn, never by the token.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from edgespec.decoding.drafter import Position
-from edgespec.decoding.forward import Ask
+from edgespec.decoding.forward import DraftForward
 from edgespec.decoding.grammar.constraint import Constraint
-from edgespec.decoding.session import Rows
+from edgespec.decoding.session import ForwardResult, Rows
 from edgespec.decoding.tree import TreeNode
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.online_curve import OnlineCurve
@@ -59,39 +58,41 @@ class ModelSource:
         self._clock = clock
         self._is_eog = is_eog
         self._constraint = constraint
+        self._guesses: Sequence[int] = ()  # of the pass under way, as what follows
+        self._n_sequence = self._n_read = self._n_past = 0
 
-    def run(
-        self,
-        tokens: Sequence[int],
-        guesses: Sequence[int],
-        proposal: Proposal,
-        position: Position,
-        *,
-        may_sample: bool,
-    ) -> Generator[Ask, Any, None]:
-        """Run the model once after `tokens` and the trunk, over `guesses` too, and propose its tokens.
+    def ask(
+        self, tokens: Sequence[int], guesses: Sequence[int], proposal: Proposal
+    ) -> DraftForward | ForwardResult:
+        """Return the model's pass after `tokens` and the trunk, over `guesses` too, or its result."""
+        model = self._model
+        sequence = [*tokens, *proposal.drafted] if proposal.drafted else tokens
+        self._n_sequence, self._guesses = len(sequence), guesses
+        self._n_read = model.n_unread(len(sequence)) + len(guesses)
+        self._n_past = model.n_past
+        return model.ask(sequence, guesses)
+
+    def propose(
+        self, evaluated: ForwardResult, proposal: Proposal, position: Position, *, may_sample: bool
+    ) -> None:
+        """Propose the model's tokens, which the pass of `ask` gave.
 
         Each token is drawn from the model's own distribution at its position. As long as it is the one
         that was guessed there, the distribution at the next position is at hand too. `may_sample`: else
         only point masses make sense.
         """
-        model = self._model
-        sequence = [*tokens, *proposal.drafted] if proposal.drafted else tokens
-        n_read = model.n_unread(len(sequence)) + len(guesses)
-        n_past = model.n_past
-        evaluated = yield from model.ask(sequence, guesses)
-        rows = evaluated.rows
+        guesses, n_read = self._guesses, self._n_read
         if self._clock and evaluated.n_tokens <= n_read:  # else the batcher, which knows what was in it, does
-            self._clock.observe(n_read, n_past, evaluated.seconds)
+            self._clock.observe(n_read, self._n_past, evaluated.seconds)
         n_right = 0
-        for i, row in enumerate(rows):
+        for i, row in enumerate(evaluated.rows):
             drafts = self._draft_token(row, proposal, position, may_sample=may_sample)
             if not drafts or i == len(guesses):
                 break
             if proposal.drafted[-1] != guesses[i] or self._is_eog(guesses[i]):
                 break
             n_right += 1
-        model.trim(len(sequence) + n_right)
+        self._model.trim(self._n_sequence + n_right)
         proposal.passes.append((n_read, len(guesses)))
 
     def _draft_token(

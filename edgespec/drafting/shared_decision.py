@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edgespec.decoding.forward import Ask
 from edgespec.drafting.costs import extrapolated
 from edgespec.drafting.expected_gain import MAX_UNREAD, Prefix, best_prefixes
 from edgespec.drafting.policy import DraftAction, ModelAction, OtherRequests
@@ -22,8 +21,8 @@ from edgespec.drafting.scheduler import Scheduler
 
 
 @dataclass(frozen=True, slots=True)
-class DraftDecision(Ask):
-    """A request's question what to draft next: the arguments of `Scheduler.next`. Answer: a DraftAction."""
+class Bid:
+    """The next decision about a request's draft: the arguments of `Scheduler.next`."""
 
     scheduler: Scheduler
     path: float
@@ -32,11 +31,7 @@ class DraftDecision(Ask):
     offered: Sequence[float]
     bucket: int
 
-    def answer(self) -> DraftAction:
-        """Decide for this request by itself."""
-        return self.choice(None)
-
-    def choice(self, prefix: Prefix | None) -> DraftAction:
+    def choice(self, prefix: Prefix | None = None) -> DraftAction:
         """Decide, where at most `prefix` of the offer may be taken (None: as much as pays)."""
         return self.scheduler.next(self.path, self.depth, self.unread, self.offered, self.bucket, prefix)
 
@@ -59,7 +54,7 @@ class PassLoad:
     """Tokens a second (or a joule) of all requests."""
 
 
-def is_worth_timing(bids: Sequence[DraftDecision], load: PassLoad) -> bool:
+def is_worth_timing(bids: Sequence[Bid], load: PassLoad) -> bool:
     """Say whether the pass should go without drafts, to learn what it costs so.
 
     Where many draft in every step, nothing else tells, and the price of all that they draft rests on it.
@@ -70,7 +65,7 @@ def is_worth_timing(bids: Sequence[DraftDecision], load: PassLoad) -> bool:
     return learned.target.is_doubtful(load.n_tokens)
 
 
-def decide(bids: Sequence[DraftDecision], load: PassLoad) -> list[DraftAction]:
+def decide(bids: Sequence[Bid], load: PassLoad) -> list[DraftAction]:
     """Return the action for each of `bids`, for one pass of the target."""
     prefixes = _prefixes(bids, load)
     choices: list[DraftAction] = [None] * len(bids)
@@ -96,7 +91,7 @@ def decide(bids: Sequence[DraftDecision], load: PassLoad) -> list[DraftAction]:
         sharing = [i for i in sharing if i not in left]
 
 
-def _prefixes(bids: Sequence[DraftDecision], load: PassLoad) -> list[Prefix]:
+def _prefixes(bids: Sequence[Bid], load: PassLoad) -> list[Prefix]:
     """Return how much of what is offered pays, for each of `bids`."""
     chains = [bid.scheduler.chain(bid.path, bid.depth, bid.offered) for bid in bids]
     n_more = sum(len(chain.chances) for chain in chains)
@@ -109,6 +104,6 @@ def _prefixes(bids: Sequence[DraftDecision], load: PassLoad) -> list[Prefix]:
     return best_prefixes(verify, load.rate, chains)
 
 
-def _without_model(bid: DraftDecision) -> DraftDecision:
+def _without_model(bid: Bid) -> Bid:
     """Return `bid` where the draft model cannot run."""
-    return DraftDecision(bid.scheduler, bid.path, bid.depth, 0, bid.offered, bid.bucket)
+    return Bid(bid.scheduler, bid.path, bid.depth, 0, bid.offered, bid.bucket)

@@ -18,12 +18,11 @@ is a chain.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
 
 from edgespec.decoding.drafter import DraftOutcome, Position
-from edgespec.decoding.forward import Ask
+from edgespec.decoding.forward import DraftForward
 from edgespec.decoding.grammar.constraint import Constraint
 from edgespec.decoding.passes import balance, cut, fold, merge, order, prune
 from edgespec.decoding.tree import Source, Tree
@@ -33,12 +32,13 @@ from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.learning import learn_step
 from edgespec.drafting.model_source import ModelSource
 from edgespec.drafting.online_curve import PassCurves
-from edgespec.drafting.policy import ModelAction, SuffixAction
+from edgespec.drafting.policy import DraftAction, ModelAction, SuffixAction
 from edgespec.drafting.proposal import DraftStep, Proposal, SuffixOffer
 from edgespec.drafting.scheduler import Scheduler
-from edgespec.drafting.shared_decision import DraftDecision
+from edgespec.drafting.shared_decision import Bid
 from edgespec.drafting.suffix import SuffixDrafts, n_before_answer
 from edgespec.drafting.suffix_source import SuffixSource
+from edgespec.llama.outputs import ForwardResult
 
 _NAMES: dict[Source, str] = {
     "suffix": "suffix",
@@ -49,7 +49,17 @@ _NAMES: dict[Source, str] = {
 
 
 class TreeDrafter:
-    """Proposes a tree of tokens a step; a Drafter. One for a generation."""
+    """Proposes a tree of tokens a step; a Drafter. One for a generation.
+
+    `draft` is one call, which decides for this request alone. Whoever drafts for several requests together
+    calls `start` first, then answers each `bid` with `act` and each `forward` with `read`, until there is
+    neither; `draft` then returns what was drafted so.
+    """
+
+    bid: Bid | None = None
+    """The decision that the draft waits for."""
+    forward: DraftForward | None = None
+    """The draft model's pass that it waits for."""
 
     def __init__(
         self,
@@ -67,7 +77,7 @@ class TreeDrafter:
         `clocks` are told of every pass that is timed, `on_step` of every step. Only what `constraint` allows
         is proposed; it follows the sequence.
         """
-        self._scheduler = scheduler
+        self.scheduler = scheduler
         policy = scheduler.policy
         is_eog = lru_cache(maxsize=4096)(is_eog)
         self._is_eog = is_eog
@@ -87,6 +97,11 @@ class TreeDrafter:
         self._sampled = False
         self._n_pending = 1  # tokens that are always in the target's next pass
         self._proposal = Proposal(0, 0)
+        self._started = 0.0  # when the draft under way began; 0: there is none
+        self._tokens: Sequence[int] = ()  # it follows these
+        self._position: Position
+        self._offer: SuffixOffer  # of the suffix store at the trunk's end
+        self._has_run = False  # the draft model, just before
         self._totals: dict[Source, tuple[int, int]] = {}
         self._n_passes = 0
 
@@ -94,11 +109,12 @@ class TreeDrafter:
         """Start on a new sequence."""
         self._sampled = sampled
         self._n_pending = 1
-        self._scheduler.begin(len(tokens), n_predict)
+        self._started = 0.0
+        self.scheduler.begin(len(tokens), n_predict)
         if self._suffix:
             self._suffix_source = SuffixSource(
                 self._suffix.document(tokens, n_silent=n_before_answer(tokens, self._is_eog)),
-                self._scheduler.learned.predictor,
+                self.scheduler.learned.predictor,
                 is_eog=self._is_eog,
                 constraint=self._constraint,
             )
@@ -106,19 +122,47 @@ class TreeDrafter:
             self._sleep.begin(tokens)
             self._sleep.activate(tokens)
 
-    def draft(self, tokens: Sequence[int], room: int, position: Position) -> Generator[Ask, Any, Tree]:
+    @property
+    def is_drafting(self) -> bool:
+        """Whether a draft was started that `draft` has yet to return."""
+        return self._started > 0.0
+
+    def draft(self, tokens: Sequence[int], room: int, position: Position) -> Tree:
         """Propose up to `room` tokens, none after an end-of-generation token."""
-        started = time.perf_counter()
-        scheduler, model = self._scheduler, self._model
-        if scheduler.rests and not self._constraint:  # what a grammar forces costs nothing to guess
+        if not self.is_drafting:
+            self.start(tokens, room, position)
+        while self.bid or self.forward:
+            if self.bid:
+                self.act(self.bid.choice())
+            elif self.forward:
+                self.read(self.forward.run())
+        proposal = self._proposal
+        if not self._rests:
+            proposal.rate = self.scheduler.rate
+            self._compile(proposal)
+        proposal.draft_s = time.perf_counter() - self._started
+        self._started = 0.0
+        return proposal.tree
+
+    @property
+    def _rests(self) -> bool:
+        return self.scheduler.rests and not self._constraint  # what a grammar forces costs nothing to guess
+
+    def start(self, tokens: Sequence[int], room: int, position: Position) -> None:
+        """Start the draft that `draft` returns for these arguments, up to its first decision."""
+        self._started = time.perf_counter()
+        self._tokens, self._position = tokens, position
+        self.bid = self.forward = None
+        scheduler, model = self.scheduler, self._model
+        if self._rests:
             scheduler.start_step(len(tokens), n_pending=self._n_pending)
             self._proposal = Proposal(len(tokens), 0)
-            return ()
+            return
         room = min(room, self.n_max - self._n_pending + 1)
         if model:
             room = min(room, model.n_ctx // 2 - 1)
         proposal = self._proposal = Proposal(len(tokens), room)
-        offer = self._offer(proposal)
+        offer = self._ask_store(proposal)
         if model and self._sleep:
             model.make_room(len(tokens) + max(room, 0))
             with model.blamed:
@@ -127,49 +171,68 @@ class TreeDrafter:
         scheduler.start_step(
             len(tokens), offer.chances, n_draft=model.n_past if model else 0, n_pending=self._n_pending
         )
-        yield from self._grow_trunk(tokens, offer, proposal, position)
-        proposal.rate = scheduler.rate
-        self._compile(proposal)
-        proposal.draft_s = time.perf_counter() - started
-        return proposal.tree
+        self._offer, self._has_run = offer, False
+        self._next_bid()
 
-    def _offer(self, proposal: Proposal) -> SuffixOffer:
-        """Ask the suffix store what may follow the trunk."""
+    def _ask_store(self, proposal: Proposal) -> SuffixOffer:
         return self._suffix_source.offer(proposal) if self._suffix_source else SuffixOffer(proposal.depth)
 
-    def _grow_trunk(
-        self, tokens: Sequence[int], offer: SuffixOffer, proposal: Proposal, position: Position
-    ) -> Generator[Ask, Any]:
-        """Grow the trunk as the scheduler chooses, until it stops; `offer` is the first one."""
-        scheduler, model = self._scheduler, self._model
-        ran = False  # the draft model, just before
+    def _next_bid(self) -> None:
+        """Set `bid` to what is to be decided at the trunk's end, if anything."""
+        scheduler, model, proposal = self.scheduler, self._model, self._proposal
         while proposal.n_left > 0:
             depth = proposal.depth
             if self._take_forced(proposal):
                 if self._is_eog(proposal.drafted[-1]):
                     return
-                offer, ran = self._offer(proposal), False
+                self._offer, self._has_run = self._ask_store(proposal), False
                 continue
-            if ran:
-                scheduler.learn_follow_up(proposal.path, depth, offer.chances)
-            n_all = len(tokens) + depth
+            chances = self._offer.chances
+            if self._has_run:
+                scheduler.learn_follow_up(proposal.path, depth, chances)
+            n_all = len(self._tokens) + depth
             n_unread = model.n_unread(n_all) if model and model.follows(n_all) else 0
-            choice = yield DraftDecision(
-                scheduler, proposal.path, depth, n_unread, offer.chances, proposal.bucket
-            )
-            ran = False
-            if isinstance(choice, SuffixAction) and self._suffix_source:
-                self._suffix_source.take(offer, choice.n, proposal)
-                offer = SuffixOffer(proposal.depth)  # what more there is was offered and not taken
-            elif isinstance(choice, ModelAction) and model and self._model_source and n_unread:
-                guesses = offer.tokens[: min(choice.n_guesses, proposal.n_left - 1)]
-                with model.blamed:
-                    yield from self._model_source.run(
-                        tokens, guesses, proposal, position, may_sample=self._sampled
-                    )
-                offer, ran = self._offer(proposal), True
-            if proposal.depth == depth or self._is_eog(proposal.drafted[-1]):
-                return
+            self.bid = Bid(scheduler, proposal.path, depth, n_unread, chances, proposal.bucket)
+            return
+
+    def act(self, action: DraftAction) -> None:
+        """Go on as was decided about `bid`, up to the next decision or pass."""
+        bid, self.bid = self.bid, None
+        proposal, offer, model = self._proposal, self._offer, self._model
+        depth = proposal.depth
+        if isinstance(action, SuffixAction) and self._suffix_source:
+            self._suffix_source.take(offer, action.n, proposal)
+            self._offer = SuffixOffer(proposal.depth)  # what more there is was offered and not taken
+            self._has_run = False
+            self._grown(depth)
+        elif isinstance(action, ModelAction) and model and self._model_source and bid and bid.unread:
+            guesses = offer.tokens[: min(action.n_guesses, proposal.n_left - 1)]
+            with model.blamed:
+                asked = self._model_source.ask(self._tokens, guesses, proposal)
+            if isinstance(asked, DraftForward):
+                self.forward = asked
+            else:
+                self._propose(asked)
+
+    def read(self, result: ForwardResult) -> None:
+        """Go on with what `forward` gave, up to the next decision or pass."""
+        forward, self.forward = self.forward, None
+        if forward:
+            self._propose(forward.finish(result))
+
+    def _propose(self, evaluated: ForwardResult) -> None:
+        proposal = self._proposal
+        depth = proposal.depth
+        if self._model_source and self._model:
+            with self._model.blamed:
+                self._model_source.propose(evaluated, proposal, self._position, may_sample=self._sampled)
+        self._offer, self._has_run = self._ask_store(proposal), True
+        self._grown(depth)
+
+    def _grown(self, depth: int) -> None:
+        """Go on where the trunk has grown from `depth`."""
+        if self._proposal.depth > depth and not self._is_eog(self._proposal.drafted[-1]):
+            self._next_bid()
 
     def _take_forced(self, proposal: Proposal) -> bool:
         """Propose tokens that the grammar leaves no choice about, if there are any and they pay."""
@@ -178,7 +241,7 @@ class TreeDrafter:
         tokens = self._constraint.forced_run(proposal.drafted)[: proposal.n_left]
         if not tokens:
             return False
-        n = self._scheduler.n_worthwhile(proposal.path, proposal.depth, [1.0] * len(tokens))
+        n = self.scheduler.n_worthwhile(proposal.path, proposal.depth, [1.0] * len(tokens))
         for token in tokens[:n]:
             proposal.grow(token, "forced", 1.0, proposal.bucket)
         return n > 0
@@ -189,7 +252,7 @@ class TreeDrafter:
         store = self._store_tree(proposal)
         if not trunk or not (store or proposal.branches):
             return
-        scheduler = self._scheduler
+        scheduler = self.scheduler
         drafted = (*trunk, *proposal.branches)
         stages = [(name, tree) for name, tree in (("drafted", drafted), ("store", store)) if tree]
         tree = merge([drafted, store])
@@ -209,7 +272,7 @@ class TreeDrafter:
 
     def _store_tree(self, proposal: Proposal) -> Tree:
         """Return other continuations of the suffix store, where they may be proposed."""
-        policy = self._scheduler.policy
+        policy = self.scheduler.policy
         if not (self._suffix_source and proposal.trunk and policy.suffix and policy.branches):
             return ()
         return self._suffix_source.tree() if proposal.offers[0].tokens else ()
@@ -223,7 +286,7 @@ class TreeDrafter:
             self._model.trim(min(len(tokens) - 1, n_read))
         if self._suffix_source:
             self._suffix_source.extend(emitted)
-        learn_step(self._scheduler.learned.predictor, proposal, outcome)
+        learn_step(self.scheduler.learned.predictor, proposal, outcome)
         n_own = self._n_pending + len(proposal.tree)
         if outcome.n_evaluated <= n_own <= N_MAX:  # else the batcher, which knows what was in it, does
             self._target_clock.observe(n_own, proposal.n_sequence, outcome.verify_s)
@@ -235,14 +298,14 @@ class TreeDrafter:
         self._n_passes += len(proposal.passes)
         proposal.draft_s = proposal.draft_s + time.perf_counter() - started
         spent_s = proposal.draft_s + outcome.verify_s
-        self._scheduler.learn(len(emitted), spent_s, len(proposal.tree), proposal.passes)
+        self.scheduler.learn(len(emitted), spent_s, len(proposal.tree), proposal.passes)
         if self._on_step:
             self._on_step(self._told(proposal, outcome))
 
     def _told(self, proposal: Proposal, outcome: DraftOutcome) -> DraftStep:
         return DraftStep(
             rate=proposal.rate,
-            unit=self._scheduler.unit,
+            unit=self.scheduler.unit,
             offered=proposal.offers[0].chances if proposal.offers else [],
             n_unread=proposal.n_unread,
             n_prefilled=proposal.n_prefilled,
@@ -265,10 +328,10 @@ class TreeDrafter:
 
     def plain_rate(self) -> float | None:
         """Return the tokens a second that plain decoding is expected to make now; None: not known."""
-        return self._scheduler.plain_rate()
+        return self.scheduler.plain_rate()
 
     def note(self) -> str:
         """Say in one sentence what was drafted, or why nothing was."""
-        return self._scheduler.explain(
+        return self.scheduler.explain(
             self.sources(), n_unread=self._proposal.n_unread or 0, has_run=self._n_passes > 0
         )

@@ -6,10 +6,11 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any
 
-from edgespec.decoding.forward import Ask, TargetForward
+from edgespec.decoding.forward import TargetForward
 from edgespec.decoding.generate import Generation, GenerationEvent
 from edgespec.decoding.option_table import MAX_GAMMA
 from edgespec.drafting.scheduler import Scheduler
+from edgespec.drafting.tree_drafter import TreeDrafter
 from edgespec.llama.session import Session
 
 PREFILL_CHUNK = 64
@@ -22,14 +23,14 @@ class BatchedRequest:
 
     generation: Generation
     session: Session
-    scheduler: Scheduler | None
-    """None for a request that is decoded plainly."""
+    drafter: TreeDrafter | None
+    """None for a request that is decoded plainly, or whose drafter decides by itself."""
     on_made: Callable[[GenerationEvent], None]
     on_end: Callable[[BaseException | None], None]
     """Called when it ends by itself, or with what ended it."""
-    work: Generator[Ask | GenerationEvent, Any] = field(init=False)
-    ask: Ask | None = None
-    """The answer it waits for; None: it can go on."""
+    work: Generator[TargetForward | GenerationEvent, Any] = field(init=False)
+    ask: TargetForward | None = None
+    """The pass it waits for; None: it can go on, or drafts."""
     n_held: int = 0
     """Tokens of the sequence before the target's pass that it asks for."""
     is_preempted: bool = False
@@ -39,6 +40,11 @@ class BatchedRequest:
         self.work = self.generation.work()
 
     @property
+    def scheduler(self) -> Scheduler | None:
+        """The scheduler of its drafter."""
+        return self.drafter.scheduler if self.drafter else None
+
+    @property
     def n_pending(self) -> int:
         """Tokens that the target's next pass always has for it; at most a chunk of a prompt."""
         return min(self.generation.n_pending, PREFILL_CHUNK)
@@ -46,23 +52,23 @@ class BatchedRequest:
     @property
     def n_rest(self) -> int:
         """Tokens that must be evaluated before it goes on, where it waits for the target."""
-        assert isinstance(self.ask, TargetForward)  # noqa: S101 - for the type checker
+        assert self.ask  # noqa: S101 - for the type checker
         return self.n_held + len(self.ask.tokens) - self.session.n_past
 
     @property
     def is_prefilling(self) -> bool:
         """Whether it has more to read than a step can draft."""
-        return isinstance(self.ask, TargetForward) and self.n_rest > MAX_GAMMA + 2
+        return self.ask is not None and self.n_rest > MAX_GAMMA + 2
 
     def rewind_lost_rows(self) -> None:
         """Take back tokens that an interrupted pass left in the cache, if their logits are wanted."""
-        if isinstance(self.ask, TargetForward) and self.n_rest < self.ask.n_logits:
+        if self.ask and self.n_rest < self.ask.n_logits:
             self.session.rewind(self.n_held)
 
     def part(self, n: int) -> TargetForward:
         """Return the pass over the next `n` tokens of what it waits for."""
         ask = self.ask
-        assert isinstance(ask, TargetForward)  # noqa: S101 - for the type checker
+        assert ask  # noqa: S101 - for the type checker
         n_past = self.session.n_past
         if n_past == self.n_held and n >= len(ask.tokens):
             return ask

@@ -18,17 +18,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from edgespec.decoding.forward import Ask, DraftForward, Forward, TargetForward
+from edgespec.decoding.forward import DraftForward, Forward, TargetForward
 from edgespec.decoding.session import ForwardResult
 from edgespec.drafting.costs import N_MAX
 from edgespec.drafting.online_curve import PassCurves
 from edgespec.drafting.policy import DraftAction, OtherRequests
-from edgespec.drafting.shared_decision import DraftDecision, PassLoad, decide, is_worth_timing
+from edgespec.drafting.shared_decision import Bid, PassLoad, decide, is_worth_timing
 from edgespec.drafting.shared_pace import SharedPace
+from edgespec.drafting.tree_drafter import TreeDrafter
 from edgespec.engine.batched_request import PREFILL_CHUNK, BatchedRequest
 from edgespec.errors import EdgespecError
 from edgespec.llama.sequence_pool import SequencePool
@@ -82,14 +84,10 @@ class Batcher:
         self._share()
         for request in list(self._requests):
             if request.ask is None and not request.is_preempted:
-                self._advance(request, None)
+                self._begin_step(request)
         while self._draft():
             pass
-        waiting = [
-            request
-            for request in self._requests
-            if isinstance(request.ask, TargetForward) and not request.is_preempted
-        ]
+        waiting = [request for request in self._requests if request.ask and not request.is_preempted]
         if waiting:
             self._pass(waiting)
         if self.last.n_requests > 1 and not self.last.n_prefilled:
@@ -100,18 +98,25 @@ class Batcher:
 
     # ---- one request ----
 
-    def _advance(self, request: BatchedRequest, answer: ForwardResult | Any) -> None:  # noqa: ANN401 - or a Choice
-        """Let a request go on with the answer to what it asked, until it has tokens or asks for more."""
+    def _advance(self, request: BatchedRequest, result: ForwardResult | None = None) -> None:
+        """Let a request go on with the result of its pass, until it has tokens or asks for another."""
+        self._let(request, partial(self._send, request, result))
+
+    def _send(self, request: BatchedRequest, result: ForwardResult | None) -> None:
         request.ask = None
+        made = request.work.send(result)
+        while not isinstance(made, TargetForward):
+            request.on_made(made)
+            if not request.is_running or (made.tokens and not request.generation.is_complete):
+                return
+            made = request.work.send(None)
+        request.ask = made
+        request.n_held = request.session.n_past
+
+    def _let(self, request: BatchedRequest, act: Callable[[], None]) -> None:
+        """Let a request do something, which may end it."""
         try:
-            made = request.work.send(answer)
-            while not isinstance(made, Ask):
-                request.on_made(made)
-                if not request.is_running or (made.tokens and not request.generation.is_complete):
-                    return
-                made = request.work.send(None)
-            request.ask = made
-            request.n_held = request.session.n_past
+            act()
         except StopIteration:
             self._end(request, None)
         except BaseException as error:
@@ -124,6 +129,25 @@ class Batcher:
         request.on_end(error)
 
     # ---- drafting ----
+
+    def _begin_step(self, request: BatchedRequest) -> None:
+        """Let a request draft, or go on where it does not."""
+        drafter, generation = request.drafter, request.generation
+        if not drafter or not generation.is_writing:
+            self._advance(request)
+            return
+
+        def start() -> None:
+            if not drafter.is_drafting:  # else a pass of it was interrupted
+                drafter.start(*generation.begin_step())
+
+        self._grow(request, drafter, start)
+
+    def _grow(self, request: BatchedRequest, drafter: TreeDrafter, act: Callable[[], None]) -> None:
+        """Let a request draft on, and ask for the target's pass where the draft is complete."""
+        self._let(request, act)
+        if request.is_running and not (drafter.bid or drafter.forward):
+            self._advance(request)
 
     def _share(self) -> None:
         """Tell each scheduler what the others have in the next pass."""
@@ -153,31 +177,33 @@ class Batcher:
 
     def _draft(self) -> bool:
         """Decide what is drafted next, or make the draft model's next pass; return False at the end."""
-        bidding = [request for request in self._requests if isinstance(request.ask, DraftDecision)]
-        if bidding:
-            choices = self._choices([r.ask for r in bidding if isinstance(r.ask, DraftDecision)])
-            for request, choice in zip(bidding, choices, strict=True):
-                self._advance(request, choice)
+        drafters = [(request, request.drafter) for request in self._requests if request.drafter]
+        bids = [(request, drafter, drafter.bid) for request, drafter in drafters if drafter.bid]
+        if bids:
+            choices = self._choices([bid for _, _, bid in bids])
+            for (request, drafter, _), choice in zip(bids, choices, strict=True):
+                self._grow(request, drafter, partial(drafter.act, choice))
             return True
-        drafting = [request for request in self._requests if isinstance(request.ask, DraftForward)]
-        for group in _groups(drafting, self._cache.n_batch):
-            asks = [request.ask for request in group if isinstance(request.ask, DraftForward)]
-            n_past = sum(ask.session.n_past for ask in asks) // len(asks)
+        passes = [(request, drafter.forward) for request, drafter in drafters if drafter.forward]
+        for group in _groups(passes, self._cache.n_batch):
+            asked = [forward for _, forward in group]
+            n_past = sum(forward.session.n_past for forward in asked) // len(asked)
             try:
-                results = asks[0].session.cache.forward(asks)
-                found = list(zip(group, results, strict=True))
+                results = asked[0].session.cache.forward(asked)
+                found = [(request, result) for (request, _), result in zip(group, results, strict=True)]
             except EdgespecError as error:
-                found = self._forward_each(list(zip(group, asks, strict=True)), error)
-            n = found[0][1].n_tokens if len(found) > 1 and _is_one_pass(asks) else 0
+                found = self._forward_each(group, error)
+            n = found[0][1].n_tokens if len(found) > 1 and _is_one_pass(asked) else 0
             if self._clocks.draft and 0 < n <= N_MAX:
                 self._clocks.draft.observe(n, n_past, found[0][1].seconds)
-            for request, evaluated in found:
-                self._advance(request, evaluated)
-        return bool(drafting)
+            for request, result in found:
+                if request.drafter:
+                    self._grow(request, request.drafter, partial(request.drafter.read, result))
+        return bool(passes)
 
-    def _choices(self, bids: Sequence[DraftDecision]) -> Sequence[DraftAction]:
+    def _choices(self, bids: Sequence[Bid]) -> Sequence[DraftAction]:
         if len(self._requests) == 1:
-            return [bids[0].answer()]
+            return [bids[0].choice()]
         load = self._load()
         if self._n_since_timed >= _LEAST_BETWEEN and is_worth_timing(bids, load):
             self._n_since_timed = 0
@@ -188,9 +214,10 @@ class Batcher:
         """Return what is in the target's next pass so far."""
         n_tokens = 0
         for request in self._requests:
-            if isinstance(request.ask, DraftDecision):
-                n_tokens += request.ask.scheduler.n_pending + request.ask.depth
-            elif isinstance(request.ask, TargetForward):
+            bid = request.drafter.bid if request.drafter else None
+            if bid:
+                n_tokens += bid.scheduler.n_pending + bid.depth
+            elif request.ask:
                 n_tokens += min(request.n_rest, PREFILL_CHUNK)
         writing = [
             request for request in self._requests if not request.is_prefilling and not request.is_preempted
@@ -265,9 +292,7 @@ class Batcher:
         reading = [request for request in waiting if request.is_prefilling]
         n_rows -= bool(reading)  # lest drafts leave no row to a prompt that ends
         n_spared = 0
-        if cache.all_logits and any(
-            isinstance(request.ask, TargetForward) and request.ask.with_features for request in waiting
-        ):
+        if cache.all_logits and any(request.ask and request.ask.with_features for request in waiting):
             # Then all tokens of the pass have rows; some are spared for those who read.
             n_left = min(n_left, n_rows)
             n_spared = min(_LEAST_READ, n_left // 2) if reading else 0
@@ -306,7 +331,7 @@ class Batcher:
                 last, result = found[-1]
                 found[-1] = last, result.copy()
             try:
-                found.append((request, part.answer()))
+                found.append((request, part.run()))
             except EdgespecError as own:
                 self._end(request, own)
         return found
@@ -368,17 +393,17 @@ def _n_leaves(part: TargetForward) -> int:
     return sum(1 for i in range(1, len(parents)) if parents[i] != i - 1)
 
 
-def _groups(requests: Sequence[BatchedRequest], n_batch: int) -> list[list[BatchedRequest]]:
-    """Group the requests that wait for the draft model so that each group fits in a pass."""
-    groups: list[list[BatchedRequest]] = []
+def _groups(
+    passes: Sequence[tuple[BatchedRequest, DraftForward]], n_batch: int
+) -> list[list[tuple[BatchedRequest, DraftForward]]]:
+    """Group the draft model's passes so that each group fits in one."""
+    groups: list[list[tuple[BatchedRequest, DraftForward]]] = []
     n_tokens = n_rows = 0
-    for request in requests:
-        ask = request.ask
-        assert isinstance(ask, DraftForward)  # noqa: S101 - for the type checker
-        n_tokens += len(ask.tokens)
-        n_rows += ask.n_outputs
-        if not groups or n_tokens > n_batch or n_rows > ask.session.n_logits_max:
+    for request, forward in passes:
+        n_tokens += len(forward.tokens)
+        n_rows += forward.n_outputs
+        if not groups or n_tokens > n_batch or n_rows > forward.session.n_logits_max:
             groups.append([])
-            n_tokens, n_rows = len(ask.tokens), ask.n_outputs
-        groups[-1].append(request)
+            n_tokens, n_rows = len(forward.tokens), forward.n_outputs
+        groups[-1].append((request, forward))
     return groups

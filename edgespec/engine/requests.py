@@ -43,7 +43,7 @@ class RunningRequest:
     loop: Generation | Cascade = field(init=False)
     session: Session | None = None
     draft: DraftModel | None = None
-    scheduler: Scheduler | None = None
+    drafter: TreeDrafter | None = None
     batched: BatchedRequest | None = None
     """Its entry in the batcher, where it shares passes."""
     events: Generator[Event] | None = None
@@ -133,7 +133,7 @@ class RequestRunner:
         self._running[stream] = running
         stream.on_closed = self._ended
         if isinstance(loop, Generation) and running.session and self.batcher:
-            batched = BatchedRequest(loop, running.session, running.scheduler, stream.take, stream.end)
+            batched = BatchedRequest(loop, running.session, running.drafter, stream.take, stream.end)
             running.batched = batched
             self.batcher.add(batched)
             stream.advance = self.step
@@ -196,10 +196,10 @@ class RequestRunner:
                 running.draft = self._pair.begin_draft(n_ctx, len(tokens), n_predict)
             drafter = self._drafter(running, plan.policy, running.draft, on_step)
             features = running.draft.features if running.draft else None
-            if features and running.scheduler:
+            if features and drafter:
                 # Asked when it is read: others may have begun by then, which are to share its passes.
                 features.n_prompt = partial(
-                    self._n_states, running.scheduler, target.model, len(tokens) - n_known, n_predict
+                    self._n_states, drafter.scheduler, target.model, len(tokens) - n_known, n_predict
                 )
         return Generation(target, drafter, tokens, plan, n_ctx=n_ctx, n_known=n_known, features=features)
 
@@ -235,11 +235,11 @@ class RequestRunner:
         on_step: Callable[[DraftStep], None] | None,
     ) -> TreeDrafter:
         plan = running.plan
-        running.scheduler = self._knowledge.scheduler(
+        scheduler = self._knowledge.scheduler(
             policy, running.prompt, greedy=plan.options.params.greedy, gamma=plan.options.gamma
         )
-        return TreeDrafter(
-            running.scheduler,
+        running.drafter = TreeDrafter(
+            scheduler,
             suffix=self._earlier_texts.ready(),
             model=model,
             is_eog=plan.options.ends(self._pair.target.is_eog),
@@ -247,6 +247,7 @@ class RequestRunner:
             on_step=on_step,
             constraint=plan.constraint,
         )
+        return running.drafter
 
     def end_all(self, why: str) -> None:
         """End the requests under way; `why` is told to those who read on, lest the text seem complete.
@@ -294,5 +295,5 @@ class RequestRunner:
             self.batcher.sequences.end(running.session)
         if running.draft:
             self._pair.end_draft(running.draft)
-        if running.scheduler:
-            self._knowledge.ended(running.scheduler)
+        if running.drafter:
+            self._knowledge.ended(running.drafter.scheduler)

@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.decoding.drafter import Position
-from edgespec.decoding.forward import run_to_end
 from edgespec.decoding.generate import Generation
 from edgespec.decoding.grammar.constraint import Constraint
 from edgespec.decoding.sampling import SamplingParams
@@ -308,6 +307,6 @@ def test_the_draft_model_does_not_run_where_the_text_is_forced():
     drafter.begin((*PROMPT, 2, 0), sampled=True, n_predict=None)
     sampler = PARAMS["warm"].sampler(V, drafter.n_max)
     position = Position(sampler, recent=lambda _: np.zeros(0, np.int32), coins=lambda n: [0.5] * n)
-    tree = run_to_end(drafter.draft((*PROMPT, 2, 0), 1, position))
+    tree = drafter.draft((*PROMPT, 2, 0), 1, position)
     assert [(node.token, node.source) for node in tree] == [(4, "forced")]
     assert not any(drafter._proposal.passes)

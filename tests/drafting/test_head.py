@@ -12,7 +12,7 @@ import pytest
 
 from edgespec import Engine, SamplingParams
 from edgespec.decoding.features import KEPT, TargetFeatures
-from edgespec.decoding.forward import Forward, run_to_end
+from edgespec.decoding.forward import Forward
 from edgespec.decoding.grammar.grammar import Grammar
 from edgespec.decoding.options import Options, Waking
 from edgespec.drafting.answer_lengths import AnswerLengths
@@ -254,7 +254,7 @@ def test_its_rows_are_those_of_the_definition(engine, target_path, head_path):
     result = engine.generate(prompt, params=GREEDY, n_predict=30, drafter="model", gamma=3)
     text = [*prompt, *result.token_ids]
     with Session(engine.target, n_ctx=256, n_threads=1) as target:
-        states = Forward(target, text, with_features=True).answer().copy().features
+        states = Forward(target, text, with_features=True).run().copy().features
     kept = head_of(engine).features
     known = kept.rows(kept.first, kept.end)
     assert np.array_equal(known, states[kept.first : kept.end])
@@ -268,7 +268,7 @@ def test_its_rows_are_those_of_the_definition(engine, target_path, head_path):
         rows = [drafting.run(text[:i])[0].copy() for i in range(kept.first + 2, n)]
         session.clear()
         inputs = fusion(text[kept.first + 1 : n], states[kept.first : n - 1])
-        together = Forward(session, text[kept.first + 1 : n], len(inputs), inputs=inputs).answer().rows
+        together = Forward(session, text[kept.first + 1 : n], len(inputs), inputs=inputs).run().rows
         assert np.array_equal(drafting.ids, head.token_ids)
         assert np.allclose(np.array(rows), together[: len(rows)], atol=1e-4)
 
@@ -279,7 +279,7 @@ def test_along_a_draft_its_own_states_take_their_place(engine, target_path, head
     fusion = Fusion(head, TargetEmbeddings(engine.target.header))
     features = TargetFeatures(head.n_embd)
     with Session(engine.target, n_ctx=256, n_threads=1) as target:
-        states = Forward(target, prompt, with_features=True).answer().copy().features
+        states = Forward(target, prompt, with_features=True).run().copy().features
         features.put(0, prompt[:-1], states[:-1])
     with (
         Model(head_path) as model,
@@ -290,13 +290,13 @@ def test_along_a_draft_its_own_states_take_their_place(engine, target_path, head
         drafting = HeadModel(session, features, n_vocab=engine.target.n_vocab, head=head, fusion=fusion)
         assert drafting.follows(len(prompt))
         assert drafting.n_unread(len(prompt)) == len(prompt) - 1, "the first token has no state before it"
-        own = run_to_end(drafting.ask(prompt)).copy().features[-1:]
+        own = drafting.evaluate(prompt).copy().features[-1:]
         assert not drafting.follows(len(prompt) + 2), "it has not been at the token between"
         rows = drafting.run([*prompt, 17]).copy()
         drafting.trim(len(prompt) + 1)
         assert drafting.n_past == len(prompt), "all but the first token: no state of the target has come"
         session.rewind(len(prompt) - 1)
-        by_hand = Forward(session, [17], inputs=fusion([17], own)).answer().rows
+        by_hand = Forward(session, [17], inputs=fusion([17], own)).run().rows
         assert np.allclose(rows[0], by_hand[0], atol=1e-4)
         features.put(len(prompt) - 1, [prompt[-1]], states[-1:])
         drafting.trim(len(prompt) + 1)

@@ -8,7 +8,7 @@ import pytest
 from architecture_table import MTP
 from edgespec import Engine, SamplingParams
 from edgespec.decoding.features import TargetFeatures
-from edgespec.decoding.forward import Forward, run_to_end
+from edgespec.decoding.forward import Forward
 from edgespec.decoding.options import Waking
 from edgespec.drafting.head_model import HeadModel
 from edgespec.drafting.profile import ProfileKey
@@ -175,14 +175,14 @@ def test_its_rows_are_those_of_all_tokens_read_at_once(name):
         KVCache(MtpHead(target), KVCacheSize(n_ctx=256), n_threads=1, takes_inputs=True) as cache,
         Session.within(cache) as head_session,
     ):
-        states = Forward(session, text, with_features=True).answer().copy().features
+        states = Forward(session, text, with_features=True).run().copy().features
         assert states.shape == (len(text), target.n_embd)
         features = TargetFeatures(target.n_embd)
         head = HeadModel(head_session, features, n_vocab=target.n_vocab)
         features.put(0, text[:2], states[:2])
         rows = []
         for i in range(2, len(text) + 1):
-            result = run_to_end(head.ask(text[:i])).copy()
+            result = head.evaluate(text[:i]).copy()
             rows.append(result.rows[0])
             if i < len(text) - 1:
                 features.put(i, [text[i]], states[i : i + 1])
@@ -191,9 +191,9 @@ def test_its_rows_are_those_of_all_tokens_read_at_once(name):
         after = head.run([*text, 17])[0].copy()
 
         head_session.clear()
-        together = Forward(head_session, text[1:], len(text) - 1, inputs=states[:-1]).answer().rows.copy()
+        together = Forward(head_session, text[1:], len(text) - 1, inputs=states[:-1]).run().rows.copy()
         assert np.allclose(rows, together, atol=1e-3)
-        by_hand = Forward(head_session, [17], inputs=own).answer().rows
+        by_hand = Forward(head_session, [17], inputs=own).run().rows
         assert np.allclose(after, by_hand[0], atol=1e-3)
 
 
@@ -205,7 +205,7 @@ def test_states_of_a_text_longer_than_a_pass(name):
         found = []
         for n_batch in (128, 32):
             with Session(target, n_ctx=128, n_threads=1, n_batch=n_batch) as session:
-                result = Forward(session, text, 3, with_features=True).answer().copy()
+                result = Forward(session, text, 3, with_features=True).run().copy()
                 found.append((result.rows, result.features))
     for one, other in zip(*found, strict=True):
         assert one.shape == other.shape

@@ -11,7 +11,7 @@ import pytest
 
 from edgespec import Engine, SamplingParams
 from edgespec.decoding.features import TargetFeatures
-from edgespec.decoding.forward import Forward, run_to_end
+from edgespec.decoding.forward import Forward
 from edgespec.drafting.block_model import BlockModel
 from edgespec.drafting.costs import block_curve
 from edgespec.drafting.head_model import HeadModel
@@ -228,7 +228,7 @@ def test_the_states_are_what_goes_into_the_layers(head_of):
         found = []
         for n_batch in (128, 32):
             with Session(target, n_ctx=128, n_threads=1, n_batch=n_batch) as session:
-                found.append(Forward(session, text, 3, with_features=True).answer().copy().features)
+                found.append(Forward(session, text, 3, with_features=True).run().copy().features)
         states = found[0]
         assert states.shape == (len(text), 3 * target.n_embd)
         assert np.allclose(states, found[1], atol=1e-2)
@@ -251,13 +251,13 @@ def test_its_rows_are_those_of_all_tokens_read_at_once(file, head_of):
         KVCache(head_model, KVCacheSize(n_ctx=256), n_threads=1, takes_inputs=True) as cache,
         Session.within(cache) as head_session,
     ):
-        states = Forward(session, text, with_features=True).answer().copy().features
+        states = Forward(session, text, with_features=True).run().copy().features
         features = TargetFeatures(target.n_state)
         head = HeadModel(head_session, features, n_vocab=target.n_vocab, encode=head_model.encode)
         features.put(0, text[:2], states[:2])
         rows = []
         for i in range(2, len(text) + 1):
-            result = run_to_end(head.ask(text[:i])).copy()
+            result = head.evaluate(text[:i]).copy()
             rows.append(result.rows[0])
             if i < len(text) - 1:
                 features.put(i, [text[i]], states[i : i + 1])
@@ -267,8 +267,8 @@ def test_its_rows_are_those_of_all_tokens_read_at_once(file, head_of):
         head_session.clear()
         inputs = head_model.encode(states[:-1])
         part = Forward(head_session, text[1:], len(text) - 1, inputs=inputs, with_features=True)
-        together = part.answer().rows.copy()
-        by_hand = Forward(head_session, [17], inputs=own).answer().rows
+        together = part.run().rows.copy()
+        by_hand = Forward(head_session, [17], inputs=own).run().rows
         known = np.isfinite(together[0])
         assert known.sum() == EAGLES[file].get("kept", target.n_vocab)
         assert np.array_equal(np.isfinite(rows), np.tile(known, (len(rows), 1)))
@@ -289,7 +289,7 @@ def test_a_block_follows_all_states_read_at_once(file, head_of):
         KVCache(block_head, KVCacheSize(n_ctx=256), n_threads=1, takes_inputs=True) as cache,
         Session.within(cache) as head_session,
     ):
-        states = Forward(session, text, with_features=True).answer().copy().features
+        states = Forward(session, text, with_features=True).run().copy().features
         assert states.shape == (len(text), 2 * target.n_embd)
         features = TargetFeatures(target.n_state)
         model = BlockModel(head_session, features, block_head, n_vocab=target.n_vocab)
@@ -314,8 +314,8 @@ def test_a_block_follows_all_states_read_at_once(file, head_of):
         for changed in (0.0, 5.0):
             states[3] += changed
             head_session.clear()
-            Forward(head_session, text[:-1], 0, inputs=states[:-1]).answer()
-            seen.append(Forward(head_session, block, 6).answer().rows[1:].copy())
+            Forward(head_session, text[:-1], 0, inputs=states[:-1]).run()
+            seen.append(Forward(head_session, block, 6).run().rows[1:].copy())
         known = np.isfinite(seen[0][0])
         assert known.sum() == FILES[file][1].get("kept", target.n_vocab)
         assert np.allclose(np.array(drafts[-1])[:, known], seen[0][:, known], atol=1e-3)

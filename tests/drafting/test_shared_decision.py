@@ -11,7 +11,7 @@ from edgespec.drafting.learned_costs import LearnedCosts
 from edgespec.drafting.online_curve import OnlineCurve
 from edgespec.drafting.policy import ModelAction, Policy
 from edgespec.drafting.predictor import Predictor
-from edgespec.drafting.shared_decision import DraftDecision, PassLoad, decide, is_worth_timing
+from edgespec.drafting.shared_decision import Bid, PassLoad, decide, is_worth_timing
 from toy_schedulers import SoonDrafting
 
 FLAT = [0.0, *(0.02 + 0.0001 * n for n in range(1, N_MAX + 1))]
@@ -28,7 +28,7 @@ def curve_of(costs: list[float]) -> OnlineCurve:
 
 def bids_of(
     n: int, target: OnlineCurve, *, depth: int = 0, in_joules: bool = False, gamma: int | None = None
-) -> list[DraftDecision]:
+) -> list[Bid]:
     """Those of `n` requests whose draft model is right in seven of ten tokens."""
     bids = []
     policy = Policy(suffix=False, staged=False)
@@ -38,7 +38,7 @@ def bids_of(
         scheduler = SoonDrafting(learned, policy) if gamma is None else FixedLength(gamma, learned, policy)
         scheduler.begin(100, None)
         scheduler.start_step(100)
-        bids.append(DraftDecision(scheduler, 0.7**depth, depth, 1, [], 0))
+        bids.append(Bid(scheduler, 0.7**depth, depth, 1, [], 0))
     return bids
 
 

@@ -46,7 +46,7 @@ class DropsUnlikely(TreeDrafter):
     """The trap: a sampled token is taken back because of its own probability (as other engines do)."""
 
     def draft(self, tokens, room, position):
-        tree = yield from super().draft(tokens, room, position)
+        tree = super().draft(tokens, room, position)
         kept, probs = [], np.empty(V, np.float32)
         for node in tree:
             position.sampler.probs(node.slot, probs)
@@ -61,7 +61,7 @@ class DropsUnlikelySiblings(TreeDrafter):
     """The same trap in a tree: of what was sampled beside the trunk, the unlikely is taken back."""
 
     def draft(self, tokens, room, position):
-        tree = yield from super().draft(tokens, room, position)
+        tree = super().draft(tokens, room, position)
         probs = np.empty(V, np.float32)
         unlikely = set()
         for i, node in enumerate(tree):

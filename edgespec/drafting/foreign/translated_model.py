@@ -17,14 +17,13 @@ and the draft's logits alone, so what is emitted stays the target's, however wel
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
-from edgespec.decoding.forward import Ask
 from edgespec.decoding.session import ForwardResult, Rows, SessionModel
 from edgespec.drafting.draft_model import DraftModel, DraftSession
 from edgespec.drafting.foreign.translation import Translation
@@ -139,11 +138,10 @@ class TranslatedModel(DraftModel):
             self._look(row, len(wanted), out[0], len(tokens))
         return out
 
-    def ask(self, tokens: Sequence[int], guesses: Sequence[int] = ()) -> Generator[Ask, Any, ForwardResult]:
+    def ask(self, tokens: Sequence[int], guesses: Sequence[int] = ()) -> ForwardResult:
         """Return what `run` gives: its passes depend on each other, and are not shared."""
         started = time.perf_counter()
         rows = self.run(tokens, guesses)
-        yield from ()
         return ForwardResult(rows, time.perf_counter() - started, 0)
 
     def trim(self, n_tokens: int) -> None:

@@ -44,7 +44,9 @@ class Sampler:
         seed: int,
         logit_bias: dict[int, float],
     ) -> Sampler: ...
-    def sample(self, row: _Floats, prefix: _Ints, coin: float, slot: int, ids: _Ints | None = None, /) -> int:
+    def sample(
+        self, row: _Floats, prefix: _Ints | array[int], coin: float, slot: int, ids: _Ints | None = None, /
+    ) -> int:
         """Filter `row` (float32, at most n_vocab) into `slot` (-1: the target's) and sample it.
 
         `prefix` (int32) is what precedes the position; penalties and DRY read it, XTC its length.
@@ -89,7 +91,7 @@ class Sampler:
         tokens: _Ints | array[int],
         parents: _Ints | array[int],
         slots: _Ints | array[int],
-        prefix: _Ints,
+        prefix: _Ints | array[int],
         coins: list[float],
         block: bool,
         *,
@@ -120,7 +122,7 @@ class Sampler:
         tokens: _Ints | array[int],
         parents: _Ints | array[int],
         slots: _Ints | array[int],
-        prefix: _Ints,
+        prefix: _Ints | array[int],
         block: bool,
         end: int,
         out: _Floats,

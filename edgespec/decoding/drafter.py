@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -21,8 +22,8 @@ class Position:
 
     sampler: _core.Sampler
     """Keeps in its slots what drafted tokens were sampled from."""
-    recent: Callable[[Sequence[int]], Tokens]
-    """Return what the filters look back on after these drafted tokens, int32."""
+    recent: Callable[[Sequence[int]], array[int]]
+    """Return what the filters look back on after these drafted tokens, C ints."""
     coins: Callable[[int], list[float]]
     """Return the next n random numbers of the generation, each in [0, 1)."""
 

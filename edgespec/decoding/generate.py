@@ -10,6 +10,7 @@ holds emitted tokens and nothing else.
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias
@@ -266,12 +267,12 @@ class Generation:
             self.mark("draft")
         drafted = time.perf_counter()
         n_past = len(self.tokens)
-        pending = self.tokens[self._n_cached :]
+        pending = array("i", self.tokens[self._n_cached :])
         # Asked for otherwise, states may cost a row of logits for each token of all that share the pass.
         are_left = self._leaves_states and len(pending) == 1
         evaluated: ForwardResult = yield TargetForward(
             self._target,
-            [*pending, *tree.tokens],
+            pending + tree.tokens,
             n + 1,
             tree.parents,
             with_features=self._features is not None and not are_left,

@@ -45,6 +45,7 @@ class SequenceTokens:
 
     sequence: int
     tokens: Sequence[int]
+    """Those of a step are an array of C ints, which is copied as it is."""
     n_logits: int = 1
     """Number of tokens, at the end, whose logits are wanted."""
     parents: Sequence[int] | None = None

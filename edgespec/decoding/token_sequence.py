@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
-from edgespec.decoding.drafter import Tokens
 from edgespec.decoding.options import Options
 from edgespec.decoding.records import StopReason
 
@@ -24,7 +22,6 @@ class TokenSequence:
         self._look_back = options.params.look_back
         self._n_predict = options.n_predict
         self._is_eog = is_eog
-        self._no_tokens: Tokens = np.empty(0, np.int32)
 
     @property
     def n_left(self) -> int | None:
@@ -46,10 +43,10 @@ class TokenSequence:
             return "length"
         return "context" if len(self.tokens) >= self.n_ctx else None
 
-    def recent(self, drafted: Sequence[int] = ()) -> Tokens:
-        """Return what the filters look back on, int32, at the position after `drafted` tokens."""
+    def recent(self, drafted: Sequence[int] = ()) -> array[int]:
+        """Return what the filters look back on, C ints, at the position after `drafted` tokens."""
         last_n = self._look_back
         if last_n == 0:
-            return np.asarray(drafted, np.int32) if drafted else self._no_tokens
+            return array("i", drafted)
         history = self.tokens if last_n < 0 else self.tokens[-last_n:]
-        return np.asarray([*history, *drafted], np.int32)
+        return array("i", [*history, *drafted])

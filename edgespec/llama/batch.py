@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
@@ -139,6 +140,7 @@ class PassInput:
         self._takes_tokens = with_tokens or not self._takes_rows
         self._tokens_alone = tokens_alone
         self._tokens = (ctypes.c_int32 * n_batch)()
+        self._packed = memoryview(self._tokens).cast("B").cast("i")
         self._flags = (ctypes.c_int8 * (2 * n_batch))(*[0] * n_batch, *[1] * n_batch)
         self._first_one = ctypes.addressof(self._flags) + n_batch
         self._rows: npt.NDArray[np.float32] | None = None
@@ -162,7 +164,7 @@ class PassInput:
         """
         n = len(tokens)
         if self._takes_tokens:
-            self._tokens[:n] = list(map(int, tokens))
+            self._packed[:n] = array("i", tokens)
         if self._takes_rows and inputs is None and self._embeddings:
             inputs = self._embeddings(tokens)
         if self._tokens_alone:

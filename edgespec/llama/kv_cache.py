@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import time
+from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -123,7 +124,7 @@ class KVCache(Closing):
         self._outputs = Outputs(context, model, self.n_logits_max, self.n_batch)
         self.all_logits = model.hidden_states.all_logits
         """Whether a pass that leaves hidden states computes the logits of all of its tokens."""
-        self._written: list[list[int]] = [[] for _ in range(self.n_sequences)]
+        self._written: list[array[int]] = [array("i") for _ in range(self.n_sequences)]
         self._n_ctx_of = [self.n_ctx] * self.n_sequences
 
     def _make_context(self, n_threads: int, n_sequences: int) -> llama.llama_context_p:
@@ -148,7 +149,7 @@ class KVCache(Closing):
         """Return the number of an empty sequence of up to `n_ctx` tokens, in use until `release`."""
         sequence = self._free_sequences.pop()
         self._n_ctx_of[sequence] = n_ctx or self.n_ctx
-        self._written[sequence] = []
+        self._written[sequence] = array("i")
         return sequence
 
     def release(self, sequence: int) -> None:
@@ -164,11 +165,11 @@ class KVCache(Closing):
 
     def tokens(self, sequence: int) -> list[int]:
         """Return the tokens of a sequence."""
-        return self._written[sequence][: self.n_past(sequence)]
+        return self._written[sequence][: self.n_past(sequence)].tolist()
 
     def set_tokens(self, sequence: int, tokens: Sequence[int]) -> None:
         """Note which tokens are put into a sequence otherwise than by a pass."""
-        self._written[sequence] = list(tokens)
+        self._written[sequence] = array("i", tokens)
 
     @property
     def context(self) -> llama.llama_context_p:
@@ -267,16 +268,18 @@ class KVCache(Closing):
             )
         part.n_past = n_past
         part.branches = None if part.parents is None else self._branches(part.parents, part.n_logits)
-        self._written[part.sequence][n_past:] = part.tokens  # of a tree the trunk is first; `tokens` cuts
+        written = self._written[part.sequence]
+        del written[n_past:]
+        written.extend(part.tokens)  # of a tree the trunk is first; `tokens` cuts
 
     def _branches(self, parents: Sequence[int], n_logits: int) -> Branches | None:
         """Return a tree whose parents are these; None for a chain."""
-        nodes = list(map(int, parents))
-        if n_logits != len(nodes) + 1:
-            raise ValueError(f"n_logits {n_logits} with a tree of {len(nodes)} nodes")
-        if nodes == list(range(-1, len(nodes) - 1)):
+        n_nodes = len(parents)
+        if n_logits != n_nodes + 1:
+            raise ValueError(f"n_logits {n_logits} with a tree of {n_nodes} nodes")
+        if list(parents) == list(range(-1, n_nodes - 1)):
             return None
-        branches = find_branches(nodes)
+        branches = find_branches(parents)
         if self.max_leaves == 1:
             raise EdgespecError(
                 f"{self.model.name} cannot evaluate branches (architecture {self.model.header.architecture})"
@@ -372,7 +375,9 @@ def _joined(parts: Sequence[SequenceTokens]) -> tuple[Sequence[int], Inputs | No
     if len(parts) == 1:
         return parts[0].tokens, parts[0].inputs
     given = [part.inputs for part in parts if part.inputs is not None]
-    tokens = [token for part in parts for token in part.tokens]
+    tokens = array("i")
+    for part in parts:
+        tokens.extend(part.tokens)
     return tokens, np.concatenate(given) if given else None
 
 

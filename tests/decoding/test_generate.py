@@ -6,6 +6,8 @@ import itertools
 import math
 import threading
 import time
+from array import array
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -15,6 +17,7 @@ import pytest
 from edgespec import Engine, SamplingParams
 from edgespec.apps.energy import EnergyMeter
 from edgespec.apps.energy.base import PowerSource
+from edgespec.decoding.forward import Forward, TargetForward
 from edgespec.decoding.generate import Generation
 from edgespec.decoding.grammar.constraint import Constraint
 from edgespec.decoding.logprobs import logprobs_of
@@ -78,6 +81,21 @@ def tokens_of(target, draft, params, *, seed=1, n_predict=40, rule="block", prom
     run = Generation(target, drafter, prompt, task_of(params, seed, rule=rule, n_predict=n_predict))
     events = list(run.events())
     return run.tokens[len(prompt) :], [e for e in events if not isinstance(e, Prefill | DraftPrefill)]
+
+
+def test_a_generation_asks_for_passes_of_the_target_alone(sessions):
+    """Also where a model drafts. After the prompt a pass has its tokens packed as the library takes them."""
+    target, draft = sessions
+    work = Generation(target, chain_of(draft), PROMPT, task_of(WARM, 1, n_predict=12)).work()
+    asked, result = [], None
+    with suppress(StopIteration):
+        while True:
+            made = work.send(result)
+            result = made.run() if isinstance(made, Forward) else None
+            asked += [made] if result else []
+    assert {type(one) for one in asked} == {TargetForward}
+    assert all(isinstance(one.tokens, array) and one.tokens.typecode == "i" for one in asked[1:])
+    assert any(one.parents for one in asked)
 
 
 def greedy_by_hand(session, n_predict):

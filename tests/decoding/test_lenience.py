@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from dataclasses import replace
 from functools import partial
 
@@ -20,7 +21,7 @@ GREEDY = SamplingParams(temperature=0.0)
 def choice(row, drafted, lenience, *, params=GREEDY, recent=()):
     row = np.asarray(row, np.float32)
     best = int(filtered_probs(row, params, list(recent)).argmax())
-    adjusted = partial(params.sampler(len(row), 0).adjusted, row, np.array(recent, np.int32))
+    adjusted = partial(params.sampler(len(row), 0).adjusted, row, array("i", recent))
     return matching(drafted, best, adjusted, lenience=lenience)
 
 

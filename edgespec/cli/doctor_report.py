@@ -199,9 +199,10 @@ def _model(name: str, path: Path, loaded: Kernels, root: Path) -> Report:
         "unpacked": [],
     }
     try:
-        if read_header(path).architecture == ARCHITECTURE:
+        header = read_header(path)
+        if header.architecture == ARCHITECTURE:
             return report | {"speech": load("edgespec.parts", "speech.facts")(path)}
-        header = check_model_file(path)
+        header = check_model_file(header)
         fits_in_memory([(header, 1)])
         reason = why_no_mtp(header)
         with (

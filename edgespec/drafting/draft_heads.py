@@ -237,10 +237,11 @@ def find_draft(search: DraftSearch, name: str | None, drafter: DrafterChoice) ->
             return NoDraft(target_name, reason if target.n_mtp else "")
     path = resolve(name)
     with named_as(name, path):
-        if published := check_published_head(read_header(path), target):
+        header = read_header(path)
+        if published := check_published_head(header, target):
             kind = BlockDraft if published.architecture == DFLASH else EagleDraft
             return kind(target_name, name, published)
-        header = check_model_file(path)
+        header = check_model_file(header)
     if head := read_head(header):
         _check_made_for(head, target)
         return HeadDraft(target_name, name, header, head)

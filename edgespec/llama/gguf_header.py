@@ -196,24 +196,25 @@ def read_tensors(header: GGUFHeader) -> list[TensorInfo]:
     return [*header.gguf.tensors, *others]
 
 
-def check_model_file(path: str | Path, *, or_head: bool = False) -> GGUFHeader:
+def check_model_file(file: str | Path | GGUFHeader, *, or_head: bool = False) -> GGUFHeader:
     """Return the header of a complete GGUF file that holds a text-generating model.
 
-    `or_head`: or a draft head that is published as a file of its own.
+    `file`: its path, or its header if that was read. `or_head`: or a draft head that is published as a file
+    of its own.
 
     For anything else, raises UsageError (wrong path) or EdgespecError (wrong file), with one line that says
     what it is and what to do. For a split model give the first part; the others must be in the same folder,
     and `file_bytes` is the sum of all.
     """
-    header = check_complete_file(path)
+    header = check_complete_file(file)
     if not (or_head and header.architecture in HELPERS):
         _check_kind(header)
     return header
 
 
-def check_complete_file(path: str | Path) -> GGUFHeader:
+def check_complete_file(file: str | Path | GGUFHeader) -> GGUFHeader:
     """Return the header of a complete GGUF file, whatever it holds; else as `check_model_file`."""
-    header = read_header(path)
+    header = file if isinstance(file, GGUFHeader) else read_header(file)
     parts = [read_header(part) for part in _other_parts(header)]
     for part in (header, *parts):
         _check_complete(part)

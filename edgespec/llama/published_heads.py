@@ -57,7 +57,7 @@ def check_published_head(draft: GGUFHeader, target: GGUFHeader) -> GGUFHeader | 
     if draft.architecture not in HELPERS:
         return None
     what = HELPERS[draft.architecture]
-    draft = check_complete_file(draft.path)
+    draft = check_complete_file(draft)
     if reason := _misfit(draft, target):
         raise UsageError(f"{draft.path}: {what} that does not fit {target.path.name}: {reason}")
     if kind := _other_kind(draft):

@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from edgespec.engine.model_choice import choose_models
+from edgespec.engine.pair import Pair
+from edgespec.engine.pair_options import PairOptions
 from edgespec.errors import UsageError
+from edgespec.llama import gguf_header
 from edgespec.models import draft_records, hashes
 from edgespec.models.draft_records import DraftRecord, DraftSpeedups, write_record
 from edgespec.models.entries import Entry
@@ -240,3 +243,10 @@ def test_a_link_to_a_file_of_the_store_needs_no_hash(paired, tmp_path, monkeypat
     link.hardlink_to(as_file_of_the_store(tmp_path, paired))
     monkeypatch.setattr(hashes, "hash_file", None)
     assert choose_models(str(link), None) == (str(link), "head")
+
+
+def test_a_start_reads_each_header_once(tiny_path, tiny_draft_path, monkeypatch):
+    read, read_gguf = [], gguf_header.read_gguf
+    monkeypatch.setattr(gguf_header, "read_gguf", lambda path: read.append(path) or read_gguf(path))
+    Pair(tiny_path, tiny_draft_path, PairOptions()).close()
+    assert sorted(read) == sorted([tiny_path, tiny_draft_path])

@@ -9,16 +9,18 @@ holds emitted tokens and nothing else.
 
 from __future__ import annotations
 
+import math
 import time
 from array import array
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from edgespec.decoding.drafter import Drafter, DraftOutcome, Position
 from edgespec.decoding.features import TargetFeatures
 from edgespec.decoding.forward import TargetForward, run_alone
-from edgespec.decoding.logprobs import logprobs_of
 from edgespec.decoding.loop import DraftPrefill, Prefill, Task, unmarked
 from edgespec.decoding.records import Logprobs, Step, StopReason
 from edgespec.decoding.session import Features, ForwardResult, ModelSession, Rows
@@ -339,3 +341,20 @@ class Generation:
         if n is None:
             return ()
         return tuple(logprobs_of(row, token, n) for row, token in zip(rows, tokens, strict=False))
+
+
+def logprobs_of(row: Rows, token: int, n: int) -> Logprobs:
+    """Return the natural logarithms for `token` and for the `n` likeliest, by raw logits, shape (n_vocab,).
+
+    Of equal ones those of the smallest ids, as in sampling.
+    """
+    highest = float(row.max())
+    log_total = highest + math.log(float(np.exp(row - highest).sum(dtype=np.float64)))
+    n = min(n, row.size)
+    if n == 0:
+        return Logprobs(float(row[token]) - log_total, ())
+    least = np.partition(row, row.size - n)[row.size - n]
+    candidates = np.flatnonzero(row >= least)
+    order = np.lexsort((candidates, -row[candidates]))[:n]
+    top = tuple((int(i), float(row[i]) - log_total) for i in candidates[order])
+    return Logprobs(float(row[token]) - log_total, top)

@@ -11,14 +11,13 @@ from edgespec.decoding.choices import Objective
 from edgespec.drafting.answer_lengths import ANSWER_TOKENS, AnswerLengths
 from edgespec.drafting.costs import CostCurve, guessed_curve
 from edgespec.drafting.draft import Draft
-from edgespec.drafting.fixed_length import FixedLength
 from edgespec.drafting.learned_costs import LearnedCosts
 from edgespec.drafting.online_curve import OnlineCurve, PassCurves
 from edgespec.drafting.policy import Policy
 from edgespec.drafting.predictor import Predictor
 from edgespec.drafting.profile import Profile, ProfileKey
 from edgespec.drafting.profile_store import TimedCurve, load, merge_learnt
-from edgespec.drafting.scheduler import Scheduler
+from edgespec.drafting.scheduler import FixedLength, Scheduler
 from edgespec.errors import UsageError
 from edgespec.llama.weights import Model
 

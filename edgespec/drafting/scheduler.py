@@ -24,11 +24,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from edgespec.decoding.option_table import MAX_GAMMA
 from edgespec.drafting.answer_lengths import ANSWER_TOKENS, AnswerLengths, LengthDistribution
 from edgespec.drafting.costs import N_MAX, extrapolated, one_more_each
-from edgespec.drafting.decaying_rate import STEPS, DecayingRate
 from edgespec.drafting.expected_gain import MAX_UNREAD, Chain, ExpectedGain, Prefix, gain_if_all_draft
 from edgespec.drafting.learned_costs import LearnedCosts
 from edgespec.drafting.policy import DraftAction, ModelAction, OtherRequests, Policy, SuffixAction
@@ -42,6 +42,36 @@ _FEW_CHANCE = 0.02  # chance of so short an answer, from which its first steps a
 _LOSS = 0.02  # of the answer's time so far, that a draft of its first steps may cost
 _SHORTEST_PROBE, _LONGEST_PROBE = 24, 96  # tokens
 _FROM = {"suffix": "from earlier text", "model": "from the draft model", "forced": "forced by the grammar"}
+
+
+STEPS = 32.0
+"""Steps over which the rate is an average."""
+
+
+class DecayingRate:
+    """Tokens over time of the last steps; older ones fade away."""
+
+    def __init__(self) -> None:
+        self.tokens = self.cost = 1.0
+
+    def begin(self, cost: float, n_steps: float) -> None:
+        """Begin as if `n_steps` steps of one token had cost `cost` each."""
+        self.tokens, self.cost = n_steps, n_steps * cost
+
+    def fade(self) -> None:
+        """Count all steps so far a little less."""
+        self.tokens *= 1.0 - 1.0 / STEPS
+        self.cost *= 1.0 - 1.0 / STEPS
+
+    def learn(self, n_tokens: int, cost: float) -> None:
+        """Count a step."""
+        self.tokens += n_tokens
+        self.cost += cost
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second."""
+        return self.tokens / self.cost
 
 
 class Scheduler:
@@ -398,3 +428,80 @@ class Scheduler:
         if n_unread > MAX_UNREAD:
             return "the answer was expected to be too short for the draft model to read what came before"
         return f"the draft model was not expected to pay in any step, since {token}"
+
+
+_LIKELY = 0.5  # chance of the suffix store's first token, from which it is taken rather than the model's
+
+
+class FixedLength(Scheduler):
+    """The scheduler of a user who sets gamma: each step drafts a chain of that many tokens.
+
+    Only their source is left to choose.
+    """
+
+    needs_model = True
+    chooses_length = False
+
+    def __init__(
+        self,
+        gamma: int,
+        learned: LearnedCosts,
+        policy: Policy,
+        lengths: LengthDistribution | None = None,
+    ) -> None:
+        """Draft `gamma` tokens a step from the sources that `policy` allows."""
+        super().__init__(learned, replace(policy, branches=False), lengths)
+        self.n_max = gamma
+
+    def chain(self, path: float, depth: int, chances: Sequence[float]) -> Chain:
+        """Return an empty chain: what it drafts does not compete with others' tokens."""
+        return Chain(path, ())
+
+    def learn_follow_up(self, path: float, depth: int, offered: Sequence[float]) -> None:
+        """Do nothing: the gain of an offer decides nothing here."""
+
+    def next(
+        self,
+        path: float,
+        depth: int,
+        unread: int,
+        offered: Sequence[float],
+        bucket: int,
+        prefix: Prefix | None = None,
+    ) -> DraftAction:
+        """Say where the next token comes from, until `gamma` are drafted."""
+        policy = self.policy
+        can_run = policy.model and 0 < unread <= MAX_UNREAD
+        n_left = self.n_max - depth
+        if n_left <= 0:
+            return None
+        if policy.suffix and offered and (not can_run or offered[0] >= _LIKELY):
+            return SuffixAction(min(n_left, len(offered)))
+        if not can_run:
+            return None
+        return ModelAction(min(n_left - 1, len(offered), N_MAX - unread) if policy.staged else 0)
+
+    def n_worthwhile(self, path: float, depth: int, chances: Sequence[float]) -> int:
+        """Return how many of the tokens that need no pass still fit into the length."""
+        return max(0, min(len(chances), self.n_max - depth))
+
+    def keeps(self, path: float, depth: int, bucket: int, *, chance: float = 1.0) -> bool:
+        """Keep every token of the draft model up to the length."""
+        return depth < self.n_max
+
+    def n_to_prefill(self, unread: int) -> int:
+        """Return `unread`: the draft model prefills all at once."""
+        return unread if self.learned.draft and self.policy.model else 0
+
+    def n_to_probe(self, unread: int) -> int:
+        """Return 0: the draft model is never idle."""
+        return 0
+
+    def explain(
+        self, sources: Mapping[str, tuple[int, int]], *, n_unread: int = 0, has_run: bool = False
+    ) -> str:
+        """Say that the length was the user's choice."""
+        tokens = "1 token" if self.n_max == 1 else f"{self.n_max} tokens"
+        asked = f"drafts of {tokens} a step were asked for{self._plain_note()}"
+        why = "no earlier text was there to repeat" if not self.policy.model else "the answer was over before"
+        return asked if sources else f"nothing was drafted, though {asked}: {why}"

@@ -1,6 +1,6 @@
 """The drafter: a tree of tokens a step, from the suffix store, the draft model, or one after the other.
 
-    suffix   the store's tokens go to the target as they are: point masses, for free (suffix_source.py)
+    suffix   the store's tokens go to the target as they are: point masses, for free
     model    the draft model's own tokens, a pass each (model_source.py)
     staged   the draft model checks the store's tokens in one pass and adds one of its own: its tokens at a
              fraction of the passes (staged speculative decoding, arXiv 2308.04623)
@@ -21,23 +21,23 @@ import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
+from edgespec import _core
 from edgespec.decoding.drafter import DraftOutcome, Position
 from edgespec.decoding.forward import DraftForward
 from edgespec.decoding.grammar.constraint import Constraint
 from edgespec.decoding.passes import balance, cut, fold, merge, order, prune
-from edgespec.decoding.tree import Source, Tree
-from edgespec.drafting.activation import Activation
+from edgespec.decoding.tree import Source, Tree, TreeNode
 from edgespec.drafting.costs import N_MAX
 from edgespec.drafting.draft_model import DraftModel
-from edgespec.drafting.learning import learn_step
+from edgespec.drafting.expected_gain import MAX_UNREAD
 from edgespec.drafting.model_source import ModelSource
-from edgespec.drafting.online_curve import PassCurves
+from edgespec.drafting.online_curve import OnlineCurve, PassCurves
 from edgespec.drafting.policy import DraftAction, ModelAction, SuffixAction
+from edgespec.drafting.predictor import Predictor, bucket_of
 from edgespec.drafting.proposal import DraftStep, Proposal, SuffixOffer
 from edgespec.drafting.scheduler import Scheduler
 from edgespec.drafting.shared_decision import Bid
-from edgespec.drafting.suffix import SuffixDrafts, n_before_answer
-from edgespec.drafting.suffix_source import SuffixSource
+from edgespec.drafting.suffix import Document, SuffixDrafts, n_before_answer
 from edgespec.llama.outputs import ForwardResult
 
 _NAMES: dict[Source, str] = {
@@ -46,6 +46,86 @@ _NAMES: dict[Source, str] = {
     "argmax": "model",
     "forced": "forced",
 }  # of sources, as a user reads them
+
+
+_OFFERED = 16  # tokens asked of the suffix store at once
+_NODES = 8  # of the suffix store's tree
+
+
+class SuffixSource:
+    """Asks the suffix store for continuations of a sequence, and says how likely they are right."""
+
+    def __init__(
+        self,
+        document: Document,
+        predictor: Predictor,
+        *,
+        is_eog: Callable[[int], bool],
+        constraint: Constraint | None,
+    ) -> None:
+        """Offer continuations of `document` that `constraint` allows; `predictor` has the acceptances."""
+        self._document = document
+        self._predictor = predictor
+        self._is_eog = is_eog
+        self._constraint = constraint
+
+    def extend(self, emitted: Sequence[int]) -> None:
+        """Append the tokens that followed the sequence."""
+        self._document.extend(emitted)
+
+    def offer(self, proposal: Proposal) -> SuffixOffer:
+        """Return a continuation of the trunk, and remember it to learn from."""
+        drafted = proposal.drafted
+        n = min(proposal.n_left, _OFFERED)
+        if n < 1:
+            return SuffixOffer(len(drafted))
+        tokens, probabilities = self._document.offer(drafted, n)
+        if self._constraint:
+            n = self._constraint.fitting(drafted, tokens)
+            tokens, probabilities = tokens[:n], probabilities[:n]
+        buckets = [bucket_of(p) for p in probabilities]
+        chance = self._predictor.offered
+        chances = [chance(depth, bucket) for depth, bucket in enumerate(buckets, len(drafted))]
+        offer = SuffixOffer(len(drafted), tokens, buckets, chances)
+        proposal.offers.append(offer)
+        return offer
+
+    def take(self, offer: SuffixOffer, n: int, proposal: Proposal) -> None:
+        """Propose the first `n` offered tokens to the target."""
+        for token, bucket, chance in zip(offer.tokens[:n], offer.buckets, offer.chances, strict=False):
+            proposal.grow(token, "suffix", chance, bucket)
+            if self._is_eog(token):
+                break
+
+    def tree(self) -> Tree:
+        """Return a tree of the likeliest continuations of the sequence, where several were seen."""
+        nodes: list[TreeNode] = []
+        depths: list[int] = []
+        place: list[int | None] = []  # in `nodes`, of what was offered; None: what cannot be
+        texts: list[tuple[int, ...]] = [()]  # that end with each node, and last at the root
+        left = [1.0]  # chance that siblings before leave, of each node and last of the root
+        for token, above, probability in zip(*self._document.offer_tree((), _NODES), strict=True):
+            parent = place[above] if above >= 0 else -1
+            if parent is None or not self._may_follow(nodes, parent, texts[parent], token):
+                place.append(None)
+                continue
+            texts.insert(-1, (*texts[parent], token))
+            place.append(len(nodes))
+            depth = depths[parent] + 1 if parent >= 0 else 0
+            bucket = bucket_of(probability)
+            chance = min(self._predictor.offered(depth, bucket), left[parent])
+            left[parent] -= chance
+            left.insert(-1, 1.0)
+            path = chance * (nodes[parent].path if parent >= 0 else 1.0)
+            nodes.append(TreeNode(parent, token, "suffix", path, chance=chance, bucket=bucket))
+            depths.append(depth)
+        return tuple(nodes)
+
+    def _may_follow(self, nodes: list[TreeNode], parent: int, text: tuple[int, ...], token: int) -> bool:
+        """Say whether `token` may stand below a node that ends with `text`."""
+        if parent >= 0 and self._is_eog(nodes[parent].token):
+            return False
+        return not self._constraint or self._constraint.allows(text, token)
 
 
 class TreeDrafter:
@@ -335,3 +415,144 @@ class TreeDrafter:
         return self.scheduler.explain(
             self.sources(), n_unread=self._proposal.n_unread or 0, has_run=self._n_passes > 0
         )
+
+
+def learn_step(predictor: Predictor, proposal: Proposal, outcome: DraftOutcome) -> None:
+    """Count the outcome of `proposal` in the predictor's tables."""
+    n_right = proposal.n_right(outcome.emitted)
+    _learn_offers(predictor, proposal.offers, n_right, outcome.emitted)
+    _learn_others(predictor, proposal.others, n_right, outcome.emitted)
+    _learn_tree(predictor, proposal.tree, outcome)
+
+
+def _learn_offers(
+    predictor: Predictor, offers: Sequence[SuffixOffer], n_trunk: int, emitted: Sequence[int]
+) -> None:
+    """Learn from the suffix store's offers along a trunk, `n_trunk` tokens of which were emitted.
+
+    The emitted tokens judge every offer, also one that was not taken.
+    """
+    for offer in offers:
+        if n_trunk < offer.at:
+            break
+        for depth, token, bucket in zip(
+            range(offer.at, len(emitted)), offer.tokens, offer.buckets, strict=False
+        ):
+            right = emitted[depth] == token
+            predictor.learn_offered(depth, bucket, right)
+            if not right:
+                break
+
+
+def _learn_others(
+    predictor: Predictor, others: Sequence[Sequence[tuple[int, int]]], n_trunk: int, emitted: Sequence[int]
+) -> None:
+    """Learn from the draft model's likeliest tokens at each position of a trunk: (token, bucket).
+
+    They too are compared with what was emitted, proposed or not.
+    """
+    for depth, likeliest in enumerate(others[: min(n_trunk + 1, len(emitted))]):
+        for token, bucket in likeliest:
+            predictor.other.learn(depth, bucket, emitted[depth] == token)
+
+
+def _learn_tree(predictor: Predictor, tree: Tree, outcome: DraftOutcome) -> None:
+    """Learn from the draft model's tokens that were judged: children of the root and of accepted nodes."""
+    judged = {i: (p, q) for i, p, q in outcome.judged}
+    at = -1
+    for depth, kept in enumerate([*outcome.path, -1]):
+        below = [i for i in range(at + 1, len(tree)) if tree[i].parent == at]
+        for i in below:
+            node = tree[i]
+            if node.source in {"suffix", "forced"}:
+                continue
+            label = float(i == kept)
+            if node.source == "sampled" and i != below[0]:
+                predictor.second.learn(depth, node.bucket, label)
+            elif node.source == "sampled" or node.is_top:
+                if i in judged:
+                    p, q = judged[i]
+                    label = min(1.0, p / q)
+                    if node.is_top and node.source == "sampled":  # what the point mass would have got
+                        predictor.argmax.learn(depth, node.bucket, p)
+                table = predictor.sampled if node.source == "sampled" else predictor.argmax
+                table.learn(depth, node.bucket, label)
+                predictor.next.learn(depth, node.next_bucket, label)
+        at = kept
+
+
+_FEWEST_PROBED, _PROBED = 8, 24  # tokens of the answer that an idle draft model is probed on
+_FIRST_STEPS = 6  # before an idle draft model is considered
+_STEPS_BETWEEN = 3  # two considerations
+
+
+class Activation:
+    """Lets a draft model catch up with the sequence of a generation when that pays; it is idle before."""
+
+    def __init__(self, scheduler: Scheduler, model: DraftModel, clock: OnlineCurve | None) -> None:
+        """Activate `model` when `scheduler` says so; `clock` is told of every pass that is timed."""
+        self._scheduler = scheduler
+        self._model = model
+        self._clock = clock
+        self._steps_left = 0  # before it is considered
+        self._n_prompt = 0
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Start on a sequence: a prompt and the token after it."""
+        self._n_prompt = len(tokens) - 1
+        starts_idle = self._model.starts_idle and not self._scheduler.needs_model
+        self._steps_left = _FIRST_STEPS if starts_idle else 0
+        self._model.begin(tokens)
+
+    def activate(self, tokens: Sequence[int], sampler: _core.Sampler | None = None) -> int:
+        """Let an idle model read what it has not, if that pays or a probe is due; return how many tokens."""
+        model, scheduler = self._model, self._scheduler
+        if not model.follows(len(tokens)):
+            return 0
+        n_unread = model.n_unread(len(tokens))
+        n_read = 0
+        self._steps_left -= 1
+        if self._steps_left <= 0 and n_unread > MAX_UNREAD:
+            self._steps_left = _STEPS_BETWEEN
+            n_read = scheduler.n_to_prefill(n_unread)
+        is_probe = not n_read and sampler is not None and len(tokens) - self._n_prompt > _FEWEST_PROBED
+        if is_probe:
+            n_read = scheduler.n_to_probe(n_unread)
+            if n_read:
+                scheduler.pay_for_probe(n_read)
+        n_read = min(n_read, n_unread, model.n_ctx // 2)
+        if not n_read:
+            return 0
+        if not is_probe and n_unread <= min(n_read + model.n_past, model.n_ctx // 2):
+            n_read = n_unread  # rather than forget what was read
+        started = time.perf_counter()
+        model.skip(len(tokens), n_read)
+        n_probed = min(n_read - 2, len(tokens) - self._n_prompt, _PROBED)
+        if sampler and n_probed > 0:
+            self._probe(tokens, n_probed, sampler)
+        else:
+            model.read(tokens)
+        if self._clock:
+            self._clock.observe_read(n_read, time.perf_counter() - started)
+        if is_probe:
+            self._time_pass(tokens)
+        return n_read
+
+    def _probe(self, tokens: Sequence[int], n_probed: int, sampler: _core.Sampler) -> None:
+        """Read all but the last token, and learn which of the last ones the model would have drafted."""
+        first = len(tokens) - n_probed
+        predictor = self._scheduler.learned.predictor
+        rows = self._model.run(tokens[:first], tokens[first:-1])
+        for row, token in zip(rows, tokens[first:], strict=True):
+            ((likeliest, probability),) = sampler.likeliest(row, 1, self._model.ids)
+            predictor.argmax.learn(0, bucket_of(probability), likeliest == token)
+            predictor.next.learn(0, 0, likeliest == token)
+
+    def _time_pass(self, tokens: Sequence[int]) -> None:
+        """Time one pass: a cost that became too high would keep the model from ever running again."""
+        n_past = self._model.n_past
+        started = time.perf_counter()
+        self._model.run(tokens)
+        if self._clock:
+            self._clock.observe(1, n_past, time.perf_counter() - started, rare=True)
+        self._model.trim(len(tokens) - 1)

@@ -28,8 +28,7 @@ from edgespec.decoding.session import ForwardResult
 from edgespec.drafting.costs import N_MAX
 from edgespec.drafting.online_curve import PassCurves
 from edgespec.drafting.policy import DraftAction, OtherRequests
-from edgespec.drafting.shared_decision import Bid, PassLoad, decide, is_worth_timing
-from edgespec.drafting.shared_pace import SharedPace
+from edgespec.drafting.shared_decision import Bid, PassLoad, SharedPace, decide, is_worth_timing
 from edgespec.drafting.tree_drafter import TreeDrafter
 from edgespec.engine.batched_request import PREFILL_CHUNK, BatchedRequest
 from edgespec.errors import EdgespecError

@@ -196,10 +196,10 @@ class RequestRunner:
                 running.draft = self._pair.begin_draft(n_ctx, len(tokens), n_predict)
             drafter = self._drafter(running, plan.policy, running.draft, on_step)
             features = running.draft.features if running.draft else None
-            if features and drafter:
+            if features and running.drafter:
                 # Asked when it is read: others may have begun by then, which are to share its passes.
                 features.n_prompt = partial(
-                    self._n_states, drafter.scheduler, target.model, len(tokens) - n_known, n_predict
+                    self._n_states, running.drafter.scheduler, target.model, len(tokens) - n_known, n_predict
                 )
         return Generation(target, drafter, tokens, plan, n_ctx=n_ctx, n_known=n_known, features=features)
 

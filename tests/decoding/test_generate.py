@@ -18,19 +18,17 @@ from edgespec import Engine, SamplingParams
 from edgespec.apps.energy import EnergyMeter
 from edgespec.apps.energy.base import PowerSource
 from edgespec.decoding.forward import Forward, TargetForward
-from edgespec.decoding.generate import Generation
+from edgespec.decoding.generate import Generation, logprobs_of
 from edgespec.decoding.grammar.constraint import Constraint
-from edgespec.decoding.logprobs import logprobs_of
 from edgespec.decoding.loop import DraftPrefill, Prefill
 from edgespec.decoding.records import Step
 from edgespec.drafting.costs import N_MAX, CostCurve, guessed_curve
 from edgespec.drafting.draft_model import DraftModel
-from edgespec.drafting.fixed_length import FixedLength
 from edgespec.drafting.learned_costs import LearnedCosts
 from edgespec.drafting.online_curve import OnlineCurve
 from edgespec.drafting.policy import Policy
 from edgespec.drafting.predictor import Predictor
-from edgespec.drafting.scheduler import Scheduler
+from edgespec.drafting.scheduler import FixedLength, Scheduler
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.tree_drafter import TreeDrafter
 from edgespec.errors import EdgespecError, UsageError

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from edgespec import Engine, SamplingParams
-from edgespec.decoding.logprobs import logprobs_of
+from edgespec.decoding.generate import logprobs_of
 from edgespec.decoding.option_table import MAX_LOGPROBS
 from edgespec.errors import UsageError
 

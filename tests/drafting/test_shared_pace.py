@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgespec.drafting.shared_pace import SharedPace
+from edgespec.drafting.shared_decision import SharedPace
 
 PLAIN = 0.025
 

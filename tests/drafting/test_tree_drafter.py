@@ -16,10 +16,10 @@ import pytest
 from edgespec.decoding.generate import Generation
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.drafting.draft_model import DraftModel
-from edgespec.drafting.fixed_length import FixedLength
 from edgespec.drafting.learned_costs import LearnedCosts
 from edgespec.drafting.policy import ModelAction, Policy
 from edgespec.drafting.predictor import Predictor
+from edgespec.drafting.scheduler import FixedLength
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.tree_drafter import TreeDrafter
 from toy_models import ToyModel, V, chi_square_p_value

@@ -13,7 +13,7 @@ from edgespec import Engine
 from edgespec.decoding.grammar.grammar import Grammar
 from edgespec.decoding.options import Options
 from edgespec.decoding.sampling import SamplingParams
-from edgespec.drafting.shared_pace import SharedPace
+from edgespec.drafting.shared_decision import SharedPace
 from edgespec.engine.batched_request import PREFILL_CHUNK
 from edgespec.engine.batcher import split_prefill_budget
 from edgespec.errors import EdgespecError, UsageError

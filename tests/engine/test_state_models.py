@@ -14,12 +14,12 @@ from edgespec.apps.energy import EnergyMeter
 from edgespec.decoding.generate import Generation
 from edgespec.drafting.costs import N_MAX, guessed_curve
 from edgespec.drafting.draft_model import DraftModel
-from edgespec.drafting.fixed_length import FixedLength
 from edgespec.drafting.learned_costs import LearnedCosts
 from edgespec.drafting.measure import measure
 from edgespec.drafting.online_curve import OnlineCurve
 from edgespec.drafting.policy import Policy
 from edgespec.drafting.predictor import Predictor
+from edgespec.drafting.scheduler import FixedLength
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.tree_drafter import TreeDrafter
 from edgespec.llama.kv_cache import KVCache

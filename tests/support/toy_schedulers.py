@@ -6,10 +6,9 @@ import random
 from dataclasses import asdict, dataclass
 
 from edgespec.drafting.costs import guessed_curve, interpolated
-from edgespec.drafting.fixed_length import FixedLength
 from edgespec.drafting.online_curve import OnlineCurve
 from edgespec.drafting.policy import ModelAction, Policy, SuffixAction
-from edgespec.drafting.scheduler import Scheduler
+from edgespec.drafting.scheduler import FixedLength, Scheduler
 
 OURS = [0.0, *(0.0174 * f for f in interpolated({1: 1.0, 2: 1.02, 4: 1.09, 8: 1.54, 16: 2.87, 33: 5.7}))]
 STOCK = [0.0, *(0.027 * f for f in interpolated({1: 1.0, 2: 1.9, 4: 3.1, 8: 5.1, 16: 6.0, 33: 9.0}))]

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from edgespec import Engine
-from edgespec.decoding.logprobs import logprobs_of
+from edgespec.decoding.generate import logprobs_of
 from edgespec.decoding.options import Options, Waking
 from edgespec.errors import UsageError
 from edgespec.llama.session import Session

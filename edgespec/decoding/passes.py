@@ -71,7 +71,6 @@ def merge(trees: Sequence[Tree]) -> Tree:
 
 
 def _is_same(a: TreeNode, b: TreeNode) -> bool:
-    """Say whether two siblings are one token, and not two that were sampled."""
     return a.token == b.token and (a.slot < 0 or b.slot < 0 or a.slot == b.slot)
 
 

@@ -101,7 +101,6 @@ def lengths_around(mean: float) -> LengthDistribution:
 
 
 def _any_length() -> tuple[float, ...]:
-    """Return the probabilities of the half octaves where nothing is known."""
     weights = [_RARER ** max(0.0, 2.0 * math.log2(high / _USUAL_MOST)) for high in _EDGES[1:]]
     return tuple(weight / sum(weights) for weight in weights)
 
@@ -112,7 +111,6 @@ _ANY = _any_length()
 def _mixed(
     shares: tuple[float, ...], others: tuple[float, ...], n_shares: float, n_others: float
 ) -> tuple[float, ...]:
-    """Return the mean of two distributions, weighted by the answers that each counts for."""
     total = n_shares + n_others
     return tuple((n_shares * a + n_others * b) / total for a, b in zip(shares, others, strict=True))
 

@@ -85,7 +85,6 @@ class Draft(Closing):
         return StuckDraft(self.target_name)
 
     def _match(self, model: Model, on_message: MessageFn) -> Draft:
-        """Return the draft to use, by the vocabularies of the target and of its `model`."""
         return self
 
     # ---- what it can do ----

@@ -64,7 +64,6 @@ class _Head(Draft):
         return TargetFeatures(self.target.n_state)
 
     def _zeros(self, tokens: Sequence[int], width: int) -> Inputs:
-        """Return hidden states for passes that are only timed."""
         return np.zeros((len(tokens), width), np.float32)
 
 

@@ -174,7 +174,6 @@ class DraftModel:
         self._session.close()
 
     def _start_at(self, offset: int) -> None:
-        """Forget what was read, and begin at the sequence's token `offset`."""
         self._session.clear()
         self._offset = offset
 

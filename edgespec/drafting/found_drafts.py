@@ -78,7 +78,6 @@ def _acceptance(draft: ModelFacts, size: int) -> float:
 
 
 def _price(draft: ModelFacts, target: ModelFacts) -> float:
-    """Return what a pass of the draft costs, in passes of the target."""
     price = draft.pass_bytes / max(1, target.pass_bytes)
     ours, theirs = kernel_coverage(target.matrices), kernel_coverage(draft.matrices)
     if ours and theirs:

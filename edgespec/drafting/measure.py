@@ -267,7 +267,6 @@ class _Measurement:
         return sizes
 
     def _left(self) -> float:
-        """Return the seconds that are left for sweeps."""
         return self._budget_s - self._energy_s - self._spent()
 
     def _expect(self, sweeps: int, sweep_s: float) -> bool:

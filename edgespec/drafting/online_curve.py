@@ -73,7 +73,6 @@ class OnlineCurve:
         return table
 
     def _base(self, n_past: int) -> list[float]:
-        """Return what the curve says itself."""
         span = n_past // _SPAN
         if span not in self._bases:
             self._bases[span] = self._curve.at(n_past)

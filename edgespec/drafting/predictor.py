@@ -93,7 +93,6 @@ class AcceptanceTable:
         self._refresh()
 
     def _usual_so_far(self) -> float:
-        """Return the mean over generations, this one counted."""
         tested = self._tested[N_DEPTHS][0]
         if tested <= 5.0:
             return self.usual

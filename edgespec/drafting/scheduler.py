@@ -216,7 +216,6 @@ class Scheduler:
 
     @property
     def _n_certain(self) -> int:
-        """Tokens that are always in the target's pass."""
         return self.n_pending + self._others.n_target
 
     @property
@@ -367,7 +366,6 @@ class Scheduler:
         return n if self.learned.affords_probe(self._probe_cost(n)) else 0
 
     def _probe_cost(self, n_tokens: int) -> float:
-        """Return the cost of letting the draft model read `n_tokens` and run once."""
         draft = self.learned.draft
         return draft.read(n_tokens, 0) + self._now.passes[1] if draft else 0.0
 

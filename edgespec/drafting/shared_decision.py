@@ -105,7 +105,6 @@ def _prefixes(bids: Sequence[Bid], load: PassLoad) -> list[Prefix]:
 
 
 def _without_model(bid: Bid) -> Bid:
-    """Return `bid` where the draft model cannot run."""
     return Bid(bid.scheduler, bid.path, bid.depth, 0, bid.offered, bid.bucket)
 
 

@@ -122,7 +122,6 @@ class SuffixSource:
         return tuple(nodes)
 
     def _may_follow(self, nodes: list[TreeNode], parent: int, text: tuple[int, ...], token: int) -> bool:
-        """Say whether `token` may stand below a node that ends with `text`."""
         if parent >= 0 and self._is_eog(nodes[parent].token):
             return False
         return not self._constraint or self._constraint.allows(text, token)
@@ -310,7 +309,6 @@ class TreeDrafter:
         self._grown(depth)
 
     def _grown(self, depth: int) -> None:
-        """Go on where the trunk has grown from `depth`."""
         if self._proposal.depth > depth and not self._is_eog(self._proposal.drafted[-1]):
             self._next_bid()
 
@@ -351,7 +349,6 @@ class TreeDrafter:
         proposal.stages, proposal.tree = stages, tree
 
     def _store_tree(self, proposal: Proposal) -> Tree:
-        """Return other continuations of the suffix store, where they may be proposed."""
         policy = self.scheduler.policy
         if not (self._suffix_source and proposal.trunk and policy.suffix and policy.branches):
             return ()

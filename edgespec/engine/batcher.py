@@ -113,7 +113,6 @@ class Batcher:
         request.n_held = request.session.n_past
 
     def _let(self, request: BatchedRequest, act: Callable[[], None]) -> None:
-        """Let a request do something, which may end it."""
         try:
             act()
         except StopIteration:
@@ -338,7 +337,6 @@ class Batcher:
     # ---- preemption ----
 
     def _preempt(self, request: BatchedRequest) -> None:
-        """Free the cache slots of `request`, which is prefilled again later."""
         request.is_preempted = True
         request.session.clear()
 
@@ -387,7 +385,6 @@ def _is_one_pass(passes: Sequence[Forward]) -> bool:
 
 
 def _n_leaves(part: TargetForward) -> int:
-    """Return how many leaves a tree has but the trunk's."""
     parents = part.parents or ()
     return sum(1 for i in range(1, len(parents)) if parents[i] != i - 1)
 

@@ -244,7 +244,6 @@ class _File(msgspec.Struct, kw_only=True):
 
 
 def _split(marked: str, marks: Sequence[str]) -> list[str]:
-    """Return the texts between the marks; the last ones are empty if a mark was not found."""
     gaps = []
     for mark in marks:
         gap, _, marked = marked.partition(mark)

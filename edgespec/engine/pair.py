@@ -134,7 +134,6 @@ class Pair(Closing):
         return target_rollback(self.target_header, parallel=self.parallel, drafts=drafts)
 
     def _headers(self) -> list[GGUFHeader]:
-        """Return the headers of all files."""
         draft = self.draft.header
         return [self.target_header, draft] if draft else [self.target_header]
 
@@ -262,7 +261,6 @@ class Pair(Closing):
         return self._sequences
 
     def _kept_cells(self, model: Model, share: float) -> int:
-        """Return how many tokens the prefix cache holds."""
         return kept_cells(model.header, share * (self.options.prefix_cache or 0))
 
     def _replaced(self, smaller: SequencePool | None, model: Model, cells: int, n_ctx: int) -> SequencePool:

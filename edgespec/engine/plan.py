@@ -120,7 +120,6 @@ def _policy(pair: Pair, options: Options, name: DrafterName) -> Policy | None:
 
 
 def _rule(options: Options, *, drafts: bool) -> Rule:
-    """Return the rule of the options, or the best one."""
     if options.lenience < 1.0:
         return "match" if options.params.greedy else "chain"
     if options.rule:

@@ -290,7 +290,6 @@ class RequestRunner:
         self._unkept.append(stream.tokens[max(0, result.n_cached - _LEADING) :])
 
     def _release(self, running: RunningRequest) -> None:
-        """Give back the sessions of a request, and what was learnt with it."""
         if running.session and self.batcher:
             self.batcher.sequences.end(running.session)
         if running.draft:

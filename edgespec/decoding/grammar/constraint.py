@@ -163,7 +163,6 @@ class Constraint(Closing):
         self._matcher, self._ended, self._found = None, True, {}
 
     def _allowed(self, path: tuple[int, ...]) -> Allowed | None:
-        """Return what may follow `path`; None if nothing may."""
         found = self._found.get(path)
         if found is None and not (path and self._is_eog(path[-1])) and self._go(path):
             found = self._found[path] = self._look()

@@ -81,7 +81,6 @@ class Grammar:
 
     @cached_property
     def _start(self) -> LLMatcher:
-        """The beginning of every text."""
         tokenizer = self._vocabulary.tokenizer()
         start = on_large_stack(
             lambda: LLMatcher(tokenizer, self.source.compiled, log_level=0, limits=_LIMITS)

@@ -151,7 +151,6 @@ def _checked_schema(schema: dict[str, Any], name: str, *, lenient: bool) -> Gram
 
 
 def _checked(made: str, name: str) -> GrammarSource:
-    """Return the source of the grammar `made`. Raises UsageError if the library refuses it."""
     is_error, messages = on_large_stack(lambda: LLMatcher.validate_grammar_with_warnings(made))
     if is_error:
         problem = "cannot be enforced: " if _UNIMPLEMENTED.match(messages[0]) else ""

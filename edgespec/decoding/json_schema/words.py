@@ -152,7 +152,6 @@ def _check_shapes(every: Iterable[Schema]) -> None:
 
 
 def _also(schema: Schema, more: Iterable[Any]) -> None:
-    """Let values match `more` schemas, too."""
     added = [*schema.get("allOf", ()), *more]
     if added:
         schema["allOf"] = added

@@ -152,7 +152,6 @@ class TranslatedModel(DraftModel):
     # --- the sequence and the cache
 
     def _start_at(self, offset: int) -> None:
-        """Read the sequence from `offset` on only."""
         self._offset = offset
         self._translation.clear()
 
@@ -181,7 +180,6 @@ class TranslatedModel(DraftModel):
         return n_keep
 
     def _eval_own(self, own: Sequence[int], *, n_logits: int) -> Rows:
-        """Evaluate tokens of the draft's own vocabulary."""
         rows = self._session.eval(own, n_logits=n_logits)
         self._cache += own
         self.n_passes += 1
@@ -212,7 +210,6 @@ class TranslatedModel(DraftModel):
         return self._out[:n_rows]
 
     def _write(self, row: Rows, out: Rows) -> None:
-        """Write the draft's logits into `out`, a row over the target's tokens."""
         draft_ids, target_ids = self._map.shared
         out[target_ids] = row[draft_ids]
         if self._map.target_end is not None and self._ends:
@@ -300,5 +297,4 @@ class TranslatedModel(DraftModel):
 
 
 def _whole_characters(data: bytes) -> bytes:
-    """Return `data` without the beginning of a character at its end."""
     return data.decode(errors="ignore").encode()

@@ -82,7 +82,6 @@ class Translation:
         return self._tokenizer.tokens(self._text(token))
 
     def _take_last(self) -> list[int]:
-        """Remove the last word and return the target's tokens of it."""
         if not self._words:
             return []
         start, at = self._words.pop()

@@ -237,7 +237,7 @@ def _with_draft(
     model: FoundModel, facts: ModelFacts, models: list[FoundModel], reader: FactsReader
 ) -> ScannedModel:
     """Return a text-generating model with the draft that a run would take."""
-    from edgespec.drafting.found_drafts import best_draft
+    from edgespec.drafting.draft_search import best_draft
     from edgespec.engine.model_choice import choose_models
     from edgespec.models.draft_records import is_here
     from edgespec.models.found.suggestions import draft_to_pull

@@ -11,6 +11,7 @@ from typing import Any
 
 from edgespec import EdgespecError, Engine, SamplingParams, UsageError
 from edgespec.apps.server.request_queue import QueuePlace
+from edgespec.apps.server.streaming import RequestRun
 from edgespec.apps.server.worker import Worker
 from edgespec.decoding.options import Options
 from edgespec.decoding.records import Result
@@ -89,10 +90,20 @@ async def working(engine, pipe, *, start=True, **options):
         assert (worker.busy, worker.n_waiting) == (False, 0)
 
 
+async def items_of(start):
+    """What a reader is told of one answer: places, parts and its end. Closed early, it leaves."""
+    run = RequestRun([start], print)
+    try:
+        async for _, item in run.items():
+            yield item
+    finally:
+        run.close()
+
+
 async def read(worker, tokens, *, client="one", began=None, **options):
     """Return the Result of a job, after a look at what came before it; sets `began` at its first tokens."""
     ids = []
-    async for item in worker.run(tokens, OPTIONS.changed(**options), client=client):
+    async for item in items_of(worker.run(tokens, OPTIONS.changed(**options), client=client)):
         if isinstance(item, Result):
             assert list(item.token_ids) == ids
             return item

@@ -260,8 +260,8 @@ class _AudioAnswerer:
         data = await form.file.read()
         samples, speech = await run_in_threadpool(self._samples, data, form, warnings.append)
         worker, client = self._service.worker, client_of(request, None)
-        sources = [worker.run(samples, options, client=client, speech=speech)]
-        run: RequestRun[Segment, Transcript] = RequestRun(sources, self._log)
+        start = worker.run(samples, options, client=client, speech=speech)
+        run: RequestRun[Segment, Transcript] = RequestRun([start], self._log)
         writer = AudioWriter(form.response_format, options.task, granularities, warnings.append)
         return with_warnings(await run.answer(request, writer, streams=streams), warnings)
 

@@ -7,6 +7,7 @@ import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from edgespec.decoding.records import PromptProgress
@@ -70,30 +71,28 @@ class QueuedRequest(Generic[Part, End]):
     """In the queue, from 1; 0: not known yet, or it has begun."""
     progress: PromptProgress | None = None
     """How far its prompt is read; None: not begun, or no longer of interest."""
-    news: asyncio.Event = field(default_factory=asyncio.Event)
-    made: deque[list[Part]] = field(default_factory=deque)
-    """Steps that the event loop has not taken yet."""
+    send: Callable[[list[Part] | QueuePlace | End | BaseException], object] = lambda _item: None
+    """Takes what its reader is told, on its event loop."""
     timer: asyncio.TimerHandle | None = None
     cancelled: BaseException | None = None
     """Why it must end; only the first reason is kept."""
     end: End | BaseException | None = None
 
-    def tell(self, change: Callable[[], object] | None = None) -> None:
-        """Wake the request's reader, or call `change` on its event loop; from any thread."""
+    def call(self, change: Callable[[], object]) -> None:
+        """Call `change` on the request's event loop; from any thread."""
         try:
-            self.loop.call_soon_threadsafe(change or self.news.set)
+            self.loop.call_soon_threadsafe(change)
         except RuntimeError:  # the loop is closed: nobody reads any more
             self.cancelled = self.cancelled or Abandoned()
+
+    def tell(self, item: list[Part] | QueuePlace | End | BaseException) -> None:
+        """Send an item to the request's reader; from any thread."""
+        self.call(partial(self.send, item))
 
     def hand_over(self, step: list[Part]) -> None:
         """Give the reader what a step made."""
         if step:
-            self.made.append(step)
-            self.tell()
-
-    def take(self) -> list[Part]:
-        """Return what was handed over since the last call."""
-        return [part for _ in range(len(self.made)) for part in self.made.popleft()]
+            self.tell(step)
 
 
 _R = TypeVar("_R", bound=QueuedRequest[Any, Any])

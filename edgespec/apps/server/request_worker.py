@@ -4,8 +4,8 @@ The event loop hands requests over and gets lists of what is made back; neither 
 a lock held. A request that must end is only marked: the thread ends it when it can. One lock guards the queue
 and which requests run.
 
-What nobody has read yet waits in a list of its request, so a slow reader stalls nobody. The list is never
-longer than the answer.
+The thread sends what it makes to the reader's own queue on the event loop (`RequestRun`), so a slow reader
+stalls nobody. That queue is never longer than the answer.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import contextlib
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from edgespec.apps.server.request_queue import (
     Abandoned,
@@ -46,6 +46,12 @@ class EndedRequest(Generic[End]):
     result: End | None
     """The answer, complete or not; None if nothing of it is there."""
 
+
+Item: TypeAlias = list[Part] | QueuePlace | End | BaseException
+"""An item for a reader: its place in the queue, parts, then the end, or why there is none."""
+
+Start: TypeAlias = Callable[[Callable[[Item[Part, End]], None]], Callable[[], None]]
+"""A function that begins an answer: it takes the receiver of items and returns what ends the answer."""
 
 Asked = TypeVar("Asked", bound=QueuedRequest[Any, Any])
 """A request with the parts and the end that its worker makes."""
@@ -127,41 +133,30 @@ class RequestWorker(ABC, Generic[Asked, Part, End]):
 
     # ---- the event loop's side ----
 
-    async def _answer(
-        self, begin: Callable[[], Asked], *, follows: bool = False
-    ) -> AsyncGenerator[list[Part] | QueuePlace | End]:
-        """Yield what is made for the request that `begin` returns, then its end.
+    def _ask(
+        self,
+        make: Callable[[], Asked],
+        send: Callable[[Item[Part, End]], None],
+        *,
+        follows: bool = False,
+    ) -> Callable[[], None]:
+        """Put the request that `make` returns into the queue; return what its reader calls at the end.
 
-        Before them come its places in the queue, if it must wait, and how far a long prompt is read.
-        `follows`: it is not refused for a full queue. Raises QueueFull, TimedOut, ShuttingDown, and what the
-        work raises.
+        `send` is told its places in the queue, if it must wait, how far a long prompt is read, what is made
+        for it, and at last its end: an error is TimedOut, ShuttingDown, or what the work raises. `follows`:
+        it is not refused for a full queue. Raises QueueFull and ShuttingDown.
         """
-        request = begin()
+        request = make()
+        request.send = send
         self._put(request, follows=follows)
-        told, told_progress = 0, None
-        try:
-            request.timer = request.loop.call_later(self._max_seconds, self._time_out, request)
-            while True:
-                await request.news.wait()
-                request.news.clear()
-                end = request.end  # read before the list, which then holds all that was made before the end
-                if not isinstance(end, BaseException) and (place := request.place) != told:
-                    told = place
-                    yield QueuePlace(place)
-                if (progress := request.progress) and progress != told_progress:
-                    told_progress = progress
-                    yield QueuePlace(0, progress)
-                if made := request.take():
-                    yield made
-                if isinstance(end, BaseException):
-                    raise end
-                if end is not None:
-                    yield end
-                    return
-        finally:
+        request.timer = request.loop.call_later(self._max_seconds, self._time_out, request)
+
+        def leave() -> None:
             self._cancel(request, Abandoned())
             if request.timer:
                 request.timer.cancel()
+
+        return leave
 
     def _put(self, request: Asked, *, follows: bool) -> None:
         with self._changed:
@@ -188,7 +183,7 @@ class RequestWorker(ABC, Generic[Asked, Part, End]):
             self._moved = True
             request.end = reason
         self._count(cancelled_as(reason), time.perf_counter() - request.came, None)
-        request.tell()
+        request.tell(reason)
 
     def _interrupt(self) -> None:
         """End what the thread does now, if it can be: all requests under way must end."""
@@ -241,10 +236,11 @@ class RequestWorker(ABC, Generic[Asked, Part, End]):
             self._queue.begin(request)
             self._running.append(request)
             self._moved = True
-            request.place = 0
+            waited, request.place = request.place, 0
         request.waited_s = time.perf_counter() - request.came
-        request.tell(partial(self._begin_clock, request))
-        request.tell()  # of its place
+        request.call(partial(self._begin_clock, request))
+        if waited:
+            request.tell(QueuePlace(0))
         return request
 
     def _tell_places(self) -> None:
@@ -256,7 +252,7 @@ class RequestWorker(ABC, Generic[Asked, Part, End]):
             for place, request in enumerate(self._queue.in_order(self._running), 1):
                 if place != request.place:
                     request.place = place
-                    request.tell()
+                    request.tell(QueuePlace(place))
 
     def _leave(self, request: Asked, outcome: Outcome, end: End | BaseException, result: End | None) -> None:
         """Take `request` out of those that run, and tell its reader how it ended; `result` is counted."""
@@ -265,7 +261,7 @@ class RequestWorker(ABC, Generic[Asked, Part, End]):
             self._running.remove(request)
             self._moved = True
             request.end = end
-        request.tell()
+        request.tell(end)
 
     def _count(self, outcome: Outcome, waited_s: float, result: End | None) -> None:
         with contextlib.suppress(Exception):  # an error in counting requests must not end one

@@ -6,15 +6,14 @@ request that must end does so after the window under way; what was heard before 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.apps.server.request_queue import QueuedRequest, QueuePlace
-from edgespec.apps.server.request_worker import Outcome, RequestWorker, cancelled_as
+from edgespec.apps.server.request_queue import QueuedRequest
+from edgespec.apps.server.request_worker import Outcome, RequestWorker, Start, cancelled_as
 from edgespec.apps.speech.options import SpeechOptions
 from edgespec.apps.speech.transcriber import Hearing, Transcriber
 from edgespec.apps.speech.transcript import Segment, Transcript
@@ -62,14 +61,15 @@ class SpeechWorker(RequestWorker[QueuedRecording, Segment, Transcript]):
         *,
         client: str,
         speech: list[Span] | None = None,
-    ) -> AsyncGenerator[list[Segment] | QueuePlace | Transcript]:
-        """Wait for the turn of `client`, then yield the segments of a recording as they come, and all of it.
+    ) -> Start[Segment, Transcript]:
+        """Return what begins a recording in the turn of `client`: its segments as they come, and all of it.
 
         Only the spans of `speech` are heard, if given.
-        Before them come its places in the queue, if it must wait. Closing the generator ends the work after
-        the window under way. Raises QueueFull, TimedOut, ShuttingDown, and what the transcriber raises.
+        Before them come its places in the queue, if it must wait. To leave ends the work after the window
+        under way. Beginning raises QueueFull and ShuttingDown.
         """
-        return self._answer(partial(QueuedRecording, client, samples=samples, options=options, speech=speech))
+        request = partial(QueuedRecording, client, samples=samples, options=options, speech=speech)
+        return partial(self._ask, request)
 
     def _put(self, request: QueuedRecording, *, follows: bool) -> None:
         super()._put(request, follows=follows)

@@ -7,8 +7,10 @@ import hashlib
 import json
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
+from functools import partial
 from typing import Generic
 
 from starlette.requests import Request
@@ -18,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 from edgespec.apps.server.api_errors import ApiError, engine_error
 from edgespec.apps.server.request_queue import End, Part, QueuePlace
 from edgespec.apps.server.request_reader import PreparedRequest
+from edgespec.apps.server.request_worker import Item, Start
 from edgespec.apps.server.worker import Worker
 from edgespec.decoding.records import PromptProgress, Result, Token
 from edgespec.platform.messages import MessageFn
@@ -39,65 +42,78 @@ class ClientGone(Exception):  # noqa: N818 - no error: nobody is there to be ans
 
 
 class RequestRun(Generic[Part, End]):
-    """The answers of a request: receives what a worker yields, each answer in its own asyncio task.
+    """The answers of a request: one queue takes what the worker makes for them.
 
-    So the reader can wait for the next tokens with a time limit. It can also end the generations with one
+    The reader can wait for the next item with a time limit. Whoever closes it ends the generations with one
     call that does not wait, even while the reader itself is being cancelled.
     """
 
     def __init__(
-        self,
-        sources: Sequence[AsyncGenerator[list[Part] | QueuePlace | End]],
-        log: MessageFn,
-        *,
-        n_prompts: int = 1,
-        parallel: int = 1,
+        self, starts: Sequence[Start[Part, End]], log: MessageFn, *, n_prompts: int = 1, parallel: int = 1
     ) -> None:
-        """Receive what `sources` yield, of `parallel` at once.
+        """Begin the answers of `starts`, `parallel` at once.
 
         The first answer to each prompt reads it: the others begin once it has, and share it. `log` takes a
         line for each failure that is not the client's fault.
         """
-        n_each = len(sources) // n_prompts
         self.n_prompts = n_prompts
         self.ends: dict[int, End] = {}
         """The answers that have ended, by their index."""
         self.failure: ApiError | None = None
         """Why a stream ended that had begun."""
         self._log = log
-        self._news: asyncio.Queue[tuple[int, list[Part] | QueuePlace | End] | Exception] = asyncio.Queue()
-        self._n = len(sources)
-        self._turns = asyncio.Semaphore(parallel)
-        self._n_each = n_each
-        self._has_read = [asyncio.Event() for _ in range(0, len(sources), n_each)]
-        self._begun = False
+        self._news: deque[tuple[int, Item[Part, End]]] = deque()
+        self._has_news = asyncio.Event()
+        self._starts = starts
+        self._parallel = parallel
+        self._n_each = len(starts) // n_prompts
+        self._unbegun = [*range(len(starts))]
+        self._leave: dict[int, Callable[[], None]] = {}  # ends each answer under way
+        self._have_read: set[int] = set()  # prompts
+        self._has_ended = asyncio.Event()  # the first of the answers
         self._refused: Exception | None = None
-        self._tasks = [asyncio.create_task(self._receive(i, source)) for i, source in enumerate(sources)]
         self._watch: asyncio.Task[None] | None = None
+        self._begin()
 
-    async def _receive(self, index: int, source: AsyncGenerator[list[Part] | QueuePlace | End]) -> None:
-        has_read = self._has_read[index // self._n_each]
-        try:
-            if index % self._n_each:
-                await has_read.wait()
-            async with self._turns, aclosing(source):
-                async for item in source:
-                    if not isinstance(item, QueuePlace):
-                        self._begun = True
-                        has_read.set()
-                    self._news.put_nowait((index, item))
-        except asyncio.CancelledError:
-            self._news.put_nowait(ClientGone())
-            raise
-        except Exception as error:  # noqa: BLE001 - raised where it is read
-            if not self._begun:
-                self._refused = error
-            self._news.put_nowait(error)
+    def _begin(self) -> None:
+        """Begin the answers that may, in their order."""
+        while len(self._leave) < self._parallel:
+            ready = (i for i in self._unbegun if not i % self._n_each or i // self._n_each in self._have_read)
+            index = next(ready, None)
+            if index is None:
+                return
+            self._unbegun.remove(index)
+            try:
+                self._leave[index] = self._starts[index](partial(self._take, index))
+            except Exception as error:  # noqa: BLE001 - raised where it is read
+                self._take(index, error)
+
+    def _take(self, index: int, item: Item[Part, End]) -> None:
+        """Put an item into the queue; begin what waited for it."""
+        last, unread = self._news[-1] if self._news else (index, None)
+        if last == index and isinstance(unread, list) and isinstance(item, list):
+            unread += item  # a reader who is late gets all at once
+        else:
+            self._news.append((index, item))
+        self._has_news.set()
+        if isinstance(item, QueuePlace):
+            return
+        if isinstance(item, Exception):
+            if not self._have_read:
+                self._refused = item
+        else:
+            self._have_read.add(index // self._n_each)
+        if not isinstance(item, list):
+            self._has_ended.set()
+            if leave := self._leave.pop(index, None):
+                leave()
+        if self._unbegun:
+            self._begin()
 
     @property
     def is_complete(self) -> bool:
         """Whether all answers have ended."""
-        return len(self.ends) == self._n
+        return len(self.ends) == len(self._starts)
 
     def watch(self, receive: Receive) -> None:
         """End the generations when the client goes away; the body must have been read from `receive`."""
@@ -112,7 +128,8 @@ class RequestRun(Generic[Part, End]):
     async def settle(self) -> None:
         """Wait a moment, so that a refusal that comes at once still gets its own status. Raises ApiError."""
         try:
-            await asyncio.wait(self._tasks, timeout=_SETTLE_S, return_when=asyncio.FIRST_COMPLETED)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._has_ended.wait(), _SETTLE_S)
         except BaseException:
             self.close()
             raise
@@ -129,17 +146,19 @@ class RequestRun(Generic[Part, End]):
         Raises what the worker raises, and ClientGone.
         """
         while not self.is_complete:
-            try:
-                item = await asyncio.wait_for(self._news.get(), alive_s)
-            except TimeoutError:
-                yield None
-                continue
-            if isinstance(item, Exception):
+            if not self._news:
+                self._has_news.clear()
+                try:
+                    await asyncio.wait_for(self._has_news.wait(), alive_s)
+                except TimeoutError:
+                    yield None
+                    continue
+            index, item = self._news.popleft()
+            if isinstance(item, BaseException):
                 raise item
-            index, made = item
-            yield item
-            if not isinstance(made, list | QueuePlace):
-                self.ends[index] = made
+            yield index, item
+            if not isinstance(item, list | QueuePlace):
+                self.ends[index] = item
 
     async def collect(
         self, receive: Receive, collect: Callable[[int, list[Part]], object]
@@ -159,7 +178,7 @@ class RequestRun(Generic[Part, End]):
             raise engine_error(error, self._log) from None
         finally:
             self.close()
-        return [self.ends[i] for i in range(self._n)]
+        return [self.ends[i] for i in range(len(self._starts))]
 
     async def parts(self, writer: AnswerWriter[Part, End]) -> AsyncGenerator[str]:
         """Yield the parts of a stream as `writer` writes them; a failure becomes the last one."""
@@ -193,8 +212,12 @@ class RequestRun(Generic[Part, End]):
 
     def close(self) -> None:
         """End what has not ended."""
-        for task in self._tasks:
-            task.cancel()
+        self._unbegun.clear()
+        if self._leave:
+            self._news.append((0, ClientGone()))
+            self._has_news.set()
+        while self._leave:
+            self._leave.popitem()[1]()
         if self._watch:
             self._watch.cancel()
 
@@ -297,12 +320,12 @@ class Answerer:
     ) -> Response:
         """Return the answer to `request` in the form of `writer`; `user` waits in the queue."""
         worker, client = self._worker, client_of(request, user)
-        sources = [
+        starts = [
             worker.run(text.tokens, text.options, client=client, follows=i >= worker.parallel)
             for i, text in enumerate(prepared.texts)
         ]
         run: RequestRun[Token, Result] = RequestRun(
-            sources, self._log, n_prompts=prepared.n_prompts, parallel=worker.parallel
+            starts, self._log, n_prompts=prepared.n_prompts, parallel=worker.parallel
         )
         return await run.answer(request, writer, streams=streams)
 

@@ -8,12 +8,12 @@ disturbed. A pass is interrupted only if all requests under way must end.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from edgespec.apps.server.request_queue import QueuedRequest, QueuePlace
-from edgespec.apps.server.request_worker import Outcome, RequestWorker, cancelled_as
+from edgespec.apps.server.request_worker import Outcome, RequestWorker, Start, cancelled_as
 from edgespec.decoding.options import Options
 from edgespec.decoding.records import Result, Token
 from edgespec.engine.batcher import StepSummary
@@ -67,18 +67,17 @@ class Worker(RequestWorker[QueuedGeneration, Token, Result]):
 
     def run(
         self, tokens: Sequence[int], options: Options, *, client: str, follows: bool = False
-    ) -> AsyncGenerator[list[Token] | QueuePlace | Result]:
-        """Wait for the turn of `client`, then yield the tokens of a generation as they come, and its Result.
+    ) -> Start[Token, Result]:
+        """Return what begins a generation in the turn of `client`: the tokens as they come, then its Result.
 
         The tokens of a step come together. Before them come its places in the queue, if it must wait, and how
         far its prompt is read, if that takes several passes.
-        Closing the generator, or cancelling the task that waits for it, ends the generation after the pass
-        under way or takes it out of the queue. `follows`: it takes the place of an earlier text of the same
-        request, and is not refused for a full queue. Raises QueueFull, TimedOut, ShuttingDown, and what the
-        engine raises.
+        To leave ends the generation after the pass under way or takes it out of the queue. `follows`: it
+        takes the place of an earlier text of the same request, and is not refused for a full queue. Beginning
+        raises QueueFull and ShuttingDown.
         """
         request = partial(QueuedGeneration, client, tokens=tokens, options=options)
-        return self._answer(request, follows=follows)
+        return partial(self._ask, request, follows=follows)
 
     def _interrupt(self) -> None:
         self._cancellation.cancel()
@@ -120,9 +119,9 @@ class Worker(RequestWorker[QueuedGeneration, Token, Result]):
         try:
             request.hand_over(request.stream.made())
             progress = request.stream.prompt_progress
-            if progress.n_read < progress.n_tokens:
+            if progress.n_read < progress.n_tokens and progress != request.progress:
                 request.progress = progress
-                request.tell()
+                request.tell(QueuePlace(0, progress))
         except BaseException as raised:  # noqa: BLE001 - it ends this request, not the thread
             self._end(request, raised)
             return

@@ -20,6 +20,7 @@ from edgespec.apps.speech.options import MAX_BEAM, SpeechOptions
 from server_app import serving
 from speech_app import noise, recording, speech_service, wav
 from tiny_whisper import write_tiny_whisper
+from worker_jobs import items_of
 
 TEXT = "Hello there. Good bye."
 
@@ -288,7 +289,7 @@ def test_the_only_one_that_waits_may_leave_as_its_turn_comes(tiny_path):
         worker = speech.worker
 
         async def ask():
-            return [item async for item in worker.run(noise(1), SpeechOptions(), client="one")]
+            return [item async for item in items_of(worker.run(noise(1), SpeechOptions(), client="one"))]
 
         async def main():
             leaver = asyncio.create_task(ask())

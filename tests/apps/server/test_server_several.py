@@ -17,7 +17,19 @@ from edgespec.apps.server.worker import Worker
 from edgespec.decoding.grammar.grammar import Grammar
 from edgespec.decoding.options import Options
 from edgespec.decoding.records import Result, Token
-from worker_jobs import FAILURES, OPTIONS, Gate, Pipe, WatchedEngine, hold, read, until, values, working
+from worker_jobs import (
+    FAILURES,
+    OPTIONS,
+    Gate,
+    Pipe,
+    WatchedEngine,
+    hold,
+    items_of,
+    read,
+    until,
+    values,
+    working,
+)
 
 PARALLEL = 4
 GREEDY = SamplingParams(temperature=0)
@@ -92,7 +104,7 @@ def test_some_leave_and_the_others_are_not_disturbed(engine, pipe, prompts, alon
         async with working(engine, pipe) as worker:
 
             async def leave(number):
-                job = worker.run(prompts[number], OPTIONS, client="leaver")
+                job = items_of(worker.run(prompts[number], OPTIONS, client="leaver"))
                 async for item in job:
                     if isinstance(item, list):
                         break
@@ -158,7 +170,7 @@ async def ask(worker: Worker, request: Request, prompt: list[int]) -> list[Token
     await asyncio.sleep(request.delay_s)
     tokens: list[Token] = []
     n_items = 0
-    job = worker.run(prompt, request.options, client=request.client)
+    job = items_of(worker.run(prompt, request.options, client=request.client))
     if request.leaves_after == 0:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(anext(job), 0.001)
@@ -288,7 +300,7 @@ def test_a_client_without_answers_under_way_goes_before_one_with_some(engine, pi
         begun = []
 
         async def ask(client, number):
-            job = worker.run(prompts[number], OPTIONS.changed(n_predict=60), client=client)
+            job = items_of(worker.run(prompts[number], OPTIONS.changed(n_predict=60), client=client))
             async for item in job:
                 if isinstance(item, list):
                     begun.append(client)
@@ -314,7 +326,7 @@ def test_who_waits_is_told_its_place_as_it_moves(engine, pipe, prompts):
         items: list[list[Any]] = [[], []]
 
         async def follow(worker, i):
-            async for item in worker.run(prompts[3], OPTIONS, client=f"waits {i}"):
+            async for item in items_of(worker.run(prompts[3], OPTIONS, client=f"waits {i}")):
                 items[i].append(item)
 
         async with working(engine, pipe, start=False) as worker:

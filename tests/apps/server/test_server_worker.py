@@ -22,6 +22,7 @@ from worker_jobs import (
     Pipe,
     WatchedEngine,
     hold,
+    items_of,
     raising,
     read,
     until,
@@ -67,7 +68,7 @@ def alone(tiny_path, prompts):
 def test_tokens_of_a_step_come_together_and_the_result_last(engine, pipe, prompts, alone):
     async def main():
         async with working(engine, pipe) as worker:
-            return [item async for item in worker.run(prompts[0], OPTIONS, client="one")]
+            return [item async for item in items_of(worker.run(prompts[0], OPTIONS, client="one"))]
 
     *steps, result = asyncio.run(main())
     assert result.token_ids == alone[0]
@@ -109,7 +110,7 @@ def test_many_at_once_are_never_mixed_though_some_go_away(engine, pipe, prompts,
                 )
 
             async def leave(number):
-                job = worker.run(prompts[number], OPTIONS, client="leaver")
+                job = items_of(worker.run(prompts[number], OPTIONS, client="leaver"))
                 async for item in job:
                     if isinstance(item, list):
                         break
@@ -199,7 +200,7 @@ def test_the_time_of_an_answer_begins_with_its_turn(engine, pipe, prompts, alone
 def test_a_reader_who_never_reads_stalls_nobody(engine, pipe, prompts, alone):
     async def main():
         async with working(engine, pipe) as worker:
-            slow = worker.run(prompts[0], OPTIONS, client="slow")
+            slow = items_of(worker.run(prompts[0], OPTIONS, client="slow"))
             first = await anext(slow)
             assert (await read(worker, prompts[1], client="quick")).token_ids == alone[1]
             rest = [item async for item in slow]

@@ -29,19 +29,22 @@ class Task:
 
 
 class Event(Protocol):
-    """Something that a loop has done."""
+    """Something that a loop has done; without tokens unless it says otherwise."""
 
     @property
     def tokens(self) -> tuple[int, ...]:
         """The tokens that were emitted."""
+        return ()
 
     @property
     def origins(self) -> tuple[Origin, ...]:
         """Where each of `tokens` comes from."""
+        return ()
 
     @property
     def logprobs(self) -> tuple[Logprobs, ...]:
         """Logprobs of each of `tokens`; none if not asked for."""
+        return ()
 
     def add_to(self, tally: Tally) -> None:
         """Add what it counts, and the seconds that it took, to the totals of a text."""
@@ -74,25 +77,10 @@ class Prefill:
 
 
 @dataclass(frozen=True, slots=True)
-class DraftPrefill:
+class DraftPrefill(Event):
     """The drafter, or a cascade's small model, read the prompt."""
 
     seconds: float
-
-    @property
-    def tokens(self) -> tuple[int, ...]:
-        """None."""
-        return ()
-
-    @property
-    def origins(self) -> tuple[Origin, ...]:
-        """None."""
-        return ()
-
-    @property
-    def logprobs(self) -> tuple[Logprobs, ...]:
-        """None."""
-        return ()
 
     def add_to(self, tally: Tally) -> None:
         """Add the time of reading."""

@@ -19,8 +19,7 @@ from edgespec.drafting.policy import Policy
 from edgespec.drafting.proposal import DraftStep
 from edgespec.drafting.scheduler import Scheduler
 from edgespec.drafting.tree_drafter import TreeDrafter
-from edgespec.engine.batched_request import BatchedRequest
-from edgespec.engine.batcher import Batcher, StepSummary
+from edgespec.engine.batcher import BatchedRequest, Batcher, StepSummary
 from edgespec.engine.lossy.cascade import Cascade
 from edgespec.engine.pair import Pair
 from edgespec.engine.plan import Plan

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.decoding.text import TextStream
+from edgespec.engine.stream import TextStream
 
 
 def feed_all(pieces, stop=()):

@@ -14,8 +14,7 @@ from edgespec.decoding.grammar.grammar import Grammar
 from edgespec.decoding.options import Options
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.drafting.shared_decision import SharedPace
-from edgespec.engine.batched_request import PREFILL_CHUNK
-from edgespec.engine.batcher import split_prefill_budget
+from edgespec.engine.batcher import PREFILL_CHUNK, split_prefill_budget
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.kv_cache import KVCache
 from edgespec.llama.quantize import quantize

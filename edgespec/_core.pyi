@@ -54,7 +54,7 @@ class Sampler:
         others are impossible.
         """
 
-    def adjusted(self, row: _Floats, prefix: _Ints, tokens: list[int], /) -> list[float]:
+    def adjusted(self, row: _Floats, prefix: _Ints | array[int], tokens: list[int], /) -> list[float]:
         """Return the logits of `tokens` after bias, penalties, DRY and top-n-sigma."""
 
     def set_probs(self, slot: int, probs: _Floats) -> None:

@@ -11,6 +11,7 @@ last digit, with the drafter and without.
 from __future__ import annotations
 
 import itertools
+from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ Row = npt.NDArray[np.float32]
 _PROMPTS: tuple[Text, ...] = ((0, 1), (0, 1, 2, 0, 1, 2, 0, 1))
 """Each but its last token, which the target has written, is what a drafter begins with."""
 _TOLERANCE = 1e-5  # of a probability: the C core computes in float32
-_NO_TOKENS = np.zeros(0, np.int32)
+_NO_TOKENS = array("i")
 
 
 class InexactDrafterError(AssertionError):
@@ -131,7 +132,7 @@ class _ScriptedDrafter(PluginDrafter):
 
     def propose_by(self, script: Text, room: int, position: Position) -> Tree:
         self.script, self.drawn, self.probs = script, [], []
-        return self.propose(room, position)
+        return self.draft((), room, position)
 
     @property
     def chance(self) -> float:

@@ -26,7 +26,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from numbers import Integral
 from pathlib import Path
@@ -37,7 +37,6 @@ import numpy as np
 
 from edgespec.decoding.choices import DrafterName, NamedDrafter
 from edgespec.decoding.drafter import DraftOutcome, Position
-from edgespec.decoding.forward import Ask
 from edgespec.decoding.option_table import MAX_GAMMA
 from edgespec.decoding.passes import order
 from edgespec.decoding.tree import Tree, TreeNode
@@ -215,12 +214,7 @@ class PluginDrafter:
         self._sampled = sampled
         self._tokens = tuple(tokens)
 
-    def draft(self, tokens: Sequence[int], room: int, position: Position) -> Generator[Ask, Any, Tree]:
-        """Propose what the user's code does; it asks for no pass."""
-        return self.propose(room, position)
-        yield  # what makes it a generator
-
-    def propose(self, room: int, position: Position) -> Tree:
+    def draft(self, _tokens: Sequence[int], room: int, position: Position) -> Tree:
         """Return the tree of at most `room` tokens that the user's code proposes, none once it failed."""
         room = min(room, self.n_max - self._n_pending + 1)
         self._n_proposed = 0

@@ -26,6 +26,7 @@ from edgespec.decoding.drafter import DraftOutcome, Position
 from edgespec.decoding.forward import DraftForward
 from edgespec.decoding.grammar.constraint import Constraint
 from edgespec.decoding.passes import balance, cut, fold, merge, order, prune
+from edgespec.decoding.session import ForwardResult
 from edgespec.decoding.tree import Source, Tree, TreeNode
 from edgespec.drafting.costs import N_MAX
 from edgespec.drafting.draft_model import DraftModel
@@ -38,7 +39,6 @@ from edgespec.drafting.proposal import DraftStep, Proposal, SuffixOffer
 from edgespec.drafting.scheduler import Scheduler
 from edgespec.drafting.shared_decision import Bid
 from edgespec.drafting.suffix import Document, SuffixDrafts, n_before_answer
-from edgespec.llama.outputs import ForwardResult
 
 _NAMES: dict[Source, str] = {
     "suffix": "suffix",

@@ -52,7 +52,7 @@ _TESTS: dict[str, str] = {
     "llama/test_session.py": "",
     "drafting/test_suffix.py": "",
     "decoding/test_twins.py": "",
-    "speech/test_whisper_model.py": "",
+    "apps/speech/test_whisper_model.py": "",
     "llama/test_weights.py": "nothing_is_printed or left_open or failed_assertion",  # 10 s each: processes
 }
 """The Python tests that run here, ten times slower than on a processor, and those that -k leaves out."""
@@ -61,7 +61,7 @@ _OF_A_PROCESSOR = (
     "llama/test_kernels.py",
     "llama/test_kernels_models.py",
     "llama/test_session.py",
-    "speech/test_whisper_model.py",
+    "apps/speech/test_whisper_model.py",
 )
 """Tests that run on every board. The others test the C core, whose code for ARM is the same for all boards:
 it has already run on the plainest board, where any instruction that some board lacks ends the program.

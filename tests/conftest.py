@@ -22,6 +22,7 @@ from edgespec.llama import kernels as kernels_room
 from edgespec.llama.quantize import quantize
 from edgespec.llama.weights import Model
 from edgespec.models.store import Store
+from edgespec.platform import plugins
 from tiny_gguf import write_tiny_gguf
 from toy_sessions import Clock
 
@@ -123,6 +124,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.path.name in LONGEST:
             item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: place(item)[1])
+
+
+@pytest.fixture(autouse=True)
+def _installed_packages() -> Iterator[None]:
+    """What a test installs, no other one sees."""
+    yield
+    plugins.offered.cache_clear()
 
 
 @pytest.fixture

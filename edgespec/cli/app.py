@@ -203,7 +203,7 @@ def _load(name: str) -> Any:  # noqa: ANN401 - a command of typer's private clic
     found = load(COMMANDS, name)
     loaded = typer.Typer(rich_markup_mode="rich")
     if isinstance(found, typer.Typer):
-        panel = found.info.rich_help_panel
+        panel = getattr(found, "rich_help_panel", None)
         loaded.add_typer(found, name=name, rich_help_panel=panel if isinstance(panel, str) else _OTHER_PANEL)
     else:
         panel, example = getattr(found, "panel", _OTHER_PANEL), getattr(found, "example", None)

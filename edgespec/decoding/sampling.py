@@ -14,12 +14,14 @@ import math
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgespec import _core
 from edgespec.decoding.option_table import GENERATION, LARGEST_INT, Option, check_fields, option
-from edgespec.decoding.session import SessionModel
 from edgespec.errors import UsageError, check_number, check_text, whole_number
+
+if TYPE_CHECKING:  # it imports numpy, which a start without a model goes without
+    from edgespec.decoding.session import SessionModel
 
 SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
 """The filters in their order, by llama.cpp's names."""

@@ -9,9 +9,9 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.llama.gguf_header import GGUFHeader, check_model_file
 from edgespec.models.entries import Entry
 from edgespec.models.found.catalog import find_model, is_found_name, other_names, stored_model
 from edgespec.models.found.hub_cache import find_in_hub
@@ -24,6 +24,9 @@ from edgespec.models.store import Store
 from edgespec.models.whisper_files import foreign_whisper, is_whisper_source
 from edgespec.platform.files import expand_user, why_no_file
 from edgespec.platform.messages import MessageFn, silent
+
+if TYPE_CHECKING:
+    from edgespec.llama.gguf_header import GGUFHeader
 
 
 def locate(ref: str) -> Path | Entry:
@@ -121,6 +124,8 @@ def model_header(ref: str) -> GGUFHeader:
 
     Raises as `resolve` and `check_model_file`.
     """
+    from edgespec.llama.gguf_header import check_model_file  # files are pulled while llama.cpp is compiled
+
     path = resolve(ref)
     with named_as(ref, path):
         return check_model_file(path)

@@ -154,7 +154,7 @@ def test_the_idle_power_is_kept(energy, root, cache):
     process = energy("--seconds", 1)
     assert process.returncode == 0
     assert process.stderr == "measuring the idle machine for 1 s\n"
-    file = cache / "edgespec/apps/energy.json"
+    file = cache / "edgespec/energy.json"
     assert f"idle     9.50 W, kept in {file}" in process.stdout
     assert "a sample every 1 s" in process.stdout
     assert "of one processor" in process.stdout

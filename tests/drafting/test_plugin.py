@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from array import array
 from pathlib import Path
 
 import numpy as np
@@ -241,9 +242,9 @@ def test_a_failure_is_said_once_and_ends_the_drafts():
     )
     drafter.begin([0], sampled=True, n_predict=None)
     sampler = SamplingParams().sampler(3, 4)
-    position = Position(sampler, lambda drafted: np.zeros(0, np.int32), lambda n: [0.5] * n)
+    position = Position(sampler, lambda drafted: array("i"), lambda n: [0.5] * n)
     for _ in range(2):
-        assert drafter.propose(3, position) == ()
+        assert drafter.draft((), 3, position) == ()
         drafter.accept([0, 1], DraftOutcome((), (1,), 1, 1, 0.0))
     (line,) = said
     assert line.startswith("mine: draft failed: ValueError: proposed 9")
@@ -257,7 +258,7 @@ def test_nothing_follows_the_end_of_the_text_and_a_state_takes_no_branches():
         )
         made.begin([0], sampled=False, n_predict=None)
         position = Position(None, None, None)
-        return [(node.token, node.parent) for node in made.propose(8, position)]
+        return [(node.token, node.parent) for node in made.draft((), 8, position)]
 
     assert tree(proposing(5, 7, 6, (4, -1), 3)) == [(5, -1), (7, 0), (4, -1), (3, 2)]
     branchy = proposing(5, (6, -1), 1, (2, 0), 3)

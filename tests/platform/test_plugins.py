@@ -35,8 +35,7 @@ def package(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{python_path()}")
     monkeypatch.syspath_prepend(str(tmp_path))
     plugins.offered.cache_clear()
-    yield tmp_path
-    plugins.offered.cache_clear()
+    return tmp_path
 
 
 def edgespec(*words: str) -> subprocess.CompletedProcess[str]:

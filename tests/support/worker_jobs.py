@@ -77,10 +77,11 @@ class Pipe(Cancellation):
 
 
 @asynccontextmanager
-async def working(engine, pipe, *, start=True, **options):
+async def working(engine, pipe, *, start=True, on_end=None, **options):
     """A worker, started unless told otherwise; at the end it is stopped and idle."""
     pipe.used.clear()
     worker = Worker(engine, pipe, **options)
+    worker.on_end = on_end or worker.on_end
     if start:
         worker.start()
     try:

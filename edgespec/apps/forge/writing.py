@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -349,7 +350,7 @@ def _texts_that_fit(model: Model, settings: WritingSettings, longest: int, on_me
     available = available_bytes()
     n_texts = settings.n_texts if model.can_rewind else 1
     while available is not None:
-        states = replace(shape_of(model.header), states=n_texts * model.header.state_bytes)
+        states = msgspec.structs.replace(shape_of(model.header), states=n_texts * model.header.state_bytes)
         needed = loaded_bytes(0, states, n_texts * longest, settings.n_pass, settings.n_pass)
         if needed <= available:
             break

@@ -161,7 +161,7 @@ def test_variants_that_are_none(text: str) -> None:
     ],
 )
 def test_settings_are_refused_before_anything_is_loaded(field: str, value: Any) -> None:
-    with pytest.raises(UsageError, match=f"^{field} {value}: must be "):
+    with pytest.raises(UsageError, match=f"^{field} .*: must be "):
         BenchSettings(VARIANTS, **{field: value})
 
 

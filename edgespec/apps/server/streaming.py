@@ -90,11 +90,7 @@ class RequestRun(Generic[Part, End]):
 
     def _take(self, index: int, item: Item[Part, End]) -> None:
         """Put an item into the queue; begin what waited for it."""
-        last, unread = self._news[-1] if self._news else (index, None)
-        if last == index and isinstance(unread, list) and isinstance(item, list):
-            unread += item  # a reader who is late gets all at once
-        else:
-            self._news.append((index, item))
+        self._news.append((index, item))
         self._has_news.set()
         if isinstance(item, QueuePlace):
             return

@@ -45,6 +45,8 @@ def work(n_predict: int) -> None:
                 streams = [many.stream(one, params=greedy, n_predict=n_predict // 2) for one in prompts]
                 while not all(stream.finished for stream in streams):
                     many.step()
+                    for stream in streams:
+                        list(stream.made())
                 results = [stream.result for stream in streams]
             else:
                 drafter: Literal["none", "auto"] = "none" if line.strip() == "plain" else "auto"

@@ -337,7 +337,6 @@ def _explain(error: BaseException) -> tuple[str, int]:
 
 
 def _is_refusal(error: BaseException) -> bool:
-    """Say whether the system refused memory, or a thread, which takes memory too."""
     return isinstance(error, MemoryError) or is_refusal(str(error))
 
 

@@ -79,11 +79,9 @@ class _Import:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is stored, now or from before."""
         return self._stored.documents + self._stored.duplicates == 0
 
     def add(self, file: Path, tokenize: _Tokenize) -> None:
-        """Read a file into the next batch, or count why it is skipped."""
         data = _read(file, self._skipped)
         if data is None:
             return
@@ -142,7 +140,7 @@ def _walk(directory: Path, skipped: Counter[str]) -> Iterator[Path]:
 
 
 def _ends_inside(link: Path, directory: Path) -> bool:
-    """Say whether a link leads to something in the directory; one that leads nowhere is unreadable later."""
+    """Whether a link leads to something in the directory; one that leads nowhere is unreadable later."""
     try:
         return is_inside(link, directory)
     except OSError:

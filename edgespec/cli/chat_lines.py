@@ -123,7 +123,6 @@ class _Commands(Completer):
         self._paths = PathCompleter(expanduser=True)
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
-        """Complete the name of a command, and after one that takes a file, its path."""
         typed = document.text_before_cursor
         name, space, path = typed.partition(" ")
         if not space and typed.startswith("/"):
@@ -287,12 +286,10 @@ class Chat:
         return True
 
     def _tell_left_out(self, before: int) -> None:
-        """Tell the user if more exchanges are left out of the prompt than `before`."""
         if self.conversation.n_left_out > before:
             message(_left_out(before, self.conversation.n_left_out, self._n_ctx))
 
     def _reason(self, most: int, n_prompt: int) -> str:
-        """Say what cut an answer of `most` tokens, and how it goes on."""
         if n_prompt + most >= self._n_ctx:
             return f": {full_context(self._n_ctx, self._engine.target.n_ctx_train)}"
         return " by -n; /more goes on" if most == self._settings.options.n_predict else "; /more goes on"
@@ -402,7 +399,6 @@ class _Command:
 
     @property
     def help(self) -> str:
-        """The command's purpose, in a sentence."""
         return self.obey.__doc__ or ""
 
 

@@ -174,7 +174,6 @@ def _print_narrow(table: Table) -> None:
 
 
 def _plain(cell: RenderableType) -> str:
-    """Return the text of a cell in one line."""
     return " ".join(str(cell).split())
 
 

@@ -128,7 +128,6 @@ def _print_machine(report: Report) -> None:
 
 
 def _print_energy(report: Report) -> None:
-    """Print the source of joules, or why there is none."""
     print_line("energy", report["source"] or f"unavailable: {report['reason']}")
 
 
@@ -194,7 +193,6 @@ def _rollback_line(rollback: Report) -> str:
 
 
 def _architecture_line(architecture: Report) -> str:
-    """Say what works with the model's architecture, as it was checked."""
     from edgespec.llama.gguf_header import ArchitectureSupport
 
     found = architecture["checked"]

@@ -57,7 +57,7 @@ _ARM_FEATURES = ("asimd", "asimdhp", "asimddp", "i8mm", "sve", "bf16")
 
 
 def full_report(root: Path, models: Sequence[str] | None, *, retest: bool) -> Report:
-    """Return what --json prints, for `models`; None: those of the default pair that are here.
+    """The object of --json, for `models`; None: those of the default pair that are here.
 
     `root`: where /proc and /sys are. With `retest` the kernels are tested and timed again.
     """
@@ -104,7 +104,7 @@ def _cpu(root: Path) -> Report:
 
 
 def _machine(root: Path) -> Report:
-    """Return what the system and the firmware tell of the machine; None: unknown."""
+    """The facts of the machine from system and firmware; None: unknown."""
     speed, slowed = processor_clock(root), throttling(root)
     return {
         "model": device_model(root) or None,
@@ -117,7 +117,6 @@ def _machine(root: Path) -> Report:
 
 
 def _pairs(root: Path, bandwidth: float | None) -> list[Report]:
-    """Return the pairs of models.toml by the memory that they need, which fit, and how fast they are."""
     registry = load_registry()
     pairs = fitting_pairs(registry, Store.default(), root, bandwidth=bandwidth)
     best = best_pair(pairs, registry, root)
@@ -286,7 +285,6 @@ def _type(type_: str, matrices: Iterable[TensorInfo], packed: dict[str, PackedTe
 
 
 def _why(tensor: TensorInfo, matrices: Iterable[TensorInfo], packed: dict[str, PackedTensor]) -> str:
-    """Return why a matrix was not packed, as far as its facts tell."""
     if tensor.name == "token_embd.weight":
         return "rows are looked up, not multiplied"
     if any(other.type == tensor.type and other.name in packed for other in matrices):

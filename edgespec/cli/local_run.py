@@ -97,7 +97,7 @@ class RunPart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def file_identity(path: Path) -> FileIdentity:
-    """Return what tells this file from others, and from itself when it was changed. Raises OSError."""
+    """The identity of a file, another one when it was changed. Raises OSError."""
     found = path.stat()
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
@@ -109,7 +109,7 @@ def switches() -> tuple[str, ...]:
 
 
 def installation() -> FileIdentity:
-    """Return what tells this installation from others, and from itself when it was changed."""
+    """The identity of this installation, another one when it was changed."""
     return file_identity(Path(__file__))
 
 
@@ -119,7 +119,7 @@ def announced_server(server: RunningServer) -> AbstractContextManager[None]:
 
 
 def has_servers() -> bool:
-    """Say whether one of the user's servers may run: a look that takes no time."""
+    """Whether one of the user's servers may run: a look that takes no time."""
     return any(_folder().glob("*.json"))
 
 

@@ -61,7 +61,6 @@ def full_table(drafts: Sequence[DraftRecord]) -> Table:
 
 
 def _origin(draft: DraftRecord) -> list[str]:
-    """Return the cells of the first five columns."""
     sha256 = draft.target_sha256[:_SHORT]
     return [draft.name, draft.target_name, sha256, sources_text(draft.data)]
 

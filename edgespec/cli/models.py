@@ -455,7 +455,7 @@ def pull_command(
 
 
 def _shown(entry: Entry, store: Store, registry: Registry) -> dict[str, Any]:
-    """Return what is known of a model: its record, state and pairs, and what its file's header says."""
+    """The facts of a model: its record, state and pairs, and what its file's header says."""
     from edgespec.llama.gguf_header import read_header
     from edgespec.models.found.suggestions import expected_size
 
@@ -520,7 +520,7 @@ def default_command(
 
 
 def _default_name(name: str) -> str:
-    """Return what models.toml is to hold as the default; "" for the shipped pair. Raises UsageError."""
+    """The name for models.toml to hold as the default; "" for the shipped pair. Raises UsageError."""
     registry = load_registry()
     if name == "default":
         return ""
@@ -607,7 +607,6 @@ def verify_command(
 
 
 def _is_elsewhere(entry: Entry) -> bool:
-    """Say whether an entry is a file in another program's store."""
     return is_found_name(entry.name) or (entry.path is not None and is_hub_name(entry.name))
 
 

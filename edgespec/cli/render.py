@@ -239,7 +239,6 @@ _ENDINGS = {"eog": "the model ended its answer", "stop": "a stop string came", "
 
 
 def _ending(result: Result, n_ctx_train: int) -> str:
-    """Say why a text ended, and how it goes on where a limit cut it."""
     n, ended = len(result.token_ids), result.stop_reason
     if ended == "length":
         return f"cut after {n:,} tokens: -n {2 * n}, or -n -1 for all"

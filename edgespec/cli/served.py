@@ -179,7 +179,6 @@ def find_server(
 
 
 def _why_refused(body: bytes) -> str:
-    """Return the message of an error in OpenAI's form."""
     try:
         return str(msgspec.json.decode(body)["error"]["message"])
     except (msgspec.DecodeError, LookupError, TypeError):

@@ -34,12 +34,12 @@ DRAFTLESS: tuple[DrafterName, ...] = ("none", "suffix")
 
 
 def is_plugin(drafter: DrafterChoice | str | None) -> bool:
-    """Return whether this drafter, or the one of this name, is one that a user wrote."""
+    """Whether this drafter, or the one of this name, is one that a user wrote."""
     return drafter is not None and drafter not in get_args(DrafterName)
 
 
 def is_draftless(drafter: DrafterChoice | str) -> bool:
-    """Return whether this drafter, or the one of this name, uses no draft model."""
+    """Whether this drafter, or the one of this name, uses no draft model."""
     return is_plugin(drafter) or drafter in DRAFTLESS
 
 

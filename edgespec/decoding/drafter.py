@@ -23,7 +23,7 @@ class Position:
     sampler: _core.Sampler
     """Keeps in its slots what drafted tokens were sampled from."""
     recent: Callable[[Sequence[int]], array[int]]
-    """Return what the filters look back on after these drafted tokens, C ints."""
+    """The tokens that the filters look back on after these drafted ones, C ints."""
     coins: Callable[[int], list[float]]
     """Return the next n random numbers of the generation, each in [0, 1)."""
 

@@ -116,7 +116,7 @@ class Options:
         self._check_modes()
 
     def ends(self, is_eog: Callable[[int], bool]) -> Callable[[int], bool]:
-        """Return what says of a token whether the text ends with it; `is_eog`: what does for the model."""
+        """The test of a token whether the text ends with it; `is_eog`: the model's own."""
         stops = frozenset(self.stop_tokens)
         return (lambda token: token in stops or is_eog(token)) if stops else is_eog
 

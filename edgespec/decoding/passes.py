@@ -207,7 +207,6 @@ def order(tree: Tree) -> Tree:
 
 
 def _pinned(tree: Tree) -> list[bool]:
-    """Say of each node whether it, or one below it, was sampled."""
     pinned = [node.slot >= 0 for node in tree]
     for i in range(len(tree) - 1, -1, -1):
         parent = tree[i].parent

@@ -130,7 +130,7 @@ class SessionModel(Protocol):
         """Whether its passes leave the hidden states of tokens with logits for nothing."""
 
     def is_eog(self, token: int) -> bool:
-        """Return whether `token` ends a text."""
+        """Whether `token` ends a text."""
 
     def sequence_breakers(self, texts: tuple[str, ...], /) -> array[int]:
         """Return the tokens that hold one of `texts`, or begin it, as `_core.Sampler` takes them (DRY)."""

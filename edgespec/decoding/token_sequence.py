@@ -44,7 +44,7 @@ class TokenSequence:
         return "context" if len(self.tokens) >= self.n_ctx else None
 
     def recent(self, drafted: Sequence[int] = ()) -> array[int]:
-        """Return what the filters look back on, C ints, at the position after `drafted` tokens."""
+        """The tokens that the filters look back on, C ints, at the position after `drafted` tokens."""
         last_n = self._look_back
         if last_n == 0:
             return array("i", drafted)

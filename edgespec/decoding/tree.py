@@ -84,12 +84,12 @@ NO_NODES = Lowered(array("i"), array("i"), array("i"))
 
 
 def is_chain(tree: Tree) -> bool:
-    """Say whether no node has a sibling and each follows the one before it."""
+    """Whether no node has a sibling and each follows the one before it."""
     return [node.parent for node in tree] == list(range(-1, len(tree) - 1))
 
 
 def lower(tree: Tree) -> Lowered:
-    """Return what the batch and the verifier read of `tree`, which `order` laid out."""
+    """The arrays of `tree` for the batch and the verifier; `order` has laid it out."""
     if not tree:
         return NO_NODES
     return Lowered(

@@ -103,7 +103,6 @@ class Verifier:
                 return path, token  # the loop drops it: nothing follows an end-of-generation token
 
     def _allowed(self, row: Rows, path: Sequence[int]) -> Rows:
-        """Return the target's logits after `path`, with what the constraint forbids at -inf."""
         if not self._constraint:
             return row
         masked = self._constraint.mask(row, path, place=len(path))  # each stays until the text moves on

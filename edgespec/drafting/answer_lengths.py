@@ -70,7 +70,7 @@ class LengthDistribution:
         return sum(length * chance for length, chance in self.after(n_tokens)) - n_tokens
 
     def pays(self, price: float, saved: float, *, n: int, n_max: float, spent: float, pace: float) -> bool:
-        """Say whether to pay `price` now, after `n` tokens, for `saved` on each token from now on.
+        """Whether to pay `price` now, after `n` tokens, for `saved` on each token from now on.
 
         The answer has no more than `n_max` tokens; `spent` is what it has cost so far, `pace` what a token
         costs, in the unit of `price`. The other choice is to wait: if the answer ends meanwhile the price is

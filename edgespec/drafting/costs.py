@@ -39,7 +39,7 @@ def per_request(costs: Sequence[float], n: int) -> list[float]:
 
 
 def one_more_each(costs: Sequence[float], n: int, m: int, n_values: int) -> list[float]:
-    """Return what a pass over `n` tokens costs one of `m` requests that add i tokens each, i = 0, 1 ..
+    """The costs of a pass over `n` tokens for one of `m` requests that add i tokens each, i = 0, 1 ..
 
     Element i is T(n) + (T(n + m i) - T(n)) / m: each pays an equal part of what all of them add. The price of
     the last token alone would not do: T has steps, so that it may be nothing, and then every one seems free.

@@ -8,15 +8,17 @@ MtpDraft      the head in the target's own file
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from edgespec.decoding.choices import DrafterChoice, DrafterName, is_draftless
 from edgespec.decoding.features import TargetFeatures
-from edgespec.decoding.session import Inputs
-from edgespec.drafting.block_model import BlockModel
+from edgespec.decoding.forward import DraftForward
+from edgespec.decoding.session import ForwardResult, Inputs, Rows, n_common
 from edgespec.drafting.costs import N_MAX, CostCurve, block_curve
 from edgespec.drafting.draft import Draft, NoDraft, PlainDraft
 from edgespec.drafting.draft_model import DraftModel
@@ -32,11 +34,115 @@ from edgespec.llama.mtp import MtpHead, MtpTarget, why_no_mtp
 from edgespec.llama.placement import Placement
 from edgespec.llama.published_heads import DFLASH, BlockHead, EagleHead, LayersTarget, check_published_head
 from edgespec.llama.sequence_pool import SequencePool
+from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from edgespec.models.draft_records import paired_draft
 from edgespec.models.hashes import sha256_of
 from edgespec.models.resolve import named_as, resolve
 from edgespec.platform.messages import MessageFn
+
+# ---- a draft head that drafts a block of tokens in one pass (DFlash), in the place of a draft model ----
+
+
+_FIRST, _FURTHER = 2, 1  # what `costs.of_blocks` has as n for the pass of a draft, and for what it gave
+
+
+class BlockModel(DraftModel):
+    """`session`'s head behind the interface of DraftModel."""
+
+    starts_idle = False
+    features: TargetFeatures
+
+    def __init__(self, session: Session, features: TargetFeatures, head: BlockHead, *, n_vocab: int) -> None:
+        """Draft with `session`, of a cache that takes inputs, from what `features` will hold.
+
+        Only the first `n_vocab` tokens are drafted.
+        """
+        super().__init__(session, n_vocab=n_vocab)
+        self.features = features
+        self._masks = [head.mask] * (head.n_block - 1)
+        self._began_at = 0  # tokens of the sequence that the last pass was made after
+        self._rows: Rows = np.empty((0, self._n_row), np.float32)
+
+    def begin(self, tokens: Sequence[int] = ()) -> None:
+        """Start on the sequence `tokens`; what was read of one that begins like it stays."""
+        self._rows = self._rows[:0]
+        n_same = n_common(self._session.tokens, tokens[self._offset :])
+        if n_same:
+            self._session.rewind(n_same)
+        else:
+            self._start_at(self.features.first)
+
+    def rest(self) -> None:
+        """Do nothing: what was read stays for the next text, which may begin like this one."""
+
+    def follows(self, n_tokens: int) -> bool:
+        """Whether it can draft after `n_tokens` tokens.
+
+        It needs all states but the last token's, and at least one; or the last are drafted, and a part of
+        its block is left.
+        """
+        if self._is_new(n_tokens):
+            return max(self.features.first, self._offset) < n_tokens - 1 == self.features.end
+        is_last = self._began_at == self.features.end + 1
+        return is_last and 0 < n_tokens - self._began_at < len(self._rows)
+
+    def n_unread(self, n_tokens: int) -> int:
+        """Return 2 where a draft begins, which takes a pass, and 1 within one."""
+        return _FIRST if self._is_new(n_tokens) else _FURTHER
+
+    def make_room(self, n_tokens: int) -> None:
+        """Start again from the recent half where the sequence and the masks do not fit."""
+        super().make_room(n_tokens + len(self._masks))
+
+    def read(self, tokens: Sequence[int]) -> None:
+        """Read the states of `tokens` that are known and it has not read."""
+        start = self._offset + self.n_past
+        if start < self.features.first:
+            start = self.features.first
+            self._start_at(start)
+        if start < self.features.end:
+            inputs = self.features.rows(start, self.features.end)
+            DraftForward(self._session, tokens[start : self.features.end], 0, inputs=inputs).run()
+
+    def ask(self, tokens: Sequence[int], guesses: Sequence[int] = ()) -> DraftForward | ForwardResult:
+        """Return the pass of a block, in which others may share, or what is left of the last one.
+
+        `follows` must say that it can; there are no `guesses`.
+        """
+        if guesses:
+            raise ValueError("a block is drafted without guesses")
+        if not self._is_new(len(tokens)):
+            at = len(tokens) - self._began_at
+            return ForwardResult(self._rows[at : at + 1], 0.0, N_MAX + 1)  # not a pass to learn costs from
+        started = time.perf_counter()
+        self.read(tokens)
+        handled_s = time.perf_counter() - started
+        block = [tokens[-1], *self._masks]
+        asked = DraftForward(self._session, block, len(block))
+        asked.finish = partial(self._finish_block, len(tokens), self.n_past, handled_s)
+        return asked
+
+    def _finish_block(
+        self, began_at: int, n_read: int, handled_s: float, evaluated: ForwardResult
+    ) -> ForwardResult:
+        self._session.rewind(n_read)
+        self._rows = evaluated.rows[1:, : self._n_row].copy()
+        self._began_at = began_at
+        is_own = evaluated.n_tokens == 1 + len(self._masks)
+        return replace(
+            evaluated,
+            rows=self._rows[:1],
+            n_tokens=_FIRST if is_own else evaluated.n_tokens,
+            seconds=handled_s + evaluated.seconds,
+        )
+
+    def _is_new(self, n_tokens: int) -> bool:
+        return self.features.end >= n_tokens - 1
+
+
+# ---- draft_heads ----
+
 
 LAYERS_ON_NODES = "its layers lie on nodes, where the head cannot read them"
 """Why the head in the target's own file does not draft."""
@@ -48,7 +154,6 @@ class _Head(Draft):
     reads_states = True
 
     def restrict(self, policy: Policy, drafter: DrafterName) -> Policy | None:
-        """Return `policy` without guesses of the suffix store, whose hidden states nothing knows."""
         return replace(policy, staged=False, after_store=False)
 
     def writer(self) -> Model:
@@ -118,7 +223,6 @@ class _PublishedDraft(_Head):
         raise UsageError(problem, field="draft", value=self.name)
 
     def load_target(self, header: GGUFHeader, *, kernels: bool, placement: Placement | None) -> Model:
-        """Load a target that gives the states of the layers that the head reads."""
         return LayersTarget(header, self.header, kernels=kernels)
 
     def _match(self, model: Model, on_message: MessageFn) -> Draft:

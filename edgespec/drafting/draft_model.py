@@ -107,7 +107,7 @@ class DraftModel:
             self.sequences.end(self._session)
 
     def follows(self, n_tokens: int) -> bool:
-        """Say whether it can draft after a sequence of `n_tokens`."""
+        """Whether it can draft after a sequence of `n_tokens`."""
         return self.n_unread(n_tokens) > 0
 
     def n_unread(self, n_tokens: int) -> int:

@@ -117,7 +117,6 @@ def measured_speedup(profile: Profile | None) -> float | None:
 
 
 def _judged(acceptance: Mapping[str, object]) -> tuple[float, float]:
-    """Return how many of the draft model's tokens were accepted and how many judged, recent ones mostly."""
     right = tested = 0.0
     for tables in (acceptance.get("greedy"), acceptance.get("sampled")):
         for name in ("argmax", "sampled"):

@@ -88,7 +88,6 @@ class ExpectedGain:
         return Chain(path, chances, self.again[depth:])
 
     def _lost(self, before: float, path: float, depth: int) -> float:
-        """Return the cost, in tokens, of the chance that the token after `depth` is rejected."""
         return self.again[depth] * (before - path) if self.again else 0.0
 
     @property

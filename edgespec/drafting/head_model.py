@@ -146,7 +146,7 @@ class HeadModel(DraftModel):
         """Do nothing: what was read stays for the next text, which may begin like this one."""
 
     def follows(self, n_tokens: int) -> bool:
-        """Say whether it can draft after `n_tokens` tokens: it needs the hidden state of the last but one."""
+        """Whether it can draft after `n_tokens` tokens: it needs the hidden state of the last but one."""
         start = self._find_start()
         is_next = start == n_tokens - 1 == self._own_at + 1
         return start < n_tokens and (n_tokens - 2 < self.features.end or is_next)
@@ -210,7 +210,7 @@ class HeadModel(DraftModel):
         self._n_true = offset
 
     def _inputs(self, start: int, tokens: Sequence[int]) -> Inputs:
-        """Return what is read in place of `tokens`, which stand from index `start` on."""
+        """The tokens read in place of `tokens`, which stand from index `start` on."""
         n_known = min(len(tokens), self.features.end - start + 1)
         if n_known <= 0:
             states = self._own

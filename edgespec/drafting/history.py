@@ -111,7 +111,7 @@ def places(record: bytes) -> int:
 
 
 def parse(path: Path, data: bytes, fingerprint: str) -> HistoryContents:
-    """Return what the file `path` holds. Raises DamagedFileError if more than its last record is wrong."""
+    """The content of the file `path`. Raises DamagedFileError if more than its last record is wrong."""
     header, expected = data[: _HEADER.size], encode_header(fingerprint)
     if header == expected:
         return _parse_records(data)
@@ -351,7 +351,6 @@ class History:
             os.close(file)
 
     def _rewrite(self, records: list[bytes]) -> None:
-        """Replace the file by one with the newest records within the bound, or leave it as it was."""
         n_free, first = self.max_tokens, len(records)
         while first > 0 and (n_free := n_free - places(records[first - 1])) >= 0:
             first -= 1

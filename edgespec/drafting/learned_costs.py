@@ -54,7 +54,7 @@ class LearnedCosts:
         self.follow_up += _FOLLOW_UP * (gain - self.follow_up)
 
     def affords_probe(self, cost: float) -> bool:
-        """Say whether a probe of the draft model at `cost` can be paid now."""
+        """Whether a probe of the draft model at `cost` can be paid now."""
         return cost <= self.probe_budget
 
     def pay_for_probe(self, cost: float) -> None:

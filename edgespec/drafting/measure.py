@@ -179,7 +179,6 @@ class _Measurement:
         )
 
     def close(self) -> None:
-        """Free the sessions."""
         self._sessions.close()
 
     def _spent(self) -> float:

@@ -129,11 +129,11 @@ class OnlineCurve:
             self._unread = False
 
     def is_known(self, n: int) -> bool:
-        """Say whether T(n) was measured, or timed in some passes, and is no guess."""
+        """Whether T(n) was measured, or timed in some passes, and is no guess."""
         return self._is_measured or self._n_timed[n] >= _TIMED
 
     def is_doubtful(self, n: int) -> bool:
-        """Say whether T(n) may be another beside the last pass's than the table says: time one, to know."""
+        """Whether T(n) may be another beside the last pass's than the table says: time one, to know."""
         if n > N_MAX:
             return False
         i, last, covariance = n - 1, self._last - 1, self._covariance

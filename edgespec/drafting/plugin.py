@@ -159,7 +159,6 @@ def _made(drafter: NamedDrafter) -> UserDrafter:
 
 
 def _failure(what: str, error: Exception) -> str:
-    """Return one line that says what failed, and why."""
     said = " ".join(str(error).split())
     return f"{what}: {type(error).__name__}{': ' if said else ''}{said}"
 

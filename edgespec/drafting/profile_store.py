@@ -34,7 +34,7 @@ def profile_path(key: ProfileKey) -> Path:
 
 
 def load(key: ProfileKey, *, on_message: MessageFn = silent) -> Profile | None:
-    """Return what is stored for `key`; None when nothing is, or nothing that can be used.
+    """The record of `key`; None when nothing is, or nothing that can be used.
 
     A file that makes no sense is set aside; one of a later edgespec is left as it is. Either is told to
     `on_message` in one line.

@@ -253,7 +253,7 @@ class Scheduler:
         bucket: int,
         prefix: Prefix | None = None,
     ) -> DraftAction:
-        """Say what follows `depth` drafted tokens, all accepted with probability `path`.
+        """Choose what follows `depth` drafted tokens, all accepted with probability `path`.
 
         `unread`: tokens that the draft model has yet to read; 0 without a model, and above `MAX_UNREAD` it is
         idle. `offered`: the estimated acceptances of the suffix store's tokens, each given the one before.
@@ -277,7 +277,7 @@ class Scheduler:
         return ModelAction(n_guesses) if with_model > 0.0 else None
 
     def _is_careful(self, n_emitted: int) -> bool:
-        """Say whether a step after `n_emitted` tokens drafts nothing, since the answer may be over with it.
+        """Whether a step after `n_emitted` tokens drafts nothing, since the answer may be over with it.
 
         What a draft costs would then be lost. So the first steps of an answer of unknown length have none,
         unless that is little beside what the prompt took: an answer of a word takes no longer than without.
@@ -301,7 +301,7 @@ class Scheduler:
         return self._now.best_prefix(path, depth, chances[: MAX_GAMMA - depth]).n
 
     def keeps(self, path: float, depth: int, bucket: int, *, chance: float = 1.0) -> bool:
-        """Say whether to verify a token of the draft model, which has run: only verification has a price.
+        """Whether to verify a token of the draft model, which has run: only verification has a price.
 
         `path`: the probability that the token and all before it are accepted, of which `chance` is its own.
         They and `bucket` come from the distribution at the position. The token pays alone, or together with
@@ -312,7 +312,7 @@ class Scheduler:
         return gain >= 0.0 or gain + now.of_model(path, depth + 1, 1, bucket) > 0.0
 
     def branches(self, path: float, n_drafted: int) -> bool:
-        """Say whether a token off the trunk, accepted with `path`, pays after `n_drafted` tokens.
+        """Whether a token off the trunk, accepted with `path`, pays after `n_drafted` tokens.
 
         The trunk may grow later, so the price is a mean over the next tokens. A token accepted off the trunk
         is in the next pass again, and pays the price again.
@@ -349,7 +349,6 @@ class Scheduler:
         return window if pays else 0
 
     def _model_speedup(self) -> float:
-        """Return the speed of drafting with the draft model, once it has read, in that of new text now."""
         n_texts = 1 + self._others.n_texts
         gain = gain_if_all_draft(self.learned, self._n_past, n_texts) if n_texts > 1 else self._now
         return gain.best_model_rate() / max(n_texts * self._pace[False].rate, 1.0 / gain.verify[1])
@@ -379,7 +378,6 @@ class Scheduler:
         return 1.0 / self._now.verify[1] if self.learned.target.is_known(1) else None
 
     def _plain_note(self) -> str:
-        """Return the speed of plain decoding in words, "" before it is known."""
         return f" ({1.0 / self._now.verify[1]:.1f} {self.unit} expected without)" if self._n_emitted else ""
 
     def explain(

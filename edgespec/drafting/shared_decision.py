@@ -55,7 +55,7 @@ class PassLoad:
 
 
 def is_worth_timing(bids: Sequence[Bid], load: PassLoad) -> bool:
-    """Say whether the pass should go without drafts, to learn what it costs so.
+    """Whether the pass should go without drafts, to learn what it costs so.
 
     Where many draft in every step, nothing else tells, and the price of all that they draft rests on it.
     """

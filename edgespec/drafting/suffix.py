@@ -101,7 +101,7 @@ class NgramDrafter:
         self._n = len(tokens)
 
     def draft(self, tokens: tuple[int, ...], room: int, sample: object) -> list[int]:
-        """Return what followed the longest end of the text that occurred before."""
+        """The tokens that followed the longest end of the text that occurred before."""
         return self._text.offer((), room)[0]
 
     def accept(self, tokens: tuple[int, ...], n_accepted: int) -> None:

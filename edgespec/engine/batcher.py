@@ -177,7 +177,6 @@ class Batcher:
     # ---- one request ----
 
     def _advance(self, request: BatchedRequest, result: ForwardResult | None = None) -> None:
-        """Let a request go on with the result of its pass, until it has tokens or asks for another."""
         self._let(request, partial(self._send, request, result))
 
     def _send(self, request: BatchedRequest, result: ForwardResult | None) -> None:
@@ -221,7 +220,6 @@ class Batcher:
         self._grow(request, drafter, start)
 
     def _grow(self, request: BatchedRequest, drafter: TreeDrafter, act: Callable[[], None]) -> None:
-        """Let a request draft on, and ask for the target's pass where the draft is complete."""
         self._let(request, act)
         if request.is_running and not (drafter.bid or drafter.forward):
             self._advance(request)
@@ -248,7 +246,6 @@ class Batcher:
                 scheduler.share(others)
 
     def _rate(self, request: BatchedRequest, n_all: int) -> float:
-        """Return the tokens a second that `request` makes in passes over `n_all` tokens."""
         plain = 1.0 / self._clocks.target.of(max(1, n_all), request.session.n_past)
         return max(plain, request.scheduler.own_rate) if request.scheduler else plain
 
@@ -354,7 +351,6 @@ class Batcher:
                 )
 
     def _choose_n_read(self, rate: float) -> None:
-        """Let passes that only read take `_READ_S` where `rate` tokens a second are read."""
         if self._times_reads:
             n_chunks = round(min(rate * _READ_S, self._cache.n_batch) / PREFILL_CHUNK)
             self._n_read = max(1, n_chunks) * PREFILL_CHUNK
@@ -420,7 +416,6 @@ class Batcher:
         request.session.clear()
 
     def _resume(self) -> None:
-        """Resume preempted requests while there is room, the oldest first."""
         for request in self._requests:
             if not request.is_preempted:
                 continue
@@ -459,7 +454,7 @@ def split_prefill_budget(budget: int, wanted: Sequence[tuple[Any, int]]) -> list
 
 
 def _is_one_pass(passes: Sequence[Forward]) -> bool:
-    """Say whether the library makes one pass of these; with states each must have as many tokens."""
+    """Whether the library makes one pass of these; with states each must have as many tokens."""
     return not passes[0].session.model.keeps_state or len({len(one.tokens) for one in passes}) == 1
 
 

@@ -204,7 +204,6 @@ class Pair(Closing):
             self._remote.reopen(self.target, self._interrupt)
 
     def _footprint(self, model: Model) -> GGUFHeader:
-        """Return the header to estimate the memory of `model` here with."""
         return self._remote.home if self._remote and model is self.target else model.header
 
     @property

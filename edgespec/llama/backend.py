@@ -35,7 +35,6 @@ if _problem := wheel_for_another_board():
 
 
 def _bindings() -> ModuleType:
-    """Import the library's functions without the rest of `llama_cpp`, which takes a quarter of a start."""
     if "llama_cpp" in sys.modules or not (found := importlib.util.find_spec("llama_cpp")):
         return importlib.import_module("llama_cpp.llama_cpp")
     sys.modules["llama_cpp"] = importlib.util.module_from_spec(found)
@@ -105,7 +104,6 @@ def _keep_log_line(level: int, text: bytes | None, _user_data: int | None) -> No
 
 
 def _stop_in_one_line(message: bytes) -> None:
-    """End the process with one line where the library would dump core."""
     place, _, what = message.decode(errors="replace").partition(": ")
     reason = " ".join(f"{place.rpartition('/')[2]}: {what}".split())
     line = (
@@ -151,7 +149,6 @@ _set_log(_log_callback, ctypes.c_void_p(0))
 
 
 def _leave_log(callback: Any, user_data: Any) -> None:  # noqa: ANN401 - as the library's function
-    """Leave the log as it is at the first call, which the package makes when it is imported."""
     if llama.llama_log_set is _leave_log:
         llama.llama_log_set = _set_log
     else:

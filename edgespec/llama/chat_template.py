@@ -245,7 +245,6 @@ class _Generation(Extension):
     tags = {"generation"}  # noqa: RUF012 - jinja2's form
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """Return what the tag encloses."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
@@ -282,7 +281,6 @@ _ENVIRONMENT = _environment()
 
 
 def _line_of(error: BaseException) -> int | None:
-    """Return the template's line where `error` came from."""
     found = getattr(error, "lineno", None)
     step = error.__traceback__
     while step:

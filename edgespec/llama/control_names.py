@@ -77,7 +77,7 @@ class ControlNames:
         self._beginnings = frozenset(name[:n] for name in self._names for n in range(1, len(name)))
 
     def __contains__(self, text: str) -> bool:
-        """Return whether `text` is a name."""
+        """Whether `text` is a name."""
         return text in self._names
 
     def find(self, text: str) -> Iterator[tuple[int, int]]:
@@ -91,7 +91,7 @@ class ControlNames:
             at += n or 1
 
     def render(self, template: Callable[..., str], *words: Any) -> RenderedPrompt:  # noqa: ANN401 - JSON
-        """Return what `template` writes when called with `words`, whose names of control tokens stay text.
+        """The text of `template` called with `words`, whose names of control tokens stay text.
 
         `words`: what comes from outside, such as messages and tools: texts, and lists and mappings of them.
         """
@@ -122,14 +122,12 @@ class ControlNames:
         yield _part(prompt, start, len(prompt)), False
 
     def _tokens(self, prompt: RenderedPrompt) -> Iterator[tuple[int, int]]:
-        """Yield where names stand that no break is in."""
         bounds = [0, *prompt.breaks, len(prompt)]
         for start, stop in pairwise(bounds):
             for begin, end in self.find(str(prompt)[start:stop]):
                 yield start + begin, start + end
 
     def _may_be_read(self, text: str) -> bool:
-        """Return whether `text` has a name, or ends with the beginning of one, which other text completes."""
         return next(self.find(text), None) is not None or self._begins_at_end(text)
 
     def _begins_at_end(self, text: str) -> bool:

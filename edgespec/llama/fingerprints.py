@@ -64,7 +64,6 @@ def tokenizer_fingerprint(source: HasHeader | GGUFHeader) -> str:
 
 
 def _without_padding(gguf: GGUF) -> bytes:
-    """Return the raw bytes of the token list, without the padding that converters add at its end."""
     raw, types = gguf.raw_texts(TOKENS), gguf.fields.get(TOKEN_TYPES)
     if types is None or (types.kind, types.n) != (INT32, gguf.n_texts(TOKENS)):
         return raw

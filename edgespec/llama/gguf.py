@@ -303,7 +303,6 @@ def _alignment(fields: Mapping[str, Field]) -> int:
 
 
 def _read_text(data: mmap.mmap, at: int) -> tuple[str, int]:
-    """Return the text at `at`, and where it ends."""
     end = at + LONG.size + LONG.unpack_from(data, at)[0]
     if end > len(data):
         raise _DamagedError("it ends within a text")
@@ -376,7 +375,7 @@ _MAGICS = (
 
 
 def describe_file(start: bytes) -> str:
-    """Return what a file that begins with `start` seems to be and, if possible, what to do."""
+    """The likely kind of a file that begins with `start` and, if possible, what to do."""
     for magic, description in _MAGICS:
         if start.startswith(magic):
             return description

@@ -260,7 +260,6 @@ def _check_complete(header: GGUFHeader) -> None:
 
 
 def _check_kind(header: GGUFHeader) -> None:
-    """Refuse a valid GGUF that is no text-generating model."""
     if what := other_kind(header):
         raise EdgespecError(f"{header.path}: {what}; choose a text-generating language model")
     if not 1 <= header.n_layer <= _MAX_LAYERS:
@@ -268,7 +267,7 @@ def _check_kind(header: GGUFHeader) -> None:
 
 
 def other_kind(header: GGUFHeader) -> str:
-    """Return what a valid GGUF holds instead of a text-generating model: "a LoRA adapter, not a model".
+    """The content of a valid GGUF without a text-generating model, such as "a LoRA adapter, not a model".
 
     "" for a text-generating model, or a head that edgespec made.
     """
@@ -295,7 +294,7 @@ def other_kind(header: GGUFHeader) -> str:
 
 
 def _missing_part(header: GGUFHeader) -> str:
-    """Return what a file of a text-generating architecture lacks, or has too much; "" for a whole model."""
+    """The faults of a text-generating model: parts it lacks or has too many; "" for a whole one."""
     tensors, is_whole = header.gguf.tensors, header.split_count < 2
     if not tensors and is_whole:
         return "only a vocabulary, without a model's weights"
@@ -358,5 +357,5 @@ def read_results() -> dict[str, ArchitectureSupport]:
 
 
 def architecture_support(header: GGUFHeader) -> ArchitectureSupport | None:
-    """Return what works with a model's architecture; None if it was never checked."""
+    """The features that work with a model's architecture; None if it was never checked."""
     return read_results().get(architecture_key(header.architecture, mtp=header.n_mtp > 0))

@@ -61,7 +61,7 @@ def check_target(header: GGUFHeader) -> None:
 
 
 def read_head(header: GGUFHeader) -> HeadFile | None:
-    """Return what a head's file says of it; None for an ordinary model.
+    """The description of a head in its file; None for an ordinary model.
 
     Raises EdgespecError if the file is not as training made it.
     """

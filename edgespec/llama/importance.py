@@ -110,7 +110,7 @@ class _SquareSums:
 
 
 def _array(tensor: _CTensor, kind: int) -> npt.NDArray[Any]:
-    """Return what a tensor in this process's memory holds, without a copy: (ne3, ne2, ne1, ne0)."""
+    """The values of a tensor in this process's memory, without a copy: (ne3, ne2, ne1, ne0)."""
     if tensor.type != kind or not tensor.data:
         raise EdgespecError("a product's activations are not where they were expected")
     number: Any = ctypes.c_float if kind == _F32 else ctypes.c_int32

@@ -47,7 +47,7 @@ def multiplied(tensors: Iterable[TensorInfo]) -> list[MatrixShape]:
 
 
 def kernel_coverage(matrices: Iterable[MatrixShape]) -> KernelCoverage | None:
-    """Return what the kernels take of these; None if they are not installed, or not for this processor."""
+    """The kernels' share of these matrices; None if they are not installed, or not for this processor."""
     packed_bytes = _asks_plugin()
     if packed_bytes is None:
         return None
@@ -82,7 +82,7 @@ def packing_growth(matrices: Iterable[MatrixShape]) -> int:
 
 @functools.cache
 def _asks_plugin() -> Callable[[MatrixShape], int] | None:
-    """Return what tells a matrix's packed bytes, -1 for none; the plugin does not join ggml for it."""
+    """The function that tells a matrix's packed bytes, -1 for none; the plugin does not join ggml for it."""
     try:
         library = ctypes.CDLL(str(plugin_path()))
         ask, isa = library.es_kernels_packed_bytes, library.es_kernels_isa

@@ -189,7 +189,7 @@ class Plugin:
         return int(device)
 
     def node(self) -> NodeFacts:
-        """Return what the node's device holds and has run."""
+        """The counters of the node's device: bytes held, work run."""
         facts = self._library.es_kernels_node
         facts.restype = NodeFacts
         return cast("NodeFacts", facts())
@@ -391,7 +391,7 @@ class _CHidden(ctypes.Structure):
 
 
 def needs_logits(layers: Sequence[int], n_all_layers: int) -> bool:
-    """Say whether only tokens whose logits are computed have a state of one of these layers."""
+    """Whether only tokens whose logits are computed have a state of one of these layers."""
     return any(layer in (LAST_NORM_OUT, n_all_layers - 1) for layer in layers)
 
 

@@ -333,7 +333,6 @@ class KVCache(Closing):
         return n_sides
 
     def _n_outputs(self, part: SequenceTokens) -> int:
-        """Return of how many of a part's tokens the library computes the logits."""
         return len(part.tokens) if self._outputs.all_logits else part.n_logits
 
     # ---- copies ----
@@ -397,7 +396,6 @@ def _check_model(model: Model, n_sequences: int, *, takes_embeddings: bool) -> N
 
 
 def _states(model: Model, size: KVCacheSize, n_batch: int) -> States:
-    """Return how tokens are taken back on a model that keeps a state, in passes of up to `n_batch` tokens."""
     # The library wants room in a pass for a token more than snapshots reach.
     wanted = replace(size.rollback, n_snapshots=max(0, min(size.rollback.n_snapshots, n_batch - 2)))
     return States(size.n_sequences, wanted, has_snapshots=model.header.has_snapshots)

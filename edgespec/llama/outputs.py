@@ -57,7 +57,7 @@ class Outputs:
         return self.with_features and self._states.all_logits
 
     def keeping(self, parts: Sequence[SequenceTokens]) -> AbstractContextManager[None]:
-        """Return what a pass over these parts is made in, so that edgespec's kernels leave what is wanted."""
+        """The context manager of a pass over these parts, so that edgespec's kernels leave what is wanted."""
         states = self._kernel_states
         if states is None:
             return nullcontext()
@@ -114,7 +114,7 @@ class Outputs:
 
 
 def _kernel_states(model: Model) -> KernelStates | None:
-    """Return what takes the hidden states that edgespec's kernels leave; None: other kernels run `model`."""
+    """The reader of the hidden states that edgespec's kernels leave; None: other kernels run `model`."""
     plugin = model.plugin if model.remote is None else None
     ways = model.hidden_states
     layers = ways.kernel_layers or ((LAST_NORM_OUT,) if ways is LAST_NORM else ())

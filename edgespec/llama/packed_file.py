@@ -215,7 +215,7 @@ def packed_file(header: GGUFHeader, isa: str, build: str, part: str) -> PackedFi
 
 
 def _read(file: int) -> _Contents | None:
-    """Return what the file says of itself; None if it is damaged, or not only this user's."""
+    """The file's description of itself; None if it is damaged, or not only this user's."""
     found = os.fstat(file)
     if found.st_mtime_ns != _SEAL_NS or found.st_uid != os.geteuid() or found.st_mode & 0o077:
         return None

@@ -72,7 +72,7 @@ def check_published_head(draft: GGUFHeader, target: GGUFHeader) -> GGUFHeader | 
 
 
 def _other_kind(head: GGUFHeader) -> str:
-    """Say what it is if it is of a kind that is not run; else ""."""
+    """The kind of a head that is not run; else ""."""
     if head.architecture not in (EAGLE, DFLASH):
         return HELPERS[head.architecture]
     if head.architecture == DFLASH:
@@ -127,7 +127,7 @@ def _no_layers(target: GGUFHeader) -> str:
 
 
 def _damage(head: GGUFHeader, target: GGUFHeader) -> str:
-    """Say what in a file would make llama.cpp end the process or read past an end; "" if nothing.
+    """The part of a file that would make llama.cpp end the process or read past an end; "" if nothing.
 
     It checks the shapes of other tensors itself when it loads the file.
     """
@@ -154,7 +154,7 @@ def _damage(head: GGUFHeader, target: GGUFHeader) -> str:
 
 
 def _bad_ids(head: GGUFHeader, ids: TensorInfo) -> str:
-    """Say what is wrong with its list of the tokens that it drafts; "" if nothing."""
+    """The fault of its list of the tokens that it drafts; "" if nothing."""
     if ids.kind != type_number("i64") or len(ids.shape) != 1:
         return "its list of tokens (d2t) is not of 64-bit integers"
     values = np.fromfile(head.path, np.int64, ids.shape[0], offset=head.gguf.data_start + ids.offset)
@@ -228,7 +228,7 @@ class EagleHead(PublishedHead):
         self._batch = Batch(None)
 
     def encode(self, states: Features) -> Inputs:
-        """Return what it reads for states of the target, shape (n, n_state of the target): (n, n_embd)."""
+        """The head's input for states of the target of shape (n, n_state of the target): (n, n_embd)."""
         self._encoder.require_open()
         rows = np.empty((len(states), self.n_embd), np.float32)
         for start in range(0, len(states), _ENCODED):

@@ -222,7 +222,6 @@ class Cells(Rollback):
         self._has_branches = False
 
     def _drop_branches(self) -> None:
-        """Empty the spare sequences."""
         for i in range(self.n_spare):
             llama.llama_memory_seq_rm(self._memory, self._n_sequences + i, -1, -1)
             self._sides[i] = -1

@@ -121,7 +121,6 @@ def backend_path() -> Path:
 
 
 def _transport_path() -> Path:
-    """Return the path of the connections, in the folder of the C core."""
     return Path(_core.__file__).with_name("rpc_transport.so")
 
 

@@ -121,7 +121,6 @@ def _kept(plugin: Path, isa: str) -> StateFile[SelfTest] | None:
 
 
 def _read(kept: StateFile[SelfTest] | None) -> SelfTest | None:
-    """Return the stored result, or None."""
     try:
         return kept.read() if kept else None
     except OSError:
@@ -140,6 +139,5 @@ def _keep(kept: StateFile[SelfTest] | None, answer: SelfTest) -> bool:
 
 
 def _mapped_libraries(maps: Iterable[str]) -> set[Path]:
-    """Return llama.cpp's libraries among the files that the lines of /proc/PID/maps name."""
     paths = (Path(fields[5]) for line in maps if len(fields := line.split(maxsplit=5)) == 6)
     return {path for path in paths if path.name.startswith(("libggml", "libllama"))}

@@ -229,7 +229,7 @@ def open_model(path: Path, *, use_kernels: bool) -> Model:
 
 
 def _compare(path: Path) -> str:
-    """Return what is wrong with the loaded kernels, by the model at `path`, or ""."""
+    """The fault of the loaded kernels, found with the model at `path`, or ""."""
     with open_model(path, use_kernels=False) as stock:
         reference = logits(stock, n_batch=8, n_threads=1)
     with open_model(path, use_kernels=True) as packed:
@@ -248,7 +248,6 @@ def _compare(path: Path) -> str:
 
 
 def _compare_all() -> str:
-    """Return what is wrong with the loaded kernels, or ""."""
     for model in range(len(MODELS)):
         with _model_file(model) as path:
             if wrong := _compare(path):

@@ -117,7 +117,7 @@ class SequencePool(Closing):
         return best, n_best, n_same
 
     def _has_all(self, session: Session, n: int) -> bool:
-        """Say whether a sequence still has all that its first `n` tokens need.
+        """Whether a sequence still has all that its first `n` tokens need.
 
         Where attention has a sliding window, tokens before the window may have been overwritten.
         """

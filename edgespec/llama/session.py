@@ -170,7 +170,7 @@ class Session(Closing):
         return self.cache.state(self.sequence)
 
     def copies(self) -> dict[int, State]:
-        """Return what was kept to come back to, by the number of tokens; only where a model keeps a state."""
+        """The states kept to come back to, by the number of tokens; only where a model keeps a state."""
         return self.cache.rollback.copies(self.sequence)
 
     def restore(

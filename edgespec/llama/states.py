@@ -90,7 +90,6 @@ class States(Rollback):
         return max((n for n in (*line.marks, *line.copies) if n <= n_keep), default=0)
 
     def _n_back(self, line: _SequenceStates, n_past: int) -> int:
-        """Return how many tokens snapshots can take back now."""
         last = line.last
         if last is None or last.n_past + len(last.tokens) != n_past:
             return 0
@@ -122,7 +121,6 @@ class States(Rollback):
         return 0
 
     def _forget_after(self, line: _SequenceStates, n: int) -> None:
-        """Forget the states after more than `n` tokens, and all if there are none left."""
         line.last = None
         for place in [place for place in line.marks if place > n or not n]:
             self._free(line.marks.pop(place))
@@ -193,7 +191,6 @@ class States(Rollback):
                 line.undo = None
 
     def _best_end(self, part: SequenceTokens, n_past: int) -> int:
-        """Return where a sequence of `n_past` tokens, after what it was to read or a part, should end."""
         if self.n_reachable(part.sequence, part.n_past) == part.n_past:
             return part.n_past
         n_true = min(n_past, part.n_past + len(part.tokens) - part.n_drafted)
@@ -229,7 +226,6 @@ class States(Rollback):
         return min(line.marks, key=lambda n: (ends[(i := ends.index(n)) + 1] - ends[i - 1]) / (n_past - n))
 
     def _free(self, spare: int) -> None:
-        """Empty a spare sequence."""
         llama.llama_memory_seq_rm(self._memory, spare, -1, -1)
         self._spare.append(spare)
 
@@ -260,7 +256,6 @@ class States(Rollback):
         return min((n for n in stops if 0 < n < n_tokens), default=n_tokens)
 
     def _keep_wanted(self, part: SequenceTokens) -> None:
-        """At the beginning of a pass, make the copies that are wanted somewhere within it."""
         line, end = self._lines[part.sequence], part.n_past + len(part.tokens)
         if any(n < end for n in line.wanted):
             line.wanted = [n for n in line.wanted if n >= end]

@@ -139,7 +139,7 @@ class TemplateTraits:
         return next(offered, _BEGINNINGS[0])
 
     def _sample(self, names: Sequence[str], arguments: Mapping[str, str] | None = None) -> str | None:
-        """Return what the model would write for these calls, without the end of its turn."""
+        """The model's text for these calls, without the end of its turn."""
         text = self._calls(names, self.style, arguments=arguments)
         answer = {"role": "assistant", "content": _ANSWER}
         said = self._render([*self._beginning, answer], begins_answer=False)
@@ -200,7 +200,6 @@ _BEGINNINGS: tuple[Messages, ...] = (
 
 
 def _shared_marks(one: str, other: str) -> str:
-    """Return what two texts end with in common, from its first marker or line end on."""
     n = n_common(one[::-1], other[::-1])
     end = one[len(one) - n :]
     starts = [0] if end == other else [at for at in (end.find("<"), end.find("\n")) if at >= 0]

@@ -271,7 +271,7 @@ class Model(Closing):
         return backend.address_of("llama_tokenize")
 
     def is_eog(self, token: int) -> bool:
-        """Return whether `token` ends a generation (EOS, end of turn, ...)."""
+        """Whether `token` ends a generation (EOS, end of turn, ...)."""
         self._require(self._words)
         return bool(llama.llama_vocab_is_eog(self._vocab, token))
 
@@ -287,7 +287,7 @@ class Model(Closing):
         return tuple(token for token in range(self.n_vocab) if self.is_eog(token))
 
     def is_control(self, token: int) -> bool:
-        """Return whether `token` is a control token, not text."""
+        """Whether `token` is a control token, not text."""
         self._require(self._words)
         return bool(llama.llama_vocab_is_control(self._vocab, token))
 

@@ -181,7 +181,7 @@ def paired_draft(target: str, *, writes: bool = False) -> str | None:
 
 
 def is_here(name: str) -> bool:
-    """Say whether a model of the registry is on this machine."""
+    """Whether a model of the registry is on this machine."""
     registry = load_registry()
     return Store.default().is_present(registry.get(name), registry)
 
@@ -194,7 +194,6 @@ def _file_of(target: str) -> Path | None:
 
 
 def _is_file_of(entry: Entry, path: Path, name: str) -> bool:
-    """Say whether the file `path`, which is called `name`, is that of `entry` by its hash."""
     stamp = Store.default().stamp(entry)
     known = entry if entry.sha256 else stamp
     if known is None or known.sha256 is None:

@@ -32,7 +32,7 @@ _SNAPSHOTS_SHARE = 1 / 16
 
 
 def target_rollback(header: GGUFHeader, *, parallel: int = 1, drafts: bool = True) -> RollbackSize:
-    """Return what a target's cache sets aside to take drafts back: as many tokens as a draft should have.
+    """The room that a target's cache sets aside to take drafts back: as many tokens as a draft should have.
 
     Several texts at once, one that is decoded plainly, and states that are large beside the weights do
     without snapshots: each is a state of memory.
@@ -46,7 +46,7 @@ def target_rollback(header: GGUFHeader, *, parallel: int = 1, drafts: bool = Tru
 
 
 def draft_rollback() -> RollbackSize:
-    """Return what a draft model's cache sets aside."""
+    """The room that a draft model's cache sets aside."""
     return RollbackSize(n_marks=DRAFT_MARKS)
 
 

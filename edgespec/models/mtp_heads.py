@@ -10,7 +10,7 @@ from edgespec.models.store import Store
 
 
 def has_mtp_head(model: Path | Entry) -> bool:
-    """Say whether a model has a head that can be used: its file says so, or before it is here models.toml."""
+    """Whether a model has a head that can be used: its file says so, or before it is here models.toml."""
     file = model if isinstance(model, Path) else Store.default().file(model)
     if not file.is_file():
         return isinstance(model, Entry) and model.mtp

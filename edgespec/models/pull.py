@@ -134,7 +134,6 @@ class Puller:
         return [self.registry.get(ref)]
 
     def _in_hub_cache(self, entries: list[Entry]) -> list[Entry]:
-        """Return the entries, or one of the file in the hub library's cache if only that has them."""
         if any(self.store.file(entry).exists() for entry in entries):
             return entries
         cached = find_in_hub(entries[0])
@@ -235,7 +234,6 @@ class Puller:
         return hash_file(path, lambda done: self.on_progress(PullProgress(entry.name, "hash", done, total)))
 
     def _adopt(self, entry: Entry) -> None:
-        """Accept a file that was copied into the store by hand, if its hash is right."""
         path, expected = self.store.file(entry), self.store.expected_sha256(entry)
         sha256 = self._hash(entry, path)
         if expected not in (None, sha256):
@@ -311,7 +309,6 @@ class Puller:
         clean(part)
 
     def _put(self, entry: Entry, complete: Path, stamp: Stamp) -> None:
-        """Flush a complete file to the disk, give it its final name, then write its stamp."""
         with complete.open("rb") as file:
             os.fsync(file.fileno())
         complete.replace(self.store.file(entry))

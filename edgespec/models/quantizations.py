@@ -103,7 +103,6 @@ class ModelFile:
 
 
 def _own_type(path: Path, name: str) -> str:
-    """Return the quantization that a file's name tells, or else the model's."""
     return quantization_in(path.stem) or quantization_in(name)
 
 
@@ -120,7 +119,6 @@ def model_file(ref: str) -> ModelFile:
 
 
 def _bits(file: ModelFile) -> float:
-    """Return about how many bits a weight has in a file."""
     if bits := BITS.get(_own_type(file.path, file.name)):
         return bits
     tensors = read_tensors(read_header(file.path))

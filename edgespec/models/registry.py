@@ -54,7 +54,6 @@ def load_registry() -> Registry:
 
 
 def _rewrite_user_file(text: str) -> None:
-    """Check that `text` is valid, then replace the user's models.toml with it atomically."""
     file = user_models_file()
     parse(file, text)
     write_atomically(file, text)

@@ -75,7 +75,6 @@ def model_named(word: str, *, alone: bool) -> str | None:
 
 
 def _in_hub_cache(entry: Entry) -> Path | Entry:
-    """Return the entry, or its file in the hub library's cache if only that has it."""
     store = Store.default()
     if store.is_present(entry, load_registry()):
         return entry
@@ -143,7 +142,7 @@ def named_as(ref: str, path: Path) -> Iterator[None]:
 
 
 def notes_of(ref: str, header: GGUFHeader) -> list[str]:
-    """Return what another program keeps of a model beside its file and edgespec does not use, a line each."""
+    """The parts of a model that another program keeps and edgespec does not use, a line each."""
     model = stored_model(ref)
     notes = list(model.notes) if model else []
     if model and model.source == "ollama" and not header.gguf.text("tokenizer.chat_template"):

@@ -144,7 +144,7 @@ class Store:
         return found
 
     def _files(self, entry: Entry) -> list[Path]:
-        """Return what is there of the entry: its file, stamp and partial files."""
+        """The files of the entry that are here: its file, stamp and partial files."""
         final = self.file(entry)
         parts = self.root.glob(f"{glob.escape(final.name)}.part*")
         return [path for path in (final, self._stamp_file(entry), *parts) if path.exists()]

@@ -138,7 +138,7 @@ def load_suite(name_or_path: str) -> Suite:
 
 
 def is_recordings(name_or_path: str) -> bool:
-    """Return whether a suite is a folder, or a file whose name says that it is sound."""
+    """Whether a suite is a folder, or a file whose name says that it is sound."""
     if name_or_path in (DEFAULT, HUMAN_EVAL):
         return False
     path = expand_user(name_or_path)

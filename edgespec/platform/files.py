@@ -219,7 +219,6 @@ def _resolve(path: Path) -> Path:
 
 
 def _is_special(file: Path) -> bool:
-    """Whether `file` is a pipe or a device, such as /dev/stdout, which must not be replaced."""
     return file.exists() and not file.is_file()
 
 

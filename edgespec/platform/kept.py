@@ -99,7 +99,6 @@ class Kept:
 
 
 def _pattern(place: str) -> str:
-    """Return the regular expression of the files of a place."""
     end = ".*" if _is_folder(place) else r"(\.set-aside(-\d+)?)?"
     return re.escape(place).replace(r"\*", "[^/]*") + end
 

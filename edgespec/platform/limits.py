@@ -97,12 +97,11 @@ def why_refused(root: Path = ROOT) -> str:
 
 
 def is_refusal(reason: str) -> bool:
-    """Say whether a message tells that the system refused memory or a thread: `why_refused` may know why."""
+    """Whether a message tells that the system refused memory or a thread: `why_refused` may know why."""
     return _REFUSAL.search(reason) is not None
 
 
 def _spent_task_limits(root: Path) -> Iterator[Limit]:
-    """Yield the limits of processes and threads that leave room for none or few."""
     for group in (*_groups(root, ""), *_groups(root, "pids")):
         most, used = _number(group / "pids.max"), _number(group / "pids.current")
         if most is not None and used is not None and used + _FEW_TASKS >= most:

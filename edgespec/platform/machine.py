@@ -16,8 +16,39 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from edgespec.platform.files import text_of
 from edgespec.platform.other_load import MOST_OTHER_LOAD, OtherLoad
-from edgespec.platform.power_supply import on_battery
+
+# ---- whether the machine runs on its battery, as Linux shows it in /sys/class/power_supply ----
+
+
+_STORES = {"Battery", "UPS"}
+
+
+def on_battery(root: Path = Path("/")) -> bool:
+    """Whether a battery of the machine feeds it; a machine without a battery is on mains.
+
+    A battery that discharges says so itself. Where none says what it does (some do not while a charge limit
+    holds them), the machine is on battery if it has plugs (types Mains and USB) and none of them is online.
+    Batteries of mice and headphones, of scope Device, do not count. `root`: where /sys is.
+    """
+    supplies = list((root / "sys/class/power_supply").glob("*"))
+    stores = [
+        supply
+        for supply in supplies
+        if text_of(supply / "type") in _STORES and text_of(supply / "scope") != "Device"
+    ]
+    states = {text_of(store / "status") for store in stores}
+    if "Discharging" in states:
+        return True
+    if not stores or states - {"Unknown", ""}:
+        return False
+    plugs = [text_of(supply / "online") for supply in supplies if supply not in stores]
+    return "0" in plugs and "1" not in plugs
+
+
+# ---- machine ----
+
 
 LEAST_SPEED = 0.6
 """Below this share of its highest clock frequency, the processor was held back. The highest frequency is that
@@ -84,7 +115,7 @@ class Throttling:
 
 
 def throttling(root: Path = Path("/")) -> Throttling | None:
-    """Return what a Raspberry Pi's firmware reports; None on other machines, and if it cannot be asked."""
+    """The reports of a Raspberry Pi's firmware; None on other machines, and if it cannot be asked."""
     bits = _firmware(root)
     if bits is None:
         return None
@@ -225,7 +256,6 @@ def _number(file: Path) -> int:
 
 
 def _cpufreq(root: Path, name: str) -> list[str]:
-    """Return the contents of each processor's cpufreq file of that name."""
     return list(filter(None, map(_text, (root / _CPUS).glob(f"cpu[0-9]*/cpufreq/{name}"))))
 
 
@@ -235,7 +265,6 @@ def governors(root: Path) -> list[str]:
 
 
 def _clocks(root: Path) -> list[tuple[float, float]]:
-    """Return, for each processor, the share of its highest frequency, and that frequency in GHz."""
     found = []
     for folder in (root / _CPUS).glob("cpu[0-9]*/cpufreq"):
         now, highest = (_number(folder / name) for name in ("scaling_cur_freq", "cpuinfo_max_freq"))  # kHz
@@ -245,13 +274,11 @@ def _clocks(root: Path) -> list[tuple[float, float]]:
 
 
 def _throttles(root: Path) -> dict[Path, int]:
-    """Return how often heat slowed down each processor, or its package, since the machine started."""
     files = (root / _CPUS).glob("cpu[0-9]*/thermal_throttle/*_throttle_count")
     return {file: _number(file) for file in files}
 
 
 def _limit(zone: Path) -> float:
-    """Return the temperature from which a thermal zone is worth a warning."""
     slowing = []
     for kind in zone.glob("trip_point_*_type"):
         degrees = _number(kind.with_name(kind.name.replace("_type", "_temp"))) // 1000
@@ -275,7 +302,6 @@ def _firmware(root: Path) -> int | None:
 
 
 def _swapped(root: Path) -> int:
-    """Return the bytes that went to and from the swap since the machine started."""
     pairs = (line.split() for line in _text(root / "proc/vmstat").splitlines())
     counts = {pair[0]: pair[1] for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
     pages = sum(int(counts.get(name, 0)) for name in ("pswpin", "pswpout"))

@@ -43,7 +43,7 @@ def is_ours(point: EntryPoint) -> bool:
 
 
 def load(group: str, name: str) -> Any:  # noqa: ANN401 - whatever the group holds
-    """Return what is offered under a name.
+    """The object offered under a name, loaded.
 
     Raises UsageError for a name that nobody offers or another package's that cannot be imported.
     """

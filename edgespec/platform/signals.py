@@ -12,7 +12,7 @@ from edgespec import _core
 
 
 def is_requested(interrupt: _core.Interrupt | None) -> bool:
-    """Say whether an interruption came that was not drained."""
+    """Whether an interruption came that was not drained."""
     if interrupt is None:
         return False
     waiting = select.poll()

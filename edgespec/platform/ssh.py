@@ -39,12 +39,12 @@ _ADVICE = (
 
 
 def is_host(text: str) -> bool:
-    """Return whether `text` is [user@]host. A name that begins with "-" would be an option of ssh."""
+    """Whether `text` is [user@]host. A name that begins with "-" would be an option of ssh."""
     return _HOST.fullmatch(text) is not None
 
 
 def remote_command(script: str, *arguments: str) -> str:
-    """Return what ssh has to run there: a shell script with these arguments."""
+    """The command for ssh: a shell script with these arguments."""
     return shlex.join(["sh", "-c", script, "sh", *arguments])
 
 

@@ -17,7 +17,7 @@ TOLD_AFTER_S = 3.0
 
 
 def read_piped(on_message: Callable[[str], None]) -> bytes:
-    """Return what a file or a pipe on standard input has; nothing for a terminal, a device, or none at all.
+    """The content of a file or a pipe on standard input; nothing for a terminal, a device, or none at all.
 
     Programs often start others with a pipe or socket that they never write to nor close: where the pipe comes
     from such a program, and not from a shell's `|`, nothing is what it has not begun to send by PATIENCE_S.
@@ -41,14 +41,13 @@ def read_piped(on_message: Callable[[str], None]) -> bytes:
 
 
 def _has_begun(descriptor: int, seconds: float) -> bool:
-    """Say whether something, or the end, comes within so many seconds."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN | select.POLLHUP)
     return bool(poll.poll(1000 * seconds))
 
 
 def _held_by_ancestor(descriptor: int) -> bool:
-    """Say whether a process that this one descends from could write into the pipe.
+    """Whether a process that this one descends from could write into the pipe.
 
     A shell closes its ends of a pipeline's pipes; who writes into them is no ancestor.
     """

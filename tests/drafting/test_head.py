@@ -382,7 +382,7 @@ def test_requests_that_join_in_one_step_are_judged_together(target_path, head_pa
         asked.append(n_requests)
         return 0
 
-    monkeypatch.setattr("edgespec.engine.requests.states_worth", worth)
+    monkeypatch.setattr("edgespec.engine.engine.states_worth", worth)
     with Engine(target_path, head_path, n_ctx=256, profile=False, parallel=3) as engine:
         streams = [engine.stream([i + 1, 7, 9], params=GREEDY, n_predict=4) for i in range(3)]
         for stream in streams:

@@ -12,8 +12,8 @@ import pytest
 from edgespec import Engine, SamplingParams
 from edgespec.decoding.features import TargetFeatures
 from edgespec.decoding.forward import Forward
-from edgespec.drafting.block_model import BlockModel
 from edgespec.drafting.costs import block_curve
+from edgespec.drafting.draft_heads import BlockModel
 from edgespec.drafting.head_model import HeadModel
 from edgespec.drafting.profile import ProfileKey
 from edgespec.errors import UsageError

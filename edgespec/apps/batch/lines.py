@@ -103,7 +103,7 @@ def open_input(path: Path, spool_folder: Path | None) -> BatchInput:
 
 
 def is_text(path: Path) -> bool:
-    """Say whether a file's name is that of a text, and not of JSON lines."""
+    """Whether a file's name is that of a text, and not of JSON lines."""
     return path.suffix.lower() == ".txt"
 
 
@@ -206,7 +206,6 @@ def _url_and_body(content: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def _free_name(number: int, names: set[str]) -> str:
-    """Return an unused custom_id for a line without one."""
     name = f"line-{number}"
     while name in names:
         name += "-"

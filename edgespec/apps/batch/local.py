@@ -60,12 +60,10 @@ class _PendingChoice:
 
     @property
     def prompt(self) -> int:
-        """Index of its prompt among the request's."""
         return self.index * self.of.prepared.n_prompts // len(self.of.prepared.texts)
 
     @property
     def may_begin(self) -> bool:
-        """Whether its prompt is prefilled, or no other choice prefills it."""
         n_each = len(self.of.prepared.texts) // self.of.prepared.n_prompts
         return self.index % n_each == 0 or self.prompt in self.of.prefilled
 
@@ -217,7 +215,6 @@ class LocalWriter:
             self._end(opened, self._error(error))
 
     def _end(self, opened: _OpenRequest, answer: BatchAnswer) -> None:
-        """End a request, and its choices that are left, with `answer`."""
         for running in [*self._running]:
             if running.of is opened:
                 running.stream.close()

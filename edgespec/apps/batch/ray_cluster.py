@@ -147,7 +147,6 @@ class RayWriter:
         return (worker for worker in self._workers if worker.stage == "work")
 
     def _look_for_nodes(self) -> None:
-        """Begin a worker on each node that has none."""
         self._looked = time.monotonic()
         used = {worker.node for worker in self._workers} | self._unusable
         for node in _nodes():
@@ -266,12 +265,10 @@ class RayWriter:
 
 
 def _nodes() -> list[dict[str, Any]]:
-    """Return the nodes that Ray has as alive."""
     return [node for node in ray.nodes() if node["Alive"]]
 
 
 def _line(error: Exception) -> str:
-    """Return an error of a node without Ray's traceback."""
     if isinstance(error, RayTaskError):
         if isinstance(error.cause, EdgespecError):
             return str(error.cause)

@@ -86,7 +86,6 @@ class Journal(Closing):
 
     @property
     def _new(self) -> Path:
-        """Name of OUT while it is written."""
         return self.out.with_name(f"{self.out.name}.partial.new")
 
     @property
@@ -95,7 +94,7 @@ class Journal(Closing):
         return self.n_done == len(self._places)
 
     def has(self, request: BatchRequest) -> bool:
-        """Return whether the request has its result."""
+        """Whether the request has its result."""
         return self._places[request.place] != _ABSENT
 
     def add(self, request: BatchRequest, answer: BatchAnswer) -> None:
@@ -213,7 +212,6 @@ class Journal(Closing):
     # ---- writing ----
 
     def _append(self, file: int, data: bytes) -> None:
-        """Write all of `data` at the end, or nothing."""
         with self._telling():
             try:
                 write_all(file, data, self._end)
@@ -223,7 +221,6 @@ class Journal(Closing):
 
     @contextlib.contextmanager
     def _telling(self) -> Iterator[None]:
-        """Turn an OSError into a message that says how to resume."""
         try:
             yield
         except OSError as error:
@@ -281,14 +278,12 @@ def _locked(partial: Path, out: Path) -> int:
 
 
 def _first_line(file: int) -> bytes:
-    """Return the first line, with its newline if it is there."""
     with open(file, "rb", closefd=False) as stream:
         stream.seek(0)
         return stream.readline(_LONGEST_FIRST_LINE)
 
 
 def _sync_folder(folder: Path) -> None:
-    """Sync names of files to disk."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
@@ -297,7 +292,6 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _spaced_text(place: int, line: bytes) -> bytes:
-    """Return the text of a result, with an empty line before it if it is not the first."""
     return (b"\n" if place else b"") + answer_text(line)
 
 

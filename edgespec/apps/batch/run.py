@@ -44,7 +44,7 @@ class BatchResults(Protocol):
         """Results with an error."""
 
     def has(self, request: BatchRequest, /) -> bool:
-        """Return whether the request has a result."""
+        """Whether the request has a result."""
 
     def add(self, request: BatchRequest, answer: BatchAnswer, /) -> None:
         """Write a result."""

@@ -110,7 +110,6 @@ class _ScoredText:
 
     @property
     def n_scored(self) -> int:
-        """Return how many tokens are scored."""
         return sum(len(window) - self.n_unscored for window in self.windows)
 
 
@@ -230,7 +229,6 @@ class _Sums:
         self.kl += np.einsum("ij,ij->i", p, ratio).tolist()
 
     def score(self) -> Score:
-        """Return the means."""
         n, nll = len(self.nll), math.fsum(self.nll) / len(self.nll)
         if not self.kl:
             return Score(n, nll)

@@ -134,7 +134,6 @@ class _ConcurrentAnswers:
         self.running.append(_ClientRun(prompt, stream, began))
 
     def step(self) -> None:
-        """Run one pass for all running requests, and take their new tokens."""
         self.engine.step()
         now = time.perf_counter()
         for one in [*self.running]:
@@ -151,7 +150,6 @@ class _ConcurrentAnswers:
         self.texts[one.prompt.id] = text_hash(ids)
 
     def close(self) -> None:
-        """End what is still running."""
         for one in self.running:
             one.stream.close()
 

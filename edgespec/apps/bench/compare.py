@@ -342,7 +342,6 @@ def _draft(combination: Combination) -> str | None:
 
 
 def _merged(rounds: Sequence[Cell]) -> Cell:
-    """Return the rounds of a cell, which had the same kernels, as one."""
     return replace(
         rounds[0],
         runs=tuple(run for cell in rounds for run in cell.runs),

@@ -206,7 +206,7 @@ def charts(reading: ReportData) -> tuple[Chart, ...]:
 
 
 def _series(rows: Sequence[Row]) -> list[str]:
-    """Return what each row's colour stands for: its target if they differ, else draft, kernels, variant."""
+    """The meaning of each row's colour: its target if they differ, else draft, kernels, variant."""
     keys: tuple[Callable[[Row], str], ...] = (
         lambda row: row.cell.target,
         lambda row: row.cell.draft or "no draft model",
@@ -450,7 +450,6 @@ def _acceptance(reading: ReportData) -> Chart:
 
 
 def _shares(reading: ReportData) -> Iterator[Chart]:
-    """Yield where the time went, and the joules, whose phases RAPL alone can tell apart."""
     chart = Chart("time", "Where the time went", "Left out: no row tells its phases.")
     times = [(row, row.variant.time_shares) for row in reading.rows if row.variant.time_shares]
     time = replace(chart, caption="Shares of the time of whole generations.")

@@ -158,7 +158,6 @@ def read_outcome(outcome: BenchmarkOutcome, summaries: Summaries | None = None) 
 
 
 def _plain_of(cell: Cell) -> tuple[str, str]:
-    """Return the configuration that plain decoding has in a cell."""
     return cell.target, cell.kernels
 
 

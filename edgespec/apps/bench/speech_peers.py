@@ -105,7 +105,7 @@ class FasterWhisper(Closing):
             yield _run("faster-whisper", self._hears, prompt, beam, round_, (told["seconds"], told["text"]))
 
     def _answer(self) -> Any:  # noqa: ANN401 - its version, or seconds and text
-        """Return what it prints next. Raises EdgespecError with its last line if it has ended."""
+        """The next line that it prints. Raises EdgespecError with its last line if it has ended."""
         assert self._child.stdout is not None  # noqa: S101 - for the type checker
         line = self._child.stdout.readline()
         if not line:

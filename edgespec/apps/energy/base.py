@@ -88,7 +88,7 @@ class SourceFinding:
 
 
 def finding(kind: str, find: Callable[[], EnergySource | None], missing: str) -> SourceFinding:
-    """Return whether `find` gives a source that can be read; `missing` says why it may give None."""
+    """Whether `find` gives a source that can be read; `missing` says why it may give None."""
     try:
         source = find()
         if source is None:

@@ -385,7 +385,6 @@ def _why_none(root: Path) -> str:
 
 
 def _through_pyrapl(root: Path, direct: RaplCounters) -> RaplCounters | None:
-    """Return the same counters read by pyRAPL, or None if it cannot read them."""
     if root != Path("/") or not is_for_pyrapl(root, direct.zones):
         return None
     try:

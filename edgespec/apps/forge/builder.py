@@ -165,7 +165,6 @@ class DraftBuilder:
         return path if path and self._is_head(path) else None
 
     def _is_head(self, path: Path) -> bool:
-        """Return whether a model file is a head for the target."""
         head = read_head(check_model_file(path))
         return head is not None and head.target_sha256 == sha256_of(self._target.path)
 

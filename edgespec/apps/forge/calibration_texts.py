@@ -63,7 +63,6 @@ def own_texts(
 
 
 def _short_prompts(engine: Engine) -> Iterator[list[int]]:
-    """Yield the tokens of the built-in prompts of one turn, without those that are too long."""
     while True:
         for prompt in built_in():
             tokens = engine.prompt_tokens(prompt.turns[-1])

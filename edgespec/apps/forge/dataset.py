@@ -175,7 +175,6 @@ class Dataset:
         return sum((self.folder / name).stat().st_size for name, _ in self._names())
 
     def _names(self) -> list[tuple[str, bool]]:
-        """Return the names of the shards, each with whether it was set aside."""
         if not self.folder.is_dir():
             return []
         found = [match for path in self.folder.iterdir() if (match := SHARD_NAME.fullmatch(path.name))]
@@ -289,7 +288,6 @@ class DatasetWriter:
 
 
 def _bytes_of(text: TrainingText) -> int:
-    """Return an upper estimate of the bytes that a text takes in a shard."""
     return text.features.nbytes + text.tokens.nbytes + 128
 
 
@@ -363,7 +361,6 @@ def open_shard(path: Path, *, n_embd: int, n_vocab: int, checked: bool) -> Array
 
 
 def _check_sums(path: Path) -> None:
-    """Raise DamagedFileError if a checksum is wrong."""
     with zipfile.ZipFile(path) as file:
         if wrong := file.testzip():
             raise DamagedFileError(f"{wrong}: wrong checksum")

@@ -41,7 +41,7 @@ class StoredDataset:
 
 
 def find_stored() -> list[StoredDataset]:
-    """Return what is stored for each target, by name. Raises UsageError where no home directory is known."""
+    """The stored data of each target, by name. Raises UsageError where no home directory is known."""
     root = forge_root()
     if not root.is_dir():
         return []
@@ -139,7 +139,6 @@ def _delete_from(shard: Path) -> int:
 
 
 def _selected(shard: dict[str, npt.NDArray[Any]], kept: npt.NDArray[np.bool_]) -> dict[str, npt.NDArray[Any]]:
-    """Return the arrays of a shard with the texts that are `kept` alone."""
     rows = shard["length"] - 1 - shard["first"]
     by_row = {"tokens": np.repeat(kept, shard["length"]), "features": np.repeat(kept, rows)}
     return {name: array[by_row.get(name, kept)] for name, array in shard.items()}

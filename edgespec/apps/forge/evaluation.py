@@ -196,7 +196,6 @@ def _read(file: Path, key: str) -> tuple[Run, ...] | None:
 
 
 def _best(results: Sequence[CandidateResult]) -> list[Candidate]:
-    """Return the candidates that go on after the first round."""
     new = [one for one in results if not one.candidate.was_there]
     new.sort(key=lambda one: one.gains.mean, reverse=True)
     best = new[:_BEST_OF_FIRST_ROUND]
@@ -284,7 +283,6 @@ def _target_file(record: DraftRecord, target: str | None) -> ModelFile:
 
 
 def _other(record: DraftRecord, target: ModelFile) -> Candidate:
-    """Return the best other draft of the target that is here, or none."""
     names = [one.name for one in drafts_for(str(target.path)) if one.name != record.name]
     paired = paired_draft(str(target.path))
     for name in (*names, *([paired] if paired else [])):

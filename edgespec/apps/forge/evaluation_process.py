@@ -121,7 +121,6 @@ class DraftTiming:
 
 
 def _acceptance(steps: Counter[tuple[int, int]]) -> tuple[float, ...]:
-    """Return the share accepted at each position, of drafts accepted up to there."""
     found = []
     for i in range(max(length for length, _ in steps)):
         tested = sum(n for (length, accepted), n in steps.items() if length > i and accepted >= i)

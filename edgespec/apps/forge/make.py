@@ -156,7 +156,6 @@ class _MakeRun:
 
     @contextmanager
     def _part(self, meter: Meter, *, written: bool = False) -> Iterator[None]:
-        """Add the joules of a part to the run's state, also when the part is stopped."""
         window = meter.begin()
         try:
             yield
@@ -214,7 +213,6 @@ class _MakeRun:
         return MakeResult(self._target.name, texts, before, tuple(found), best, beaten, gain, kept, path)
 
     def _texts_behind(self, best: DraftFile) -> dict[str, int]:
-        """Return source -> tokens that a draft learnt from, directly or through its parent."""
         start = self._request.training.start
         if start:
             record = read_record(resolve(start))
@@ -224,7 +222,6 @@ class _MakeRun:
         return self._state.with_sources(record.data).sources if record else self._state.sources
 
     def _tokens_by_source(self) -> dict[str, int]:
-        """Count the training tokens of each source."""
         counts: Counter[str] = Counter()
         for text in self._dataset.texts(held_out=False):
             counts[text.source] += len(text.tokens) - (0 if text.source == READ else text.n_prompt)
@@ -255,7 +252,6 @@ class _MakeRun:
         )
 
     def _end(self, made: MakeResult) -> None:
-        """Mark the run as finished, and remove what only it needed."""
         folder = self._dataset.folder
         kept = made.kept.name if made.kept else None
         self._state = replace(self._state, ended=True, kept=kept)

@@ -148,6 +148,5 @@ def tidy(run: Path, *, goes_on: bool) -> None:
 
 
 def _earlier_runs(run: Path) -> list[Path]:
-    """Return the other runs' folders, the last first."""
     others = [path for path in run.parent.glob("*") if path.name.isdecimal() and path != run]
     return sorted(others, key=lambda path: int(path.name), reverse=True)

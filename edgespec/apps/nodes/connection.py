@@ -179,7 +179,6 @@ class Tunnel(Closing):
         self._beats.start()
 
     def _beat(self) -> None:
-        """Tell the shell there that this machine is awake, until the tunnel is closed or ssh has ended."""
         assert self._process.stdin is not None  # noqa: S101 - for the type checker: it is a pipe
         with suppress(OSError):
             while not self._closed.wait(_BEAT_S):
@@ -322,7 +321,6 @@ def connect(
 
 
 def _ask_machines(addresses: Sequence[NodeAddress], ask_s: float) -> dict[str, NodeDescription]:
-    """Ask all machines that ssh reaches, at once."""
     with ExitStack() as opened:
         hosts = dict.fromkeys(address.host for address in addresses if not address.direct)
         questions = {host: opened.enter_context(NodeQuery(host)) for host in hosts}
@@ -330,7 +328,7 @@ def _ask_machines(addresses: Sequence[NodeAddress], ask_s: float) -> dict[str, N
 
 
 def read_description(host: str, answer: bytes) -> NodeDescription:
-    """Return what `edgespec node --describe --json` said on `host`.
+    """The output of `edgespec node --describe --json` on `host`.
 
     Raises EdgespecError if it is of another version, or cannot be.
     """

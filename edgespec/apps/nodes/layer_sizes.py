@@ -55,15 +55,15 @@ class LayerSizes:
         return len(self.weights)
 
     def home(self, n: int) -> int:
-        """Return what the first `n` layers and all that is of none take here."""
+        """The bytes of the first `n` layers here, with all that belongs to none."""
         return self.outside + self.buffers + self.logits + self._held[n]
 
     def node(self, begin: int, end: int) -> int:
-        """Return what the layers `begin` .. `end` - 1 take on a node."""
+        """The bytes of the layers `begin` .. `end` - 1 on a node."""
         return self._held[end] - self._held[begin] + self.buffers if end > begin else 0
 
     def layers_read(self, begin: int, end: int) -> float:
-        """Return what a pass reads of the layers, in layers of `LAYER_BYTES`."""
+        """The work of a pass in the layers, in layers of `LAYER_BYTES`."""
         return (self._reads[end] - self._reads[begin]) / LAYER_BYTES
 
 
@@ -93,7 +93,6 @@ def sizes_of(header: GGUFHeader, n_cells: int, *, own_kernels: bool, n_states: i
 
 
 def _experts_read(header: GGUFHeader) -> float:
-    """Return the largest share of the experts that a pass of `TOKENS` tokens reads."""
     n_used, n = (
         max(header.gguf.integers(f"{header.architecture}.{key}"), default=0)
         for key in ("expert_used_count", "expert_count")
@@ -102,7 +101,7 @@ def _experts_read(header: GGUFHeader) -> float:
 
 
 def _cache_bytes(header: GGUFHeader, n_layers: int, n_cells: int, n_states: int) -> tuple[int, ...]:
-    """Return what each layer keeps of the text: keys and values of the cells, or states."""
+    """The bytes that each layer keeps of the text: keys and values of the cells, or states."""
     all_heads = sum(header.n_head_kv)
     cache = [header.kv_bytes(n_cells) * heads // max(1, all_heads) for heads in header.n_head_kv]
     cache += [0] * (header.n_layer - len(cache))

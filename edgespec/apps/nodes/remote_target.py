@@ -70,7 +70,7 @@ class RemoteTarget(Closing):
             self.close()
 
     def is_lost(self, model: Model) -> bool:
-        """Say whether `model` must be loaded again before its next pass."""
+        """Whether `model` must be loaded again before its next pass."""
         return self.placement is not None and (model.remote is None or model.remote.is_lost)
 
     def warm_up(self, model: Model, interrupt: Interrupt | None) -> None:

@@ -137,21 +137,18 @@ def add_tokenizer(app: FastAPI, target: Model, service: Service) -> None:
 
     @app.post("/tokenize", response_model_exclude_unset=True)
     async def tokenize(body: TokenizeRequest) -> TokenizedText:
-        """Return the tokens of a text."""
         if body.model is not None:
             service.check_name(body.model)
         return await run_in_threadpool(_tokens_of, target, body, service.n_ctx)
 
     @app.post("/detokenize")
     async def detokenize(body: DetokenizeRequest) -> DetokenizedText:
-        """Return the text of tokens."""
         if body.model is not None:
             service.check_name(body.model)
         return await run_in_threadpool(_text_of, target, body)
 
     @app.get("/tokenizer_info")
     async def tokenizer_info() -> TokenizerFacts:
-        """Return what a client must know of the tokenizer."""
         return TokenizerFacts(
             tokenizer_class=target.tokenizer_type,
             bos_token=token_name(target, target.bos) if target.add_bos else None,
@@ -364,7 +361,6 @@ def add_props(app: FastAPI, engine: Engine, worker: Worker, service: Service, *,
 
     @app.get("/props")
     async def props() -> ServerProps:
-        """Describe the server as llama-server does."""
         known.default_generation_settings.is_processing = worker.busy
         return known
 
@@ -379,7 +375,6 @@ def add_infill(
 
     @app.post("/infill", response_model=InfillAnswer | dict[str, Any], responses=stream_responses(InfillPart))
     async def infill(request: Request, body: InfillRequest) -> Response:
-        """Write what stands between two texts, as llama-server does."""
         text = await run_in_threadpool(reader.infill, body)
         writer = InfillWriter(body, service.name, AnswerText(target, keeps_tokens=False), text)
         found = await answerer.answer(
@@ -470,7 +465,6 @@ def _stop_type(reason: StopReason, *, has_stops: bool) -> StopType:
 
 
 def _picked(answer: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Return the fields of these names, of which one such as `timings/prompt_n` is in another."""
     found: dict[str, Any] = {}
     for name in names:
         value: Any = answer
@@ -566,7 +560,6 @@ def add_reports(
 
     @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def show_metrics() -> Response:
-        """Return the counters for Prometheus."""
         if metrics is None:
             raise ApiError(404, "this server counts nothing")
         return Response(metrics.render(), media_type=CONTENT_TYPE)
@@ -594,12 +587,10 @@ def _add_models(
 
     @app.get("/v1/models")
     async def models() -> ModelList:
-        """List the model, and that of speech if there is one."""
         return ModelList(data=[served, *heard])
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> ServedModel | SpeechModelEntry:
-        """Return the model of this name."""
         for found in heard:
             if name in (found.id, OPENAI_NAME):
                 return found
@@ -637,17 +628,15 @@ def _add_completions(
 
     @app.post("/v1/chat/completions", response_model=ChatCompletion, responses=stream_responses(ChatChunk))
     async def chat(request: Request, body: ChatRequest) -> Response:
-        """Answer a conversation."""
         return await answer(request, body)
 
     @app.post("/v1/completions", response_model=TextCompletion, responses=stream_responses(TextCompletion))
     async def complete(request: Request, body: CompletionRequest) -> Response:
-        """Continue a text."""
         return await answer(request, body)
 
 
 def drafters_of(engine: Engine) -> list[str]:
-    """Return what may be asked to draft."""
+    """The drafters that a request may name."""
     if engine.draft is None:
         return ["auto", "suffix", "none"]
     return [name for name in get_args(DrafterName) if name != "mtp" or engine.draft.is_mtp]
@@ -664,12 +653,10 @@ def create_speech_app(service: SpeechService, *, metrics: Metrics | None, log: M
 
     @app.get("/v1/models")
     async def models() -> ModelList:
-        """List the one model."""
         return ModelList(data=[entry])
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> SpeechModelEntry:
-        """Return the model of this name."""
         if name not in (service.name, OPENAI_NAME):
             raise ApiError(404, f"no model {name[:80]!r} here", param="model", code="model_not_found")
         return entry

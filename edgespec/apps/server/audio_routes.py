@@ -42,8 +42,6 @@ _MOST_PROMPT = 1 << 16  # characters; the model reads the last 223 tokens
 
 
 def _must_be_empty(why: str) -> AfterValidator:
-    """Return a validator that refuses any value but an empty one."""
-
     def check(value: Any) -> Any:  # noqa: ANN401 - whatever was sent
         if value:
             raise ValueError(f"leave it out: {why}")
@@ -195,7 +193,6 @@ def add_audio(app: FastAPI, service: SpeechService, log: MessageFn) -> None:
 
     @router.post("/v1/audio/transcriptions", response_model=TranscriptionText | VerboseTranscription)
     async def transcribe(request: Request, form: Annotated[TranscriptionForm, _FORM]) -> Response:
-        """Write down what is said in a recording."""
         if form.stream and form.response_format not in ("json", "text"):
             raise ApiError(400, "stream: only with the response_format json", param="stream")
         granularities = form.timestamp_granularities
@@ -207,7 +204,6 @@ def add_audio(app: FastAPI, service: SpeechService, log: MessageFn) -> None:
 
     @router.post("/v1/audio/translations", response_model=TranscriptionText | VerboseTranscription)
     async def translate(request: Request, form: Annotated[TranslationForm, _FORM]) -> Response:
-        """Write down in English what is said in a recording."""
         if not service.worker.transcriber.tokenizer.is_multilingual:
             raise ApiError(400, f"{service.name} knows English alone and does not translate", param="model")
         options = audio.options(form, None, translates=True)
@@ -225,7 +221,7 @@ class _AudioAnswerer:
     def options(
         self, form: AudioForm, language: str | None, *, words: bool = False, translates: bool = False
     ) -> SpeechOptions:
-        """Return what a request asks for. Raises ApiError."""
+        """The options of a request. Raises ApiError."""
         self._service.check_name(form.model)
         ours = self._service.worker.transcriber
         try:
@@ -286,7 +282,6 @@ class _AudioAnswerer:
 
 
 async def _refuse_repeated(request: Request) -> None:
-    """Raise ApiError for a field that a form has twice, of which only one would be read."""
     form = await request.form()
     for name in form:
         n = len(form.getlist(name))

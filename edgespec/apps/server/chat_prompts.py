@@ -256,11 +256,9 @@ class MessageWriter:
         return made
 
     def _arguments(self, text: str) -> Any:  # noqa: ANN401 - JSON
-        """Return the object that most templates write as JSON, or its text for others."""
         return text if self._traits.style.arguments_are_text else _object(text)
 
     def _id(self, call_id: str) -> str:
-        """Return `call_id`, or one made of it where the template takes only nine letters and digits."""
         if not self._traits.short_ids or _SHORT_ID.fullmatch(call_id):
             return call_id
         return hashlib.sha256(call_id.encode()).hexdigest()[:9]

@@ -221,7 +221,7 @@ class ChatChoiceWriter:
 
 
 def feed(reader: AnswerReader, model: Model, tokens: Iterable[Token]) -> list[Event]:
-    """Return what `reader` finds in `tokens`; names of control tokens, which no text shows, are markers."""
+    """The parts that `reader` finds in `tokens`; names of control tokens, never shown, are markers."""
     events: list[Event] = []
     for token in tokens:
         is_marker = model.is_control(token.id)

@@ -181,7 +181,7 @@ async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether only this machine reaches an IP address."""
+    """Whether only this machine reaches an IP address."""
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
@@ -193,7 +193,6 @@ def _has_key(headers: Headers, key: str) -> bool:
 
 
 def _names_loopback(host: str) -> bool:
-    """Return whether a Host header, of any port, names this machine alone."""
     try:
         name = urlsplit(f"//{host}").hostname or ""
         return name == "localhost" or ipaddress.ip_address(name).is_loopback
@@ -202,7 +201,6 @@ def _names_loopback(host: str) -> bool:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that gives the whole body first, and later tells that the client went away."""
     pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Message:

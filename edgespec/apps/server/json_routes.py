@@ -68,7 +68,6 @@ def _said_to_be_json(request: Request) -> MutableMapping[str, Any]:
 
 
 def _check_form(request: Request, kind: str) -> None:
-    """Raise ApiError for a body that is no form, or comes from another web page, which may send forms."""
     _refuse_other_pages(request)
     if kind != "multipart/form-data":
         raise ApiError(415, "the body must be a form with the file: send it as multipart/form-data")

@@ -60,7 +60,7 @@ class Service:
 
     @classmethod
     def of(cls, engine: Engine, *, n_ctx: int | None = None, max_prompt: int | None = None) -> Service:
-        """Return what `engine` serves; its model's name is the registry's, or the file's without its path."""
+        """The service of `engine`; its model's name is the registry's, or the file's without its path."""
         name = PurePath(engine.target_name).name.removesuffix(".gguf")
         n_ctx = min(n_ctx or engine.target.n_ctx_train, engine.n_ctx_shared or engine.target.n_ctx_train)
         return cls(name, (ALIAS, engine.target.name), n_ctx, max_prompt)
@@ -334,7 +334,6 @@ def _constrained(options: Options, grammar: Grammar, request: GenerationRequest)
 
 
 def _warnings(grammar: Grammar | None) -> tuple[str, ...]:
-    """Return the parts of a grammar that are not enforced, with the field that asked for it."""
     return tuple(f"{grammar.name}: not enforced: {line}" for line in grammar.warnings) if grammar else ()
 
 
@@ -532,7 +531,6 @@ def _beside(
 
 
 def _named(model: Model, fim: FimTokens, name: str | None, text: str) -> list[int]:
-    """Return a file's tokens, or for an empty `text` those that stand before the file with the gap."""
     if fim.file is not None:
         ended = text if not text or text.endswith("\n") else f"{text}\n"
         return [fim.file, *_plain(model, f"{name or _FILE}\n{ended}")]

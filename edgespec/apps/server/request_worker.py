@@ -208,7 +208,7 @@ class RequestWorker(ABC, Generic[Asked, Part, End]):
 
     @abstractmethod
     def _has_room(self, request: Asked) -> bool:
-        """Return whether `request` can begin beside those that run."""
+        """Whether `request` can begin beside those that run."""
 
     @abstractmethod
     def _begin(self, request: Asked) -> None:
@@ -244,7 +244,6 @@ class RequestWorker(ABC, Generic[Asked, Part, End]):
         return request
 
     def _tell_places(self) -> None:
-        """Tell those who wait their places in the queue, where these have changed."""
         with self._changed:
             if not self._moved:
                 return

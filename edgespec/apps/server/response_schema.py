@@ -95,7 +95,6 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def _sources(results: Sequence[Result]) -> dict[str, SourceCount]:
-    """Return the counts of each source of drafts over all of `results`."""
     found: dict[str, SourceCount] = {}
     for result in results:
         for name, (drafted, accepted) in result.sources.items():

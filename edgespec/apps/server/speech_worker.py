@@ -62,7 +62,7 @@ class SpeechWorker(RequestWorker[QueuedRecording, Segment, Transcript]):
         client: str,
         speech: list[Span] | None = None,
     ) -> Start[Segment, Transcript]:
-        """Return what begins a recording in the turn of `client`: its segments as they come, and all of it.
+        """A function that begins a recording in the turn of `client`: its segments, then all of it.
 
         Only the spans of `speech` are heard, if given.
         Before them come its places in the queue, if it must wait. To leave ends the work after the window

@@ -230,7 +230,7 @@ class AnswerWriter(ABC, Generic[Part, End]):
     """Content-Type of a whole answer."""
 
     def begin(self) -> str:
-        """Return what a stream begins with."""
+        """The beginning of a stream."""
         return ""
 
     @abstractmethod
@@ -256,19 +256,19 @@ class AnswerWriter(ABC, Generic[Part, End]):
         return self.add(index, item) if isinstance(item, list) else self.finish(index, item)
 
     def idle(self, *, is_waiting: bool) -> str:
-        """Return what keeps a silent connection open: it waits, or a call is not complete yet."""
+        """The sign of life in a silent connection: it waits, or a call is not complete yet."""
         return f": {'waiting' if is_waiting else 'writing'}\n\n"  # a comment, as below: clients skip it
 
     def queued(self, place: int) -> str:
-        """Return what tells the request's place in the queue."""
+        """The line about the request's place in the queue."""
         return f": queue {place}\n\n"
 
     def reading(self, progress: PromptProgress) -> str:
-        """Return what tells how far the prompt is read."""
+        """The line about how far the prompt is read."""
         return f": reading {progress.n_read} of {progress.n_tokens} tokens\n\n"
 
     def failed(self, error: ApiError) -> str:
-        """Return what ends a stream that failed."""
+        """The end of a stream that failed."""
         return f"data: {json.dumps(error.body())}\n\n"
 
 

@@ -68,7 +68,7 @@ class Worker(RequestWorker[QueuedGeneration, Token, Result]):
     def run(
         self, tokens: Sequence[int], options: Options, *, client: str, follows: bool = False
     ) -> Start[Token, Result]:
-        """Return what begins a generation in the turn of `client`: the tokens as they come, then its Result.
+        """A function that begins a generation in the turn of `client`: its tokens, then its Result.
 
         The tokens of a step come together. Before them come its places in the queue, if it must wait, and how
         far its prompt is read, if that takes several passes.

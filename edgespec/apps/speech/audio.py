@@ -279,7 +279,7 @@ class Track:
         return gap_s if gap_s >= _LEAST_GAP_S and start_s <= most_s else 0.0
 
     def _resampled(self, frame: Any) -> list[list[Floats]]:  # noqa: ANN401
-        """Return what is done of a frame: one channel, and the channels of it, if there are several."""
+        """The channels of a frame that are read: one, and all of them if there are several."""
         if not self._resamplers:
             # As OpenAI decodes: of floats, ffmpeg would add up channels to more than 1.
             layouts = ["mono"] + ([frame.layout.name] if frame.layout.nb_channels > 1 else [])
@@ -329,7 +329,6 @@ def ends_early(file: BinaryIO) -> bool:
 
 
 def _ogg_ends_early(file: BinaryIO, size: int) -> bool:
-    """Whether the last page is none that ends a stream, or is not complete."""
     file.seek(max(0, size - (1 << 17)))  # a page has at most 65,307 bytes
     tail = file.read()
     at = tail.rfind(b"OggS")
@@ -464,7 +463,6 @@ class SoundReader:
         )
 
     def _finite(self, blocks: Iterable[Floats]) -> Iterator[Floats]:
-        """Make samples that are no numbers silence, and count them."""
         for block in blocks:
             good = np.isfinite(block)
             if not good.all():

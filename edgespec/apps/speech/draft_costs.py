@@ -88,7 +88,7 @@ class SpeechDraftCosts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def joined(kept: SpeechDraftCosts | None, seen: SpeechDraftCosts | None) -> SpeechDraftCosts | None:
-    """Return what was `kept` of a draft with what a run has `seen`; None: the run did without the draft."""
+    """The record `kept` of a draft joined with what a run has `seen`; None: the run did without the draft."""
     if kept and seen:
         values = {
             name: getattr(kept, name) + _WEIGHT * (getattr(seen, name) - getattr(kept, name))
@@ -106,7 +106,7 @@ class _Stored(msgspec.Struct):
 
 
 def load_costs(pair: SpeechPair, *, on_message: MessageFn = silent) -> SpeechDraftCosts | None:
-    """Return what is kept of `pair`; None if nothing is that can be used."""
+    """The record of `pair`; None if nothing is that can be used."""
     try:
         return _file(pair, on_message).read()
     except (OSError, UsageError):

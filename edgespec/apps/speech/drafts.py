@@ -210,7 +210,6 @@ class ModelDrafts:
         return pays and self._n_drafted < _MOST_DRAFTED
 
     def _expected_encode_s(self, draft: SpeechModel) -> float:
-        """Return the time of the draft's encoder, by the target's."""
         if self._shares:
             return 0.0
         ours, theirs = (SpeechModelCosts.of(one.path).encoder_macs for one in (self._target, draft))
@@ -222,7 +221,7 @@ class ModelDrafts:
         return max(1.0, self._full * self._n_tokens)
 
     def seen(self) -> SpeechDraftCosts | None:
-        """Return what the draft model cost and saved; None if it was never tried."""
+        """The draft model's costs and savings; None if it was never tried."""
         if not (self._price and len(self._token_s) == 2):
             return None
         return SpeechDraftCosts(
@@ -234,7 +233,6 @@ class ModelDrafts:
         )
 
     def _note(self, draft: SpeechModel, price: DraftPrice, saved_s: float, *, pays: bool) -> None:
-        """Note the reason of a decision, once each."""
         verb = "drafts" if pays else "does not draft"
         if any(note.startswith(f"{draft.name} {verb}") for note in self._stats.draft_notes):
             return

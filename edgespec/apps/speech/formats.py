@@ -21,7 +21,7 @@ def write_transcript(transcript: Transcript, form: TranscriptFormat, *, words: b
 
 
 def opening(form: TranscriptFormat) -> str:
-    """Return what a file of this form begins with."""
+    """The beginning of a file of this form."""
     return "WEBVTT\n\n" if form == "vtt" else ""
 
 
@@ -48,7 +48,6 @@ def _timed(segments: Iterable[Segment], *, words: bool) -> Iterator[tuple[float,
 
 
 def _cue_text(text: str, form: TranscriptFormat) -> str:
-    """Return text that cannot be taken for the end of a cue, for times, or for a tag."""
     line = one_line(text).replace("-->", "->")
     if form == "vtt":
         line = line.replace("&", "&amp;").replace("<", "&lt;")
@@ -106,7 +105,7 @@ def remarks(transcript: Transcript) -> list[str]:
 
 
 def stats_object(transcript: Transcript) -> dict[str, Any]:
-    """Return what a transcription took, for `--json`."""
+    """The statistics of a transcription, for `--json`."""
     stats = transcript.stats
     return {
         "complete": transcript.complete,

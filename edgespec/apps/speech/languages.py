@@ -67,7 +67,6 @@ WITHOUT_SPACES = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
 
 
 def _plain(name: str) -> str:
-    """Return a name in small letters without accents, single spaces between its words."""
     letters = unicodedata.normalize("NFKD", " ".join(name.replace("_", " ").split()).casefold())
     return "".join(letter for letter in letters if not unicodedata.combining(letter))
 

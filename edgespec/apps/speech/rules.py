@@ -254,7 +254,7 @@ def check_english(options: SpeechOptions) -> None:
 
 
 def rule_tokens(tokenizer: WhisperTokenizer, options: SpeechOptions) -> RuleTokens:
-    """Return what the rules need to know of the tokenizer, under these options."""
+    """The rules' view of the tokenizer under these options."""
     latest = options.max_initial_timestamp
     return RuleTokens(
         n_vocab=tokenizer.n_vocab,

@@ -61,7 +61,7 @@ class SpeechVocabulary:
         }
 
     def is_eog(self, token: int) -> bool:
-        """Return whether `token` ends a window's text."""
+        """Whether `token` ends a window's text."""
         return token == self.tokenizer.eot
 
     def sequence_breakers(self, _texts: tuple[str, ...], /) -> array[int]:
@@ -69,7 +69,7 @@ class SpeechVocabulary:
         return array("i")
 
     def is_control(self, token: int) -> bool:
-        """Return whether `token` is no text."""
+        """Whether `token` is no text."""
         return token >= self.tokenizer.eot
 
     def piece(self, token: int, *, special: bool = False) -> bytes:

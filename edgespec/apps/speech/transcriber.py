@@ -65,7 +65,7 @@ class SpeechDrafts(Protocol):
     def begin_window(
         self, mel: npt.NDArray[np.float32], audio: EncodedAudio, stats: SpeechStats, n_frames: int
     ) -> WindowDrafter | None:
-        """Return what drafts in a window, of this spectrogram and the target's encoding; None: nothing.
+        """The drafter of a window, of this spectrogram and the target's encoding; None: nothing.
 
         `n_frames`: how many of the window's are the recording's, the rest is silence.
         """
@@ -198,7 +198,6 @@ class Hearing:
         """
 
         def spoken(windows: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-            """Return the windows without the silence that they begin with, those of sound alone."""
             skipped = [
                 (seek, n, self.silent_frames(samples[seek * HOP : (seek + n) * HOP])) for seek, n in windows
             ]
@@ -215,7 +214,6 @@ class Hearing:
         yield [], n_frames
 
     def _ordered(self, n_before: int) -> list[Segment]:
-        """Return the transcript's segments after the first `n_before`, in the order of time."""
         found = sorted(self.transcript.segments[n_before:], key=lambda segment: segment.start_s)
         found = [replace(segment, id=n_before + i) for i, segment in enumerate(found)]
         self.transcript.segments[n_before:] = found
@@ -343,7 +341,6 @@ class Hearing:
             yield audio, cache, window
 
     def _encode(self, sound: Samples, stack: ExitStack) -> EncodedAudio:
-        """Encode a window, which `stack` frees, and count it."""
         started = time.perf_counter()
         audio = self._model.encode(np.ascontiguousarray(sound))
         stack.callback(audio.close)
@@ -352,7 +349,6 @@ class Hearing:
         return audio
 
     def _detect_language(self, cache: DecoderCache) -> None:
-        """Learn the language from the cache's first window, if it is not known."""
         if not self.transcript.language:
             row = cache.forward([self._decoder.first_batch()])[0][0]
             self.transcript.language, self.transcript.language_probability = language_of(row, self._tokenizer)
@@ -391,7 +387,6 @@ class Hearing:
         self.transcript.doubts.append(Doubt(start_s, end_s, reason, kept, text.strip()))
 
     def _heard_by_words(self, segments: Sequence[Segment], split: Split, seek: int) -> int | None:
-        """Return the frames up to the last word's end, where speech may go on after it."""
         words: list[SpokenWord] = [word for segment in segments for word in segment.words]
         if not (split.ends_with_speech and words):
             return None

@@ -79,7 +79,6 @@ def _piece(start: int, end: int, tokens: Sequence[int], n_frames: int) -> Piece:
 
 
 def _undivided(tokens: Sequence[int], first_timestamp: int, n_frames: int) -> Split:
-    """Return the window as one segment, up to its last timestamp if it has one."""
     steps = [token - first_timestamp for token in tokens if token >= first_timestamp]
     end = _FRAMES_PER_STEP * steps[-1] if steps and steps[-1] else n_frames
     return Split((_piece(0, end, tokens, n_frames),), n_frames, False)
@@ -157,7 +156,7 @@ class WindowsTogether(Generic[T]):
         self._given_up = False
 
     def run(self, decode: Callable[[int, WindowPasses], T]) -> list[T]:
-        """Return what `decode` makes of each window, given its number and its passes.
+        """The results of `decode` for each window, given its number and its passes.
 
         Raises what a decoding or a pass raises; then, and if the caller is interrupted, all end.
         """

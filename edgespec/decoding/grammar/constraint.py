@@ -55,7 +55,7 @@ class Allowed:
         self.ids: Ids = np.flatnonzero(~bits if self.is_most else bits).astype(np.int32)
 
     def __contains__(self, token: int) -> bool:
-        """Return whether `token` is allowed."""
+        """Whether `token` is allowed."""
         return bool(self.words[token >> 5] >> np.uint32(token & 31) & np.uint32(1))
 
 
@@ -127,7 +127,7 @@ class Constraint(Closing):
         return self._rows[: len(paths)]
 
     def allows(self, path: Path, token: int) -> bool:
-        """Return whether `token` may follow `path`."""
+        """Whether `token` may follow `path`."""
         allowed = self._allowed(tuple(path))
         return allowed is not None and token in allowed
 

@@ -5,14 +5,231 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 from urllib.parse import quote, unquote
 
-from edgespec.decoding.json_schema.apart import MOST_PARTS, are_apart, parts_of
-from edgespec.decoding.json_schema.pattern import rust_regex
 from edgespec.errors import UsageError
+
+# ---- regular expressions of JSON schemas, ECMA-262's, as Rust's regex crate takes them ----
+
+
+_SPACES = r"\t-\r \u{a0}\u{1680}\u{2000}-\u{200a}\u{2028}\u{2029}\u{202f}\u{205f}\u{3000}\u{feff}"
+_SETS = {
+    "d": "[0-9]",
+    "D": "[^0-9]",
+    "w": "[0-9A-Za-z_]",
+    "W": "[^0-9A-Za-z_]",
+    "s": f"[{_SPACES}]",
+    "S": f"[^{_SPACES}]",
+}
+_ANY = r"[^\n\r\u{2028}\u{2029}]"
+_CONTROLS = {"t": "\t", "n": "\n", "r": "\r", "v": "\v", "f": "\f", "0": "\0"}
+
+_PIECE = re.compile(
+    r"""(?P<pair>\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})
+    | \\(?:u\{(?P<long>[0-9a-fA-F]{1,6})\} | u(?P<four>[0-9a-fA-F]{4}) | x(?P<two>[0-9a-fA-F]{2}))
+    | \\c(?P<control>[A-Za-z])
+    | (?P<property>\\[pP]\{[\w=]+\})
+    | \\(?P<escaped>.)
+    | (?P<group>\((?:\?(?:[:=!]|<[=!]|P?<\w+>|-?[a-z]+[:)])?)?)
+    | (?P<repeat>\{[0-9]+(?:,[0-9]*)?\})
+    | (?P<plain>.)""",
+    re.VERBOSE | re.DOTALL,
+)
+_GROUP = re.compile(r"\((\?(:|P?<\w+>|-?i[:)]))?")
+
+
+def rust_regex(pattern: str) -> str:
+    """Return `pattern` in Rust's syntax. Raises UsageError that names what it has no word for."""
+    out: list[str] = []
+    at = 0
+    while at < len(pattern):
+        piece = _next(pattern, at)
+        at = piece.end()
+        if piece["group"]:
+            if not _GROUP.fullmatch(piece[0]):
+                raise _refused(pattern, f"a group that begins with {piece[0]}")
+            out.append(piece[0])
+        elif piece["repeat"] or (piece["plain"] and piece[0] in "^$|)*+?"):
+            out.append(piece[0])
+        elif piece[0] == ".":
+            out.append(_ANY)
+        elif piece[0] == "[":
+            text, at = _class(pattern, at)
+            out.append(text)
+        else:
+            text, is_set = _atom(pattern, piece)
+            out.append(text if is_set else _written(text))
+    return "".join(out)
+
+
+def _class(pattern: str, at: int) -> tuple[str, int]:
+    """Return the class that begins at `at`, after its bracket, and where it ends."""
+    negated = pattern.startswith("^", at)
+    at += negated
+    out: list[str] = []
+    while not pattern.startswith("]", at):
+        first, is_set, at = _member(pattern, at)
+        if pattern.startswith("-", at) and not pattern.startswith("-]", at):
+            last, is_last_set, end = _member(pattern, at + 1)
+            if not is_set and not is_last_set:
+                out.append(f"{_written(first)}-{_written(last)}")
+                at = end
+                continue
+        out.append(first if is_set else _written(first))
+    if not out:
+        return (r"[\s\S]" if negated else r"[^\s\S]"), at + 1
+    return f"[{'^' * negated}{''.join(out)}]", at + 1
+
+
+def _member(pattern: str, at: int) -> tuple[str, bool, int]:
+    if at >= len(pattern):
+        raise _refused(pattern, "a class that does not end")
+    piece = _next(pattern, at)
+    if piece["group"] or piece["repeat"]:  # plain characters here
+        return pattern[at], False, at + 1
+    if piece["escaped"] == "b":
+        return "\b", False, piece.end()
+    return *_atom(pattern, piece), piece.end()
+
+
+def _next(pattern: str, at: int) -> re.Match[str]:
+    piece = _PIECE.match(pattern, at)
+    if piece is None or piece[0] == "\\":
+        raise _refused(pattern, "a backslash at its end")
+    return piece
+
+
+def _atom(pattern: str, piece: re.Match[str]) -> tuple[str, bool]:
+    """Return the character that `piece` stands for; or a set of them, as written in Rust, and True."""
+    if piece["pair"]:
+        return bytes.fromhex(piece[0].replace("\\u", "")).decode("utf-16-be"), False
+    code = piece["long"] or piece["four"] or piece["two"]
+    if code:
+        number = int(code, 16)
+        if number > 0x10FFFF or 0xD800 <= number < 0xE000:
+            raise _refused(pattern, f"{piece[0]}, half a character")
+        return chr(number), False
+    if piece["control"]:
+        return chr(ord(piece["control"]) % 32), False
+    if piece["property"]:
+        return piece[0], True
+    escaped = piece["escaped"]
+    if not escaped:
+        return piece[0], False
+    if escaped in _SETS:
+        return _SETS[escaped], True
+    if escaped in _CONTROLS:
+        return _CONTROLS[escaped], False
+    if escaped.isalnum():
+        raise _refused(pattern, piece[0])
+    return escaped, False
+
+
+def _written(character: str) -> str:
+    return character if character.isalnum() else f"\\u{{{ord(character):x}}}"
+
+
+def _refused(pattern: str, what: str) -> UsageError:
+    return UsageError(f'the pattern "{pattern[:80]}" with {what}')
+
+
+# ---- which schemas no value can match two of: of those "oneOf" means the same as "anyOf" ----
+
+
+Follow = Callable[[Any], Any]
+"""Returns what a reference points to."""
+
+MOST_PARTS = 64
+_MOST_COMPARISONS = 100_000  # comparisons, half a second; 300 objects that a constant tells apart take as many
+
+
+@dataclass(slots=True)
+class _Known:
+    """Facts about the values that match a schema; None: nothing is known."""
+
+    types: set[str] | None = None
+    values: set[tuple[str, Any]] | None = None
+    required: set[str] = field(default_factory=set)
+    properties: dict[str, list[Any]] = field(default_factory=dict)
+    choices: list[list[Any]] = field(default_factory=list)
+
+    def has(self, *, types: set[str] | None = None, values: set[tuple[str, Any]] | None = None) -> None:
+        if types is not None:
+            self.types = types if self.types is None else self.types & types
+        if values is not None:
+            self.values = values if self.values is None else self.values & values
+
+
+def are_apart(schemas: Sequence[Any], follow: Follow) -> bool:
+    """Whether certainly no value matches two of `schemas`."""
+    left = iter(range(_MOST_COMPARISONS))
+
+    def apart(a: _Known, b: _Known) -> bool:
+        if next(left, None) is None:
+            return False
+        if a.types is not None and b.types is not None and not a.types & b.types:
+            return True
+        if a.values is not None and b.values is not None and not a.values & b.values:
+            return True
+        if {"object"} in (a.types, b.types):
+            for name in (a.required | b.required) & a.properties.keys() & b.properties.keys():
+                if apart(*(_known({"allOf": one.properties[name]}, follow) for one in (a, b))):
+                    return True
+        return any(
+            all(apart(_known(part, follow), other) for part in parts)
+            for one, other in ((a, b), (b, a))
+            for parts in one.choices
+        )
+
+    known = [_known(one, follow) for one in schemas]
+    return all(apart(one, other) for n, one in enumerate(known) for other in known[:n])
+
+
+def _known(schema: Any, follow: Follow) -> _Known:  # noqa: ANN401 - JSON
+    known = _Known()
+    for part in parts_of(schema, follow):
+        types = part.get("type")
+        if types is not None:
+            each = {types} if isinstance(types, str) else {*types}
+            known.has(types=each | {"integer"} if "number" in each else each)
+        given = [part["const"]] if "const" in part else part.get("enum")
+        if isinstance(given, list) and not any(isinstance(value, (dict, list)) for value in given):
+            values = {_value(value) for value in given}
+            kinds = {kind for kind, _ in values}
+            known.has(types=kinds | {"integer"} if "number" in kinds else kinds, values=values)
+        known.required.update(part.get("required", ()))
+        for name, value in part.get("properties", {}).items():
+            known.properties.setdefault(name, []).append(value)
+        known.choices += [part[key] for key in ("anyOf", "oneOf") if key in part]
+    return known
+
+
+def parts_of(schema: Any, follow: Follow) -> Iterator[dict[str, Any]]:  # noqa: ANN401 - JSON
+    """Yield schemas that each value of `schema` matches, MOST_PARTS of them at most."""
+    waiting, seen = [schema], set[int]()
+    while waiting and len(seen) < MOST_PARTS:
+        part = waiting.pop()
+        if isinstance(part, dict) and id(part) not in seen:
+            seen.add(id(part))
+            yield part
+            waiting += [follow(part["$ref"])] if "$ref" in part else []
+            waiting += part.get("allOf", [])
+
+
+def _value(value: Any) -> tuple[str, Any]:  # noqa: ANN401 - JSON
+    if value is None:
+        return "null", None
+    if isinstance(value, bool):
+        return "boolean", value
+    return ("string", value) if isinstance(value, str) else ("number", value)
+
+
+# ---- words ----
+
 
 Schema = dict[str, Any]
 
@@ -94,7 +311,7 @@ def schemas(root: Any) -> Iterator[Schema]:  # noqa: ANN401 - JSON
 
 
 def target(ref: Any, root: Any) -> Any:  # noqa: ANN401 - JSON
-    """Return what a reference by its path points to; None where that is not in `root`."""
+    """The target of a reference by its path; None where that is not in `root`."""
     if not isinstance(ref, str) or ref.partition("#")[2].partition("/")[0]:
         return None
     found = root
@@ -225,7 +442,6 @@ def _numbers(schema: Schema) -> Iterator[str]:
 
 
 def _inward(lowest: float) -> float:
-    """Return the least number from `lowest` on that the library holds exactly."""
     if lowest < -_FAR:
         return -_FAR
     if abs(lowest) < _NEAR:

@@ -26,8 +26,108 @@ import numpy as np
 
 from edgespec.decoding.session import ForwardResult, Rows, SessionModel
 from edgespec.drafting.draft_model import DraftModel, DraftSession
-from edgespec.drafting.foreign.translation import Translation
 from edgespec.drafting.foreign.vocabulary_map import NONE, TextTokenizer, TokenVocabulary, VocabularyMap
+
+# ---- the target's sequence in the tokens of another vocabulary ----
+
+
+_LONGEST = 16  # tokens of a word: text without spaces must not be tokenized again as a whole each time
+_CACHED = 8192  # tokens whose text is remembered
+
+
+class Translation:
+    """The draft's tokens for a stretch of the target's sequence; grows, and shortens at both ends."""
+
+    def __init__(self, target: TokenVocabulary, draft: TokenVocabulary, mapping: VocabularyMap) -> None:
+        """Translate from `target`'s tokens to `draft`'s."""
+        self.tokens: list[int] = []
+        """The draft's tokens."""
+        self._ids: list[int] = []  # the target's
+        self._words: list[tuple[int, int]] = []  # where each begins, in _ids and in tokens
+        self._draft_of = mapping.draft_of
+        self._tokenizer = TextTokenizer(draft)
+        self._is_control = lru_cache(_CACHED)(target.is_control)
+        self._target = target
+        self._bos = target.bos if target.add_bos else None
+        self._text = lru_cache(_CACHED)(target.piece)
+
+    @property
+    def n_read(self) -> int:
+        """Tokens of the target that are translated."""
+        return len(self._ids)
+
+    def clear(self) -> None:
+        """Begin again."""
+        self.tokens.clear()
+        self._ids.clear()
+        self._words.clear()
+
+    def extend(self, ids: Sequence[int]) -> None:
+        """Translate `ids`, which follow; the last word so far may be spelled anew."""
+        word = self._take_last()
+        for token in ids:
+            if word and self._begins_word(word, token):
+                self._put(word)
+                word = []
+            word.append(token)
+        self._put(word)
+
+    def truncate(self, n: int) -> None:
+        """Keep the first `n` tokens of the target."""
+        while self.n_read > n:
+            word = self._take_last()
+            self._put(word[: max(0, n - self.n_read)])
+
+    def drop_first(self, n_tokens: int) -> int:
+        """Leave out the first words, of at least `n_tokens` of the draft's tokens.
+
+        Return how many tokens of the target they are.
+        """
+        start, at = next((word for word in self._words if word[1] >= n_tokens), self._words[-1])
+        del self._ids[:start], self.tokens[:at]
+        self._words = [(a - start, b - at) for a, b in self._words if a >= start]
+        return start
+
+    def alone(self, token: int) -> list[int]:
+        """Return the draft's tokens for one of the target's, wherever it stands."""
+        if token == self._bos:  # the draft has one of its own, or wants none
+            return []
+        draft = int(self._draft_of[token])
+        if draft != NONE:
+            return [draft]
+        if self._is_control(token):  # no such control token here: its name, as text
+            return self._tokenizer.tokens(self._target.piece(token, special=True))
+        return self._tokenizer.tokens(self._text(token))
+
+    def _take_last(self) -> list[int]:
+        if not self._words:
+            return []
+        start, at = self._words.pop()
+        word = self._ids[start:]
+        del self._ids[start:], self.tokens[at:]
+        return word
+
+    def _put(self, word: Sequence[int]) -> None:
+        if not word:
+            return
+        self._words.append((len(self._ids), len(self.tokens)))
+        self._ids += word
+        if len(word) == 1:
+            self.tokens += self.alone(word[0])
+        else:
+            self.tokens += self._tokenizer.tokens(b"".join(map(self._text, word)))
+
+    def _begins_word(self, word: Sequence[int], token: int) -> bool:
+        if self._is_control(token) or self._is_control(word[-1]):
+            return True
+        before, text = self._text(word[-1]), self._text(token)
+        if len(word) >= _LONGEST and not 0x80 <= (text or b" ")[0] < 0xC0:  # not within a character
+            return True
+        return text[:1].isspace() and not before[-1:].isspace()
+
+
+# ---- translated_model ----
+
 
 Level = Literal["auto", "token", "string"]
 """How proposals are found: "token" never looks ahead, "string" always does."""
@@ -139,7 +239,7 @@ class TranslatedModel(DraftModel):
         return out
 
     def ask(self, tokens: Sequence[int], guesses: Sequence[int] = ()) -> ForwardResult:
-        """Return what `run` gives: its passes depend on each other, and are not shared."""
+        """The result of `run`: its passes depend on each other, and are not shared."""
         started = time.perf_counter()
         rows = self.run(tokens, guesses)
         return ForwardResult(rows, time.perf_counter() - started, 0)
@@ -165,7 +265,6 @@ class TranslatedModel(DraftModel):
         return self._prefix + translation.tokens[-most:] or [self._filler]
 
     def _common(self, wanted: Sequence[int]) -> int:
-        """Return how many tokens the cache and `wanted` begin with alike."""
         del self._cache[self._session.n_past :]  # a pass that was broken off took its tokens with it
         n = min(len(self._cache), len(wanted))
         if self._cache[:n] == wanted[:n]:
@@ -201,7 +300,6 @@ class TranslatedModel(DraftModel):
     # --- rows over the target's tokens
 
     def _blank(self, n_rows: int) -> Rows:
-        """Return rows that are -inf wherever `_write` writes nothing."""
         if n_rows > len(self._out):
             self._out = np.full((n_rows, self.n_vocab), -np.inf, np.float32)
         for place in self._strange:
@@ -286,7 +384,6 @@ class TranslatedModel(DraftModel):
                 return written
 
     def _compare(self, tokens: Sequence[int]) -> None:
-        """See whether tokens that were taken as they are were the beginning of a longer one."""
         for place, (first, plain) in [*self._unlooked.items()]:
             if place < len(tokens) - _REMEMBERED:
                 del self._unlooked[place]

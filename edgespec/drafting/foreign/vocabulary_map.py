@@ -43,7 +43,7 @@ class TokenVocabulary(Protocol):
         """Whether the model wants its BOS before a text."""
 
     def is_control(self, token: int) -> bool:
-        """Return whether `token` is no text."""
+        """Whether `token` is no text."""
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
         """Return the bytes of `token`."""

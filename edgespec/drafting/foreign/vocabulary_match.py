@@ -77,7 +77,6 @@ class _TokenList:
         self._types = gguf.numbers(TOKEN_TYPES)
 
     def first_difference(self, other: _TokenList, n: int) -> int | None:
-        """Return the first id below `n` whose texts differ, None if there is none."""
         if not self._n or not other._n:
             return 0
         # Texts carry their lengths, so equal bytes are equal lists.
@@ -94,7 +93,6 @@ class _TokenList:
         return None if len(self._types) != self._n else self._types[:n] == _CONTROL
 
     def first_control_difference(self, other: _TokenList, n: int) -> int | None:
-        """Return the first id below `n` that is a control token in one file only, None if none is."""
         a, b = self.control(n), other.control(n)
         if a is None or b is None or np.array_equal(a, b):
             return None

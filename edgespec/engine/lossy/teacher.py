@@ -116,7 +116,6 @@ class TeacherForcing(Closing):
 
 
 def _add(marks: TeacherScores, target: Rows, small: Rows) -> None:
-    """Compare the small model with the target at one token of the answer."""
     divergence = _kl(target, small)
     if math.isnan(divergence):
         raise EdgespecError("logits are not finite: is a model's file damaged? (`edgespec models verify`)")
@@ -211,7 +210,6 @@ def curve(
 
 
 def _means(values: Sequence[float], window: int) -> list[float]:
-    """Return for each value the mean of the last `window` values up to it."""
     return [sum(values[max(0, i - window + 1) : i + 1]) / min(window, i + 1) for i in range(len(values))]
 
 

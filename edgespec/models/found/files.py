@@ -36,7 +36,7 @@ class ModelFiles:
 
 
 def is_later_part(name: str) -> bool:
-    """Say whether a file's name is that of a split model's part after the first."""
+    """Whether a file's name is that of a split model's part after the first."""
     match = _LATER_PART.fullmatch(name)
     return match is not None and int(match[2]) != 1
 
@@ -63,7 +63,7 @@ def _owner(path: Path) -> str:
 
 
 def is_inside(path: Path, folder: Path) -> bool:
-    """Say whether `path`, its links followed, is in `folder`. Raises OSError if it is nowhere."""
+    """Whether `path`, its links followed, is in `folder`. Raises OSError if it is nowhere."""
     # Not `Path.resolve`, which raises RuntimeError for a loop of links before Python 3.13.
     return Path(os.path.realpath(path, strict=True)).is_relative_to(real_path(folder))
 
@@ -94,7 +94,6 @@ def model_files(root: Path, report: Report) -> list[ModelFiles]:
 
 
 def _joined(first: ModelFiles, found: dict[Path, ModelFiles]) -> ModelFiles:
-    """Return a model with the sizes of its other parts."""
     others = [first.path.with_name(name) for name in other_parts(first.path.name)]
     if first.problem or not others:
         return first
@@ -145,7 +144,7 @@ def _walk(root: Path, report: Report) -> Iterator[Path]:
 
 
 def _is_folder(entry: os.DirEntry[str], root: Path, report: Report) -> bool:
-    """Say whether an entry is a folder to walk; `report` takes a link to one that leads out of `root`."""
+    """Whether an entry is a folder to walk; `report` takes a link to one that leads out of `root`."""
     try:
         if not entry.is_dir():
             return False
@@ -158,7 +157,7 @@ def _is_folder(entry: os.DirEntry[str], root: Path, report: Report) -> bool:
 
 
 def outside_cure(path: Path) -> str:
-    """Return what to do about a link that leads out of its store."""
+    """The cure for a link that leads out of its store."""
     return f"add {real_path(path)} to `folders` in models.toml"
 
 

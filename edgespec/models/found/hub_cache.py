@@ -163,7 +163,7 @@ def _problem(path: Path, folder: Path) -> str:
 
 
 def _is_whole(path: Path, folder: Path) -> bool:
-    """Say whether a file of a snapshot is one, or a link to a blob. Raises OSError if it is nowhere."""
+    """Whether a file of a snapshot is one, or a link to a blob. Raises OSError if it is nowhere."""
     path.stat()
     place = folder / "blobs" if path.is_symlink() else folder
     return is_inside(path, place)

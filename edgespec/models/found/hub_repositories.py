@@ -43,7 +43,6 @@ def hub_file(ref: str) -> str:
 
 
 def _files_here(repository: HubRepository) -> Iterator[RepositoryFile]:
-    """Yield the models of the repository that were pulled, here or by the hub's library."""
     repo, revision = repository.repo, repository.revision
     yield from _models(repo, Store.default().hub_files(repo, revision))
     for cached in cached_files(hub_root(), lambda _: None) if revision == "main" else ():

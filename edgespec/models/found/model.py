@@ -78,5 +78,5 @@ def file_stem(name: str) -> str:
 
 
 def is_projector(name: str) -> bool:
-    """Say whether a file's name is that of a multimodal model's projector, which is stored beside it."""
+    """Whether a file's name is that of a multimodal model's projector, which is stored beside it."""
     return "mmproj" in name.lower()

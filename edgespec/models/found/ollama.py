@@ -101,7 +101,7 @@ def ollama_roots(folders: Sequence[Path] = ()) -> list[Path]:
 
 
 def is_store(folder: Path) -> bool:
-    """Say whether a folder is laid out as a store of Ollama."""
+    """Whether a folder is laid out as a store of Ollama."""
     try:
         return (folder / "manifests").is_dir() and (folder / "blobs").is_dir()
     except OSError:
@@ -296,7 +296,7 @@ def _blob_problem(path: Path, layer: _Layer, name: OllamaName, root: Path) -> st
 
 
 def _notes(root: Path, manifest: _Manifest) -> tuple[str, ...]:
-    """Return what the manifest has beside the file and edgespec does not use."""
+    """The parts of the manifest that edgespec does not use."""
     notes = []
     if manifest.of_kind("system"):
         notes.append("Ollama's system message of it is not used: --system gives one")
@@ -325,7 +325,6 @@ def _json(root: Path, layer: _Layer, kind: Any) -> Any:  # noqa: ANN401 - the ty
 
 
 def _stopped_pulls(root: Path) -> list[str]:
-    """Return a line for each blob of which only a part is here and that no manifest may name yet."""
     try:
         parts = {path.name.partition("-partial")[0] for path in (root / "blobs").glob("sha256-*-partial*")}
     except OSError:

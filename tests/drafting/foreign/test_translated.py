@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from edgespec import Engine, SamplingParams
 from edgespec.decoding.generate import Generation
-from edgespec.drafting.foreign.translated_model import TranslatedModel
-from edgespec.drafting.foreign.translation import Translation
+from edgespec.drafting.foreign.translated_model import TranslatedModel, Translation
 from edgespec.drafting.foreign.vocabulary_map import NONE, map_vocabularies
 from edgespec.drafting.learned_costs import LearnedCosts
 from edgespec.drafting.policy import Policy

@@ -90,7 +90,6 @@ class BatchDisplay(ProgressDisplay):
             err.print(", ".join([self._done(), *self._details()]))
 
     def _line_is_due(self, seconds: float, n_new: int) -> bool:
-        """Return whether to print a line, `seconds` and `n_new` results after the last one."""
         least_s, most_s = _LINES_S
         return seconds >= (least_s if n_new >= self._n_requests * _LINE_EVERY else most_s)
 
@@ -278,7 +277,7 @@ def batch_command(
 def _belongs_to(
     found: BatchInput, target: str, loading: BatchLoading, defaults: PromptDefaults
 ) -> dict[str, Any]:
-    """Return what must be the same when a batch goes on: what decides the answers."""
+    """The settings that decide the answers: they must be the same when a batch goes on."""
     from edgespec.llama.chat_template import template_text
     from edgespec.llama.fingerprints import file_fingerprint
     from edgespec.llama.gguf_header import check_model_file
@@ -387,7 +386,6 @@ class _BatchRun:
     def answer_on_cluster(
         self, address: str, names: tuple[str, str | None], loading: BatchLoading, defaults: PromptDefaults
     ) -> None:
-        """Have the nodes of a Ray cluster answer what has no result yet, or until Ctrl-C."""
         with closing(_open_cluster(address, names, loading, defaults)) as writer:
             self._write(writer)
 
@@ -412,7 +410,7 @@ class _BatchRun:
         message(f"interrupted: {done}; {go_on}")
 
     def summarise(self) -> None:
-        """Say what was done: a line on stderr, or an object on stdout."""
+        """Print the outcome: a line on stderr, or an object on stdout."""
         rate = self._n_tokens / self._seconds if self._seconds else None
         joules = self._energy.joules if self._energy else None
         failed, total = self._results.n_failed, self._input.n_requests
@@ -448,7 +446,7 @@ def _open_cluster(
     loading: BatchLoading,
     defaults: PromptDefaults,
 ) -> RayWriter:
-    """Return what answers on the cluster at `address`. Raises EdgespecError."""
+    """The service on the cluster at `address`. Raises EdgespecError."""
     from edgespec.apps.batch.ray_cluster import RayWriter
     from edgespec.apps.batch.ray_node import NodeSettings
     from edgespec.llama.chat_template import template_text

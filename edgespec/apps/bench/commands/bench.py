@@ -179,7 +179,6 @@ def _refuse_given(options: dict[str, object], why: str) -> None:
 
 
 def _refuse_whisper(target: str | None, suite: str) -> None:
-    """Raise UsageError if the target hears recordings, before it is pulled."""
     entry = load_registry().entries.get(target or "")
     if entry and entry.speech:
         raise UsageError(

@@ -342,7 +342,6 @@ class RunningComparison:
             self._accuracies += found.values()
 
     def _solved_by_variants(self, targets: TargetAccuracy, cells: Sequence[Cell]) -> list[ProblemsSolved]:
-        """Return the problems that inexact variants solve, with the kernels of `targets`."""
         variants = [variant for variant in self._plan.settings.variants if not variant.exact]
         pairs = zip(self._plan.combinations, cells, strict=True)
         ran = [cell for combination, cell in pairs if combination.kernels == targets.kernels]

@@ -94,7 +94,6 @@ def _joules_heading(reading: ReportData) -> str:
 
 
 def _figures(reading: ReportData, variant: VariantSummary, comparison: VariantComparison | None) -> list[str]:
-    """Return speed-up, time to first token, tau, alpha, joules a token, identical."""
     return [
         speedup(comparison),
         milliseconds(variant.ttft_s),

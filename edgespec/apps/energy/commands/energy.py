@@ -87,7 +87,6 @@ def know_idle(meter: EnergyMeter, seconds: float = 10.0) -> None:
 
 
 def _measured_idle(meter: EnergyMeter, seconds: float) -> tuple[float | None, Path | None, str]:
-    """Return the idle machine's watts, their file, and a line about what is wrong."""
     what = f"measuring the idle machine for {seconds:g} s"
     with WorkDisplay() as display:
         found = measure_idle(meter, seconds, on_progress=lambda done_s: display.show(what, done_s, seconds))

@@ -33,7 +33,7 @@ def print_stored(kept: list[StoredDataset]) -> None:
 
 
 def described(kept: StoredDataset) -> dict[str, object]:
-    """Return what --json prints of it."""
+    """The object of --json."""
     return {
         "path": str(kept.folder),
         "target": kept.target or None,

@@ -83,7 +83,7 @@ class DataOptions:
     ] = False
 
     def request(self, training: TrainingRequest) -> DataRequest:
-        """Return what is asked of the target. Raises UsageError."""
+        """The texts that are asked of the target. Raises UsageError."""
         from edgespec.apps.forge.data_stage import DataRequest, default_tokens
 
         tokens = self.data_tokens

@@ -192,7 +192,6 @@ def _quantizer(
 
 
 def _refuse_made_draft(source: str, file: Path) -> None:
-    """Raise UsageError for a draft that edgespec made."""
     from edgespec.llama.gguf_header import read_header
 
     if read_header(file).is_head:
@@ -227,7 +226,6 @@ def _single_file(output: Path | None, n_types: int) -> Path | None:
 
 
 def _refuse_overwriting(source: Path, targets: Collection[Path], *, force: bool) -> None:
-    """Raise UsageError if a target is the source, or is there already and not to be replaced."""
     existing = [target for target in targets if target.exists()]
     for target in existing:
         if source.exists() and target.samefile(source):

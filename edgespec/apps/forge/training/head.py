@@ -307,7 +307,6 @@ class HeadRollout:
         return predicted
 
     def _after(self, features: Array) -> Array:
-        """Return what features add to the input of the next column."""
         return project(_shifted(features / self._feature_scale, 1), self._params["feature"])
 
     def _keys_values(self, x: Array, turns: tuple[Any, Any]) -> tuple[Array, Array]:

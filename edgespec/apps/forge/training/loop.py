@@ -270,7 +270,6 @@ def _typed(x: jax.typing.ArrayLike) -> jax.Array:
 
 
 def _cosine(share: float) -> float:
-    """Return the learning rate's factor after that share of the training."""
     return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * min(1.0, share)))
 
 

@@ -55,7 +55,6 @@ def report_nodes(text: str, models: Sequence[str] | None, *, unsafe: bool, json:
 
 
 def _ask(address: NodeAddress, opened: ExitStack) -> tuple[Report, Sequence[ConnectedNode]]:
-    """Return the row of a node, and the node itself if it can be used."""
     try:
         with err.status(f"asking {address.name}"):
             (node,) = opened.enter_context(connect([address], on_message=message, bandwidth=True)).nodes
@@ -112,7 +111,7 @@ def _model(name: str, path: Path, here: NodeSpeed, nodes: Sequence[ConnectedNode
 
 
 def limit_of(split: LayerSplit) -> str:
-    """Return what takes the most time of a pass of `TOKENS` tokens, and its share."""
+    """The slowest part of a pass of `TOKENS` tokens, and its share."""
     parts = {
         f"the products {_at(share.node.name if share.node else HERE)}": share.ms
         for share in (split.home, *split.nodes)

@@ -43,7 +43,7 @@ class OllamaToolCall(OllamaRequestPart):
 
 
 class OllamaRequestMessage(OllamaRequestPart):
-    """A message of any role; one of the assistant may have fields of other servers (replayed_message.py)."""
+    """A message of any role; one of the assistant may have fields of other servers."""
 
     model_config = ConfigDict(extra="allow")
 

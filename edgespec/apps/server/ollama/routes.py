@@ -125,7 +125,7 @@ class OllamaModelFacts:
         )
 
     def pulled(self) -> list[PullLine]:
-        """Return what /api/pull says of the model, which is here."""
+        """The answer of /api/pull for the model, which is here."""
         digest, n_bytes = f"sha256:{self._digest}", self._header.file_bytes
         status = f"pulling {self._digest[:12]}"
         fetched = PullLine(status=status, digest=digest, total=n_bytes, completed=n_bytes)
@@ -465,15 +465,12 @@ def add_ollama(
 
 def _add_facts(router: APIRouter, facts: OllamaModelFacts) -> None:
     async def tags() -> ModelTags:
-        """List the one model."""
         return ModelTags(models=[facts.listed()])
 
     async def loaded() -> LoadedModels:
-        """List the one model, which is always loaded."""
         return LoadedModels(models=[facts.loaded()])
 
     async def spoken() -> OllamaVersion:
-        """Return the version of Ollama whose API this is, and edgespec's."""
         return OllamaVersion(version=SPOKEN, edgespec=version("edgespec"))
 
     for path, answer in (("/tags", tags), ("/ps", loaded), ("/version", spoken)):
@@ -542,7 +539,7 @@ def _add_generations(
 def _context(
     target: Model, body: OllamaChatRequest | OllamaGenerateRequest, prompt: Sequence[int]
 ) -> ContextTokens | None:
-    """Return what makes the `context` of an answer; None where it has none."""
+    """The maker of the `context` of an answer; None where it has none."""
     if isinstance(body, OllamaChatRequest) or body.raw or body.suffix or target.chat_template is None:
         return None
     return ContextTokens(prompt, target.eos if target.eot is None else target.eot)
@@ -572,7 +569,6 @@ def _absent(line: str) -> Callable[[], Any]:
 
 
 def _lines(line: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
-    """Return the description of an answer that is a stream of `line`, unless the request says otherwise."""
     text = {
         "type": "string",
         "description": f"Each line is a {line.__name__}; one that failed an OllamaError.",

@@ -57,8 +57,6 @@ def _settled(source: str) -> str:
 
 
 def _noting_source(rule: Callable[[StateInline, bool], bool]) -> Callable[[StateInline, bool], bool]:
-    """Return `rule` with the source that it read noted in its last token."""
-
     def noting(state: StateInline, silent: bool) -> bool:
         start = state.pos
         found = rule(state, silent)
@@ -87,7 +85,6 @@ class _MarkdownReader:
         self._growing = _last_text(self._tree) if is_open else None
 
     def blocks(self) -> Iterator[dict[str, Any]]:
-        """Yield the blocks, as the function of this name returns them."""
         found = self._tree.children
         starts = [node.map[0] if node.map and i else 0 for i, node in enumerate(found)]
         for node, start, end in zip(found, starts, [*starts[1:], len(self._lines)], strict=False):

@@ -50,7 +50,6 @@ class CallReader:
         self._functions = functions
 
     def _begin(self, name: str) -> None:
-        """Emit the start of a call, from where the cursor cannot go back."""
         self._emit(CallStart(name))
         self._source.forget()
 
@@ -265,7 +264,6 @@ class _PythonScan(BracketScan):
     """Finds the comma or the bracket that ends an argument, a piece at a time."""
 
     def advance(self, text: str) -> int:
-        """Return how many characters of `text` belong to the argument."""
         for i, char in enumerate(text):
             if not self.quote and not self.depth and char in ",)":
                 return i
@@ -396,7 +394,6 @@ class _JsonScan(BracketScan):
 
     @property
     def is_scalar(self) -> bool:
-        """Whether the value, so far, is a number or a name, which only what follows ends."""
         return self._begun and not self.depth and not self.quote
 
     def advance(self, text: str) -> int:
@@ -594,7 +591,6 @@ class AnswerReader:
         self._events.append(event)
 
     def _decide(self, kind: type[PlainText] | None = None) -> None:
-        """Emit all up to the cursor as text of this kind, or drop it."""
         start, end = self._source.visible(self._emitted), self._source.visible(self._source.position)
         self._emitted = self._source.position
         if kind and end > start:

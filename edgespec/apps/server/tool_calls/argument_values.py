@@ -47,7 +47,7 @@ def _as_json(value: object) -> Any:  # noqa: ANN401 - JSON
 
 
 def is_text(schema: Mapping[str, Any], whole: Mapping[str, Any]) -> bool:
-    """Return whether `schema`, a part of `whole`, allows strings and nothing else."""
+    """Whether `schema`, a part of `whole`, allows strings and nothing else."""
     return kinds(schema, whole) == {"string"}
 
 
@@ -130,7 +130,6 @@ class _Names(ast.NodeTransformer):
     """Takes JSON's names of values for Python's."""
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        """Return the value that a name stands for."""
         if node.id in _JSON_NAMES:
             return ast.copy_location(ast.Constant(_JSON_NAMES[node.id]), node)
         return node

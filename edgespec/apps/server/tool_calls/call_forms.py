@@ -133,7 +133,7 @@ def _object_form(samples: CallSamples) -> CallForm | None:
 
 
 def _split_object(text: str, name: str) -> tuple[str, str, str] | None:
-    """Return what stands before the name, between it and the arguments' object, and after that."""
+    """The texts before the name, between it and the arguments' object, and after that."""
     before, found, rest = text.partition(name)
     decoder = json.JSONDecoder()
     for start in re.finditer(r"\{", rest if found else ""):
@@ -174,7 +174,7 @@ def _keyed_form(samples: CallSamples) -> CallForm | None:
 
 
 def _split_keyed(text: str, name: str) -> tuple[str, str, str, str, str] | None:
-    """Return what stands before, between and after the name, its two keys and their values."""
+    """The texts before, between and after the name, its two keys and their values."""
     before, _, rest = text.partition(name)
     parts = [before]
     for needle in (KEYS[0], VALUES[0], KEYS[1], VALUES[1]):
@@ -208,13 +208,11 @@ class _Family:
 
 
 def _tagged(open_: str, close: str) -> CallForm:
-    """Return the form of JSON objects, each in its tags."""
     before = f'{open_}{{"name": "'
     return CallForm(before, '", "arguments": ', f"}}{close}", f"}}{close}\n{before}")
 
 
 def _listed(open_: str, close: str, *, keys: tuple[str, str] = ("name", "arguments")) -> CallForm:
-    """Return the form of a JSON list of objects in tags."""
     return CallForm(f'{open_}[{{"{keys[0]}": "', f'", "{keys[1]}": ', f"}}]{close}", f'}}, {{"{keys[0]}": "')
 
 

@@ -110,7 +110,6 @@ def of_function(name: str) -> str:
 
 
 def _loose_texts(schema: Schema) -> Iterator[str]:
-    """Yield the words that a text without quotes is not held to."""
     for key, part in schema.get("properties", {}).items():
         words = _followed(part, schema).keys()
         if not words & {"enum", "const"} and kinds(part, schema) <= {"string"}:
@@ -118,7 +117,6 @@ def _loose_texts(schema: Schema) -> Iterator[str]:
 
 
 def _followed(schema: Any, whole: Schema) -> Schema:  # noqa: ANN401 - JSON
-    """Return a part of `whole` merged with the definition that it refers to."""
     found: Schema = schema if isinstance(schema, Mapping) else {}
     for _ in range(_MOST_REFERENCES):
         target = referenced(found.get("$ref"), whole)
@@ -165,7 +163,6 @@ class _Writer:
                 yield f"call_{i}: {_quoted(name)} {self._text(form.after)} {json_expression(schema)}"
 
     def thought(self, end: str) -> Iterator[str]:
-        """Yield the rules of a thought."""
         yield "thought: " + self._up_to(end, "thinking") + " /[ \\n]{0,4}/"
         if self._find_token(end) is None:
             yield f"thinking[lazy]: /{_ANYTHING}{_regex(end)}/"
@@ -240,19 +237,16 @@ class _Writer:
 
 
 def _characters(schema: Schema) -> str:
-    """Return the regular expression of a text of the length that `schema` allows."""
     least, most = schema.get("minLength", 0), schema.get("maxLength", "")
     return f"(?s:.{{{least},{most}}})" if least or most != "" else _ANYTHING
 
 
 def _regex(text: str) -> str:
-    """Return the regular expression of a text, between the slashes of Lark."""
     named = {"\n": "\\n", "\t": "\\t", "/": "\\/"}
     return "".join(named.get(char) or (f"\\{char}" if char in "\\.+*?()|[]{}^$" else char) for char in text)
 
 
 def _call_object(form: CallForm, name: str, arguments: Schema) -> dict[str, Any]:
-    """Return the schema of a call that is an object of JSON without any marks."""
     keys = _OBJECT.fullmatch(form.before + form.after)
     name_key, arguments_key = keys.groups() if keys else ("name", "arguments")
     moved = _moved(arguments, f"#/properties/{arguments_key}")
@@ -295,7 +289,6 @@ def _python(schema: Schema, whole: Schema) -> str:
 
 
 def _with_definitions(schema: Schema, whole: Schema) -> dict[str, Any]:
-    """Return a part of a schema as a whole one, with the definitions that it may refer to."""
     kept = {key: whole[key] for key in ("$defs", "definitions") if key in whole}
     target = referenced(schema.get("$ref"), whole)
     return {**kept, **schema} if target is None or kept else dict(target)

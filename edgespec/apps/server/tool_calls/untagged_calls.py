@@ -24,7 +24,7 @@ _KEYS = frozenset([*NAME_KEYS, *ARGUMENT_KEYS, "type", "function", "id"])
 
 
 def may_be_calls(text: str, names: Collection[str]) -> bool:
-    """Return whether a text that begins with `text` may consist of calls of these functions."""
+    """Whether a text that begins with `text` may consist of calls of these functions."""
     text = text.lstrip()
     if not any(text.startswith(start) or start.startswith(text) for start in _BEGINNINGS):
         return False

@@ -93,7 +93,6 @@ def read_whisper(path: Path) -> WhisperContents:
 
 
 def _with_heads_beside(contents: WhisperContents) -> WhisperContents:
-    """Add the alignment heads that a file of the hub beside whisper.cpp's names, whose own has none."""
     beside = contents.path.with_name(safetensors.GENERATION_FILE)
     if not beside.is_file():
         return contents

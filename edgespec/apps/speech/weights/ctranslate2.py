@@ -118,7 +118,6 @@ class _Tensors:
         return int(self._reader(variable)().reshape(-1)[0])
 
     def count(self, part: str) -> int:
-        """Return the number of layers of the encoder or decoder."""
         return sum(f"{part}/layer_{i}/ffn/linear_0/weight" in self for i in range(len(self._variables)))
 
     def _reader(self, variable: _Variable) -> Callable[[], Floats]:

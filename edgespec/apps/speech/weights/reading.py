@@ -94,7 +94,7 @@ def blamed(path: Path) -> Iterator[None]:
 def array_reader(
     data: mmap.mmap | bytes, start: int, shape: tuple[int, ...], kind: str
 ) -> Callable[[], Floats]:
-    """Return what reads an array of the numpy type `kind`, or of "bf16", as floats."""
+    """A reader of arrays of the numpy type `kind`, or of "bf16", as floats."""
 
     def read() -> Floats:
         code = "<u2" if kind == "bf16" else kind

@@ -144,7 +144,7 @@ Follow = Callable[[Any], Any]
 """Returns what a reference points to."""
 
 MOST_PARTS = 64
-_MOST_COMPARISONS = 100_000  # comparisons, half a second; 300 objects that a constant tells apart take as many
+_MOST_COMPARISONS = 100_000  # half a second; 300 objects that a constant tells apart take as many
 
 
 @dataclass(slots=True)

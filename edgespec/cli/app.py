@@ -246,7 +246,7 @@ _MAY_BE_EMPTY = ("words", "system")
 
 
 def _refuse_empty(parameter: Any) -> None:  # noqa: ANN401 - an option of typer's private click
-    """Have a parameter refuse "": a shell variable that was not set, not a wish for the default."""
+    """Have a parameter refuse "", which comes of a shell variable that was not set."""
     process = parameter.process_value
 
     def checked(ctx: Any, value: Any) -> Any:  # noqa: ANN401

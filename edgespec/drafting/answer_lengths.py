@@ -155,7 +155,7 @@ class AnswerLengths:
             del self._means[next(iter(self._means))]
 
     def as_dict(self) -> dict[str, list[float]]:
-        """Return the means of the starts, for a file: hashes, not words."""
+        """Return the means of the starts, for a file: the starts are hashes."""
         return {key: [round(mean, 1), n] for key, (mean, n) in self._means.items()}
 
     def restore(self, stored: Any) -> None:  # noqa: ANN401 - whatever a file holds

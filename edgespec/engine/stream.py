@@ -62,7 +62,7 @@ class Stream:
         self._window = window
         self._energy: Measurement | None = None
         self.energy_share = 1.0
-        """Share of the energy measured while it ran that is its own, not of requests that ran with it."""
+        """Its own share of the energy measured while it ran, beside requests that ran with it."""
         self._n_alone = 0
         self._parts: list[str] = []
         self._ids: list[int] = []

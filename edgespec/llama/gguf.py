@@ -107,7 +107,7 @@ class TensorInfo:
 
     @property
     def is_matrix(self) -> bool:
-        """Whether it is a matrix, not a vector of a norm or a bias."""
+        """Whether it is a matrix: norms and biases are vectors."""
         return self.rows > 1
 
 

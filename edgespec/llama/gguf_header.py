@@ -15,7 +15,6 @@ from pathlib import Path
 import msgspec
 
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.llama.choices import CacheType
 from edgespec.llama.gguf import GGUF, TOKENS, TensorInfo, read_gguf
 from edgespec.llama.recurrent import BOTH_IN_A_LAYER, SNAPSHOTS, layer_state_bytes, recurrent_layers
 
@@ -27,7 +26,7 @@ DRAFT_PREFIX = "edgespec.draft."
 
 _MAX_LAYERS = 512  # of llama.cpp, which aborts on more
 _KV_PAD = 256  # llama.cpp rounds a context up to this many cells
-_CACHE_BYTES = {"f16": 64, "q8_0": 34}  # of 32 numbers
+_F16_BYTES = 2
 
 _ENCODERS = re.compile(r"bert|^(t5encoder|gemma-embedding|llama-embed|wavtokenizer-dec)$")
 _PICTURES = frozenset(
@@ -95,8 +94,6 @@ class GGUFHeader:
     """Whether it tells of that head alone, as if the file held nothing else (`header_of_head`)."""
     state_bytes: int = 0
     """Bytes that the recurrent layers keep of one text, however long; 0 without such layers."""
-    cache_type: CacheType = "f16"
-    """How caches made from now on hold keys and values: the user's choice, not the file's."""
     other_parts: tuple[Path, ...] = ()
     """The files beside `path` that complete a split model; found by `check_model_file`."""
 
@@ -123,8 +120,7 @@ class GGUFHeader:
     def kv_bytes(self, n_ctx: int) -> int:
         """Return the bytes of a cache of keys and values for `n_ctx` tokens."""
         cells = math.ceil(n_ctx / _KV_PAD) * _KV_PAD
-        numbers = cells * sum(self.n_head_kv) * (self.head_dim_k + self.head_dim_v)
-        return numbers * _CACHE_BYTES[self.cache_type] // 32
+        return cells * sum(self.n_head_kv) * (self.head_dim_k + self.head_dim_v) * _F16_BYTES
 
 
 def read_header(path: str | Path) -> GGUFHeader:

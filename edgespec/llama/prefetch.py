@@ -79,7 +79,7 @@ def measure(plugin: Path, isa: str) -> PrefetchChoice:
 
 
 def unmeasured(reason: str) -> PrefetchChoice:
-    """Return the default as a choice made now, not measured because of `reason`."""
+    """Return the default as a choice made now; `reason` says why nothing was measured."""
     return PrefetchChoice(reason=reason, when=time.time())
 
 

@@ -287,7 +287,7 @@ class Model(Closing):
         return tuple(token for token in range(self.n_vocab) if self.is_eog(token))
 
     def is_control(self, token: int) -> bool:
-        """Whether `token` is a control token, not text."""
+        """Whether `token` is a control token, which has no text."""
         self._require(self._words)
         return bool(llama.llama_vocab_is_control(self._vocab, token))
 

@@ -52,7 +52,7 @@ class HubRepository:
 
 
 def is_hub_name(ref: str) -> bool:
-    """Whether `ref` is meant as a model of the hub, and not as a path or a name of the registry.
+    """Whether `ref` is meant as a model of the hub, by its form.
 
     OWNER/REPO alone is, unless there is a folder OWNER here.
     """

@@ -26,7 +26,7 @@ class HomeProcess:
 
     @property
     def is_here(self) -> bool:
-        """Whether this is that process, not a child forked from it."""
+        """Whether this is that process; a child forked from it is another."""
         return os.getpid() == self._pid
 
     def require(self) -> None:

@@ -34,7 +34,7 @@ class Measurement:
     source: str = ""
     """The source's name; "" for none."""
     estimated: bool = False
-    """Whether `joules` is computed from watts that the user assumed, not measured."""
+    """Whether `joules` is computed from watts that the user assumed."""
     reason: str = ""
     """Why there are no joules, in one line; else ""."""
     gap_s: float = 0.0

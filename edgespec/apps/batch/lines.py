@@ -103,7 +103,7 @@ def open_input(path: Path, spool_folder: Path | None) -> BatchInput:
 
 
 def is_text(path: Path) -> bool:
-    """Whether a file's name is that of a text, and not of JSON lines."""
+    """Whether a file's name is that of a text; else it has JSON lines."""
     return path.suffix.lower() == ".txt"
 
 

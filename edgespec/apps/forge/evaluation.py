@@ -178,7 +178,7 @@ class Evaluator:
         self._context.on_progress(StageProgress("judging", done, detail))
 
     def _key(self, one: Candidate, task: EvaluationTask) -> str:
-        """Return a hash of what the runs depend on: the files' contents, not their names."""
+        """Return a hash of what the runs depend on, with the files' contents whatever their names."""
         if one.path not in self._sha256 and one.path:
             self._sha256[one.path] = sha256_of(one.path)
         files = self._sha256[self._target], self._sha256[one.path]

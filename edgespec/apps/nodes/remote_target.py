@@ -39,7 +39,7 @@ _UNLIMITED = 1 << 40  # bytes, where the system does not say how much memory is 
 
 
 class RemoteTarget(Closing):
-    """The nodes of a target. A context manager; it closes the connections, and not the model."""
+    """The nodes of a target. A context manager; it closes the connections alone."""
 
     def __init__(
         self, options: PairOptions, target: GGUFHeader, home: LocalMachine, on_message: MessageFn

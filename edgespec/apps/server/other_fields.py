@@ -24,7 +24,7 @@ class Unused(NamedTuple):
         return ANY in self.neutral
 
     def accepts(self, value: object) -> bool:
-        """Whether `value` changes nothing; True is 1 in Python, and not in JSON."""
+        """Whether `value` changes nothing. True is 1 in Python; in JSON they differ."""
         if self.is_harmless or value is None:
             return True
         return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in self.neutral)

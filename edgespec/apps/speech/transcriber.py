@@ -458,7 +458,7 @@ class WindowText:
     no_speech_prob: float
     """NaN if it was not computed."""
     ended: bool = True
-    """Whether the model ended it, not the limit of its tokens."""
+    """Whether the model ended it; else the limit of its tokens did."""
 
     @property
     def compression_ratio(self) -> float:

@@ -51,7 +51,7 @@ class Allowed:
         self.n = int(np.count_nonzero(bits))
         """Number of allowed tokens."""
         self.is_most = 2 * self.n > n_vocab
-        """Whether `ids` are the forbidden tokens, not the allowed ones."""
+        """Whether `ids` are the forbidden tokens; else they are the allowed ones."""
         self.ids: Ids = np.flatnonzero(~bits if self.is_most else bits).astype(np.int32)
 
     def __contains__(self, token: int) -> bool:

@@ -181,7 +181,7 @@ def point(texts: Sequence[TeacherScores], waking: Waking) -> ThresholdPoint:
 
 
 def ratio_error(parts: Sequence[float], wholes: Sequence[float]) -> float:
-    """Return the standard error of sum(parts) / sum(wholes), with prompts, not tokens, as the sample.
+    """Return the standard error of sum(parts) / sum(wholes), with prompts as the sample.
 
     It is the linearised variance of a ratio estimator (Cochran, Sampling Techniques, 1977, section 6.3). For
     one prompt, where it cannot be estimated, it is 0.

@@ -34,7 +34,7 @@ _PREFIXES = (ollama.PREFIX, lmstudio.PREFIX, llama_cpp.PREFIX)
 
 
 def is_found_name(ref: str) -> bool:
-    """Whether `ref` is meant as a model of another program's store, and not as a path or our own name."""
+    """Whether `ref` is meant as a model of another program's store, by its form."""
     return ref.startswith(_PREFIXES)
 
 

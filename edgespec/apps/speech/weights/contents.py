@@ -86,7 +86,7 @@ class BrokenModelError(Exception):
 
 
 def n_ordinary(n_vocab: int) -> int:
-    """Return how many of `n_vocab` tokens are ordinary: new models have more languages, not more of these."""
+    """Return how many of `n_vocab` tokens are ordinary: as many in new models, which have more languages."""
     return _MULTILINGUAL - N_SPECIAL if n_vocab >= _MULTILINGUAL else n_vocab - N_SPECIAL
 
 

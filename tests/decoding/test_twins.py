@@ -106,8 +106,8 @@ def cut_is_near(row, params, prefix, **twin):
             top_p=min(1.0, params.top_p * (1 + nudge)) if params.top_p < 1 else 1.0,
             min_p=min(1.0, params.min_p * (1 + nudge)),
             typical_p=min(1.0, params.typical_p * (1 + nudge)) if params.typical_p < 1 else 1.0,
-            top_n_sigma=params.top_n_sigma * (1 + nudge),
-            xtc_threshold=params.xtc_threshold * (1 + nudge),
+            top_n_sigma=params.top_n_sigma * (1 + nudge * (params.top_n_sigma > 0)),
+            xtc_threshold=min(1.0, params.xtc_threshold * (1 + nudge)),
         )
         for jitter in (0, 1, 2):
             x = row

@@ -250,7 +250,7 @@ def test_each_request_is_a_line_without_its_text(serve):
         rf"POST /v1/completions 200, the client left, {took}",
         rf"POST /v1/completions 200, \d+ tokens in, 1 out, {took}",
     ]
-    assert len(lines) == len(wanted), lines
+    assert len(lines) == len(wanted), "\n".join(lines)
     for line, pattern in zip(lines, wanted, strict=True):
         assert re.fullmatch(rf"\d\d:\d\d:\d\d {pattern}", line), line
     assert secret not in "".join(lines)

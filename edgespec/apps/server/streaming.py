@@ -142,7 +142,9 @@ class RequestRun(Generic[Part, End]):
         Raises what the worker raises, and ClientGone.
         """
         while not self.is_complete:
-            if not self._news:
+            if self._news:
+                await asyncio.sleep(0)  # or a client that leaves is noticed after the last part
+            else:
                 self._has_news.clear()
                 try:
                     await asyncio.wait_for(self._has_news.wait(), alive_s)
@@ -209,9 +211,9 @@ class RequestRun(Generic[Part, End]):
     def close(self) -> None:
         """End what has not ended."""
         self._unbegun.clear()
-        if self._leave:
-            self._news.append((0, ClientGone()))
-            self._has_news.set()
+        self._news.clear()
+        self._news.append((0, ClientGone()))
+        self._has_news.set()
         while self._leave:
             self._leave.popitem()[1]()
         if self._watch:

@@ -160,8 +160,10 @@ class _Root(TyperGroup):
     def _load_all(self) -> None:
         """Load each command; say of another package's that cannot be loaded why not."""
         for name, point in offered(COMMANDS).items():
+            if name in self.commands or name in self._broken:
+                continue
             try:
-                self.commands.setdefault(name, _load(name))
+                self.add_command(_load(name), name)
             except UsageError as error:
                 if is_ours(point):
                     raise

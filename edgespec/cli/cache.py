@@ -20,7 +20,7 @@ from edgespec.models.sources import format_size
 from edgespec.models.store import Store
 from edgespec.platform.files import cache_root, check_file, expand_user
 from edgespec.platform.kept import EVERYTHING, FORGE, HISTORY, MODELS, NODE_WEIGHTS, Kept
-from edgespec.platform.plugins import load
+from edgespec.platform.plugins import part
 
 if TYPE_CHECKING:
     from edgespec.drafting.history import HistoryInfo
@@ -31,8 +31,6 @@ cache_app = typer.Typer(
     help="Show and delete what is kept; add texts that drafts are taken from.",
     epilog="Example: edgespec cache info",
 )
-
-_PARTS = "edgespec.parts"  # of which those of the forge and of nodes delete what is theirs
 
 _NOTE = (
     "Texts are stored as token ids, which whoever can read these files can turn into text; "
@@ -47,7 +45,7 @@ def info_command(
     """Show all that is kept, where it is, and its size; then histories, and what drafts are made from."""
     from edgespec.drafting.history import MAX_TOKENS, find_histories, history_root
 
-    forge = load(_PARTS, "forge.cache")
+    forge = part("forge.cache")
     histories, stored = [history.info() for history in find_histories()], forge.find_stored()
     if json:
         out.print_json(
@@ -166,7 +164,7 @@ def clear_command(
     for deletion in deletions:
         deletion.run()
     if FORGE in rows:
-        load(_PARTS, "forge.cache").name_drafts()
+        part("forge.cache").name_drafts()
     left = [f"{row.name} ({format_size(size)})" for row in EVERYTHING if (size := row.bytes())]
     if left and not names:
         message(f"still here: {', '.join(left)}; `edgespec cache clear NAME` deletes more")
@@ -215,7 +213,7 @@ def _deletion(row: Kept, *, whole: bool) -> Deletion | None:
     if row is HISTORY:
         return _history_deletion()
     if row is FORGE:
-        found: Deletion | None = load(_PARTS, "forge.cache").deletion(whole=whole)
+        found: Deletion | None = part("forge.cache").deletion(whole=whole)
         return found
     if not (size := row.bytes()):
         return None
@@ -235,7 +233,7 @@ def delete_files(row: Kept) -> None:
 
 
 def _delete_node_weights(row: Kept) -> None:
-    with load(_PARTS, "nodes.refuse_in_use")(row.path()):
+    with part("nodes.refuse_in_use")(row.path()):
         delete_files(row)
 
 

@@ -13,7 +13,7 @@ from edgespec.cli.console import out, print_line, print_table
 from edgespec.cli.groups import shown
 from edgespec.cli.options import JsonOption
 from edgespec.errors import EdgespecError
-from edgespec.platform.plugins import load
+from edgespec.platform.plugins import part
 
 if TYPE_CHECKING:
     from edgespec.cli.doctor_report import Report
@@ -55,9 +55,7 @@ def doctor_command(
     --nodes sends each node up to 32 MB; exit code 1 if one cannot be used.
     """
     if nodes is not None:
-        exit_code: int = load("edgespec.parts", "nodes.report")(
-            nodes, models, unsafe=unsafe_no_ssh, json=json
-        )
+        exit_code: int = part("nodes.report")(nodes, models, unsafe=unsafe_no_ssh, json=json)
         return exit_code
     from edgespec.cli.doctor_report import full_report
 

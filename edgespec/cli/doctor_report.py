@@ -44,7 +44,7 @@ from edgespec.platform.cpu import default_threads, fast_cores, physical_cores, r
 from edgespec.platform.limits import cpu_quota
 from edgespec.platform.machine import processor_clock, temperatures, throttling
 from edgespec.platform.memory import available_bytes, memory_left, peak_rss_bytes, total_bytes
-from edgespec.platform.plugins import load
+from edgespec.platform.plugins import part
 
 Report = dict[str, Any]
 """The object that --json prints."""
@@ -73,7 +73,7 @@ def full_report(root: Path, models: Sequence[str] | None, *, retest: bool) -> Re
         "libraries": _libraries(),
         "threads": _threads(root),
         "memory": _memory(root) | {"bytes_per_s": bandwidth},
-        "energy": load("edgespec.parts", "energy.source")(root, on_message=message),
+        "energy": part("energy.source")(root, on_message=message),
         "pairs": _pairs(root, bandwidth),
         "kernels": _kernels(loaded),
         "nodes": {"reason": rpc.missing()},
@@ -200,7 +200,7 @@ def _model(name: str, path: Path, loaded: Kernels, root: Path) -> Report:
     try:
         header = read_header(path)
         if header.architecture == ARCHITECTURE:
-            return report | {"speech": load("edgespec.parts", "speech.facts")(path)}
+            return report | {"speech": part("speech.facts")(path)}
         header = check_model_file(header)
         fits_in_memory([(header, 1)])
         reason = why_no_mtp(header)

@@ -49,7 +49,7 @@ from edgespec.models.resolve import model_header, notes_of
 from edgespec.platform.closing import Closing
 from edgespec.platform.cpu import default_threads
 from edgespec.platform.memory import available_bytes
-from edgespec.platform.plugins import load
+from edgespec.platform.plugins import part
 
 MAX_DRAFT_CTX = 2048
 """Most tokens of context of a draft: more make it read longer, and few more of its tokens are accepted."""
@@ -178,9 +178,7 @@ class Pair(Closing):
         """Connect to the nodes and return where the target's layers go; None: all of them stay here."""
         if not self.options.nodes:
             return None
-        remote: TargetOnNodes = load("edgespec.parts", "nodes.open")(
-            self.options, self._headers(), kernels, on_message
-        )
+        remote: TargetOnNodes = part("nodes.open")(self.options, self._headers(), kernels, on_message)
         self._remote, placement = remote, remote.placement
         if placement:
             self.draft = self.draft.without_layers()

@@ -43,7 +43,7 @@ from edgespec.models.wheels import fetch_wheels
 from edgespec.models.whisper_files import is_whisper_source
 from edgespec.platform.locks import locked
 from edgespec.platform.messages import MessageFn, silent
-from edgespec.platform.plugins import load
+from edgespec.platform.plugins import part as part_of_app
 
 Phase = Literal["download", "hash", "quantize", "convert"]
 
@@ -436,7 +436,7 @@ def convert(
 
     Raises SourceFailure for a damaged model, which is deleted; EdgespecError if there is no room.
     """
-    convert_whisper = load("edgespec.parts", "speech.convert")
+    convert_whisper = part_of_app("speech.convert")
     folder = part.beside
     folder.mkdir(exist_ok=True)
     large, target = folder / raw_name(source), part.path.with_name(f"{part.path.name}.converted")

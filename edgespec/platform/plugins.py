@@ -61,3 +61,8 @@ def load(group: str, name: str) -> Any:  # noqa: ANN401 - whatever the group hol
         raise UsageError(
             f"{name}{package} ({point.value}) cannot be loaded: {error!r}; mend or uninstall it"
         ) from error
+
+
+def part(name: str) -> Any:  # noqa: ANN401 - a function or a module of an app
+    """The part of an app called APP.PART, loaded. Raises as `load`."""
+    return load("edgespec.parts", name)

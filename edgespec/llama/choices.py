@@ -9,3 +9,6 @@ KernelsChoice = Literal["auto", "off"]
 
 CacheType = Literal["f16", "q8_0"]
 """How the target's cache holds keys and values: as 16-bit floats, or in 8 bits with one scale per 32."""
+
+Pooling = Literal["mean", "cls", "last"]
+"""How the states of a text's tokens become its vector: their mean, that of the first token, or of the last."""

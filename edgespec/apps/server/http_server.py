@@ -15,7 +15,7 @@ import socket
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import h11
 import uvicorn
@@ -34,6 +34,9 @@ from edgespec.apps.speech.transcript import Transcript
 from edgespec.decoding.records import Result
 from edgespec.errors import EdgespecError
 from edgespec.platform.messages import MessageFn
+
+if TYPE_CHECKING:
+    from edgespec.apps.server.embedding_worker import EmbeddingWorker
 
 HEADERS_S = 10.0
 """Seconds in which a request's line and headers must have come."""
@@ -152,7 +155,7 @@ class HttpServer(uvicorn.Server):
 class Workers:
     """The threads that do the work."""
 
-    texts: Worker | None
+    texts: Worker | EmbeddingWorker | None
     speech: SpeechWorker | None = None
 
     @property
@@ -356,6 +359,10 @@ def _answered(ends: Sequence[object], n_prompts: int) -> tuple[str, str]:
         rate = usage.edgespec.tokens_per_second
         told = f"{usage.prompt_tokens} tokens in, {usage.completion_tokens} out"
         return told, "" if rate is None else f"{rate:.1f} tokens/s"
+    from edgespec.apps.server.embedding_worker import EmbeddedTexts
+
+    if tokens := sum(end.n_tokens for end in ends if isinstance(end, EmbeddedTexts)):
+        return f"{tokens} tokens in", ""
     heard = [end.stats for end in ends if isinstance(end, Transcript)]
     sound_s, total_s = sum(stats.audio_s for stats in heard), sum(stats.total_s for stats in heard)
     return f"{sound_s:.1f} s of sound", f"{sound_s / total_s:.1f} times as fast" if total_s else ""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edgespec.apps.server.commands.embedding_serving import EmbeddingServing
 from edgespec.cli.completion import complete_model
 from edgespec.cli.console import INTERRUPTED, err, message, out
 from edgespec.cli.groups import grouped, option_group, shown
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from edgespec.apps.server.audio_routes import SpeechService
+    from edgespec.apps.server.embedding_routes import EmbeddingService
     from edgespec.apps.server.worker import Worker
     from edgespec.engine.engine import Engine
     from edgespec.platform.metering import Meter
@@ -238,15 +240,22 @@ def serve_command(
     address: ListenOptions,
     limits: RequestLimits,
     speech: SpeechServing,
+    vectors: EmbeddingServing,
     output: ServeOutput,
     assume_watts: WattsOption = None,
 ) -> int:
     """Answer OpenAI's and Ollama's clients on this machine: chat and text completions, and a page at /."""
     named_drafter(loading.drafter)  # refused before anything else is looked for
     refuse_contradictions(models.contradictions(loading.drafter))
-    speech.check(models.chosen().target)
+    if vectors.embeddings:
+        others = {"speech": speech.speech, "assume-watts": assume_watts}
+        refuse_contradictions(vectors.contradictions(models, loading, **others))
+    else:
+        vectors.check()
+        speech.check(models.chosen().target)
     _check_extras(takes_forms=speech.speech is not None)
     from edgespec.apps.server.api import create_app, create_speech_app
+    from edgespec.apps.server.embedding_api import create_embedding_app
     from edgespec.apps.server.gate import Gate, GateLimits, is_loopback
     from edgespec.apps.server.http_server import Workers, bind, serve
     from edgespec.apps.server.metrics import Metrics
@@ -259,7 +268,7 @@ def serve_command(
         loopback = is_loopback(bound.getsockname()[0])
         address.check_reach(loopback=loopback, key=key)
         meter = choose_meter(assume_watts=assume_watts, on_message=message)
-        names = _pull(models.chosen(), loading, speech)
+        names = None if vectors.embeddings else _pull(models.chosen(), loading, speech)
         measured = stack.enter_context(meter) if meter.available else None
         metrics, turns = Metrics(energy=meter.available), Turns()
         engine = worker = None
@@ -269,7 +278,11 @@ def serve_command(
         heard = stack.enter_context(speech.open(limits, loading.compute, measured, turns))
         if heard:
             metrics.watch_speech(heard.worker)
-        if engine and worker:
+        embedded = stack.enter_context(vectors.open(models.chosen().target, loading, limits, turns))
+        if embedded:
+            metrics.watch_embeddings(embedded.worker)
+            app = create_embedding_app(embedded, metrics=metrics)
+        elif engine and worker:
             service = Service.of(engine, n_ctx=loading.ctx, max_prompt=limits.max_prompt)
             app = create_app(engine, worker, metrics=metrics, service=service, speech=heard, log=message)
         else:
@@ -282,10 +295,12 @@ def serve_command(
 
         hurried = serve(
             output.logged(metrics.counting(gate)),
-            Workers(worker, heard.worker if heard else None),
+            Workers(embedded.worker if embedded else worker, heard.worker if heard else None),
             bound,
             max_queue=limits.max_queue,
-            on_ready=lambda: _announce(address_of(bound), engine, heard, (stack, found), json=output.json),
+            on_ready=lambda: _announce(
+                address_of(bound), engine, heard, embedded, (stack, found), json=output.json
+            ),
             on_message=message,
         )
     return INTERRUPTED if hurried else 0
@@ -381,6 +396,7 @@ def _announce(
     address: str,
     engine: Engine | None,
     speech: SpeechService | None,
+    embedded: EmbeddingService | None,
     announced: tuple[ExitStack, AbstractContextManager[None]],
     *,
     json: bool,
@@ -394,7 +410,8 @@ def _announce(
             "target": engine.target_name if engine else None,
             "draft": engine.draft_name if engine else None,
             "speech": speech.name if speech else None,
-            "parallel": held.parallel if held else 1,
+            "embeddings": embedded.service.name if embedded else None,
+            "parallel": held.parallel if held else embedded.worker.parallel if embedded else 1,
         }
         if held:
             facts |= {"cache_tokens": held.n_cells, "cache_bytes": held.n_bytes}
@@ -407,4 +424,6 @@ def _announce(
             out.print(f"writing down recordings with {speech.name}")
     elif speech:
         out.print(f"writing down recordings with {speech.name} at {address} (Ctrl-C ends it)")
+    elif embedded:
+        out.print(f"{embedded} at {address} (Ctrl-C ends it)")
     sys.stdout.flush()

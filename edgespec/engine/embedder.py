@@ -91,9 +91,9 @@ class Embedder(Closing):
         return n
 
     def forward(self, texts: Sequence[Sequence[int]]) -> Vectors:
-        """Return the outputs of one pass over texts, as many as `n_fitting` says: vectors of length 1 or less.
+        """Return the vectors of texts, of length 1, in one pass: as many texts as `n_fitting` says.
 
-        Those of a reranking model are scores, shape (n, 1). Raises as `PoolingContext.vectors`.
+        Of a reranking model they are scores, shape (n, 1). Raises as `PoolingContext.vectors`.
         """
         outputs = self._room_for(sum(map(len, texts))).vectors(texts)
         if self.model.ranks:

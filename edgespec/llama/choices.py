@@ -11,4 +11,4 @@ CacheType = Literal["f16", "q8_0"]
 """How the target's cache holds keys and values: as 16-bit floats, or in 8 bits with one scale per 32."""
 
 Pooling = Literal["mean", "cls", "last"]
-"""How the states of a text's tokens become its vector: their mean, that of the first token, or of the last."""
+"""The vector of a text: the mean of its tokens' states, that of the first token, or of the last."""

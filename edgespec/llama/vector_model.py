@@ -69,7 +69,7 @@ class VectorModel(Model):
         if self.ranks and self.n_outputs != 1 and not self._is_probability:
             self.close()
             raise EdgespecError(
-                f"{path}: a classifier of {self.n_outputs} classes, and no reranking model, which has one score"
+                f"{path}: a classifier of {self.n_outputs} classes; choose a reranking model, with one score"
             )
 
     def text_tokens(self, text: str) -> list[int]:
@@ -109,7 +109,7 @@ class VectorModel(Model):
 
 
 def check_vector_file(path: str | Path, pooling: Pooling | None) -> GGUFHeader:
-    """Return the header of a complete GGUF file of a model that gives vectors or scores; else as VectorModel."""
+    """Return the header of a complete file of a model that gives vectors or scores; raises as VectorModel."""
     header = check_complete_file(Path(path))
     if what := other_kind(header, or_embedder=True):
         raise EdgespecError(f"{path}: {what}; choose an embedding or reranking model")

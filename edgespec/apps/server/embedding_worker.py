@@ -1,7 +1,7 @@
 """The thread that embeds texts, those of several requests in one pass.
 
-Each pass takes a text of every request under way in turn, as many as it holds: a request of thousands of texts
-does not keep others waiting.
+Each pass takes a text of every request under way in turn, as many as it holds: a request of thousands of
+texts does not keep others waiting.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from command_line import failed, run_cli, user_environment
+from command_line import COMMAND, failed, run_cli, user_environment
+from terminals import Terminal
 from tiny_bert import TinyBert
 
 TEXTS = ["the cat", "a dog, and the cat ran!", "x"]
@@ -96,7 +97,7 @@ def test_what_cannot_be_embedded(environment, model, lines, tmp_path, tiny_path)
 
 
 def test_no_array_is_written_to_a_terminal(environment, model, lines):
-    from terminals import Terminal
-
-    with Terminal("embed", "-m", str(model), "-f", "npy", str(lines), env=environment) as terminal:
-        terminal.wait_for("--format npy: is no text: redirect it to a file, or name one with -o")
+    command = [*COMMAND, "embed", "-m", str(model), "-f", "npy", str(lines)]
+    with Terminal(command, environment) as terminal:
+        terminal.expect("--format npy: is no text: redirect it to a file, or name one with -o")
+        assert terminal.wait() == 2

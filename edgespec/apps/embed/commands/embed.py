@@ -58,7 +58,8 @@ class EmbedInput:
         int | None,
         typer.Option(
             min=1,
-            help="Cut vectors to so many numbers, at length 1 again; for models trained for that (Matryoshka).",
+            help="Numbers of a vector, which is cut and has length 1 again; for models trained for it "
+            "(Matryoshka).",
             show_default="all",
         ),
     ] = None

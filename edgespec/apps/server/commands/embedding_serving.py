@@ -67,9 +67,9 @@ class EmbeddingServing:
     def open(
         self, target: str | None, loading: SharedModels, limits: QueueLimits, turns: Turns
     ) -> Iterator[EmbeddingService | None]:
-        """Load the model `target`, which takes its `turns` with what else computes; None without --embeddings.
+        """Load the model, which takes its `turns` with what else computes; None without --embeddings.
 
-        Raises UsageError without a target.
+        Raises UsageError without a `target`.
         """
         if not self.embeddings:
             yield None

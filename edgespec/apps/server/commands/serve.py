@@ -36,10 +36,12 @@ from edgespec.cli.progress import pull_named
 from edgespec.errors import EdgespecError, UsageError
 
 if TYPE_CHECKING:
+    from fastapi import FastAPI
     from starlette.types import ASGIApp
 
     from edgespec.apps.server.audio_routes import SpeechService
     from edgespec.apps.server.embedding_routes import EmbeddingService
+    from edgespec.apps.server.metrics import Metrics
     from edgespec.apps.server.worker import Worker
     from edgespec.engine.engine import Engine
     from edgespec.platform.metering import Meter
@@ -74,6 +76,7 @@ class ServeLoading(SharedModels):
         ),
     ] = 256
     compute: ComputeOnNodes
+    vectors: EmbeddingServing
 
     def load(self, names: tuple[str, str | None], meter: Meter | None, signals: Cancellation) -> Engine:
         """Return the engine of a target and a draft."""
@@ -240,26 +243,15 @@ def serve_command(
     address: ListenOptions,
     limits: RequestLimits,
     speech: SpeechServing,
-    vectors: EmbeddingServing,
     output: ServeOutput,
     assume_watts: WattsOption = None,
 ) -> int:
     """Answer OpenAI's and Ollama's clients on this machine: chat and text completions, and a page at /."""
-    named_drafter(loading.drafter)  # refused before anything else is looked for
-    refuse_contradictions(models.contradictions(loading.drafter))
-    if vectors.embeddings:
-        others = {"speech": speech.speech, "assume-watts": assume_watts}
-        refuse_contradictions(vectors.contradictions(models, loading, **others))
-    else:
-        vectors.check()
-        speech.check(models.chosen().target)
+    _check_options(models, loading, speech, assume_watts=assume_watts)
     _check_extras(takes_forms=speech.speech is not None)
-    from edgespec.apps.server.api import create_app, create_speech_app
-    from edgespec.apps.server.embedding_api import create_embedding_app
     from edgespec.apps.server.gate import Gate, GateLimits, is_loopback
     from edgespec.apps.server.http_server import Workers, bind, serve
     from edgespec.apps.server.metrics import Metrics
-    from edgespec.apps.server.request_reader import Service
     from edgespec.platform.metering import choose_meter
     from edgespec.platform.turns import Turns
 
@@ -268,7 +260,7 @@ def serve_command(
         loopback = is_loopback(bound.getsockname()[0])
         address.check_reach(loopback=loopback, key=key)
         meter = choose_meter(assume_watts=assume_watts, on_message=message)
-        names = None if vectors.embeddings else _pull(models.chosen(), loading, speech)
+        names = None if loading.vectors.embeddings else _pull(models.chosen(), loading, speech)
         measured = stack.enter_context(meter) if meter.available else None
         metrics, turns = Metrics(energy=meter.available), Turns()
         engine = worker = None
@@ -278,16 +270,12 @@ def serve_command(
         heard = stack.enter_context(speech.open(limits, loading.compute, measured, turns))
         if heard:
             metrics.watch_speech(heard.worker)
-        embedded = stack.enter_context(vectors.open(models.chosen().target, loading, limits, turns))
+        opening = loading.vectors.open(models.chosen().target, loading, limits, turns)
+        embedded = stack.enter_context(opening)
         if embedded:
             metrics.watch_embeddings(embedded.worker)
-            app = create_embedding_app(embedded, metrics=metrics)
-        elif engine and worker:
-            service = Service.of(engine, n_ctx=loading.ctx, max_prompt=limits.max_prompt)
-            app = create_app(engine, worker, metrics=metrics, service=service, speech=heard, log=message)
-        else:
-            assert heard  # noqa: S101 - `SpeechServing.check` made sure, for the type checker
-            app = create_speech_app(heard, metrics=metrics, log=message)
+        written = (engine, worker) if engine and worker else None
+        app = _application(written, heard, embedded, metrics, (loading.ctx, limits.max_prompt))
         run_key = secrets.token_urlsafe()
         sizes = {"max_body": limits.max_body << 20, "max_audio": speech.max_audio << 20}
         gate = Gate(app, GateLimits(**sizes, api_key=key, run_key=run_key, loopback=loopback))
@@ -304,6 +292,42 @@ def serve_command(
             on_message=message,
         )
     return INTERRUPTED if hurried else 0
+
+
+def _check_options(
+    models: ModelFirst, loading: ServeLoading, speech: SpeechServing, *, assume_watts: float | None
+) -> None:
+    named_drafter(loading.drafter)  # refused before anything else is looked for
+    refuse_contradictions(models.contradictions(loading.drafter))
+    vectors = loading.vectors
+    if vectors.embeddings:
+        others = {"speech": speech.speech, "assume-watts": assume_watts}
+        refuse_contradictions(vectors.contradictions(models, loading, **others))
+    else:
+        vectors.check()
+        speech.check(models.chosen().target)
+
+
+def _application(
+    written: tuple[Engine, Worker] | None,
+    heard: SpeechService | None,
+    embedded: EmbeddingService | None,
+    metrics: Metrics,
+    most: tuple[int | None, int | None],
+) -> FastAPI:
+    """Return the application for what the server does; `most` tokens of a text, and of its prompt."""
+    from edgespec.apps.server.api import create_app, create_speech_app
+    from edgespec.apps.server.embedding_api import create_embedding_app
+    from edgespec.apps.server.request_reader import Service
+
+    if embedded:
+        return create_embedding_app(embedded, metrics=metrics)
+    if written:
+        n_ctx, max_prompt = most
+        service = Service.of(written[0], n_ctx=n_ctx, max_prompt=max_prompt)
+        return create_app(*written, metrics=metrics, service=service, speech=heard, log=message)
+    assert heard  # noqa: S101 - `SpeechServing.check` made sure, for the type checker
+    return create_speech_app(heard, metrics=metrics, log=message)
 
 
 def _pull(models: ModelChoice, loading: ServeLoading, speech: SpeechServing) -> tuple[str, str | None] | None:

@@ -80,7 +80,7 @@ class OllamaModelFacts:
     def __init__(
         self, target: Model, service: Service, capabilities: Sequence[str], n_bytes: Callable[[], int]
     ) -> None:
-        """Describe `target`, which can do `capabilities`; `n_bytes`: the memory that it takes, with its draft."""
+        """Describe `target`, which can do `capabilities`; `n_bytes`: the memory it takes, with its draft."""
         self._target, self._n_bytes = target, n_bytes
         self._service = service
         self._capabilities = [*capabilities]

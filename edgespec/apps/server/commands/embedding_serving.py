@@ -23,9 +23,17 @@ if TYPE_CHECKING:
 class QueueLimits(Protocol):
     """The limits of requests that matter here."""
 
-    max_queue: int
-    max_seconds: int
-    max_prompt: int | None
+    @property
+    def max_queue(self) -> int:
+        """Most that wait."""
+
+    @property
+    def max_seconds(self) -> int:
+        """Longest wait, and then longest answer."""
+
+    @property
+    def max_prompt(self) -> int | None:
+        """Most tokens of a text."""
 
 
 @option_group("Embeddings (docs/embeddings.md)")

@@ -47,7 +47,7 @@ _INPUT = {"anyOf": [*_ONE["anyOf"], {"type": "array", "items": _ONE, "minItems":
 
 
 def _texts(value: object) -> list[TextOrTokens]:
-    texts = value if isinstance(value, list) and not _is_text(value) else [value]
+    texts: list[Any] = value if isinstance(value, list) and not _is_text(value) else [value]
     if not texts or len(texts) > MAX_TEXTS or not all(map(_is_text, texts)):
         raise ValueError(
             f"must be text, a list of token ids, or a list of up to {MAX_TEXTS} of these, none of them empty"

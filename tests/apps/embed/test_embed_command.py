@@ -78,7 +78,7 @@ def test_what_cannot_be_embedded(environment, model, lines, tmp_path, tiny_path)
     def refuse(code, *words, files=(lines,), stdin=b"", use=model):
         failed(run_cli("embed", "-m", use, *files, env=environment, stdin=stdin), code, *words)
 
-    (long := tmp_path / "long.txt").write_text("cat " * 40)
+    (long := tmp_path / "long.txt").write_text("cat " * 120)
     (odd := tmp_path / "odd.txt").write_bytes(b"\xff\xfe")
     (gap := tmp_path / "gap.txt").write_text("a\n\nb\n")
     refuse(2, f"{long}: a text of 122 tokens", "at most 48", "--truncate", files=[long])

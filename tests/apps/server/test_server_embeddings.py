@@ -107,7 +107,7 @@ def test_ollamas_client(served, expected):
     older = client.embeddings("tiny", TEXTS[1])
     np.testing.assert_allclose(older.embedding, answer.embeddings[1], atol=CLOSE)
     assert client.embed("tiny", "").embeddings == []  # as there: it only loads the model
-    long = "cat " * 40
+    long = "cat " * 120
     cut = client.embed("tiny", long, options={"num_ctx": 20})
     assert cut.prompt_eval_count == 20 and client.embed("tiny", long).prompt_eval_count == 48
     with pytest.raises(ollama.ResponseError, match="a text of 122 tokens, and tiny bert reads at most 48"):
@@ -140,7 +140,7 @@ def test_langchain(served, expected):
         ({}, 400, "input: is missing"),
         ({"input": ["a"] * 2049}, 400, "up to 2048"),
         ({"input": [3, 999_999]}, 400, "token 999999: the model's are 0 to"),
-        ({"input": ["a", "cat " * 40]}, 400, "input.1: a text of 122 tokens, and tiny bert reads at most 48"),
+        ({"input": ["a", "cat " * 120]}, 400, "input.1: a text of 122 tokens, and tiny bert reads at most 48"),
         ({"input": [5] * 49}, 400, "a text of 49 tokens"),
         ({"input": "a", "dimensions": 65}, 400, "dimensions: 65, and a vector of tiny has 64"),
         ({"input": "a", "dimensions": 0}, 400, "dimensions"),
@@ -193,7 +193,7 @@ def test_ranking(ranking):
         refused(http.post("/v1/rerank", json={**body, "documents": []}), 400, "documents")
         refused(http.post("/v1/rerank", json={**body, "query": ""}), 400, "query")
         refused(http.post("/v1/rerank", json={**body, "top_n": 0}), 400, "top_n")
-        long = {"query": "a", "documents": ["b", "cat " * 40]}
+        long = {"query": "a", "documents": ["b", "cat " * 120]}
         refused(http.post("/v1/rerank", json=long), 400, "documents.1: a text of 124 tokens")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Annotated, Protocol
@@ -73,10 +73,17 @@ class EmbeddingServing:
 
     @contextmanager
     def open(
-        self, target: str | None, loading: SharedModels, limits: QueueLimits, turns: Turns
+        self,
+        target: str | None,
+        loading: SharedModels,
+        limits: QueueLimits,
+        turns: Turns,
+        *,
+        names: Sequence[str],
     ) -> Iterator[EmbeddingService | None]:
         """Load the model, which takes its `turns` with what else computes; None without --embeddings.
 
+        The first of `names` is told in its place, and the others are accepted, too.
         Raises UsageError without a `target`.
         """
         if not self.embeddings:
@@ -111,6 +118,6 @@ class EmbeddingServing:
                     max_seconds=limits.max_seconds,
                     turns=turns,
                 )
-                name = PurePath(target).name.removesuffix(".gguf")
-                served = Service(name, (ALIAS, embedder.model.name), embedder.n_ctx)
+                name, *others = [*names, PurePath(target).name.removesuffix(".gguf")]
+                served = Service(name, (ALIAS, embedder.model.name, *others), embedder.n_ctx)
                 yield EmbeddingService(served, worker, message)

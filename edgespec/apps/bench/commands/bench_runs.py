@@ -30,8 +30,6 @@ from edgespec.apps.bench.peers import LlamaCpp, LlamaCppPeer, context_for
 from edgespec.apps.bench.runs import BenchmarkOutcome, Cell, PassTime, Run, Throughput
 from edgespec.apps.bench.speech import SpeechBench, SpeechSettings, parse_speech_variants, require_counting
 from edgespec.apps.bench.speech_peers import FasterWhisper, WhisperCpp
-from edgespec.apps.energy import EnergyMeter
-from edgespec.apps.energy.commands.energy import know_idle
 from edgespec.apps.speech.choices import DEFAULT_MODEL
 from edgespec.apps.speech.speech_model import pull_speech, speech_model, speech_ref
 from edgespec.apps.speech.whisper_model import SpeechModel
@@ -50,6 +48,8 @@ from edgespec.platform.cpu import default_threads
 from edgespec.platform.files import expand_user
 from edgespec.platform.machine import MachineWatch
 from edgespec.platform.memory import peak_rss_bytes
+from edgespec.platform.metering import choose_meter
+from edgespec.platform.plugins import part
 
 _PEER_GAMMA = 3  # llama.cpp's default
 
@@ -303,8 +303,8 @@ class RecordingBench:
         pull_speech(names[0], names[1] if len(names) > 1 else "none")
         threads = compute.threads or default_threads()
         with ExitStack() as stack:
-            meter = stack.enter_context(EnergyMeter.choose(assume_watts=watts, on_message=message))
-            know_idle(meter)
+            meter = stack.enter_context(choose_meter(assume_watts=watts, on_message=message))
+            part("energy.know_idle")(meter)
             with err.status("loading the models"):
                 models = [
                     stack.enter_context(

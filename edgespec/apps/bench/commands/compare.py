@@ -246,12 +246,12 @@ IDENTITY = ("processor", "usable processors", "energy", "edgespec", "llama-cpp-p
 def machine_facts(assume_watts: float | None) -> dict[str, str | int | float]:
     """Return the machine's facts and what measures its energy; this measures the idle power if unknown."""
     from edgespec.apps.bench.machine import facts
-    from edgespec.apps.energy import EnergyMeter
-    from edgespec.apps.energy.commands.energy import know_idle
+    from edgespec.platform.metering import choose_meter
+    from edgespec.platform.plugins import part
 
-    with EnergyMeter.choose(assume_watts=assume_watts, on_message=message) as meter:
-        know_idle(meter)
-        return {**facts(), "energy": meter.source or "unavailable"}
+    with choose_meter(assume_watts=assume_watts, on_message=message) as meter:
+        part("energy.know_idle")(meter)
+        return {**facts(), "energy": meter.begin().end().source or "unavailable"}
 
 
 @dataclass(frozen=True, slots=True)

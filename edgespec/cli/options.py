@@ -434,13 +434,3 @@ def refuse_contradictions(found: dict[str, bool]) -> None:
     for options, both in found.items():
         if both:
             raise UsageError(f"{options} contradict each other: choose one")
-
-
-def read_text(file: Path) -> str:
-    """Return the text of the file that --text names. Raises UsageError."""
-    try:
-        return file.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise UsageError("not UTF-8 text; convert it first", field="text", value=file) from None
-    except OSError as error:
-        raise UsageError(str(error.strerror), field="text", value=file) from None

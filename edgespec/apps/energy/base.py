@@ -113,7 +113,7 @@ class PowerSource:
         return tuple(half * (a + b) for a, b in zip(before.figures, after.figures, strict=True))
 
 
-def read_text(file: str | Path) -> str:
+def read_kernel_file(file: str | Path) -> str:
     """Return the text of a small kernel file. Raises UnreadableError."""
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)  # much faster than Path.read_text
@@ -129,7 +129,7 @@ def read_text(file: str | Path) -> str:
 
 def read_number(file: str | Path) -> int:
     """Return the number in a kernel file. Raises UnreadableError."""
-    text = read_text(file)
+    text = read_kernel_file(file)
     try:
         return int(text)
     except ValueError:

@@ -19,8 +19,8 @@ from edgespec.apps.energy.base import (
     SourceFinding,
     UnreadableError,
     finding,
+    read_kernel_file,
     read_number,
-    read_text,
 )
 from edgespec.errors import UsageError
 from edgespec.platform.boards import device_model
@@ -192,7 +192,7 @@ def _rails(hwmon: Path) -> tuple[list[str], list[_Rail]]:
     for folder in sorted(hwmon.glob("hwmon*"), key=lambda path: (len(path.name), path.name)):
         if not (folder / "name").exists():
             continue
-        chip = read_text(folder / "name")
+        chip = read_kernel_file(folder / "name")
         if not _INA.fullmatch(chip):
             continue
         for channel in _CHANNELS:
@@ -209,10 +209,10 @@ def _label(folder: Path, channel: int) -> str:
     if not (files[0].exists() or (files[1].exists() and files[2].exists())):
         return ""
     enable = folder / f"in{channel}_enable"
-    if enable.exists() and read_text(enable) == "0":
+    if enable.exists() and read_kernel_file(enable) == "0":
         return ""
     label = folder / f"in{channel}_label"
-    text = read_text(label) if label.exists() else f"rail {channel}"
+    text = read_kernel_file(label) if label.exists() else f"rail {channel}"
     return "" if text == "NC" else text  # not connected
 
 
@@ -234,7 +234,7 @@ class BatteryPower(PowerSource):
 
     def read(self) -> tuple[float, ...]:
         """Return the watts of each battery."""
-        states = [read_text(folder / "status") for folder in self._folders]
+        states = [read_kernel_file(folder / "status") for folder in self._folders]
         for folder, state in zip(self._folders, states, strict=True):
             if state == "Charging" or (state != "Discharging" and "Discharging" not in states):
                 raise UnreadableError(
@@ -271,10 +271,10 @@ def find_battery(root: Path) -> SourceFinding:
 
 def _batteries(supplies: Path) -> Iterator[Path]:
     for folder in sorted(supplies.glob("*")):
-        if not (folder / "type").exists() or read_text(folder / "type") != "Battery":
+        if not (folder / "type").exists() or read_kernel_file(folder / "type") != "Battery":
             continue
         scope = folder / "scope"
-        if not (scope.exists() and read_text(scope) == "Device"):  # a mouse's or a headset's
+        if not (scope.exists() and read_kernel_file(scope) == "Device"):  # a mouse's or a headset's
             yield folder
 
 
@@ -358,11 +358,11 @@ def _zones(powercap: Path) -> Iterator[RaplZone]:
 
 def _domain(powercap: Path, folder: Path) -> str:
     """Return the domain of a zone; "" if another zone includes it."""
-    name = read_text(folder / "name")
+    name = read_kernel_file(folder / "name")
     if _PACKAGE.fullmatch(name) or name == "psys":
         return name
     if name == "dram" and folder.name.count(":") > 1:
-        package = read_text(powercap / folder.name.rpartition(":")[0] / "name")
+        package = read_kernel_file(powercap / folder.name.rpartition(":")[0] / "name")
         return package.replace("package", "dram", 1) if _PACKAGE.fullmatch(package) else ""
     return ""
 

@@ -38,7 +38,7 @@ from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from edgespec.models.draft_records import paired_draft
 from edgespec.models.hashes import sha256_of
-from edgespec.models.resolve import named_as, resolve
+from edgespec.models.resolve import ModelRef, named_as, resolve
 from edgespec.platform.messages import MessageFn
 
 # ---- a draft head that drafts a block of tokens in one pass (DFlash), in the place of a draft model ----
@@ -320,14 +320,14 @@ class MtpDraft(_Head):
         return lambda tokens: self._zeros(tokens, self.model.n_embd)
 
 
-def find_draft(search: DraftSearch, name: str | None, drafter: DrafterChoice) -> Draft:
-    """Return the draft that `name` and the files' headers say; missing files are pulled.
+def find_draft(search: DraftSearch, draft: ModelRef | None, drafter: DrafterChoice) -> Draft:
+    """Return the draft that `draft` and the files' headers say; missing files are pulled.
 
     Where no draft is named and the target has none, `search` looks for one on this disk. `drafter`: what the
     user chose. Raises UsageError or EdgespecError if the draft cannot be had, or is made for another target.
     """
     target_name, target = search.target_name, search.target
-    if name is None:
+    if draft is None:
         if is_draftless(drafter):
             return NoDraft(target_name)
         reason = why_no_mtp(target)
@@ -335,10 +335,11 @@ def find_draft(search: DraftSearch, name: str | None, drafter: DrafterChoice) ->
             return MtpDraft(target_name, drafter)
         if drafter == "mtp":
             raise UsageError(f"{target_name}: {reason}", field="drafter", value=drafter)
-        name = search.find() if drafter == "auto" else None
-        if name is None:
+        found = search.find() if drafter == "auto" else None
+        if found is None:
             return NoDraft(target_name, reason if target.n_mtp else "")
-    path = resolve(name)
+        draft = ModelRef(found)
+    name, path = draft.name, resolve(draft)
     with named_as(name, path):
         header = read_header(path)
         if published := check_published_head(header, target):

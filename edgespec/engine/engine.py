@@ -28,6 +28,7 @@ from edgespec.drafting.tree_drafter import TreeDrafter
 from edgespec.engine.batcher import BatchedRequest, Batcher, StepSummary
 from edgespec.engine.capacity import Capacity
 from edgespec.engine.lossy.cascade import Cascade
+from edgespec.engine.model_choice import ChosenModels
 from edgespec.engine.pair import Pair
 from edgespec.engine.pair_options import PairOptions
 from edgespec.engine.plan import Plan, make_plan
@@ -319,7 +320,8 @@ class RequestRunner:
 class Engine(Closing):
     """Generates text with `target`, sped up by `draft`, distributed exactly as with `target` alone.
 
-    Models are paths, registry names or `hf:OWNER/REPO/FILE.gguf`. Models not given come from the registry's
+    Models are paths, registry names or `hf:OWNER/REPO/FILE.gguf`, or both as `target`, chosen before
+    (model_choice.py). Models not given come from the registry's
     pairs: the default pair, or the target's draft. A context manager; `close` frees everything. Threads take
     turns: with `parallel` 1 a `generate` waits for another to end, with more they share passes.
 
@@ -357,7 +359,7 @@ class Engine(Closing):
 
     def __init__(  # noqa: PLR0913 - the public names of PairOptions, and of what is kept between generations
         self,
-        target: str | Path | None = None,
+        target: str | Path | ChosenModels | None = None,
         draft: str | Path | None = None,
         *,
         drafter: DrafterChoice | str | Callable[[], UserDrafter] = "auto",

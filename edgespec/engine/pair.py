@@ -25,7 +25,7 @@ from edgespec.engine.capacity import (
     room_without_limit,
 )
 from edgespec.engine.lossy.cascade import SmallModel
-from edgespec.engine.model_choice import choose_models
+from edgespec.engine.model_choice import ChosenModels, choose_refs
 from edgespec.engine.pair_options import PairOptions
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.chat_template import check_chat_template
@@ -90,8 +90,10 @@ class Pair(Closing):
     kernels: str = STOCK
     """The name of the kernels that the models run on, and of the cache's type if it is not F16."""
 
-    def __init__(self, target: str | Path | None, draft: str | Path | None, options: PairOptions) -> None:
-        """Choose the models with `choose_models`, pull missing ones, and check that they fit in memory.
+    def __init__(
+        self, target: str | Path | ChosenModels | None, draft: str | Path | None, options: PairOptions
+    ) -> None:
+        """Choose the models with `choose_refs` unless that was done, pull missing ones, check that they fit.
 
         Raises UsageError or EdgespecError if a model cannot be had, cannot be used or does not fit.
         """
@@ -99,8 +101,9 @@ class Pair(Closing):
         self.n_threads = options.n_threads or default_threads()
         self.capacity = Capacity(1, options.n_cells, 0)
         """The capacity, once `choose_capacity` has decided it."""
-        self.target_name, draft_name = choose_models(target, draft, options.drafter)
-        self.target_header = with_cache_type(model_header(self.target_name), options.cache_type)
+        chosen = target if isinstance(target, ChosenModels) else choose_refs(target, draft, options.drafter)
+        self.target_name = chosen.target.name
+        self.target_header = with_cache_type(model_header(chosen.target), options.cache_type)
         """The header of the target's file."""
         check_target(self.target_header)
         if options.chat_template is not None:
@@ -112,7 +115,7 @@ class Pair(Closing):
         search = DraftSearch(
             self.target_name, self.target_header, own_kernels, self.n_threads, options.n_ctx, say
         )
-        self.draft = find_draft(search, draft_name, options.drafter)
+        self.draft = find_draft(search, chosen.draft, options.drafter)
         """The draft, besides the suffix store; `load` may replace it."""
         self._remote: TargetOnNodes | None = None
         n_ctx, n_train = options.n_ctx, self.target_header.n_ctx_train

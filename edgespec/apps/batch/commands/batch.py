@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from edgespec.apps.batch.results import Journal, PipedResults
     from edgespec.apps.batch.run import BatchWriter
     from edgespec.decoding.choices import DrafterName
+    from edgespec.engine.model_choice import ChosenModels
+    from edgespec.models.resolve import ModelRef
     from edgespec.platform.metering import Measurement, Meter
 
 
@@ -259,7 +261,7 @@ def batch_command(
         found = open_input(files.requests, None if files.piped else files.out.absolute().parent)
         stack.enter_context(found.file)
         names = models.pull(drafter, loading.compute, chat_template=loading.chat_template)
-        results = _results(stack, files, found, _belongs_to(found, names[0], loading, defaults))
+        results = _results(stack, files, found, _belongs_to(found, names.target, loading, defaults))
         run = _BatchRun(files, found, results)
         if not run.complete:
             if loading.ray is not None:
@@ -275,7 +277,7 @@ def batch_command(
 
 
 def _belongs_to(
-    found: BatchInput, target: str, loading: BatchLoading, defaults: PromptDefaults
+    found: BatchInput, target: ModelRef, loading: BatchLoading, defaults: PromptDefaults
 ) -> dict[str, Any]:
     """The settings that decide the answers: they must be the same when a batch goes on."""
     from edgespec.llama.chat_template import template_text
@@ -350,7 +352,7 @@ class _BatchRun:
 
     def answer(
         self,
-        names: tuple[str, str | None],
+        names: ChosenModels,
         loading: BatchLoading,
         defaults: PromptDefaults,
         meter: Meter,
@@ -384,7 +386,7 @@ class _BatchRun:
                 self._energy = window.end() if window else None
 
     def answer_on_cluster(
-        self, address: str, names: tuple[str, str | None], loading: BatchLoading, defaults: PromptDefaults
+        self, address: str, names: ChosenModels, loading: BatchLoading, defaults: PromptDefaults
     ) -> None:
         with closing(_open_cluster(address, names, loading, defaults)) as writer:
             self._write(writer)
@@ -442,7 +444,7 @@ class _BatchRun:
 
 def _open_cluster(
     address: str,
-    names: tuple[str, str | None],
+    names: ChosenModels,
     loading: BatchLoading,
     defaults: PromptDefaults,
 ) -> RayWriter:
@@ -453,8 +455,8 @@ def _open_cluster(
 
     (target, draft), template = names, loading.chat_template
     settings = NodeSettings(
-        target=_for_nodes(target),
-        draft=_for_nodes(draft) if draft else None,
+        target=_for_nodes(target.name),
+        draft=_for_nodes(draft.name) if draft else None,
         drafter=cast("DrafterName", loading.drafter),
         n_ctx=loading.ctx,
         parallel=loading.parallel,

@@ -137,9 +137,9 @@ def _bench_texts(
     meter = choose_meter(assume_watts=watts, on_message=message)
     names = models.choose(drafter, compute, writes=writes)
     if peer.bin_:
-        check_programs(peer.bin_, drafts=names[1] is not None)
+        check_programs(peer.bin_, drafts=names.draft is not None)
     pull_named(*names)
-    peers_draft = draft_of_peers(*names) if peer.peer else None
+    peers_draft = draft_of_peers(names) if peer.peer else None
     with meter, SignalPipe() as signals:
         part("energy.know_idle")(meter)
         parallel = max(settings.clients, default=1)

@@ -37,6 +37,7 @@ from edgespec.cli.console import INTERRUPTED, err, line_of, message
 from edgespec.cli.options import Compute, ModelChoice
 from edgespec.cli.progress import WorkDisplay, pull_named
 from edgespec.engine.engine import Engine
+from edgespec.engine.model_choice import ChosenModels
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.gguf_header import read_header
 from edgespec.models.draft_records import paired_draft
@@ -248,13 +249,15 @@ def hashed(names: Iterable[str]) -> list[FileFacts]:
         return [model_file(name).facts() for name in names]
 
 
-def draft_of_peers(target: str, draft: str | None) -> Path | None:
+def draft_of_peers(models: ChosenModels) -> Path | None:
     """Return the file of the model that drafts for llama.cpp's programs; pull it if need be.
 
-    They run no heads: where `draft` is one, it is the pair's small model, or none.
+    They run no heads: where the draft is one, it is the pair's small model, or none.
     """
-    names = (draft, paired_draft(target, writes=True)) if draft else ()
-    for name in filter(None, names):
+    target, draft = models
+    for name in (draft, paired_draft(target, writes=True)) if draft else ():
+        if not name:
+            continue
         pull_named(name)
         header = read_header(resolve(name))
         if not header.only_drafts:

@@ -12,9 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.apps.energy import EnergyMeter
-from edgespec.apps.energy.base import PowerSource
 from edgespec.apps.energy.meter import boot_clock
-from edgespec.apps.energy.sources import AssumedPower, BatteryPower, RaplCounters, RaplZone, find_rapl
+from edgespec.apps.energy.sources import (
+    AssumedPower,
+    BatteryPower,
+    PowerSource,
+    RaplCounters,
+    RaplZone,
+    find_rapl,
+)
 from edgespec.platform.metering import Measurement, choose_meter
 from energy_trees import INTEL_RANGE, Powercap, answering, battery, laptop, raspberry_pi, write
 from other_package import install

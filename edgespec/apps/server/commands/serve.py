@@ -326,7 +326,7 @@ def _announced(
     if engine is None:
         return nullcontext()
     from edgespec.apps.server.api import drafters_of
-    from edgespec.llama.fingerprints import tokenizer_fingerprint
+    from edgespec.llama.gguf_header import tokenizer_fingerprint
 
     server = RunningServer(
         edgespec=installation(),

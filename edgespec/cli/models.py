@@ -17,14 +17,14 @@ from edgespec.cli.console import err, message, out, print_line, print_table
 from edgespec.cli.made_drafts import described, drafts_table
 from edgespec.cli.options import JsonOption
 from edgespec.cli.progress import PullDisplay, pull_named, pull_shown
+from edgespec.engine.model_choice import has_mtp_head
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.draft_records import draft_records
 from edgespec.models.entries import Entry, Registry
 from edgespec.models.found.catalog import is_found_name, list_found
-from edgespec.models.found.model import FoundModel
+from edgespec.models.found.repositories import FoundModel
 from edgespec.models.hashes import sha256_of
 from edgespec.models.hub_names import hub_name, is_hub_name
-from edgespec.models.mtp_heads import has_mtp_head
 from edgespec.models.pull import Puller, hash_file
 from edgespec.models.registry import (
     DEFAULT_VARIABLE,

@@ -13,8 +13,8 @@ from edgespec.cli.groups import grouped, shown
 from edgespec.cli.options import ComputeOnNodes, ModelChoice, refuse_contradictions
 from edgespec.cli.progress import WorkDisplay
 from edgespec.decoding.choices import DrafterName
+from edgespec.engine.model_choice import has_mtp_head
 from edgespec.errors import EdgespecError, describe_os_error
-from edgespec.models.mtp_heads import has_mtp_head
 
 if TYPE_CHECKING:
     from edgespec.drafting.costs import CostCurve

@@ -19,6 +19,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,7 +29,6 @@ from edgespec.decoding.forward import DraftForward
 from edgespec.decoding.session import ForwardResult, Inputs, Rows, n_common
 from edgespec.drafting.costs import N_MAX, CostCurve, block_curve
 from edgespec.drafting.draft_model import DraftModel
-from edgespec.drafting.draft_search import DraftSearch
 from edgespec.drafting.foreign.overlap import find_overlap, suite_text
 from edgespec.drafting.foreign.translated_model import ROOM_PER_TOKEN, TranslatedModel
 from edgespec.drafting.foreign.vocabulary_map import VocabularyMap, map_vocabularies
@@ -59,6 +59,9 @@ from edgespec.models.hashes import sha256_of
 from edgespec.models.resolve import ModelRef, named_as, resolve
 from edgespec.platform.closing import Closing
 from edgespec.platform.messages import MessageFn
+
+if TYPE_CHECKING:
+    from edgespec.drafting.draft_search import DraftSearch
 
 
 class Draft(Closing):

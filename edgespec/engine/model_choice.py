@@ -3,7 +3,7 @@
 target   the one named, else the user's default (`edgespec models default`), else the default pair's
 draft    the one named, else the best made here for this very file of the target, else that of the registry's
          first pair with the target, or with a file of its hash (draft_records.py). Where there is none, or it
-         would have to be pulled first, a head in the target's own file drafts, if it has one (mtp_heads.py).
+         would have to be pulled first, a head in the target's own file drafts, if it has one.
          `Pair` then looks for one on this disk (draft_search.py)
 """
 
@@ -16,9 +16,30 @@ from typing import NamedTuple
 from edgespec.decoding.choices import DrafterChoice, is_draftless
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.draft_records import drafts_for, is_here, paired_draft
-from edgespec.models.mtp_heads import has_mtp_head
+from edgespec.models.entries import Entry
 from edgespec.models.registry import DEFAULT_VARIABLE, load_registry, user_models_file
 from edgespec.models.resolve import ModelRef, locate
+from edgespec.models.store import Store
+
+# ---- models that have a drafting head in their own file (llama/mtp.py) ----
+
+
+def has_mtp_head(model: Path | Entry) -> bool:
+    """Whether a model has a head that can be used: its file says so, or before it is here models.toml."""
+    file = model if isinstance(model, Path) else Store.default().file(model)
+    if not file.is_file():
+        return isinstance(model, Entry) and model.mtp
+    # Not at the top: these load the library, and the command line imports this module for completion.
+    from edgespec.llama.gguf_header import check_model_file
+    from edgespec.llama.mtp import why_no_mtp
+
+    try:
+        return not why_no_mtp(check_model_file(file))
+    except EdgespecError:
+        return False  # whoever loads it says what is wrong with it
+
+
+# ---- the choice ----
 
 
 class ChosenModels(NamedTuple):

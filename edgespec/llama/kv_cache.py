@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,9 +27,11 @@ from edgespec.llama.gguf_header import GGUFHeader
 from edgespec.llama.hidden_states import Outputs
 from edgespec.llama.rollback import MAX_SEQUENCES, Cells, Rollback, RollbackSize, State, bytes_of
 from edgespec.llama.states import States
-from edgespec.llama.weights import Model
 from edgespec.platform.closing import Closing
 from edgespec.platform.forks import HomeProcess, finalize
+
+if TYPE_CHECKING:
+    from edgespec.llama.weights import Model
 
 MAX_LEAVES = 32
 """Most leaves of the trees of a pass: the library keeps room for a row of logits for each."""

@@ -11,9 +11,8 @@ import numpy as np
 
 from edgespec.apps.forge.builder import TrainingRequest
 from edgespec.apps.forge.dataset import BUILT_IN, FROM_FILE, FROM_HISTORY, READ, Dataset, is_held_out
-from edgespec.apps.forge.evaluation_process import EvaluationPrompt
 from edgespec.apps.forge.progress import StageContext, StageProgress
-from edgespec.apps.forge.prompts import TextPrompt, TokenPrompt, built_in
+from edgespec.apps.forge.prompts import EvaluationPrompt, TextPrompt, TokenPrompt, built_in
 from edgespec.apps.forge.writing import LONGEST_PROMPT, TargetWriter, WritingRun, WritingSettings
 from edgespec.decoding.session import n_common
 from edgespec.drafting.history import History

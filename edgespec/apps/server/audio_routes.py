@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fastapi import APIRouter, FastAPI, Form, Request, Response, UploadFile
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -14,7 +14,6 @@ from starlette.concurrency import run_in_threadpool
 from edgespec.apps.server.api_errors import ApiError
 from edgespec.apps.server.json_routes import route_class
 from edgespec.apps.server.request_reader import ALIAS
-from edgespec.apps.server.speech_worker import SpeechWorker
 from edgespec.apps.server.streaming import AnswerWriter, RequestRun, client_of, with_warnings
 from edgespec.apps.speech.audio import Floats, SoundReader
 from edgespec.apps.speech.choices import SpeechTask
@@ -26,6 +25,9 @@ from edgespec.apps.speech.transcript import Segment, Transcript, as_object
 from edgespec.apps.speech.voice import Span, check_detector, speech_spans
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.platform.messages import MessageFn
+
+if TYPE_CHECKING:
+    from edgespec.apps.server.speech_worker import SpeechWorker
 
 # ---- the fields of a request ----
 

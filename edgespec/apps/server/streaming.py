@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
-from typing import Generic
+from typing import TYPE_CHECKING, Generic
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -19,11 +19,13 @@ from starlette.types import Receive, Scope, Send
 
 from edgespec.apps.server.api_errors import ApiError, engine_error
 from edgespec.apps.server.request_queue import End, Part, QueuePlace
-from edgespec.apps.server.request_reader import PreparedRequest
 from edgespec.apps.server.request_worker import Item, Start
-from edgespec.apps.server.worker import Worker
 from edgespec.decoding.records import PromptProgress, Result, Token
 from edgespec.platform.messages import MessageFn
+
+if TYPE_CHECKING:
+    from edgespec.apps.server.request_reader import PreparedRequest
+    from edgespec.apps.server.worker import Worker
 
 ALIVE_S = 10.0
 """Seconds without a token after which a stream sends something, so that no proxy closes it as dead."""

@@ -26,9 +26,8 @@ from edgespec.models.found import ollama
 from edgespec.models.found.files import Report, model_files, refusal
 from edgespec.models.found.hub_cache import cached_files, find_in_hub, hub_root, list_hub
 from edgespec.models.found.hub_repositories import hub_file
-from edgespec.models.found.model import FoundModel, Listing
 from edgespec.models.found.ollama import find_ollama, is_store, list_ollama, ollama_names, ollama_roots
-from edgespec.models.found.repositories import RepositoryFile, choose_file, found_models
+from edgespec.models.found.repositories import FoundModel, Listing, RepositoryFile, choose_file, found_models
 from edgespec.models.hub_names import hub_entry, is_hub_name
 from edgespec.models.registry import load_registry
 from edgespec.models.store import Store

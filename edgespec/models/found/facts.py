@@ -25,7 +25,7 @@ from edgespec.llama.kernel_timing import MatrixShape
 from edgespec.llama.quantize import QUANT_TYPES
 from edgespec.models.footprint import shape_of
 from edgespec.models.found.files import real_path
-from edgespec.models.found.model import FoundModel
+from edgespec.models.found.repositories import FoundModel
 from edgespec.platform.kept import MODEL_FACTS
 from edgespec.platform.state_file import StateFile, parse_struct
 

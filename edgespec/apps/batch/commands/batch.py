@@ -18,7 +18,7 @@ import typer
 from rich.progress import BarColumn, TextColumn
 from rich.table import Column
 
-from edgespec.apps.batch.records import BatchAnswer, BatchRequest
+from edgespec.apps.batch.results import BatchAnswer, BatchRequest
 from edgespec.cli.console import INTERRUPTED, err, message
 from edgespec.cli.groups import grouped, option_group, shown
 from edgespec.cli.options import (
@@ -446,8 +446,7 @@ def _open_cluster(
     defaults: PromptDefaults,
 ) -> RayWriter:
     """The service on the cluster at `address`. Raises EdgespecError."""
-    from edgespec.apps.batch.ray_cluster import RayWriter
-    from edgespec.apps.batch.ray_node import NodeSettings
+    from edgespec.apps.batch.ray_cluster import NodeSettings, RayWriter
     from edgespec.llama.chat_template import template_text
 
     (target, draft), template = names, loading.chat_template

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from edgespec.apps.bench import clients
 from edgespec.apps.bench.bench import (
@@ -23,13 +23,18 @@ from edgespec.apps.bench.bench import (
     unfit,
 )
 from edgespec.apps.bench.clients import Measured, prompts_for
-from edgespec.apps.bench.commands.bench_options import RecordingChoice, ReportOutputs, SuiteChoice
 from edgespec.apps.bench.commands.tables import write_results
 from edgespec.apps.bench.machine import facts
 from edgespec.apps.bench.peers import LlamaCpp, LlamaCppPeer, context_for
 from edgespec.apps.bench.runs import BenchmarkOutcome, Cell, PassTime, Run, Throughput
-from edgespec.apps.bench.speech import SpeechBench, SpeechSettings, parse_speech_variants, require_counting
-from edgespec.apps.bench.speech_peers import FasterWhisper, WhisperCpp
+from edgespec.apps.bench.speech import (
+    FasterWhisper,
+    SpeechBench,
+    SpeechSettings,
+    WhisperCpp,
+    parse_speech_variants,
+    require_counting,
+)
 from edgespec.apps.speech.choices import DEFAULT_MODEL
 from edgespec.apps.speech.speech_model import pull_speech, speech_model, speech_ref
 from edgespec.apps.speech.whisper_model import SpeechModel
@@ -51,6 +56,9 @@ from edgespec.platform.machine import MachineWatch
 from edgespec.platform.memory import peak_rss_bytes
 from edgespec.platform.metering import choose_meter
 from edgespec.platform.plugins import part
+
+if TYPE_CHECKING:
+    from edgespec.apps.bench.commands.bench_options import RecordingChoice, ReportOutputs, SuiteChoice
 
 _PEER_GAMMA = 3  # llama.cpp's default
 

@@ -43,7 +43,7 @@ from edgespec.apps.forge.training.arithmetic import (
 )
 from edgespec.apps.forge.training.batches import EmbedFn
 from edgespec.apps.forge.training.family import Params, TrainingBatch
-from edgespec.apps.forge.training.optimizer import MUON
+from edgespec.apps.forge.training.loop import MUON
 from edgespec.apps.forge.training.weights import EMBEDDINGS, OUTPUT_NORM, BlockShape, ModelWeights
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.llama.gguf import (

@@ -36,6 +36,7 @@ from edgespec.errors import EdgespecError, UsageError, check_choice, check_text
 from edgespec.llama.batch import EmbeddingsFn
 from edgespec.llama.choices import CacheType, KernelsChoice
 from edgespec.llama.node_addresses import NodeAddress
+from edgespec.llama.prompt_states import StateRoom
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from edgespec.platform.closing import Closing
@@ -348,6 +349,8 @@ class Engine(Closing):
             llama.cpp's ("chatml"), a file, or a program in Jinja.
         nodes: Machines that hold layers of the target (`read_addresses`).
         keep_packed: Keep the packed weights on the disk for quicker starts (docs/kernels.md).
+        states: The folder where the states of prompts are kept, so that later engines need not read them
+            again, and its limit (docs/cache.md). Keeps at least the last sequence in memory, too.
         on_message: Takes lines that the user should know.
 
     Raises UsageError or EdgespecError if a model cannot be had or used, or does not fit in memory.
@@ -376,6 +379,7 @@ class Engine(Closing):
         chat_template: str | None = None,
         nodes: tuple[NodeAddress, ...] = (),
         keep_packed: bool = False,
+        states: StateRoom | None = None,
         on_message: Callable[[str], None] = lambda _line: None,
     ) -> None:
         """Load the models; missing ones are pulled. The class says what the arguments mean."""
@@ -390,13 +394,14 @@ class Engine(Closing):
             n_threads,
             kernels=kernels,
             cache_type=cache_type,
-            prefix_cache=prefix_cache,
+            prefix_cache=0 if states and prefix_cache is None else prefix_cache,
             signals=signals,
             parallel=parallel,
             n_cells=n_cells,
             chat_template=chat_template,
             nodes=nodes,
             keep_packed=keep_packed,
+            states=states,
         )
         self.meter = meter
         """Measures the joules of each generation, from the next one on; None for no measurement."""
@@ -483,7 +488,10 @@ class Engine(Closing):
         return self._pair.draft.timed_inputs
 
     def forget(self, *, tables: bool = False) -> None:
-        """Forget the text of earlier generations and of the history; with `tables` also learnt statistics."""
+        """Forget the text of earlier generations and of the history; with `tables` also learnt statistics.
+
+        What is on disk stays, states of prompts too.
+        """
         with self._lock:
             self._requests.forget()
             self._earlier_texts.ready().forget()

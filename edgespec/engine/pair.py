@@ -27,7 +27,7 @@ from edgespec.engine.capacity import (
 from edgespec.engine.lossy.cascade import SmallModel
 from edgespec.engine.model_choice import choose_models
 from edgespec.engine.pair_options import PairOptions
-from edgespec.errors import EdgespecError, UsageError
+from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.llama.chat_template import check_chat_template
 from edgespec.llama.gguf_header import GGUFHeader
 from edgespec.llama.head_file import check_target
@@ -35,6 +35,7 @@ from edgespec.llama.kernels import STOCK, Kernels
 from edgespec.llama.kernels import load as load_kernels
 from edgespec.llama.kv_cache import MAX_SEQUENCES_OPEN, KVCache, KVCacheSize, with_cache_type
 from edgespec.llama.placement import Placement
+from edgespec.llama.prompt_states import PromptStates, StateFolder, model_key
 from edgespec.llama.rollback import RollbackSize
 from edgespec.llama.sequence_pool import SequencePool
 from edgespec.llama.weights import Model
@@ -45,6 +46,7 @@ from edgespec.models.footprint import (
     fits_in_memory,
     target_rollback,
 )
+from edgespec.models.hashes import sha256_of
 from edgespec.models.resolve import model_header, notes_of
 from edgespec.platform.closing import Closing
 from edgespec.platform.cpu import default_threads
@@ -122,6 +124,7 @@ class Pair(Closing):
         if not options.nodes:  # with them: once it is known what they hold
             fits_in_memory([(one, min(one.n_ctx_train, n_ctx or USUAL_CTX)) for one in self._headers()])
         self._models: list[Model] = []
+        self._states: StateFolder | None = None
         self._sequences: SequencePool | None = None
         self._draft_sequences: SequencePool | None = None
         self._idle_drafts: list[DraftModel] = []
@@ -173,6 +176,10 @@ class Pair(Closing):
         if (self.options.parallel or 1) > 1 and not self.target.can_rewind:
             on_message(f"{self.target.name} cannot take tokens back: one text at a time")
         self.draft = self.draft.bind(on_message)
+        if self.options.states and not self.target.can_rewind:
+            on_message(f"{self.target.name} cannot take tokens back: no states of prompts are kept")
+        elif self.options.states:
+            self._states = StateFolder(self.options.states, on_message)
 
     def _open_nodes(self, kernels: Kernels | None, on_message: Callable[[str], None]) -> Placement | None:
         """Connect to the nodes and return where the target's layers go; None: all of them stay here."""
@@ -277,15 +284,33 @@ class Pair(Closing):
         kept = smaller.last() if smaller else None
         if smaller:
             smaller.close()
+        cache = self._cache(model, size)
         larger = SequencePool(
-            self._cache(model, size),
+            cache,
             n_ctx=n_ctx,
             reserved=parallel * n_ctx if model is self.draft.model else 0,
             keeps=self.options.prefix_cache is not None,
+            states=self._states_of(cache) if model is self.target else None,
         )
         if kept:
             larger.adopt(kept)
         return larger
+
+    def _states_of(self, cache: KVCache) -> PromptStates | None:
+        """Return the states on disk of the target's sequences, if they are kept.
+
+        The first time a file that was not pulled is read for its hash.
+        """
+        if not self._states:
+            return None
+        header = self.target.header
+        try:
+            hashes = [sha256_of(path) for path in (header.path, *header.other_parts)]
+        except OSError as error:
+            self._states.say(f"states of prompts are not kept: {describe_os_error(error)}")
+            return None
+        key = model_key(self.target, " ".join(hashes), n_ctx=cache.n_ctx, n_threads=self.n_threads)
+        return PromptStates(self._states, key, cache) if key else None
 
     def begin_draft(self, n_ctx: int, n_prompt: int, n_predict: int | None) -> DraftModel | None:
         """Return a draft model for a generation, until `end_draft`; or None.
@@ -347,6 +372,11 @@ class Pair(Closing):
 
     def close(self) -> None:
         """Free models and sessions; a second call does nothing."""
+        states, self._states = self._states, None
+        if states:
+            with states:
+                if self._sequences:
+                    self._sequences.close()
         for model in self._models:
             model.close()
         if self._remote:

@@ -12,6 +12,7 @@ from edgespec.platform.signals import Cancellation
 
 if TYPE_CHECKING:  # it would load llama.cpp
     from edgespec.llama.node_addresses import NodeAddress
+    from edgespec.llama.prompt_states import StateRoom
 
 MAX_PARALLEL = 64
 """Most requests at once."""
@@ -49,8 +50,12 @@ class PairOptions:
     """Machines that hold layers of the target (`read_addresses`)."""
     keep_packed: bool = False
     """Keep packed weights on the disk, which later loads then map (packed_file.py)."""
+    states: StateRoom | None = None
+    """The folder that states of prompts are kept in (prompt_states.py)."""
 
     def __post_init__(self) -> None:
+        if self.states and self.nodes:
+            raise UsageError("cannot be kept of a target on nodes: leave it out", field="state_dir")
         if not isinstance(self.drafter, NamedDrafter):
             check_choice("drafter", self.drafter, DrafterName)
         check_choice("kernels", self.kernels, KernelsChoice)

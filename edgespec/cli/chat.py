@@ -21,13 +21,14 @@ from edgespec.cli.options import (
     Sampling,
     ShowDraftOption,
     SpecialOption,
+    StateOptions,
     SystemOption,
     most_tokens,
     refuse_contradictions,
 )
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.platform.files import expand_user
-from edgespec.platform.kept import CHAT_LINES
+from edgespec.platform.kept import CHAT_LINES, STATES
 
 if TYPE_CHECKING:
     from edgespec.cli.chat_lines import Chat
@@ -46,6 +47,7 @@ class ChatLength:
         int | None,
         typer.Option("--ctx", "-c", min=1, help="Context in tokens.", show_default="the model's, in memory"),
     ] = None
+    states: StateOptions
     compute: ComputeOnNodes
 
 
@@ -57,6 +59,12 @@ class ChatStart:
     chat_template: ChatTemplateOption = None
     special: SpecialOption = None
     load: Annotated[Path | None, typer.Option(metavar="FILE", help="Go on with a saved conversation.")] = None
+    continues: Annotated[
+        bool,
+        typer.Option(
+            "--continue", help="Go on with the last conversation with this model, and keep its state on disk."
+        ),
+    ] = False
 
     def conversation(self) -> Conversation:
         """Return the conversation so far. Raises UsageError."""
@@ -89,6 +97,7 @@ def chat_command(
     """Talk with a model. From a pipe, each line is a turn. /help says what else can be typed."""
     from edgespec.cli.chat_lines import Chat, ChatSettings, check_unicode
     from edgespec.decoding.options import Options
+    from edgespec.engine.conversation import LastConversation
     from edgespec.platform.signals import SignalPipe
 
     drafter = drafting.chosen()
@@ -98,6 +107,9 @@ def chat_command(
             **drafting.contradictions(),
             "--json and --show-draft": output.json and output.show_draft,
             "--system and --load": beginning.system is not None and beginning.load is not None,
+            "--continue and --load": beginning.continues and beginning.load is not None,
+            "--continue and --system": beginning.continues and beginning.system is not None,
+            "--continue and --no-cache": beginning.continues and not drafting.cache,
         }
     )
     options = Options(
@@ -112,6 +124,7 @@ def chat_command(
     if output.show_draft and not out.is_terminal:
         message("--show-draft has an effect only in a terminal")
     conversation = beginning.conversation()
+    states = length.states.room(STATES.path() if beginning.continues else None)
     names = models.pull(drafter, length.compute, chat_template=beginning.chat_template)
     with (
         SignalPipe() as signals,
@@ -123,6 +136,7 @@ def chat_command(
             signals=signals,
             prefix_cache=0,
             chat_template=beginning.chat_template,
+            states=states,
         ) as engine,
     ):
         if engine.target.chat_template is None:
@@ -131,11 +145,24 @@ def chat_command(
                 "`edgespec run` continues a text with it"
             )
         settings = ChatSettings(options, length.ctx, output.json, output.show_draft, bool(beginning.special))
-        chat = Chat(engine, conversation, settings, n_ctx=length.ctx or _context(engine))
+        last = None
+        if beginning.continues or (drafting.cache and sys.stdin.isatty()):  # that of a pipe is its own
+            last = LastConversation(engine.target, message)
+        if last and beginning.continues:
+            conversation = last.load() or conversation
+            message(_how_it_goes_on(conversation))
+        chat = Chat(engine, conversation, settings, n_ctx=length.ctx or _context(engine), last=last)
         if not sys.stdin.isatty():
             return _pipe(chat)
         _type(chat, cache=drafting.cache)
     return 0
+
+
+def _how_it_goes_on(conversation: Conversation) -> str:
+    n = len(conversation.exchanges)
+    if not n:
+        return "there is no earlier conversation with this model: a new one begins"
+    return f"the last conversation goes on, after {n} exchange{'' if n == 1 else 's'}"
 
 
 def _type(chat: Chat, *, cache: bool) -> None:

@@ -34,9 +34,8 @@ from edgespec.engine.plan import Plan, make_plan
 from edgespec.engine.stream import Stream
 from edgespec.errors import EdgespecError, UsageError, check_choice, check_text
 from edgespec.llama.batch import EmbeddingsFn
-from edgespec.llama.choices import CacheType, KernelsChoice
+from edgespec.llama.choices import CacheType, KernelsChoice, StateRoom
 from edgespec.llama.node_addresses import NodeAddress
-from edgespec.llama.prompt_states import StateRoom
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from edgespec.platform.closing import Closing

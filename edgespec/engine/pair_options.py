@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING
 
 from edgespec.decoding.choices import DrafterChoice, DrafterName, NamedDrafter
 from edgespec.errors import UsageError, check_choice, whole_number
-from edgespec.llama.choices import CacheType, KernelsChoice
+from edgespec.llama.choices import CacheType, KernelsChoice, StateRoom
 from edgespec.platform.signals import Cancellation
 
 if TYPE_CHECKING:  # it would load llama.cpp
     from edgespec.llama.node_addresses import NodeAddress
-    from edgespec.llama.prompt_states import StateRoom
-
 MAX_PARALLEL = 64
 """Most requests at once."""
 

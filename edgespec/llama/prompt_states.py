@@ -43,6 +43,7 @@ import numpy as np
 
 from edgespec.decoding.session import n_common
 from edgespec.errors import EdgespecError
+from edgespec.llama.choices import StateRoom
 from edgespec.llama.kernels import STOCK
 from edgespec.llama.kernels import load as load_kernels
 from edgespec.llama.kv_cache import KVCache, Q8CacheHeader
@@ -69,14 +70,6 @@ _MOST_WAITING = 256 << 20  # bytes of copies that are not written yet
 _START = "0" * 32  # BEFORE of a first piece
 _MAGIC = b"edgespec prompt state 1\n"
 _HEAD = struct.Struct("<24sII")
-
-
-class StateRoom(NamedTuple):
-    """The folder of states that a user names, and its limit."""
-
-    path: Path
-    limit: int
-    """Bytes of all files together, whatever models they are of; those unused for longest are deleted."""
 
 
 class _Header(msgspec.Struct, frozen=True):

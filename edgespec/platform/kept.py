@@ -128,6 +128,20 @@ CHAT_LINES = Kept(
     deleted="always",
     personal=True,
 )
+CONVERSATIONS = Kept(
+    "chats",
+    ("chats/",),
+    "the last conversation of `chat` with each model (not with `--no-cache`)",
+    deleted="always",
+    personal=True,
+)
+STATES = Kept(
+    "states",
+    ("states/",),
+    "states of conversations of `chat --continue`, at most `--state-limit` (not those of `--state-dir`)",
+    deleted="always",
+    personal=True,
+)
 FORGE = Kept(
     "forge",
     ("forge/",),
@@ -212,7 +226,7 @@ LOCKS = Kept(
 )
 
 EVERYTHING = (
-    *(HISTORY, CHAT_LINES, FORGE),
+    *(HISTORY, CHAT_LINES, CONVERSATIONS, STATES, FORGE),
     *(PROFILES, IDLE_POWER, SELF_TESTS, HASHES, MODEL_FACTS),
     *(PACKED_WEIGHTS, SERVERS, NODE_WEIGHTS, NODES, BUILDS, QUANTIZED, MODELS, OWN_MODELS),
     *(COMPLETION, COMPARISONS, BATCHES, LOCKS),

@@ -32,7 +32,7 @@ from edgespec.platform.kept import CHAT_LINES, STATES
 
 if TYPE_CHECKING:
     from edgespec.cli.chat_lines import Chat
-    from edgespec.engine.conversation import Conversation
+    from edgespec.engine.conversation import Conversation, LastConversation
     from edgespec.engine.engine import Engine
 
 
@@ -65,6 +65,15 @@ class ChatStart:
             "--continue", help="Go on with the last conversation with this model, and keep its state on disk."
         ),
     ] = False
+
+    def contradictions(self) -> dict[str, bool]:
+        """Return the options for `refuse_contradictions`."""
+        has_system, loads = self.system is not None, self.load is not None
+        return {
+            "--system and --load": has_system and loads,
+            "--continue and --load": self.continues and loads,
+            "--continue and --system": self.continues and has_system,
+        }
 
     def conversation(self) -> Conversation:
         """Return the conversation so far. Raises UsageError."""
@@ -101,17 +110,7 @@ def chat_command(
     from edgespec.platform.signals import SignalPipe
 
     drafter = drafting.chosen()
-    refuse_contradictions(
-        {
-            **models.contradictions(drafting.drafter),
-            **drafting.contradictions(),
-            "--json and --show-draft": output.json and output.show_draft,
-            "--system and --load": beginning.system is not None and beginning.load is not None,
-            "--continue and --load": beginning.continues and beginning.load is not None,
-            "--continue and --system": beginning.continues and beginning.system is not None,
-            "--continue and --no-cache": beginning.continues and not drafting.cache,
-        }
-    )
+    _refuse_contradictions(models, drafting, beginning, output)
     options = Options(
         params=sampling.params,
         seed=sampling.seed,
@@ -145,12 +144,10 @@ def chat_command(
                 "`edgespec run` continues a text with it"
             )
         settings = ChatSettings(options, length.ctx, output.json, output.show_draft, bool(beginning.special))
-        last = None
-        if beginning.continues or (drafting.cache and sys.stdin.isatty()):  # that of a pipe is its own
-            last = LastConversation(engine.target, message)
+        is_kept = beginning.continues or (drafting.cache and sys.stdin.isatty())  # not a pipe's
+        last = LastConversation(engine.target, message) if is_kept else None
         if last and beginning.continues:
-            conversation = last.load() or conversation
-            message(_how_it_goes_on(conversation))
+            conversation = _continued(last)
         chat = Chat(engine, conversation, settings, n_ctx=length.ctx or _context(engine), last=last)
         if not sys.stdin.isatty():
             return _pipe(chat)
@@ -158,11 +155,31 @@ def chat_command(
     return 0
 
 
-def _how_it_goes_on(conversation: Conversation) -> str:
+def _refuse_contradictions(
+    models: ModelFirst, drafting: DraftingOptions, beginning: ChatStart, output: ChatOutput
+) -> None:
+    refuse_contradictions(
+        {
+            **models.contradictions(drafting.drafter),
+            **drafting.contradictions(),
+            **beginning.contradictions(),
+            "--continue and --no-cache": beginning.continues and not drafting.cache,
+            "--json and --show-draft": output.json and output.show_draft,
+        }
+    )
+
+
+def _continued(last: LastConversation) -> Conversation:
+    """Return the last conversation, or an empty one, and say which."""
+    from edgespec.engine.conversation import Conversation
+
+    conversation = last.load()
+    if conversation is None:
+        message("there is no earlier conversation with this model: a new one begins")
+        return Conversation()
     n = len(conversation.exchanges)
-    if not n:
-        return "there is no earlier conversation with this model: a new one begins"
-    return f"the last conversation goes on, after {n} exchange{'' if n == 1 else 's'}"
+    message(f"the last conversation goes on, after {n} exchange{'' if n == 1 else 's'}")
+    return conversation
 
 
 def _type(chat: Chat, *, cache: bool) -> None:

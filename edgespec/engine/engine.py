@@ -382,10 +382,7 @@ class Engine(Closing):
         on_message: Callable[[str], None] = lambda _line: None,
     ) -> None:
         """Load the models; missing ones are pulled. The class says what the arguments mean."""
-        chosen = _found_drafter(drafter, draft, objective)
-        if objective == "energy" and not profile:
-            problem = "takes joules from the profile: leave out profile=False"
-            raise UsageError(problem, field="objective", value=objective)
+        chosen = _found_drafter(drafter, draft, objective, profile=profile)
         drafts = chosen != "none"
         options = PairOptions(
             chosen,
@@ -408,8 +405,8 @@ class Engine(Closing):
         self._signals = signals
         self._lock = HomeLock("the engine")  # held for a pass, or while a text has the engine for itself
         self._pair = Pair(target, draft, options)
-        header = self._pair.target_header
-        self._earlier_texts = EarlierTexts(header, kept=history and drafts, on_message=on_message)
+        kept = history and drafts
+        self._earlier_texts = EarlierTexts(self._pair.target_header, kept=kept, on_message=on_message)
         self._pair.load(on_message)
         try:
             self._knowledge = self._learned(objective if drafts else "latency", kept=profile and drafts)
@@ -680,7 +677,11 @@ class Engine(Closing):
 
 
 def _found_drafter(
-    given: DrafterChoice | str | Callable[[], UserDrafter], draft: str | Path | None, objective: Objective
+    given: DrafterChoice | str | Callable[[], UserDrafter],
+    draft: str | Path | None,
+    objective: Objective,
+    *,
+    profile: bool,
 ) -> DrafterChoice:
     """Return the drafter. Raises UsageError, also for what a user's own would leave without effect."""
     check_choice("objective", objective, Objective)
@@ -691,4 +692,7 @@ def _found_drafter(
         if objective != "latency":
             problem = f"{drafter} chooses itself what it drafts: leave it out"
             raise UsageError(problem, field="objective", value=objective)
+    if objective == "energy" and not profile:
+        problem = "takes joules from the profile: leave out profile=False"
+        raise UsageError(problem, field="objective", value=objective)
     return drafter

@@ -310,7 +310,10 @@ class Pair(Closing):
             self._states.say(f"states of prompts are not kept: {describe_os_error(error)}")
             return None
         key = model_key(self.target, " ".join(hashes), n_ctx=cache.n_ctx, n_threads=self.n_threads)
-        return PromptStates(self._states, key, cache) if key else None
+        if not key:
+            self._states.say("states of prompts are not kept: it is not known which kernels wrote them")
+            return None
+        return PromptStates(self._states, key, cache)
 
     def begin_draft(self, n_ctx: int, n_prompt: int, n_predict: int | None) -> DraftModel | None:
         """Return a draft model for a generation, until `end_draft`; or None.
@@ -373,11 +376,13 @@ class Pair(Closing):
     def close(self) -> None:
         """Free models and sessions; a second call does nothing."""
         states, self._states = self._states, None
-        if states:
-            with states:
-                if self._sequences:
-                    self._sequences.close()
-        for model in self._models:
-            model.close()
-        if self._remote:
-            self._remote.close()
+        try:
+            if states:
+                with states:
+                    if self._sequences:
+                        self._sequences.close()
+        finally:
+            for model in self._models:
+                model.close()
+            if self._remote:
+                self._remote.close()

@@ -72,13 +72,13 @@ _MAGIC = b"edgespec prompt state 1\n"
 _HEAD = struct.Struct("<24sII")
 
 
-class _Header(msgspec.Struct, frozen=True):
+class _PieceHeader(msgspec.Struct, frozen=True):
     tokens: tuple[int, ...]
     sizes: tuple[tuple[int, int], ...]
     """Tokens and bytes of each state: that of the piece, then copies of earlier states of the sequence."""
 
 
-class _Place(NamedTuple):
+class _PiecePlace(NamedTuple):
     model: str
     before: str
     own: str
@@ -88,7 +88,7 @@ class _Place(NamedTuple):
         return f"{self.model}-{self.before}-{self.own}.state"
 
     @classmethod
-    def after(cls, model: str, before: str, tokens: Sequence[int]) -> _Place:
+    def after(cls, model: str, before: str, tokens: Sequence[int]) -> _PiecePlace:
         digest = hashlib.blake2b(before.encode() + array("i", tokens).tobytes(), digest_size=16)
         return cls(model, before, digest.hexdigest())
 
@@ -97,12 +97,12 @@ class _Place(NamedTuple):
 class _Piece:
     """A piece to be written."""
 
-    place: _Place
-    header: _Header
+    place: _PiecePlace
+    header: _PieceHeader
     states: list[State]
     used_ns: int
     """Its time of use: those of a sequence are later the nearer they are to its beginning."""
-    replaces: list[_Place]
+    replaces: list[_PiecePlace]
     """Pieces that say no more than this one."""
 
     @property
@@ -113,15 +113,15 @@ class _Piece:
 class _Found(NamedTuple):
     """A piece on disk that goes on with a sequence."""
 
-    place: _Place
-    header: _Header
+    place: _PiecePlace
+    header: _PieceHeader
     at: int
     """Tokens before it."""
     n: int
     """Tokens that it gives."""
 
 
-ReachFn: TypeAlias = Callable[[_Header, int], int]
+ReachFn: TypeAlias = Callable[[_PieceHeader, int], int]
 """Takes a piece's header and how many of its tokens are the sequence's; returns how many of them it gives."""
 
 
@@ -136,11 +136,11 @@ class StateFolder(Closing):
         self._path, self._limit = room
         self._on_message = on_message
         self._said: set[str] = set()
-        self._headers: dict[_Place, _Header] = {}
+        self._headers: dict[_PiecePlace, _PieceHeader] = {}
         self._changed = threading.Condition()
         self._queue: deque[_Piece] = deque()
         self._n_waiting = 0
-        self._pending: set[_Place] = set()
+        self._pending: set[_PiecePlace] = set()
         self._is_closed = self._is_refused = False
         self._thread: threading.Thread | None = None
         try:
@@ -159,6 +159,11 @@ class StateFolder(Closing):
         """Tell the user a line."""
         self._on_message(line)
 
+    def say_too_slow(self) -> None:
+        """Tell the user that states are lost, unless none is written anyway."""
+        if not self._is_refused:
+            self.say(f"{self._path}: not all states are kept: they come faster than they are written")
+
     def _refuse(self, error: OSError) -> None:
         self._is_refused = True
         self.say(f"states of prompts are not kept: {self._path}: {error.strerror or error}")
@@ -169,19 +174,19 @@ class StateFolder(Closing):
         with os.scandir(self._path) as found:
             return [one.name for one in found]
 
-    def places(self, model: str) -> set[_Place]:
+    def places(self, model: str) -> set[_PiecePlace]:
         """Return the places of a model's files."""
         try:
             names = self._names()
         except OSError:
             return set()
         parts = [name.removesuffix(".state").split("-") for name in names if name.endswith(".state")]
-        found = {_Place(*part) for part in parts if len(part) == 3 and part[0] == model}
+        found = {_PiecePlace(*part) for part in parts if len(part) == 3 and part[0] == model}
         for gone in self._headers.keys() - found:
             del self._headers[gone]
         return found
 
-    def header(self, place: _Place) -> _Header | None:
+    def header(self, place: _PiecePlace) -> _PieceHeader | None:
         """Return the header of a file; None if there is none that can be used: a damaged one is deleted."""
         if place not in self._headers:
             try:
@@ -197,7 +202,7 @@ class StateFolder(Closing):
         before, at, places = _START, 0, self.places(model)
         while at < len(tokens):
             rest = tokens[at:]
-            wanted = _Place.after(model, before, rest[:n_piece])
+            wanted = _PiecePlace.after(model, before, rest[:n_piece])
             candidates = [wanted] if wanted in places else [one for one in places if one.before == before]
             pieces = [
                 _Found(place, header, at, reach(header, n_common(header.tokens, rest)))
@@ -231,7 +236,7 @@ class StateFolder(Closing):
             start += n_bytes
         return states
 
-    def _give_up(self, place: _Place, error: DamagedFileError | OSError) -> None:
+    def _give_up(self, place: _PiecePlace, error: DamagedFileError | OSError) -> None:
         """Delete a damaged file; one that is gone needs no word."""
         path = self._path / place.name
         self._headers.pop(place, None)
@@ -242,14 +247,14 @@ class StateFolder(Closing):
         elif not isinstance(error, FileNotFoundError):
             self.say(f"{path}: {error.strerror or error}; not used")
 
-    def touch(self, place: _Place, used_ns: int) -> None:
+    def touch(self, place: _PiecePlace, used_ns: int) -> None:
         """Note that a piece was used."""
         with suppress(OSError):
             os.utime(self._path / place.name, ns=(used_ns, used_ns))
 
     # ---- writing ----
 
-    def known(self, model: str) -> set[_Place]:
+    def known(self, model: str) -> set[_PiecePlace]:
         """Return the places of a model's files, and of those to be written."""
         with self._changed:
             pending = set(self._pending)
@@ -331,9 +336,9 @@ class StateFolder(Closing):
             path.unlink(missing_ok=True)
             total -= size
         if total > self._limit:
+            limit = f"{self._limit / 1e6:,.0f} MB"
             self.say(
-                f"{self._path}: a prompt's state is not kept as a whole: it takes more than the limit, "
-                f"{self._limit / 1e6:,.0f} MB"
+                f"{self._path}: not all states are kept: the limit, {limit}, is too small for those in use"
             )
         return total <= self._limit
 
@@ -364,15 +369,19 @@ def _opened(path: Path) -> Iterator[int]:
         os.close(file)
 
 
-def _read_header(file: int, place: _Place) -> tuple[_Header, int]:
+def _read_header(file: int, place: _PiecePlace) -> tuple[_PieceHeader, int]:
     """Return the header of an open file, and where the states begin. Raises DamagedFileError and OSError."""
     try:
         magic, _, size = _HEAD.unpack(os.pread(file, _HEAD.size, 0))
-        header = msgspec.json.decode(os.pread(file, size, _HEAD.size), type=_Header)
+        header = msgspec.json.decode(os.pread(file, size, _HEAD.size), type=_PieceHeader)
     except (struct.error, msgspec.MsgspecError, UnicodeDecodeError):
         raise DamagedFileError("damaged: no header") from None
     start = _HEAD.size + size
-    if magic != _MAGIC or _Place.after(place.model, place.before, header.tokens) != place or not header.sizes:
+    if (
+        magic != _MAGIC
+        or _PiecePlace.after(place.model, place.before, header.tokens) != place
+        or not header.sizes
+    ):
         raise DamagedFileError("damaged: its header is another file's")
     if start + sum(n_bytes for _, n_bytes in header.sizes) != os.fstat(file).st_size:
         raise DamagedFileError("damaged: it was cut")
@@ -415,7 +424,7 @@ class PromptStates:
         self._n_piece = PIECE if cache.has_parts else 1 << 31
         self._written: WeakKeyDictionary[Session, int] = WeakKeyDictionary()
 
-    def _reach(self, header: _Header, n_same: int) -> int:
+    def _reach(self, header: _PieceHeader, n_same: int) -> int:
         """Return how many of `n_same` tokens a session has that begins with a piece."""
         if self._cache.has_parts:
             return n_same
@@ -460,7 +469,7 @@ class PromptStates:
             self._folder.say(str(error))
             return False
 
-    def _use(self, places: Iterable[_Place]) -> None:
+    def _use(self, places: Iterable[_PiecePlace]) -> None:
         now = time.time_ns()
         for i, place in enumerate(places):
             self._folder.touch(place, now - 1000 * i)
@@ -489,7 +498,7 @@ class PromptStates:
             is_tail = len(part) < self._n_piece
             if is_tail and (not tail or len(part) < LEAST):
                 return
-            place = _Place.after(self._model, before, part)
+            place = _PiecePlace.after(self._model, before, part)
             used_ns = now - 1000 * i
             if place in places:
                 self._folder.touch(place, used_ns)
@@ -499,14 +508,16 @@ class PromptStates:
                     return  # a longer piece has all of this one
                 if not self._folder.takes(waits=waits):
                     self._written[session] = start
+                    if tail:
+                        self._folder.say_too_slow()
                     return
                 shorter = [one for one, header in siblings if len(header.tokens) < len(part)]
                 self._write(session, place, (start, part), (used_ns, shorter))
             before = place.own
 
     def _siblings(
-        self, places: Iterable[_Place], before: str, tokens: Sequence[int]
-    ) -> list[tuple[_Place, _Header]]:
+        self, places: Iterable[_PiecePlace], before: str, tokens: Sequence[int]
+    ) -> list[tuple[_PiecePlace, _PieceHeader]]:
         """Return the pieces in the place of one of `tokens` that begin it, or begin with it."""
         found = [(one, self._folder.header(one)) for one in places if one.before == before]
         return [
@@ -518,9 +529,9 @@ class PromptStates:
     def _write(
         self,
         session: Session,
-        place: _Place,
+        place: _PiecePlace,
         part: tuple[int, Sequence[int]],
-        use: tuple[int, list[_Place]],
+        use: tuple[int, list[_PiecePlace]],
     ) -> None:
         start, tokens = part
         copies: dict[int, State] = {}
@@ -533,5 +544,5 @@ class PromptStates:
             self._folder.say(str(error))
             return
         states = {len(tokens): state} | {n: copy for n, copy in copies.items() if n < len(tokens)}
-        header = _Header(tuple(tokens), tuple((n, one.nbytes) for n, one in states.items()))
+        header = _PieceHeader(tuple(tokens), tuple((n, one.nbytes) for n, one in states.items()))
         self._folder.put(_Piece(place, header, [*states.values()], *use))

@@ -128,6 +128,13 @@ CHAT_LINES = Kept(
     deleted="always",
     personal=True,
 )
+FORGE = Kept(
+    "forge",
+    ("forge/",),
+    "texts that drafts are made from, yours too; what is left of trainings",
+    personal=True,
+    cure="`edgespec cache clear`: your texts; `edgespec cache clear forge`: all",
+)
 CONVERSATIONS = Kept(
     "chats",
     ("chats/",),
@@ -141,13 +148,6 @@ STATES = Kept(
     "states of conversations of `chat --continue`, at most `--state-limit` (not those of `--state-dir`)",
     deleted="always",
     personal=True,
-)
-FORGE = Kept(
-    "forge",
-    ("forge/",),
-    "texts that drafts are made from, yours too; what is left of trainings",
-    personal=True,
-    cure="`edgespec cache clear`: your texts; `edgespec cache clear forge`: all",
 )
 PROFILES = Kept(
     "profiles",
@@ -226,7 +226,7 @@ LOCKS = Kept(
 )
 
 EVERYTHING = (
-    *(HISTORY, CHAT_LINES, CONVERSATIONS, STATES, FORGE),
+    *(HISTORY, CHAT_LINES, FORGE, CONVERSATIONS, STATES),
     *(PROFILES, IDLE_POWER, SELF_TESTS, HASHES, MODEL_FACTS),
     *(PACKED_WEIGHTS, SERVERS, NODE_WEIGHTS, NODES, BUILDS, QUANTIZED, MODELS, OWN_MODELS),
     *(COMPLETION, COMPARISONS, BATCHES, LOCKS),

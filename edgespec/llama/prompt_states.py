@@ -164,9 +164,10 @@ class StateFolder(Closing):
         if not self._is_refused:
             self.say(f"{self._path}: not all states are kept: they come faster than they are written")
 
-    def _refuse(self, error: OSError) -> None:
+    def _refuse(self, error: Exception) -> None:
         self._is_refused = True
-        self.say(f"states of prompts are not kept: {self._path}: {error.strerror or error}")
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        self.say(f"states of prompts are not kept: {self._path}: {why}")
 
     # ---- reading ----
 
@@ -289,7 +290,7 @@ class StateFolder(Closing):
             try:
                 if not self._is_refused:
                     self._write(piece)
-            except OSError as error:
+            except Exception as error:  # noqa: BLE001 - whoever waits for this thread would wait for ever
                 self._refuse(error)
             with self._changed:
                 self._n_waiting -= piece.n_bytes

@@ -93,8 +93,8 @@ def test_the_last_conversation_goes_on_with_its_state(pipe, environment):
     pipe(["/system be brief", "abc"], "--continue", "--seed", 7, *options[:3], *RANDOM, *CHAIN)
     process = pipe(["the other"], "--continue", "--seed", 8, *options[:3], *RANDOM, *CHAIN)
     assert [one["token_ids"] for one in answers(process)] == [whole[1]["token_ids"]]
-    n_known = whole[1]["n_cached"]
-    assert answers(process)[0]["n_cached"] == n_known > 60
+    n_known = whole[1]["cached_tokens"]
+    assert answers(process)[0]["cached_tokens"] == n_known > 60
     said = lines_of(process)
     assert "edgespec: the last conversation goes on, after 1 exchange" in said
     assert any(re.search(rf"restored {n_known} tokens from disk in \d+\.\d\d s", line) for line in said)
@@ -133,8 +133,8 @@ def test_run_reads_a_prompt_once(environment, models, tmp_path):
     first, second = (run_cli(*command, env=environment) for _ in range(2))
     one, two = json.loads(first.stdout), json.loads(second.stdout)
     assert one["token_ids"] == two["token_ids"]
-    assert (one["n_cached"], two["n_cached"]) == (0, two["prompt_tokens"] - 1)
-    assert f"restored {two['n_cached']} tokens from disk" in second.stderr
+    assert (one["cached_tokens"], two["cached_tokens"]) == (0, two["prompt_tokens"] - 1)
+    assert f"restored {two['cached_tokens']} tokens from disk" in second.stderr
 
 
 # ---- what is written ----

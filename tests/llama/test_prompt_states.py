@@ -348,8 +348,7 @@ def test_a_process_killed_while_it_writes_leaves_whole_files(disk: Disk, long_mo
 def test_two_processes_write_into_one_folder(disk: Disk) -> None:
     limit = 10 * (4 << 20) + 100_000
     with writer(disk, 0, 30, limit) as one, writer(disk, 15, 45, limit) as other:
-        assert (one.communicate(timeout=60)[0], other.communicate(timeout=60)[0]) == ("", "")
-    assert (one.returncode, other.returncode) == (0, 0)
+        assert (one.wait(60), other.wait(60)) == (0, 0)
     assert 0 < check_files(disk) <= 10
 
 

@@ -30,6 +30,7 @@ from edgespec.engine.conversation import (
     ChatTotals,
     Conversation,
     Exchange,
+    LastConversation,
     answer_of,
     joined_answer,
 )
@@ -175,9 +176,15 @@ class Chat:
     """Takes lines: answers questions and runs commands."""
 
     def __init__(
-        self, engine: Engine, conversation: Conversation, settings: ChatSettings, *, n_ctx: int
+        self,
+        engine: Engine,
+        conversation: Conversation,
+        settings: ChatSettings,
+        *,
+        n_ctx: int,
+        last: LastConversation | None = None,
     ) -> None:
-        """Go on with `conversation` in at most `n_ctx` tokens of context."""
+        """Go on with `conversation` in at most `n_ctx` tokens of context; `last`: where it is kept."""
         self.conversation = conversation
         self.ended = False
         """Whether the user asked to leave."""
@@ -190,6 +197,7 @@ class Chat:
         self._n_ctx = n_ctx
         self._figures = ChatTotals()
         self._last: Result | None = None
+        self._kept = last
 
     @property
     def models(self) -> str:
@@ -216,6 +224,8 @@ class Chat:
         except EdgespecError as error:
             print_error(printable(line_of(error)))
             self.failed = True
+        if self._kept:
+            self._kept.store(self.conversation)
 
     def _obey(self, text: str) -> None:
         name, *rest = text.split(maxsplit=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self, TypedDict, Unpack, cast
@@ -17,10 +18,11 @@ from edgespec.decoding.choices import DrafterChoice, DrafterName, is_draftless, 
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.model_choice import ChosenModels, choose_refs
 from edgespec.errors import UsageError
-from edgespec.llama.choices import CacheType, KernelsChoice
+from edgespec.llama.choices import CacheType, KernelsChoice, StateRoom
 from edgespec.models.entries import Entry
 from edgespec.models.registry import load_registry
 from edgespec.models.store import Store
+from edgespec.platform.files import expand_user
 
 if TYPE_CHECKING:  # not at run time: a shell completes options without loading llama.cpp or numpy
     from edgespec.decoding.choices import Objective
@@ -265,6 +267,33 @@ class EngineKeywords(TypedDict, total=False):
     prefix_cache: int
     parallel: int | None
     chat_template: str | None
+    states: StateRoom | None
+
+
+@option_group("States of prompts (docs/cache.md)")
+class StateOptions:
+    """The folder where states of prompts are kept, and its limit."""
+
+    state_dir: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Keep the states of prompts here, so that none is read twice."),
+    ] = None
+    state_limit: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Most of the disk for them, such as 500MB; those unused for longest go first.",
+            show_default="8GB",
+        ),
+    ] = None
+
+    def room(self, usual: Path | None = None) -> StateRoom | None:
+        """Return the folder, or the `usual` one, and its limit; None: none are kept. Raises UsageError."""
+        limit = read_size("state_limit", self.state_limit or "8GB")
+        path = usual if self.state_dir is None else expand_user(self.state_dir)
+        if path is None and self.state_limit is not None:
+            raise UsageError("--state-limit needs --state-dir: add it, or leave it out")
+        return StateRoom(path, limit) if path else None
 
 
 @option_group()
@@ -422,6 +451,15 @@ def most_tokens(n_predict: int) -> int | None:
         problem = "must be 1 or more, or -1: to the end of the context"
         raise UsageError(problem, field="n_predict", value=n_predict)
     return n_predict
+
+
+def read_size(field: str, text: str) -> int:
+    """Return the bytes of a size in powers of 1000, as `format_size` writes it. Raises UsageError."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kMGT])B?", text.strip(), re.IGNORECASE)
+    n_bytes = int(float(found[1]) * 1000 ** (" kmgt".index(found[2].lower()))) if found else 0
+    if not n_bytes:
+        raise UsageError("must be a size such as 500MB or 8GB", field=field, value=text)
+    return n_bytes
 
 
 def refuse_contradictions(found: dict[str, bool]) -> None:

@@ -28,6 +28,7 @@ from edgespec.cli.options import (
     Sampling,
     ShowDraftOption,
     SpecialOption,
+    StateOptions,
     SystemOption,
     WattsOption,
     most_tokens,
@@ -188,6 +189,7 @@ class RunLength:
         bool,
         typer.Option("--here", help="Load the models, even if `edgespec serve` runs with them."),
     ] = False
+    states: StateOptions
 
 
 @option_group(OUTPUT)
@@ -343,6 +345,7 @@ def run_command(
     _refuse_contradictions(prompt, models, drafting, lossy, output)
     options = _options(prompt, drafting, lossy, length, sampling)
     source = _grammar_source(output)
+    states = length.states.room()
     text = prompt.read()
     if has_servers() and not _needs_own_engine(drafting, lossy, length, output):
         request = _request(prompt, text, options, source, drafting.chosen())
@@ -368,6 +371,7 @@ def run_command(
             meter=meter,
             signals=signals,
             chat_template=prompt.chat_template,
+            states=states,
         ) as engine,
     ):
         if source:
@@ -503,6 +507,7 @@ def _needs_own_engine(
         length.here
         or is_plugin(drafting.drafter)
         or length.ctx is not None
+        or length.states.state_dir is not None
         or lossy.waking() is not None
         or lossy.lenience < 1.0
         or drafting.objective != "latency"

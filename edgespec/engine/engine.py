@@ -33,7 +33,7 @@ from edgespec.engine.pair import Pair, PairOptions, Plan, make_plan
 from edgespec.engine.stream import Stream
 from edgespec.errors import EdgespecError, UsageError, check_choice, check_text
 from edgespec.llama.batch import EmbeddingsFn
-from edgespec.llama.choices import CacheType, KernelsChoice
+from edgespec.llama.choices import CacheType, KernelsChoice, StateRoom
 from edgespec.llama.node_addresses import NodeAddress
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
@@ -348,6 +348,8 @@ class Engine(Closing):
             llama.cpp's ("chatml"), a file, or a program in Jinja.
         nodes: Machines that hold layers of the target (`read_addresses`).
         keep_packed: Keep the packed weights on the disk for quicker starts (docs/kernels.md).
+        states: The folder where the states of prompts are kept, so that later engines need not read them
+            again, and its limit (docs/cache.md). Keeps at least the last sequence in memory, too.
         on_message: Takes lines that the user should know.
 
     Raises UsageError or EdgespecError if a model cannot be had or used, or does not fit in memory.
@@ -376,13 +378,11 @@ class Engine(Closing):
         chat_template: str | None = None,
         nodes: tuple[NodeAddress, ...] = (),
         keep_packed: bool = False,
+        states: StateRoom | None = None,
         on_message: Callable[[str], None] = lambda _line: None,
     ) -> None:
         """Load the models; missing ones are pulled. The class says what the arguments mean."""
-        chosen = _found_drafter(drafter, draft, objective)
-        if objective == "energy" and not profile:
-            problem = "takes joules from the profile: leave out profile=False"
-            raise UsageError(problem, field="objective", value=objective)
+        chosen = _found_drafter(drafter, draft, objective, profile=profile)
         drafts = chosen != "none"
         options = PairOptions(
             chosen,
@@ -390,13 +390,14 @@ class Engine(Closing):
             n_threads,
             kernels=kernels,
             cache_type=cache_type,
-            prefix_cache=prefix_cache,
+            prefix_cache=0 if states and prefix_cache is None else prefix_cache,
             signals=signals,
             parallel=parallel,
             n_cells=n_cells,
             chat_template=chat_template,
             nodes=nodes,
             keep_packed=keep_packed,
+            states=states,
         )
         self.meter = meter
         """Measures the joules of each generation, from the next one on; None for no measurement."""
@@ -404,8 +405,8 @@ class Engine(Closing):
         self._signals = signals
         self._lock = HomeLock("the engine")  # held for a pass, or while a text has the engine for itself
         self._pair = Pair(target, draft, options)
-        header = self._pair.target_header
-        self._earlier_texts = EarlierTexts(header, kept=history and drafts, on_message=on_message)
+        kept = history and drafts
+        self._earlier_texts = EarlierTexts(self._pair.target_header, kept=kept, on_message=on_message)
         self._pair.load(on_message)
         try:
             self._knowledge = self._learned(objective if drafts else "latency", kept=profile and drafts)
@@ -483,7 +484,10 @@ class Engine(Closing):
         return self._pair.draft.timed_inputs
 
     def forget(self, *, tables: bool = False) -> None:
-        """Forget the text of earlier generations and of the history; with `tables` also learnt statistics."""
+        """Forget the text of earlier generations and of the history; with `tables` also learnt statistics.
+
+        What is on disk stays, states of prompts too.
+        """
         with self._lock:
             self._requests.forget()
             self._earlier_texts.ready().forget()
@@ -673,7 +677,11 @@ class Engine(Closing):
 
 
 def _found_drafter(
-    given: DrafterChoice | str | Callable[[], UserDrafter], draft: str | Path | None, objective: Objective
+    given: DrafterChoice | str | Callable[[], UserDrafter],
+    draft: str | Path | None,
+    objective: Objective,
+    *,
+    profile: bool,
 ) -> DrafterChoice:
     """Return the drafter. Raises UsageError, also for what a user's own would leave without effect."""
     check_choice("objective", objective, Objective)
@@ -684,4 +692,7 @@ def _found_drafter(
         if objective != "latency":
             problem = f"{drafter} chooses itself what it drafts: leave it out"
             raise UsageError(problem, field="objective", value=objective)
+    if objective == "energy" and not profile:
+        problem = "takes joules from the profile: leave out profile=False"
+        raise UsageError(problem, field="objective", value=objective)
     return drafter

@@ -34,15 +34,16 @@ from edgespec.engine.capacity import (
 from edgespec.engine.lossy.calibration import calibrated
 from edgespec.engine.lossy.cascade import SmallModel
 from edgespec.engine.model_choice import ChosenModels, choose_refs
-from edgespec.errors import EdgespecError, UsageError, check_choice, whole_number
+from edgespec.errors import EdgespecError, UsageError, check_choice, describe_os_error, whole_number
 from edgespec.llama.chat_template import check_chat_template
-from edgespec.llama.choices import CacheType, KernelsChoice
+from edgespec.llama.choices import CacheType, KernelsChoice, StateRoom
 from edgespec.llama.gguf_header import GGUFHeader
 from edgespec.llama.head_file import check_target
 from edgespec.llama.kernels import STOCK, Kernels
 from edgespec.llama.kernels import load as load_kernels
 from edgespec.llama.kv_cache import MAX_SEQUENCES_OPEN, KVCache, KVCacheSize, with_cache_type
 from edgespec.llama.placement import Placement
+from edgespec.llama.prompt_states import PromptStates, StateFolder, model_key
 from edgespec.llama.rollback import RollbackSize
 from edgespec.llama.sequence_pool import SequencePool
 from edgespec.llama.weights import Model
@@ -53,6 +54,7 @@ from edgespec.models.footprint import (
     fits_in_memory,
     target_rollback,
 )
+from edgespec.models.hashes import sha256_of
 from edgespec.models.resolve import model_header, notes_of
 from edgespec.platform.closing import Closing
 from edgespec.platform.cpu import default_threads
@@ -103,8 +105,12 @@ class PairOptions:
     """Machines that hold layers of the target (`read_addresses`)."""
     keep_packed: bool = False
     """Keep packed weights on the disk, which later loads then map (packed_file.py)."""
+    states: StateRoom | None = None
+    """The folder that states of prompts are kept in (prompt_states.py)."""
 
     def __post_init__(self) -> None:
+        if self.states and self.nodes:
+            raise UsageError("cannot be kept of a target on nodes: leave it out", field="state_dir")
         if not isinstance(self.drafter, NamedDrafter):
             check_choice("drafter", self.drafter, DrafterName)
         check_choice("kernels", self.kernels, KernelsChoice)
@@ -196,6 +202,7 @@ class Pair(Closing):
         if not options.nodes:  # with them: once it is known what they hold
             fits_in_memory([(one, min(one.n_ctx_train, n_ctx or USUAL_CTX)) for one in self._headers()])
         self._models: list[Model] = []
+        self._states: StateFolder | None = None
         self._sequences: SequencePool | None = None
         self._draft_sequences: SequencePool | None = None
         self._idle_drafts: list[DraftModel] = []
@@ -247,6 +254,10 @@ class Pair(Closing):
         if (self.options.parallel or 1) > 1 and not self.target.can_rewind:
             on_message(f"{self.target.name} cannot take tokens back: one text at a time")
         self.draft = self.draft.bind(on_message)
+        if self.options.states and not self.target.can_rewind:
+            on_message(f"{self.target.name} cannot take tokens back: no states of prompts are kept")
+        elif self.options.states:
+            self._states = StateFolder(self.options.states, on_message)
 
     def _open_nodes(self, kernels: Kernels | None, on_message: Callable[[str], None]) -> Placement | None:
         """Connect to the nodes and return where the target's layers go; None: all of them stay here."""
@@ -351,15 +362,36 @@ class Pair(Closing):
         kept = smaller.last() if smaller else None
         if smaller:
             smaller.close()
+        cache = self._cache(model, size)
         larger = SequencePool(
-            self._cache(model, size),
+            cache,
             n_ctx=n_ctx,
             reserved=parallel * n_ctx if model is self.draft.model else 0,
             keeps=self.options.prefix_cache is not None,
+            states=self._states_of(cache) if model is self.target else None,
         )
         if kept:
             larger.adopt(kept)
         return larger
+
+    def _states_of(self, cache: KVCache) -> PromptStates | None:
+        """Return the states on disk of the target's sequences, if they are kept.
+
+        The first time a file that was not pulled is read for its hash.
+        """
+        if not self._states:
+            return None
+        header = self.target.header
+        try:
+            hashes = [sha256_of(path) for path in (header.path, *header.other_parts)]
+        except OSError as error:
+            self._states.say(f"states of prompts are not kept: {describe_os_error(error)}")
+            return None
+        key = model_key(self.target, " ".join(hashes), n_ctx=cache.n_ctx, n_threads=self.n_threads)
+        if not key:
+            self._states.say("states of prompts are not kept: it is not known which kernels wrote them")
+            return None
+        return PromptStates(self._states, key, cache)
 
     def begin_draft(self, n_ctx: int, n_prompt: int, n_predict: int | None) -> DraftModel | None:
         """Return a draft model for a generation, until `end_draft`; or None.
@@ -421,10 +453,17 @@ class Pair(Closing):
 
     def close(self) -> None:
         """Free models and sessions; a second call does nothing."""
-        for model in self._models:
-            model.close()
-        if self._remote:
-            self._remote.close()
+        states, self._states = self._states, None
+        try:
+            if states:
+                with states:
+                    if self._sequences:
+                        self._sequences.close()
+        finally:
+            for model in self._models:
+                model.close()
+            if self._remote:
+                self._remote.close()
 
 
 # ---- the plan of a generation: what its options leave open ----

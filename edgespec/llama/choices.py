@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from pathlib import Path
+from typing import Literal, NamedTuple
 
 KernelsChoice = Literal["auto", "off"]
 """edgespec's own kernels if they can be used, or llama.cpp's."""
 
 CacheType = Literal["f16", "q8_0"]
 """How the target's cache holds keys and values: as 16-bit floats, or in 8 bits with one scale per 32."""
+
+
+class StateRoom(NamedTuple):
+    """The folder that states of prompts are kept in (prompt_states.py), and its limit."""
+
+    path: Path
+    limit: int
+    """Bytes of all files together, whatever models they are of; those unused for longest are deleted."""

@@ -360,6 +360,32 @@ class KVCache(Closing):
             n = llama.llama_state_seq_set_data(self._context, bytes_of(state), state.nbytes, sequence)
         return bool(n == state.nbytes)
 
+    @property
+    def has_parts(self) -> bool:
+        """Whether the cells of some of a sequence's tokens can be copied by themselves."""
+        has_window = llama.llama_model_n_swa(self.model.handle) > 0
+        return self._trees is not None and self._trees.n_spare > 0 and not has_window
+
+    def part(self, sequence: int, start: int, stop: int) -> State:
+        """Return a copy of the cells of a sequence's tokens `start` .. `stop` - 1; needs `has_parts`."""
+        assert self._trees  # noqa: S101 - for the type checker
+        with self._trees.lent(sequence, start, stop) as part:
+            return self.state(part)
+
+    def add_part(self, sequence: int, state: State, start: int, tokens: Sequence[int]) -> bool:
+        """Append a copy of the cells of `tokens`, which stand from `start` on, but for those that are there.
+
+        Returns whether the library could; if not, the sequence is as before.
+        """
+        assert self._trees  # noqa: S101 - for the type checker
+        n_past, stop = self.n_past(sequence), start + len(tokens)
+        with self._trees.lent(sequence, 0, 0) as part:
+            if not self.restore(part, state) or self._rollback.n_past(part) < stop:
+                return False
+            llama.llama_memory_seq_cp(llama.llama_get_memory(self._context), part, sequence, n_past, stop)
+        self._written[sequence] = self._written[sequence][:n_past] + array("i", tokens[n_past - start :])
+        return True
+
     def close(self) -> None:
         """Free the cache and the buffers; a second call does nothing. Rows become invalid."""
         self._finalizer()

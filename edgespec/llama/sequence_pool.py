@@ -13,6 +13,7 @@ from typing import NamedTuple
 from edgespec.decoding.session import n_common
 from edgespec.llama.backend import llama
 from edgespec.llama.kv_cache import KVCache
+from edgespec.llama.prompt_states import PromptStates
 from edgespec.llama.rollback import State
 from edgespec.llama.session import Session
 from edgespec.platform.closing import Closing
@@ -35,18 +36,25 @@ class SequencePool(Closing):
     """Opens the sessions of one cache. A context manager; it closes the cache."""
 
     def __init__(
-        self, cache: KVCache, *, n_ctx: int | None = None, reserved: int = 0, keeps: bool = True
+        self,
+        cache: KVCache,
+        *,
+        n_ctx: int | None = None,
+        reserved: int = 0,
+        keeps: bool = True,
+        states: PromptStates | None = None,
     ) -> None:
         """Open sessions of up to `n_ctx` tokens (None: all) in `cache`.
 
         Sequences that ended are kept in all but `reserved` of its cells. Without `keeps`, every prompt is
-        read from its beginning.
+        read from its beginning. `states`: what is on disk of its sequences.
         """
         self.cache = cache
         self.n_ctx = min(n_ctx or cache.n_ctx, cache.n_ctx)
         """Most tokens of a session."""
         self._reserved = reserved
         self._keeps = keeps and cache.model.can_rewind
+        self._states = states if self._keeps else None
         self._window = int(llama.llama_model_n_swa(cache.model.handle))
         self._running: list[Session] = []
         self._kept: OrderedDict[int, Session] = OrderedDict()  # by id, the one unused for longest first
@@ -79,6 +87,8 @@ class SequencePool(Closing):
             is_last = self.cache.n_open == self.cache.n_sequences and len(self._kept) == 1
             if is_last or best.n_past - n < _WORTH_KEEPING:
                 session = self._kept.pop(id(best))
+                if session.n_past - n >= _WORTH_KEEPING:
+                    self._store(session)
                 session.rewind(n)
         if session is None:
             if self.cache.n_open == self.cache.n_sequences:
@@ -86,6 +96,8 @@ class SequencePool(Closing):
             session = Session.within(self.cache, self.n_ctx)
             if best and n:
                 session.begin_as(best, n)
+        if self._states:
+            self._states.extend(session, tokens, self.make_room)
         if self._keeps:
             self._keep_places(session, n_same, len(tokens))
         self._running.append(session)
@@ -152,12 +164,23 @@ class SequencePool(Closing):
 
     def _drop_oldest(self, but: Session | None = None) -> None:
         key = next(key for key, session in self._kept.items() if session is not but)
-        self._kept.pop(key).close()
+        session = self._kept.pop(key)
+        self._store(session)
+        session.close()
+
+    def _store(self, session: Session) -> None:
+        if self._states:
+            self._states.save(session)
+
+    def store_long(self) -> None:
+        """Write what is long of the sequences under way to the disk, where states are kept there."""
+        if self._states:
+            self._states.save_long(self._running)
 
     def forget(self) -> None:
-        """Drop all sequences that are kept."""
+        """Drop all sequences that are kept; what is on disk stays."""
         while self._kept:
-            self._drop_oldest()
+            self._kept.popitem()[1].close()
 
     def last(self) -> CachedPrefix | None:
         """Return a copy of the sequence that was kept last, for `adopt`; None if none is kept."""
@@ -172,7 +195,10 @@ class SequencePool(Closing):
         self._kept[id(session)] = session
 
     def close(self) -> None:
-        """Close all sessions, and the cache."""
+        """Close all sessions, and the cache; what is kept is written to the disk where states are."""
+        if self._states:
+            for session in self._kept.values():
+                self._states.save(session, waits=True)
         self._running.clear()
         self._kept.clear()
         self.cache.close()

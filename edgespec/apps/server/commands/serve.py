@@ -27,6 +27,7 @@ from edgespec.cli.options import (
     ModelChoice,
     ModelFirst,
     SharedModels,
+    StateOptions,
     WattsOption,
     named_drafter,
     refuse_contradictions,
@@ -72,6 +73,7 @@ class ServeLoading(SharedModels):
             help="Memory that keeps what was read of earlier conversations.",
         ),
     ] = 256
+    states: StateOptions
     compute: ComputeOnNodes
 
     def load(self, names: ChosenModels, meter: Meter | None, signals: Cancellation) -> Engine:
@@ -85,6 +87,7 @@ class ServeLoading(SharedModels):
             prefix_cache=self.prefix_cache << 20,
             parallel=self.parallel,
             chat_template=self.chat_template,
+            states=self.states.room(),
         )
 
 
@@ -245,6 +248,7 @@ def serve_command(
     """Answer OpenAI's and Ollama's clients on this machine: chat and text completions, and a page at /."""
     named_drafter(loading.drafter)  # refused before anything else is looked for
     refuse_contradictions(models.contradictions(loading.drafter))
+    loading.states.room()  # likewise
     speech.check(models.chosen().target)
     _check_extras(takes_forms=speech.speech is not None)
     from edgespec.apps.server.api import create_app, create_speech_app

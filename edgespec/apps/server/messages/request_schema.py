@@ -290,3 +290,5 @@ class MessagesRequest(CountTokensRequest):
     diagnostics: Any = HARMLESS
     fallbacks: Any = Field(None, description="Changes nothing: this model refuses nothing.")
     container: None = None
+    thread: None = None
+    compaction: None = None

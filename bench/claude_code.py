@@ -5,9 +5,9 @@
     .venv/bin/python bench/claude_code.py --claude /tmp/claude/node_modules/.bin/claude
 
 Between both stands a proxy, as a small model does not lead an agent by itself: the first request's
-`tool_choice` becomes the tool that reads a file, which may be the file of this run alone; what follows is left
-as it is. Each request is told in a line: what it holds, and the time to its first block and to its end. The
-agent has a home of its own, asks no other host, and must end with 0.
+`tool_choice` becomes the tool that reads a file, which may be the file of this run alone; what follows is
+left as it is. Each request is told in a line: what it holds, and the time to its first block and to its end.
+The agent has a home of its own, asks no other host, and must end with 0.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ def proxy(server: str, file: Path) -> ThreadingHTTPServer:
             self.close_connection = True
             print(
                 f"{self.path} {answer.status_code}: {len(json.dumps(asked))} bytes, "
-                f"{len(asked['messages'])} messages, {results} results, {len(asked.get('tools', ()))} tools; {len(events)} events, "
+                f"{len(asked['messages'])} messages, {results} results, "
+                f"{len(asked.get('tools', ()))} tools; {len(events)} events, "
                 f"first block after {first_s:.1f} s, end after {time.perf_counter() - began:.1f} s",
                 flush=True,
             )

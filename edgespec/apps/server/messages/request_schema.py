@@ -33,12 +33,18 @@ class GivenText(BlockPart):
     citations: Any = Field(None, description="Changes nothing: those of an earlier answer.")
 
 
+_KINDS = frozenset(
+    ["text", "document", "search_result", "tool_result", "thinking", "redacted_thinking", "tool_use"]
+)
+
+
 def _only(*kinds: str) -> BeforeValidator:
     def check(value: Any) -> Any:  # noqa: ANN401 - whatever the client sent
         kind = value.get("type") if isinstance(value, dict) else None
-        if isinstance(kind, str) and kind not in kinds:
-            raise ValueError(f"content of type {kind[:40]!r} is not supported: this model reads text only")
-        return value
+        if not isinstance(kind, str) or kind in kinds:
+            return value
+        why = "has no place here" if kind in _KINDS else "is not supported: this model reads text only"
+        raise ValueError(f"content of type {kind[:40]!r} {why}")
 
     return BeforeValidator(check)
 

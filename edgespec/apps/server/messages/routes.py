@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from pydantic_core import from_json
@@ -51,6 +51,9 @@ from edgespec.platform.messages import MessageFn
 
 _SIGNATURE = ALIAS
 
+_BlockEvent = BlockStart | BlockDelta | BlockStop
+_Kind = TypeVar("_Kind", TextBlock, ThinkingBlock)
+
 
 class AnswerBlocks:
     """The blocks of an answer so far, made of the chunks of ChatChoiceWriter."""
@@ -62,7 +65,7 @@ class AnswerBlocks:
         self._inputs: dict[int, str] = {}  # JSON text of each call, by its block
         self._open = False
 
-    def add(self, chunks: Iterable[ChatChunk]) -> Iterator[BlockStart | BlockDelta | BlockStop]:
+    def add(self, chunks: Iterable[ChatChunk]) -> Iterator[_BlockEvent]:
         """Add what is in `chunks`, and yield the events that say so."""
         for delta in (choice.delta for chunk in chunks for choice in chunk.choices):
             if delta.reasoning_content:
@@ -92,23 +95,26 @@ class AnswerBlocks:
     def _at(self) -> int:
         return len(self.blocks) - 1
 
-    def _think(self, text: str) -> Iterator[BlockStart | BlockDelta | BlockStop]:
+    def _think(self, text: str) -> Iterator[_BlockEvent]:
         block = yield from self._block(ThinkingBlock)
         if self._shows_thoughts:
             block.thinking += text
             yield self._delta(ThinkingPiece(thinking=text))
 
-    def _say(self, text: str) -> Iterator[BlockStart | BlockDelta | BlockStop]:
+    def _say(self, text: str) -> Iterator[_BlockEvent]:
         block = yield from self._block(TextBlock)
         block.text += text
         yield self._delta(TextPiece(text=text))
 
-    def _block(self, kind: Any) -> Any:  # noqa: ANN401 - a generator that returns a block of this kind
-        if not (self._open and isinstance(self.blocks[-1], kind)):
-            yield from self._begin(kind())
-        return self.blocks[-1]
+    def _block(self, kind: type[_Kind]) -> Generator[_BlockEvent, None, _Kind]:
+        """Return the last block, one of this kind; yield the events of its beginning, if it is new."""
+        if self._open and isinstance(last := self.blocks[-1], kind):
+            return last
+        block = kind()
+        yield from self._begin(block)
+        return block
 
-    def _begin(self, block: AnswerBlock) -> Iterator[BlockStart | BlockDelta | BlockStop]:
+    def _begin(self, block: AnswerBlock) -> Iterator[_BlockEvent]:
         yield from self.end()
         self.blocks.append(block)
         self._open = True
@@ -129,7 +135,7 @@ def _input(text: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class AnswerPlan:
-    """What an answer is to: the parts of a request that its writer needs."""
+    """The parts of a request that the writer of its answer needs."""
 
     id: str
     """Of the request."""
@@ -203,11 +209,11 @@ class MessagesWriter(AnswerWriter[Token, Result]):
         body = with_anthropic_names(error).anthropic_body(self._plan.id)
         return _event(MessagesError.model_validate(body))
 
-    def _add(self, tokens: Sequence[Token]) -> Iterator[BlockStart | BlockDelta | BlockStop]:
+    def _add(self, tokens: Sequence[Token]) -> Iterator[_BlockEvent]:
         if self._plan.max_tokens:  # else the prompt alone is wanted
             yield from self._blocks.add(self._writing.add(tokens))
 
-    def _finish(self, result: Result) -> Iterator[BlockStart | BlockDelta | BlockStop]:
+    def _finish(self, result: Result) -> Iterator[_BlockEvent]:
         """End the blocks, and add to the answer why it ended, and its usage."""
         chunks = [*self._writing.finish(result)]
         if self._plan.max_tokens:

@@ -34,7 +34,7 @@ def asking(*content: Any, role: str = "user") -> dict[str, Any]:
         (asking({"type": "tool_result", "tool_use_id": "a", "content": [IMAGE]}), "content of type 'image'"),
         (asking(PDF), r"content\.0: a document of type 'base64' is not supported: send its text"),
         (asking({"type": "server_tool_use"}, role="assistant"), "content of type 'server_tool_use'"),
-        (asking(USE), "content of type 'tool_use'"),
+        (asking(USE), "content of type 'tool_use' has no place here"),
         ({"messages": [{"role": "user", "content": 5}]}, r"^messages\.0\.content: must be text, or a list"),
         ({"system": {}}, "^system: must be text, or a list of blocks"),
         (asking(USE, role="assistant"), "^messages: the last one has a tool_use: send its tool_result"),

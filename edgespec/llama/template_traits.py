@@ -95,6 +95,12 @@ class TemplateTraits:
         return not self._shows(_TASK, _TASK) and self._shows(content, _TASK)
 
     @cached_property
+    def takes_later_system(self) -> bool:
+        """Whether instructions that come after the user's message stand in the prompt."""
+        later = {"role": "system", "content": FIRST}
+        return FIRST in (self._render([*_BEGINNINGS[0], later], tools=None) or "")
+
+    @cached_property
     def short_ids(self) -> bool:
         """Whether ids of calls must be nine letters and digits."""
         style = self.style

@@ -27,6 +27,7 @@ from edgespec.apps.server.infill_schema import (
     StopType,
 )
 from edgespec.apps.server.json_routes import HeadAsGet, add_error_handlers, route_class
+from edgespec.apps.server.messages.routes import add_messages
 from edgespec.apps.server.metrics import CONTENT_TYPE, Metrics
 from edgespec.apps.server.ollama.routes import add_ollama
 from edgespec.apps.server.openai_writer import ChoicesWriter, OpenAIWriter
@@ -507,6 +508,7 @@ def create_app(
     _add_completions(app, engine, service, reader, answerer)
     add_run(app, engine, answerer)
     add_ollama(app, engine, service, reader, answerer, log=log)
+    add_messages(app, engine.target, service, reader, answerer, log=log)
     add_infill(app, engine.target, service, reader, answerer)
     add_tokenizer(app, engine.target, service)
     add_props(app, engine, worker, service, takes_tools=reader.takes_tools)

@@ -1,13 +1,15 @@
 """Errors in the form of OpenAI's API: {"error": {"message", "type", "param", "code"}} and a status.
 
-Below /api/ they have the form of Ollama's: {"error": "message"}. No answer holds a path or a traceback: what
-is not the client's mistake is logged in one line, and the client gets a 500 without it.
+Below /api/ they have the form of Ollama's: {"error": "message"}; below /v1/messages that of Anthropic's. No
+answer holds a path or a traceback: what is not the client's mistake is logged in one line, and the client
+gets a 500 without it.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
+import secrets
 from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -47,11 +49,41 @@ class ApiError(Exception):
     def response(self, scope: MutableMapping[str, Any]) -> JSONResponse:
         """Return the answer to the request of an ASGI scope, whose state keeps the error for the log."""
         scope.setdefault("state", {})["refused"] = self
+        if scope["path"].startswith(_ANTHROPIC):
+            request_id = new_request_id()
+            headers = {**(self.headers or {}), REQUEST_ID: request_id}
+            return JSONResponse(self.anthropic_body(request_id), self.status, headers=headers)
         body = {"error": str(self)} if scope["path"].startswith(_OLLAMA) else self.body()
         return JSONResponse(body, self.status, headers=self.headers)
 
+    def anthropic_body(self, request_id: str) -> dict[str, Any]:
+        """The body in the form of Anthropic's API."""
+        other = "api_error" if self.status >= 500 else "invalid_request_error"
+        kind = _ANTHROPIC_TYPES.get(self.status, other)
+        error = {"type": kind, "message": str(self)}
+        return {"type": "error", "error": error, "request_id": request_id}
+
+
+REQUEST_ID = "request-id"
+"""Header of Anthropic's API with the id of a request."""
+
+
+def new_request_id() -> str:
+    """Return an id of a request as Anthropic's API has them."""
+    return f"req_{secrets.token_hex(12)}"
+
 
 _OLLAMA = "/api/"
+_ANTHROPIC = "/v1/messages"
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
@@ -191,7 +223,8 @@ def first_mistake(
         return ValidationMistake(field, message if is_whole else f"{_dotted(place)}: {message}")
     if error["type"] == "extra_forbidden":
         return ValidationMistake(field, f"{_dotted(place)}: {_unknown(place, route, fields)}")
-    for at in range(len(place), 0, -1) if error["type"] != "missing" else ():
+    is_told = error["type"] == "missing" or route.startswith(_ANTHROPIC)  # the values are those of OpenAI's
+    for at in () if is_told else range(len(place), 0, -1):
         if allowed := _ALLOWED.get(str(place[at - 1])):
             return ValidationMistake(field, f"{_dotted(place[:at])}: must be {allowed}")
     if error["type"] == "union_tag_invalid":

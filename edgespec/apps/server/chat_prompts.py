@@ -74,6 +74,11 @@ class ChatPrompts:
         )
 
     @property
+    def takes_later_system(self) -> bool:
+        """Whether instructions amid a conversation reach the model."""
+        return self._model.chat_template is not None and self._template(tools=False).traits.takes_later_system
+
+    @property
     def thinking_switches(self) -> frozenset[str]:
         """The variables that tell the template whether to think, or how much, of those that it reads."""
         if not self.thinks:

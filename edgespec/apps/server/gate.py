@@ -28,6 +28,9 @@ HEALTH = frozenset({"/health", "/v1/health"})
 
 _FREE = PATHS | HEALTH
 
+X_API_KEY = "x-api-key"
+"""Anthropic's header for the key, in the place of `Authorization`."""
+
 CROWDED = "is_crowded"
 """In a request's state: whether there are more connections than the server keeps."""
 
@@ -53,7 +56,7 @@ class GateLimits:
     audio_s: float = 300.0
     """Seconds in which such a body must have come."""
     api_key: str | None = None
-    """The key that `Authorization: Bearer` must hold; None: no key is needed."""
+    """The key that `Authorization: Bearer`, or Anthropic's `x-api-key`, must hold; None: no key is needed."""
     run_key: str | None = None
     """The key of `edgespec run` (local_run.py), in place of that one; None: it is refused."""
     loopback: bool = True
@@ -93,9 +96,10 @@ class Gate:
             self._check_page(headers)
         elif path not in _FREE and not _has_key(headers, self._limits.api_key):
             line = "this server needs its API key: send the header Authorization: Bearer KEY"
-            if given := headers.get("authorization"):
+            given = headers.get("authorization", "")
+            if given or X_API_KEY in headers:
                 line = "the API key is wrong: it is not the one that this server was started with"
-                if given.partition(" ")[0].lower() != "bearer":
+                if given and given.partition(" ")[0].lower() != "bearer":
                     line = "the header Authorization is not understood: send the API key as Bearer KEY"
             raise ApiError(401, line, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
@@ -187,9 +191,11 @@ def is_loopback(address: str) -> bool:
 
 def _has_key(headers: Headers, key: str) -> bool:
     scheme, _, given = headers.get("authorization", "").partition(" ")
+    bearer = given.strip() if scheme.lower() == "bearer" else ""
     # In constant time, so that timing reveals nothing about the key.
-    same = hmac.compare_digest(given.strip().encode(), key.encode())
-    return same and scheme.lower() == "bearer"
+    return any(
+        hmac.compare_digest(one.encode(), key.encode()) for one in (bearer, headers.get(X_API_KEY)) if one
+    )
 
 
 def _names_loopback(host: str) -> bool:

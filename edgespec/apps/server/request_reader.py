@@ -129,16 +129,19 @@ class RequestReader:
         """Whether it knows thoughts."""
         self.thinking_switches = self._prompts.thinking_switches
         """The variables by which it is told whether to think, and how much."""
+        self.takes_later_system = self._prompts.takes_later_system
+        """Whether it has a place for instructions amid a conversation."""
+
+    def prompt_tokens(self, request: ChatRequest) -> list[int]:
+        """Return the tokens of a conversation's prompt, however many they are."""
+        request = self._asked(request)
+        return self._model.tokenize_rendered(self._prompts.write(request, self._tools(request)).text)
 
     def chat(self, request: ChatRequest) -> PreparedText:
         """Prepare a chat completion."""
-        self._service.check_name(request.model)
-        if self._model.chat_template is None:
-            line = f"{self._service.name} has no chat template: use /v1/completions, or an instruct model"
-            raise ApiError(400, line, param="model")
+        request = self._asked(request)
         if request.top_logprobs and not request.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
-        request = _with_allowed_tools(request)
         tools = self._tools(request)
         constraint = constraint_of(request)
         wanted = self._grammars.of(constraint) if constraint else None
@@ -252,6 +255,14 @@ class RequestReader:
         return tokens
 
     # ---- tools and grammars ----
+
+    def _asked(self, request: ChatRequest) -> ChatRequest:
+        """Return `request` with the tools that it allows. Raises ApiError if no answer can be asked for."""
+        self._service.check_name(request.model)
+        if self._model.chat_template is None:
+            line = f"{self._service.name} has no chat template: use /v1/completions, or an instruct model"
+            raise ApiError(400, line, param="model")
+        return _with_allowed_tools(request)
 
     def _tools(self, request: ChatRequest) -> list[Tool]:
         """Return the tools that the model is offered."""

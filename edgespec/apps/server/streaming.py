@@ -342,6 +342,6 @@ def client_of(request: Request, user: str | None) -> str:
     """Return who takes a turn in the queue: the user, else the API key, else the address."""
     if user:
         return f"user {user}"
-    if key := request.headers.get("authorization"):
+    if key := request.headers.get("authorization") or request.headers.get("x-api-key"):
         return f"key {hashlib.sha256(key.encode()).hexdigest()}"
     return f"address {request.client.host if request.client else ''}"

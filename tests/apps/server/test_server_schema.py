@@ -93,6 +93,9 @@ def description(served: Served) -> Any:
         ("POST", "/api/chat", "negative", 40),
         ("POST", "/api/generate", "positive", 20),
         ("POST", "/api/generate", "negative", 40),
+        ("POST", "/v1/messages", "positive", 20),
+        ("POST", "/v1/messages", "negative", 40),
+        ("POST", "/v1/messages/count_tokens", "positive", 5),
     ],
 )
 def test_answers_are_as_described(
@@ -123,6 +126,8 @@ def test_the_description_names_every_route_and_no_status_that_is_never_sent(serv
         "/v1/completions",
         "/v1/audio/transcriptions",
         "/v1/audio/translations",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
         "/infill",
         "/tokenize",
         "/detokenize",

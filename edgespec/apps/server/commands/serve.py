@@ -245,7 +245,7 @@ def serve_command(
     output: ServeOutput,
     assume_watts: WattsOption = None,
 ) -> int:
-    """Answer OpenAI's and Ollama's clients on this machine: chat and text completions, and a page at /."""
+    """Answer OpenAI's, Anthropic's and Ollama's clients on this machine, and show a page at /."""
     named_drafter(loading.drafter)  # refused before anything else is looked for
     refuse_contradictions(models.contradictions(loading.drafter))
     loading.states.room()  # likewise

@@ -105,8 +105,8 @@ class RequestRunner:
         """The last step's pass of the target."""
         return self.batcher.last if self.batcher else StepSummary()
 
-    def has_room(self, n_prompt: int, n_predict: int | None) -> bool:
-        """Whether a request of `n_prompt` tokens, and `n_predict` to come, can begin now."""
+    def has_room(self, prompt: Sequence[int] | int, n_predict: int | None) -> bool:
+        """Whether a request of these tokens or that many, and `n_predict` to come, can begin now."""
         running = [one for stream, one in self._running.items() if not stream.finished]
         if len(running) >= self._pair.parallel:
             return False
@@ -114,9 +114,14 @@ class RequestRunner:
             return True
         if any(one.batched is None or one.batched.is_preempted for one in running):
             return False
-        held = sum(len(one.loop.tokens) + one.n_soon for one in running)  # prompts not yet prefilled included
-        needed = n_prompt + min(_SOON, n_predict or _SOON)
-        return held + needed <= self.batcher.sequences.cache.n_ctx
+        sequences = self.batcher.sequences
+        to_come = min(_SOON, n_predict or _SOON)
+        for one in running:  # prompts not yet prefilled included
+            to_come += len(one.loop.tokens) - (one.session.n_past if one.session else 0) + one.n_soon
+        free = sequences.cache.n_ctx - sequences.n_used - to_come
+        if isinstance(prompt, int):
+            return prompt <= free
+        return len(prompt) <= free or (free > 0 and sequences.n_new(prompt) <= free)
 
     def begin(
         self,
@@ -525,10 +530,13 @@ class Engine(Closing):
             messages.insert(0, {"role": "system", "content": system})
         return self.target.tokenize_chat(messages, parse_special=bool(parse_special))
 
-    def has_room(self, n_prompt: int, n_predict: int | None) -> bool:
-        """Whether a text of `n_prompt` tokens, and so many to come, can begin beside those under way."""
+    def has_room(self, prompt: Sequence[int] | int, n_predict: int | None) -> bool:
+        """Whether a text of these tokens or that many, and so many to come, can begin beside those under way.
+
+        Of tokens it is known what they share with other texts, which takes no second place.
+        """
         with self._lock:
-            return self._requests.has_room(n_prompt, n_predict)
+            return self._requests.has_room(prompt, n_predict)
 
     def stream(
         self,

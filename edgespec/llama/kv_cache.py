@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import time
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate
@@ -128,6 +128,8 @@ class KVCache(Closing):
         """Whether a pass that leaves hidden states computes the logits of all of its tokens."""
         self._written: list[array[int]] = [array("i") for _ in range(self.n_sequences)]
         self._n_ctx_of = [self.n_ctx] * self.n_sequences
+        # How many of their first tokens two sequences have in the same cells, at most: `n_cells` says more.
+        self._shared = [[0] * self.n_sequences for _ in range(self.n_sequences)]
 
     def _make_context(self, n_threads: int, n_sequences: int) -> llama.llama_context_p:
         return create_context(
@@ -171,7 +173,44 @@ class KVCache(Closing):
 
     def set_tokens(self, sequence: int, tokens: Sequence[int]) -> None:
         """Note which tokens are put into a sequence otherwise than by a pass."""
+        self._part(sequence, 0)
         self._written[sequence] = array("i", tokens)
+
+    def share(self, source: int, sequence: int, n_tokens: int) -> None:
+        """Begin an empty sequence with the first `n_tokens` of `source`, or fewer, in the same cells.
+
+        Fewer where a model keeps a state and the one after `n_tokens` cannot be had.
+        """
+        n = self._rollback.share(source, sequence, n_tokens)
+        self.set_tokens(sequence, self._written[source][:n])
+        row = [min(n, both) for both in self._shared[source]]
+        row[source], row[sequence] = n, 0
+        self._shared[sequence] = row
+        for other, both in enumerate(row):
+            self._shared[other][sequence] = both
+
+    def _part(self, sequence: int, n_tokens: int) -> None:
+        """Note that what follows the first `n_tokens` of a sequence is in no other's cells."""
+        row = self._shared[sequence]
+        if max(row) > n_tokens:
+            row[:] = [min(n_tokens, both) for both in row]
+            for other, both in enumerate(row):
+                self._shared[other][sequence] = both
+
+    def n_shared(self, sequence: int, other: int) -> int:
+        """Return how many tokens of two sequences are in the same cells; they are the first of both."""
+        return min(self._shared[sequence][other], self.n_past(sequence), self.n_past(other))
+
+    def n_cells(self, sequences: Iterable[int]) -> int:
+        """Return how many cells these sequences have; one that several share is counted once."""
+        lengths: dict[int, int] = {}
+        n_cells = 0
+        for sequence in sequences:
+            n_past, row = self.n_past(sequence), self._shared[sequence]
+            most = max((min(row[other], n) for other, n in lengths.items()), default=0)
+            lengths[sequence] = n_past
+            n_cells += max(0, n_past - most)
+        return n_cells
 
     @property
     def context(self) -> llama.llama_context_p:
@@ -268,6 +307,7 @@ class KVCache(Closing):
             raise ValueError(
                 f"n_logits {part.n_logits} with {n_tokens} tokens, n_logits_max {self.n_logits_max}"
             )
+        self._part(part.sequence, n_past)  # what was taken back before is written anew
         part.n_past = n_past
         part.branches = None if part.parents is None else self._branches(part.parents, part.n_logits)
         written = self._written[part.sequence]

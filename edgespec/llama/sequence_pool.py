@@ -7,7 +7,7 @@ place. A sequence that ended stays as long as nobody needs its cells: the one un
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from edgespec.decoding.session import n_common
@@ -66,13 +66,25 @@ class SequencePool(Closing):
 
     @property
     def n_used(self) -> int:
-        """Cells of the sequences under way, what they share counted for each: so maybe fewer."""
-        return sum(session.n_past for session in self._running)
+        """Cells of the sequences under way."""
+        return self._n_cells(self._running)
 
     @property
     def n_kept(self) -> int:
-        """Cells of the sequences that are kept, counted likewise."""
-        return sum(session.n_past for session in self._kept.values())
+        """Cells of the sequences that are kept."""
+        return self._n_cells(self._kept.values())
+
+    def _n_cells(self, sessions: Iterable[Session]) -> int:
+        return self.cache.n_cells(session.sequence for session in sessions)
+
+    def n_new(self, tokens: Sequence[int]) -> int:
+        """Return the cells that a sequence of `tokens` would take besides those of sequences under way."""
+        best, n, _ = self._best(tokens)
+        shared = 0
+        if best:
+            cells = (self.cache.n_shared(best.sequence, one.sequence) for one in self._running)
+            shared = n if best in self._running else min(n, max(cells, default=0))
+        return len(tokens) - shared
 
     def begin(self, tokens: Sequence[int]) -> Session:
         """Open a session that holds as much of the beginning of `tokens` as is known.
@@ -156,7 +168,7 @@ class SequencePool(Closing):
 
     def make_room(self, n_cells: int) -> bool:
         """Drop sequences that are kept until `n_cells` cells are free; return whether they are."""
-        while self.n_used + self.n_kept + n_cells > self.cache.n_ctx:
+        while self._n_cells([*self._running, *self._kept.values()]) + n_cells > self.cache.n_ctx:
             if not self._kept:
                 return False
             self._drop_oldest()

@@ -115,8 +115,7 @@ class Session(Closing):
 
         Fewer where a model keeps a state and the one after `n_tokens` cannot be had.
         """
-        n = self.cache.rollback.share(other.sequence, self.sequence, n_tokens)
-        self.cache.set_tokens(self.sequence, other.tokens[:n])
+        self.cache.share(other.sequence, self.sequence, n_tokens)
 
     def n_reachable(self, n_keep: int) -> int:
         """Return how many tokens `rewind(n_keep)` would leave."""

@@ -17,6 +17,7 @@ from fastapi import FastAPI
 from edgespec import Engine
 from edgespec.apps.server.api import create_app
 from edgespec.apps.server.audio_routes import SpeechService
+from edgespec.apps.server.gate import Gate, GateLimits
 from edgespec.apps.server.metrics import Metrics
 from edgespec.apps.server.request_reader import Service
 from edgespec.apps.server.worker import Worker
@@ -47,8 +48,9 @@ def serving(
     worker_options: dict[str, Any] | None = None,
     service: dict[str, Any] | None = None,
     speech: SpeechService | None = None,
+    gate: GateLimits | None = None,
 ) -> Iterator[Served]:
-    """Serve these models while entered. `service` goes to `Service.of`."""
+    """Serve these models while entered. `service` goes to `Service.of`; None for `gate`: there is none."""
     log: list[str] = []
     metrics = Metrics()
     with (
@@ -68,7 +70,8 @@ def serving(
             metrics.watch_speech(speech.worker)
         served = Service.of(engine, **(service or {}))
         app = create_app(engine, worker, metrics=metrics, service=served, speech=speech, log=log.append)
-        server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off"))
+        gated = Gate(app, gate) if gate else app
+        server = uvicorn.Server(uvicorn.Config(gated, port=0, log_level="warning", lifespan="off"))
         started = threading.Event()
 
         async def run() -> None:

@@ -179,7 +179,7 @@ class LocalWriter:
                 return
             tokens, options = choice.prepared.tokens, choice.prepared.options
             try:
-                if not self._engine.has_room(len(tokens), options.n_predict):
+                if not self._engine.has_room(tokens, options.n_predict):
                     if self._running:
                         return
                     raise _too_long(len(tokens))

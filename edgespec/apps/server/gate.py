@@ -4,7 +4,7 @@ If the server has an API key, every request needs it, except those for its healt
 Without a key the danger is the browser: any web page can send requests to a server on this machine. Two
 checks keep such pages out. The Host header must be a name of this machine, which it is not if a page's own
 host name was made to resolve to 127.0.0.1. And the Origin header, with which a browser says which page sends
-the request, must be the server's own.
+the request, must be the server's own, or one that the server was told to let in.
 """
 
 from __future__ import annotations
@@ -13,16 +13,19 @@ import asyncio
 import contextlib
 import hmac
 import ipaddress
+import re
 import zlib
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgespec.apps.server.api_errors import ApiError
 from edgespec.apps.server.page import PATHS
 from edgespec.cli.local_run import PATH as RUN_PATH
+from edgespec.errors import UsageError
 
 HEALTH = frozenset({"/health", "/v1/health"})
 
@@ -33,6 +36,11 @@ X_API_KEY = "x-api-key"
 
 CROWDED = "is_crowded"
 """In a request's state: whether there are more connections than the server keeps."""
+
+ALLOWED_PAGE = "is_allowed_page"
+"""In a request's state: whether a page of another site sends it that the server lets in."""
+
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:\d{1,5})?")
 
 _AUDIO = "/v1/audio/"
 
@@ -61,17 +69,39 @@ class GateLimits:
     """The key of `edgespec run` (local_run.py), in place of that one; None: it is refused."""
     loopback: bool = True
     """Whether Host must be a name of this machine (localhost, 127.0.0.1); checked only without a key."""
+    origins: tuple[str, ...] = ()
+    """Other sites (`read_origin`) whose pages may ask, and read the answers; a key is needed as without."""
+
+    def allows(self, origin: str) -> bool:
+        """Whether pages of another site may ask."""
+        return origin in self.origins or "*" in self.origins
 
 
 class Gate:
-    """ASGI middleware: refuses what is outside `limits`, and passes the rest on with its body read."""
+    """ASGI middleware: refuses what is outside `limits`, and passes the rest on with its body read.
+
+    Browsers ask before a page of another site may send a request: where `limits` has any, they are answered.
+    """
 
     def __init__(self, app: ASGIApp, limits: GateLimits) -> None:
         self._app = app
         self._limits = limits
+        self._checked: ASGIApp = self._check
+        if limits.origins:
+            self._checked = CORSMiddleware(
+                self._check,
+                allow_origins=limits.origins,
+                allow_methods=["*"],
+                allow_headers=["*"],
+                expose_headers=["*"],
+                allow_private_network=True,
+            )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or refuse it."""
+        await self._checked(scope, receive, send)
+
+    async def _check(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -80,6 +110,8 @@ class Gate:
                 raise ApiError(503, "too many connections are open: try again later", code="connections")
             headers = Headers(scope=scope)
             self._check_sender(scope["path"], headers)
+            if self._limits.allows(headers.get("origin", "")):
+                scope.setdefault("state", {})[ALLOWED_PAGE] = True
             body = await self._read(scope["path"], headers, receive)
         except ApiError as error:
             await _refuse(error, scope, receive, send)
@@ -108,7 +140,7 @@ class Gate:
         if self._limits.loopback and not (len(hosts) == 1 and _names_loopback(hosts[0])):
             names = "localhost, 127.0.0.1 and [::1]"
             raise ApiError(403, f"without an API key this server answers only to {names}", code="host")
-        origins = headers.getlist("origin")
+        origins = [origin for origin in headers.getlist("origin") if not self._limits.allows(origin)]
         if any(urlsplit(origin).netloc.lower() != host.lower() for origin in origins for host in hosts):
             raise ApiError(403, "without an API key this server answers no other web page", code="origin")
 
@@ -182,6 +214,16 @@ async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -
             while (await receive()).get("more_body", False):
                 pass
     await send({"type": "http.response.body", "body": b""})
+
+
+def read_origin(text: str) -> str:
+    """Return an origin as browsers write it, or `*` for all. Raises UsageError for what is none."""
+    origin = text.lower()
+    if origin != "*" and not _ORIGIN.fullmatch(origin):
+        problem = "must be SCHEME://HOST or SCHEME://HOST:PORT, such as http://localhost:3000, or *"
+        raise UsageError(problem, field="cors", value=text)
+    usual_port = {"http": ":80", "https": ":443"}.get(origin.partition(":")[0], "")
+    return origin.removesuffix(usual_port)
 
 
 def is_loopback(address: str) -> bool:

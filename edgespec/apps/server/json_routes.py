@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgespec.apps.server.api_errors import ApiError, engine_error, validation_error
+from edgespec.apps.server.gate import ALLOWED_PAGE
 from edgespec.apps.server.tool_calls.argument_values import refuse_constant
 from edgespec.platform.messages import MessageFn
 
@@ -74,7 +75,8 @@ def _check_form(request: Request, kind: str) -> None:
 
 
 def _refuse_other_pages(request: Request) -> None:
-    if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+    site = request.headers.get("sec-fetch-site", "none")
+    if site not in ("none", "same-origin") and not request.scope.get("state", {}).get(ALLOWED_PAGE):
         raise ApiError(403, "this server answers no other web page", code="origin")
 
 

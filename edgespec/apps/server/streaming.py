@@ -72,7 +72,6 @@ class RequestRun(Generic[Part, End]):
         self._unbegun = [*range(len(starts))]
         self._leave: dict[int, Callable[[], None]] = {}  # ends each answer under way
         self._have_read: set[int] = set()  # prompts
-        self._has_ended = asyncio.Event()  # the first of the answers
         self._refused: Exception | None = None
         self._watch: asyncio.Task[None] | None = None
         self._begin()
@@ -101,10 +100,8 @@ class RequestRun(Generic[Part, End]):
                 self._refused = item
         else:
             self._have_read.add(index // self._n_each)
-        if not isinstance(item, list):
-            self._has_ended.set()
-            if leave := self._leave.pop(index, None):
-                leave()
+        if not isinstance(item, list) and (leave := self._leave.pop(index, None)):
+            leave()
         if self._unbegun:
             self._begin()
 
@@ -124,10 +121,10 @@ class RequestRun(Generic[Part, End]):
         self._watch = asyncio.create_task(wait())
 
     async def settle(self) -> None:
-        """Wait a moment, so that a refusal that comes at once still gets its own status. Raises ApiError."""
+        """Wait for the first item, at most a moment: a refusal gets its own status. Raises ApiError."""
         try:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._has_ended.wait(), _SETTLE_S)
+                await asyncio.wait_for(self._has_news.wait(), _SETTLE_S)
         except BaseException:
             self.close()
             raise

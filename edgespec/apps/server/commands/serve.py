@@ -112,6 +112,21 @@ class ListenOptions:
         ),
     ] = False
 
+    cors: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ORIGIN",
+            help="Let web pages of this site ask, such as http://localhost:3000; *: of all. May be repeated.",
+            show_default="none",
+        ),
+    ] = None
+
+    def origins(self) -> tuple[str, ...]:
+        """Return the sites whose pages may ask. Raises UsageError."""
+        from edgespec.apps.server.gate import read_origin
+
+        return tuple(map(read_origin, self.cors or ()))
+
     def check_reach(self, *, loopback: bool, key: str | None) -> None:
         """Raise UsageError if other machines could ask without a key and the user did not allow it."""
         if not loopback and key is None and not self.unsafe_no_api_key:
@@ -259,7 +274,7 @@ def serve_command(
     from edgespec.platform.metering import choose_meter
     from edgespec.platform.turns import Turns
 
-    key = read_key(address.api_key_file)
+    key, origins = read_key(address.api_key_file), address.origins()
     with bind(address.host, address.port) as bound, ExitStack() as stack:
         loopback = is_loopback(bound.getsockname()[0])
         address.check_reach(loopback=loopback, key=key)
@@ -282,11 +297,11 @@ def serve_command(
             app = create_speech_app(heard, metrics=metrics, log=message)
         run_key = secrets.token_urlsafe()
         sizes = {"max_body": limits.max_body << 20, "max_audio": speech.max_audio << 20}
-        gate = Gate(app, GateLimits(**sizes, api_key=key, run_key=run_key, loopback=loopback))
+        accepted = GateLimits(**sizes, api_key=key, run_key=run_key, loopback=loopback, origins=origins)
         found = _announced(engine, loading, address_of(bound), run_key)
 
         hurried = serve(
-            output.logged(metrics.counting(gate)),
+            output.logged(metrics.counting(Gate(app, accepted))),
             Workers(worker, heard.worker if heard else None),
             bound,
             max_queue=limits.max_queue,

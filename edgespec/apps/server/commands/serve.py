@@ -11,6 +11,7 @@ import stat
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,10 +23,14 @@ from edgespec.cli.groups import grouped, option_group, shown
 from edgespec.cli.local_run import RunningServer, announced_server, file_identity, installation
 from edgespec.cli.options import (
     OUTPUT,
+    TARGET,
     Compute,
     ComputeOnNodes,
+    DraftOption,
+    ModelArgument,
     ModelChoice,
     ModelFirst,
+    PairOption,
     SharedModels,
     WattsOption,
     named_drafter,
@@ -87,12 +92,53 @@ class ServeLoading(SharedModels):
         )
 
 
+@option_group()
+class ServedModels:
+    """The models of the server: a pair, as of `ModelFirst`, or several, each in a process of its own."""
+
+    target: Annotated[list[str] | None, TARGET] = None
+    draft: DraftOption = None
+    pair: PairOption = None
+    model: ModelArgument = None
+    models: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Several models at this address, each loaded when it is asked, as with several --model: "
+            "a TOML file with a table for each (docs/several-models.md).",
+            show_default="one model",
+        ),
+    ] = None
+    alias: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Name of the model in requests and answers; more of them: other names.",
+            show_default="its own",
+        ),
+    ] = None
+
+    @property
+    def are_several(self) -> bool:
+        """Whether `one` is not all of it."""
+        return self.models is not None or len(self.target or ()) > 1
+
+    def one(self) -> ModelFirst:
+        """Return the choice of the one model."""
+        target = self.target[0] if self.target else None
+        return ModelFirst(target=target, draft=self.draft, pair=self.pair, model=self.model)
+
+
 @option_group(_ADDRESS)
 class ListenOptions:
     """Address on which the server listens, and its API key."""
 
     host: Annotated[
-        str, typer.Option(help="Address to listen on; another than this machine's own needs an API key.")
+        str,
+        typer.Option(
+            help="Address to listen on; another than this machine's own needs an API key. FILE.sock: a Unix "
+            "socket of this user."
+        ),
     ] = "127.0.0.1"
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: a free one.")] = 8080
     api_key_file: Annotated[
@@ -107,6 +153,9 @@ class ListenOptions:
             "--unsafe-no-api-key", help="Listen on another address without a key: whoever reaches it may ask."
         ),
     ] = False
+
+    turns: Annotated[Path | None, typer.Option(hidden=True)] = None
+    """The folder of the locks by which servers of one machine take turns at its processors."""
 
     def check_reach(self, *, loopback: bool, key: str | None) -> None:
         """Raise UsageError if other machines could ask without a key and the user did not allow it."""
@@ -223,17 +272,33 @@ class SpeechServing:
             pull_speech(self.speech, self.speech_draft)
 
 
+@dataclass(frozen=True)
+class ServerOptions:
+    """All options of a server but its models."""
+
+    loading: ServeLoading
+    address: ListenOptions
+    limits: RequestLimits
+    speech: SpeechServing
+    output: ServeOutput
+    assume_watts: float | None
+
+
 # ---- serve ----
 
 
 _EXTRA = ("fastapi", "uvicorn", "prometheus_client")
 
 
-@shown("Write", "edgespec serve --port 8080 --pair default")
+@shown(
+    "Write",
+    "edgespec serve --port 8080 --pair default\n\n"
+    "Several models: edgespec serve --model qwen2.5-coder-1.5b-q4_k_m --model smollm2-360m-q8_0",
+)
 @grouped
 def serve_command(
     *,
-    models: ModelFirst,
+    models: ServedModels,
     loading: ServeLoading,
     address: ListenOptions,
     limits: RequestLimits,
@@ -243,8 +308,20 @@ def serve_command(
 ) -> int:
     """Answer OpenAI's and Ollama's clients on this machine: chat and text completions, and a page at /."""
     named_drafter(loading.drafter)  # refused before anything else is looked for
-    refuse_contradictions(models.contradictions(loading.drafter))
-    speech.check(models.chosen().target)
+    options = ServerOptions(loading, address, limits, speech, output, assume_watts)
+    if models.are_several:
+        _check_extras(takes_forms=True)
+        from edgespec.apps.server.commands.serve_several import serve_several
+
+        return serve_several(models, options)
+    return _serve_one(models, options)
+
+
+def _serve_one(models: ServedModels, options: ServerOptions) -> int:
+    loading, address, limits, speech = options.loading, options.address, options.limits, options.speech
+    chosen, output = models.one(), options.output
+    refuse_contradictions(chosen.contradictions(loading.drafter))
+    speech.check(chosen.chosen().target)
     _check_extras(takes_forms=speech.speech is not None)
     from edgespec.apps.server.api import create_app, create_speech_app
     from edgespec.apps.server.gate import Gate, GateLimits, is_loopback
@@ -252,25 +329,30 @@ def serve_command(
     from edgespec.apps.server.metrics import Metrics
     from edgespec.apps.server.request_reader import Service
     from edgespec.platform.metering import choose_meter
-    from edgespec.platform.turns import Turns
+    from edgespec.platform.turns import SharedTurns, Turns
 
     key = read_key(address.api_key_file)
     with bind(address.host, address.port) as bound, ExitStack() as stack:
-        loopback = is_loopback(bound.getsockname()[0])
+        loopback = bound.family == socket.AF_UNIX or is_loopback(bound.getsockname()[0])
         address.check_reach(loopback=loopback, key=key)
-        meter = choose_meter(assume_watts=assume_watts, on_message=message)
-        names = _pull(models.chosen(), loading, speech)
+        meter = choose_meter(assume_watts=options.assume_watts, on_message=message)
+        names = _pull(chosen.chosen(), loading, speech)
         measured = stack.enter_context(meter) if meter.available else None
-        metrics, turns = Metrics(energy=meter.available), Turns()
+        metrics = Metrics(energy=meter.available)
+        turns = SharedTurns(address.turns) if address.turns else Turns()
         engine = worker = None
         if names:
             engine, worker = _load(stack, loading, limits, names, (measured, turns))
             metrics.watch(worker)
         heard = stack.enter_context(speech.open(limits, loading.compute, measured, turns))
+        if heard and models.alias and not names:
+            heard = replace(heard, name=models.alias[0], aliases=(heard.name, *models.alias[1:]))
         if heard:
             metrics.watch_speech(heard.worker)
         if engine and worker:
-            service = Service.of(engine, n_ctx=loading.ctx, max_prompt=limits.max_prompt)
+            service = Service.of(
+                engine, n_ctx=loading.ctx, max_prompt=limits.max_prompt, names=models.alias or ()
+            )
             app = create_app(engine, worker, metrics=metrics, service=service, speech=heard, log=message)
         else:
             assert heard  # noqa: S101 - `SpeechServing.check` made sure, for the type checker
@@ -322,7 +404,7 @@ def _announced(
     engine: Engine | None, loading: ServeLoading, address: str, key: str
 ) -> AbstractContextManager[None]:
     """Let `edgespec run` find the server inside the block."""
-    if engine is None:
+    if engine is None or not address.startswith("http"):
         return nullcontext()
     from edgespec.apps.server.api import drafters_of
     from edgespec.llama.fingerprints import tokenizer_fingerprint
@@ -373,6 +455,8 @@ def read_key(file: Path | None) -> str | None:
 
 def address_of(bound: socket.socket) -> str:
     """Return the URL of a server on this socket."""
+    if bound.family == socket.AF_UNIX:
+        return f"unix:{bound.getsockname()}"
     host, port = bound.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 

@@ -20,10 +20,13 @@ import pytest
 
 from command_line import user_environment
 from edgespec.apps.server.api_errors import ApiError
+from edgespec.apps.server.http_server import bind
+from edgespec.apps.server.router.app import create_router
 from edgespec.apps.server.router.model_facts import ModelNames, UnloadedFacts
 from edgespec.apps.server.router.pool import ModelSpec, Pool
 from edgespec.apps.server.router.preset import duration_s, read_preset
 from edgespec.cli import main
+from edgespec.errors import EdgespecError
 from speech_app import recording
 from tiny_gguf import write_tiny_gguf
 from tiny_whisper import write_tiny_whisper
@@ -374,6 +377,49 @@ def test_a_busy_model_answers_before_it_leaves_and_is_loaded_again(files, enviro
 
     asyncio.run(use())
     assert order == ["answered", "loaded", ("loaded", "unloaded")]
+
+
+@pytest.mark.slow
+def test_a_stream_says_that_its_model_is_loaded_and_why_it_is_not(files, environment, tmp_path, monkeypatch):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("edgespec.apps.server.router.app._ALIVE_S", 0.05)
+    log, spec = [], _specs(files, tmp_path)
+    broken = ModelSpec(
+        ModelNames("broken", str(files / "broken.gguf"), None, None, None),
+        (f"--target={files / 'broken.gguf'}",),
+    )
+
+    async def ask():
+        pool = Pool([spec("a"), broken], tmp_path, log.append)
+        pool.start()
+        try:
+            transport = httpx.ASGITransport(create_router(pool, log.append))
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+                body = {"prompt": "abc", "max_tokens": 3, "stream": True}
+                return [
+                    (await client.post("/v1/completions", json={"model": name, **body})).text
+                    for name in ("a", "broken", "a")
+                ]
+        finally:
+            await pool.stop(grace_s=0)
+
+    first, failed, again = asyncio.run(ask())
+    assert first.startswith(": loading a\n\n")
+    assert first.endswith("data: [DONE]\n\n")
+    assert failed.startswith(": loading broken\n\n")
+    assert '"code":"model_not_loaded"' in failed.splitlines()[-2]
+    assert again.startswith("data: {")
+
+
+def test_a_unix_socket_is_this_users_alone_and_that_of_a_killed_server_is_taken_over(tmp_path):
+    file = tmp_path / "x.sock"
+    with bind(str(file), 0):
+        assert file.stat().st_mode & 0o777 == 0o600
+    with bind(str(file), 0) as bound:
+        bound.listen()
+        with pytest.raises(EdgespecError, match=r"x\.sock: Address already in use"):
+            bind(str(file), 0)
 
 
 # ---- presets ----

@@ -140,6 +140,7 @@ class Router:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, until its client leaves."""
+        scope.setdefault("state", {})
         body = (await receive()).get("body", b"")  # the gate has read all of it
         work = asyncio.ensure_future(self._answer(scope, receive, send, body))
         leaving = asyncio.ensure_future(_until_gone(receive))

@@ -123,7 +123,7 @@ class Router:
         facts = self._pool.facts.get(model.name)
         return {facts.title.lower()} if facts else set()
 
-    async def _model_of(self, scope: Scope, receive: Receive, body: bytes, asked: Asked) -> PooledModel:
+    async def _model_of(self, scope: Scope, body: bytes, asked: Asked) -> PooledModel:
         path, headers = scope["path"], Headers(scope=scope)
         name = asked.model or (asked.name if path.startswith(_OLLAMA) else None)
         if path.startswith(_AUDIO) and headers.get("content-type", "").startswith("multipart/"):
@@ -158,14 +158,15 @@ class Router:
         if not body and path not in _BY_QUERY:
             await self._ask_loaded(scope, send)
             return
-        model = await self._model_of(scope, receive, body, asked)
+        model = await self._model_of(scope, body, asked)
         scope["state"]["model"] = model.name
         if path.startswith(_OLLAMA) and asked.keep_alive is not None:
             with suppress(ValueError):  # which the model's own server refuses
-                model.keep_alive_s = duration_s(asked.keep_alive)
-            if not (model.keep_alive_s or model.process or asked.prompt or asked.messages):
-                await JSONResponse(_unloaded(path, asked))(scope, receive, send)
-                return
+                seconds = duration_s(asked.keep_alive)
+                if not (seconds or model.loading or asked.prompt or asked.messages):
+                    await JSONResponse(_unloaded(path, asked))(scope, receive, send)
+                    return
+                model.keep_alive_s = seconds
         reply = _Reply(scope, send, model, streams=path.startswith("/v1/") and bool(asked.stream))
         waiting = asyncio.create_task(reply.keep_alive()) if reply.streams else None
         try:

@@ -159,7 +159,6 @@ class Router:
             await self._ask_loaded(scope, send)
             return
         model = await self._model_of(scope, body, asked)
-        scope["state"]["model"] = model.name
         if path.startswith(_OLLAMA) and asked.keep_alive is not None:
             with suppress(ValueError):  # which the model's own server refuses
                 seconds = duration_s(asked.keep_alive)
@@ -188,6 +187,7 @@ class Router:
                 try:
                     answer = await process.ask(request)
                 except NotReached:  # it died while nobody asked
+                    process.kill()
                     self._pool.forget(model, process)
                     continue
                 await reply.pass_on(answer)

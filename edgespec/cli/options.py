@@ -85,6 +85,40 @@ ShowDraftOption = Annotated[
     bool,
     typer.Option("--show-draft", help="Colour accepted, resampled and bonus tokens.", rich_help_panel=OUTPUT),
 ]
+TARGET = typer.Option(
+    "--target",
+    "-t",
+    "--model",
+    "-m",
+    help="Model that decides: a GGUF file, a name of `edgespec models list`, hf:..., or a URL.",
+    show_default="the default pair's",
+    autocompletion=complete_model,
+)
+DraftOption = Annotated[
+    str | None,
+    typer.Option(
+        "--draft",
+        "-d",
+        help="Small model that drafts; best one of the family.",
+        show_default="the best made here for this target, else the registry's, if any",
+        autocompletion=complete_model,
+    ),
+]
+PairOption = Annotated[
+    str | None,
+    typer.Option(
+        "--pair",
+        "-p",
+        help="Both by name: a pair of `edgespec models list`.",
+        autocompletion=complete_pair,
+    ),
+]
+ModelArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="MODEL", help="The same as --target, or a pair's name.", autocompletion=complete_name
+    ),
+]
 # ---- groups ----
 
 
@@ -92,37 +126,9 @@ ShowDraftOption = Annotated[
 class ModelChoice:
     """A target and its draft model, each by its name or both as a pair."""
 
-    target: Annotated[
-        str | None,
-        typer.Option(
-            "--target",
-            "-t",
-            "--model",
-            "-m",
-            help="Model that decides: a GGUF file, a name of `edgespec models list`, hf:..., or a URL.",
-            show_default="the default pair's",
-            autocompletion=complete_model,
-        ),
-    ] = None
-    draft: Annotated[
-        str | None,
-        typer.Option(
-            "--draft",
-            "-d",
-            help="Small model that drafts; best one of the family.",
-            show_default="the best made here for this target, else the registry's, if any",
-            autocompletion=complete_model,
-        ),
-    ] = None
-    pair: Annotated[
-        str | None,
-        typer.Option(
-            "--pair",
-            "-p",
-            help="Both by name: a pair of `edgespec models list`.",
-            autocompletion=complete_pair,
-        ),
-    ] = None
+    target: Annotated[str | None, TARGET] = None
+    draft: DraftOption = None
+    pair: PairOption = None
 
     def contradictions(self, drafter: str | None = None) -> dict[str, bool]:
         """Return the options for `refuse_contradictions`; `drafter` as asked for."""
@@ -197,12 +203,7 @@ class ModelChoice:
 class ModelFirst(ModelChoice):
     """The same, where the model may also stand without an option, as in `ollama run MODEL`."""
 
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="MODEL", help="The same as --target, or a pair's name.", autocompletion=complete_name
-        ),
-    ] = None
+    model: ModelArgument = None
 
     def contradictions(self, drafter: str | None = None) -> dict[str, bool]:
         """Return the options for `refuse_contradictions`; `drafter` as asked for."""

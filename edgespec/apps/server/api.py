@@ -594,7 +594,7 @@ def _add_models(
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> ServedModel | SpeechModelEntry:
         for found in heard:
-            if name in (found.id, OPENAI_NAME):
+            if name in (found.id, *found.edgespec.aliases):
                 return found
         service.check_name(name)
         return served
@@ -607,7 +607,7 @@ def speech_facts(speech: SpeechService) -> SpeechModelEntry:
         id=speech.name,
         created=int(Path(transcriber.model.path).stat().st_mtime),
         edgespec=SpeechModelFacts(
-            aliases=[OPENAI_NAME],
+            aliases=[OPENAI_NAME, *speech.aliases],
             languages=list(transcriber.tokenizer.languages)
             if transcriber.tokenizer.is_multilingual
             else ["en"],
@@ -659,7 +659,7 @@ def create_speech_app(service: SpeechService, *, metrics: Metrics | None, log: M
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> SpeechModelEntry:
-        if name not in (service.name, OPENAI_NAME):
+        if name not in (service.name, OPENAI_NAME, *service.aliases):
             raise ApiError(404, f"no model {name[:80]!r} here", param="model", code="model_not_found")
         return entry
 

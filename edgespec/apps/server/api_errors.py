@@ -21,6 +21,9 @@ from edgespec.decoding.sampling import TABLE
 from edgespec.errors import EdgespecError, NodeLost
 from edgespec.platform.messages import MessageFn
 
+CLIENT_GONE = 499
+"""Status of an answer that nobody reads, as in nginx."""
+
 
 class ApiError(Exception):
     """An answer that refuses a request. `str(error)` is the line for the client."""

@@ -175,10 +175,11 @@ class SpeechService:
     worker: SpeechWorker
     most_s: float = 4 * 3600.0
     """Longest recording, in seconds."""
+    aliases: tuple[str, ...] = ()
 
     def check_name(self, model: str | None) -> None:
         """Raise a 404 for a model that is not served."""
-        if model not in (None, self.name, OPENAI_NAME, ALIAS):
+        if model is not None and model not in (self.name, OPENAI_NAME, ALIAS, *self.aliases):
             raise ApiError(
                 404,
                 f"no speech model {model[:80]!r} here: this server has {self.name!r}, also called "

@@ -59,11 +59,21 @@ class Service:
     """Most tokens of a prompt; None: as many as the context holds."""
 
     @classmethod
-    def of(cls, engine: Engine, *, n_ctx: int | None = None, max_prompt: int | None = None) -> Service:
-        """The service of `engine`; its model's name is the registry's, or the file's without its path."""
-        name = PurePath(engine.target_name).name.removesuffix(".gguf")
+    def of(
+        cls,
+        engine: Engine,
+        *,
+        n_ctx: int | None = None,
+        max_prompt: int | None = None,
+        names: Sequence[str] = (),
+    ) -> Service:
+        """The service of `engine`; its model's name is the registry's, or the file's without its path.
+
+        The first of `names` is told in its place, and the others are accepted, too.
+        """
+        name, *others = [*names, PurePath(engine.target_name).name.removesuffix(".gguf")]
         n_ctx = min(n_ctx or engine.target.n_ctx_train, engine.n_ctx_shared or engine.target.n_ctx_train)
-        return cls(name, (ALIAS, engine.target.name), n_ctx, max_prompt)
+        return cls(name, (ALIAS, engine.target.name, *others), n_ctx, max_prompt)
 
     def fingerprint(self, engine: Engine) -> str:
         """Return the system_fingerprint of its answers: version, model and kernels."""

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from edgespec.apps.server.api_errors import ApiError, engine_error
+from edgespec.apps.server.api_errors import CLIENT_GONE, ApiError, engine_error
 from edgespec.apps.server.request_queue import End, Part, QueuePlace
 from edgespec.apps.server.request_worker import Item, Start
 from edgespec.decoding.records import PromptProgress, Result, Token
@@ -32,9 +32,6 @@ ALIVE_S = 10.0
 
 WARNING = "X-Edgespec-Warning"
 """Header for a part of a request that is done only in part; once for each."""
-
-CLIENT_GONE = 499
-"""Status of an answer that nobody reads, as in nginx."""
 
 _SETTLE_S = 0.1
 

@@ -6,26 +6,41 @@ import importlib.util
 import json as json_text
 import os
 import secrets
+import shutil
 import socket
 import stat
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edgespec.apps.server.router.preset import (
+    KEEP_ALIVE,
+    PresetModel,
+    check_names,
+    duration_s,
+    plain_name,
+    read_preset,
+)
 from edgespec.cli.completion import complete_model
 from edgespec.cli.console import INTERRUPTED, err, message, out
-from edgespec.cli.groups import grouped, option_group, shown
+from edgespec.cli.groups import as_words, grouped, option_group, shown
 from edgespec.cli.local_run import RunningServer, announced_server, file_identity, installation
 from edgespec.cli.options import (
     OUTPUT,
+    TARGET,
     Compute,
     ComputeOnNodes,
+    DraftOption,
+    ModelArgument,
     ModelChoice,
     ModelFirst,
+    PairOption,
     SharedModels,
     StateOptions,
     WattsOption,
@@ -34,11 +49,13 @@ from edgespec.cli.options import (
 )
 from edgespec.cli.progress import pull_named
 from edgespec.errors import EdgespecError, UsageError
+from edgespec.models.resolve import locate
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from edgespec.apps.server.audio_routes import SpeechService
+    from edgespec.apps.server.router.pool import ModelSpec
     from edgespec.apps.server.worker import Worker
     from edgespec.engine.engine import Engine
     from edgespec.engine.model_choice import ChosenModels
@@ -91,12 +108,53 @@ class ServeLoading(SharedModels):
         )
 
 
+@option_group()
+class ServedModels:
+    """The models of the server: a pair, as of `ModelFirst`, or several, each in a process of its own."""
+
+    target: Annotated[list[str] | None, TARGET] = None
+    draft: DraftOption = None
+    pair: PairOption = None
+    model: ModelArgument = None
+    models: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Several models at this address, each loaded when it is asked, as with several --model: "
+            "a TOML file with a table for each (docs/several-models.md).",
+            show_default="one model",
+        ),
+    ] = None
+    alias: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Name of the model in requests and answers; more of them: other names.",
+            show_default="its own",
+        ),
+    ] = None
+
+    @property
+    def are_several(self) -> bool:
+        """Whether `one` is not all of it."""
+        return self.models is not None or len(self.target or ()) > 1
+
+    def one(self) -> ModelFirst:
+        """Return the choice of the one model."""
+        target = self.target[0] if self.target else None
+        return ModelFirst(target=target, draft=self.draft, pair=self.pair, model=self.model)
+
+
 @option_group(_ADDRESS)
 class ListenOptions:
     """Address on which the server listens, and its API key."""
 
     host: Annotated[
-        str, typer.Option(help="Address to listen on; another than this machine's own needs an API key.")
+        str,
+        typer.Option(
+            help="Address to listen on; another than this machine's own needs an API key. FILE.sock: a Unix "
+            "socket of this user."
+        ),
     ] = "127.0.0.1"
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: a free one.")] = 8080
     api_key_file: Annotated[
@@ -120,6 +178,8 @@ class ListenOptions:
             show_default="none",
         ),
     ] = None
+    turns: Annotated[Path | None, typer.Option(hidden=True)] = None
+    """The folder of the locks by which servers of one machine take turns at its processors."""
 
     def origins(self) -> tuple[str, ...]:
         """Return the sites whose pages may ask. Raises UsageError."""
@@ -242,17 +302,33 @@ class SpeechServing:
             pull_speech(self.speech, self.speech_draft)
 
 
+@dataclass(frozen=True)
+class ServerOptions:
+    """All options of a server but its models."""
+
+    loading: ServeLoading
+    address: ListenOptions
+    limits: RequestLimits
+    speech: SpeechServing
+    output: ServeOutput
+    assume_watts: float | None
+
+
 # ---- serve ----
 
 
 _EXTRA = ("fastapi", "uvicorn", "prometheus_client")
 
 
-@shown("Write", "edgespec serve --port 8080 --pair default")
+@shown(
+    "Write",
+    "edgespec serve --port 8080 --pair default\n\n"
+    "Several models: edgespec serve --model qwen2.5-coder-1.5b-q4_k_m --model smollm2-360m-q8_0",
+)
 @grouped
 def serve_command(
     *,
-    models: ModelFirst,
+    models: ServedModels,
     loading: ServeLoading,
     address: ListenOptions,
     limits: RequestLimits,
@@ -262,9 +338,19 @@ def serve_command(
 ) -> int:
     """Answer OpenAI's, Anthropic's and Ollama's clients on this machine, and show a page at /."""
     named_drafter(loading.drafter)  # refused before anything else is looked for
-    refuse_contradictions(models.contradictions(loading.drafter))
     loading.states.room()  # likewise
-    speech.check(models.chosen().target)
+    options = ServerOptions(loading, address, limits, speech, output, assume_watts)
+    if models.are_several:
+        _check_extras(takes_forms=True)
+        return _serve_several(models, options)
+    return _serve_one(models, options)
+
+
+def _serve_one(models: ServedModels, options: ServerOptions) -> int:
+    loading, address, limits, speech = options.loading, options.address, options.limits, options.speech
+    chosen, output = models.one(), options.output
+    refuse_contradictions(chosen.contradictions(loading.drafter))
+    speech.check(chosen.chosen().target)
     _check_extras(takes_forms=speech.speech is not None)
     from edgespec.apps.server.api import create_app, create_speech_app
     from edgespec.apps.server.gate import Gate, GateLimits, is_loopback
@@ -272,25 +358,30 @@ def serve_command(
     from edgespec.apps.server.metrics import Metrics
     from edgespec.apps.server.request_reader import Service
     from edgespec.platform.metering import choose_meter
-    from edgespec.platform.turns import Turns
+    from edgespec.platform.turns import SharedTurns, Turns
 
     key, origins = read_key(address.api_key_file), address.origins()
     with bind(address.host, address.port) as bound, ExitStack() as stack:
-        loopback = is_loopback(bound.getsockname()[0])
+        loopback = bound.family == socket.AF_UNIX or is_loopback(bound.getsockname()[0])
         address.check_reach(loopback=loopback, key=key)
-        meter = choose_meter(assume_watts=assume_watts, on_message=message)
-        names = _pull(models.chosen(), loading, speech)
+        meter = choose_meter(assume_watts=options.assume_watts, on_message=message)
+        names = _pull(chosen.chosen(), loading, speech)
         measured = stack.enter_context(meter) if meter.available else None
-        metrics, turns = Metrics(energy=meter.available), Turns()
+        metrics = Metrics(energy=meter.available)
+        turns = SharedTurns(address.turns) if address.turns else Turns()
         engine = worker = None
         if names:
             engine, worker = _load(stack, loading, limits, names, (measured, turns))
             metrics.watch(worker)
         heard = stack.enter_context(speech.open(limits, loading.compute, measured, turns))
+        if heard and models.alias and not names:
+            heard = replace(heard, name=models.alias[0], aliases=(heard.name, *models.alias[1:]))
         if heard:
             metrics.watch_speech(heard.worker)
         if engine and worker:
-            service = Service.of(engine, n_ctx=loading.ctx, max_prompt=limits.max_prompt)
+            service = Service.of(
+                engine, n_ctx=loading.ctx, max_prompt=limits.max_prompt, names=models.alias or ()
+            )
             app = create_app(engine, worker, metrics=metrics, service=service, speech=heard, log=message)
         else:
             assert heard  # noqa: S101 - `SpeechServing.check` made sure, for the type checker
@@ -342,7 +433,7 @@ def _announced(
     engine: Engine | None, loading: ServeLoading, address: str, key: str
 ) -> AbstractContextManager[None]:
     """Let `edgespec run` find the server inside the block."""
-    if engine is None:
+    if engine is None or not address.startswith("http"):
         return nullcontext()
     from edgespec.apps.server.api import drafters_of
     from edgespec.llama.gguf_header import tokenizer_fingerprint
@@ -393,6 +484,8 @@ def read_key(file: Path | None) -> str | None:
 
 def address_of(bound: socket.socket) -> str:
     """Return the URL of a server on this socket."""
+    if bound.family == socket.AF_UNIX:
+        return f"unix:{bound.getsockname()}"
     host, port = bound.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
@@ -427,4 +520,128 @@ def _announce(
             out.print(f"writing down recordings with {speech.name}")
     elif speech:
         out.print(f"writing down recordings with {speech.name} at {address} (Ctrl-C ends it)")
+    sys.stdout.flush()
+
+
+# ---- several models ----
+
+
+def _shared(options: ServerOptions) -> Iterator[str]:
+    """Yield the options of each model's own server; a preset's come after them, and win."""
+    yield from as_words(options.loading)
+    yield from as_words(options.limits)
+    yield from as_words(replace(options.speech, speech=None, speech_draft="auto"))
+    if options.assume_watts is not None:
+        yield f"--assume-watts={options.assume_watts}"
+    if options.output.quiet:
+        yield "--quiet"
+
+
+def _serve_several(models: ServedModels, options: ServerOptions) -> int:
+    """Serve several models at one address; return the exit code."""
+    from edgespec.apps.server.gate import Gate, GateLimits, is_loopback
+    from edgespec.apps.server.http_server import bind, serve
+    from edgespec.apps.server.router.app import create_router
+    from edgespec.apps.server.router.pool import Pool
+
+    refuse_contradictions(
+        {
+            "--models and a model": models.models is not None
+            and bool(models.target or models.model or models.pair or options.speech.speech),
+            "several models and --draft, --pair or MODEL": bool(models.draft or models.pair or models.model),
+            "several models and --alias": bool(models.alias),
+        }
+    )
+    tables, where = _tables(models, options.speech)
+    key, address = read_key(options.address.api_key_file), options.address
+    with bind(address.host, address.port) as bound:
+        loopback = address.host.endswith(".sock") or is_loopback(bound.getsockname()[0])
+        address.check_reach(loopback=loopback, key=key)
+        folder = Path(tempfile.mkdtemp(prefix="edgespec-models-"))  # which only this user reaches
+        try:
+            shared = [f"--turns={folder}", *_shared(options)]
+            specs = [_spec(name, table, shared, options, where) for name, table in tables.items()]
+            for files in (spec.files for spec in specs):
+                pull_named(files.target, files.draft, files.speech)
+            limits = options.limits
+            pool = Pool(specs, folder, err.print, max_queue=limits.max_queue, max_seconds=limits.max_seconds)
+            accepted = GateLimits(
+                max_body=limits.max_body << 20,
+                max_audio=options.speech.max_audio << 20,
+                api_key=key,
+                loopback=loopback,
+                origins=address.origins(),
+            )
+            gate = Gate(create_router(pool, message), accepted)
+            hurried = serve(
+                options.output.logged(gate),
+                pool,
+                bound,
+                max_queue=limits.max_queue,
+                on_ready=lambda: _announce_several(address_of(bound), specs, json_wanted=options.output.json),
+                on_message=message,
+            )
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    return INTERRUPTED if hurried else 0
+
+
+def _tables(models: ServedModels, speech: SpeechServing) -> tuple[dict[str, PresetModel], str]:
+    """Return the models by name, and where they were named. Raises UsageError."""
+    from edgespec.apps.speech.speech_model import speech_ref
+
+    if models.models is not None:
+        where, tables = str(models.models), read_preset(models.models)
+    else:
+        where = "--model"
+        named = [(plain_name(one), PresetModel(target=one)) for one in models.target or ()]
+        if speech.speech is not None:
+            table = PresetModel(speech=speech.speech, speech_draft=speech.speech_draft)
+            named.append((plain_name(speech_ref(speech.speech)), table))
+        check_names([(name, ()) for name, _ in named], where)
+        tables = dict(named)
+    check_names([(name, table.aliases) for name, table in tables.items()], where)
+    return tables, where
+
+
+def _spec(name: str, table: PresetModel, shared: list[str], options: ServerOptions, where: str) -> ModelSpec:
+    """Return how a model is started. Raises UsageError for one whose files cannot be."""
+    from edgespec.apps.server.router.model_facts import ModelNames
+    from edgespec.apps.server.router.pool import ModelSpec
+    from edgespec.apps.speech.speech_model import speech_ref
+
+    loading = options.loading
+    target = draft = None
+    try:
+        if table.speech is None or table.target or table.pair:
+            drafter = named_drafter(table.drafter or loading.drafter)
+            choice = ModelChoice(target=table.target, draft=table.draft, pair=table.pair)
+            if not (table.target or table.pair):
+                choice = choice.with_model(name)
+            target, draft = choice.choose(drafter, loading.compute, chat_template=table.chat_template)
+        speech = None if table.speech is None else speech_ref(table.speech)
+        if speech is not None:
+            locate(speech)
+    except EdgespecError as error:
+        kind = UsageError if isinstance(error, UsageError) else EdgespecError
+        raise kind(f"{where}: models.{name}: {error}" if where != "--model" else str(error)) from None
+    words = [f"--target={target or 'none'}", *([f"--draft={draft}"] if draft else [])]
+    aliases = [f"--alias={one}" for one in (name, *table.aliases)]
+    return ModelSpec(
+        files=ModelNames(name, target, draft, speech, table.ctx or loading.ctx),
+        options=(*words, *aliases, *shared, *table.options()),
+        aliases=table.aliases,
+        keep=table.keep,
+        keep_alive_s=duration_s(KEEP_ALIVE if table.keep_alive is None else table.keep_alive),
+        parallel=table.parallel or loading.parallel or 16,
+        embeddings=table.embeddings,
+    )
+
+
+def _announce_several(address: str, specs: list[ModelSpec], *, json_wanted: bool) -> None:
+    names = [spec.name for spec in specs]
+    if json_wanted:
+        sys.stdout.write(json_text.dumps({"address": address, "models": names}) + "\n")
+    else:
+        out.print(f"serving {', '.join(names)} at {address}, each when it is asked (Ctrl-C ends it)")
     sys.stdout.flush()

@@ -618,7 +618,8 @@ def _spec(name: str, table: PresetModel, shared: list[str], options: ServerOptio
             choice = ModelChoice(target=table.target, draft=table.draft, pair=table.pair)
             if not (table.target or table.pair):
                 choice = choice.with_model(name)
-            target, draft = choice.choose(drafter, loading.compute, chat_template=table.chat_template)
+            chosen = choice.choose(drafter, loading.compute, chat_template=table.chat_template)
+            target, draft = (ref.name if ref else None for ref in chosen)
         speech = None if table.speech is None else speech_ref(table.speech)
         if speech is not None:
             locate(speech)

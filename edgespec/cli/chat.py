@@ -31,6 +31,7 @@ from edgespec.platform.kept import CHAT_LINES
 
 if TYPE_CHECKING:
     from edgespec.cli.chat_lines import Chat
+    from edgespec.decoding.options import Options
     from edgespec.engine.conversation import Conversation
     from edgespec.engine.engine import Engine
 
@@ -88,7 +89,6 @@ def chat_command(
 ) -> int:
     """Talk with a model. From a pipe, each line is a turn. /help says what else can be typed."""
     from edgespec.cli.chat_lines import Chat, ChatSettings, check_unicode
-    from edgespec.decoding.options import Options
     from edgespec.platform.signals import SignalPipe
 
     drafter = drafting.chosen()
@@ -100,12 +100,7 @@ def chat_command(
             "--system and --load": beginning.system is not None and beginning.load is not None,
         }
     )
-    options = Options(
-        params=sampling.params,
-        seed=sampling.seed,
-        n_predict=most_tokens(length.n_predict),
-        gamma=drafting.gamma,
-    )
+    options = _options(drafting, length, sampling)
     if sys.stdin is None:
         raise UsageError("standard input is closed")
     check_unicode(beginning.system or "")
@@ -136,6 +131,18 @@ def chat_command(
             return _pipe(chat)
         _type(chat, cache=drafting.cache)
     return 0
+
+
+def _options(drafting: DraftingOptions, length: ChatLength, sampling: Sampling) -> Options:
+    from edgespec.decoding.options import Options
+
+    return Options(
+        params=sampling.params,
+        seed=sampling.seed,
+        n_predict=most_tokens(length.n_predict),
+        gamma=drafting.gamma,
+        reasoning_budget=sampling.reasoning_budget,
+    )
 
 
 def _type(chat: Chat, *, cache: bool) -> None:

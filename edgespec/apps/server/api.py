@@ -265,7 +265,11 @@ def _prepared(engine: Engine, asked: RunRequest) -> tuple[list[int], Options]:
     bias = {token: -math.inf if value is None else value for token, value in asked.logit_bias.items()}
     fields = cast("dict[str, Any]", asked.params)
     tokens = engine.prompt_tokens(
-        asked.prompt, system=asked.system, chat=asked.chat, parse_special=asked.special
+        asked.prompt,
+        system=asked.system,
+        chat=asked.chat,
+        parse_special=asked.special,
+        reasoning_budget=asked.reasoning_budget,
     )
     n_train = engine.target.n_ctx_train
     n_predict = asked.n_predict or room_without_limit(engine.target.header, len(tokens))
@@ -276,6 +280,7 @@ def _prepared(engine: Engine, asked: RunRequest) -> tuple[list[int], Options]:
         params=SamplingParams(**fields, logit_bias=bias),
         seed=asked.seed,
         n_predict=asked.n_predict or n_ctx - len(tokens),
+        reasoning_budget=asked.reasoning_budget,
         drafter=cast("Any", asked.drafter),
         gamma=asked.gamma,
         rule=cast("Any", asked.rule),

@@ -104,7 +104,7 @@ FIELDS = _table(
     ("grammar_lazy", f"use tools, {_CHAT}", False),
     ("grammar_triggers", f"use tools, {_CHAT}", []),
     ("preserved_tokens", "use logit_bias", []),
-    ("enable_thinking think", f"use chat_template_kwargs, {_CHAT}"),
+    ("enable_thinking think", f"use reasoning_effort, {_CHAT}"),
 )
 """Fields of OpenAI's, llama-server's, vLLM's, LiteLLM's and OpenRouter's requests."""
 

@@ -15,7 +15,12 @@ from edgespec.apps.server.api_errors import ApiError
 from edgespec.apps.server.chat_prompts import ChatPrompts
 from edgespec.apps.server.choice_writers import first_call
 from edgespec.apps.server.infill_schema import InfillRequest, time_limit
-from edgespec.apps.server.request_options import engine_options, requested_tokens, seed_of_choice
+from edgespec.apps.server.request_options import (
+    engine_options,
+    requested_thoughts,
+    requested_tokens,
+    seed_of_choice,
+)
 from edgespec.apps.server.request_schema import (
     AllowedToolsChoice,
     AssistantMessage,
@@ -36,6 +41,7 @@ from edgespec.decoding.options import Options
 from edgespec.engine.engine import Engine
 from edgespec.errors import UsageError
 from edgespec.llama.control_names import FimTokens
+from edgespec.llama.thinking import Thinking
 from edgespec.llama.weights import Model
 
 ALIAS = "edgespec"
@@ -57,13 +63,23 @@ class Service:
     """Most tokens of prompt and answer together."""
     max_prompt: int | None = None
     """Most tokens of a prompt; None: as many as the context holds."""
+    reasoning_budget: int = -1
+    """Most tokens of a thought where a request says nothing; -1: no limit."""
 
     @classmethod
-    def of(cls, engine: Engine, *, n_ctx: int | None = None, max_prompt: int | None = None) -> Service:
+    def of(
+        cls,
+        engine: Engine,
+        *,
+        n_ctx: int | None = None,
+        max_prompt: int | None = None,
+        reasoning_budget: int = -1,
+    ) -> Service:
         """The service of `engine`; its model's name is the registry's, or the file's without its path."""
         name = PurePath(engine.target_name).name.removesuffix(".gguf")
         n_ctx = min(n_ctx or engine.target.n_ctx_train, engine.n_ctx_shared or engine.target.n_ctx_train)
-        return cls(name, (ALIAS, engine.target.name), n_ctx, max_prompt)
+        names = (ALIAS, engine.target.name)
+        return cls(name, names, n_ctx, max_prompt, reasoning_budget)
 
     def fingerprint(self, engine: Engine) -> str:
         """Return the system_fingerprint of its answers: version, model and kernels."""
@@ -142,11 +158,12 @@ class RequestReader:
         tools = self._tools(request)
         constraint = constraint_of(request)
         wanted = self._grammars.of(constraint) if constraint else None
-        prompt = self._prompts.write(request, tools)
+        prompt = self._prompts.write(request, tools, self._thinking(request))
         grammar = self._call_grammars.of(request, prompt.answer, wanted)
         tokens = self._model.tokenize_rendered(prompt.text)
         n_predict = _n_predict(requested_tokens(request), len(tokens), self._service, "messages")
         options = engine_options(request, self._model, n_predict)
+        options = replace(options, reasoning_budget=prompt.reasoning_budget)
         if grammar:
             options = _constrained(options, grammar, request)
         elif tools and request.parallel_tool_calls is False:
@@ -156,6 +173,12 @@ class RequestReader:
         forced = bool(tools) and request.tool_choice not in (None, "auto")
         answer = replace(prompt.answer, forced=forced)
         return PreparedText(tokens, options, answer, (*_warnings(grammar), *_unread(request)))
+
+    def _thinking(self, request: ChatRequest) -> Thinking:
+        budget = requested_thoughts(request)
+        if budget is None and request.reasoning_effort is None:
+            budget = self._service.reasoning_budget
+        return Thinking(request.reasoning_effort, budget)
 
     def choices(self, request: ChatRequest | CompletionRequest) -> PreparedRequest:
         """Prepare all texts that a request asks for."""

@@ -32,12 +32,14 @@ from edgespec.cli.options import (
     refuse_contradictions,
 )
 from edgespec.cli.progress import pull_named
+from edgespec.decoding.option_table import LARGEST_INT
 from edgespec.errors import EdgespecError, UsageError
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from edgespec.apps.server.audio_routes import SpeechService
+    from edgespec.apps.server.request_reader import Service
     from edgespec.apps.server.worker import Worker
     from edgespec.engine.engine import Engine
     from edgespec.platform.metering import Meter
@@ -140,12 +142,32 @@ class RequestLimits:
     max_prompt: Annotated[
         int | None, typer.Option(min=1, help="Tokens of a prompt.", show_default="the context")
     ] = None
+    reasoning_budget: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=-1,
+            max=LARGEST_INT,
+            help="Tokens of a thought, where a request does not say; 0: no thoughts, -1: no limit.",
+        ),
+    ] = -1
     max_seconds: Annotated[
         int,
         typer.Option(
             min=1, max=86_400, help="Time that a request may wait, and then that its answer may take."
         ),
     ] = 600
+
+    def service(self, engine: Engine, n_ctx: int | None) -> Service:
+        """Return the service of `engine` within these limits, and `n_ctx` tokens of prompt and answer."""
+        from edgespec.apps.server.request_reader import Service
+
+        return Service.of(
+            engine,
+            n_ctx=n_ctx,
+            max_prompt=self.max_prompt,
+            reasoning_budget=self.reasoning_budget,
+        )
 
     def worker(self, engine: Engine, cancellation: Cancellation, turns: Turns) -> Worker:
         """Return the worker of `engine` within these limits."""
@@ -250,7 +272,6 @@ def serve_command(
     from edgespec.apps.server.gate import Gate, GateLimits, is_loopback
     from edgespec.apps.server.http_server import Workers, bind, serve
     from edgespec.apps.server.metrics import Metrics
-    from edgespec.apps.server.request_reader import Service
     from edgespec.platform.metering import choose_meter
     from edgespec.platform.turns import Turns
 
@@ -270,7 +291,7 @@ def serve_command(
         if heard:
             metrics.watch_speech(heard.worker)
         if engine and worker:
-            service = Service.of(engine, n_ctx=loading.ctx, max_prompt=limits.max_prompt)
+            service = limits.service(engine, loading.ctx)
             app = create_app(engine, worker, metrics=metrics, service=service, speech=heard, log=message)
         else:
             assert heard  # noqa: S101 - `SpeechServing.check` made sure, for the type checker

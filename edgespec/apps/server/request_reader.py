@@ -65,6 +65,8 @@ class Service:
     """Most tokens of a prompt; None: as many as the context holds."""
     reasoning_budget: int = -1
     """Most tokens of a thought where a request says nothing; -1: no limit."""
+    strict: bool = False
+    """Whether a field that nobody knows is refused; else it has no effect."""
 
     @classmethod
     def of(
@@ -74,12 +76,13 @@ class Service:
         n_ctx: int | None = None,
         max_prompt: int | None = None,
         reasoning_budget: int = -1,
+        strict: bool = False,
     ) -> Service:
         """The service of `engine`; its model's name is the registry's, or the file's without its path."""
         name = PurePath(engine.target_name).name.removesuffix(".gguf")
         n_ctx = min(n_ctx or engine.target.n_ctx_train, engine.n_ctx_shared or engine.target.n_ctx_train)
         names = (ALIAS, engine.target.name)
-        return cls(name, names, n_ctx, max_prompt, reasoning_budget)
+        return cls(name, names, n_ctx, max_prompt, reasoning_budget, strict)
 
     def fingerprint(self, engine: Engine) -> str:
         """Return the system_fingerprint of its answers: version, model and kernels."""

@@ -151,6 +151,10 @@ class RequestLimits:
             help="Tokens of a thought, where a request does not say; 0: no thoughts, -1: no limit.",
         ),
     ] = -1
+    strict: Annotated[
+        bool,
+        typer.Option("--strict", help="Refuse a field that nobody knows; else a header and the log name it."),
+    ] = False
     max_seconds: Annotated[
         int,
         typer.Option(
@@ -167,6 +171,7 @@ class RequestLimits:
             n_ctx=n_ctx,
             max_prompt=self.max_prompt,
             reasoning_budget=self.reasoning_budget,
+            strict=self.strict,
         )
 
     def worker(self, engine: Engine, cancellation: Cancellation, turns: Turns) -> Worker:

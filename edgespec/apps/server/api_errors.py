@@ -51,6 +51,16 @@ class ApiError(Exception):
         return JSONResponse(body, self.status, headers=self.headers)
 
 
+def with_names(error: ApiError, names: Mapping[str, str]) -> ApiError:
+    """Return `error` with the field at fault called as in another API, by `names`."""
+    old = error.param or ""
+    if old not in names:
+        return error
+    line = re.sub(rf"(?<![\w.]){re.escape(old)}(?!\w)", names[old], str(error))
+    param = names[old].partition(".")[0]
+    return ApiError(error.status, line, param=param, code=error.code, headers=error.headers)
+
+
 _OLLAMA = "/api/"
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 

@@ -416,6 +416,12 @@ class ChatRequest(GenerationRequest):
     chat_template_kwargs: dict[str, Any] | None = Field(
         None, description='More variables of the chat template, such as {"enable_thinking": false}.'
     )
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
+        None, description="How much the model thinks before it answers; none: it does not."
+    )
+    reasoning_budget: int | None = Field(
+        None, ge=-1, description="Most tokens of its thoughts; 0: no thoughts, -1: no limit."
+    )
     continue_final_message: bool | None = Field(
         None, description="Go on with the last message, which is the assistant's."
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import ConfigDict, Field, TypeAdapter, field_validator
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationInfo, field_validator
 
 from edgespec.apps.server.request_fields import OtherFields, RequestPart
 from edgespec.apps.server.request_schema import SpeculativeOptions
@@ -168,15 +168,15 @@ class NamespaceDefinition(RequestPart):
     tools: list[CalledDefinition]
 
 
-class CachedSearch(ItemPart):
-    """A search of pages that OpenAI has stored, which Codex offers unasked: left out, with a warning."""
+class SearchDefinition(ItemPart):
+    """OpenAI's search, which Codex offers unasked: it is left out, with a warning."""
 
     type: Literal["web_search"]
-    external_web_access: Literal[False]
 
 
 ToolEntry = Annotated[
-    FunctionDefinition | CustomDefinition | NamespaceDefinition | CachedSearch, Field(discriminator="type")
+    FunctionDefinition | CustomDefinition | NamespaceDefinition | SearchDefinition,
+    Field(discriminator="type"),
 ]
 
 
@@ -238,7 +238,7 @@ class TextOptions(RequestPart):
 class ReasoningOptions(RequestPart):
     """How much the model thinks."""
 
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    effort: str | None = Field(None, description="As reasoning_effort of a chat completion.")
     summary: Literal["auto", "concise", "detailed"] | None = Field(
         None, description="Changes nothing: the thoughts come as they are."
     )
@@ -269,6 +269,15 @@ Included = Literal[
     "web_search_call.results",
 ]
 """Those of tools and pictures that are not here change nothing."""
+
+
+_ABSENT = {
+    "conversation": "send its items, or previous_response_id",
+    "prompt": "send its text as instructions",
+    "context_management": "use truncation, or send less",
+    "moderation": "nothing is judged here",
+}
+"""Fields of what OpenAI keeps or does besides, and what to do instead."""
 
 
 class ResponsesRequest(OtherFields):
@@ -313,6 +322,12 @@ class ResponsesRequest(OtherFields):
     @classmethod
     def _with_types(cls, given: Any) -> Any:  # noqa: ANN401 - whatever the client sent
         return [_with_type(item) for item in given] if isinstance(given, list) else given
+
+    @field_validator(*_ABSENT, mode="before")
+    @classmethod
+    def _refused(cls, given: Any, info: ValidationInfo) -> None:  # noqa: ANN401 - whatever the client sent
+        if given is not None and info.field_name:
+            raise ValueError(f"{info.field_name} is not supported here: {_ABSENT[info.field_name]}")
 
     @property
     def wants_logprobs(self) -> bool:

@@ -18,8 +18,8 @@ from edgespec.apps.server.responses.request_reader import PreparedResponse, Resp
 from edgespec.apps.server.responses.request_schema import (
     ENCRYPTED,
     ITEMS,
-    CachedSearch,
     ResponsesRequest,
+    SearchDefinition,
 )
 from edgespec.apps.server.responses.response_schema import DeletedResponse, ResponseAnswer
 from edgespec.apps.server.responses.store import ResponseStore, StoredResponse
@@ -89,7 +89,7 @@ def _begun(body: ResponsesRequest, model: str) -> ResponseAnswer:
     sampling = SamplingParams(**read_sampling(body.model_dump(include={"temperature", "top_p"})))
     choice = body.tool_choice or "auto"
     text: dict[str, Any] = {"format": {"type": "text"}, "verbosity": "medium"}
-    tools = [tool for tool in body.tools or () if not isinstance(tool, CachedSearch)]
+    tools = [tool for tool in body.tools or () if not isinstance(tool, SearchDefinition)]
     return ResponseAnswer(
         id=new_id("resp"),
         created_at=int(time.time()),
@@ -115,7 +115,7 @@ def _begun(body: ResponsesRequest, model: str) -> ResponseAnswer:
 
 
 def _given(part: BaseModel) -> dict[str, Any]:
-    return part.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    return part.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
 def _stored(answer: ResponseAnswer, prepared: PreparedResponse) -> StoredResponse:

@@ -51,7 +51,8 @@ class ResponseStore:
         with self._lock:
             found = self._kept.get(identity)
             if found is None:
-                raise _absent("response", identity, param)
+                kind = "previous response" if param == "previous_response_id" else "response"
+                raise _absent(kind, identity, param)
             self._kept.move_to_end(identity)
             return found
 
@@ -78,4 +79,4 @@ def _absent(kind: str, identity: str, param: str) -> ApiError:
         f"{kind.capitalize()} with id {identity[:80]!r} not found: this server keeps responses in memory, "
         "the last ones, unless store is false"
     )
-    return ApiError(404, line, param=param, code=f"{kind}_not_found")
+    return ApiError(404, line, param=param, code=f"{kind.replace(' ', '_')}_not_found")

@@ -15,13 +15,13 @@ from typing import Any, Literal
 from edgespec.apps.server.api_errors import ApiError
 from edgespec.apps.server.responses.request_schema import (
     AllowedChoice,
-    CachedSearch,
     ChosenTool,
     CustomDefinition,
     FunctionDefinition,
     GrammarInput,
     NamespaceDefinition,
     ResponsesRequest,
+    SearchDefinition,
 )
 from edgespec.decoding.grammar.source import GrammarSource
 from edgespec.errors import UsageError
@@ -98,7 +98,7 @@ def _tools(
 ) -> Iterator[tuple[str, FunctionDefinition | CustomDefinition, str | None]]:
     """Yield each tool with its place in the request and its namespace."""
     for i, tool in enumerate(body.tools or ()):
-        if isinstance(tool, CachedSearch):
+        if isinstance(tool, SearchDefinition):
             warnings.append(f"tools.{i}: {tool.type} is left out: this server searches nothing")
         elif isinstance(tool, NamespaceDefinition):
             for j, inner in enumerate(tool.tools):

@@ -87,7 +87,7 @@ class ItemWriter(ABC, Generic[Written]):
     def _whole(self, name: str) -> Event:
         return f"response.{name}", {"output_index": self._index, "item": dumped(self.item)}
 
-    def _event(self, name: str, **fields: Any) -> Event:  # noqa: ANN401 - JSON
+    def _event(self, name: str, /, **fields: Any) -> Event:  # noqa: ANN401 - JSON
         return f"response.{name}", {"item_id": self.item.id, "output_index": self._index, **fields}
 
 

@@ -15,8 +15,8 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 from edgespec.cli.console import INTERRUPTED, guarded_streams, line_of, message, out, print_error
 from edgespec.cli.llama_cpp_options import as_options_here
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
+from edgespec.platform.cpu import address_limit, is_refusal, why_refused
 from edgespec.platform.files import ignored_folders
-from edgespec.platform.limits import address_limit, is_refusal, why_refused
 from edgespec.platform.plugins import is_ours, load, offered
 
 # ---- completion in shells beyond typer's: names with colons in bash, the first Tab in zsh ----

@@ -39,9 +39,17 @@ from edgespec.models.resolve import resolve
 from edgespec.models.sources import format_size
 from edgespec.models.store import Store
 from edgespec.models.whisper_files import ARCHITECTURE
-from edgespec.platform.boards import device_model, device_revision, hwcaps, wheel_board
-from edgespec.platform.cpu import default_threads, fast_cores, physical_cores, read_cpu
-from edgespec.platform.limits import cpu_quota
+from edgespec.platform.cpu import (
+    cpu_quota,
+    default_threads,
+    device_model,
+    device_revision,
+    fast_cores,
+    hwcaps,
+    physical_cores,
+    read_cpu,
+    wheel_board,
+)
 from edgespec.platform.machine import processor_clock, temperatures, throttling
 from edgespec.platform.memory import available_bytes, memory_left, peak_rss_bytes, total_bytes
 from edgespec.platform.plugins import part

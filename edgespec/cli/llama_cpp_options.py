@@ -18,6 +18,7 @@ from typing import Literal
 
 from edgespec.cli.console import message
 from edgespec.errors import UsageError
+from edgespec.platform.files import read_text_file
 
 _Does = Literal["same", "left out", "nothing", "refused"]
 
@@ -199,7 +200,7 @@ class _Translation:
         elif name in _DRAFT_REPOSITORY:
             self._write(name, "--draft", f"hf:{value}")
         elif name in _SYSTEM_FILE:
-            self._write(name, "--system", _text(name, value))
+            self._write(name, "--system", read_text_file(Path(value), name).removesuffix("\n"))
         elif name in _BIAS:
             match = re.fullmatch(r"(\d+)([+-].+)", value)
             if not match:
@@ -253,12 +254,3 @@ class _Translation:
             raise UsageError(f"{name}: no such option; is -{name} meant?")
         if word.startswith("-h"):
             raise UsageError(f"{name}: no such option; -h alone prints the help")
-
-
-def _text(name: str, file: str) -> str:
-    try:
-        return Path(file).read_text(encoding="utf-8-sig").removesuffix("\n")
-    except OSError as error:
-        raise UsageError(f"{name} {file}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise UsageError(f"{name} {file}: not UTF-8 text; convert it first") from None

@@ -15,12 +15,11 @@ from edgespec.cli.local_run import Loading, switches
 from edgespec.cli.progress import pull_named
 from edgespec.decoding.choices import DrafterChoice, DrafterName, is_draftless, is_plugin
 from edgespec.decoding.sampling import SamplingParams
-from edgespec.engine.model_choice import choose_models
+from edgespec.engine.model_choice import ChosenModels, choose_refs
 from edgespec.errors import UsageError
 from edgespec.llama.choices import CacheType, KernelsChoice
 from edgespec.models.entries import Entry
 from edgespec.models.registry import load_registry
-from edgespec.models.resolve import locate
 from edgespec.models.store import Store
 
 if TYPE_CHECKING:  # not at run time: a shell completes options without loading llama.cpp or numpy
@@ -134,7 +133,7 @@ class ModelChoice:
     def names(self, *, writes: bool = False) -> tuple[str | None, str | None]:
         """Return the names of target and draft, as given or of the pair. Raises UsageError.
 
-        `writes`: as of `choose_models`.
+        `writes`: as of `choose_refs`.
         """
         if self.target is not None and self.target.isdecimal() and not Path(self.target).exists():
             raise UsageError(
@@ -162,23 +161,21 @@ class ModelChoice:
         *,
         writes: bool = False,
         chat_template: str | None = None,
-    ) -> tuple[str, str | None]:
-        """Return the names that `choose_models` chooses; check first all that can be, without pulling them.
+    ) -> ChosenModels:
+        """Return what `choose_refs` chooses; check first all that can be, without pulling them.
 
         Raises UsageError for addresses of nodes and a chat template that cannot be.
         """
         compute.addresses()
         with err.status("looking for its draft"):  # a file may have to be hashed
-            target, draft = choose_models(*self.names(writes=writes), drafter, writes=writes)
-        found = locate(target)
-        if draft:
-            locate(draft)
+            chosen = choose_refs(*self.names(writes=writes), drafter, writes=writes)
+        found, _ = chosen.target.found, chosen.draft and chosen.draft.found
         is_missing = isinstance(found, Entry) and not Store.default().is_present(found, load_registry())
         if chat_template and is_missing:  # of a model that is here, the engine checks it
             from edgespec.llama.chat_template import read_chat_template
 
             read_chat_template(chat_template)
-        return target, draft
+        return chosen
 
     def pull(
         self,
@@ -187,7 +184,7 @@ class ModelChoice:
         *,
         writes: bool = False,
         chat_template: str | None = None,
-    ) -> tuple[str, str | None]:
+    ) -> ChosenModels:
         """Return the same as `choose`; pull models that are not here."""
         chosen = self.choose(drafter, compute, writes=writes, chat_template=chat_template)
         pull_named(*chosen)
@@ -311,15 +308,13 @@ class Compute(ThreadsAndKernels):
         """Return the nodes as the user named them."""
         return None
 
-    def load_engine(
-        self, models: tuple[str | None, str | None], **keywords: Unpack[EngineKeywords]
-    ) -> Engine:
+    def load_engine(self, models: ChosenModels, **keywords: Unpack[EngineKeywords]) -> Engine:
         """Return the engine of a target and a draft; print its messages to stderr."""
         from edgespec.engine.engine import Engine
 
         with err.status("loading the models"):
             return Engine(
-                *models,
+                models,
                 n_threads=self.threads,
                 kernels=self.kernels,
                 cache_type=self.cache_type,
@@ -434,13 +429,3 @@ def refuse_contradictions(found: dict[str, bool]) -> None:
     for options, both in found.items():
         if both:
             raise UsageError(f"{options} contradict each other: choose one")
-
-
-def read_text(file: Path) -> str:
-    """Return the text of the file that --text names. Raises UsageError."""
-    try:
-        return file.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise UsageError("not UTF-8 text; convert it first", field="text", value=file) from None
-    except OSError as error:
-        raise UsageError(str(error.strerror), field="text", value=file) from None

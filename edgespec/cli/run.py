@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from edgespec.cli.console import INTERRUPTED, message, out
+from edgespec.cli.console import INTERRUPTED, message, out, read_piped
 from edgespec.cli.groups import grouped, listed, option_group, shown
 from edgespec.cli.local_run import RunRequest, has_servers
 from edgespec.cli.options import (
@@ -38,10 +38,9 @@ from edgespec.decoding.choices import Objective, Rule, is_draftless, is_plugin
 from edgespec.errors import EdgespecError, NodeLost, ServerLost, UsageError
 from edgespec.models.registry import load_registry
 from edgespec.models.resolve import model_named
-from edgespec.platform.standard_input import read_piped
 
 if TYPE_CHECKING:
-    from edgespec.cli.served import ServedStream
+    from edgespec.cli.local_run import ServedStream
     from edgespec.decoding.choices import DrafterChoice
     from edgespec.decoding.grammar.source import GrammarSource
     from edgespec.decoding.options import Options, Waking
@@ -516,7 +515,7 @@ def _served(
     models: ModelChoice, drafting: RunDrafting, length: RunLength, prompt: PromptOptions, request: RunRequest
 ) -> ServedStream | None:
     """Ask a running server of the same user and models; None if there is none that answers this."""
-    from edgespec.cli.served import ask_server, find_server
+    from edgespec.cli.local_run import ask_server, find_server
     from edgespec.engine.model_choice import choose_models
 
     drafter, names = drafting.chosen(), models.names()

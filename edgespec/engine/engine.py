@@ -17,20 +17,19 @@ from edgespec.decoding.options import OptionKeywords, Options, token_ids
 from edgespec.decoding.records import Provenance, Result
 from edgespec.drafting.costs import CONTEXTS
 from edgespec.drafting.draft_model import DraftModel
-from edgespec.drafting.earlier_texts import EarlierTexts
 from edgespec.drafting.head_model import states_worth
 from edgespec.drafting.learned_state import LearnedState
 from edgespec.drafting.plugin import PluginDrafter, UserDrafter, find_drafter
 from edgespec.drafting.policy import Policy
 from edgespec.drafting.proposal import DraftStep
 from edgespec.drafting.scheduler import Scheduler
+from edgespec.drafting.suffix import EarlierTexts
 from edgespec.drafting.tree_drafter import TreeDrafter
 from edgespec.engine.batcher import BatchedRequest, Batcher, StepSummary
 from edgespec.engine.capacity import Capacity
 from edgespec.engine.lossy.cascade import Cascade
-from edgespec.engine.pair import Pair
-from edgespec.engine.pair_options import PairOptions
-from edgespec.engine.plan import Plan, make_plan
+from edgespec.engine.model_choice import ChosenModels
+from edgespec.engine.pair import Pair, PairOptions, Plan, make_plan
 from edgespec.engine.stream import Stream
 from edgespec.errors import EdgespecError, UsageError, check_choice, check_text
 from edgespec.llama.batch import EmbeddingsFn
@@ -319,7 +318,8 @@ class RequestRunner:
 class Engine(Closing):
     """Generates text with `target`, sped up by `draft`, distributed exactly as with `target` alone.
 
-    Models are paths, registry names or `hf:OWNER/REPO/FILE.gguf`. Models not given come from the registry's
+    Models are paths, registry names or `hf:OWNER/REPO/FILE.gguf`, or both as `target`, chosen before
+    (model_choice.py). Models not given come from the registry's
     pairs: the default pair, or the target's draft. A context manager; `close` frees everything. Threads take
     turns: with `parallel` 1 a `generate` waits for another to end, with more they share passes.
 
@@ -357,7 +357,7 @@ class Engine(Closing):
 
     def __init__(  # noqa: PLR0913 - the public names of PairOptions, and of what is kept between generations
         self,
-        target: str | Path | None = None,
+        target: str | Path | ChosenModels | None = None,
         draft: str | Path | None = None,
         *,
         drafter: DrafterChoice | str | Callable[[], UserDrafter] = "auto",

@@ -24,7 +24,7 @@ from edgespec.llama.backend import llama
 from edgespec.llama.batch import Batch, EmbeddingsFn, PassInput, find_branches
 from edgespec.llama.choices import CacheType
 from edgespec.llama.gguf_header import GGUFHeader
-from edgespec.llama.outputs import Outputs
+from edgespec.llama.hidden_states import Outputs
 from edgespec.llama.rollback import MAX_SEQUENCES, Cells, Rollback, RollbackSize, State, bytes_of
 from edgespec.llama.states import States
 from edgespec.llama.weights import Model

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgespec.platform.cpu import ROOT, address_limit, memory_limits
 from edgespec.platform.files import lines_of
-from edgespec.platform.limits import ROOT, address_limit, memory_limits
 
 _MADV_DONTNEED = 4
 _MAPPING = re.compile(

@@ -16,8 +16,7 @@ from edgespec.apps.server.request_reader import Service
 from edgespec.decoding.choices import DrafterName
 from edgespec.engine.engine import Engine
 from edgespec.llama.choices import CacheType, KernelsChoice
-from edgespec.llama.fingerprints import file_fingerprint
-from edgespec.llama.gguf_header import check_model_file
+from edgespec.llama.gguf_header import check_model_file, file_fingerprint
 from edgespec.models.resolve import resolve
 
 WORK_S = 0.5

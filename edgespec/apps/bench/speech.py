@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from edgespec.apps.bench.runs import PLAIN, HeardRecording, Run, rotated, text_hash
-from edgespec.apps.energy import EnergyMeter
 from edgespec.apps.speech.audio import read_audio
 from edgespec.apps.speech.draft_costs import SpeechDraftCosts, joined
 from edgespec.apps.speech.drafts import ModelDrafts
@@ -27,6 +26,7 @@ from edgespec.apps.speech.whisper_model import SpeechModel
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.suites import Prompt
 from edgespec.platform.messages import MessageFn
+from edgespec.platform.metering import Meter
 
 SpeechDrafting = Literal["none", "auto", "suffix", "model"]
 
@@ -103,7 +103,7 @@ class SpeechBench:
         draft: SpeechModel | None,
         settings: SpeechSettings,
         folder: Path,
-        meter: EnergyMeter,
+        meter: Meter,
     ) -> None:
         """Hear recordings, whose ids are paths below `folder`. Raises UsageError if `target` cannot."""
         self._target, self._draft, self._settings = target, draft, settings

@@ -9,9 +9,10 @@ from edgespec.apps.forge.prompts import built_in
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.engine import Engine
 from edgespec.engine.stream import Stream
-from edgespec.errors import EdgespecError, UsageError
+from edgespec.errors import EdgespecError
 from edgespec.llama.gguf_header import read_header
 from edgespec.llama.weights import Model
+from edgespec.platform.files import read_text_file
 
 OWN_TOKENS = 24_576
 """Tokens of own texts, prompts included: 48 passes of 512."""
@@ -72,16 +73,6 @@ def _short_prompts(engine: Engine) -> Iterator[list[int]]:
 
 def texts_of(files: Sequence[Path], path: Path) -> list[list[int]]:
     """Return the tokens of text files, in the vocabulary of the model at `path`. Raises UsageError."""
-    texts = [read_text(file) for file in files]
+    texts = [read_text_file(file, "calibrate") for file in files]
     with Model(path, vocab_only=True) as model:
         return [model.tokenize(text, add_special=True, parse_special=False) for text in texts]
-
-
-def read_text(file: Path) -> str:
-    """Return the text of a file to quantize by. Raises UsageError."""
-    try:
-        return file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{file}: cannot be read: {error.strerror}", field="calibrate") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{file}: is no text in UTF-8", field="calibrate") from error

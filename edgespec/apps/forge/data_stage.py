@@ -18,7 +18,7 @@ from edgespec.apps.forge.writing import LONGEST_PROMPT, TargetWriter, WritingRun
 from edgespec.decoding.session import n_common
 from edgespec.drafting.history import History
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.llama.fingerprints import tokenizer_fingerprint
+from edgespec.llama.gguf_header import tokenizer_fingerprint
 from edgespec.llama.weights import Model
 from edgespec.models.sources import format_size
 from edgespec.models.suites import evenly, load_suite, read_contents

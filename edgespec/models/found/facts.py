@@ -12,10 +12,14 @@ from typing import Annotated
 import msgspec
 
 from edgespec.errors import EdgespecError, describe_os_error
-from edgespec.llama.fingerprints import tokenizer_fingerprint
-from edgespec.llama.ggml_types import type_name
-from edgespec.llama.gguf import TensorInfo
-from edgespec.llama.gguf_header import GGUFHeader, check_complete_file, other_kind, read_tensors
+from edgespec.llama.gguf import TensorInfo, type_name
+from edgespec.llama.gguf_header import (
+    GGUFHeader,
+    check_complete_file,
+    other_kind,
+    read_tensors,
+    tokenizer_fingerprint,
+)
 from edgespec.llama.kernel_coverage import multiplied
 from edgespec.llama.kernel_timing import MatrixShape
 from edgespec.llama.quantize import QUANT_TYPES

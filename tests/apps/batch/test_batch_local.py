@@ -8,10 +8,10 @@ import pytest
 
 from batch_parts import write_lines
 from edgespec import Engine
+from edgespec.apps.batch.commands.batch import BatchRate, run_batch
 from edgespec.apps.batch.lines import CHAT, TEXT, open_input
 from edgespec.apps.batch.local import LocalWriter, PromptDefaults
 from edgespec.apps.batch.records import BatchRequest
-from edgespec.apps.batch.run import BatchRate, run_batch
 from edgespec.apps.server.request_reader import Service
 from server_app import serving
 from shared_engine import SharedEngine

@@ -22,7 +22,7 @@ from edgespec.models.sources import check_disk
 from edgespec.models.store import Store
 from edgespec.models.whisper_files import ARCHITECTURE, is_whisper_source, whisper_gguf
 from edgespec.platform.cpu import default_threads
-from edgespec.platform.files import check_folder, expand_user
+from edgespec.platform.files import check_folder, expand_user, read_text_file
 
 if TYPE_CHECKING:
     from edgespec.llama.importance import Importance
@@ -57,13 +57,12 @@ class ImportanceSource:
         """Refuse both, and files that cannot be read. Raises UsageError, EdgespecError."""
         if self.imatrix and self.texts:
             raise UsageError("--imatrix and --calibrate: give one of them")
-        from edgespec.apps.forge.calibration_texts import read_text
         from edgespec.llama.importance import read_importance
 
         if self.imatrix:
             read_importance(self.imatrix)
         for file in self.texts:
-            read_text(file)
+            read_text_file(file, "calibrate")
 
     @property
     def is_given(self) -> bool:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from edgespec.apps.server.audio_routes import SpeechService
     from edgespec.apps.server.worker import Worker
     from edgespec.engine.engine import Engine
+    from edgespec.engine.model_choice import ChosenModels
     from edgespec.platform.metering import Meter
     from edgespec.platform.signals import Cancellation
     from edgespec.platform.turns import Turns
@@ -73,7 +74,7 @@ class ServeLoading(SharedModels):
     ] = 256
     compute: ComputeOnNodes
 
-    def load(self, names: tuple[str, str | None], meter: Meter | None, signals: Cancellation) -> Engine:
+    def load(self, names: ChosenModels, meter: Meter | None, signals: Cancellation) -> Engine:
         """Return the engine of a target and a draft."""
         return self.compute.load_engine(
             names,
@@ -291,7 +292,7 @@ def serve_command(
     return INTERRUPTED if hurried else 0
 
 
-def _pull(models: ModelChoice, loading: ServeLoading, speech: SpeechServing) -> tuple[str, str | None] | None:
+def _pull(models: ModelChoice, loading: ServeLoading, speech: SpeechServing) -> ChosenModels | None:
     """Pull all models that are not here; return the target and its draft, None if none is wanted."""
     names = None
     if models.target != NO_TEXT:
@@ -306,7 +307,7 @@ def _load(
     stack: ExitStack,
     loading: ServeLoading,
     limits: RequestLimits,
-    names: tuple[str, str | None],
+    names: ChosenModels,
     shared: tuple[Meter | None, Turns],
 ) -> tuple[Engine, Worker]:
     """Load the engine and return it with its worker; `shared` with what transcribes."""
@@ -325,7 +326,7 @@ def _announced(
     if engine is None:
         return nullcontext()
     from edgespec.apps.server.api import drafters_of
-    from edgespec.llama.fingerprints import tokenizer_fingerprint
+    from edgespec.llama.gguf_header import tokenizer_fingerprint
 
     server = RunningServer(
         edgespec=installation(),

@@ -62,6 +62,7 @@ from edgespec.apps.server.response_schema import (
     TextCompletion,
     Usage,
 )
+from edgespec.apps.server.responses.routes import add_responses
 from edgespec.apps.server.streaming import Answerer, AnswerWriter, with_warnings
 from edgespec.apps.server.worker import Worker
 from edgespec.cli.local_run import PATH, RunPart, RunRequest, write_part
@@ -513,6 +514,7 @@ def create_app(
     add_reports(app, [worker, speech.worker] if speech else [worker], metrics)
     _add_models(app, engine, service, speech, takes_tools=reader.takes_tools)
     _add_completions(app, engine, service, reader, answerer)
+    add_responses(app, engine, service, reader, answerer)
     add_run(app, engine, answerer)
     add_ollama(app, engine, service, reader, answerer, log=log)
     add_messages(app, engine.target, service, reader, answerer, log=log)

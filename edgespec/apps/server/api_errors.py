@@ -79,6 +79,16 @@ def new_request_id() -> str:
     return f"req_{secrets.token_hex(12)}"
 
 
+def with_names(error: ApiError, names: Mapping[str, str]) -> ApiError:
+    """Return `error` with the field at fault called as in another API, by `names`."""
+    old = error.param or ""
+    if old not in names:
+        return error
+    line = re.sub(rf"(?<![\w.]){re.escape(old)}(?!\w)", names[old], str(error))
+    param = names[old].partition(".")[0]
+    return ApiError(error.status, line, param=param, code=error.code, headers=error.headers)
+
+
 _OLLAMA = "/api/"
 _ANTHROPIC = "/v1/messages"
 _ANTHROPIC_TYPES = {

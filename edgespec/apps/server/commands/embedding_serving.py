@@ -24,13 +24,16 @@ class QueueLimits(Protocol):
     """The limits of requests that matter here."""
 
     @property
-    def max_queue(self) -> int: ...
+    def max_queue(self) -> int:
+        """Requests that may wait."""
 
     @property
-    def max_seconds(self) -> int: ...
+    def max_seconds(self) -> int:
+        """Time that a request may wait, and then that its answer may take."""
 
     @property
-    def max_prompt(self) -> int | None: ...
+    def max_prompt(self) -> int | None:
+        """Tokens of a text; None: as many as the context holds."""
 
 
 @option_group("Embeddings (docs/embeddings.md)")

@@ -41,7 +41,7 @@ from edgespec.models.registry import load_registry
 from edgespec.models.resolve import model_named
 
 if TYPE_CHECKING:
-    from edgespec.cli.local_run import ServedStream
+    from edgespec.cli.served import ServedStream
     from edgespec.decoding.choices import DrafterChoice
     from edgespec.decoding.grammar.source import GrammarSource
     from edgespec.decoding.options import Options, Waking
@@ -522,7 +522,7 @@ def _served(
     models: ModelChoice, drafting: RunDrafting, length: RunLength, prompt: PromptOptions, request: RunRequest
 ) -> ServedStream | None:
     """Ask a running server of the same user and models; None if there is none that answers this."""
-    from edgespec.cli.local_run import ask_server, find_server
+    from edgespec.cli.served import ask_server, find_server
     from edgespec.engine.model_choice import choose_models
 
     drafter, names = drafting.chosen(), models.names()

@@ -11,7 +11,6 @@ Tests pass a `root` with their own `proc` and `sys`.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
 import re
@@ -255,6 +254,8 @@ def auxval(kind: int) -> int:
     """Return an entry of the auxiliary vector, such as AT_HWCAP; 0 unless the process is 64-bit ARM."""
     if os.uname().machine != "aarch64" or sys.maxsize < 1 << 32:  # the bits mean other features in 32-bit
         return 0
+    import ctypes
+
     getauxval = ctypes.CDLL(None).getauxval
     getauxval.restype, getauxval.argtypes = ctypes.c_ulong, (ctypes.c_ulong,)
     return int(getauxval(kind))

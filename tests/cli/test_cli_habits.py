@@ -15,8 +15,7 @@ import typer.main
 from command_line import COMMAND, failed, run_cli
 from edgespec import Engine
 from edgespec.apps.server.commands.ps import running_servers
-from edgespec.cli.app import app
-from edgespec.cli.llama_cpp_options import as_options_here
+from edgespec.cli.app import app, as_options_here
 from edgespec.engine.model_choice import choose_models
 from edgespec.errors import UsageError
 from edgespec.models.registry import set_default

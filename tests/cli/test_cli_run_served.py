@@ -144,7 +144,7 @@ def test_the_way_to_a_server_loads_neither_a_model_nor_what_loads_one(
     )
     assert done.returncode == 0 and server.address in done.stderr
     imported = set(re.findall(r"^import time:.*\| +(\S+)$", done.stderr, re.MULTILINE))
-    assert "edgespec.cli.local_run" in imported
+    assert "edgespec.cli.served" in imported
     assert not imported & {"numpy", "llama_cpp.llama_cpp", "llguidance", "jinja2", "edgespec.engine.engine"}
 
 

@@ -169,9 +169,9 @@ class NamespaceDefinition(RequestPart):
 
 
 class SearchDefinition(ItemPart):
-    """OpenAI's search, which Codex offers unasked: it is left out, with a warning."""
+    """A search of OpenAI's, of pages or of tools, which Codex offers unasked: left out, with a warning."""
 
-    type: Literal["web_search"]
+    type: Literal["web_search", "tool_search"]
 
 
 ToolEntry = Annotated[

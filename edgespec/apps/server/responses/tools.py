@@ -22,6 +22,7 @@ from edgespec.apps.server.responses.request_schema import (
     NamespaceDefinition,
     ResponsesRequest,
     SearchDefinition,
+    ToolChoice,
 )
 from edgespec.decoding.grammar.source import GrammarSource
 from edgespec.errors import UsageError
@@ -40,7 +41,7 @@ _WHOLE = re.compile(
 
 
 @dataclass(frozen=True)
-class KnownTool:
+class ResponseTool:
     """A tool, by the names that its calls have."""
 
     type: Literal["function", "custom"]
@@ -54,7 +55,7 @@ class ReadTools:
 
     fields: dict[str, Any] = field(default_factory=dict)
     """Those of a request for a chat completion."""
-    offered: dict[str, KnownTool] = field(default_factory=dict)
+    offered: dict[str, ResponseTool] = field(default_factory=dict)
     """Which tool each function is."""
     warnings: list[str] = field(default_factory=list)
     """Lines on what is done only in part."""
@@ -69,7 +70,8 @@ def read_tools(body: ResponsesRequest) -> ReadTools:
     """Return the tools of `body`. Raises ApiError."""
     read = ReadTools()
     functions = []
-    is_forced = not (body.tool_choice in (None, "none", "auto") or _mode(body) == "auto")
+    choice = body.tool_choice
+    is_forced = (choice.mode if isinstance(choice, AllowedChoice) else choice) not in (None, "none", "auto")
     for place, tool, namespace in _tools(body, read.warnings):
         name = function_name(tool.name, namespace)
         if name in read.offered:
@@ -77,7 +79,7 @@ def read_tools(body: ResponsesRequest) -> ReadTools:
         if len(name) > _LONGEST_NAME:
             line = f"{place}: {name[:80]!r} is longer than {_LONGEST_NAME} characters: shorten it"
             raise ApiError(400, line, param="tools")
-        read.offered[name] = KnownTool(tool.type, tool.name, namespace)
+        read.offered[name] = ResponseTool(tool.type, tool.name, namespace)
         if isinstance(tool, CustomDefinition):
             functions.append(_of_text(name, tool, place))
             if isinstance(tool.format, GrammarInput) and not (is_forced and tool.format.syntax == "regex"):
@@ -88,8 +90,8 @@ def read_tools(body: ResponsesRequest) -> ReadTools:
             )
     if functions:
         read.fields["tools"] = [{"type": "function", "function": function} for function in functions]
-    if body.tool_choice is not None:
-        read.fields["tool_choice"] = _choice(body, read.offered)
+    if choice is not None:
+        read.fields["tool_choice"] = _choice(choice, read.offered)
     return read
 
 
@@ -139,19 +141,14 @@ def _mistake(syntax: Literal["lark", "regex"], definition: str) -> str:
     return ""
 
 
-def _mode(body: ResponsesRequest) -> str | None:
-    return body.tool_choice.mode if isinstance(body.tool_choice, AllowedChoice) else None
-
-
-def _choice(body: ResponsesRequest, offered: dict[str, KnownTool]) -> Any:  # noqa: ANN401 - JSON
+def _choice(choice: ToolChoice, offered: dict[str, ResponseTool]) -> Any:  # noqa: ANN401 - JSON
     def named(chosen: ChosenTool) -> dict[str, Any]:
         name = function_name(chosen.name, chosen.namespace)
-        if offered.get(name) != KnownTool(chosen.type, chosen.name, chosen.namespace):
+        if offered.get(name) != ResponseTool(chosen.type, chosen.name, chosen.namespace):
             line = f"tool_choice: no {chosen.type} tool {chosen.name[:80]!r} in tools"
             raise ApiError(400, line, param="tool_choice")
         return {"type": "function", "function": {"name": name}}
 
-    choice = body.tool_choice
     if isinstance(choice, ChosenTool):
         return named(choice)
     if isinstance(choice, AllowedChoice):

@@ -109,12 +109,21 @@ def test_a_namespace_is_part_of_the_name(http: httpx.Client, served: Served):
 
 
 def test_what_is_done_only_in_part_is_told(http: httpx.Client, served: Served):
-    body: dict[str, Any] = {"model": "edgespec", "input": "x", "tools": [SEARCH, LARK]}
+    body: dict[str, Any] = {
+        "model": "edgespec",
+        "input": "x",
+        "tools": [SEARCH, LARK, {"type": "tool_search"}],
+    }
     body |= {"text": {"verbosity": "low"}}
     with writing(served, "ok") as prompts:
         answer = http.post("/v1/responses", json=body)
     told = answer.headers["X-Edgespec-Warning"]
-    for words in ("tools.0: web_search is left out", "tools.1.format: not enforced", "text.verbosity"):
+    for words in (
+        "tools.0: web_search is left out",
+        "tools.1.format: not enforced",
+        "tools.2: tool_search",
+        "text.verbosity",
+    ):
         assert words in told
     assert [tool["type"] for tool in answer.json()["tools"]] == ["custom"]
     assert 'start: \\"x\\" | \\"y\\"' in prompts[0] and "web_search" not in prompts[0]

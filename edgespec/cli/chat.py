@@ -32,6 +32,7 @@ from edgespec.platform.kept import CHAT_LINES, STATES
 
 if TYPE_CHECKING:
     from edgespec.cli.chat_lines import Chat
+    from edgespec.decoding.options import Options
     from edgespec.engine.conversation import Conversation, LastConversation
     from edgespec.engine.engine import Engine
 
@@ -105,18 +106,12 @@ def chat_command(
 ) -> int:
     """Talk with a model. From a pipe, each line is a turn. /help says what else can be typed."""
     from edgespec.cli.chat_lines import Chat, ChatSettings, check_unicode
-    from edgespec.decoding.options import Options
     from edgespec.engine.conversation import LastConversation
     from edgespec.platform.signals import SignalPipe
 
     drafter = drafting.chosen()
     _refuse_contradictions(models, drafting, beginning, output)
-    options = Options(
-        params=sampling.params,
-        seed=sampling.seed,
-        n_predict=most_tokens(length.n_predict),
-        gamma=drafting.gamma,
-    )
+    options = _options(drafting, length, sampling)
     if sys.stdin is None:
         raise UsageError("standard input is closed")
     check_unicode(beginning.system or "")
@@ -180,6 +175,18 @@ def _continued(last: LastConversation) -> Conversation:
     n = len(conversation.exchanges)
     message(f"the last conversation goes on, after {n} exchange{'' if n == 1 else 's'}")
     return conversation
+
+
+def _options(drafting: DraftingOptions, length: ChatLength, sampling: Sampling) -> Options:
+    from edgespec.decoding.options import Options
+
+    return Options(
+        params=sampling.params,
+        seed=sampling.seed,
+        n_predict=most_tokens(length.n_predict),
+        gamma=drafting.gamma,
+        reasoning_budget=sampling.reasoning_budget,
+    )
 
 
 def _type(chat: Chat, *, cache: bool) -> None:

@@ -37,6 +37,7 @@ from edgespec.engine.conversation import (
 from edgespec.engine.engine import Engine
 from edgespec.engine.stream import Stream
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
+from edgespec.llama.thinking import Thinking
 from edgespec.models.sources import format_size
 from edgespec.platform.files import expand_user
 
@@ -194,6 +195,7 @@ class Chat:
         """Whether Ctrl-C ended the last answer."""
         self._engine = engine
         self._settings = settings
+        self._thinking = Thinking(budget=settings.options.reasoning_budget)
         self._n_ctx = n_ctx
         self._figures = ChatTotals()
         self._last: Result | None = None
@@ -250,6 +252,7 @@ class Chat:
             n_ctx=self._n_ctx,
             n_predict=self._settings.options.n_predict,
             parse_special=self._settings.parse_special,
+            thinking=self._thinking,
         )
         self._tell_left_out(n_left_out)
         self._write(tokens, lambda answer: self.conversation.add(Exchange(question, answer)))
@@ -328,7 +331,11 @@ class Chat:
         n_predict = self._settings.options.n_predict
         n_left_out = conversation.n_left_out
         tokens = conversation.continued(
-            model, n_ctx=self._n_ctx, n_predict=n_predict, parse_special=self._settings.parse_special
+            model,
+            n_ctx=self._n_ctx,
+            n_predict=n_predict,
+            parse_special=self._settings.parse_special,
+            thinking=self._thinking,
         )
         self._tell_left_out(n_left_out)
 

@@ -423,10 +423,11 @@ class SharedModels:
 
 @option_group("Sampling (defaults and meaning as in llama.cpp)")
 class Sampling:
-    """Sampling parameters and the seed."""
+    """Sampling parameters, the seed, and the limit of thoughts."""
 
     params: SamplingParams
     seed: Annotated[int | None, listed("seed")] = None
+    reasoning_budget: Annotated[int, listed("reasoning_budget", panel=OUTPUT)] = -1
 
 
 # ---- what users write ----

@@ -463,6 +463,7 @@ def _options(
         gamma=drafting.gamma,
         rule=drafting.rule,
         stop=prompt.stop or (),
+        reasoning_budget=sampling.reasoning_budget,
         cascade=lossy.waking(),
         lenience=lossy.lenience,
     )
@@ -492,6 +493,7 @@ def _request(
         logit_bias={token: None if value == -math.inf else value for token, value in bias},
         seed=options.seed,
         n_predict=options.n_predict,
+        reasoning_budget=options.reasoning_budget,
         drafter=None if drafter == "auto" else str(drafter),
         gamma=options.gamma,
         rule=options.rule,

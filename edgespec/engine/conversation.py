@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -18,6 +19,7 @@ import msgspec
 from edgespec.decoding.records import Result
 from edgespec.errors import EdgespecError, UsageError, check_text, describe_os_error
 from edgespec.llama.gguf_header import file_fingerprint
+from edgespec.llama.thinking import AS_USUAL, Thinking
 from edgespec.llama.weights import Model
 from edgespec.platform.files import write_atomically
 from edgespec.platform.kept import CONVERSATIONS
@@ -98,19 +100,20 @@ class Conversation:
         n_ctx: int,
         n_predict: int | None,
         parse_special: bool = False,
+        thinking: Thinking = AS_USUAL,
     ) -> list[int]:
         """Return the tokens of the prompt for `question`, with room in `n_ctx` tokens for an answer.
 
         The room is `n_predict` tokens, but at most half of the context; if it is None, an eighth of the
         context. If the prompt does not leave that room, the oldest exchanges are left out of this prompt and
         of all later ones (`n_left_out`), until the prompt takes three quarters of what it may take. The
-        system message and the question always stay. `parse_special`: as of `Model.render_chat`. Raises
-        EdgespecError if those two alone leave too little room, or the template fails.
+        system message and the question always stay. `parse_special`, `thinking`: as of `Model.render_chat`.
+        Raises EdgespecError if those two alone leave too little room, or the template fails.
         """
         check_text("question", question)
 
         def tokens_without(n: int) -> list[int]:
-            return self._tokens(question, model, n, parse_special=parse_special)
+            return self._tokens(question, model, n, parse_special=parse_special, thinking=thinking)
 
         room = max(1, n_ctx // _ANSWER_SHARE if n_predict is None else min(n_predict, n_ctx // 2))
         n_fitting = n_ctx - room
@@ -135,7 +138,13 @@ class Conversation:
         return tokens
 
     def continued(
-        self, model: Model, *, n_ctx: int, n_predict: int | None, parse_special: bool = False
+        self,
+        model: Model,
+        *,
+        n_ctx: int,
+        n_predict: int | None,
+        parse_special: bool = False,
+        thinking: Thinking = AS_USUAL,
     ) -> list[int]:
         """Return the tokens of the prompt that goes on with the last answer; arguments as for `prompt`.
 
@@ -149,25 +158,33 @@ class Conversation:
             written = tuple(model.tokenize(last.answer.text, add_special=False, parse_special=False))
         room = len(written) + (n_ctx // _ANSWER_SHARE if n_predict is None else n_predict)
         try:
-            tokens = [
-                *self.prompt(last.question, model, n_ctx=n_ctx, n_predict=room, parse_special=parse_special),
-                *written,
-            ]
+            tokens = self.prompt(
+                last.question,
+                model,
+                n_ctx=n_ctx,
+                n_predict=room,
+                parse_special=parse_special,
+                thinking=thinking,
+            )
+            tokens += written
         finally:
             self.exchanges.append(last)
         if len(tokens) >= n_ctx:
             raise EdgespecError(f"the context of {n_ctx:,} tokens is full: choose a larger one")
         return tokens
 
-    def _tokens(self, question: str, model: Model, n_left_out: int, *, parse_special: bool) -> list[int]:
+    def _tokens(
+        self, question: str, model: Model, n_left_out: int, *, parse_special: bool, thinking: Thinking
+    ) -> list[int]:
         """Return the tokens of the prompt without the first `n_left_out` exchanges."""
         kept = self.exchanges[n_left_out:]
         said = [exchange.answer.text for exchange in kept]
-        text = model.render_chat(self._messages(kept, question, said), parse_special=parse_special)
+        render = partial(model.render_chat, thinking=thinking, parse_special=parse_special)
+        text = render(self._messages(kept, question, said))
         if not any(exchange.answer.token_ids for exchange in kept):
             return model.tokenize_rendered(text)
         marks = [f"\ue000{i}\ue001" for i in range(len(kept))]
-        marked = model.render_chat(self._messages(kept, question, marks), parse_special=parse_special)
+        marked = render(self._messages(kept, question, marks))
         first, *others = _parts(text, _split(marked, marks), [exchange.answer for exchange in kept])
         tokens = model.tokenize_rendered(first[1])
         for token_ids, following in others:

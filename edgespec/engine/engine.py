@@ -36,6 +36,7 @@ from edgespec.llama.batch import EmbeddingsFn
 from edgespec.llama.choices import CacheType, KernelsChoice, StateRoom
 from edgespec.llama.node_addresses import NodeAddress
 from edgespec.llama.session import Session
+from edgespec.llama.thinking import Thinking
 from edgespec.llama.weights import Model
 from edgespec.platform.closing import Closing
 from edgespec.platform.forks import HomeLock
@@ -507,13 +508,14 @@ class Engine(Closing):
         system: str | None = None,
         chat: bool | None = None,
         parse_special: bool | None = None,
+        reasoning_budget: int = -1,
     ) -> list[int]:
         """Return the tokens of `prompt`, in the model's chat template if it has one.
 
         `chat` True or False forces or forbids the template; `system` is a system message, which needs the
         template. `parse_special`: names of control tokens in `prompt` and `system` are these tokens (True) or
-        text (False); None: text in a template, tokens without. Raises UsageError for an impossible
-        combination.
+        text (False); None: text in a template, tokens without. `reasoning_budget` 0: the template is told
+        that the model is not to think. Raises UsageError for an impossible combination.
         """
         check_text("prompt", prompt)
         if system is not None:
@@ -528,7 +530,8 @@ class Engine(Closing):
         messages = [{"role": "user", "content": prompt}]
         if system is not None:
             messages.insert(0, {"role": "system", "content": system})
-        return self.target.tokenize_chat(messages, parse_special=bool(parse_special))
+        thinking = Thinking(budget=reasoning_budget)
+        return self.target.tokenize_chat(messages, thinking=thinking, parse_special=bool(parse_special))
 
     def has_room(self, prompt: Sequence[int] | int, n_predict: int | None) -> bool:
         """Whether a text of these tokens or that many, and so many to come, can begin beside those under way.
@@ -564,16 +567,27 @@ class Engine(Closing):
             if not isinstance(options, Options | None):
                 raise UsageError("must be Options", field="options", value=options)
             options = (options or Options()).changed(**keywords)
-            tokens = self._tokens_of(prompt, system, chat, parse_special)
+            tokens = self._tokens_of(prompt, system, chat, parse_special, options.reasoning_budget)
             given = prompt if isinstance(prompt, str) else tokens
             return self._begin(given, tokens, options, on_step, called)
 
     def _tokens_of(
-        self, prompt: str | Sequence[int], system: str | None, chat: bool | None, parse_special: bool | None
+        self,
+        prompt: str | Sequence[int],
+        system: str | None,
+        chat: bool | None,
+        parse_special: bool | None,
+        reasoning_budget: int,
     ) -> list[int]:
         """Return the tokens of a prompt that is text, or these tokens. Raises UsageError."""
         if isinstance(prompt, str):
-            tokens = self.prompt_tokens(prompt, system=system, chat=chat, parse_special=parse_special)
+            tokens = self.prompt_tokens(
+                prompt,
+                system=system,
+                chat=chat,
+                parse_special=parse_special,
+                reasoning_budget=reasoning_budget,
+            )
         else:
             for name, value in (("system", system), ("chat", chat), ("parse_special", parse_special)):
                 if value is not None:
@@ -591,7 +605,7 @@ class Engine(Closing):
         on_step: Callable[[DraftStep], None] | None,
         called: float,
     ) -> Stream:
-        plan = make_plan(self._pair, options)
+        plan = make_plan(self._pair, options, tokens)
         if self.parallel == 1:
             self._requests.end_all(
                 "the engine writes one at a time and began another; read it first, or choose parallel"

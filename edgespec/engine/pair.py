@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from edgespec._core import Interrupt
 from edgespec.decoding.choices import DrafterChoice, DrafterName, NamedDrafter, Rule
+from edgespec.decoding.grammar.constraint import Constraint
 from edgespec.decoding.loop import Task
 from edgespec.decoding.option_table import MAX_GAMMA
 from edgespec.decoding.options import Options, Waking
 from edgespec.decoding.records import Mode
 from edgespec.decoding.sampling import Coins
+from edgespec.decoding.thoughts import ThoughtConstraint, ThoughtLimit
 from edgespec.drafting.draft import find_draft
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.draft_search import DraftSearch
@@ -480,6 +482,9 @@ _POLICIES: dict[DrafterName, Policy] = {
     "staged": Policy(suffix=False, model=True, staged=True),
 }
 
+_CONCLUSION = "\n\nI have thought about this for long enough, and answer now.\n"
+"""Last words of a thought that is ended at its budget."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan(Task):
@@ -511,16 +516,10 @@ class Plan(Task):
         return not drafts or (self.rule == "match" and self.options.lenience == 1.0)
 
 
-def make_plan(pair: Pair, options: Options) -> Plan:
+def make_plan(pair: Pair, options: Options, prompt: Sequence[int]) -> Plan:
     """Decide what `options` leave open. Raises UsageError if this pair cannot do what they ask."""
     if options.cascade:
         options = replace(options, cascade=_resolved(pair, options.cascade))
-    constraint = None
-    if options.grammar:
-        if options.grammar.model is not pair.target:
-            problem = f"made for another model than {pair.target_name}"
-            raise UsageError(problem, field=options.grammar.name)
-        constraint = options.grammar.begin(options.params)
     drafter = _drafter(pair, options)
     plugin = drafter if isinstance(drafter, NamedDrafter) else None
     policy = None if isinstance(drafter, NamedDrafter) else _policy(pair, options, drafter)
@@ -528,10 +527,55 @@ def make_plan(pair: Pair, options: Options) -> Plan:
         options=options,
         coins=Coins(secrets.randbits(32) if options.seed is None else options.seed),
         rule=_rule(options, drafts=policy is not None or plugin is not None),
-        constraint=constraint,
+        constraint=_constraint(pair, options, prompt),
         policy=policy,
         plugin=plugin,
     )
+
+
+def _constraint(pair: Pair, options: Options, prompt: Sequence[int]) -> Constraint | None:
+    grammar = options.grammar
+    if grammar and grammar.model is not pair.target:
+        problem = f"made for another model than {pair.target_name}"
+        raise UsageError(problem, field=grammar.name)
+    limit = _thought_limit(pair.target, options.reasoning_budget, prompt)
+    if limit is None:
+        return grammar.begin(options.params) if grammar else None
+    banned = options.params.banned
+    if not set(limit.end).isdisjoint(banned):
+        problem = "the logit bias forbids a token that ends a thought: choose one"
+        raise UsageError(problem, field="reasoning_budget")
+    if grammar is None:
+        return ThoughtConstraint(limit, pair.target)
+    return ThoughtConstraint(limit, pair.target, grammar.matcher, banned=banned, name=grammar.name)
+
+
+def _thought_limit(model: Model, budget: int, prompt: Sequence[int]) -> ThoughtLimit | None:
+    """Return the limit of a thought after `prompt`; None for no limit, or a model that has no thoughts."""
+    markers = model.template().thinking if budget >= 0 and model.chat_template is not None else None
+    if markers is None:
+        return None
+    opener, closer = markers
+    end = f"{_CONCLUSION if budget else ''}{closer}"
+    return ThoughtLimit(
+        budget=budget,
+        opener=opener.encode(),
+        closer=closer.encode(),
+        end=tuple(model.tokenize(end, add_special=False, parse_special=True)),
+        begun=_ends_in_thought(model, prompt, opener.encode(), closer.encode()),
+    )
+
+
+def _ends_in_thought(model: Model, prompt: Sequence[int], opener: bytes, closer: bytes) -> bool:
+    """Whether a thought is open in the last message: after the last control token that is no marker."""
+    pieces: list[bytes] = []
+    for token in reversed(prompt):
+        piece = model.piece(token, special=True)
+        if model.is_control(token) and piece not in opener and piece not in closer:
+            break
+        pieces.insert(0, piece)
+    text = b"".join(pieces)
+    return text.rfind(opener) > text.rfind(closer)
 
 
 def _resolved(pair: Pair, cascade: Waking) -> Waking:

@@ -96,12 +96,8 @@ class KVCache(Closing):
         """Most leaves of the trees of a pass; 1: chains only."""
         self.n_sequences = size.n_sequences
         _check_model(model, self.n_sequences, takes_embeddings=embeddings is not None)
-        self._trees: Cells | None = None
-        self._rollback: Rollback
-        if model.keeps_state:
-            self._rollback = _states(model, size, self.n_batch)
-        else:
-            self._rollback = self._trees = Cells(self.n_sequences, self.max_leaves)
+        self._trees = None if model.keeps_state else Cells(self.n_sequences, self.max_leaves)
+        self._rollback: Rollback = self._trees or _states(model, size, self.n_batch)
         self.most_drafted = min(self.n_logits_max - 1, self._rollback.most_drafted or self.n_logits_max)
         """Most tokens of a pass that may be taken back after it."""
         n_sequences = self.n_sequences + self._rollback.n_spare

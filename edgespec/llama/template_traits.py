@@ -10,7 +10,6 @@ from typing import Any
 from edgespec.decoding.session import n_common
 from edgespec.errors import EdgespecError
 from edgespec.llama.chat_template import ChatTemplate, Messages, Tools
-from edgespec.llama.control_names import THINKING
 
 FIRST, SECOND = "probe_alpha", "probe_beta"
 """Names of the functions in the samples."""
@@ -84,9 +83,7 @@ class TemplateTraits:
     @cached_property
     def thinking(self) -> tuple[str, str] | None:
         """The texts that begin and end thoughts; None if the template knows none."""
-        if not self.template.is_program:
-            return None
-        return next((pair for pair in THINKING if pair[1] in self.template.source), None)
+        return self.template.thinking
 
     @cached_property
     def typed_content(self) -> bool:

@@ -11,7 +11,7 @@ import socket
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
@@ -48,6 +48,7 @@ from edgespec.cli.options import (
     refuse_contradictions,
 )
 from edgespec.cli.progress import pull_named
+from edgespec.decoding.option_table import LARGEST_INT
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.resolve import locate
 
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from edgespec.apps.server.audio_routes import SpeechService
+    from edgespec.apps.server.request_reader import Service
     from edgespec.apps.server.router.pool import ModelSpec
     from edgespec.apps.server.worker import Worker
     from edgespec.engine.engine import Engine
@@ -219,12 +221,38 @@ class RequestLimits:
     max_prompt: Annotated[
         int | None, typer.Option(min=1, help="Tokens of a prompt.", show_default="the context")
     ] = None
+    reasoning_budget: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=-1,
+            max=LARGEST_INT,
+            help="Tokens of a thought, where a request does not say; 0: no thoughts, -1: no limit.",
+        ),
+    ] = -1
+    strict: Annotated[
+        bool,
+        typer.Option("--strict", help="Refuse a field that nobody knows; else a header and the log name it."),
+    ] = False
     max_seconds: Annotated[
         int,
         typer.Option(
             min=1, max=86_400, help="Time that a request may wait, and then that its answer may take."
         ),
     ] = 600
+
+    def service(self, engine: Engine, n_ctx: int | None, names: Sequence[str]) -> Service:
+        """The service of `engine`, called `names`, within these limits, and `n_ctx` tokens in all."""
+        from edgespec.apps.server.request_reader import Service
+
+        return Service.of(
+            engine,
+            n_ctx=n_ctx,
+            max_prompt=self.max_prompt,
+            names=names,
+            reasoning_budget=self.reasoning_budget,
+            strict=self.strict,
+        )
 
     def worker(self, engine: Engine, cancellation: Cancellation, turns: Turns) -> Worker:
         """Return the worker of `engine` within these limits."""
@@ -356,7 +384,6 @@ def _serve_one(models: ServedModels, options: ServerOptions) -> int:
     from edgespec.apps.server.gate import Gate, GateLimits, is_loopback
     from edgespec.apps.server.http_server import Workers, bind, serve
     from edgespec.apps.server.metrics import Metrics
-    from edgespec.apps.server.request_reader import Service
     from edgespec.platform.metering import choose_meter
     from edgespec.platform.turns import SharedTurns, Turns
 
@@ -379,9 +406,7 @@ def _serve_one(models: ServedModels, options: ServerOptions) -> int:
         if heard:
             metrics.watch_speech(heard.worker)
         if engine and worker:
-            service = Service.of(
-                engine, n_ctx=loading.ctx, max_prompt=limits.max_prompt, names=models.alias or ()
-            )
+            service = limits.service(engine, loading.ctx, models.alias or ())
             app = create_app(engine, worker, metrics=metrics, service=service, speech=heard, log=message)
         else:
             assert heard  # noqa: S101 - `SpeechServing.check` made sure, for the type checker
@@ -618,7 +643,8 @@ def _spec(name: str, table: PresetModel, shared: list[str], options: ServerOptio
             choice = ModelChoice(target=table.target, draft=table.draft, pair=table.pair)
             if not (table.target or table.pair):
                 choice = choice.with_model(name)
-            target, draft = choice.choose(drafter, loading.compute, chat_template=table.chat_template)
+            chosen = choice.choose(drafter, loading.compute, chat_template=table.chat_template)
+            target, draft = (ref.name if ref else None for ref in chosen)
         speech = None if table.speech is None else speech_ref(table.speech)
         if speech is not None:
             locate(speech)

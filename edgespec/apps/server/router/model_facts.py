@@ -68,9 +68,9 @@ def _facts(model: ModelNames) -> UnloadedFacts:
     from edgespec.llama.gguf_header import check_complete_file
     from edgespec.models.footprint import PROCESS_BYTES, USUAL_CTX, required_bytes, weight_bytes
     from edgespec.models.found.facts import facts_of
-    from edgespec.models.resolve import model_header
+    from edgespec.models.resolve import model_header, ref_of
 
-    headers = [model_header(name) for name in (model.target, model.draft) if name]
+    headers = [model_header(ref_of(name)) for name in (model.target, model.draft) if name]
     weights = sum(map(weight_bytes, headers))
     needed = sum(
         required_bytes(header, min(header.n_ctx_train, model.n_ctx or USUAL_CTX)) for header in headers

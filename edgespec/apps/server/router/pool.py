@@ -23,7 +23,7 @@ from edgespec.apps.server.request_queue import QueueFull, ShuttingDown, TimedOut
 from edgespec.apps.server.router.model_facts import ModelNames, UnloadedFacts, read_facts
 from edgespec.apps.server.router.model_process import ModelProcess, NotLoaded
 from edgespec.models.sources import format_size
-from edgespec.platform.limits import ROOT
+from edgespec.platform.cpu import ROOT
 from edgespec.platform.memory import anonymous_bytes, memory_left
 from edgespec.platform.messages import MessageFn
 

@@ -29,6 +29,7 @@ NOTES = {
     "server": "OpenAI's, Anthropic's, Ollama's APIs",
     "bench": "measures and compares",
     "speech": "Whisper",
+    "embed": "vectors of texts",
     "energy": "joules",
     "nodes": "layers on other machines",
 }

@@ -18,7 +18,7 @@ from edgespec.decoding.choices import DrafterChoice, DrafterName, is_draftless, 
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.model_choice import ChosenModels, choose_refs
 from edgespec.errors import UsageError
-from edgespec.llama.choices import CacheType, KernelsChoice, StateRoom
+from edgespec.llama.choices import CacheType, KernelsChoice, Pooling, StateRoom
 from edgespec.models.entries import Entry
 from edgespec.models.registry import load_registry
 from edgespec.models.store import Store
@@ -59,6 +59,13 @@ WattsOption = Annotated[
         metavar="W",
         help="Assume a constant power of W watts instead of measuring; joules are labelled as estimated.",
         rich_help_panel=ENERGY,
+    ),
+]
+PoolingOption = Annotated[
+    Pooling | None,
+    typer.Option(
+        help="Vector of a text: the mean of its tokens' states, the first one's, or the last one's.",
+        show_default="as the model's file says",
     ),
 ]
 SystemOption = Annotated[str | None, typer.Option(help="System message.", rich_help_panel=PROMPT)]

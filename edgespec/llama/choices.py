@@ -11,6 +11,9 @@ KernelsChoice = Literal["auto", "off"]
 CacheType = Literal["f16", "q8_0"]
 """How the target's cache holds keys and values: as 16-bit floats, or in 8 bits with one scale per 32."""
 
+Pooling = Literal["mean", "cls", "last"]
+"""The vector of a text: the mean of its tokens' states, that of the first token, or of the last."""
+
 
 class StateRoom(NamedTuple):
     """The folder that states of prompts are kept in (prompt_states.py), and its limit."""

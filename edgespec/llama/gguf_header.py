@@ -107,6 +107,11 @@ class GGUFHeader:
         return any(key.startswith(HEAD_PREFIX) for key in self.gguf.fields)
 
     @property
+    def is_embedder(self) -> bool:
+        """Whether it makes vectors or scores of texts, and writes none."""
+        return bool(_ENCODERS.search(self.architecture)) or self.pooling_type > 0 or not self.is_causal
+
+    @property
     def only_drafts(self) -> bool:
         """Whether it is a head, made by edgespec or published: no model that writes by itself."""
         return self.is_head or self.architecture in HELPERS
@@ -266,10 +271,11 @@ def _check_kind(header: GGUFHeader) -> None:
         raise EdgespecError(f"{header.path}: damaged: a model of {header.n_layer} layers; download it again")
 
 
-def other_kind(header: GGUFHeader) -> str:
+def other_kind(header: GGUFHeader, *, or_embedder: bool = False) -> str:
     """The content of a valid GGUF without a text-generating model, such as "a LoRA adapter, not a model".
 
-    "" for a text-generating model, or a head that edgespec made.
+    "" for a text-generating model, or a head that edgespec made. `or_embedder`: or an embedding or reranking
+    model.
     """
     architecture, kind = header.architecture, header.general_type
     cannot = {
@@ -285,7 +291,7 @@ def other_kind(header: GGUFHeader) -> str:
         "a Whisper model, which turns speech into text (`edgespec transcribe`)": architecture == "whisper",
         f"a model that makes pictures or films (architecture {architecture})": architecture in _PICTURES,
         f"an embedding, reranking or encoder model (architecture {architecture})": (
-            bool(_ENCODERS.search(architecture)) or header.pooling_type > 0 or not header.is_causal
+            header.is_embedder and not or_embedder
         ),
         "an encoder-decoder model (architecture t5)": architecture == "t5",
         f"{HELPERS.get(architecture)}, which drafts beside its own target only": architecture in HELPERS,

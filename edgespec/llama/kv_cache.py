@@ -572,12 +572,14 @@ def create_context(  # noqa: PLR0913 - sizes, each by its name
     n_logits_max: int,
     n_sequences: int,
     n_snapshots: int = 0,
+    pooling: int | None = None,
     on_operation: Any = None,  # noqa: ANN401 - a function of ctypes
 ) -> llama.llama_context_p:
     """Return a context of `n_ctx` tokens for `n_sequences` sequences; the caller frees it.
 
     `n_batch`: most tokens of a pass. `n_logits_max`: most rows of logits. `n_snapshots`: earlier states that
-    the last pass leaves of each sequence, where a model keeps a state. `on_operation`: a
+    the last pass leaves of each sequence, where a model keeps a state. `pooling`: the library's number, for a
+    context that gives hidden states pooled so. `on_operation`: a
     `ggml_backend_sched_eval_callback`, kept by the caller. Raises EdgespecError if the library fails.
     """
     params = llama.llama_context_default_params()
@@ -597,7 +599,9 @@ def create_context(  # noqa: PLR0913 - sizes, each by its name
     # but it alone reads a quantized cache.
     flash = model.uses_kernels or is_q8
     params.flash_attn_type = _FLASH_ATTN_ENABLED if flash else _FLASH_ATTN_DISABLED
-    params.pooling_type = _POOLING_NONE  # hidden states, where they are asked for, are those of each token
+    # Hidden states, where they are asked for, are else those of each token.
+    params.pooling_type = pooling or _POOLING_NONE
+    params.embeddings = pooling is not None
     params.offload_kqv = model.remote is not None  # a node holds the cache of its layers
     params.no_perf = True
     if on_operation is not None:

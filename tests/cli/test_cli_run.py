@@ -342,7 +342,7 @@ def test_help_names_every_command_in_its_group(child_environment):
     }
     assert groups.pop("Options") == []
     assert groups == {
-        "Write": ["run", "chat", "serve", "batch", "transcribe"],
+        "Write": ["run", "chat", "serve", "batch", "embed", "transcribe"],
         "Measure": ["bench", "compare", "profile", "calibrate", "energy"],
         "Models and drafts": ["models", "draft", "cache", "quantize"],
         "Machine": ["doctor", "node", "ps"],

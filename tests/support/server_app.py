@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from edgespec import Engine
 from edgespec.apps.server.api import create_app
@@ -20,6 +21,7 @@ from edgespec.apps.server.audio_routes import SpeechService
 from edgespec.apps.server.gate import Gate, GateLimits
 from edgespec.apps.server.metrics import Metrics
 from edgespec.apps.server.request_reader import Service
+from edgespec.apps.server.request_worker import RequestWorker
 from edgespec.apps.server.worker import Worker
 from edgespec.platform.signals import Cancellation
 
@@ -71,28 +73,32 @@ def serving(
         served = Service.of(engine, **(service or {}))
         app = create_app(engine, worker, metrics=metrics, service=served, speech=speech, log=log.append)
         gated = Gate(app, gate) if gate else app
-        server = uvicorn.Server(uvicorn.Config(gated, port=0, log_level="warning", lifespan="off"))
-        started = threading.Event()
+        with on_a_port(gated, worker, *([speech.worker] if speech else [])) as url:
+            yield Served(url, app, engine, worker, log)
 
-        async def run() -> None:
+
+@contextlib.contextmanager
+def on_a_port(app: ASGIApp, *workers: RequestWorker[Any, Any, Any]) -> Iterator[str]:
+    """Serve `app`, for which these work, on a free port while entered; its address."""
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off"))
+    started = threading.Event()
+
+    async def run() -> None:
+        for worker in workers:
             worker.start()
-            if speech:
-                speech.worker.start()
-            serve = asyncio.create_task(server.serve())
-            while not server.started and not serve.done():
-                await asyncio.sleep(0.005)
-            started.set()
-            await serve
+        serve = asyncio.create_task(server.serve())
+        while not server.started and not serve.done():
+            await asyncio.sleep(0.005)
+        started.set()
+        await serve
+        for worker in workers:
             await worker.stop(grace_s=0)
-            if speech:
-                await speech.worker.stop(grace_s=0)
 
-        thread = threading.Thread(target=asyncio.run, args=(run(),))
-        thread.start()
-        started.wait(20)
-        try:
-            port = server.servers[0].sockets[0].getsockname()[1]
-            yield Served(f"http://127.0.0.1:{port}", app, engine, worker, log)
-        finally:
-            server.should_exit = True
-            thread.join(30)
+    thread = threading.Thread(target=asyncio.run, args=(run(),))
+    thread.start()
+    started.wait(20)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(30)

@@ -19,6 +19,7 @@ from starlette.concurrency import run_in_threadpool
 from edgespec.apps.server.api_errors import ApiError, KnownFields
 from edgespec.apps.server.audio_routes import OPENAI_NAME, SpeechService, add_audio
 from edgespec.apps.server.choice_writers import AnswerText
+from edgespec.apps.server.embedding_routes import NO_VECTORS, VECTOR_ROUTES
 from edgespec.apps.server.infill_schema import (
     InfillAnswer,
     InfillPart,
@@ -26,7 +27,7 @@ from edgespec.apps.server.infill_schema import (
     InfillTimings,
     StopType,
 )
-from edgespec.apps.server.json_routes import HeadAsGet, add_error_handlers, route_class
+from edgespec.apps.server.json_routes import HeadAsGet, add_error_handlers, refuse_routes, route_class
 from edgespec.apps.server.messages.routes import add_messages
 from edgespec.apps.server.metrics import CONTENT_TYPE, Metrics
 from edgespec.apps.server.ollama.routes import add_ollama
@@ -521,6 +522,7 @@ def create_app(
     add_infill(app, engine.target, service, reader, answerer)
     add_tokenizer(app, engine.target, service)
     add_props(app, engine, worker, service, takes_tools=reader.takes_tools)
+    refuse_routes(app, VECTOR_ROUTES, NO_VECTORS)
     if speech:
         add_audio(app, speech, log)
     return complete(app)
@@ -546,6 +548,11 @@ def bare_app(summary: str, log: MessageFn) -> FastAPI:
 def complete(app: FastAPI) -> FastAPI:
     """Return `app`, which has all of its API's routes, with the page and the description."""
     add_page(app)
+    return described(app)
+
+
+def described(app: FastAPI) -> FastAPI:
+    """Return `app` with the description of its routes."""
     app.openapi_schema = openapi_description(app.openapi())
     schema = app.openapi_schema
     app.state.known = KnownFields(fields_of_routes(schema), request_names(schema))

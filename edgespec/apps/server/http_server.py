@@ -35,6 +35,7 @@ from edgespec.errors import EdgespecError
 from edgespec.platform.messages import MessageFn
 
 if TYPE_CHECKING:  # they load llama.cpp, which a server of several models does not
+    from edgespec.apps.server.embedding_worker import EmbeddingWorker
     from edgespec.apps.server.request_worker import RequestWorker
     from edgespec.apps.server.speech_worker import SpeechWorker
     from edgespec.apps.server.streaming import RequestRun
@@ -175,7 +176,7 @@ class Working(Protocol):
 class Workers:
     """The threads that do the work."""
 
-    texts: Worker | None
+    texts: Worker | EmbeddingWorker | None
     speech: SpeechWorker | None = None
 
     @property
@@ -404,6 +405,10 @@ def _answered(ends: Sequence[object], n_prompts: int) -> tuple[str, str]:
         rate = usage.edgespec.tokens_per_second
         told = f"{usage.prompt_tokens} tokens in, {usage.completion_tokens} out"
         return told, "" if rate is None else f"{rate:.1f} tokens/s"
+    from edgespec.apps.server.embedding_worker import EmbeddedTexts
+
+    if tokens := sum(end.n_tokens for end in ends if isinstance(end, EmbeddedTexts)):
+        return f"{tokens} tokens in", ""
     heard = [end.stats for end in ends if isinstance(end, Transcript)]
     sound_s, total_s = sum(stats.audio_s for stats in heard), sum(stats.total_s for stats in heard)
     return f"{sound_s:.1f} s of sound", f"{sound_s / total_s:.1f} times as fast" if total_s else ""

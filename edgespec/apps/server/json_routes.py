@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Coroutine, Mapping, MutableMapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, MutableMapping
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -59,6 +59,21 @@ def route_class(log: MessageFn, *, any_type: bool = False, form: bool = False) -
             return handler
 
     return Route
+
+
+def absent(line: str) -> Callable[[], Any]:
+    """Return the answer of a route that other servers have and this one has not; `line` says why."""
+
+    async def refuse() -> Response:
+        raise ApiError(501, line)
+
+    return refuse
+
+
+def refuse_routes(app: FastAPI, paths: Iterable[str], line: str) -> None:
+    """Have `app` answer a POST of these paths with `line`."""
+    for path in paths:
+        app.add_api_route(path, absent(line), methods=["POST"], include_in_schema=False)
 
 
 def _said_to_be_json(request: Request) -> MutableMapping[str, Any]:

@@ -16,6 +16,7 @@ from prometheus_client import (
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from edgespec.apps.server.embedding_worker import EmbeddedTexts, EmbeddingWorker
 from edgespec.apps.server.page import PATHS
 from edgespec.apps.server.request_worker import EndedRequest, Outcome, RequestWorker
 from edgespec.apps.server.worker import Worker
@@ -176,6 +177,31 @@ class Metrics:
             if ended.result:
                 audio_s.inc(ended.result.stats.heard_s)
                 heard_s.inc(ended.result.stats.total_s)
+
+        worker.on_end = count
+
+    def watch_embeddings(self, worker: EmbeddingWorker) -> None:
+        """Count what `worker` embeds from now on."""
+        self._workers.append(worker)
+        requests = Counter(
+            "edgespec_embeddings",
+            "Requests for vectors, by how they ended.",
+            ["outcome"],
+            registry=self._registry,
+        )
+        texts = Counter(
+            "edgespec_embedded_texts", "Texts embedded, or pairs scored.", registry=self._registry
+        )
+        tokens = Counter("edgespec_embedded_tokens", "Their tokens.", registry=self._registry)
+        for outcome in _OUTCOMES.values():
+            requests.labels(outcome)
+
+        def count(ended: EndedRequest[EmbeddedTexts]) -> None:
+            requests.labels(_OUTCOMES[ended.outcome]).inc()
+            self._waited.observe(ended.waited_s)
+            if ended.result:
+                texts.inc(len(ended.result.rows))
+                tokens.inc(ended.result.n_tokens)
 
         worker.on_end = count
 

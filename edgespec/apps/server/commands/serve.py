@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edgespec.apps.server.commands.embedding_serving import EmbeddingServing
 from edgespec.apps.server.router.preset import (
     KEEP_ALIVE,
     PresetModel,
@@ -53,9 +54,12 @@ from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.resolve import locate
 
 if TYPE_CHECKING:
+    from fastapi import FastAPI
     from starlette.types import ASGIApp
 
     from edgespec.apps.server.audio_routes import SpeechService
+    from edgespec.apps.server.embedding_routes import EmbeddingService
+    from edgespec.apps.server.metrics import Metrics
     from edgespec.apps.server.request_reader import Service
     from edgespec.apps.server.router.pool import ModelSpec
     from edgespec.apps.server.worker import Worker
@@ -94,6 +98,7 @@ class ServeLoading(SharedModels):
     ] = 256
     states: StateOptions
     compute: ComputeOnNodes
+    vectors: EmbeddingServing
 
     def load(self, names: ChosenModels, meter: Meter | None, signals: Cancellation) -> Engine:
         """Return the engine of a target and a draft."""
@@ -377,10 +382,8 @@ def serve_command(
 def _serve_one(models: ServedModels, options: ServerOptions) -> int:
     loading, address, limits, speech = options.loading, options.address, options.limits, options.speech
     chosen, output = models.one(), options.output
-    refuse_contradictions(chosen.contradictions(loading.drafter))
-    speech.check(chosen.chosen().target)
+    _check_options(chosen, options)
     _check_extras(takes_forms=speech.speech is not None)
-    from edgespec.apps.server.api import create_app, create_speech_app
     from edgespec.apps.server.gate import Gate, GateLimits, is_loopback
     from edgespec.apps.server.http_server import Workers, bind, serve
     from edgespec.apps.server.metrics import Metrics
@@ -392,7 +395,7 @@ def _serve_one(models: ServedModels, options: ServerOptions) -> int:
         loopback = bound.family == socket.AF_UNIX or is_loopback(bound.getsockname()[0])
         address.check_reach(loopback=loopback, key=key)
         meter = choose_meter(assume_watts=options.assume_watts, on_message=message)
-        names = _pull(chosen.chosen(), loading, speech)
+        names = None if loading.vectors.embeddings else _pull(chosen.chosen(), loading, speech)
         measured = stack.enter_context(meter) if meter.available else None
         metrics = Metrics(energy=meter.available)
         turns = SharedTurns(address.turns) if address.turns else Turns()
@@ -405,12 +408,15 @@ def _serve_one(models: ServedModels, options: ServerOptions) -> int:
             heard = replace(heard, name=models.alias[0], aliases=(heard.name, *models.alias[1:]))
         if heard:
             metrics.watch_speech(heard.worker)
-        if engine and worker:
-            service = limits.service(engine, loading.ctx, models.alias or ())
-            app = create_app(engine, worker, metrics=metrics, service=service, speech=heard, log=message)
-        else:
-            assert heard  # noqa: S101 - `SpeechServing.check` made sure, for the type checker
-            app = create_speech_app(heard, metrics=metrics, log=message)
+        opening = loading.vectors.open(
+            chosen.chosen().target, loading, limits, turns, names=models.alias or ()
+        )
+        embedded = stack.enter_context(opening)
+        if embedded:
+            metrics.watch_embeddings(embedded.worker)
+        service = limits.service(engine, loading.ctx, models.alias or ()) if engine else None
+        written = (engine, worker, service) if engine and worker and service else None
+        app = _application(written, heard, embedded, metrics)
         run_key = secrets.token_urlsafe()
         sizes = {"max_body": limits.max_body << 20, "max_audio": speech.max_audio << 20}
         accepted = GateLimits(**sizes, api_key=key, run_key=run_key, loopback=loopback, origins=origins)
@@ -418,13 +424,46 @@ def _serve_one(models: ServedModels, options: ServerOptions) -> int:
 
         hurried = serve(
             output.logged(metrics.counting(Gate(app, accepted))),
-            Workers(worker, heard.worker if heard else None),
+            Workers(embedded.worker if embedded else worker, heard.worker if heard else None),
             bound,
             max_queue=limits.max_queue,
-            on_ready=lambda: _announce(address_of(bound), engine, heard, (stack, found), json=output.json),
+            on_ready=lambda: _announce(
+                address_of(bound), engine, heard, embedded, (stack, found), json=output.json
+            ),
             on_message=message,
         )
     return INTERRUPTED if hurried else 0
+
+
+def _check_options(models: ModelFirst, options: ServerOptions) -> None:
+    loading, speech = options.loading, options.speech
+    refuse_contradictions(models.contradictions(loading.drafter))
+    vectors = loading.vectors
+    if vectors.embeddings:
+        others = {"speech": speech.speech, "assume-watts": options.assume_watts}
+        refuse_contradictions(vectors.contradictions(models, loading, **others))
+    else:
+        vectors.check()
+        speech.check(models.chosen().target)
+
+
+def _application(
+    written: tuple[Engine, Worker, Service] | None,
+    heard: SpeechService | None,
+    embedded: EmbeddingService | None,
+    metrics: Metrics,
+) -> FastAPI:
+    """Return the application for what the server does."""
+    from edgespec.apps.server.api import create_app, create_speech_app
+    from edgespec.apps.server.embedding_api import create_embedding_app
+
+    if embedded:
+        return create_embedding_app(embedded, metrics=metrics)
+    if written:
+        engine, worker, service = written
+        return create_app(engine, worker, metrics=metrics, service=service, speech=heard, log=message)
+    assert heard  # noqa: S101 - `SpeechServing.check` made sure, for the type checker
+    return create_speech_app(heard, metrics=metrics, log=message)
 
 
 def _pull(models: ModelChoice, loading: ServeLoading, speech: SpeechServing) -> ChosenModels | None:
@@ -519,6 +558,7 @@ def _announce(
     address: str,
     engine: Engine | None,
     speech: SpeechService | None,
+    embedded: EmbeddingService | None,
     announced: tuple[ExitStack, AbstractContextManager[None]],
     *,
     json: bool,
@@ -532,7 +572,8 @@ def _announce(
             "target": engine.target_name if engine else None,
             "draft": engine.draft_name if engine else None,
             "speech": speech.name if speech else None,
-            "parallel": held.parallel if held else 1,
+            "embeddings": embedded.service.name if embedded else None,
+            "parallel": held.parallel if held else embedded.worker.parallel if embedded else 1,
         }
         if held:
             facts |= {"cache_tokens": held.n_cells, "cache_bytes": held.n_bytes}
@@ -545,6 +586,8 @@ def _announce(
             out.print(f"writing down recordings with {speech.name}")
     elif speech:
         out.print(f"writing down recordings with {speech.name} at {address} (Ctrl-C ends it)")
+    elif embedded:
+        out.print(f"{embedded} at {address} (Ctrl-C ends it)")
     sys.stdout.flush()
 
 
@@ -638,7 +681,9 @@ def _spec(name: str, table: PresetModel, shared: list[str], options: ServerOptio
     loading = options.loading
     target = draft = None
     try:
-        if table.speech is None or table.target or table.pair:
+        if table.embeddings:
+            target = table.target or name
+        elif table.speech is None or table.target or table.pair:
             drafter = named_drafter(table.drafter or loading.drafter)
             choice = ModelChoice(target=table.target, draft=table.draft, pair=table.pair)
             if not (table.target or table.pair):

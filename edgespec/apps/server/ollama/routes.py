@@ -22,7 +22,8 @@ from starlette.concurrency import run_in_threadpool
 
 from edgespec.apps.server.api_errors import ApiError
 from edgespec.apps.server.choice_writers import AnswerHead, AnswerText, ChatChoiceWriter, finish_reason
-from edgespec.apps.server.json_routes import route_class
+from edgespec.apps.server.embedding_routes import NO_VECTORS
+from edgespec.apps.server.json_routes import absent, route_class
 from edgespec.apps.server.ollama.request_reader import OllamaReader, with_ollama_names
 from edgespec.apps.server.ollama.request_schema import (
     OllamaChatRequest,
@@ -75,12 +76,13 @@ _NOT_SHOWN = ("general.name", "tokenizer.chat_template")  # told in fields of th
 class OllamaModelFacts:
     """The served model, as Ollama's API describes one."""
 
-    def __init__(self, engine: Engine, service: Service, capabilities: Sequence[str]) -> None:
-        """Describe `engine`'s target, which can do `capabilities`."""
-        self._engine = engine
+    def __init__(
+        self, target: Model, service: Service, capabilities: Sequence[str], n_bytes: Callable[[], int]
+    ) -> None:
+        """Describe `target`, which can do `capabilities`; `n_bytes`: the memory it takes, with its draft."""
+        self._target, self._n_bytes = target, n_bytes
         self._service = service
         self._capabilities = [*capabilities]
-        target = engine.target
         self._header = target.header
         self._digest = digest(self._header)
         self._modified = rfc3339(target.path.stat().st_mtime)
@@ -110,12 +112,10 @@ class OllamaModelFacts:
 
     def loaded(self) -> LoadedModel:
         """Return the model for /api/ps."""
-        engine = self._engine
-        weights = engine.target.size_bytes + (engine.draft.size_bytes if engine.draft else 0)
         return LoadedModel(
             name=self.names.full,
             model=self.names.full,
-            size=weights + engine.capacity.n_bytes,
+            size=self._n_bytes(),
             digest=self._digest,
             details=self._details,
             expires_at=FOREVER,
@@ -133,7 +133,7 @@ class OllamaModelFacts:
 
     def shown(self, *, verbose: bool) -> ShownModel:
         """Return the model for /api/show."""
-        template = self._engine.target.chat_template or ""
+        template = self._target.chat_template or ""
         shown = ShownModel(
             modelfile=f"# The one model of this server, made from no Modelfile.\nFROM {self.names.full}\n",
             parameters=f"{'num_ctx':<30} {self._service.n_ctx}",
@@ -157,7 +157,7 @@ class OllamaModelFacts:
         found = {key: self._value(field, verbose=verbose) for key, field in fields.items()}
         for key in _NOT_SHOWN:
             found.pop(key, None)
-        return {**found, "general.parameter_count": self._engine.target.n_params}
+        return {**found, "general.parameter_count": self._target.n_params}
 
     def _value(self, field: Field, *, verbose: bool) -> Any:  # noqa: ANN401 - any value of a GGUF file
         if not field.is_array:
@@ -415,15 +415,14 @@ def _ns(seconds: float) -> int:
 
 
 _ONE_MODEL = "this server has one model, chosen when it starts: edgespec serve --target MODEL"
-_NO_VECTORS = "this server writes text: it makes no embeddings"
 _ABSENT = {
     ("POST", "/push"): _ONE_MODEL,
     ("POST", "/create"): _ONE_MODEL,
     ("POST", "/copy"): _ONE_MODEL,
     ("DELETE", "/delete"): _ONE_MODEL,
     ("POST", "/blobs/{digest}"): _ONE_MODEL,
-    ("POST", "/embed"): _NO_VECTORS,
-    ("POST", "/embeddings"): _NO_VECTORS,
+    ("POST", "/embed"): NO_VECTORS,
+    ("POST", "/embeddings"): NO_VECTORS,
 }
 """Ollama's routes that are not here, and what to do instead."""
 
@@ -445,21 +444,24 @@ def add_ollama(
         "thinking": reader.thinks,
     }
     capabilities = [name for name, has in known.items() if has]
-    facts = OllamaModelFacts(engine, service, capabilities)
+    weights = engine.target.size_bytes + (engine.draft.size_bytes if engine.draft else 0)
+    facts = OllamaModelFacts(engine.target, service, capabilities, lambda: weights + engine.capacity.n_bytes)
     router = APIRouter(
         prefix="/api",
         route_class=route_class(log, any_type=True),
         responses=error_responses(OllamaError),
     )
     own = OllamaReader(reader, service, engine.target)
-    _add_facts(router, facts)
+    add_facts(router, facts)
     _add_generations(router, engine.target, own, facts, answerer, service.fingerprint(engine))
     for (method, path), line in _ABSENT.items():
-        router.add_api_route(path, _absent(line), methods=[method], include_in_schema=False)
+        router.add_api_route(path, absent(line), methods=[method], include_in_schema=False)
     app.include_router(router)
 
 
-def _add_facts(router: APIRouter, facts: OllamaModelFacts) -> None:
+def add_facts(router: APIRouter, facts: OllamaModelFacts) -> None:
+    """Add the routes that tell of the model."""
+
     async def tags() -> ModelTags:
         return ModelTags(models=[facts.listed()])
 
@@ -555,13 +557,6 @@ def _nothing_asked(body: OllamaGenerationRequest, kind: Kind) -> Response:
     else:
         line = GenerateLine(**fields, response="")
     return Response(line.model_dump_json(exclude_unset=True), media_type="application/json")
-
-
-def _absent(line: str) -> Callable[[], Any]:
-    async def refuse() -> Response:
-        raise ApiError(501, line)
-
-    return refuse
 
 
 def _lines(line: type[BaseModel]) -> dict[int | str, dict[str, Any]]:

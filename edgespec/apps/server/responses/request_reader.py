@@ -29,7 +29,7 @@ from edgespec.apps.server.responses.request_schema import (
 )
 from edgespec.apps.server.responses.store import ResponseStore
 from edgespec.apps.server.responses.thoughts import opened
-from edgespec.apps.server.responses.tools import INPUT, OfferedTool, function_name, read_tools
+from edgespec.apps.server.responses.tools import INPUT, KnownTool, function_name, read_tools
 from edgespec.decoding.sampling import SAMPLING
 
 _LEAST_ROOM = 256  # tokens for the answer to a conversation that is cut
@@ -54,7 +54,7 @@ class PreparedResponse:
     """A request as the worker writes it."""
 
     text: PreparedText
-    tools: Mapping[str, OfferedTool]
+    tools: Mapping[str, KnownTool]
     """The tools, by the names of their functions."""
     items: Sequence[Item]
     """The whole input, with that of the stored responses before it."""

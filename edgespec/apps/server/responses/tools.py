@@ -40,7 +40,7 @@ _WHOLE = re.compile(
 
 
 @dataclass(frozen=True)
-class OfferedTool:
+class KnownTool:
     """A tool, by the names that its calls have."""
 
     type: Literal["function", "custom"]
@@ -54,7 +54,7 @@ class ReadTools:
 
     fields: dict[str, Any] = field(default_factory=dict)
     """Those of a request for a chat completion."""
-    offered: dict[str, OfferedTool] = field(default_factory=dict)
+    offered: dict[str, KnownTool] = field(default_factory=dict)
     """Which tool each function is."""
     warnings: list[str] = field(default_factory=list)
     """Lines on what is done only in part."""
@@ -77,7 +77,7 @@ def read_tools(body: ResponsesRequest) -> ReadTools:
         if len(name) > _LONGEST_NAME:
             line = f"{place}: {name[:80]!r} is longer than {_LONGEST_NAME} characters: shorten it"
             raise ApiError(400, line, param="tools")
-        read.offered[name] = OfferedTool(tool.type, tool.name, namespace)
+        read.offered[name] = KnownTool(tool.type, tool.name, namespace)
         if isinstance(tool, CustomDefinition):
             functions.append(_of_text(name, tool, place))
             if isinstance(tool.format, GrammarInput) and not (is_forced and tool.format.syntax == "regex"):
@@ -143,10 +143,10 @@ def _mode(body: ResponsesRequest) -> str | None:
     return body.tool_choice.mode if isinstance(body.tool_choice, AllowedChoice) else None
 
 
-def _choice(body: ResponsesRequest, offered: dict[str, OfferedTool]) -> Any:  # noqa: ANN401 - JSON
+def _choice(body: ResponsesRequest, offered: dict[str, KnownTool]) -> Any:  # noqa: ANN401 - JSON
     def named(chosen: ChosenTool) -> dict[str, Any]:
         name = function_name(chosen.name, chosen.namespace)
-        if offered.get(name) != OfferedTool(chosen.type, chosen.name, chosen.namespace):
+        if offered.get(name) != KnownTool(chosen.type, chosen.name, chosen.namespace):
             line = f"tool_choice: no {chosen.type} tool {chosen.name[:80]!r} in tools"
             raise ApiError(400, line, param="tool_choice")
         return {"type": "function", "function": {"name": name}}

@@ -28,7 +28,7 @@ from edgespec.apps.server.responses.response_schema import (
     ResponseUsage,
 )
 from edgespec.apps.server.responses.thoughts import sealed
-from edgespec.apps.server.responses.tools import CustomInput, OfferedTool
+from edgespec.apps.server.responses.tools import CustomInput, KnownTool
 from edgespec.apps.server.streaming import ALIVE_S, AnswerWriter
 from edgespec.decoding.records import PromptProgress, Result, Token
 
@@ -192,7 +192,7 @@ class ResponseWriter(AnswerWriter[Token, Result]):
         self,
         answer: ResponseAnswer,
         writing: ChatChoiceWriter,
-        tools: Mapping[str, OfferedTool],
+        tools: Mapping[str, KnownTool],
         on_end: Callable[[ResponseAnswer], None],
         *,
         seals: bool = False,

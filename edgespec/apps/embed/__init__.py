@@ -1,0 +1,1 @@
+"""Embeddings: vectors of files of text (docs/embeddings.md)."""

@@ -1,0 +1,1 @@
+"""Commands of this app, which the command line finds by entry points."""

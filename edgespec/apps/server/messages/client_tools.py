@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from edgespec.apps.server.api_errors import ApiError
-from edgespec.apps.server.messages.request_schema import OfferedTool
+from edgespec.apps.server.messages.request_schema import ClientTool
 
 _TEXT = {"type": "string"}
 _FILES = {
@@ -57,7 +57,7 @@ _TOOLS: dict[str, tuple[str, dict[str, Any]]] = {
 _KIND = re.compile(r"(\w+)_\d{8}")
 
 
-def function_of(tool: OfferedTool, place: str) -> dict[str, Any]:
+def function_of(tool: ClientTool, place: str) -> dict[str, Any]:
     """Return the function that a tool is in OpenAI's API. `place`: of the tool in the request.
 
     Raises ApiError for a tool that only Anthropic's servers carry out.

@@ -104,8 +104,10 @@ class MessagesReader:
             told["reasoning_effort"] = "xhigh" if effort == "max" else effort
         if body.thinking and body.thinking.type == "disabled":
             told["reasoning_effort"] = "none"
-        elif body.thinking and body.thinking.budget_tokens is not None:
+        elif body.thinking and body.thinking.type == "enabled":
+            switches = self._reader.thinking_switches - {"reasoning_effort"}
             told["reasoning_budget"] = body.thinking.budget_tokens
+            told["chat_template_kwargs"] = dict.fromkeys(switches, True)
         return told
 
     def _warnings(self, body: CountTokensRequest) -> Iterator[str]:

@@ -187,7 +187,7 @@ Turn = Annotated[UserTurn | AssistantTurn | SystemTurn, Field(discriminator="rol
 # ---- tools ----
 
 
-class OfferedTool(RequestPart):
+class ClientTool(RequestPart):
     """A tool that the client carries out: its own, or one whose input Anthropic describes."""
 
     type: str | None = Field(None, description='"custom", or "bash_...", "text_editor_...", "memory_...".')
@@ -265,7 +265,7 @@ class CountTokensRequest(RequestPart):
     model: str = Field(description='A name that /v1/models lists; "edgespec" is always the served one.')
     messages: list[Turn] = Field(min_length=1)
     system: Annotated[str | list[TextGiven], _CONTENT] | None = None
-    tools: list[OfferedTool] | None = None
+    tools: list[ClientTool] | None = None
     tool_choice: ToolChoice | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from anthropic_events import ASKED, HELLO, WEATHER, answer, called, events_of
 from edgespec.apps.server.messages.request_schema import MessagesRequest
+from scripted_texts import writing
 from server_app import Served, serving
 from tiny_gguf import write_tiny_gguf
 
@@ -185,6 +186,33 @@ def test_tools_whose_input_anthropic_describes(served: Served, tool: dict[str, A
     assert call.name == tool["name"]
     if found.stop_reason == "tool_use" and tool["name"] != "bash":
         assert call.input["command"] in ("view", "create", "str_replace", "insert", "delete", "rename")
+
+
+def test_the_official_runner_of_tools(client: anthropic.Anthropic, served: Served):
+    @anthropic.beta_tool
+    def weather(city: str) -> str:
+        """The weather in a city."""
+        return f"rain in {city}"
+
+    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+    with writing(served, f"I look.\n{call}", "Take a coat.") as prompts:
+        asked: Any = ASKED | {"max_tokens": 400, "tools": [weather]}
+        first, last = client.beta.messages.tool_runner(**asked)
+    assert (first.stop_reason, last.stop_reason) == ("tool_use", "end_turn")
+    assert called(first).input == {"city": "Oslo"} and last.content[0].text == "Take a coat."
+    assert "rain in Oslo" in prompts[1]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_thoughts_have_a_budget(thinking: Served, stream: bool):
+    def kinds(**fields: Any) -> list[str]:
+        with thinking.client() as client:
+            found = answer(client, stream=stream, max_tokens=200, **GREEDY, **fields)
+        return [block.type for block in found.content]
+
+    assert kinds() == ["thinking"], "the thoughts of this model do not end"
+    assert kinds(thinking={"type": "enabled", "budget_tokens": 5}) == ["thinking", "text"]
+    assert kinds(thinking={"type": "disabled"}, output_config={"effort": "low"}) == ["text"]
 
 
 class Mood(BaseModel):

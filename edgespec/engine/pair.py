@@ -573,8 +573,8 @@ def _ends_in_thought(model: Model, prompt: Sequence[int], opener: bytes, closer:
         piece = model.piece(token, special=True)
         if model.is_control(token) and piece not in opener and piece not in closer:
             break
-        pieces.insert(0, piece)
-    text = b"".join(pieces)
+        pieces.append(piece)
+    text = b"".join(reversed(pieces))
     return text.rfind(opener) > text.rfind(closer)
 
 

@@ -172,7 +172,7 @@ class LocalWriter:
         for line in lines:
             if line not in self._told and len(self._told) < _MOST_TOLD:
                 self._told.add(line)
-                self._log(ascii(f"{url}: {line}")[1:-1])
+                self._log(f"{url}: {line}")
         return self._read(url, body)
 
     def _plain_request(self, fields: dict[str, Any]) -> tuple[str, dict[str, Any]]:

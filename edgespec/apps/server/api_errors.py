@@ -163,7 +163,8 @@ class KnownFields:
             for step in way:
                 holder = holder[step]
             del holder[name]
-        return tuple(f"{_dotted(place)}: no such field is known here: it has no effect" for place in unknown)
+        names = [ascii(_dotted(place))[1:-1] for place in unknown]  # for a header, and for terminals
+        return tuple(f"{name}: no such field is known here: it has no effect" for name in names)
 
     def _is_expected(self, place: Place, route: str) -> bool:
         name = str(place[-1])

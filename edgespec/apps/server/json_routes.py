@@ -129,7 +129,7 @@ async def _answer_known(
     if lines:
         left = len(lines) - _MOST_TOLD
         told = [*lines[:_MOST_TOLD], *([f"{left} more fields: as little"] if left > 0 else [])]
-        log(ascii(f"{request.url.path}: {'; '.join(told)}")[1:-1])
+        log(f"{request.url.path}: {'; '.join(told)}")
         return with_warnings(answer, told)
     return answer
 

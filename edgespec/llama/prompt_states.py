@@ -301,7 +301,7 @@ class StateFolder(Closing):
         header = msgspec.json.encode(piece.header)
         checksum = zlib.crc32(header)
         for state in piece.states:
-            checksum = zlib.crc32(state, checksum)
+            checksum = zlib.crc32(state.data, checksum)
         path = self._path / piece.place.name
         new = temporary_path(path)
         with locked(self._path / ".lock", mode=0o600):
@@ -314,7 +314,7 @@ class StateFolder(Closing):
                     file.write(_HEAD.pack(_MAGIC, checksum, len(header)))
                     file.write(header)
                     for state in piece.states:
-                        file.write(state)
+                        file.write(state.data)
                 os.utime(new, ns=(piece.used_ns, piece.used_ns))
                 new.replace(path)  # not synced: after a power cut the checksum tells
             finally:

@@ -319,6 +319,8 @@ class _Reply:
             await asyncio.sleep(_ALIVE_S)
             if self._passing:
                 return
+            if self._model.status == "loaded":
+                continue
             if not self.has_begun:
                 await self._begin(
                     200,

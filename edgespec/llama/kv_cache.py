@@ -85,8 +85,6 @@ class KVCache(Closing):
         Raises EdgespecError if it cannot be created, the model cannot take embeddings, or cannot share its
         cache between sequences.
         """
-        if n_threads < 1:
-            raise ValueError("n_threads must be at least 1")
         self.model = model
         self.n_ctx = size.n_ctx
         self.n_batch = min(size.n_batch, size.n_ctx)
@@ -582,6 +580,8 @@ def create_context(  # noqa: PLR0913 - sizes, each by its name
     context that gives hidden states pooled so. `on_operation`: a
     `ggml_backend_sched_eval_callback`, kept by the caller. Raises EdgespecError if the library fails.
     """
+    if n_threads < 1:
+        raise ValueError("n_threads must be at least 1")
     params = llama.llama_context_default_params()
     params.ctx_type = llama.LLAMA_CONTEXT_TYPE_MTP if model.is_mtp else llama.LLAMA_CONTEXT_TYPE_DEFAULT
     params.ctx_other = model.context_beside

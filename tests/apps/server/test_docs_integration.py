@@ -81,7 +81,8 @@ def test_configurations_name_the_address_of_the_server() -> None:
     continue_, llm = blocks("yaml")
     assert f"\n    apiBase: {ADDRESS}/v1\n" in continue_
     assert f"\n  api_base: {ADDRESS}/v1\n" in llm
-    (zed,) = map(json.loads, blocks("json"))
+    zed, opencode = map(json.loads, blocks("json"))
+    assert opencode["provider"]["edgespec"]["options"]["baseURL"] == f"{ADDRESS}/v1"
     provider = zed["language_models"]["openai_compatible"]["edgespec"]
     assert provider["api_url"] == "http://127.0.0.1:8080/v1"
     (neovim,) = blocks("lua")

@@ -20,7 +20,7 @@ def writing(served: Served, *texts: str) -> Iterator[list[str]]:
         prompts.append(b"".join(model.piece(token, special=True) for token in tokens).decode())
         return run(tokens, replace(options, grammar=Grammar.from_choice(model, [left.pop(0)])), **rest)
 
-    served.worker.run = scripted  # type: ignore[method-assign]
+    served.worker.run = scripted  # type: ignore[assignment,method-assign]
     try:
         yield prompts
     finally:

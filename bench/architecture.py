@@ -26,7 +26,7 @@ NOTES = {
     "errors": "what a user may meet",
     "batch": "files of requests",
     "forge": "makes drafts",
-    "server": "OpenAI's and Ollama's APIs",
+    "server": "OpenAI's, Anthropic's, Ollama's APIs",
     "bench": "measures and compares",
     "speech": "Whisper",
     "embed": "vectors of texts",

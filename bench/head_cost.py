@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from edgespec.apps.forge.training.head_file import HeadMetadata, write_head
+from edgespec.apps.forge.training.head import HeadMetadata, write_head
 from edgespec.apps.forge.training.weights import BlockShape
 from edgespec.decoding.features import TargetFeatures
 from edgespec.decoding.sampling import SamplingParams

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from edgespec.errors import UsageError
 from edgespec.llama.backend import foreign_function, llama
-from edgespec.llama.ggml_types import F32, block_size, from_floats, row_bytes, type_number
+from edgespec.llama.gguf import F32, block_size, from_floats, row_bytes, type_number
 from edgespec.llama.gguf_header import read_header, read_tensors
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model

@@ -30,12 +30,11 @@ from edgespec.apps.bench.speech import WordErrors, plain_words, word_errors
 from edgespec.apps.speech.audio import read_audio
 from edgespec.apps.speech.options import SpeechOptions
 from edgespec.apps.speech.transcriber import Samples, Transcriber
-from edgespec.apps.speech.weights.contents import WhisperSizes, expected_tensors
 from edgespec.apps.speech.weights.convert import SIZE_KEYS
+from edgespec.apps.speech.weights.reading import WhisperSizes, expected_tensors
 from edgespec.apps.speech.whisper_model import SpeechModel
 from edgespec.errors import EdgespecError
-from edgespec.llama import ggml_types
-from edgespec.llama.gguf import read_gguf
+from edgespec.llama.gguf import read_gguf, row_bytes, to_floats
 from edgespec.models.suites import OVERALL, Prompt, load_recordings
 from script import Measuring, parser, start
 
@@ -72,8 +71,8 @@ def read_weights(path: Path) -> tuple[WhisperSizes, dict[str, npt.NDArray[np.flo
     shapes, arrays = expected_tensors(sizes), {}
     for info in gguf.tensors:
         start = gguf.data_start + info.offset
-        rows = data[start : start + info.bytes].reshape(-1, ggml_types.row_bytes(info.kind, info.columns))
-        floats = ggml_types.to_floats(rows, info.kind, info.columns)
+        rows = data[start : start + info.bytes].reshape(-1, row_bytes(info.kind, info.columns))
+        floats = to_floats(rows, info.kind, info.columns)
         arrays[info.name] = floats.astype(np.float32).reshape(shapes[info.name])
     return sizes, arrays
 

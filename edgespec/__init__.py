@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from edgespec.engine.engine import Engine
     from edgespec.engine.stream import Stream
     from edgespec.errors import EdgespecError, UsageError
+    from edgespec.llama.choices import StateRoom
     from edgespec.platform.metering import Measurement
     from edgespec.platform.signals import Cancellation
 
@@ -27,6 +28,7 @@ __all__ = [
     "Options",
     "Result",
     "SamplingParams",
+    "StateRoom",
     "Stats",
     "Stream",
     "Token",
@@ -41,6 +43,7 @@ _HOMES = {
     "errors": ("EdgespecError", "UsageError"),
     "decoding.grammar.grammar": ("Grammar",),
     "decoding.options": ("Options", "Waking"),
+    "llama.choices": ("StateRoom",),
     "platform.signals": ("Cancellation",),
     "decoding.records": ("Result", "Stats", "Token"),
     "decoding.sampling": ("SamplingParams",),

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgespec.errors import EdgespecError
-from edgespec.platform.boards import BOARDS, Board
+from edgespec.platform.cpu import BOARDS, Board
 from pi import BUILD, DIST, needs
 from pi.console import Parser, describe_exit, err, main, out, run
 from pi.manifest import check_wheels, read_manifest

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from edgespec.models.resolve import resolve
-from edgespec.platform.boards import BOARDS, Board
+from edgespec.platform.cpu import BOARDS, Board
 from pi import needs
 from pi.console import Parser, main, message, out
 from pi.count import instructions, plugin

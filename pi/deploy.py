@@ -30,7 +30,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.sources import format_size
-from edgespec.platform.boards import BOARDS, Board
+from edgespec.platform.cpu import BOARDS, Board
 from edgespec.platform.ssh import FAILED
 from pi import BUILD, DIST, console, probe
 from pi.console import err, message, status

@@ -29,7 +29,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.platform.boards import BOARDS
+from edgespec.platform.cpu import BOARDS
 from pi import BUILD, DIST, ROOT, needs
 from pi.console import Parser, describe_exit, json_of, main, message, out, run, run_for_code
 from pi.emulator import Emulator, install
@@ -79,8 +79,8 @@ _PATIENT = "import sys, edgespec.llama.selftest; edgespec.llama.selftest.TIMEOUT
 _SELF_TEST = _PATIENT + "from edgespec.llama import kernels; print(kernels.load(retest=True).reason)"
 _PYTEST = _PATIENT + "import pytest; sys.exit(pytest.main(sys.argv[1:]))"
 _UNGUARDED = """\
-import sys, edgespec.platform.boards
-edgespec.platform.boards.wheel_for_another_board = lambda: ""
+import sys, edgespec.platform.cpu
+edgespec.platform.cpu.wheel_for_another_board = lambda: ""
 from edgespec.cli import main
 sys.exit(main(sys.argv[1:]))
 """

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgespec.models.store import Store
-from edgespec.platform.boards import Board
+from edgespec.platform.cpu import Board
 from edgespec.platform.files import write_atomically
 from pi import BUILD, DIST, ROOT
 from pi.console import environment, run

@@ -21,7 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.platform.boards import BOARDS
+from edgespec.platform.cpu import BOARDS
 from edgespec.platform.ssh import is_host
 from pi import BUILD, DIST, ROOT
 

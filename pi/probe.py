@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.sources import format_size
-from edgespec.platform.boards import BOARDS, Board, board_of
+from edgespec.platform.cpu import BOARDS, Board, board_of
 from pi.needs import MACHINE
 
 LEAST_MEMORY = 1 << 30  # bytes: the system and the smallest pair of models together need more

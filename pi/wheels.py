@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edgespec.errors import UsageError
-from edgespec.platform.boards import BOARDS, Board
+from edgespec.platform.cpu import BOARDS, Board
 from pi import BUILD, DIST, ROOT, needs, recipe
 from pi.console import Parser, main, message
 from pi.manifest import Manifest, sha256, write_manifest

@@ -139,7 +139,7 @@ def clear_command(
         typer.Argument(
             metavar="WHAT",
             help="Names of `edgespec cache info`; all: everything but models.",
-            show_default="your texts: history, chat-lines, and yours in forge",
+            show_default="your texts: history, chat-lines, chats, states, and yours in forge",
             autocompletion=lambda: [row.name for row in EVERYTHING if row.deleted != "never"],
         ),
     ] = None,

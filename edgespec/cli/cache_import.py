@@ -28,8 +28,7 @@ from edgespec.engine.model_choice import choose_models
 from edgespec.errors import EdgespecError
 from edgespec.llama import backend
 from edgespec.llama.backend import llama
-from edgespec.llama.fingerprints import tokenizer_fingerprint
-from edgespec.llama.gguf_header import check_model_file
+from edgespec.llama.gguf_header import check_model_file, tokenizer_fingerprint
 from edgespec.models.found.files import is_inside
 from edgespec.models.resolve import resolve
 from edgespec.models.sources import format_size

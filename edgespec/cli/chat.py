@@ -21,17 +21,19 @@ from edgespec.cli.options import (
     Sampling,
     ShowDraftOption,
     SpecialOption,
+    StateOptions,
     SystemOption,
     most_tokens,
     refuse_contradictions,
 )
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.platform.files import expand_user
-from edgespec.platform.kept import CHAT_LINES
+from edgespec.platform.kept import CHAT_LINES, STATES
 
 if TYPE_CHECKING:
     from edgespec.cli.chat_lines import Chat
-    from edgespec.engine.conversation import Conversation
+    from edgespec.decoding.options import Options
+    from edgespec.engine.conversation import Conversation, LastConversation
     from edgespec.engine.engine import Engine
 
 
@@ -46,6 +48,7 @@ class ChatLength:
         int | None,
         typer.Option("--ctx", "-c", min=1, help="Context in tokens.", show_default="the model's, in memory"),
     ] = None
+    states: StateOptions
     compute: ComputeOnNodes
 
 
@@ -57,6 +60,21 @@ class ChatStart:
     chat_template: ChatTemplateOption = None
     special: SpecialOption = None
     load: Annotated[Path | None, typer.Option(metavar="FILE", help="Go on with a saved conversation.")] = None
+    continues: Annotated[
+        bool,
+        typer.Option(
+            "--continue", help="Go on with the last conversation with this model, and keep its state on disk."
+        ),
+    ] = False
+
+    def contradictions(self) -> dict[str, bool]:
+        """Return the options for `refuse_contradictions`."""
+        has_system, loads = self.system is not None, self.load is not None
+        return {
+            "--system and --load": has_system and loads,
+            "--continue and --load": self.continues and loads,
+            "--continue and --system": self.continues and has_system,
+        }
 
     def conversation(self) -> Conversation:
         """Return the conversation so far. Raises UsageError."""
@@ -88,30 +106,19 @@ def chat_command(
 ) -> int:
     """Talk with a model. From a pipe, each line is a turn. /help says what else can be typed."""
     from edgespec.cli.chat_lines import Chat, ChatSettings, check_unicode
-    from edgespec.decoding.options import Options
+    from edgespec.engine.conversation import LastConversation
     from edgespec.platform.signals import SignalPipe
 
     drafter = drafting.chosen()
-    refuse_contradictions(
-        {
-            **models.contradictions(drafting.drafter),
-            **drafting.contradictions(),
-            "--json and --show-draft": output.json and output.show_draft,
-            "--system and --load": beginning.system is not None and beginning.load is not None,
-        }
-    )
-    options = Options(
-        params=sampling.params,
-        seed=sampling.seed,
-        n_predict=most_tokens(length.n_predict),
-        gamma=drafting.gamma,
-    )
+    _refuse_contradictions(models, drafting, beginning, output)
+    options = _options(drafting, length, sampling)
     if sys.stdin is None:
         raise UsageError("standard input is closed")
     check_unicode(beginning.system or "")
     if output.show_draft and not out.is_terminal:
         message("--show-draft has an effect only in a terminal")
     conversation = beginning.conversation()
+    states = length.states.room(STATES.path() if beginning.continues else None)
     names = models.pull(drafter, length.compute, chat_template=beginning.chat_template)
     with (
         SignalPipe() as signals,
@@ -123,6 +130,7 @@ def chat_command(
             signals=signals,
             prefix_cache=0,
             chat_template=beginning.chat_template,
+            states=states,
         ) as engine,
     ):
         if engine.target.chat_template is None:
@@ -131,11 +139,54 @@ def chat_command(
                 "`edgespec run` continues a text with it"
             )
         settings = ChatSettings(options, length.ctx, output.json, output.show_draft, bool(beginning.special))
-        chat = Chat(engine, conversation, settings, n_ctx=length.ctx or _context(engine))
+        is_kept = beginning.continues or (drafting.cache and sys.stdin.isatty())  # not a pipe's
+        last = LastConversation(engine.target, message) if is_kept else None
+        if last and beginning.continues:
+            conversation = _continued(last)
+        chat = Chat(engine, conversation, settings, n_ctx=length.ctx or _context(engine), last=last)
         if not sys.stdin.isatty():
             return _pipe(chat)
         _type(chat, cache=drafting.cache)
     return 0
+
+
+def _refuse_contradictions(
+    models: ModelFirst, drafting: DraftingOptions, beginning: ChatStart, output: ChatOutput
+) -> None:
+    refuse_contradictions(
+        {
+            **models.contradictions(drafting.drafter),
+            **drafting.contradictions(),
+            **beginning.contradictions(),
+            "--continue and --no-cache": beginning.continues and not drafting.cache,
+            "--json and --show-draft": output.json and output.show_draft,
+        }
+    )
+
+
+def _continued(last: LastConversation) -> Conversation:
+    """Return the last conversation, or an empty one, and say which."""
+    from edgespec.engine.conversation import Conversation
+
+    conversation = last.load()
+    if conversation is None:
+        message("there is no earlier conversation with this model: a new one begins")
+        return Conversation()
+    n = len(conversation.exchanges)
+    message(f"the last conversation goes on, after {n} exchange{'' if n == 1 else 's'}")
+    return conversation
+
+
+def _options(drafting: DraftingOptions, length: ChatLength, sampling: Sampling) -> Options:
+    from edgespec.decoding.options import Options
+
+    return Options(
+        params=sampling.params,
+        seed=sampling.seed,
+        n_predict=most_tokens(length.n_predict),
+        gamma=drafting.gamma,
+        reasoning_budget=sampling.reasoning_budget,
+    )
 
 
 def _type(chat: Chat, *, cache: bool) -> None:

@@ -30,12 +30,14 @@ from edgespec.engine.conversation import (
     ChatTotals,
     Conversation,
     Exchange,
+    LastConversation,
     answer_of,
     joined_answer,
 )
 from edgespec.engine.engine import Engine
 from edgespec.engine.stream import Stream
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
+from edgespec.llama.thinking import Thinking
 from edgespec.models.sources import format_size
 from edgespec.platform.files import expand_user
 
@@ -175,9 +177,15 @@ class Chat:
     """Takes lines: answers questions and runs commands."""
 
     def __init__(
-        self, engine: Engine, conversation: Conversation, settings: ChatSettings, *, n_ctx: int
+        self,
+        engine: Engine,
+        conversation: Conversation,
+        settings: ChatSettings,
+        *,
+        n_ctx: int,
+        last: LastConversation | None = None,
     ) -> None:
-        """Go on with `conversation` in at most `n_ctx` tokens of context."""
+        """Go on with `conversation` in at most `n_ctx` tokens of context; `last`: where it is kept."""
         self.conversation = conversation
         self.ended = False
         """Whether the user asked to leave."""
@@ -187,9 +195,11 @@ class Chat:
         """Whether Ctrl-C ended the last answer."""
         self._engine = engine
         self._settings = settings
+        self._thinking = Thinking(budget=settings.options.reasoning_budget)
         self._n_ctx = n_ctx
         self._figures = ChatTotals()
         self._last: Result | None = None
+        self._kept = last
 
     @property
     def models(self) -> str:
@@ -216,6 +226,8 @@ class Chat:
         except EdgespecError as error:
             print_error(printable(line_of(error)))
             self.failed = True
+        if self._kept:
+            self._kept.store(self.conversation)
 
     def _obey(self, text: str) -> None:
         name, *rest = text.split(maxsplit=1)
@@ -240,6 +252,7 @@ class Chat:
             n_ctx=self._n_ctx,
             n_predict=self._settings.options.n_predict,
             parse_special=self._settings.parse_special,
+            thinking=self._thinking,
         )
         self._tell_left_out(n_left_out)
         self._write(tokens, lambda answer: self.conversation.add(Exchange(question, answer)))
@@ -318,7 +331,11 @@ class Chat:
         n_predict = self._settings.options.n_predict
         n_left_out = conversation.n_left_out
         tokens = conversation.continued(
-            model, n_ctx=self._n_ctx, n_predict=n_predict, parse_special=self._settings.parse_special
+            model,
+            n_ctx=self._n_ctx,
+            n_predict=n_predict,
+            parse_special=self._settings.parse_special,
+            thinking=self._thinking,
         )
         self._tell_left_out(n_left_out)
 

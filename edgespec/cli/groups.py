@@ -93,6 +93,20 @@ def grouped(command: Callable[..., R]) -> Callable[..., R]:
     return call
 
 
+def as_words(group: Any) -> Iterator[str]:  # noqa: ANN401 - an option group
+    """Yield the options of a group that are not at their defaults, as a command line has them."""
+    hints = get_type_hints(type(group), include_extras=True)
+    for field in fields(group):
+        value = getattr(group, field.name)
+        if is_dataclass(hints[field.name]):
+            yield from as_words(value)
+        elif value != field.default:
+            option = next(one for one in get_args(hints[field.name]) if isinstance(one, OptionInfo))
+            names = [name for name in option.param_decls or () if name.startswith("--")]
+            name = names[0] if names else f"--{field.name.replace('_', '-')}"
+            yield name if value is True else f"{name}={value}"
+
+
 def _expanded(
     name: str,
     hint: Any,  # noqa: ANN401 - a type

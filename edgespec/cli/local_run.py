@@ -72,6 +72,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """None: minus infinity, which JSON lacks."""
     seed: int | None = None
     n_predict: int | None = None
+    reasoning_budget: int = -1
     drafter: str | None = None
     gamma: int | None = None
     rule: str | None = None

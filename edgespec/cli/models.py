@@ -15,16 +15,16 @@ from rich.table import Table
 from edgespec.cli.completion import complete_model, complete_name
 from edgespec.cli.console import err, message, out, print_line, print_table
 from edgespec.cli.made_drafts import described, drafts_table
-from edgespec.cli.options import JsonOption, read_text
+from edgespec.cli.options import JsonOption
 from edgespec.cli.progress import PullDisplay, pull_named, pull_shown
+from edgespec.engine.model_choice import has_mtp_head
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.draft_records import draft_records
 from edgespec.models.entries import Entry, Registry
 from edgespec.models.found.catalog import is_found_name, list_found
-from edgespec.models.found.model import FoundModel
+from edgespec.models.found.repositories import FoundModel
 from edgespec.models.hashes import sha256_of
 from edgespec.models.hub_names import hub_name, is_hub_name
-from edgespec.models.mtp_heads import has_mtp_head
 from edgespec.models.pull import Puller, hash_file
 from edgespec.models.registry import (
     DEFAULT_VARIABLE,
@@ -39,7 +39,7 @@ from edgespec.models.sources import format_size
 from edgespec.models.store import Store
 from edgespec.models.suites import DEFAULT, load_suite
 from edgespec.models.verification import Verification
-from edgespec.platform.files import expand_user
+from edgespec.platform.files import expand_user, read_text_file
 
 if TYPE_CHECKING:
     from edgespec.drafting.foreign.overlap import Overlap
@@ -158,7 +158,7 @@ def _print(overlap: Overlap) -> None:
 
 
 def _read(file: Path) -> str:
-    text = read_text(file)
+    text = read_text_file(file, "text")
     if not text.strip():
         raise UsageError("empty; give a text of a few lines or more", field="text", value=file)
     return text

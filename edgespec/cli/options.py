@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self, TypedDict, Unpack, cast
@@ -15,13 +16,13 @@ from edgespec.cli.local_run import Loading, switches
 from edgespec.cli.progress import pull_named
 from edgespec.decoding.choices import DrafterChoice, DrafterName, is_draftless, is_plugin
 from edgespec.decoding.sampling import SamplingParams
-from edgespec.engine.model_choice import choose_models
+from edgespec.engine.model_choice import ChosenModels, choose_refs
 from edgespec.errors import UsageError
-from edgespec.llama.choices import CacheType, KernelsChoice, Pooling
+from edgespec.llama.choices import CacheType, KernelsChoice, Pooling, StateRoom
 from edgespec.models.entries import Entry
 from edgespec.models.registry import load_registry
-from edgespec.models.resolve import locate
 from edgespec.models.store import Store
+from edgespec.platform.files import expand_user
 
 if TYPE_CHECKING:  # not at run time: a shell completes options without loading llama.cpp or numpy
     from edgespec.decoding.choices import Objective
@@ -91,6 +92,40 @@ ShowDraftOption = Annotated[
     bool,
     typer.Option("--show-draft", help="Colour accepted, resampled and bonus tokens.", rich_help_panel=OUTPUT),
 ]
+TARGET = typer.Option(
+    "--target",
+    "-t",
+    "--model",
+    "-m",
+    help="Model that decides: a GGUF file, a name of `edgespec models list`, hf:..., or a URL.",
+    show_default="the default pair's",
+    autocompletion=complete_model,
+)
+DraftOption = Annotated[
+    str | None,
+    typer.Option(
+        "--draft",
+        "-d",
+        help="Small model that drafts; best one of the family.",
+        show_default="the best made here for this target, else the registry's, if any",
+        autocompletion=complete_model,
+    ),
+]
+PairOption = Annotated[
+    str | None,
+    typer.Option(
+        "--pair",
+        "-p",
+        help="Both by name: a pair of `edgespec models list`.",
+        autocompletion=complete_pair,
+    ),
+]
+ModelArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="MODEL", help="The same as --target, or a pair's name.", autocompletion=complete_name
+    ),
+]
 # ---- groups ----
 
 
@@ -98,37 +133,9 @@ ShowDraftOption = Annotated[
 class ModelChoice:
     """A target and its draft model, each by its name or both as a pair."""
 
-    target: Annotated[
-        str | None,
-        typer.Option(
-            "--target",
-            "-t",
-            "--model",
-            "-m",
-            help="Model that decides: a GGUF file, a name of `edgespec models list`, hf:..., or a URL.",
-            show_default="the default pair's",
-            autocompletion=complete_model,
-        ),
-    ] = None
-    draft: Annotated[
-        str | None,
-        typer.Option(
-            "--draft",
-            "-d",
-            help="Small model that drafts; best one of the family.",
-            show_default="the best made here for this target, else the registry's, if any",
-            autocompletion=complete_model,
-        ),
-    ] = None
-    pair: Annotated[
-        str | None,
-        typer.Option(
-            "--pair",
-            "-p",
-            help="Both by name: a pair of `edgespec models list`.",
-            autocompletion=complete_pair,
-        ),
-    ] = None
+    target: Annotated[str | None, TARGET] = None
+    draft: DraftOption = None
+    pair: PairOption = None
 
     def contradictions(self, drafter: str | None = None) -> dict[str, bool]:
         """Return the options for `refuse_contradictions`; `drafter` as asked for."""
@@ -141,7 +148,7 @@ class ModelChoice:
     def names(self, *, writes: bool = False) -> tuple[str | None, str | None]:
         """Return the names of target and draft, as given or of the pair. Raises UsageError.
 
-        `writes`: as of `choose_models`.
+        `writes`: as of `choose_refs`.
         """
         if self.target is not None and self.target.isdecimal() and not Path(self.target).exists():
             raise UsageError(
@@ -169,23 +176,21 @@ class ModelChoice:
         *,
         writes: bool = False,
         chat_template: str | None = None,
-    ) -> tuple[str, str | None]:
-        """Return the names that `choose_models` chooses; check first all that can be, without pulling them.
+    ) -> ChosenModels:
+        """Return what `choose_refs` chooses; check first all that can be, without pulling them.
 
         Raises UsageError for addresses of nodes and a chat template that cannot be.
         """
         compute.addresses()
         with err.status("looking for its draft"):  # a file may have to be hashed
-            target, draft = choose_models(*self.names(writes=writes), drafter, writes=writes)
-        found = locate(target)
-        if draft:
-            locate(draft)
+            chosen = choose_refs(*self.names(writes=writes), drafter, writes=writes)
+        found, _ = chosen.target.found, chosen.draft and chosen.draft.found
         is_missing = isinstance(found, Entry) and not Store.default().is_present(found, load_registry())
         if chat_template and is_missing:  # of a model that is here, the engine checks it
             from edgespec.llama.chat_template import read_chat_template
 
             read_chat_template(chat_template)
-        return target, draft
+        return chosen
 
     def pull(
         self,
@@ -194,7 +199,7 @@ class ModelChoice:
         *,
         writes: bool = False,
         chat_template: str | None = None,
-    ) -> tuple[str, str | None]:
+    ) -> ChosenModels:
         """Return the same as `choose`; pull models that are not here."""
         chosen = self.choose(drafter, compute, writes=writes, chat_template=chat_template)
         pull_named(*chosen)
@@ -205,12 +210,7 @@ class ModelChoice:
 class ModelFirst(ModelChoice):
     """The same, where the model may also stand without an option, as in `ollama run MODEL`."""
 
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="MODEL", help="The same as --target, or a pair's name.", autocompletion=complete_name
-        ),
-    ] = None
+    model: ModelArgument = None
 
     def contradictions(self, drafter: str | None = None) -> dict[str, bool]:
         """Return the options for `refuse_contradictions`; `drafter` as asked for."""
@@ -275,6 +275,33 @@ class EngineKeywords(TypedDict, total=False):
     prefix_cache: int
     parallel: int | None
     chat_template: str | None
+    states: StateRoom | None
+
+
+@option_group("States of prompts (docs/cache.md)")
+class StateOptions:
+    """The folder where states of prompts are kept, and its limit."""
+
+    state_dir: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Keep the states of prompts here, so that none is read twice."),
+    ] = None
+    state_limit: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Most of the disk for them, such as 500MB; those unused for longest go first.",
+            show_default="8GB",
+        ),
+    ] = None
+
+    def room(self, usual: Path | None = None) -> StateRoom | None:
+        """Return the folder, or the `usual` one, and its limit; None: none are kept. Raises UsageError."""
+        limit = read_size("state_limit", self.state_limit or "8GB")
+        path = usual if self.state_dir is None else expand_user(self.state_dir)
+        if path is None and self.state_limit is not None:
+            raise UsageError("--state-limit needs --state-dir: add it, or leave it out")
+        return StateRoom(path, limit) if path else None
 
 
 @option_group()
@@ -318,15 +345,13 @@ class Compute(ThreadsAndKernels):
         """Return the nodes as the user named them."""
         return None
 
-    def load_engine(
-        self, models: tuple[str | None, str | None], **keywords: Unpack[EngineKeywords]
-    ) -> Engine:
+    def load_engine(self, models: ChosenModels, **keywords: Unpack[EngineKeywords]) -> Engine:
         """Return the engine of a target and a draft; print its messages to stderr."""
         from edgespec.engine.engine import Engine
 
         with err.status("loading the models"):
             return Engine(
-                *models,
+                models,
                 n_threads=self.threads,
                 kernels=self.kernels,
                 cache_type=self.cache_type,
@@ -405,10 +430,11 @@ class SharedModels:
 
 @option_group("Sampling (defaults and meaning as in llama.cpp)")
 class Sampling:
-    """Sampling parameters and the seed."""
+    """Sampling parameters, the seed, and the limit of thoughts."""
 
     params: SamplingParams
     seed: Annotated[int | None, listed("seed")] = None
+    reasoning_budget: Annotated[int, listed("reasoning_budget", panel=OUTPUT)] = -1
 
 
 # ---- what users write ----
@@ -436,18 +462,17 @@ def most_tokens(n_predict: int) -> int | None:
     return n_predict
 
 
+def read_size(field: str, text: str) -> int:
+    """Return the bytes of a size in powers of 1000, as `format_size` writes it. Raises UsageError."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kMGT])B?", text.strip(), re.IGNORECASE)
+    n_bytes = int(float(found[1]) * 1000 ** (" kmgt".index(found[2].lower()))) if found else 0
+    if not n_bytes:
+        raise UsageError("must be a size such as 500MB or 8GB", field=field, value=text)
+    return n_bytes
+
+
 def refuse_contradictions(found: dict[str, bool]) -> None:
     """Raise UsageError for the first options of `found` that were both given."""
     for options, both in found.items():
         if both:
             raise UsageError(f"{options} contradict each other: choose one")
-
-
-def read_text(file: Path) -> str:
-    """Return the text of the file that --text names. Raises UsageError."""
-    try:
-        return file.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise UsageError("not UTF-8 text; convert it first", field="text", value=file) from None
-    except OSError as error:
-        raise UsageError(str(error.strerror), field="text", value=file) from None

@@ -13,9 +13,8 @@ from edgespec.cli.groups import grouped, shown
 from edgespec.cli.options import ComputeOnNodes, ModelChoice, refuse_contradictions
 from edgespec.cli.progress import WorkDisplay
 from edgespec.decoding.choices import DrafterName
+from edgespec.engine.model_choice import has_mtp_head
 from edgespec.errors import EdgespecError, describe_os_error
-from edgespec.models.mtp_heads import has_mtp_head
-from edgespec.models.resolve import locate
 
 if TYPE_CHECKING:
     from edgespec.drafting.costs import CostCurve
@@ -46,11 +45,11 @@ def profile_command(
     from edgespec.platform.signals import SignalPipe
 
     refuse_contradictions(models.contradictions())
-    target, draft = models.pull("auto", compute)
-    drafter: DrafterName = "model" if draft else "mtp" if has_mtp_head(locate(target)) else "none"
+    chosen = models.pull("auto", compute)
+    drafter: DrafterName = "model" if chosen.draft else "mtp" if has_mtp_head(chosen.target.found) else "none"
     with (
         SignalPipe() as signals,
-        compute.load_engine((target, draft), drafter=drafter, signals=signals) as engine,
+        compute.load_engine(chosen, drafter=drafter, signals=signals) as engine,
     ):
         key = ProfileKey.of(
             engine.target.header,

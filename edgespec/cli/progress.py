@@ -28,7 +28,7 @@ from rich.text import Text
 from edgespec.cli.console import err
 from edgespec.models.entries import Entry
 from edgespec.models.pull import Phase, Puller, PullProgress
-from edgespec.models.resolve import locate
+from edgespec.models.resolve import ModelRef, ref_of
 from edgespec.models.sources import format_size
 
 if TYPE_CHECKING:
@@ -55,10 +55,11 @@ def pull_shown(entries: Sequence[Entry]) -> list[Path]:
         return puller.ensure_all(entries)
 
 
-def pull_named(*names: str | None) -> None:
-    """Pull missing models that the registry or a hub knows by `names`; None is skipped."""
+def pull_named(*models: str | ModelRef | None) -> None:
+    """Pull missing models that the registry or a hub knows by name; None is skipped."""
     puller = Puller()
-    wanted = [name for name in names if name and isinstance(locate(name), Entry)]
+    refs = [ref_of(model) for model in models if model]
+    wanted = [ref.name for ref in refs if isinstance(ref.found, Entry)]
     pull_shown([entry for name in wanted for entry in puller.expand(name)])
 
 

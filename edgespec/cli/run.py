@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from edgespec.cli.console import INTERRUPTED, message, out
+from edgespec.cli.console import INTERRUPTED, message, out, read_piped
 from edgespec.cli.groups import grouped, listed, option_group, shown
 from edgespec.cli.local_run import RunRequest, has_servers
 from edgespec.cli.options import (
@@ -28,6 +28,7 @@ from edgespec.cli.options import (
     Sampling,
     ShowDraftOption,
     SpecialOption,
+    StateOptions,
     SystemOption,
     WattsOption,
     most_tokens,
@@ -38,7 +39,6 @@ from edgespec.decoding.choices import Objective, Rule, is_draftless, is_plugin
 from edgespec.errors import EdgespecError, NodeLost, ServerLost, UsageError
 from edgespec.models.registry import load_registry
 from edgespec.models.resolve import model_named
-from edgespec.platform.standard_input import read_piped
 
 if TYPE_CHECKING:
     from edgespec.cli.served import ServedStream
@@ -189,6 +189,7 @@ class RunLength:
         bool,
         typer.Option("--here", help="Load the models, even if `edgespec serve` runs with them."),
     ] = False
+    states: StateOptions
 
 
 @option_group(OUTPUT)
@@ -344,6 +345,7 @@ def run_command(
     _refuse_contradictions(prompt, models, drafting, lossy, output)
     options = _options(prompt, drafting, lossy, length, sampling)
     source = _grammar_source(output)
+    states = length.states.room()
     text = prompt.read()
     if has_servers() and not _needs_own_engine(drafting, lossy, length, output):
         request = _request(prompt, text, options, source, drafting.chosen())
@@ -369,6 +371,7 @@ def run_command(
             meter=meter,
             signals=signals,
             chat_template=prompt.chat_template,
+            states=states,
         ) as engine,
     ):
         if source:
@@ -460,6 +463,7 @@ def _options(
         gamma=drafting.gamma,
         rule=drafting.rule,
         stop=prompt.stop or (),
+        reasoning_budget=sampling.reasoning_budget,
         cascade=lossy.waking(),
         lenience=lossy.lenience,
     )
@@ -489,6 +493,7 @@ def _request(
         logit_bias={token: None if value == -math.inf else value for token, value in bias},
         seed=options.seed,
         n_predict=options.n_predict,
+        reasoning_budget=options.reasoning_budget,
         drafter=None if drafter == "auto" else str(drafter),
         gamma=options.gamma,
         rule=options.rule,
@@ -504,6 +509,7 @@ def _needs_own_engine(
         length.here
         or is_plugin(drafting.drafter)
         or length.ctx is not None
+        or length.states.state_dir is not None
         or lossy.waking() is not None
         or lossy.lenience < 1.0
         or drafting.objective != "latency"

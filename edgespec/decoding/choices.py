@@ -44,7 +44,7 @@ def is_draftless(drafter: DrafterChoice | str) -> bool:
 
 
 Rule = Literal["block", "chain", "match"]
-"""How drafted tokens are accepted; all rules are exact (decoding/verify.py). With the match rule, the target
+"""How drafted tokens are accepted; all rules are exact (generate.py). With the match rule, the target
 samples each position with that position's own coin, and drafted tokens (point masses) are kept as long as
 they equal its samples. So the text for a seed does not depend on the drafts (drafter invariance: Daliri et
 al., arXiv 2408.07978)."""

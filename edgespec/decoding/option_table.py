@@ -128,6 +128,11 @@ GENERATION: Mapping[str, Option] = {
         request="max_tokens",
         ollama="num_predict",
     ),
+    "reasoning_budget": Option(
+        help="Most tokens of a model's thoughts, then it answers; 0: no thoughts, -1: no limit.",
+        limits=(-1, LARGEST_INT),
+        metavar="N",
+    ),
     "stop": Option(help="Stop before this text; may be repeated.", ollama="stop"),
     "stop_tokens": Option(
         help="Token ids that end the text and are not part of it.", command="-", request="stop_token_ids"

@@ -78,6 +78,9 @@ class Options:
     """Seed of the random numbers; None: a random one."""
     n_predict: int | None = None
     """Most tokens; None: until the model ends the text, or the context is full."""
+    reasoning_budget: int = -1
+    """Most tokens of the thought that the answer begins with, for a model whose chat template knows thoughts;
+    it is then ended, and the answer follows. -1: no limit."""
     drafter: DrafterChoice | None = None
     """Overrides the engine's drafter, for the models it loaded."""
     gamma: int | None = None
@@ -150,6 +153,8 @@ class Options:
         if self.rule not in (None, "match"):
             problem = "a cascade's target writes by the match rule; leave it out"
             raise UsageError(problem, field="rule", value=self.rule)
+        if self.reasoning_budget >= 0:
+            raise UsageError("contradicts a cascade: choose one", field="reasoning_budget")
         if self.grammar:
             raise UsageError("contradicts a cascade: choose one", field=self.grammar.name)
 
@@ -190,6 +195,7 @@ class OptionKeywords(TypedDict, total=False):
     params: SamplingParams | None
     seed: int | None
     n_predict: int | None
+    reasoning_budget: int
     drafter: DrafterChoice | None
     gamma: int | None
     rule: Rule | None

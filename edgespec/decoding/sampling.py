@@ -169,6 +169,11 @@ class SamplingParams:
         return self.temperature == 0.0 and self.dynatemp_range == 0.0 and self.xtc_probability == 0.0
 
     @property
+    def banned(self) -> tuple[int, ...]:
+        """The tokens that the bias forbids."""
+        return tuple(token for token, bias in self.logit_bias.items() if bias == -math.inf)
+
+    @property
     def _uses_dry(self) -> bool:
         return self.dry_multiplier > 0.0 and self.dry_base >= 1.0 and self.dry_penalty_last_n != 0
 

@@ -186,6 +186,13 @@ class ModelSession(Protocol):
         """Cut the sequence back to its first `n_keep` tokens; return how many are left, maybe fewer."""
 
 
+_PIECE = 512
+
+
 def n_common(first: Sequence[object], second: Sequence[object]) -> int:
     """Return the number of tokens, or of characters, with which both sequences begin."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
+    n = 0  # whole pieces are compared at once, where both are of one type
+    while n < len(first) and first[n : n + _PIECE] == second[n : n + _PIECE]:
+        n += _PIECE
+    pairs = zip(first[n:], second[n:], strict=False)
+    return min(n, len(first)) + sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

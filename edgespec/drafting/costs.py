@@ -60,10 +60,14 @@ class CostCurve:
 
     def at(self, n_past: int) -> list[float]:
         """Return T(0) = 0, T(1) .. T(N_MAX) after `n_past` tokens, in the curve's unit."""
-        near, far = self.passes
+        near = self.passes[0]
+        return [0.0, *(max(a + b, a * 0.5) for a, b in zip(near, self.growth(n_past), strict=True))]
+
+    def growth(self, n_past: int) -> list[float]:
+        """The part of T(1) .. T(N_MAX) that the context adds to what they cost at CONTEXTS[0]: attention."""
         share = (n_past - CONTEXTS[0]) / (CONTEXTS[1] - CONTEXTS[0])
         share = max(share, -CONTEXTS[0] / CONTEXTS[1])
-        return [0.0, *(max(a + (b - a) * share, a * 0.5) for a, b in zip(near, far, strict=True))]
+        return [(b - a) * share for a, b in zip(*self.passes, strict=True)]
 
 
 # T(n) / T(1) of edgespec's kernels and of llama.cpp's (1.5B Q4_K_M, context 128), for the first steps on a
@@ -75,7 +79,8 @@ _SHAPES = {
 }
 _GUESSED_BYTES_PER_S = 40e9
 _NO_PASS = 1e-3  # of T: the curves are of positive numbers
-_GUESSED_LONG = 1.13  # T(1) at the longer context over T(1) at the shorter one
+# What the longer context adds, over T(1): the cache is read once, and each of n tokens attends to all of it.
+_GUESSED_GROWTH = (0.06, 0.08)
 
 
 def guessed_curve(file_bytes: int, *, own_kernels: bool) -> CostCurve:
@@ -87,7 +92,9 @@ def guessed_curve(file_bytes: int, *, own_kernels: bool) -> CostCurve:
     one = file_bytes / _GUESSED_BYTES_PER_S
     shape = interpolated(_SHAPES[own_kernels])
     near = tuple(one * factor for factor in shape)
-    return CostCurve((near, tuple(_GUESSED_LONG * s for s in near)), read=near[-1] / N_MAX)
+    once, each = (one * share for share in _GUESSED_GROWTH)
+    far = tuple(cost + once + each * n for n, cost in enumerate(near, 1))
+    return CostCurve((near, far), read=near[-1] / N_MAX)
 
 
 def block_curve(curve: CostCurve, n_block: int) -> CostCurve:

@@ -3,33 +3,65 @@
     NoDraft           nothing
     PlainDraft        a model of the target's vocabulary
     TranslatedDraft   a model of another vocabulary
-    HeadDraft, EagleDraft, BlockDraft, MtpDraft       heads (draft_heads.py)
+    HeadDraft         a head in a file that edgespec made
+    EagleDraft        a head that was published in a file of its own (EAGLE-3)
+    BlockDraft        one that drafts a block of tokens in a pass (DFlash)
+    MtpDraft          the head in the target's own file
 
-`find_draft` (draft_heads.py) chooses the kind by the files' headers. Then the models are loaded
+`find_draft` chooses the kind by the files' headers. Then the models are loaded
 (`load_target`, `load`), and `bind` returns the draft that is used: of the same kind, another one, or none.
 """
 
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
 
-from edgespec.decoding.choices import DrafterName
-from edgespec.drafting.costs import CostCurve
+import numpy as np
+
+from edgespec.decoding.choices import DrafterChoice, DrafterName, is_draftless
+from edgespec.decoding.features import TargetFeatures
+from edgespec.decoding.forward import DraftForward
+from edgespec.decoding.session import ForwardResult, Inputs, Rows, n_common
+from edgespec.drafting.costs import N_MAX, CostCurve, block_curve
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.foreign.overlap import find_overlap, suite_text
 from edgespec.drafting.foreign.translated_model import ROOM_PER_TOKEN, TranslatedModel
 from edgespec.drafting.foreign.vocabulary_map import VocabularyMap, map_vocabularies
 from edgespec.drafting.foreign.vocabulary_match import compare_vocabularies
+from edgespec.drafting.head_model import HeadModel
 from edgespec.drafting.policy import Policy
-from edgespec.errors import EdgespecError, UsageError
+from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.llama.batch import EmbeddingsFn
-from edgespec.llama.gguf_header import GGUFHeader
+from edgespec.llama.gguf_header import GGUFHeader, check_model_file, read_header
+from edgespec.llama.head_file import (
+    DFLASH,
+    BlockHead,
+    EagleHead,
+    Fusion,
+    HeadFile,
+    LayersTarget,
+    TargetEmbeddings,
+    check_published_head,
+    read_head,
+)
+from edgespec.llama.mtp import MtpHead, MtpTarget, why_no_mtp
 from edgespec.llama.placement import Placement
 from edgespec.llama.sequence_pool import SequencePool
+from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
+from edgespec.models.draft_records import paired_draft
+from edgespec.models.hashes import sha256_of
+from edgespec.models.resolve import ModelRef, named_as, resolve
 from edgespec.platform.closing import Closing
 from edgespec.platform.messages import MessageFn
+
+if TYPE_CHECKING:
+    from edgespec.drafting.draft_search import DraftSearch
 
 
 class Draft(Closing):
@@ -218,3 +250,337 @@ class TranslatedDraft(Draft):
     def open(self, sequences: SequencePool) -> DraftModel:
         """Return it as a TranslatedModel."""
         return TranslatedModel(sequences.begin([0]), self.target, self._map)
+
+
+# ---- heads: blocks that go on from the target's hidden states ----
+
+
+# ---- a draft head that drafts a block of tokens in one pass (DFlash), in the place of a draft model ----
+
+
+_FIRST, _FURTHER = 2, 1  # what `costs.of_blocks` has as n for the pass of a draft, and for what it gave
+
+
+class BlockModel(DraftModel):
+    """`session`'s head behind the interface of DraftModel."""
+
+    starts_idle = False
+    features: TargetFeatures
+
+    def __init__(self, session: Session, features: TargetFeatures, head: BlockHead, *, n_vocab: int) -> None:
+        """Draft with `session`, of a cache that takes inputs, from what `features` will hold.
+
+        Only the first `n_vocab` tokens are drafted.
+        """
+        super().__init__(session, n_vocab=n_vocab)
+        self.features = features
+        self._masks = [head.mask] * (head.n_block - 1)
+        self._began_at = 0  # tokens of the sequence that the last pass was made after
+        self._rows: Rows = np.empty((0, self._n_row), np.float32)
+
+    def begin(self, tokens: Sequence[int] = ()) -> None:
+        """Start on the sequence `tokens`; what was read of one that begins like it stays."""
+        self._rows = self._rows[:0]
+        n_same = n_common(self._session.tokens, tokens[self._offset :])
+        if n_same:
+            self._session.rewind(n_same)
+        else:
+            self._start_at(self.features.first)
+
+    def rest(self) -> None:
+        """Do nothing: what was read stays for the next text, which may begin like this one."""
+
+    def follows(self, n_tokens: int) -> bool:
+        """Whether it can draft after `n_tokens` tokens.
+
+        It needs all states but the last token's, and at least one; or the last are drafted, and a part of
+        its block is left.
+        """
+        if self._is_new(n_tokens):
+            return max(self.features.first, self._offset) < n_tokens - 1 == self.features.end
+        is_last = self._began_at == self.features.end + 1
+        return is_last and 0 < n_tokens - self._began_at < len(self._rows)
+
+    def n_unread(self, n_tokens: int) -> int:
+        """Return 2 where a draft begins, which takes a pass, and 1 within one."""
+        return _FIRST if self._is_new(n_tokens) else _FURTHER
+
+    def make_room(self, n_tokens: int) -> None:
+        """Start again from the recent half where the sequence and the masks do not fit."""
+        super().make_room(n_tokens + len(self._masks))
+
+    def read(self, tokens: Sequence[int]) -> None:
+        """Read the states of `tokens` that are known and it has not read."""
+        start = self._offset + self.n_past
+        if start < self.features.first:
+            start = self.features.first
+            self._start_at(start)
+        if start < self.features.end:
+            inputs = self.features.rows(start, self.features.end)
+            DraftForward(self._session, tokens[start : self.features.end], 0, inputs=inputs).run()
+
+    def ask(self, tokens: Sequence[int], guesses: Sequence[int] = ()) -> DraftForward | ForwardResult:
+        """Return the pass of a block, in which others may share, or what is left of the last one.
+
+        `follows` must say that it can; there are no `guesses`.
+        """
+        if guesses:
+            raise ValueError("a block is drafted without guesses")
+        if not self._is_new(len(tokens)):
+            at = len(tokens) - self._began_at
+            return ForwardResult(self._rows[at : at + 1], 0.0, N_MAX + 1)  # not a pass to learn costs from
+        started = time.perf_counter()
+        self.read(tokens)
+        handled_s = time.perf_counter() - started
+        block = [tokens[-1], *self._masks]
+        asked = DraftForward(self._session, block, len(block))
+        asked.finish = partial(self._finish_block, len(tokens), self.n_past, handled_s)
+        return asked
+
+    def _finish_block(
+        self, began_at: int, n_read: int, handled_s: float, evaluated: ForwardResult
+    ) -> ForwardResult:
+        self._session.rewind(n_read)
+        self._rows = evaluated.rows[1:, : self._n_row].copy()
+        self._began_at = began_at
+        is_own = evaluated.n_tokens == 1 + len(self._masks)
+        return replace(
+            evaluated,
+            rows=self._rows[:1],
+            n_tokens=_FIRST if is_own else evaluated.n_tokens,
+            seconds=handled_s + evaluated.seconds,
+        )
+
+    def _is_new(self, n_tokens: int) -> bool:
+        return self.features.end >= n_tokens - 1
+
+
+# ---- heads that draft a token a pass, and the choice ----
+
+
+LAYERS_ON_NODES = "its layers lie on nodes, where the head cannot read them"
+"""Why the head in the target's own file does not draft."""
+
+
+class _Head(Draft):
+    """A draft that reads the target's hidden states."""
+
+    reads_states = True
+
+    def restrict(self, policy: Policy, drafter: DrafterName) -> Policy | None:
+        return replace(policy, staged=False, after_store=False)
+
+    def writer(self) -> Model:
+        """Raise UsageError: a head writes nothing without its target."""
+        small = paired_draft(self.target_name, writes=True)
+        such_as = f", such as {small}" if small and small != self.name else ""
+        raise UsageError(
+            f"{self.name} is a draft head, which cannot write in a cascade by itself: choose a draft model"
+            f"{such_as}"
+        )
+
+    def _features(self) -> TargetFeatures:
+        return TargetFeatures(self.target.n_state)
+
+    def _zeros(self, tokens: Sequence[int], width: int) -> Inputs:
+        return np.zeros((len(tokens), width), np.float32)
+
+
+class HeadDraft(_Head):
+    """A head in a file that edgespec made."""
+
+    model: Model
+
+    def __init__(self, target_name: str, name: str, header: GGUFHeader, head: HeadFile) -> None:
+        """Draft with the `head` in the file of `header`, which is named `name`."""
+        super().__init__(target_name)
+        self.name, self.header, self._head = name, header, head
+
+    def _load(self, *, kernels: bool, n_threads: int) -> Model | None:
+        self._n_threads = n_threads
+        return super()._load(kernels=kernels, n_threads=n_threads)
+
+    def _match(self, model: Model, on_message: MessageFn) -> Draft:
+        embeddings = TargetEmbeddings(self.target.header)
+        self._fusion = Fusion(self._head, embeddings, n_threads=self._n_threads, plugin=model.plugin)
+        return self
+
+    def open(self, sequences: SequencePool) -> DraftModel:
+        """Return it as a HeadModel, with the matrix that joins tokens and states."""
+        return HeadModel(
+            sequences.begin([0]),
+            self._features(),
+            n_vocab=self.target.n_vocab,
+            head=self._head,
+            fusion=self._fusion,
+        )
+
+    @property
+    def timed_inputs(self) -> EmbeddingsFn | None:
+        """Rows of tokens, joined with states of zeros."""
+        return lambda tokens: self._fusion(tokens, self._zeros(tokens, self._head.n_embd))
+
+
+class _PublishedDraft(_Head):
+    """A head that was published in a file of its own; it reads the states of several layers."""
+
+    header: GGUFHeader
+
+    def __init__(self, target_name: str, name: str, header: GGUFHeader) -> None:
+        """Draft with the file of `header`, which `check_published_head` has checked."""
+        super().__init__(target_name)
+        self.name, self.header = name, header
+
+    def without_layers(self) -> Draft:
+        """Raise UsageError: it needs the layers' states."""
+        problem = "reads what is between the target's layers, which lie on nodes: choose another draft"
+        raise UsageError(problem, field="draft", value=self.name)
+
+    def load_target(self, header: GGUFHeader, *, kernels: bool, placement: Placement | None) -> Model:
+        return LayersTarget(header, self.header, kernels=kernels)
+
+    def _match(self, model: Model, on_message: MessageFn) -> Draft:
+        match = compare_vocabularies(self.target, model)
+        if match.equal:
+            return self
+        raise UsageError(f"{model.path}: a head of another model than {self.target_name}: {match.reason}")
+
+
+class EagleDraft(_PublishedDraft):
+    """An EAGLE-3 head."""
+
+    model: EagleHead
+
+    def _load(self, *, kernels: bool, n_threads: int) -> Model:
+        return EagleHead(self.header, self.target, kernels=kernels, n_threads=n_threads)
+
+    def open(self, sequences: SequencePool) -> DraftModel:
+        """Return it as a HeadModel, with its encoder of states."""
+        return HeadModel(
+            sequences.begin([0]), self._features(), n_vocab=self.target.n_vocab, encode=self.model.encode
+        )
+
+    @property
+    def timed_inputs(self) -> EmbeddingsFn | None:
+        """Encoded states of zeros; a pass over one token is one along a draft, without the encoder."""
+
+        def inputs(tokens: Sequence[int]) -> Inputs:
+            if len(tokens) == 1:
+                return self._zeros(tokens, self.model.n_embd)
+            return self.model.encode(self._zeros(tokens, self.target.n_state))
+
+        return inputs
+
+
+class BlockDraft(_PublishedDraft):
+    """A DFlash head, which drafts a block of tokens in one pass."""
+
+    model: BlockHead
+
+    def _load(self, *, kernels: bool, n_threads: int) -> Model:
+        return BlockHead(self.header, self.target, kernels=kernels)
+
+    def open(self, sequences: SequencePool) -> DraftModel:
+        """Return it as a BlockModel."""
+        return BlockModel(sequences.begin([0]), self._features(), self.model, n_vocab=self.target.n_vocab)
+
+    @property
+    def timed_inputs(self) -> EmbeddingsFn | None:
+        """States of zeros where many are read; few tokens are a block of masks."""
+        return lambda tokens: self._zeros(tokens, self.target.n_state) if len(tokens) > N_MAX else None
+
+    def costs(self, curve: CostCurve) -> CostCurve:
+        """Return the curve of passes over a block."""
+        return block_curve(curve, self.model.n_block)
+
+
+class MtpDraft(_Head):
+    """The head in the target's own file."""
+
+    name = "mtp"
+    is_mtp = True
+    model: MtpHead
+
+    def __init__(self, target_name: str, drafter: DrafterChoice) -> None:
+        """Draft with the target's own head; the user chose `drafter`."""
+        super().__init__(target_name)
+        self._drafter = drafter
+
+    def without_layers(self) -> Draft:
+        """Return NoDraft. Raises UsageError if the user chose the head."""
+        if self._drafter == "mtp":
+            raise UsageError(f"{self.target_name}: {LAYERS_ON_NODES}", field="drafter", value="mtp")
+        return NoDraft(self.target_name, LAYERS_ON_NODES)
+
+    def load_target(self, header: GGUFHeader, *, kernels: bool, placement: Placement | None) -> Model:
+        """Load the target with its head."""
+        return MtpTarget(header, kernels=kernels)
+
+    def _load(self, *, kernels: bool, n_threads: int) -> Model:
+        assert isinstance(self.target, MtpTarget)  # noqa: S101 - for the type checker
+        return MtpHead(self.target)
+
+    def bind(self, on_message: MessageFn) -> Draft:
+        """Return itself: it is made for its target, whatever kind of model that is."""
+        return self
+
+    def open(self, sequences: SequencePool) -> DraftModel:
+        """Return it as a HeadModel, which takes states beside tokens."""
+        return HeadModel(sequences.begin([0]), self._features(), n_vocab=self.target.n_vocab)
+
+    @property
+    def timed_inputs(self) -> EmbeddingsFn | None:
+        """States of zeros."""
+        return lambda tokens: self._zeros(tokens, self.model.n_embd)
+
+
+def find_draft(search: DraftSearch, draft: ModelRef | None, drafter: DrafterChoice) -> Draft:
+    """Return the draft that `draft` and the files' headers say; missing files are pulled.
+
+    Where no draft is named and the target has none, `search` looks for one on this disk. `drafter`: what the
+    user chose. Raises UsageError or EdgespecError if the draft cannot be had, or is made for another target.
+    """
+    target_name, target = search.target_name, search.target
+    if draft is None:
+        if is_draftless(drafter):
+            return NoDraft(target_name)
+        reason = why_no_mtp(target)
+        if not reason:
+            return MtpDraft(target_name, drafter)
+        if drafter == "mtp":
+            raise UsageError(f"{target_name}: {reason}", field="drafter", value=drafter)
+        found = search.find() if drafter == "auto" else None
+        if found is None:
+            return NoDraft(target_name, reason if target.n_mtp else "")
+        draft = ModelRef(found)
+    name, path = draft.name, resolve(draft)
+    with named_as(name, path):
+        header = read_header(path)
+        if published := check_published_head(header, target):
+            kind = BlockDraft if published.architecture == DFLASH else EagleDraft
+            return kind(target_name, name, published)
+        header = check_model_file(header)
+    if head := read_head(header):
+        _check_made_for(head, target)
+        return HeadDraft(target_name, name, header, head)
+    return PlainDraft(target_name, name, header)
+
+
+def _check_made_for(head: HeadFile, target: GGUFHeader) -> None:
+    """Raise UsageError if `head` was made for another file than that of `target`.
+
+    The first time the whole file is read for its hash, which takes a second or two for each GB.
+    """
+    if (head.n_vocab, head.n_embd) == (target.n_vocab, target.n_embd):
+        try:
+            if sha256_of(target.path) == head.target_sha256:
+                return
+        except OSError as error:
+            raise EdgespecError(f"cannot read {target.path}: {describe_os_error(error)}") from error
+        what = "another quantization of this model, or another model of its size"
+    else:
+        what = "another model"
+    raise UsageError(
+        f"{head.path}: a draft head made for {what}, not for {target.path.name}; make one for it with "
+        "`edgespec draft make`"
+    )

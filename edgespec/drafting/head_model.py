@@ -1,6 +1,6 @@
 """A draft head: one block that goes on from the target's hidden states, in the place of a draft model.
 
-It has a file of its own, made here (head_file.py) or published (llama/published_heads.py), or is in the
+It has a file of its own, made here or published (llama/head_file.py), or is in the
 target's own file (llama/mtp.py).
 
 Token i is read together with the hidden state of token i - 1. That is the target's own where the target has

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from copy import copy, deepcopy
+from collections import deque
+from copy import copy
 
 from edgespec.drafting.online_curve import OnlineCurve
 from edgespec.drafting.predictor import Predictor
 
 _FOLLOW_UP = 0.1  # weight of an outcome in the mean of what follows the draft model's tokens
+_REMEMBERED = 64  # of these outcomes; those before count for nothing
 _PROBE_SHARE = 0.0075  # of the time may go into probing whether an idle draft model has become useful
 _PROBES_SAVED = 2.0  # probes that may be saved up for
 _FADE_EVERY, _IDLE_FADE_EVERY = 32, 8  # steps; steps in which the draft model did not run
@@ -38,19 +40,28 @@ class LearnedCosts:
         self.probe_budget = 0.0
         """Seconds (or joules) saved up for probes of an idle draft model."""
         self._n_steps = self._n_idle = 0
+        self._gains: deque[float] = deque(maxlen=_REMEMBERED)  # of follow-ups, since it was forked
 
     def fork(self) -> LearnedCosts:
-        """Return a copy for a request that runs with others: its own tables, and the same curves.
+        """Return a copy for a request, which others may run with: its own tables, and the same curves.
 
         What was saved up for probes stays here: all who run together would spend it again.
         """
         forked = copy(self)
-        forked.predictor = deepcopy(self.predictor)
+        forked.predictor = self.predictor.copy()
+        forked._gains = deque(maxlen=_REMEMBERED)
         forked.probe_budget = 0.0
         return forked
 
+    def learn_of(self, forked: LearnedCosts) -> None:
+        """Learn what a request learned that ran meanwhile, as if it had come after all that is known here."""
+        self.predictor.learn_of(forked.predictor)
+        for gain in forked._gains:
+            self.learn_follow_up(gain)
+
     def learn_follow_up(self, gain: float) -> None:
         """Count what the suffix store's offer after a token of the draft model gains, in tokens."""
+        self._gains.append(gain)
         self.follow_up += _FOLLOW_UP * (gain - self.follow_up)
 
     def affords_probe(self, cost: float) -> bool:

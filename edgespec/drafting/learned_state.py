@@ -63,7 +63,7 @@ class LearnedState:
             else None,
         )
         costs = self._costs(profile)
-        self._running: list[tuple[Scheduler, bool]] = []
+        self._running: dict[Scheduler, tuple[bool, LearnedCosts]] = {}  # greedy, and what it began with
         self._learned: dict[bool, LearnedCosts] = {}
         for greedy, name in _NAMES.items():
             predictor = Predictor()
@@ -99,27 +99,31 @@ class LearnedState:
         """Return a scheduler for one generation, greedy or sampled, of the answer to `prompt`; until `ended`.
 
         `gamma`: tokens drafted in every step; None: as many as pay. Each of several schedulers at once learns
-        in its own tables; the next text begins with those of the one that ended last.
+        in its own tables; the next text begins with what all that have ended learned.
         """
-        learned = self._learned[greedy]
-        if self._running:
-            learned = learned.fork()
+        known = self._learned[greedy]
+        learned = known.fork()
+        learned.probe_budget, known.probe_budget = known.probe_budget, 0.0
         lengths = self._lengths.of(prompt)
         scheduler = (
             Scheduler(learned, policy, lengths)
             if gamma is None
             else FixedLength(gamma, learned, policy, lengths)
         )
-        self._running.append((scheduler, greedy))
+        self._running[scheduler] = greedy, known
         return scheduler
 
     def ended(self, scheduler: Scheduler) -> None:
-        """Take back what was learned with `scheduler`."""
-        for i, (running, greedy) in enumerate(self._running):
-            if running is scheduler:
-                del self._running[i]
-                self._learned[greedy] = scheduler.learned
-                return
+        """Take back what was learned with `scheduler`, beside what others learned meanwhile."""
+        if scheduler not in self._running:
+            return
+        greedy, known = self._running.pop(scheduler)
+        if self._learned[greedy] is known:
+            scheduler.learned.probe_budget += known.probe_budget
+            self._learned[greedy] = scheduler.learned
+        else:
+            self._learned[greedy].learn_of(scheduler.learned)
+            self._learned[greedy].probe_budget += scheduler.learned.probe_budget
 
     def forget(self) -> None:
         """Begin again with the stored profile."""

@@ -1,14 +1,17 @@
 """A cost curve that follows the passes timed while a program runs.
 
-The logarithms of (what a pass takes now / what the curve says) are estimated for all n at once, by a Kalman
-filter (Kalman 1960). A pass over n tokens tells most of that n, less the farther another n is: what slows
-down the reading of weights slows down passes over few tokens and leaves those over many as they are, which
-arithmetic bounds. An estimate that no pass confirms stays, and becomes less sure.
+The logarithms of (what a pass takes now / what the curve says) are estimated for all n at once, by an
+extended Kalman filter (Kalman 1960). A pass over n tokens tells most of that n, less the farther another n
+is: what slows down the reading of weights slows down passes over few tokens and leaves those over many as
+they are, which arithmetic bounds. One more estimate is of what the context adds, for all n alike: a pass in a
+long text tells most of that, one in a short text next to nothing. An estimate that no pass confirms stays,
+and becomes less sure.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +24,9 @@ _MEASURED_SPREAD = 0.08
 """The same of a measured curve, at the start."""
 _NOISE = 0.06
 """The same from one pass to the next."""
+_GROWTH_SPREAD = 0.5
+"""The same of what the context adds, in a guess and as hours differ."""
+_MEASURED_GROWTH_SPREAD = 0.15
 _COMMON = 0.2  # of the variance, what all n share
 _REACH = 1.5  # of the rest; in square roots of n, as 1 and 3 tokens have less in common than 9 and 11
 _MEMORY = 600.0  # passes after which an estimate that none confirms is nearly as unsure as at first
@@ -38,6 +44,17 @@ _ROOTS = np.sqrt(np.arange(1, N_MAX + 1))
 _ALIKE = _COMMON + (1.0 - _COMMON) * np.exp(-np.abs(_ROOTS[:, None] - _ROOTS) / _REACH)
 
 
+def _covariance(spread: float, growth: float) -> np.ndarray:
+    """The covariance of the logarithms of T(1) .. T(N_MAX), and of what the context adds."""
+    found = np.zeros((N_MAX + 1, N_MAX + 1))
+    found[:N_MAX, :N_MAX] = spread**2 * _ALIKE
+    found[N_MAX, N_MAX] = growth**2
+    return found
+
+
+_UNKNOWN = _covariance(_SPREAD, _GROWTH_SPREAD)
+
+
 class OnlineCurve:
     """T(n), as the passes of this run tell."""
 
@@ -50,13 +67,16 @@ class OnlineCurve:
         self._is_measured = not (guessed or unsure)
         self._scale = 0.0
         self._logs = np.zeros(N_MAX)
-        self._covariance = (_MEASURED_SPREAD if self._is_measured else _SPREAD) ** 2 * _ALIKE
+        self._growth_log = 0.0
+        self._covariance = (
+            _covariance(_MEASURED_SPREAD, _MEASURED_GROWTH_SPREAD) if self._is_measured else _UNKNOWN.copy()
+        )
         self._n_timed = [0] * (N_MAX + 1)
         self._last = 1
         self._read_log = 0.0
         self._n_scaling = _SCALING if guessed else 0
         self._unread = guessed
-        self._bases: dict[int, list[float]] = {}  # of the curve, by spans of context
+        self._growths: dict[int, list[float]] = {}  # of the curve, by spans of context
         self._tables: dict[int, list[float]] = {}  # the same as known now
         self.n_observed = 0
 
@@ -66,17 +86,20 @@ class OnlineCurve:
         table = self._tables.get(span)
         if table is None:
             factors = np.exp(self._scale + self._logs).tolist()
-            table = [0.0, *(s * f for s, f in zip(self._base(n_past)[1:], factors, strict=True))]
+            grown = math.exp(self._growth_log)
+            costs = zip(*self._base(n_past), factors, strict=True)
+            table = [0.0, *(max(near + grown * growth, near * 0.5) * f for near, growth, f in costs)]
             # While all steps draft none is over one token: what was known of those may be from a slower hour.
             table[1] = min(table[1:])
             self._tables[span] = table
         return table
 
-    def _base(self, n_past: int) -> list[float]:
+    def _base(self, n_past: int) -> tuple[Sequence[float], list[float]]:
+        """What the curve says of T(1) .. T(N_MAX): at the shorter context, and what is added."""
         span = n_past // _SPAN
-        if span not in self._bases:
-            self._bases[span] = self._curve.at(n_past)
-        return self._bases[span]
+        if span not in self._growths:
+            self._growths[span] = self._curve.growth(n_past)
+        return self._curve.passes[0], self._growths[span]
 
     def read(self, n_tokens: int, n_past: int) -> float:
         """Return the seconds of prefilling `n_tokens` into a cache of `n_past`, without logits."""
@@ -95,7 +118,10 @@ class OnlineCurve:
         `rare`: few others will be timed, so this one counts for more.
         """
         self.n_observed += 1
-        error = math.log(max(seconds, 1e-9) / self._base(n_past)[n]) - self._scale - self._logs[n - 1]
+        near, growth = (side[n - 1] for side in self._base(n_past))
+        growth *= math.exp(self._growth_log)
+        cost = max(near + growth, near * 0.5)
+        error = math.log(max(seconds, 1e-9) / cost) - self._scale - self._logs[n - 1]
         scales = self._n_scaling > 0
         if scales:
             # The very first pass of a small model may take 20 times as long as the next: if it were believed,
@@ -103,22 +129,24 @@ class OnlineCurve:
             self._n_scaling -= 1
             self._scale += min(_MOST, error)
         else:
-            self._learn(n, error, _RARE if rare else 1)
+            self._learn(n, error, max(0.0, growth / cost), _RARE if rare else 1)
         if scales or rare or self.n_observed % _EVERY == 0:
             self._tables.clear()
 
-    def _learn(self, n: int, error: float, n_passes: int) -> None:
-        """Move the estimates; `n_passes` since the last one."""
+    def _learn(self, n: int, error: float, share: float, n_passes: int) -> None:
+        """Move the estimates; `share` of the cost is what the context adds, `n_passes` since the last one."""
         self._n_timed[n] += 1
         self._last = n
         kept = math.exp(-n_passes / _MEMORY)
         covariance = self._covariance
         covariance *= kept
-        covariance += (1.0 - kept) * _SPREAD**2 * _ALIKE
-        column = covariance[n - 1].copy()
-        variance = column[n - 1] + _NOISE**2
+        covariance += (1.0 - kept) * _UNKNOWN
+        column = covariance[n - 1] + share * covariance[N_MAX]
+        variance = column[n - 1] + share * column[N_MAX] + _NOISE**2
         most = _TRUSTED * math.sqrt(variance)
-        self._logs += column * (max(-most, min(most, error)) / variance)
+        moves = column * (max(-most, min(most, error)) / variance)
+        self._logs += moves[:N_MAX]
+        self._growth_log += moves[N_MAX]
         covariance -= np.outer(column, column / variance)
 
     def observe_read(self, n_tokens: int, seconds: float) -> None:
@@ -142,7 +170,10 @@ class OnlineCurve:
     def curve(self) -> CostCurve:
         """Return the curve as it is known now."""
         factors = np.exp(self._scale + self._logs).tolist()
-        near, far = (tuple(s * f for s, f in zip(side, factors, strict=True)) for side in self._curve.passes)
+        grown = math.exp(self._growth_log)
+        near, far = self._curve.passes
+        far = tuple(a + grown * (b - a) for a, b in zip(near, far, strict=True))
+        near, far = (tuple(s * f for s, f in zip(side, factors, strict=True)) for side in (near, far))
         return CostCurve((near, far), self._curve.read * math.exp(self._read_log))
 
 

@@ -19,7 +19,9 @@ The tables:
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from typing import Any
 
 _TABLES = ("suffix", "sampled", "argmax", "second", "other", "next")
@@ -62,6 +64,7 @@ class AcceptanceTable:
     _FAST = 0.2  # weight of an outcome in the short memory
     _BROKEN = 0.45  # a short memory that far from the long one: acceptance has changed
     _CARRIED = 6.0  # outcomes that a cell counts for at most in the next text, which may differ
+    _REMEMBERED = 1024  # outcomes of a text, for `learn_of`: those before count for nothing
 
     def __init__(self, prior: Callable[[int, int], float], *, alike: bool = False) -> None:
         """Start from `prior(depth row, bucket)`; `alike`: cells differ little, all complete each."""
@@ -71,6 +74,7 @@ class AcceptanceTable:
         self._tested = [[0.0] * N_BUCKETS for _ in range(N_DEPTHS + 1)]
         self._recent = [[-1.0] * N_BUCKETS for _ in range(N_DEPTHS + 1)]
         self._chances: list[list[float | None]] = [[None] * N_BUCKETS for _ in range(N_DEPTHS)]
+        self._outcomes: deque[tuple[int, int, float]] = deque(maxlen=self._REMEMBERED)  # of this text
         self.usual = self._prior[0][0]
         """Where cells are alike: the acceptance over all of them, a mean over generations."""
         self.overall = self.usual
@@ -78,6 +82,7 @@ class AcceptanceTable:
 
     def begin(self) -> None:
         """Start on another text: what the last one was like says little of it."""
+        self._outcomes.clear()
         if not self._alike:
             for accepted, counts in zip(self._hits, self._tested, strict=True):
                 for bucket, n in enumerate(counts):
@@ -108,10 +113,25 @@ class AcceptanceTable:
 
     def learn(self, depth: int, bucket: int, outcome: float) -> None:
         """Count one judged token; `outcome` is 1, 0, or the probability with which it was accepted."""
+        self._outcomes.append((depth, bucket, outcome))
         common = 0 if self._alike else bucket
         self._count(DEPTH_OF[depth], bucket, outcome)
         self._count(N_DEPTHS, common, outcome)
         self._refresh(bucket)
+
+    def copy(self) -> AcceptanceTable:
+        """Return a table of the same counts, which learns by itself."""
+        copied = copy(self)
+        for name in ("_hits", "_tested", "_recent", "_chances"):
+            setattr(copied, name, [row[:] for row in getattr(self, name)])
+        copied._outcomes = self._outcomes.copy()
+        return copied
+
+    def learn_of(self, other: AcceptanceTable) -> None:
+        """Count the outcomes of the text that `other` was last told of, as another text's."""
+        self.begin()
+        for outcome in other._outcomes:
+            self.learn(*outcome)
 
     def _count(self, row: int, bucket: int, outcome: float) -> None:
         hits, tested, recent = self._hits[row], self._tested[row], self._recent[row]
@@ -233,6 +253,18 @@ class Predictor:
         self._right, self._expected = _TRUST * _TRUST_COUNTS, _TRUST_COUNTS
         for table in self._tables().values():
             table.begin()
+
+    def copy(self) -> Predictor:
+        """Return tables of the same counts, which learn by themselves."""
+        copied = copy(self)
+        for name, table in self._tables().items():
+            setattr(copied, name, table.copy())
+        return copied
+
+    def learn_of(self, other: Predictor) -> None:
+        """Count the outcomes of the text that `other` was last told of, as another text's."""
+        for name, table in self._tables().items():
+            table.learn_of(getattr(other, name))
 
     def as_dict(self) -> dict[str, Any]:
         """Return all counts, for a file."""

@@ -14,8 +14,7 @@ import msgspec
 from edgespec.drafting.answer_lengths import ANSWER_TOKENS
 from edgespec.drafting.costs import CONTEXTS, N_MAX, CostCurve
 from edgespec.llama.backend import library_version
-from edgespec.llama.fingerprints import file_fingerprint
-from edgespec.llama.gguf_header import GGUFHeader
+from edgespec.llama.gguf_header import GGUFHeader, file_fingerprint
 from edgespec.platform.cpu import read_cpu
 
 FORMAT, VERSION = "edgespec profile", 1

@@ -6,11 +6,17 @@ suffix of the text that occurred before, down to a single token, and counts what
 
 from __future__ import annotations
 
+import threading
 from array import array
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from edgespec import _core
 from edgespec.decoding.drafter import Tokens
+from edgespec.drafting.history import MAX_TOKENS, History
+from edgespec.errors import EdgespecError
+from edgespec.llama.gguf_header import GGUFHeader, tokenizer_fingerprint
 
 _OWN = 1 << 16  # tokens of one text
 _HEADER = 8  # tokens with which a chat template begins an answer, at most
@@ -108,3 +114,57 @@ class NgramDrafter:
         """Append what is new."""
         self._text.extend(tokens[self._n :])
         self._n = len(tokens)
+
+
+# ---- earlier texts: the suffix store, filled from the history on disk ----
+
+
+OWN_TOKENS = 1 << 16
+"""Tokens of an engine's own sequences that drafts are looked for in."""
+
+
+class EarlierTexts:
+    """The suffix store, with earlier documents of the history in it if one is kept.
+
+    They are read and indexed in a thread of their own, while the models are loaded.
+    """
+
+    def __init__(self, header: GGUFHeader, *, kept: bool, on_message: Callable[[str], None]) -> None:
+        """Begin reading the history of `header`'s tokenizer, if it is `kept`."""
+        self.suffix = SuffixDrafts(OWN_TOKENS)
+        self._history: History | None = None
+        self._on_message = on_message
+        self._lines: list[str] = []
+        self._thread: threading.Thread | None = None
+        self._n_vocab = header.n_vocab
+        if not kept:
+            return
+        try:
+            self._history = History(tokenizer_fingerprint(header), on_message=self._lines.append)
+        except (EdgespecError, OSError) as error:
+            on_message(f"earlier answers are not used: {error}")
+            return
+        self.suffix = SuffixDrafts(MAX_TOKENS)
+        self._thread = threading.Thread(target=self._load, args=(self._history,), daemon=True)
+        self._thread.start()
+
+    def _load(self, history: History) -> None:
+        self.suffix.load(history.load(MAX_TOKENS - OWN_TOKENS, n_vocab=self._n_vocab))
+
+    def ready(self) -> SuffixDrafts:
+        """Return the suffix store, once all is in it."""
+        if self._thread:
+            self._thread.join()
+            self._thread = None
+        self._report()
+        return self.suffix
+
+    def keep(self, tokens: list[int]) -> None:
+        """Add a document to the history, if one is kept."""
+        if self._history and tokens:
+            self._history.append(np.asarray(tokens, np.int32))
+            self._report()
+
+    def _report(self) -> None:
+        while self._lines:
+            self._on_message(self._lines.pop(0))

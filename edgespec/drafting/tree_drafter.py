@@ -400,7 +400,9 @@ class TreeDrafter:
 
     @property
     def _rests(self) -> bool:
-        return self.scheduler.rests and not self._constraint  # what a grammar forces costs nothing to guess
+        if not self.scheduler.rests:
+            return False
+        return not (self._constraint and self._constraint.may_force)  # what is forced costs nothing to guess
 
     def start(self, tokens: Sequence[int], room: int, position: Position) -> None:
         """Start the draft that `draft` returns for these arguments, up to its first decision."""

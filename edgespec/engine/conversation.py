@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -17,8 +18,13 @@ import msgspec
 
 from edgespec.decoding.records import Result
 from edgespec.errors import EdgespecError, UsageError, check_text, describe_os_error
+from edgespec.llama.gguf_header import file_fingerprint
+from edgespec.llama.thinking import AS_USUAL, Thinking
 from edgespec.llama.weights import Model
 from edgespec.platform.files import write_atomically
+from edgespec.platform.kept import CONVERSATIONS
+from edgespec.platform.messages import MessageFn
+from edgespec.platform.state_file import DamagedFileError, StateFile
 
 _VERSION = 1
 _MAX_BYTES = 64 << 20  # of a file: a thousand times what fits in a usual context
@@ -47,9 +53,12 @@ class Exchange:
 
 def answer_of(result: Result, model: Model) -> ChatAnswer:
     """Return the answer that `model` wrote."""
-    written = b"".join(model.piece(token, special=True) for token in result.token_ids)
-    same = written.decode(errors="replace") == result.text
+    same = _text_of(result.token_ids, model) == result.text
     return ChatAnswer(result.text, result.stop_reason != "eog", result.token_ids if same else None)
+
+
+def _text_of(token_ids: Sequence[int], model: Model) -> str:
+    return b"".join(model.piece(token, special=True) for token in token_ids).decode(errors="replace")
 
 
 def joined_answer(first: ChatAnswer, rest: ChatAnswer, model: Model) -> ChatAnswer:
@@ -91,19 +100,20 @@ class Conversation:
         n_ctx: int,
         n_predict: int | None,
         parse_special: bool = False,
+        thinking: Thinking = AS_USUAL,
     ) -> list[int]:
         """Return the tokens of the prompt for `question`, with room in `n_ctx` tokens for an answer.
 
         The room is `n_predict` tokens, but at most half of the context; if it is None, an eighth of the
         context. If the prompt does not leave that room, the oldest exchanges are left out of this prompt and
         of all later ones (`n_left_out`), until the prompt takes three quarters of what it may take. The
-        system message and the question always stay. `parse_special`: as of `Model.render_chat`. Raises
-        EdgespecError if those two alone leave too little room, or the template fails.
+        system message and the question always stay. `parse_special`, `thinking`: as of `Model.render_chat`.
+        Raises EdgespecError if those two alone leave too little room, or the template fails.
         """
         check_text("question", question)
 
         def tokens_without(n: int) -> list[int]:
-            return self._tokens(question, model, n, parse_special=parse_special)
+            return self._tokens(question, model, n, parse_special=parse_special, thinking=thinking)
 
         room = max(1, n_ctx // _ANSWER_SHARE if n_predict is None else min(n_predict, n_ctx // 2))
         n_fitting = n_ctx - room
@@ -128,7 +138,13 @@ class Conversation:
         return tokens
 
     def continued(
-        self, model: Model, *, n_ctx: int, n_predict: int | None, parse_special: bool = False
+        self,
+        model: Model,
+        *,
+        n_ctx: int,
+        n_predict: int | None,
+        parse_special: bool = False,
+        thinking: Thinking = AS_USUAL,
     ) -> list[int]:
         """Return the tokens of the prompt that goes on with the last answer; arguments as for `prompt`.
 
@@ -142,25 +158,33 @@ class Conversation:
             written = tuple(model.tokenize(last.answer.text, add_special=False, parse_special=False))
         room = len(written) + (n_ctx // _ANSWER_SHARE if n_predict is None else n_predict)
         try:
-            tokens = [
-                *self.prompt(last.question, model, n_ctx=n_ctx, n_predict=room, parse_special=parse_special),
-                *written,
-            ]
+            tokens = self.prompt(
+                last.question,
+                model,
+                n_ctx=n_ctx,
+                n_predict=room,
+                parse_special=parse_special,
+                thinking=thinking,
+            )
+            tokens += written
         finally:
             self.exchanges.append(last)
         if len(tokens) >= n_ctx:
             raise EdgespecError(f"the context of {n_ctx:,} tokens is full: choose a larger one")
         return tokens
 
-    def _tokens(self, question: str, model: Model, n_left_out: int, *, parse_special: bool) -> list[int]:
+    def _tokens(
+        self, question: str, model: Model, n_left_out: int, *, parse_special: bool, thinking: Thinking
+    ) -> list[int]:
         """Return the tokens of the prompt without the first `n_left_out` exchanges."""
         kept = self.exchanges[n_left_out:]
         said = [exchange.answer.text for exchange in kept]
-        text = model.render_chat(self._messages(kept, question, said), parse_special=parse_special)
+        render = partial(model.render_chat, thinking=thinking, parse_special=parse_special)
+        text = render(self._messages(kept, question, said))
         if not any(exchange.answer.token_ids for exchange in kept):
             return model.tokenize_rendered(text)
         marks = [f"\ue000{i}\ue001" for i in range(len(kept))]
-        marked = model.render_chat(self._messages(kept, question, marks), parse_special=parse_special)
+        marked = render(self._messages(kept, question, marks))
         first, *others = _parts(text, _split(marked, marks), [exchange.answer for exchange in kept])
         tokens = model.tokenize_rendered(first[1])
         for token_ids, following in others:
@@ -185,23 +209,28 @@ class Conversation:
 
         Raises UsageError if the file exists but is no conversation, EdgespecError if it cannot be written.
         """
-        messages = []
-        if self.system is not None:
-            messages.append(_Message("system", self.system))
-        for exchange in self.exchanges:
-            messages.append(_Message("user", exchange.question))
-            messages.append(_Message("assistant", exchange.answer.text, exchange.answer.cut))
-        content = msgspec.json.format(msgspec.json.encode(_File(messages=messages)), indent=1)
         try:
             if file.exists():
                 Conversation.load(file)
-            write_atomically(file, content)
+            write_atomically(file, msgspec.json.format(self.encoded(), indent=1))
         except UsageError as error:
             raise UsageError(f"not saved: {error}; choose another name") from None
         except OSError as error:
             raise EdgespecError(f"not saved: {describe_os_error(error)}") from None
         except ValueError as error:  # a NUL in the name
             raise UsageError(f"not saved: {file}: {error}") from None
+
+    def encoded(self, *, with_tokens: bool = False) -> bytes:
+        """Return the content of its file; `with_tokens`: with those that answers were written in."""
+        messages = []
+        if self.system is not None:
+            messages.append(_Message("system", self.system))
+        for exchange in self.exchanges:
+            answer = exchange.answer
+            token_ids = answer.token_ids if with_tokens else None
+            messages.append(_Message("user", exchange.question))
+            messages.append(_Message("assistant", answer.text, answer.cut, token_ids))
+        return msgspec.json.encode(_File(messages=messages))
 
     @classmethod
     def load(cls, file: Path) -> Conversation:
@@ -214,9 +243,15 @@ class Conversation:
                 raise UsageError(f"{file}: {'not a file' if file.exists() else 'no such file'}")
             if file.stat().st_size > _MAX_BYTES:
                 raise UsageError(f"{file}: larger than {_MAX_BYTES >> 20} MiB: this is no conversation")
-            found = msgspec.json.decode(file.read_bytes(), type=_File)
+            return cls.decoded(file.read_bytes(), file)
         except OSError as error:
             raise UsageError(describe_os_error(error)) from None
+
+    @classmethod
+    def decoded(cls, data: bytes, file: Path) -> Conversation:
+        """Return the conversation that is the content of `file`. Raises UsageError, in one line."""
+        try:
+            found = msgspec.json.decode(data, type=_File)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise UsageError(f"{file}: this is no conversation: {error}") from None
         if found.edgespec_conversation > _VERSION:
@@ -228,14 +263,63 @@ class Conversation:
                 f"{file}: after the system message, if any, must come pairs of a user's and an assistant's"
             )
         pairs = zip(messages[::2], messages[1::2], strict=True)
-        exchanges = [Exchange(user.content, ChatAnswer(said.content, said.cut)) for user, said in pairs]
-        return cls(system, exchanges)
+        answers = [(user.content, ChatAnswer(said.content, said.cut, said.token_ids)) for user, said in pairs]
+        return cls(system, [Exchange(*one) for one in answers])
+
+
+class LastConversation:
+    """The file of the last conversation with a model, which `chat --continue` goes on with.
+
+    It has the tokens that answers were written in, so that the prompt begins as the state on disk does.
+    """
+
+    def __init__(self, model: Model, on_message: MessageFn) -> None:
+        """Name the file; `on_message` takes lines that the user should know."""
+        path = CONVERSATIONS.path() / f"{file_fingerprint(model.header)[:32]}.json"
+        self._file = StateFile(path, self._parsed, on_message=on_message)
+        self._model = model
+        self._stored: list[Exchange] = []
+
+    def _parsed(self, data: bytes) -> Conversation:
+        try:
+            return Conversation.decoded(data, self._file.path)
+        except UsageError as error:
+            raise DamagedFileError(error.problem) from None
+
+    def load(self) -> Conversation | None:
+        """Return the conversation; None if there is none that can be used."""
+        try:
+            found = self._file.read()
+        except OSError as error:
+            self._file.say(f"the last conversation cannot be read: {describe_os_error(error)}")
+            return None
+        if found:
+            found.exchanges = [replace(one, answer=self._checked(one.answer)) for one in found.exchanges]
+        return found
+
+    def _checked(self, answer: ChatAnswer) -> ChatAnswer:
+        token_ids = answer.token_ids or ()
+        known = all(0 <= token < self._model.n_vocab for token in token_ids)
+        if known and _text_of(token_ids, self._model) == answer.text:
+            return answer
+        return replace(answer, token_ids=None)
+
+    def store(self, conversation: Conversation) -> None:
+        """Keep a conversation in which something was said, if it is another than before."""
+        if not conversation.exchanges or conversation.exchanges == self._stored:
+            return
+        self._stored = list(conversation.exchanges)
+        try:
+            self._file.update(lambda _: conversation.encoded(with_tokens=True))
+        except OSError as error:
+            self._file.say(f"the conversation is not kept: {describe_os_error(error)}")
 
 
 class _Message(msgspec.Struct, omit_defaults=True):
     role: Literal["system", "user", "assistant"]
     content: str
     cut: bool = False
+    token_ids: tuple[int, ...] | None = None
 
 
 class _File(msgspec.Struct, kw_only=True):

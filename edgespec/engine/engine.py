@@ -17,26 +17,26 @@ from edgespec.decoding.options import OptionKeywords, Options, token_ids
 from edgespec.decoding.records import Provenance, Result
 from edgespec.drafting.costs import CONTEXTS
 from edgespec.drafting.draft_model import DraftModel
-from edgespec.drafting.earlier_texts import EarlierTexts
 from edgespec.drafting.head_model import states_worth
 from edgespec.drafting.learned_state import LearnedState
 from edgespec.drafting.plugin import PluginDrafter, UserDrafter, find_drafter
 from edgespec.drafting.policy import Policy
 from edgespec.drafting.proposal import DraftStep
 from edgespec.drafting.scheduler import Scheduler
+from edgespec.drafting.suffix import EarlierTexts
 from edgespec.drafting.tree_drafter import TreeDrafter
 from edgespec.engine.batcher import BatchedRequest, Batcher, StepSummary
 from edgespec.engine.capacity import Capacity
 from edgespec.engine.lossy.cascade import Cascade
-from edgespec.engine.pair import Pair
-from edgespec.engine.pair_options import PairOptions
-from edgespec.engine.plan import Plan, make_plan
+from edgespec.engine.model_choice import ChosenModels
+from edgespec.engine.pair import Pair, PairOptions, Plan, make_plan
 from edgespec.engine.stream import Stream
 from edgespec.errors import EdgespecError, UsageError, check_choice, check_text
 from edgespec.llama.batch import EmbeddingsFn
-from edgespec.llama.choices import CacheType, KernelsChoice
+from edgespec.llama.choices import CacheType, KernelsChoice, StateRoom
 from edgespec.llama.node_addresses import NodeAddress
 from edgespec.llama.session import Session
+from edgespec.llama.thinking import Thinking
 from edgespec.llama.weights import Model
 from edgespec.platform.closing import Closing
 from edgespec.platform.forks import HomeLock
@@ -106,8 +106,8 @@ class RequestRunner:
         """The last step's pass of the target."""
         return self.batcher.last if self.batcher else StepSummary()
 
-    def has_room(self, n_prompt: int, n_predict: int | None) -> bool:
-        """Whether a request of `n_prompt` tokens, and `n_predict` to come, can begin now."""
+    def has_room(self, prompt: Sequence[int] | int, n_predict: int | None) -> bool:
+        """Whether a request of these tokens or that many, and `n_predict` to come, can begin now."""
         running = [one for stream, one in self._running.items() if not stream.finished]
         if len(running) >= self._pair.parallel:
             return False
@@ -115,9 +115,14 @@ class RequestRunner:
             return True
         if any(one.batched is None or one.batched.is_preempted for one in running):
             return False
-        held = sum(len(one.loop.tokens) + one.n_soon for one in running)  # prompts not yet prefilled included
-        needed = n_prompt + min(_SOON, n_predict or _SOON)
-        return held + needed <= self.batcher.sequences.cache.n_ctx
+        sequences = self.batcher.sequences
+        to_come = min(_SOON, n_predict or _SOON)
+        for one in running:  # prompts not yet prefilled included
+            to_come += len(one.loop.tokens) - (one.session.n_past if one.session else 0) + one.n_soon
+        free = sequences.cache.n_ctx - sequences.n_used - to_come
+        if isinstance(prompt, int):
+            return prompt <= free
+        return len(prompt) <= free or (free > 0 and sequences.n_new(prompt) <= free)
 
     def begin(
         self,
@@ -319,7 +324,8 @@ class RequestRunner:
 class Engine(Closing):
     """Generates text with `target`, sped up by `draft`, distributed exactly as with `target` alone.
 
-    Models are paths, registry names or `hf:OWNER/REPO/FILE.gguf`. Models not given come from the registry's
+    Models are paths, registry names or `hf:OWNER/REPO/FILE.gguf`, or both as `target`, chosen before
+    (model_choice.py). Models not given come from the registry's
     pairs: the default pair, or the target's draft. A context manager; `close` frees everything. Threads take
     turns: with `parallel` 1 a `generate` waits for another to end, with more they share passes.
 
@@ -348,6 +354,8 @@ class Engine(Closing):
             llama.cpp's ("chatml"), a file, or a program in Jinja.
         nodes: Machines that hold layers of the target (`read_addresses`).
         keep_packed: Keep the packed weights on the disk for quicker starts (docs/kernels.md).
+        states: The folder where the states of prompts are kept, so that later engines need not read them
+            again, and its limit (docs/cache.md). Keeps at least the last sequence in memory, too.
         on_message: Takes lines that the user should know.
 
     Raises UsageError or EdgespecError if a model cannot be had or used, or does not fit in memory.
@@ -357,7 +365,7 @@ class Engine(Closing):
 
     def __init__(  # noqa: PLR0913 - the public names of PairOptions, and of what is kept between generations
         self,
-        target: str | Path | None = None,
+        target: str | Path | ChosenModels | None = None,
         draft: str | Path | None = None,
         *,
         drafter: DrafterChoice | str | Callable[[], UserDrafter] = "auto",
@@ -376,13 +384,11 @@ class Engine(Closing):
         chat_template: str | None = None,
         nodes: tuple[NodeAddress, ...] = (),
         keep_packed: bool = False,
+        states: StateRoom | None = None,
         on_message: Callable[[str], None] = lambda _line: None,
     ) -> None:
         """Load the models; missing ones are pulled. The class says what the arguments mean."""
-        chosen = _found_drafter(drafter, draft, objective)
-        if objective == "energy" and not profile:
-            problem = "takes joules from the profile: leave out profile=False"
-            raise UsageError(problem, field="objective", value=objective)
+        chosen = _found_drafter(drafter, draft, objective, profile=profile)
         drafts = chosen != "none"
         options = PairOptions(
             chosen,
@@ -390,13 +396,14 @@ class Engine(Closing):
             n_threads,
             kernels=kernels,
             cache_type=cache_type,
-            prefix_cache=prefix_cache,
+            prefix_cache=0 if states and prefix_cache is None else prefix_cache,
             signals=signals,
             parallel=parallel,
             n_cells=n_cells,
             chat_template=chat_template,
             nodes=nodes,
             keep_packed=keep_packed,
+            states=states,
         )
         self.meter = meter
         """Measures the joules of each generation, from the next one on; None for no measurement."""
@@ -404,8 +411,8 @@ class Engine(Closing):
         self._signals = signals
         self._lock = HomeLock("the engine")  # held for a pass, or while a text has the engine for itself
         self._pair = Pair(target, draft, options)
-        header = self._pair.target_header
-        self._earlier_texts = EarlierTexts(header, kept=history and drafts, on_message=on_message)
+        kept = history and drafts
+        self._earlier_texts = EarlierTexts(self._pair.target_header, kept=kept, on_message=on_message)
         self._pair.load(on_message)
         try:
             self._knowledge = self._learned(objective if drafts else "latency", kept=profile and drafts)
@@ -483,7 +490,10 @@ class Engine(Closing):
         return self._pair.draft.timed_inputs
 
     def forget(self, *, tables: bool = False) -> None:
-        """Forget the text of earlier generations and of the history; with `tables` also learnt statistics."""
+        """Forget the text of earlier generations and of the history; with `tables` also learnt statistics.
+
+        What is on disk stays, states of prompts too.
+        """
         with self._lock:
             self._requests.forget()
             self._earlier_texts.ready().forget()
@@ -498,13 +508,14 @@ class Engine(Closing):
         system: str | None = None,
         chat: bool | None = None,
         parse_special: bool | None = None,
+        reasoning_budget: int = -1,
     ) -> list[int]:
         """Return the tokens of `prompt`, in the model's chat template if it has one.
 
         `chat` True or False forces or forbids the template; `system` is a system message, which needs the
         template. `parse_special`: names of control tokens in `prompt` and `system` are these tokens (True) or
-        text (False); None: text in a template, tokens without. Raises UsageError for an impossible
-        combination.
+        text (False); None: text in a template, tokens without. `reasoning_budget` 0: the template is told
+        that the model is not to think. Raises UsageError for an impossible combination.
         """
         check_text("prompt", prompt)
         if system is not None:
@@ -519,12 +530,16 @@ class Engine(Closing):
         messages = [{"role": "user", "content": prompt}]
         if system is not None:
             messages.insert(0, {"role": "system", "content": system})
-        return self.target.tokenize_chat(messages, parse_special=bool(parse_special))
+        thinking = Thinking(budget=reasoning_budget)
+        return self.target.tokenize_chat(messages, thinking=thinking, parse_special=bool(parse_special))
 
-    def has_room(self, n_prompt: int, n_predict: int | None) -> bool:
-        """Whether a text of `n_prompt` tokens, and so many to come, can begin beside those under way."""
+    def has_room(self, prompt: Sequence[int] | int, n_predict: int | None) -> bool:
+        """Whether a text of these tokens or that many, and so many to come, can begin beside those under way.
+
+        Of tokens it is known what they share with other texts, which takes no second place.
+        """
         with self._lock:
-            return self._requests.has_room(n_prompt, n_predict)
+            return self._requests.has_room(prompt, n_predict)
 
     def stream(
         self,
@@ -552,16 +567,27 @@ class Engine(Closing):
             if not isinstance(options, Options | None):
                 raise UsageError("must be Options", field="options", value=options)
             options = (options or Options()).changed(**keywords)
-            tokens = self._tokens_of(prompt, system, chat, parse_special)
+            tokens = self._tokens_of(prompt, system, chat, parse_special, options.reasoning_budget)
             given = prompt if isinstance(prompt, str) else tokens
             return self._begin(given, tokens, options, on_step, called)
 
     def _tokens_of(
-        self, prompt: str | Sequence[int], system: str | None, chat: bool | None, parse_special: bool | None
+        self,
+        prompt: str | Sequence[int],
+        system: str | None,
+        chat: bool | None,
+        parse_special: bool | None,
+        reasoning_budget: int,
     ) -> list[int]:
         """Return the tokens of a prompt that is text, or these tokens. Raises UsageError."""
         if isinstance(prompt, str):
-            tokens = self.prompt_tokens(prompt, system=system, chat=chat, parse_special=parse_special)
+            tokens = self.prompt_tokens(
+                prompt,
+                system=system,
+                chat=chat,
+                parse_special=parse_special,
+                reasoning_budget=reasoning_budget,
+            )
         else:
             for name, value in (("system", system), ("chat", chat), ("parse_special", parse_special)):
                 if value is not None:
@@ -579,7 +605,7 @@ class Engine(Closing):
         on_step: Callable[[DraftStep], None] | None,
         called: float,
     ) -> Stream:
-        plan = make_plan(self._pair, options)
+        plan = make_plan(self._pair, options, tokens)
         if self.parallel == 1:
             self._requests.end_all(
                 "the engine writes one at a time and began another; read it first, or choose parallel"
@@ -673,7 +699,11 @@ class Engine(Closing):
 
 
 def _found_drafter(
-    given: DrafterChoice | str | Callable[[], UserDrafter], draft: str | Path | None, objective: Objective
+    given: DrafterChoice | str | Callable[[], UserDrafter],
+    draft: str | Path | None,
+    objective: Objective,
+    *,
+    profile: bool,
 ) -> DrafterChoice:
     """Return the drafter. Raises UsageError, also for what a user's own would leave without effect."""
     check_choice("objective", objective, Objective)
@@ -684,4 +714,7 @@ def _found_drafter(
         if objective != "latency":
             problem = f"{drafter} chooses itself what it drafts: leave it out"
             raise UsageError(problem, field="objective", value=objective)
+    if objective == "energy" and not profile:
+        problem = "takes joules from the profile: leave out profile=False"
+        raise UsageError(problem, field="objective", value=objective)
     return drafter

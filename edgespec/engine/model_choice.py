@@ -3,7 +3,7 @@
 target   the one named, else the user's default (`edgespec models default`), else the default pair's
 draft    the one named, else the best made here for this very file of the target, else that of the registry's
          first pair with the target, or with a file of its hash (draft_records.py). Where there is none, or it
-         would have to be pulled first, a head in the target's own file drafts, if it has one (mtp_heads.py).
+         would have to be pulled first, a head in the target's own file drafts, if it has one.
          `Pair` then looks for one on this disk (draft_search.py)
 """
 
@@ -11,13 +11,43 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 from edgespec.decoding.choices import DrafterChoice, is_draftless
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.draft_records import drafts_for, is_here, paired_draft
-from edgespec.models.mtp_heads import has_mtp_head
+from edgespec.models.entries import Entry
 from edgespec.models.registry import DEFAULT_VARIABLE, load_registry, user_models_file
-from edgespec.models.resolve import locate
+from edgespec.models.resolve import ModelRef, locate
+from edgespec.models.store import Store
+
+# ---- models that have a drafting head in their own file (llama/mtp.py) ----
+
+
+def has_mtp_head(model: Path | Entry) -> bool:
+    """Whether a model has a head that can be used: its file says so, or before it is here models.toml."""
+    file = model if isinstance(model, Path) else Store.default().file(model)
+    if not file.is_file():
+        return isinstance(model, Entry) and model.mtp
+    # Not at the top: these load the library, and the command line imports this module for completion.
+    from edgespec.llama.gguf_header import check_model_file
+    from edgespec.llama.mtp import why_no_mtp
+
+    try:
+        return not why_no_mtp(check_model_file(file))
+    except EdgespecError:
+        return False  # whoever loads it says what is wrong with it
+
+
+# ---- the choice ----
+
+
+class ChosenModels(NamedTuple):
+    """A target, and what drafts for it."""
+
+    target: ModelRef
+    draft: ModelRef | None
+    """None: no draft model."""
 
 
 def choose_models(
@@ -27,31 +57,44 @@ def choose_models(
     *,
     writes: bool = False,
 ) -> tuple[str, str | None]:
-    """Return the names of target and draft (None: no drafting), as given or chosen.
+    """Return the names of the models that `choose_refs` returns."""
+    chosen = choose_refs(target, draft, drafter, writes=writes)
+    return chosen.target.name, chosen.draft.name if chosen.draft else None
+
+
+def choose_refs(
+    target: str | Path | None,
+    draft: str | Path | None,
+    drafter: DrafterChoice = "auto",
+    *,
+    writes: bool = False,
+) -> ChosenModels:
+    """Return target and draft, as given or chosen.
 
     `writes`: the draft is to write text of its own (a cascade), as heads and drafts made here cannot. Raises
     UsageError if a draft is wanted and none is known for this target.
     """
     target = _default_target() if target is None else target
-    chosen, partner = load_registry().complete(
+    name, partner = load_registry().complete(
         None if target is None else str(target), None if draft is None else str(draft), writes=writes
     )
+    chosen = ModelRef(name)
     if drafter == "mtp" and draft is not None:
         raise UsageError(f"the target's own head drafts: leave out {draft}", field="drafter", value=drafter)
     if is_draftless(drafter) or drafter == "mtp":
-        return chosen, None
+        return ChosenModels(chosen, None)
     partner = partner or paired_draft(chosen, writes=writes)
     if draft is None and not writes:
         if made := drafts_for(chosen):
-            return chosen, made[0].name
-        if partner and not is_here(partner) and has_mtp_head(locate(chosen)):
-            return chosen, None
+            return ChosenModels(chosen, ModelRef(made[0].name))
+        if partner and not is_here(partner) and has_mtp_head(chosen.found):
+            return ChosenModels(chosen, None)
     if partner is None and drafter != "auto":
-        found = locate(chosen)  # complain about a mistyped target first
+        found = chosen.found  # complain about a mistyped target first
         if has_mtp_head(found) and not writes:
-            return chosen, None
-        raise UsageError(f"no draft is known for {chosen}: name a draft, or choose drafter none")
-    return chosen, partner
+            return ChosenModels(chosen, None)
+        raise UsageError(f"no draft is known for {name}: name a draft, or choose drafter none")
+    return ChosenModels(chosen, ModelRef(partner) if partner else None)
 
 
 def _default_target() -> str | None:

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from edgespec._core import Interrupt
+from edgespec.decoding.choices import DrafterChoice, DrafterName, NamedDrafter, Rule
+from edgespec.decoding.grammar.constraint import Constraint
+from edgespec.decoding.loop import Task
 from edgespec.decoding.option_table import MAX_GAMMA
-from edgespec.drafting.draft_heads import find_draft
+from edgespec.decoding.options import Options, Waking
+from edgespec.decoding.records import Mode
+from edgespec.decoding.sampling import Coins
+from edgespec.decoding.thoughts import ThoughtConstraint, ThoughtLimit
+from edgespec.drafting.draft import find_draft
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.draft_search import DraftSearch
+from edgespec.drafting.policy import Policy
 from edgespec.engine.capacity import (
     DRAFT_CELLS,
     DRAFT_SHARE,
@@ -24,17 +33,19 @@ from edgespec.engine.capacity import (
     kept_sequences,
     room_without_limit,
 )
+from edgespec.engine.lossy.calibration import calibrated
 from edgespec.engine.lossy.cascade import SmallModel
-from edgespec.engine.model_choice import choose_models
-from edgespec.engine.pair_options import PairOptions
-from edgespec.errors import EdgespecError, UsageError
+from edgespec.engine.model_choice import ChosenModels, choose_refs
+from edgespec.errors import EdgespecError, UsageError, check_choice, describe_os_error, whole_number
 from edgespec.llama.chat_template import check_chat_template
+from edgespec.llama.choices import CacheType, KernelsChoice, StateRoom
 from edgespec.llama.gguf_header import GGUFHeader
 from edgespec.llama.head_file import check_target
 from edgespec.llama.kernels import STOCK, Kernels
 from edgespec.llama.kernels import load as load_kernels
 from edgespec.llama.kv_cache import MAX_SEQUENCES_OPEN, KVCache, KVCacheSize, with_cache_type
 from edgespec.llama.placement import Placement
+from edgespec.llama.prompt_states import PromptStates, StateFolder, model_key
 from edgespec.llama.rollback import RollbackSize
 from edgespec.llama.sequence_pool import SequencePool
 from edgespec.llama.weights import Model
@@ -45,11 +56,79 @@ from edgespec.models.footprint import (
     fits_in_memory,
     target_rollback,
 )
+from edgespec.models.hashes import sha256_of
 from edgespec.models.resolve import model_header, notes_of
 from edgespec.platform.closing import Closing
 from edgespec.platform.cpu import default_threads
 from edgespec.platform.memory import available_bytes
 from edgespec.platform.plugins import part
+from edgespec.platform.signals import Cancellation
+
+if TYPE_CHECKING:
+    from edgespec.llama.node_addresses import NodeAddress
+
+
+# ---- how a target and its draft model are loaded and run ----
+
+
+MAX_PARALLEL = 64
+"""Most requests at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class PairOptions:
+    """How a pair is loaded and run. Raises UsageError for invalid values."""
+
+    drafter: DrafterChoice = "auto"
+    """The sources of drafts (choices.py). A draft model is loaded unless `is_draftless` says so."""
+    n_ctx: int | None = None
+    """Context in tokens; None: as much as a generation needs."""
+    n_threads: int | None = None
+    """None: one per fast physical core, fewer under a CPU quota."""
+    kernels: KernelsChoice = "auto"
+    """"auto": edgespec's own where possible; "off": llama.cpp's."""
+    cache_type: CacheType = "f16"
+    """Type of keys and values in the target's cache: q8_0 takes half the memory and changes the logits a
+    little. A draft's cache, which is small, is in F16."""
+    prefix_cache: int | None = None
+    """Bytes of the prefix cache: what was read before need not be read again. 0 keeps the last sequence only;
+    None: each prompt is read from its beginning."""
+    signals: Cancellation | None = None
+    """Lets Ctrl-C, or another thread, end a running pass."""
+    parallel: int | None = 1
+    """Most requests at once, whose passes are shared; None: as many as pay and fit in memory."""
+    n_cells: int | None = None
+    """Tokens that the target's cache holds, of all requests together; None: as many as one request needs, or
+    as capacity.py says for several."""
+    chat_template: str | None = None
+    """A template in place of the target's own: the name of another in its file or of a form of llama.cpp's
+    ("chatml"), a file, or a program in Jinja; None: its own."""
+    nodes: tuple[NodeAddress, ...] = ()
+    """Machines that hold layers of the target (`read_addresses`)."""
+    keep_packed: bool = False
+    """Keep packed weights on the disk, which later loads then map (packed_file.py)."""
+    states: StateRoom | None = None
+    """The folder that states of prompts are kept in (prompt_states.py)."""
+
+    def __post_init__(self) -> None:
+        if self.states and self.nodes:
+            raise UsageError("cannot be kept of a target on nodes: leave it out", field="state_dir")
+        if not isinstance(self.drafter, NamedDrafter):
+            check_choice("drafter", self.drafter, DrafterName)
+        check_choice("kernels", self.kernels, KernelsChoice)
+        check_choice("cache_type", self.cache_type, CacheType)
+        for name in ("n_ctx", "n_threads", "n_cells"):
+            value = getattr(self, name)
+            if value is not None and whole_number(name, value) < 1:
+                raise UsageError("must be 1 or more", field=name, value=value)
+        if self.parallel is not None and not 1 <= whole_number("parallel", self.parallel) <= MAX_PARALLEL:
+            raise UsageError(f"must be 1 to {MAX_PARALLEL}", field="parallel", value=self.parallel)
+        if self.prefix_cache is not None and whole_number("prefix_cache", self.prefix_cache) < 0:
+            raise UsageError("must be 0 or more", field="prefix_cache", value=self.prefix_cache)
+
+
+# ---- the pair ----
+
 
 MAX_DRAFT_CTX = 2048
 """Most tokens of context of a draft: more make it read longer, and few more of its tokens are accepted."""
@@ -90,8 +169,10 @@ class Pair(Closing):
     kernels: str = STOCK
     """The name of the kernels that the models run on, and of the cache's type if it is not F16."""
 
-    def __init__(self, target: str | Path | None, draft: str | Path | None, options: PairOptions) -> None:
-        """Choose the models with `choose_models`, pull missing ones, and check that they fit in memory.
+    def __init__(
+        self, target: str | Path | ChosenModels | None, draft: str | Path | None, options: PairOptions
+    ) -> None:
+        """Choose the models with `choose_refs` unless that was done, pull missing ones, check that they fit.
 
         Raises UsageError or EdgespecError if a model cannot be had, cannot be used or does not fit.
         """
@@ -99,8 +180,9 @@ class Pair(Closing):
         self.n_threads = options.n_threads or default_threads()
         self.capacity = Capacity(1, options.n_cells, 0)
         """The capacity, once `choose_capacity` has decided it."""
-        self.target_name, draft_name = choose_models(target, draft, options.drafter)
-        self.target_header = with_cache_type(model_header(self.target_name), options.cache_type)
+        chosen = target if isinstance(target, ChosenModels) else choose_refs(target, draft, options.drafter)
+        self.target_name = chosen.target.name
+        self.target_header = with_cache_type(model_header(chosen.target), options.cache_type)
         """The header of the target's file."""
         check_target(self.target_header)
         if options.chat_template is not None:
@@ -112,7 +194,7 @@ class Pair(Closing):
         search = DraftSearch(
             self.target_name, self.target_header, own_kernels, self.n_threads, options.n_ctx, say
         )
-        self.draft = find_draft(search, draft_name, options.drafter)
+        self.draft = find_draft(search, chosen.draft, options.drafter)
         """The draft, besides the suffix store; `load` may replace it."""
         self._remote: TargetOnNodes | None = None
         n_ctx, n_train = options.n_ctx, self.target_header.n_ctx_train
@@ -122,6 +204,7 @@ class Pair(Closing):
         if not options.nodes:  # with them: once it is known what they hold
             fits_in_memory([(one, min(one.n_ctx_train, n_ctx or USUAL_CTX)) for one in self._headers()])
         self._models: list[Model] = []
+        self._states: StateFolder | None = None
         self._sequences: SequencePool | None = None
         self._draft_sequences: SequencePool | None = None
         self._idle_drafts: list[DraftModel] = []
@@ -173,6 +256,10 @@ class Pair(Closing):
         if (self.options.parallel or 1) > 1 and not self.target.can_rewind:
             on_message(f"{self.target.name} cannot take tokens back: one text at a time")
         self.draft = self.draft.bind(on_message)
+        if self.options.states and not self.target.can_rewind:
+            on_message(f"{self.target.name} cannot take tokens back: no states of prompts are kept")
+        elif self.options.states:
+            self._states = StateFolder(self.options.states, on_message)
 
     def _open_nodes(self, kernels: Kernels | None, on_message: Callable[[str], None]) -> Placement | None:
         """Connect to the nodes and return where the target's layers go; None: all of them stay here."""
@@ -277,15 +364,36 @@ class Pair(Closing):
         kept = smaller.last() if smaller else None
         if smaller:
             smaller.close()
+        cache = self._cache(model, size)
         larger = SequencePool(
-            self._cache(model, size),
+            cache,
             n_ctx=n_ctx,
             reserved=parallel * n_ctx if model is self.draft.model else 0,
             keeps=self.options.prefix_cache is not None,
+            states=self._states_of(cache) if model is self.target else None,
         )
         if kept:
             larger.adopt(kept)
         return larger
+
+    def _states_of(self, cache: KVCache) -> PromptStates | None:
+        """Return the states on disk of the target's sequences, if they are kept.
+
+        The first time a file that was not pulled is read for its hash.
+        """
+        if not self._states:
+            return None
+        header = self.target.header
+        try:
+            hashes = [sha256_of(path) for path in (header.path, *header.other_parts)]
+        except OSError as error:
+            self._states.say(f"states of prompts are not kept: {describe_os_error(error)}")
+            return None
+        key = model_key(self.target, " ".join(hashes), n_ctx=cache.n_ctx, n_threads=self.n_threads)
+        if not key:
+            self._states.say("states of prompts are not kept: it is not known which kernels wrote them")
+            return None
+        return PromptStates(self._states, key, cache)
 
     def begin_draft(self, n_ctx: int, n_prompt: int, n_predict: int | None) -> DraftModel | None:
         """Return a draft model for a generation, until `end_draft`; or None.
@@ -347,7 +455,173 @@ class Pair(Closing):
 
     def close(self) -> None:
         """Free models and sessions; a second call does nothing."""
-        for model in self._models:
-            model.close()
-        if self._remote:
-            self._remote.close()
+        states, self._states = self._states, None
+        try:
+            if states:
+                with states:
+                    if self._sequences:
+                        self._sequences.close()
+        finally:
+            for model in self._models:
+                model.close()
+            if self._remote:
+                self._remote.close()
+
+
+# ---- the plan of a generation: what its options leave open ----
+
+
+_POLICIES: dict[DrafterName, Policy] = {
+    # Sampled siblings are accepted too rarely to be worth their cost: docs/measurements/scheduler.md.
+    "auto": Policy(suffix=True, model=True, staged=True, siblings=False),
+    "tree": Policy(suffix=True, model=True, staged=True),
+    "chain": Policy(suffix=True, model=True, staged=True, branches=False),
+    "model": Policy(suffix=False, model=True, staged=False),
+    "mtp": Policy(suffix=False, model=True, staged=False),
+    "suffix": Policy(suffix=True, model=False, staged=False),
+    "staged": Policy(suffix=False, model=True, staged=True),
+}
+
+_CONCLUSION = "\n\nI have thought about this for long enough, and answer now.\n"
+"""Last words of a thought that is ended at its budget."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan(Task):
+    """The task of a generation, and the policy of its drafts."""
+
+    policy: Policy | None
+    """None to decode plainly, or with `plugin`."""
+    plugin: NamedDrafter | None = None
+    """The user's own drafter, in place of a policy."""
+
+    @property
+    def mode(self) -> Mode:
+        """Whether the text is the target's own, and if not, why."""
+        return "cascade" if self.options.cascade else "lenient" if self.options.lenience < 1.0 else "exact"
+
+    @property
+    def uses_model(self) -> bool:
+        """Whether the draft model is used."""
+        return self.options.cascade is not None or (self.policy is not None and self.policy.model)
+
+    @property
+    def is_reproducible(self) -> bool:
+        """Whether the seed alone decides the text.
+
+        Without the match rule, or with a lenience below 1, the text depends on what was drafted, and so on
+        timing and on what was learnt before.
+        """
+        drafts = self.policy is not None or self.plugin is not None
+        return not drafts or (self.rule == "match" and self.options.lenience == 1.0)
+
+
+def make_plan(pair: Pair, options: Options, prompt: Sequence[int]) -> Plan:
+    """Decide what `options` leave open. Raises UsageError if this pair cannot do what they ask."""
+    if options.cascade:
+        options = replace(options, cascade=_resolved(pair, options.cascade))
+    drafter = _drafter(pair, options)
+    plugin = drafter if isinstance(drafter, NamedDrafter) else None
+    policy = None if isinstance(drafter, NamedDrafter) else _policy(pair, options, drafter)
+    return Plan(
+        options=options,
+        coins=Coins(secrets.randbits(32) if options.seed is None else options.seed),
+        rule=_rule(options, drafts=policy is not None or plugin is not None),
+        constraint=_constraint(pair, options, prompt),
+        policy=policy,
+        plugin=plugin,
+    )
+
+
+def _constraint(pair: Pair, options: Options, prompt: Sequence[int]) -> Constraint | None:
+    grammar = options.grammar
+    if grammar and grammar.model is not pair.target:
+        problem = f"made for another model than {pair.target_name}"
+        raise UsageError(problem, field=grammar.name)
+    limit = _thought_limit(pair.target, options.reasoning_budget, prompt)
+    if limit is None:
+        return grammar.begin(options.params) if grammar else None
+    banned = options.params.banned
+    if not set(limit.end).isdisjoint(banned):
+        problem = "the logit bias forbids a token that ends a thought: choose one"
+        raise UsageError(problem, field="reasoning_budget")
+    if grammar is None:
+        return ThoughtConstraint(limit, pair.target)
+    return ThoughtConstraint(limit, pair.target, grammar.matcher, banned=banned, name=grammar.name)
+
+
+def _thought_limit(model: Model, budget: int, prompt: Sequence[int]) -> ThoughtLimit | None:
+    """Return the limit of a thought after `prompt`; None for no limit, or a model that has no thoughts."""
+    markers = model.template().thinking if budget >= 0 and model.chat_template is not None else None
+    if markers is None:
+        return None
+    opener, closer = markers
+    end = f"{_CONCLUSION if budget else ''}{closer}"
+    return ThoughtLimit(
+        budget=budget,
+        opener=opener.encode(),
+        closer=closer.encode(),
+        end=tuple(model.tokenize(end, add_special=False, parse_special=True)),
+        begun=_ends_in_thought(model, prompt, opener.encode(), closer.encode()),
+    )
+
+
+def _ends_in_thought(model: Model, prompt: Sequence[int], opener: bytes, closer: bytes) -> bool:
+    """Whether a thought is open in the last message: after the last control token that is no marker."""
+    pieces: list[bytes] = []
+    for token in reversed(prompt):
+        piece = model.piece(token, special=True)
+        if model.is_control(token) and piece not in opener and piece not in closer:
+            break
+        pieces.append(piece)
+    text = b"".join(reversed(pieces))
+    return text.rfind(opener) > text.rfind(closer)
+
+
+def _resolved(pair: Pair, cascade: Waking) -> Waking:
+    """Return `cascade` with a threshold: its own, or the one calibrated for this pair."""
+    draft = pair.draft.writer()
+    return cascade if cascade.threshold is not None else calibrated(pair.target.header, draft.header, cascade)
+
+
+def _drafter(pair: Pair, options: Options) -> DrafterChoice:
+    """Return the drafter of this text, "none" to decode plainly. Raises UsageError."""
+    drafter = options.drafter or pair.options.drafter
+    if options.gamma == 0 or options.prompt_logprobs or not pair.target.can_rewind:
+        return "none"
+    if isinstance(drafter, NamedDrafter):
+        if options.gamma is not None:
+            problem = f"{drafter} chooses itself how much it drafts"
+            raise UsageError(problem, field="gamma", value=options.gamma)
+        if options.cascade:
+            raise UsageError("contradicts a cascade: choose one", field="drafter", value=drafter)
+    return drafter
+
+
+def _policy(pair: Pair, options: Options, name: DrafterName) -> Policy | None:
+    """Return the policy of drafts; None to decode plainly."""
+    if name == "none":
+        return None
+    if name == "mtp" and not pair.draft.is_mtp:
+        problem = "no head in the target's own file was loaded: its file has none, or another draft was given"
+        raise UsageError(problem, field="drafter", value=name)
+    policy = pair.draft.restrict(_POLICIES[name], name)
+    if policy is None:
+        return None
+    if pair.target.keeps_state:
+        rereads = pair.rollback.n_snapshots == 0
+        policy = replace(policy, branches=False, siblings=False, rereads=rereads, splits=True)
+    if options.cascade and options.cascade.span != "rest":
+        # No suffix store: it would have to read the text again for each span.
+        policy = replace(policy, suffix=False, model=True, staged=False)
+    return policy
+
+
+def _rule(options: Options, *, drafts: bool) -> Rule:
+    if options.lenience < 1.0:
+        return "match" if options.params.greedy else "chain"
+    if options.rule:
+        return options.rule
+    if options.cascade or options.seed is not None or options.params.greedy or not drafts:
+        return "match"
+    return "block"

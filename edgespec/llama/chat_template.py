@@ -22,7 +22,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.llama.backend import llama
-from edgespec.llama.control_names import ControlNames, RenderedPrompt
+from edgespec.llama.control_names import THINKING, ControlNames, RenderedPrompt
 
 Messages = Sequence[Mapping[str, Any]]
 Tools = Sequence[Mapping[str, Any]]
@@ -56,6 +56,13 @@ class ChatTemplate:
     def is_program(self) -> bool:
         """Whether it is a program; else it is a name."""
         return "{{" in self.source or "{%" in self.source
+
+    @cached_property
+    def thinking(self) -> tuple[str, str] | None:
+        """The texts that begin and end thoughts; None if it knows none."""
+        if not self.is_program:
+            return None
+        return next((pair for pair in THINKING if pair[1] in self.source), None)
 
     @cached_property
     def variables(self) -> frozenset[str]:

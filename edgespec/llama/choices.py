@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from pathlib import Path
+from typing import Literal, NamedTuple
 
 KernelsChoice = Literal["auto", "off"]
 """edgespec's own kernels if they can be used, or llama.cpp's."""
@@ -12,3 +13,11 @@ CacheType = Literal["f16", "q8_0"]
 
 Pooling = Literal["mean", "cls", "last"]
 """The vector of a text: the mean of its tokens' states, that of the first token, or of the last."""
+
+
+class StateRoom(NamedTuple):
+    """The folder that states of prompts are kept in (prompt_states.py), and its limit."""
+
+    path: Path
+    limit: int
+    """Bytes of all files together, whatever models they are of; those unused for longest are deleted."""

@@ -1,4 +1,6 @@
-"""Use a draft head: one block that goes on from the target's hidden states, and the file that it is in.
+"""Draft heads in files: those that edgespec makes, and published ones.
+
+Ours is one block that goes on from the target's hidden states, and the file that it is in.
 
     NAME.gguf = an ordinary GGUF of one block with `edgespec.head.*` in its metadata; `token_embd`, which is
                 its output matrix too, holds the rows of the kept ids of the target's output matrix;
@@ -7,6 +9,19 @@
 Its input for token t after a token with the hidden state f is We e(t) + Wf f, with e the target's own input
 embedding, which is read in the target's file. Its own hidden state takes f's place where the target has not
 been. (EAGLE, arXiv 2401.15077.)
+
+Draft heads published as files of their own: EAGLE-3 (arXiv 2503.01840), DFlash (arXiv 2602.06036), others.
+
+They read the hidden states of several layers of one target, side by side.
+
+    LayersTarget   a target that gives the states of these layers
+    EagleHead      an encoder makes one row of a token's states; one block reads token t beside the row
+                   before t, and says what may follow t; along a draft the row is the block's own
+    BlockHead      DFlash: the states become keys and values of some blocks, which then draft several
+                   tokens in one pass, over the last token and a mask for each token to come
+
+What a file lacks of embeddings and output matrix is the target's. Other kinds of heads, and relatives of
+DFlash with more parts, are recognised and refused with the reason.
 """
 
 from __future__ import annotations
@@ -19,12 +34,18 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec import _core
-from edgespec.decoding.session import Features
+from edgespec.decoding.session import Features, Inputs
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.llama.ggml_types import from_floats, is_type, row_bytes, to_floats, type_number
-from edgespec.llama.gguf import read_gguf
-from edgespec.llama.gguf_header import DRAFT_PREFIX, HEAD_PREFIX, GGUFHeader
+from edgespec.llama import backend
+from edgespec.llama.backend import llama
+from edgespec.llama.batch import Batch
+from edgespec.llama.gguf import TensorInfo, from_floats, is_type, read_gguf, row_bytes, to_floats, type_number
+from edgespec.llama.gguf_header import DRAFT_PREFIX, HEAD_PREFIX, HELPERS, GGUFHeader, check_complete_file
+from edgespec.llama.hidden_states import NEXTN_HEAD, Outputs, of_kernels, of_layers
 from edgespec.llama.kernels import Plugin
+from edgespec.llama.kernels import load as load_kernels
+from edgespec.llama.kv_cache import KVCache, KVCacheSize
+from edgespec.llama.weights import Model
 from edgespec.platform.forks import finalize
 
 TARGET = HEAD_PREFIX + "target"
@@ -216,3 +237,218 @@ class EightBitMatrix:
         sizes = vectors.ctypes.data, vectors.size, out.ctypes.data, out.size
         if self._multiply(self._address, len(vectors), *sizes, self._n_threads) != 0:
             raise ValueError(f"vectors of shape {vectors.shape}, products of {out.shape}: not of this matrix")
+
+
+# ---- published heads ----
+
+
+EAGLE, DFLASH = "eagle3", "dflash"
+N_LAYERS = 3
+"""Layers of the target whose states an EAGLE-3 head reads."""
+
+# Architectures of which llama.cpp hands out what goes into single layers; with others it ends the process:
+# theirs come from edgespec's kernels, but for the embeddings, which go into the first layer.
+_GIVE_LAYERS = frozenset(
+    {
+        *("llama", "qwen3", "qwen3moe", "qwen3next", "qwen35", "qwen35moe", "gemma4", "gpt-oss"),
+        *("lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "bailingmoe3", "hunyuan_vl"),
+        *("minimax-01", "minimax-m2", "mimo2", "nanbeige", "muse-glimmer"),
+    }
+)
+_MORE_PARTS = ("markov_", "dspark_", "selector_", "conf_")
+_ENCODED = 16  # rows at once: the library sets aside a row of logits for each, though it computes none
+_LARGEST_BLOCK = 33  # tokens: one and as many masks as a draft can have tokens (options.MAX_GAMMA)
+_BATCH = 64  # tokens of a pass: the library computes the logits of all of them
+
+
+def check_published_head(draft: GGUFHeader, target: GGUFHeader) -> GGUFHeader | None:
+    """Return the header of `draft` if it is a published head that can be used; None if it is no such file.
+
+    Raises UsageError, with the reason, if it cannot, EdgespecError if the file is truncated.
+    """
+    if draft.architecture not in HELPERS:
+        return None
+    what = HELPERS[draft.architecture]
+    draft = check_complete_file(draft)
+    if reason := _misfit(draft, target):
+        raise UsageError(f"{draft.path}: {what} that does not fit {target.path.name}: {reason}")
+    if kind := _other_kind(draft):
+        raise UsageError(
+            f"{draft.path}: {kind}, which edgespec does not run; leave it out, or choose a draft model"
+        )
+    if reason := _damage(draft, target):
+        raise UsageError(f"{draft.path}: {what}, damaged: {reason}")
+    if NEXTN_HEAD is None or of_layers(_layers(draft)) is None:
+        raise UsageError(f"{draft.path}: {what}; this llama.cpp does not export what it needs")
+    return draft
+
+
+def _other_kind(head: GGUFHeader) -> str:
+    """The kind of a head that is not run; else ""."""
+    if head.architecture not in (EAGLE, DFLASH):
+        return HELPERS[head.architecture]
+    if head.architecture == DFLASH:
+        more = [tensor.name for tensor in head.gguf.tensors if tensor.name.startswith(_MORE_PARTS)]
+        if more or head.gguf.integers("dflash.hyper_connection.count"):
+            return "a relative of DFlash with more parts (DSpark, DFlash 2)"
+    return ""
+
+
+def _layers(head: GGUFHeader) -> tuple[int, ...]:
+    return head.gguf.integers(f"{head.architecture}.target_layers")
+
+
+def _block_size(head: GGUFHeader) -> int:
+    return max(head.gguf.integers("dflash.block_size"), default=16)
+
+
+def _mask(head: GGUFHeader) -> int:
+    return max(head.gguf.integers("tokenizer.ggml.mask_token_id"), default=-1)
+
+
+def _is_causal(head: GGUFHeader) -> bool:
+    stated = head.gguf.integers("dflash.attention.causal")
+    return bool(stated[0]) if stated else head.gguf.text("dflash.decoder_arch") == "laguna"
+
+
+def _misfit(head: GGUFHeader, target: GGUFHeader) -> str:
+    """Say why llama.cpp could not run `head` beside `target`; "" if it could, as far as the headers say."""
+    layers, is_eagle = _layers(head), head.architecture == EAGLE
+    if head.architecture == "gemma4-assistant":
+        is_kin = target.architecture == "gemma4"
+        return "" if is_kin else f"it is for Gemma 4, not for architecture {target.architecture}"
+    if not layers or (is_eagle and len(layers) != N_LAYERS):
+        return "damaged: it does not say which layers it reads"
+    stated = head.gguf.integers(f"{head.architecture}.target_hidden_size")
+    width = max(stated, default=0) if is_eagle else head.n_embd
+    if width != target.n_embd:
+        return f"it reads hidden states of {width} numbers, and this model has {target.n_embd}"
+    n_trunk = target.n_layer - target.n_mtp
+    if not 0 <= min(layers) <= max(layers) < n_trunk:
+        return f"it reads what goes into layer {max(layers)}, from 0 on, and this model has {n_trunk}"
+    if head.n_vocab < target.n_vocab:
+        return f"it knows {head.n_vocab} tokens, and this model has {target.n_vocab}"
+    if target.architecture not in _GIVE_LAYERS and (min(layers) == 0 or not load_kernels().available):
+        return _no_layers(target)
+    return ""
+
+
+def _no_layers(target: GGUFHeader) -> str:
+    why = f"llama.cpp gives no hidden states of single layers of architecture {target.architecture}"
+    return f"{why}, and edgespec's kernels are not in use here, or it reads the embeddings"
+
+
+def _damage(head: GGUFHeader, target: GGUFHeader) -> str:
+    """The part of a file that would make llama.cpp end the process or read past an end; "" if nothing.
+
+    It checks the shapes of other tensors itself when it loads the file.
+    """
+    tensors = {tensor.name: tensor for tensor in head.gguf.tensors}
+    embeddings, output = tensors.get("token_embd.weight"), tensors.get("output.weight")
+    n_known = embeddings.rows if embeddings else target.n_vocab
+    if head.architecture == DFLASH:
+        if not 2 <= _block_size(head) <= _LARGEST_BLOCK:
+            return f"its blocks are of {_block_size(head)} tokens, and should be of 2 to {_LARGEST_BLOCK}"
+        if not 0 <= _mask(head) < min(n_known, head.n_vocab):
+            return "it does not say which token is the mask"
+        output = output or embeddings  # its own embeddings, if it has them, are its output matrix too
+    elif head.n_layer != 1:
+        return f"it has {head.n_layer} blocks, not one"
+    if head.head_dim_k != head.head_dim_v:
+        return "its keys and values are of different widths"
+    if not (embeddings and output) and head.n_embd != target.n_embd:
+        return "it has no embeddings or output matrix, and those of the target are of another width"
+    if n_known < target.n_vocab:
+        return f"it has embeddings of {n_known} tokens, and the target has {target.n_vocab}"
+    if not output and ("d2t" in tensors or head.n_vocab != target.n_vocab):
+        return "it has no output matrix, and the target's is of other tokens"
+    return _bad_ids(head, tensors["d2t"]) if "d2t" in tensors else ""
+
+
+def _bad_ids(head: GGUFHeader, ids: TensorInfo) -> str:
+    """The fault of its list of the tokens that it drafts; "" if nothing."""
+    if ids.kind != type_number("i64") or len(ids.shape) != 1:
+        return "its list of tokens (d2t) is not of 64-bit integers"
+    values = np.fromfile(head.path, np.int64, ids.shape[0], offset=head.gguf.data_start + ids.offset)
+    if (values < 0).any() or (values >= head.n_vocab).any() or len(np.unique(values)) < len(values):
+        return "its list of tokens (d2t) names some twice, or some that it does not know"
+    return ""
+
+
+class LayersTarget(Model):
+    """A target that gives the hidden states of the layers that a published head reads."""
+
+    def __init__(self, header: GGUFHeader, head: GGUFHeader, *, kernels: bool) -> None:
+        """Load the file of `header`, for the head of a file that `check_published_head` has checked."""
+        layers = _layers(head)
+        # What goes into a layer is what the one before has left.
+        before = tuple(layer - 1 for layer in layers)
+        of_library = header.architecture in _GIVE_LAYERS
+        states = of_layers(layers) if of_library else of_kernels(before, header.n_layer - header.n_mtp)
+        if states is None:
+            raise EdgespecError(f"{header.path}: this llama.cpp does not export what {head.path} needs")
+        self.hidden_states = states
+        super().__init__(header.path, kernels=kernels, header=header)
+        if not (of_library or self.uses_kernels):
+            self.close()
+            raise UsageError(f"{head.path}: a head that cannot read {header.path.name}: {_no_layers(header)}")
+        self.n_state = len(_layers(head)) * self.n_embd
+
+
+class PublishedHead(Model):
+    """A head beside its target."""
+
+    takes_states = True
+    most_batch = _BATCH
+
+    def __init__(self, header: GGUFHeader, target: Model, *, kernels: bool) -> None:
+        """Load a file that `check_published_head` has checked; `target` must stay open as long as it."""
+        # Only to find the target's weights. A context of texts would be closed when they need a larger one.
+        self._beside = KVCache(target, KVCacheSize(n_ctx=1), n_threads=1)
+        self.context_beside = self._beside.context
+        super().__init__(header.path, kernels=kernels, header=header)
+
+
+class BlockHead(PublishedHead):
+    """A DFlash head: its passes are over hidden states, or over tokens that may be masks."""
+
+    takes_tokens_alone = True
+
+    def __init__(self, header: GGUFHeader, target: Model, *, kernels: bool) -> None:
+        """Load the file, as PublishedHead."""
+        self.is_causal = _is_causal(header)
+        super().__init__(header, target, kernels=kernels)
+        self.n_input = target.n_state
+        self.n_block = _block_size(header)
+        """Tokens of a pass that drafts: the last of the text, then masks."""
+        self.mask = _mask(header)
+
+
+class EagleHead(PublishedHead):
+    """An EAGLE-3 head."""
+
+    def __init__(self, header: GGUFHeader, target: Model, *, kernels: bool, n_threads: int) -> None:
+        """Load the file, as PublishedHead; `n_threads` work on the encoder."""
+        if NEXTN_HEAD:
+            self.hidden_states = NEXTN_HEAD
+        super().__init__(header, target, kernels=kernels)
+        # Of its own, as what it leaves must not overwrite what a pass of the decoder has left.
+        size = KVCacheSize(n_ctx=_ENCODED, n_batch=_ENCODED, n_logits_max=_ENCODED)
+        self._encoder = KVCache(self, size, n_threads=n_threads)
+        self._encoded = Outputs(self._encoder.context, self, _ENCODED, _ENCODED)
+        self._encoded.ask(with_features=True)
+        self._batch = Batch(None)
+
+    def encode(self, states: Features) -> Inputs:
+        """The head's input for states of the target of shape (n, n_state of the target): (n, n_embd)."""
+        self._encoder.require_open()
+        rows = np.empty((len(states), self.n_embd), np.float32)
+        for start in range(0, len(states), _ENCODED):
+            part = np.ascontiguousarray(states[start : start + _ENCODED])
+            self._batch.embd.value, self._batch.struct.n_tokens = part.ctypes.data, len(part)
+            if code := llama.llama_encode(self._encoder.context, self._batch.struct):
+                raise EdgespecError(
+                    f"{self.path}: llama.cpp failed with code {code}: {backend.failure_reason()}"
+                )
+            rows[start : start + len(part)] = self._encoded.features([len(part)])[0]
+        return rows

@@ -7,8 +7,7 @@ import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from edgespec.llama.ggml_types import row_bytes, type_name
-from edgespec.llama.gguf import TensorInfo
+from edgespec.llama.gguf import TensorInfo, row_bytes, type_name
 from edgespec.llama.kernel_timing import CMatrixShape, MatrixShape
 from edgespec.llama.kernels import plugin_path, word_of
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import ctypes
 import time
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,12 +24,14 @@ from edgespec.llama.backend import llama
 from edgespec.llama.batch import Batch, EmbeddingsFn, PassInput, find_branches
 from edgespec.llama.choices import CacheType
 from edgespec.llama.gguf_header import GGUFHeader
-from edgespec.llama.outputs import Outputs
+from edgespec.llama.hidden_states import Outputs
 from edgespec.llama.rollback import MAX_SEQUENCES, Cells, Rollback, RollbackSize, State, bytes_of
 from edgespec.llama.states import States
-from edgespec.llama.weights import Model
 from edgespec.platform.closing import Closing
 from edgespec.platform.forks import HomeProcess, finalize
+
+if TYPE_CHECKING:
+    from edgespec.llama.weights import Model
 
 MAX_LEAVES = 32
 """Most leaves of the trees of a pass: the library keeps room for a row of logits for each."""
@@ -83,8 +85,6 @@ class KVCache(Closing):
         Raises EdgespecError if it cannot be created, the model cannot take embeddings, or cannot share its
         cache between sequences.
         """
-        if n_threads < 1:
-            raise ValueError("n_threads must be at least 1")
         self.model = model
         self.n_ctx = size.n_ctx
         self.n_batch = min(size.n_batch, size.n_ctx)
@@ -94,12 +94,8 @@ class KVCache(Closing):
         """Most leaves of the trees of a pass; 1: chains only."""
         self.n_sequences = size.n_sequences
         _check_model(model, self.n_sequences, takes_embeddings=embeddings is not None)
-        self._trees: Cells | None = None
-        self._rollback: Rollback
-        if model.keeps_state:
-            self._rollback = _states(model, size, self.n_batch)
-        else:
-            self._rollback = self._trees = Cells(self.n_sequences, self.max_leaves)
+        self._trees = None if model.keeps_state else Cells(self.n_sequences, self.max_leaves)
+        self._rollback: Rollback = self._trees or _states(model, size, self.n_batch)
         self.most_drafted = min(self.n_logits_max - 1, self._rollback.most_drafted or self.n_logits_max)
         """Most tokens of a pass that may be taken back after it."""
         n_sequences = self.n_sequences + self._rollback.n_spare
@@ -126,6 +122,8 @@ class KVCache(Closing):
         """Whether a pass that leaves hidden states computes the logits of all of its tokens."""
         self._written: list[array[int]] = [array("i") for _ in range(self.n_sequences)]
         self._n_ctx_of = [self.n_ctx] * self.n_sequences
+        # How many of their first tokens two sequences have in the same cells, at most: `n_cells` says more.
+        self._shared = [[0] * self.n_sequences for _ in range(self.n_sequences)]
 
     def _make_context(self, n_threads: int, n_sequences: int) -> llama.llama_context_p:
         return create_context(
@@ -169,7 +167,44 @@ class KVCache(Closing):
 
     def set_tokens(self, sequence: int, tokens: Sequence[int]) -> None:
         """Note which tokens are put into a sequence otherwise than by a pass."""
+        self._part(sequence, 0)
         self._written[sequence] = array("i", tokens)
+
+    def share(self, source: int, sequence: int, n_tokens: int) -> None:
+        """Begin an empty sequence with the first `n_tokens` of `source`, or fewer, in the same cells.
+
+        Fewer where a model keeps a state and the one after `n_tokens` cannot be had.
+        """
+        n = self._rollback.share(source, sequence, n_tokens)
+        self.set_tokens(sequence, self._written[source][:n])
+        row = [min(n, both) for both in self._shared[source]]
+        row[source], row[sequence] = n, 0
+        self._shared[sequence] = row
+        for other, both in enumerate(row):
+            self._shared[other][sequence] = both
+
+    def _part(self, sequence: int, n_tokens: int) -> None:
+        """Note that what follows the first `n_tokens` of a sequence is in no other's cells."""
+        row = self._shared[sequence]
+        if max(row) > n_tokens:
+            row[:] = [min(n_tokens, both) for both in row]
+            for other, both in enumerate(row):
+                self._shared[other][sequence] = both
+
+    def n_shared(self, sequence: int, other: int) -> int:
+        """Return how many tokens of two sequences are in the same cells; they are the first of both."""
+        return min(self._shared[sequence][other], self.n_past(sequence), self.n_past(other))
+
+    def n_cells(self, sequences: Iterable[int]) -> int:
+        """Return how many cells these sequences have; one that several share is counted once."""
+        lengths: dict[int, int] = {}
+        n_cells = 0
+        for sequence in sequences:
+            n_past, row = self.n_past(sequence), self._shared[sequence]
+            most = max((min(row[other], n) for other, n in lengths.items()), default=0)
+            lengths[sequence] = n_past
+            n_cells += max(0, n_past - most)
+        return n_cells
 
     @property
     def context(self) -> llama.llama_context_p:
@@ -266,6 +301,7 @@ class KVCache(Closing):
             raise ValueError(
                 f"n_logits {part.n_logits} with {n_tokens} tokens, n_logits_max {self.n_logits_max}"
             )
+        self._part(part.sequence, n_past)  # what was taken back before is written anew
         part.n_past = n_past
         part.branches = None if part.parents is None else self._branches(part.parents, part.n_logits)
         written = self._written[part.sequence]
@@ -357,6 +393,32 @@ class KVCache(Closing):
         with self._decoder.on_nodes():
             n = llama.llama_state_seq_set_data(self._context, bytes_of(state), state.nbytes, sequence)
         return bool(n == state.nbytes)
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether the cells of some of a sequence's tokens can be copied by themselves."""
+        has_window = llama.llama_model_n_swa(self.model.handle) > 0
+        return self._trees is not None and self._trees.n_spare > 0 and not has_window
+
+    def part(self, sequence: int, start: int, stop: int) -> State:
+        """Return a copy of the cells of a sequence's tokens `start` .. `stop` - 1; needs `has_parts`."""
+        assert self._trees  # noqa: S101 - for the type checker
+        with self._trees.lent(sequence, start, stop) as part:
+            return self.state(part)
+
+    def add_part(self, sequence: int, state: State, start: int, tokens: Sequence[int]) -> bool:
+        """Append a copy of the cells of `tokens`, which stand from `start` on, but for those that are there.
+
+        Returns whether the library could; if not, the sequence is as before.
+        """
+        assert self._trees  # noqa: S101 - for the type checker
+        n_past, stop = self.n_past(sequence), start + len(tokens)
+        with self._trees.lent(sequence, 0, 0) as part:
+            if not self.restore(part, state) or self._rollback.n_past(part) < stop:
+                return False
+            llama.llama_memory_seq_cp(llama.llama_get_memory(self._context), part, sequence, n_past, stop)
+        self._written[sequence] = self._written[sequence][:n_past] + array("i", tokens[n_past - start :])
+        return True
 
     def close(self) -> None:
         """Free the cache and the buffers; a second call does nothing. Rows become invalid."""
@@ -518,6 +580,8 @@ def create_context(  # noqa: PLR0913 - sizes, each by its name
     context that gives hidden states pooled so. `on_operation`: a
     `ggml_backend_sched_eval_callback`, kept by the caller. Raises EdgespecError if the library fails.
     """
+    if n_threads < 1:
+        raise ValueError("n_threads must be at least 1")
     params = llama.llama_context_default_params()
     params.ctx_type = llama.LLAMA_CONTEXT_TYPE_MTP if model.is_mtp else llama.LLAMA_CONTEXT_TYPE_DEFAULT
     params.ctx_other = model.context_beside

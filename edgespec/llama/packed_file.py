@@ -29,8 +29,7 @@ import msgspec
 
 from edgespec._core import Interrupt
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.llama.fingerprints import file_fingerprint
-from edgespec.llama.gguf_header import GGUFHeader
+from edgespec.llama.gguf_header import GGUFHeader, file_fingerprint
 from edgespec.platform.files import temporary_path
 from edgespec.platform.kept import PACKED_WEIGHTS
 from edgespec.platform.locks import locked

@@ -12,6 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -19,8 +20,10 @@ import numpy.typing as npt
 
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.backend import last_log_error, llama, whole_log
-from edgespec.llama.importance import Importance
 from edgespec.platform.child import ReportingChild, answer, say
+
+if TYPE_CHECKING:
+    from edgespec.llama.importance import Importance
 
 QUANT_TYPES: dict[str, int] = {
     "q4_0": 2,

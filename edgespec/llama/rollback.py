@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import ctypes
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -220,6 +220,21 @@ class Cells(Rollback):
     def end_trees(self) -> None:
         """Note that all trees of a pass were dropped."""
         self._has_branches = False
+
+    @contextmanager
+    def lent(self, sequence: int, start: int, stop: int) -> Iterator[int]:
+        """Let a spare sequence share the cells of a sequence's tokens `start` .. `stop` - 1, in the block.
+
+        Yields its number. There must be one: `n_spare`.
+        """
+        side = self._n_sequences
+        self._sides[0] = -1
+        self._remove(side, 0)
+        llama.llama_memory_seq_cp(self._memory, sequence, side, start, stop)
+        try:
+            yield side
+        finally:
+            self._remove(side, 0)
 
     def _drop_branches(self) -> None:
         for i in range(self.n_spare):

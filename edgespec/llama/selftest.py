@@ -108,16 +108,27 @@ def _signal_name(number: int) -> str:
 
 def _kept(plugin: Path, isa: str) -> StateFile[SelfTest] | None:
     """Return the file that stores the result; None if its key or the cache directory cannot be found."""
-    cpu = read_cpu()
-    digest = hashlib.sha256(f"{isa}\n{cpu.model}\n{sorted(cpu.flags)}\n".encode())
+    build = build_hash(isa, plugin, *_CHILD_FILES)
     try:
-        libraries = _mapped_libraries(Path("/proc/self/maps").read_text().splitlines())
-        for file in (plugin, *_CHILD_FILES, *sorted(libraries)):
-            digest.update(hashlib.sha256(file.read_bytes()).digest())
-        path = SELF_TESTS.path(digest.hexdigest()[:32])
-    except (OSError, UsageError):  # a library replaced under a running process; no home directory
+        path = SELF_TESTS.path(build)
+    except UsageError:  # no home directory
+        return None
+    if not build:
         return None
     return StateFile(path, lambda data: parse_struct(data, SelfTest))
+
+
+def build_hash(kernels: str, *files: Path) -> str:
+    """Return 32 hex digits of the processor, `files` and llama.cpp's libraries; "" if one was replaced."""
+    cpu = read_cpu()
+    digest = hashlib.sha256(f"{kernels}\n{cpu.model}\n{sorted(cpu.flags)}\n".encode())
+    try:
+        libraries = _mapped_libraries(Path("/proc/self/maps").read_text().splitlines())
+        for file in (*files, *sorted(libraries)):
+            digest.update(hashlib.sha256(file.read_bytes()).digest())
+    except OSError:  # replaced under a running process
+        return ""
+    return digest.hexdigest()[:32]
 
 
 def _read(kept: StateFile[SelfTest] | None) -> SelfTest | None:

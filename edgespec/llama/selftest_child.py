@@ -25,7 +25,7 @@ from edgespec.decoding.session import Rows
 from edgespec.errors import EdgespecError
 from edgespec.llama import kernels
 from edgespec.llama.backend import foreign_function
-from edgespec.llama.ggml_types import from_floats, row_bytes, to_floats, type_number
+from edgespec.llama.gguf import from_floats, row_bytes, to_floats, type_number
 from edgespec.llama.gguf_header import read_header
 from edgespec.llama.selftest import FAILED
 from edgespec.llama.session import Session

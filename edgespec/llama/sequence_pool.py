@@ -7,12 +7,13 @@ place. A sequence that ended stays as long as nobody needs its cells: the one un
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from edgespec.decoding.session import n_common
 from edgespec.llama.backend import llama
 from edgespec.llama.kv_cache import KVCache
+from edgespec.llama.prompt_states import PromptStates
 from edgespec.llama.rollback import State
 from edgespec.llama.session import Session
 from edgespec.platform.closing import Closing
@@ -35,18 +36,25 @@ class SequencePool(Closing):
     """Opens the sessions of one cache. A context manager; it closes the cache."""
 
     def __init__(
-        self, cache: KVCache, *, n_ctx: int | None = None, reserved: int = 0, keeps: bool = True
+        self,
+        cache: KVCache,
+        *,
+        n_ctx: int | None = None,
+        reserved: int = 0,
+        keeps: bool = True,
+        states: PromptStates | None = None,
     ) -> None:
         """Open sessions of up to `n_ctx` tokens (None: all) in `cache`.
 
         Sequences that ended are kept in all but `reserved` of its cells. Without `keeps`, every prompt is
-        read from its beginning.
+        read from its beginning. `states`: what is on disk of its sequences.
         """
         self.cache = cache
         self.n_ctx = min(n_ctx or cache.n_ctx, cache.n_ctx)
         """Most tokens of a session."""
         self._reserved = reserved
         self._keeps = keeps and cache.model.can_rewind
+        self._states = states if self._keeps else None
         self._window = int(llama.llama_model_n_swa(cache.model.handle))
         self._running: list[Session] = []
         self._kept: OrderedDict[int, Session] = OrderedDict()  # by id, the one unused for longest first
@@ -58,13 +66,25 @@ class SequencePool(Closing):
 
     @property
     def n_used(self) -> int:
-        """Cells of the sequences under way, what they share counted for each: so maybe fewer."""
-        return sum(session.n_past for session in self._running)
+        """Cells of the sequences under way."""
+        return self._n_cells(self._running)
 
     @property
     def n_kept(self) -> int:
-        """Cells of the sequences that are kept, counted likewise."""
-        return sum(session.n_past for session in self._kept.values())
+        """Cells of the sequences that are kept."""
+        return self._n_cells(self._kept.values())
+
+    def _n_cells(self, sessions: Iterable[Session]) -> int:
+        return self.cache.n_cells(session.sequence for session in sessions)
+
+    def n_new(self, tokens: Sequence[int]) -> int:
+        """Return the cells that a sequence of `tokens` would take besides those of sequences under way."""
+        best, n, _ = self._best(tokens)
+        shared = 0
+        if best:
+            cells = (self.cache.n_shared(best.sequence, one.sequence) for one in self._running)
+            shared = n if best in self._running else min(n, max(cells, default=0))
+        return len(tokens) - shared
 
     def begin(self, tokens: Sequence[int]) -> Session:
         """Open a session that holds as much of the beginning of `tokens` as is known.
@@ -79,6 +99,8 @@ class SequencePool(Closing):
             is_last = self.cache.n_open == self.cache.n_sequences and len(self._kept) == 1
             if is_last or best.n_past - n < _WORTH_KEEPING:
                 session = self._kept.pop(id(best))
+                if session.n_past - n >= _WORTH_KEEPING:
+                    self._store(session)
                 session.rewind(n)
         if session is None:
             if self.cache.n_open == self.cache.n_sequences:
@@ -86,6 +108,8 @@ class SequencePool(Closing):
             session = Session.within(self.cache, self.n_ctx)
             if best and n:
                 session.begin_as(best, n)
+        if self._states:
+            self._states.extend(session, tokens, self.make_room)
         if self._keeps:
             self._keep_places(session, n_same, len(tokens))
         self._running.append(session)
@@ -144,7 +168,7 @@ class SequencePool(Closing):
 
     def make_room(self, n_cells: int) -> bool:
         """Drop sequences that are kept until `n_cells` cells are free; return whether they are."""
-        while self.n_used + self.n_kept + n_cells > self.cache.n_ctx:
+        while self._n_cells([*self._running, *self._kept.values()]) + n_cells > self.cache.n_ctx:
             if not self._kept:
                 return False
             self._drop_oldest()
@@ -152,12 +176,23 @@ class SequencePool(Closing):
 
     def _drop_oldest(self, but: Session | None = None) -> None:
         key = next(key for key, session in self._kept.items() if session is not but)
-        self._kept.pop(key).close()
+        session = self._kept.pop(key)
+        self._store(session)
+        session.close()
+
+    def _store(self, session: Session) -> None:
+        if self._states:
+            self._states.save(session)
+
+    def store_long(self) -> None:
+        """Write what is long of the sequences under way to the disk, where states are kept there."""
+        if self._states:
+            self._states.save_long(self._running)
 
     def forget(self) -> None:
-        """Drop all sequences that are kept."""
+        """Drop all sequences that are kept; what is on disk stays."""
         while self._kept:
-            self._drop_oldest()
+            self._kept.popitem()[1].close()
 
     def last(self) -> CachedPrefix | None:
         """Return a copy of the sequence that was kept last, for `adopt`; None if none is kept."""
@@ -172,7 +207,10 @@ class SequencePool(Closing):
         self._kept[id(session)] = session
 
     def close(self) -> None:
-        """Close all sessions, and the cache."""
+        """Close all sessions, and the cache; what is kept is written to the disk where states are."""
+        if self._states:
+            for session in self._kept.values():
+                self._states.save(session, waits=True)
         self._running.clear()
         self._kept.clear()
         self.cache.close()

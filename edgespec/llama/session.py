@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from edgespec._core import Interrupt
 from edgespec.decoding.session import Rows, SequenceTokens
@@ -11,8 +11,10 @@ from edgespec.errors import EdgespecError
 from edgespec.llama.batch import EmbeddingsFn
 from edgespec.llama.kv_cache import KVCache, KVCacheSize
 from edgespec.llama.rollback import RollbackSize, State
-from edgespec.llama.weights import Model
 from edgespec.platform.closing import Closing
+
+if TYPE_CHECKING:
+    from edgespec.llama.weights import Model
 
 
 class Session(Closing):
@@ -113,8 +115,7 @@ class Session(Closing):
 
         Fewer where a model keeps a state and the one after `n_tokens` cannot be had.
         """
-        n = self.cache.rollback.share(other.sequence, self.sequence, n_tokens)
-        self.cache.set_tokens(self.sequence, other.tokens[:n])
+        self.cache.share(other.sequence, self.sequence, n_tokens)
 
     def n_reachable(self, n_keep: int) -> int:
         """Return how many tokens `rewind(n_keep)` would leave."""

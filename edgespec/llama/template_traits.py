@@ -10,7 +10,6 @@ from typing import Any
 from edgespec.decoding.session import n_common
 from edgespec.errors import EdgespecError
 from edgespec.llama.chat_template import ChatTemplate, Messages, Tools
-from edgespec.llama.control_names import THINKING
 
 FIRST, SECOND = "probe_alpha", "probe_beta"
 """Names of the functions in the samples."""
@@ -84,15 +83,19 @@ class TemplateTraits:
     @cached_property
     def thinking(self) -> tuple[str, str] | None:
         """The texts that begin and end thoughts; None if the template knows none."""
-        if not self.template.is_program:
-            return None
-        return next((pair for pair in THINKING if pair[1] in self.template.source), None)
+        return self.template.thinking
 
     @cached_property
     def typed_content(self) -> bool:
         """Whether a message's content must be a list of parts."""
         content = [{"type": "text", "text": _TASK}]
         return not self._shows(_TASK, _TASK) and self._shows(content, _TASK)
+
+    @cached_property
+    def takes_later_system(self) -> bool:
+        """Whether instructions that come after the user's message stand in the prompt."""
+        later = {"role": "system", "content": FIRST}
+        return FIRST in (self._render([*_BEGINNINGS[0], later], tools=None) or "")
 
     @cached_property
     def short_ids(self) -> bool:

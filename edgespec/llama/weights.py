@@ -29,6 +29,7 @@ from edgespec.llama.kernels import Plugin, WeightPacking, packing
 from edgespec.llama.kernels import load as load_kernels
 from edgespec.llama.packed_file import PackedFile, PackedTensor, packed_file
 from edgespec.llama.placement import MOST_ON_NODES, Placement, Remote
+from edgespec.llama.thinking import AS_USUAL, Thinking
 from edgespec.platform.closing import Closing
 from edgespec.platform.forks import HomeProcess, finalize
 from edgespec.platform.memory import MappedPages
@@ -394,8 +395,9 @@ class Model(Closing):
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
         *,
+        thinking: Thinking = AS_USUAL,
         parse_special: bool = False,
-    ) -> RenderedPrompt:
+    ) -> str:
         """Return the prompt that the model's own chat template makes of `messages`.
 
         Each message has "role" and "content"; the prompt ends where the answer begins. `tools` are functions
@@ -405,21 +407,29 @@ class Model(Closing):
         """
         template = self.template(tools=bool(tools))
         try:
-            return template.render(messages, tools or None, parse_special=parse_special)
+            prompt = template.render(
+                messages,
+                tools or None,
+                variables=thinking.variables(template),
+                parse_special=parse_special,
+            )
         except EdgespecError as error:
             raise EdgespecError(
                 f"the chat template of {self.name} failed: {error}; a raw prompt needs none"
             ) from error
+        return thinking.closed(prompt, template)
 
     def tokenize_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
         *,
+        thinking: Thinking = AS_USUAL,
         parse_special: bool = False,
     ) -> list[int]:
         """Return the tokens of `render_chat`, with one BOS even if the template also writes it."""
-        return self.tokenize_rendered(self.render_chat(messages, tools, parse_special=parse_special))
+        prompt = self.render_chat(messages, tools, thinking=thinking, parse_special=parse_special)
+        return self.tokenize_rendered(prompt)
 
     @cached_property
     def control_names(self) -> ControlNames:

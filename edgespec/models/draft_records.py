@@ -23,7 +23,7 @@ from edgespec.models.entries import Entry, Registry
 from edgespec.models.found.catalog import stored_model
 from edgespec.models.hashes import SHA256, sha256_of
 from edgespec.models.registry import load_registry
-from edgespec.models.resolve import locate
+from edgespec.models.resolve import ModelRef, ref_of
 from edgespec.models.store import Store
 from edgespec.platform.files import write_atomically
 from edgespec.platform.messages import MessageFn, silent
@@ -147,7 +147,7 @@ def draft_records(registry: Registry | None = None, on_message: MessageFn = sile
     return sorted(found, key=lambda record: record.made)
 
 
-def drafts_for(target: str, on_message: MessageFn = silent) -> list[DraftRecord]:
+def drafts_for(target: str | ModelRef, on_message: MessageFn = silent) -> list[DraftRecord]:
     """Return the drafts that were made for the very file `target` means (a path or a name), the best first.
 
     Nothing is pulled: a target that is not here has none. Raises UsageError for an unknown target.
@@ -155,7 +155,7 @@ def drafts_for(target: str, on_message: MessageFn = silent) -> list[DraftRecord]
     return sorted(_fitting(target, on_message), key=lambda one: (one.gains.mean, one.made), reverse=True)
 
 
-def _fitting(target: str, on_message: MessageFn) -> Iterator[DraftRecord]:
+def _fitting(target: str | ModelRef, on_message: MessageFn) -> Iterator[DraftRecord]:
     records = draft_records(on_message=on_message)
     path = _file_of(target) if records else None
     for record in records:
@@ -163,19 +163,19 @@ def _fitting(target: str, on_message: MessageFn) -> Iterator[DraftRecord]:
             yield record
 
 
-def paired_draft(target: str, *, writes: bool = False) -> str | None:
+def paired_draft(target: str | ModelRef, *, writes: bool = False) -> str | None:
     """Return the draft of the registry's first pair with `target` (a path or a name); None if no pair has it.
 
     A pair has also every other file with the hash of its target, wherever it lies, if the draft is here.
     `writes`: as of `PairNames.partner`. Raises UsageError for an unknown target.
     """
-    registry = load_registry()
-    if partner := registry.complete(target, None, writes=writes)[1]:
+    registry, target = load_registry(), ref_of(target)
+    if partner := registry.complete(target.name, None, writes=writes)[1]:
         return partner
     path = _file_of(target)
     for pair in registry.pairs.values() if path else ():
         draft = pair.partner(writes=writes)
-        if path and is_here(draft) and _is_file_of(registry.get(pair.target), path, target):
+        if path and is_here(draft) and _is_file_of(registry.get(pair.target), path, target.name):
             return draft
     return None
 
@@ -186,9 +186,9 @@ def is_here(name: str) -> bool:
     return Store.default().is_present(registry.get(name), registry)
 
 
-def _file_of(target: str) -> Path | None:
+def _file_of(target: str | ModelRef) -> Path | None:
     """Return the file that `target` means; None if it is not here. Raises UsageError for an unknown one."""
-    found = locate(target)
+    found = ref_of(target).found
     path = Store.default().file(found) if isinstance(found, Entry) else found
     return path if path.is_file() else None
 

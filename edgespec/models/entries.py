@@ -314,33 +314,39 @@ def _read(file: Path, text: str) -> Registry:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise EdgespecError(f"{file}: not valid TOML: {error}") from None
-    document = _convert(tables, _Document, f"{file}: top level")
+    document = convert_table(tables, _Document, f"{file}: top level")
     for name in (*document.models, *document.pairs):
         if not re.fullmatch(NAME, name):
             raise EdgespecError(f"{file}: {name!r} is not a usable name (letters, digits and . _ + @ -)")
     pairs = {
-        name: _convert(table, PairNames, f"{file}: pairs.{name}") for name, table in document.pairs.items()
+        name: convert_table(table, PairNames, f"{file}: pairs.{name}")
+        for name, table in document.pairs.items()
     }
     entries = {name: _entry(name, table, f"{file}: models.{name}") for name, table in document.models.items()}
     return Registry(entries, pairs, document.folders, document.default, document.find_drafts)
 
 
 def _entry(name: str, value: object, where: str) -> Entry:
-    table = _convert(value, dict[str, Any], where)
+    table = convert_table(value, dict[str, Any], where)
     origins = [origin for origin in ("sources", "derived", "packed", "path") if origin in table]
     if len(origins) != 1:
         given = " and ".join(origins) or "none of them"
         raise EdgespecError(f"{where}: needs exactly one of sources, derived and path, got {given}")
     if "name" in table:
         raise EdgespecError(f"{where}.name: no such field; the table's key is the name")
-    return _convert({**table, "name": name}, Entry, where)
+    return convert_table({**table, "name": name}, Entry, where)
 
 
-def _convert(value: object, kind: type[_T], where: str) -> _T:
+def convert_table(value: object, kind: type[_T], where: str, known: Iterable[str] | None = None) -> _T:
+    """Return a table of a TOML file as `kind`; `where`: the file and the table's name.
+
+    Raises EdgespecError, one line with the field; for an unknown one it offers the nearest of `known`, by
+    default of this file's.
+    """
     try:
         return msgspec.convert(value, kind, dec_hook=_path)
     except msgspec.ValidationError as error:
-        raise EdgespecError(where + _in_words(str(error), value)) from None
+        raise EdgespecError(where + _in_words(str(error), value, known or _FIELDS)) from None
 
 
 def _path(_kind: object, value: object) -> Path:
@@ -349,13 +355,13 @@ def _path(_kind: object, value: object) -> Path:
     return expand_user(value)
 
 
-def _in_words(message: str, value: Any) -> str:  # noqa: ANN401 - whatever the file has
+def _in_words(message: str, value: Any, known: Iterable[str]) -> str:  # noqa: ANN401 - whatever the file has
     """Turn msgspec's "Expected `int`, got `str` - at `$.a`" into ".a: expected a whole number, got 'x'"."""
     message, _, place = message.partition(" - at `$")
     place = place.rstrip("`")
     match re.findall(r"`([^`]*)`", message):
         case [name] if "unknown field" in message:
-            return f"{place}.{name}: no such field{nearest(name, _FIELDS)}"
+            return f"{place}.{name}: no such field{nearest(name, known)}"
         case [name] if "required field" in message:
             return f"{place}.{name}: missing"
     for key, index in re.findall(r"\.(\w+)|\[(\d+)\]", place):

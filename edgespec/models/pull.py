@@ -32,7 +32,7 @@ from edgespec.models.entries import Entry, HubSource, Registry, WheelsSource
 from edgespec.models.found.catalog import find_model, is_found_name
 from edgespec.models.found.hub_cache import find_in_hub
 from edgespec.models.found.hub_repositories import hub_file
-from edgespec.models.found.model import found_entry
+from edgespec.models.found.repositories import found_entry
 from edgespec.models.hub import fetch_hub
 from edgespec.models.hub_names import hub_entries, is_hub_name, other_files
 from edgespec.models.registry import load_registry
@@ -436,7 +436,7 @@ def convert(
 
     Raises SourceFailure for a damaged model, which is deleted; EdgespecError if there is no room.
     """
-    convert_whisper = part_of_app("speech.convert")
+    convert_whisper = part_of_app("speech.weights").convert_whisper
     folder = part.beside
     folder.mkdir(exist_ok=True)
     large, target = folder / raw_name(source), part.path.with_name(f"{part.path.name}.converted")

@@ -12,7 +12,7 @@ from edgespec.llama.gguf_header import read_header, read_tensors
 from edgespec.llama.quantize import QUANT_TYPES, quantize
 from edgespec.models.entries import Entry, nearest
 from edgespec.models.found.catalog import is_found_name
-from edgespec.models.found.model import file_stem
+from edgespec.models.found.repositories import file_stem
 from edgespec.models.pull import hash_file
 from edgespec.models.registry import load_registry
 from edgespec.models.resolve import locate, resolve

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,24 @@ from edgespec.platform.messages import MessageFn, silent
 
 if TYPE_CHECKING:
     from edgespec.llama.gguf_header import GGUFHeader
+
+
+class ModelRef:
+    """A model's name, which is located at the first use and handed on with what was found."""
+
+    def __init__(self, name: str) -> None:
+        """Refer to the model called `name`, as of `resolve`."""
+        self.name = name
+
+    @cached_property
+    def found(self) -> Path | Entry:
+        """The file or the entry that the name means. Raises as `locate`."""
+        return locate(self.name)
+
+
+def ref_of(model: str | ModelRef) -> ModelRef:
+    """Return a reference to a model by its name; one that is there already is the same."""
+    return model if isinstance(model, ModelRef) else ModelRef(model)
 
 
 def locate(ref: str) -> Path | Entry:
@@ -83,7 +102,7 @@ def _in_hub_cache(entry: Entry) -> Path | Entry:
 
 
 def resolve(
-    ref: str,
+    model: str | ModelRef,
     *,
     pull_missing: bool = True,
     on_progress: ProgressFn = no_progress,
@@ -91,7 +110,7 @@ def resolve(
 ) -> Path:
     """Return the file that a model reference means; a model that is present is not hashed again.
 
-    `ref` is a path, a registry name, a file or a repository of the hub (hub_names.py), or the name of a model
+    `model` is a path, a registry name, a file or a repository of the hub (hub_names.py), or the name of one
     in another program's store (found/catalog.py).
 
     Raises:
@@ -99,7 +118,7 @@ def resolve(
         EdgespecError: it is not here, and pulling failed or is not allowed.
 
     """
-    found = locate(ref)
+    ref, found = (model := ref_of(model)).name, model.found
     if isinstance(found, Path):
         return found
     puller = Puller(on_progress=on_progress, on_message=on_message)
@@ -118,15 +137,15 @@ def resolve(
 # A file in another program's store may be called `sha256-970aa74c...`, which says nothing to anybody.
 
 
-def model_header(ref: str) -> GGUFHeader:
-    """Return the header of the text-generating model `ref`, pulled if need be.
+def model_header(model: ModelRef) -> GGUFHeader:
+    """Return the header of a text-generating model, pulled if need be.
 
     Raises as `resolve` and `check_model_file`.
     """
     from edgespec.llama.gguf_header import check_model_file  # files are pulled while llama.cpp is compiled
 
-    path = resolve(ref)
-    with named_as(ref, path):
+    path = resolve(model)
+    with named_as(model.name, path):
         return check_model_file(path)
 
 

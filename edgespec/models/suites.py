@@ -30,7 +30,7 @@ import msgspec
 
 from edgespec.errors import UsageError, describe_os_error
 from edgespec.models.entries import nearest
-from edgespec.platform.files import expand_user
+from edgespec.platform.files import expand_user, read_text_file
 
 DEFAULT, HUMAN_EVAL = "default", "human-eval"
 """Names of suites. To read a file with such a name, write ./default."""
@@ -178,12 +178,7 @@ def _spoken_text(path: Path) -> str:
     """Return the text in a file, "" if there is none. Raises UsageError."""
     if not path.exists():
         return ""
-    try:
-        text = path.read_text(encoding="utf-8").strip()
-    except UnicodeDecodeError:
-        raise UsageError(f"{path}: not UTF-8 text; convert it first") from None
-    except OSError as error:
-        raise UsageError(describe_os_error(error)) from None
+    text = read_text_file(path).strip()
     if not text:
         raise UsageError(f"{path}: empty; write into it what is said, or remove it")
     return text

@@ -121,6 +121,12 @@ def say(kind: str, value: object) -> None:
     sys.stdout.buffer.flush()
 
 
+def child_command(module: str, function: str, *arguments: str) -> list[str]:
+    """Return the command of a Python that runs `module.function(*arguments)` and dies with this process."""
+    program = _PROGRAM.format(module=module, function=function, parent=os.getpid())
+    return [sys.executable, "-P", "-c", program, *arguments]
+
+
 def _start(
     module: str,
     function: str,
@@ -129,9 +135,8 @@ def _start(
     stdout: int | IO[bytes],
     stderr: IO[bytes],
 ) -> subprocess.Popen[bytes]:
-    program = _PROGRAM.format(module=module, function=function, parent=os.getpid())
     return subprocess.Popen(
-        [sys.executable, "-P", "-c", program, *arguments],
+        child_command(module, function, *arguments),
         stdin=stdin,
         stdout=stdout,
         stderr=stderr,

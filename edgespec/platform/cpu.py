@@ -1,14 +1,27 @@
-"""The processor: its name and its features, as Linux describes them."""
+"""The processor: its name and features as Linux describes them, the board it is on, and limits of its use.
+
+Limits that a container or a shell sets to this process: Linux's control groups (v1 and v2), and ulimit.
+
+    /proc/self/cgroup     which group this process is in, for each controller
+    /sys/fs/cgroup        the groups, each in the folder of the one around it: all their limits hold
+    /proc/self/limits     what `ulimit` shows
+
+Tests pass a `root` with their own `proc` and `sys`.
+"""
 
 from __future__ import annotations
 
 import os
 import platform
+import re
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgespec.platform.files import text_of
-from edgespec.platform.limits import ROOT, cpu_quota
+from edgespec.platform.files import lines_of, text_of
+
+ROOT = Path("/")
 
 _ARM = "0x41"
 _ARM_CORES = {
@@ -158,3 +171,270 @@ def _core(processor: dict[str, str]) -> str:
         return ""
     known = _ARM_CORES.get(part) if implementer == _ARM else None
     return known or f"processor {part} of implementer {implementer}"
+
+
+# ---- boards: the Raspberry Pis that wheels are built for (see docs/raspberry-pi.md) ----
+
+
+_AT_HWCAP, _AT_HWCAP2 = 16, 26
+_HWCAPS = {
+    "asimd": (_AT_HWCAP, 1),
+    "crc32": (_AT_HWCAP, 7),
+    "atomics": (_AT_HWCAP, 8),
+    "fphp": (_AT_HWCAP, 9),
+    "asimdhp": (_AT_HWCAP, 10),
+    "asimdrdm": (_AT_HWCAP, 12),
+    "asimddp": (_AT_HWCAP, 20),
+    "sve": (_AT_HWCAP, 22),
+    "i8mm": (_AT_HWCAP2, 13),
+    "bf16": (_AT_HWCAP2, 14),
+}
+"""Feature name in /proc/cpuinfo: its entry in the auxiliary vector, and its bit there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """A kind of board, as far as its wheels depend on it."""
+
+    name: str
+    """Name in `make pi5` and `dist/pi5`. The llama.cpp wheel for it has the build tag "1" + name."""
+    title: str
+    models: tuple[str, ...]
+    """Prefixes of /proc/device-tree/model on the boards that these wheels suit best."""
+    arch: str
+    """GCC's -march for llama.cpp's kernels, which are not chosen at run time."""
+    tune: str
+    """GCC's -mtune."""
+    hwcaps: tuple[str, ...]
+    """Features in /proc/cpuinfo that code for `arch` needs."""
+    emulated: str
+    """qemu's -cpu."""
+
+
+BOARDS = (
+    Board(
+        name="pi4",
+        title="Raspberry Pi 4 (Cortex-A72)",
+        models=("Raspberry Pi 4", "Raspberry Pi Compute Module 4"),  # 4, 400, CM4
+        arch="armv8-a+crc",
+        tune="cortex-a72",
+        hwcaps=("asimd", "crc32"),
+        emulated="cortex-a72",
+    ),
+    Board(
+        name="pi5",
+        title="Raspberry Pi 5 (Cortex-A76)",
+        models=("Raspberry Pi 5", "Raspberry Pi Compute Module 5"),  # 5, 500, CM5
+        arch="armv8.2-a+dotprod+fp16",
+        tune="cortex-a76",
+        hwcaps=("asimd", "crc32", "atomics", "asimdrdm", "fphp", "asimdhp", "asimddp"),
+        emulated="cortex-a76",
+    ),
+)
+"""64-bit boards, fewest features first. Their wheels also run on other boards with these features."""
+
+
+def device_model(root: Path = Path("/")) -> str:
+    """Return the device's model, such as "Raspberry Pi 5 Model B Rev 1.0"; "" if the kernel names none."""
+    return text_of(root / "proc/device-tree/model").strip("\0 \n")
+
+
+def device_revision(root: Path = Path("/")) -> str:
+    """Return a Raspberry Pi's revision code, such as "c03114"; "" on other machines."""
+    pairs = (line.partition(":") for line in lines_of(root / "proc/cpuinfo"))
+    return next((value.strip() for name, _, value in pairs if name.strip() == "Revision"), "")
+
+
+def board_of(model: str) -> Board | None:
+    """Return the board with this `device_model`, or None."""
+    return next((board for board in BOARDS if model.startswith(board.models)), None)
+
+
+def auxval(kind: int) -> int:
+    """Return an entry of the auxiliary vector, such as AT_HWCAP; 0 unless the process is 64-bit ARM."""
+    if os.uname().machine != "aarch64" or sys.maxsize < 1 << 32:  # the bits mean other features in 32-bit
+        return 0
+    import ctypes
+
+    getauxval = ctypes.CDLL(None).getauxval
+    getauxval.restype, getauxval.argtypes = ctypes.c_ulong, (ctypes.c_ulong,)
+    return int(getauxval(kind))
+
+
+def hwcaps(source: Callable[[int], int] | None = None) -> frozenset[str]:
+    """Return the names of the processor features this process may use; empty unless 64-bit ARM.
+
+    Not from /proc/cpuinfo: under qemu's user emulation that describes the host. `source`: default `auxval`.
+    """
+    source = source or auxval
+    words = {kind: source(kind) for kind in (_AT_HWCAP, _AT_HWCAP2)}
+    return frozenset(name for name, (kind, bit) in _HWCAPS.items() if words[kind] >> bit & 1)
+
+
+def wheel_board() -> Board | None:
+    """Return the board that the installed llama-cpp-python wheel was built for; None if for none of them."""
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    try:
+        lines = (distribution("llama-cpp-python").read_text("WHEEL") or "").splitlines()
+    except PackageNotFoundError:
+        return None
+    builds = {f"Build: 1{board.name}": board for board in BOARDS}
+    return next((builds[line] for line in lines if line in builds), None)
+
+
+def wheel_for_another_board(features: frozenset[str] | None = None) -> str:
+    """Return one line to the user if the installed llama.cpp would crash here on an illegal instruction.
+
+    Else "". `features` of this processor: default `hwcaps`; if empty, as on x86, nothing is checked.
+    """
+    features = hwcaps() if features is None else features
+    board = wheel_board() if features else None
+    missing = [name for name in board.hwcaps if name not in features] if board else []
+    if board is None or not missing:
+        return ""
+    fitting = [other.name for other in BOARDS if features.issuperset(other.hwcaps)]
+    cure = (
+        f"install the wheels of dist/{fitting[-1]} (make {fitting[-1]})"
+        if fitting
+        else "build llama-cpp-python on this machine"
+    )
+    return (
+        f"llama-cpp-python was built for the {board.title}, this processor ({read_cpu().model}) has no "
+        f"{', '.join(missing)}; {cure}"
+    )
+
+
+# ---- limits ----
+
+
+_NO_LIMIT = 1 << 60
+"""Bytes: a limit of version 1 is a little less than 2^63 where there is none."""
+_REFUSAL = re.compile(
+    r"cannot allocate|failed to allocate|bad_alloc|temporarily unavailable|can't start new thread"
+    r"|failed to map segment|out of memory",
+    re.IGNORECASE,
+)
+_FEW_TASKS = 64
+"""Threads that edgespec and llama.cpp may want to start at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The most that this process may have of something, and how much is taken of it."""
+
+    name: str
+    """Its origin, for a message."""
+    most: float
+    used: int = 0
+
+    @property
+    def left(self) -> int:
+        """Amount that can still be taken."""
+        return max(0, int(self.most) - self.used)
+
+
+def memory_limits(root: Path = ROOT) -> list[Limit]:
+    """Return the limits, in bytes, of the memory that this process and others of its groups hold."""
+    second = ("memory.max", "memory.current", "active_file", "inactive_file")
+    first = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_active_file", "total_inactive_file")
+    groups = [(group, *second) for group in _groups(root, "")]
+    groups += [(group, *first) for group in _groups(root, "memory")]
+    found = []
+    for group, limit, current, *cached in groups:
+        most, used = _number(group / limit), _number(group / current)
+        if most is not None and used is not None:
+            # Cached file pages count as used, but the kernel drops them when memory is needed.
+            stat = dict(line.split()[:2] for line in lines_of(group / "memory.stat"))
+            freed = sum(int(stat.get(name, 0)) for name in cached)
+            found.append(Limit(f"the memory limit in {group}", most, used - freed))
+    return found
+
+
+def cpu_quota(root: Path = ROOT) -> Limit | None:
+    """Return how many processors' time this process may have, such as 1.5; None for no quota."""
+    found = []
+    for group in _groups(root, ""):
+        if words := " ".join(lines_of(group / "cpu.max")).split():
+            quota, period = (*words, "100000")[:2]
+            found.append((group / "cpu.max", quota, period))
+    for group in _groups(root, "cpu"):
+        quota, period = (" ".join(lines_of(group / f"cpu.cfs_{name}_us")) for name in ("quota", "period"))
+        found.append((group / "cpu.cfs_quota_us", quota, period))
+    quotas = [
+        Limit(f"the quota in {file}", int(quota) / int(period))
+        for file, quota, period in found
+        if quota.isdecimal() and period.isdecimal() and int(period)
+    ]
+    return min(quotas, key=lambda limit: limit.most, default=None)
+
+
+def address_limit(root: Path = ROOT) -> Limit | None:
+    """Return the limit of the addresses that this process may use, in bytes: `ulimit -v`."""
+    return _ulimit(root, "Max address space", "`ulimit -v`", "VmSize")
+
+
+def why_refused(root: Path = ROOT) -> str:
+    """Return which limits may be why the system refused memory or a thread; "" for none of those known."""
+    reasons = []
+    for limit in (address_limit(root), _ulimit(root, "Max data size", "`ulimit -d`", "VmData")):
+        if limit:
+            reasons.append(
+                f"{limit.name} lets this process have {limit.most / (1 << 30):.2f} GiB, too little for the "
+                f"models and their threads: raise it, or try {limit.name[:-1]} unlimited`"
+            )
+    reasons += [f"no more than {limit.most:.0f} threads: {limit.name}" for limit in _spent_task_limits(root)]
+    return "; ".join(reasons)
+
+
+def is_refusal(reason: str) -> bool:
+    """Whether a message tells that the system refused memory or a thread: `why_refused` may know why."""
+    return _REFUSAL.search(reason) is not None
+
+
+def _spent_task_limits(root: Path) -> Iterator[Limit]:
+    for group in (*_groups(root, ""), *_groups(root, "pids")):
+        most, used = _number(group / "pids.max"), _number(group / "pids.current")
+        if most is not None and used is not None and used + _FEW_TASKS >= most:
+            yield Limit(f"the limit in {group / 'pids.max'}", most, used)
+    users = _soft_limit(root, "Max processes")
+    running = " ".join(lines_of(root / "proc/loadavg")).replace("/", " ").split()  # all users' tasks: [4]
+    if users is not None and len(running) > 4 and int(running[4]) + _FEW_TASKS >= users:
+        yield Limit("`ulimit -u`", users)
+
+
+def _ulimit(root: Path, line: str, name: str, used: str) -> Limit | None:
+    most = _soft_limit(root, line)
+    if most is None:
+        return None
+    status = dict(line.split(":", 1) for line in lines_of(root / "proc/self/status") if ":" in line)
+    return Limit(name, most, int((status.get(used) or "0").split()[0]) * 1024)
+
+
+def _soft_limit(root: Path, name: str) -> int | None:
+    for line in lines_of(root / "proc/self/limits"):
+        if line.startswith(name):
+            soft = line.removeprefix(name).split()[0]
+            return int(soft) if soft.isdecimal() else None
+    return None
+
+
+def _groups(root: Path, controller: str) -> Iterator[Path]:
+    """Yield the folders of this process's group and of those around it; `controller` "": of version 2."""
+    mounts = root / "sys/fs/cgroup"
+    for line in lines_of(root / "proc/self/cgroup"):
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if controller not in controllers.split(","):
+            continue
+        # Where a system has both versions, the second lies in a folder beside those of the first.
+        names = (controllers, controller) if controller else ("unified",)
+        mount = next((mounts / name for name in names if (mounts / name).is_dir()), mounts)
+        # A container may see its own group as the outermost one, and yet be told its path from outside.
+        group = mount if ".." in path.split("/") else mount / path.strip("/")
+        yield from (folder for folder in (group, *group.parents) if folder.is_relative_to(mount))
+
+
+def _number(path: Path) -> int | None:
+    """Return the number in a file; None for none, "max", and version 1's word for no limit."""
+    text = " ".join(lines_of(path)).strip()
+    return int(text) if text.isdecimal() and int(text) < _NO_LIMIT else None

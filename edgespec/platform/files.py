@@ -63,6 +63,16 @@ def lines_of(file: Path) -> list[str]:
     return text_of(file).splitlines()
 
 
+def read_text_file(file: Path, field: str = "") -> str:
+    """Return the text of a user's file, in UTF-8; `field`: the option that names it. Raises UsageError."""
+    try:
+        return file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise UsageError("not UTF-8 text; convert it first", field=field, value=file) from None
+    except OSError as error:
+        raise UsageError(str(error.strerror), field=field, value=file) from None
+
+
 def why_no_file(path: Path) -> str:
     """Return why `path` is no regular file, such as "a directory"; "" if it is one.
 

@@ -135,6 +135,20 @@ FORGE = Kept(
     personal=True,
     cure="`edgespec cache clear`: your texts; `edgespec cache clear forge`: all",
 )
+CONVERSATIONS = Kept(
+    "chats",
+    ("chats/",),
+    "the last conversation of `chat` with each model (not with `--no-cache`)",
+    deleted="always",
+    personal=True,
+)
+STATES = Kept(
+    "states",
+    ("states/",),
+    "states of conversations of `chat --continue`, at most `--state-limit` (not those of `--state-dir`)",
+    deleted="always",
+    personal=True,
+)
 PROFILES = Kept(
     "profiles",
     ("profiles/",),
@@ -212,7 +226,7 @@ LOCKS = Kept(
 )
 
 EVERYTHING = (
-    *(HISTORY, CHAT_LINES, FORGE),
+    *(HISTORY, CHAT_LINES, FORGE, CONVERSATIONS, STATES),
     *(PROFILES, IDLE_POWER, SELF_TESTS, HASHES, MODEL_FACTS),
     *(PACKED_WEIGHTS, SERVERS, NODE_WEIGHTS, NODES, BUILDS, QUANTIZED, MODELS, OWN_MODELS),
     *(COMPLETION, COMPARISONS, BATCHES, LOCKS),

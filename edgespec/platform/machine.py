@@ -101,7 +101,7 @@ def processor_clock(root: Path = Path("/")) -> Clock | None:
 def temperatures(root: Path = Path("/")) -> dict[str, float]:
     """Return the degrees Celsius of the thermal zones by name, the hottest last."""
     zones = (root / "sys/class/thermal").glob("thermal_zone*")
-    found = sorted((_number(zone / "temp") / 1000, _text(zone / "type") or zone.name) for zone in zones)
+    found = sorted((_number(zone / "temp") / 1000, text_of(zone / "type") or zone.name) for zone in zones)
     hottest = {name: degrees for degrees, name in found if degrees}  # among zones of one name
     return dict(sorted(hottest.items(), key=lambda zone: zone[1]))
 
@@ -218,7 +218,7 @@ class MachineWatch:
         hot = [(degrees, zone) for zone, degrees in self._seen.zones.items() if degrees >= _limit(zone)]
         if hot:
             degrees, zone = max(hot)
-            name = _text(zone / "type") or zone.name
+            name = text_of(zone / "type") or zone.name
             yield f"the machine was {degrees:.0f} degrees hot ({name}); {_COOLING}"
 
     def _of_firmware(self) -> Iterator[str]:
@@ -240,23 +240,16 @@ class MachineWatch:
 # ---- what the system says ----
 
 
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(errors="replace").strip()
-    except OSError:
-        return ""
-
-
 def _number(file: Path) -> int:
     """Return the number in a file; 0 if there is no file or no number."""
     try:
-        return int(_text(file))
+        return int(text_of(file))
     except ValueError:
         return 0
 
 
 def _cpufreq(root: Path, name: str) -> list[str]:
-    return list(filter(None, map(_text, (root / _CPUS).glob(f"cpu[0-9]*/cpufreq/{name}"))))
+    return list(filter(None, map(text_of, (root / _CPUS).glob(f"cpu[0-9]*/cpufreq/{name}"))))
 
 
 def governors(root: Path) -> list[str]:
@@ -282,7 +275,7 @@ def _limit(zone: Path) -> float:
     slowing = []
     for kind in zone.glob("trip_point_*_type"):
         degrees = _number(kind.with_name(kind.name.replace("_type", "_temp"))) // 1000
-        if _text(kind) in _SLOWING_TRIPS and degrees in _TRIPS:
+        if text_of(kind) in _SLOWING_TRIPS and degrees in _TRIPS:
             slowing.append(degrees - NEAR_TRIP)
     return min(slowing, default=MOST_DEGREES)
 
@@ -302,7 +295,7 @@ def _firmware(root: Path) -> int | None:
 
 
 def _swapped(root: Path) -> int:
-    pairs = (line.split() for line in _text(root / "proc/vmstat").splitlines())
+    pairs = (line.split() for line in text_of(root / "proc/vmstat").splitlines())
     counts = {pair[0]: pair[1] for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
     pages = sum(int(counts.get(name, 0)) for name in ("pswpin", "pswpout"))
     return pages * os.sysconf("SC_PAGE_SIZE")

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgespec.platform.cpu import ROOT, address_limit, memory_limits
 from edgespec.platform.files import lines_of
-from edgespec.platform.limits import ROOT, address_limit, memory_limits
 
 _MADV_DONTNEED = 4
 _MAPPING = re.compile(
@@ -61,6 +61,13 @@ def peak_rss_bytes() -> int:
             return int(line.split()[1]) * 1024
     # Second choice: ru_maxrss starts at what the parent held when it started this process.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def anonymous_bytes(pid: int, root: Path = ROOT) -> int:
+    """Return the memory of a process that no file backs, which only its end frees; 0 if unknown."""
+    kinds = ("RssAnon:", "RssShmem:")
+    lines = [line.split() for line in lines_of(root / f"proc/{pid}/status")]
+    return sum(int(words[1]) * 1024 for words in lines if words and words[0] in kinds)
 
 
 def _meminfo(root: Path, wanted: str) -> int | None:

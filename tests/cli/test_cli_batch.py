@@ -15,9 +15,8 @@ import pytest
 
 from batch_parts import custom_ids, results, write_lines
 from command_line import COMMAND, failed, run_cli, started
-from edgespec.apps.batch.commands.batch import BatchDisplay, format_time
-from edgespec.apps.batch.records import BatchAnswer
-from edgespec.apps.batch.run import BatchRate
+from edgespec.apps.batch.commands.batch import BatchDisplay, BatchRate, format_time
+from edgespec.apps.batch.results import BatchAnswer
 from terminals import Terminal
 
 CHAT = "/v1/chat/completions"

@@ -25,8 +25,7 @@ from edgespec.apps.forge.draft_store import DraftStore
 from edgespec.cli import cache_import
 from edgespec.cli.app import main
 from edgespec.drafting.history import MAX_TOKENS, History, history_root
-from edgespec.llama.fingerprints import tokenizer_fingerprint
-from edgespec.llama.gguf_header import read_header
+from edgespec.llama.gguf_header import read_header, tokenizer_fingerprint
 from edgespec.llama.weights import Model
 from edgespec.models.pull import hash_file
 from edgespec.platform.files import cache_root

@@ -9,6 +9,7 @@ import shlex
 import signal
 import subprocess
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from prompt_toolkit.application import create_app_session
@@ -27,6 +28,7 @@ from terminals import Terminal
 from tiny_gguf import EOS, IM_END, write_tiny_gguf
 
 RANDOM = ("--temp", 1, "--top-k", 0, "--top-p", 1, "--min-p", 0)
+GREEDY = ("--temp", 0)
 CHAIN = ("--drafter", "model", "--gamma", 3)
 ENDLESS = ("--logit-bias", f"{EOS}=-inf", "--logit-bias", f"{IM_END}=-inf", "-c", 1 << 15)
 
@@ -80,6 +82,59 @@ def answers(process):
 
 def lines_of(process):
     return process.stderr.decode().splitlines()
+
+
+# ---- going on with the last conversation ----
+
+
+def test_the_last_conversation_goes_on_with_its_state(pipe, environment):
+    options = ("--json", "-n", 60, "--system", "be brief", *RANDOM, *CHAIN)
+    whole = answers(pipe(["abc", "the other"], "--seed", 7, *options))
+    pipe(["/system be brief", "abc"], "--continue", "--seed", 7, *options[:3], *RANDOM, *CHAIN)
+    process = pipe(["the other"], "--continue", "--seed", 8, *options[:3], *RANDOM, *CHAIN)
+    assert [one["token_ids"] for one in answers(process)] == [whole[1]["token_ids"]]
+    n_known = whole[1]["cached_tokens"]
+    assert answers(process)[0]["cached_tokens"] == n_known > 60
+    said = lines_of(process)
+    assert "edgespec: the last conversation goes on, after 1 exchange" in said
+    assert any(re.search(rf"restored {n_known} tokens from disk in \d+\.\d\d s", line) for line in said)
+    folder = Path(environment["XDG_CACHE_HOME"], "edgespec")
+    (kept,) = folder.glob("chats/*.json")
+    assert kept.stat().st_mode & 0o777 == 0o600
+    content = json.loads(kept.read_text())
+    assert [message["role"] for message in content["messages"]] == ["system", *["user", "assistant"] * 2]
+    content["messages"][2]["token_ids"][0] += 1  # as if another model had written it
+    kept.write_text(json.dumps(content))
+    assert answers(pipe(["more"], "--continue", "--json", "-n", 2))[0]["prompt_tokens"] > n_known
+    kept.write_text("{")
+    process = pipe(["abc"], "--continue", "--json", "-n", 2)
+    assert answers(process)
+    assert "set aside" in process.stderr.decode()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--continue", "--load", "x"), "--continue and --load contradict"),
+        (("--continue", "--system", "x"), "--continue and --system contradict"),
+        (("--continue", "--no-cache"), "--continue and --no-cache contradict"),
+        (("--state-limit", "1GB"), "--state-limit needs --state-dir"),
+        (("--state-dir", "x", "--state-limit", "much"), "--state-limit much: must be a size such as 500MB"),
+        (("--state-dir", "x", "--state-limit", "0MB"), "--state-limit 0MB: must be a size such as 500MB"),
+    ],
+)
+def test_options_of_states_that_cannot_be(environment, options, words):
+    failed(run_cli("chat", *options, env=environment), 2, words)
+
+
+def test_run_reads_a_prompt_once(environment, models, tmp_path):
+    prompt = "the quick brown fox jumps over the lazy dog " * 2
+    command = ("run", prompt, *models, "--json", "--raw", "-n", 20, *GREEDY, "--state-dir", tmp_path / "s")
+    first, second = (run_cli(*command, env=environment) for _ in range(2))
+    one, two = json.loads(first.stdout), json.loads(second.stdout)
+    assert one["token_ids"] == two["token_ids"]
+    assert (one["cached_tokens"], two["cached_tokens"]) == (0, two["prompt_tokens"] - 1)
+    assert f"restored {two['cached_tokens']} tokens from disk" in second.stderr
 
 
 # ---- what is written ----

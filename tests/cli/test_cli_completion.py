@@ -16,7 +16,7 @@ from edgespec.apps.bench.bench import BUDGET_S, PRECISION, BenchSettings
 from edgespec.apps.bench.commands import bench, bench_options, calibrate, compare
 from edgespec.apps.bench.variants import parse_variants
 from edgespec.apps.forge import builder, data_stage
-from edgespec.apps.forge.commands import draft_options
+from edgespec.apps.forge.commands import draft as draft_options
 from edgespec.apps.forge.evaluation_process import EvaluationSettings
 from edgespec.cli import app
 from edgespec.cli.app import COMMANDS

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from command_line import COMMAND, failed, run_cli
-from edgespec.apps.forge.commands.draft_options import count, size
+from edgespec.apps.forge.commands.draft import count, size
 from edgespec.errors import UsageError
 from kept_drafts import keep_draft
 from terminals import messages_in_terminal, plain

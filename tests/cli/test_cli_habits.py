@@ -15,8 +15,7 @@ import typer.main
 from command_line import COMMAND, failed, run_cli
 from edgespec import Engine
 from edgespec.apps.server.commands.ps import running_servers
-from edgespec.cli.app import app
-from edgespec.cli.llama_cpp_options import as_options_here
+from edgespec.cli.app import app, as_options_here
 from edgespec.engine.model_choice import choose_models
 from edgespec.errors import UsageError
 from edgespec.models.registry import set_default
@@ -408,24 +407,28 @@ def test_other_commands_of_ollama_are_refused_by_name(environment, word):
 
 
 def test_servers_that_run(tmp_path):
-    """From a /proc of our own: grep is another program, `run` no server, and 44 does not listen yet."""
+    """From a /proc of ours: grep is another program, `run` no server; 44 does not listen yet; 46 is of 42."""
     lines = {
         42: "python -m edgespec serve --port 8081",
         43: "/usr/bin/python /bin/edgespec run hi",
         44: "/usr/bin/python /bin/edgespec node",
         45: "grep edgespec serve",
+        46: "/usr/bin/python -P -c import\u00a0serve_model --alias=small",
     }
     for pid, line in lines.items():
         (tmp_path / f"proc/{pid}/fd").mkdir(parents=True)
-        (tmp_path / f"proc/{pid}/cmdline").write_bytes(line.replace(" ", "\0").encode() + b"\0")
+        (tmp_path / f"proc/{pid}/stat").write_text(f"{pid} (a (b) c) S {42 if pid == 46 else 1} 1 1")
+        (tmp_path / f"proc/{pid}/cmdline").write_bytes(
+            line.replace(" ", "\0").replace("\u00a0", " ").encode() + b"\0"
+        )
     (tmp_path / "proc/42/fd/3").symlink_to("socket:[777]")
     (tmp_path / "proc/net").mkdir()
     socket_line = (
         "   0: 0100007F:1F91 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1000 0 777 1 0\n"
     )
     (tmp_path / "proc/net/tcp").write_text("  sl  local_address\n" + socket_line)
-    found = [(one.pid, one.command, one.addresses) for one in running_servers(tmp_path)]
-    assert found == [(42, "serve --port 8081", ("127.0.0.1:8081",)), (44, "node", ())]
+    found = [(one.pid, one.command, one.addresses, one.models) for one in running_servers(tmp_path)]
+    assert found == [(42, "serve --port 8081", ("127.0.0.1:8081",), ("small",)), (44, "node", (), ())]
 
 
 def test_a_default_model(environment, tiny_path, tmp_path):

@@ -94,7 +94,7 @@ def test_real_commands_in_an_empty_home(home, env, tmp_path):
         done = run_cli(*command, env=env, cwd=work)
         assert done.returncode in (0, 1), (command, done.stderr)
         assert "Traceback" not in done.stderr
-    with Terminal([*COMMAND, "chat", *map(str, (*pair, *QUICK))], env) as terminal:
+    with Terminal([*COMMAND, "chat", "--continue", *map(str, (*pair, *QUICK))], env) as terminal:
         terminal.expect(">")
         terminal.type("a secret\r")
         terminal.expect("cut after")
@@ -109,7 +109,16 @@ def test_real_commands_in_an_empty_home(home, env, tmp_path):
         file.stat().st_size for file in files_in(home) - unknown
     )
     there = {row["name"] for row in listed if row["files"]}
-    assert there >= {"history", "chat-lines", "profiles", "self-tests", "quantized", "models.toml"}
+    assert there >= {
+        "history",
+        "chat-lines",
+        "chats",
+        "states",
+        "profiles",
+        "self-tests",
+        "quantized",
+        "models.toml",
+    }
     for name in there & {row.name for row in DELETABLE}:
         assert run_cli("cache", "clear", name, "--yes", env=env).returncode == 0
     left = {owner_of(file).name for file in files_in(home) - unknown - locks(files_in(home))}

@@ -333,7 +333,7 @@ def test_quantize_by_texts_of_ones_own(server, tmp_path):
     text.write_text("short")
     assert "too few to measure by" in str(error(app, *asked, "--force"))
     text.write_bytes(b"\xff\xfe\x00")
-    assert f"{text}: is no text in UTF-8" in str(error(app, *asked, "--force"))
+    assert f"calibrate {text}: not UTF-8 text" in str(error(app, *asked, "--force"))
 
 
 def test_quantize_into_a_file(server, tmp_path):

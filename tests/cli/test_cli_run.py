@@ -20,9 +20,12 @@ from command_line import COMMAND, failed, run_cli
 from edgespec import Engine
 from edgespec.apps.energy import EnergyMeter
 from edgespec.cli import render
+from edgespec.models import resolve
+from edgespec.models.resolve import locate
 from terminals import Terminal
 from tiny_gguf import EOS, write_tiny_gguf
 from tiny_models import make_tiny
+from user_models import write_user_models
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +42,22 @@ def run(tiny_path, tiny_draft_path, with_kernels):
         return run_cli("run", *models, *arguments, env=with_kernels | dict(env), text=False, **options)
 
     return run
+
+
+# ---- which models ----
+
+
+def test_each_model_is_located_once(run, tiny_path, tiny_draft_path, with_kernels, monkeypatch):
+    """From the command line to the engine, be the draft named or the pair's."""
+    names = {"big": tiny_path, "small": tiny_draft_path}
+    pairs = '[pairs.both]\ntarget = "big"\ndraft = "small"\n'
+    write_user_models(Path(with_kernels["XDG_CONFIG_HOME"]), names, pairs)
+    located = []
+    monkeypatch.setattr(resolve, "locate", lambda name: (located.append(name), locate(name))[1])
+    for models in (("-t", "big", "-d", "small"), ("-m", "big"), ("-p", "both")):
+        located.clear()
+        process = run("abc", "-n", 2, "--json", models=models)
+        assert (json.loads(process.stdout)["target"], sorted(located)) == ("big", ["big", "small"])
 
 
 # ---- what it prints ----

@@ -132,6 +132,23 @@ def test_key_files_that_hold_no_key(refused, tmp_path):
     assert KEY in refused(2, key="")
 
 
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "https://chat.example/page",
+        "https://chat.example/",
+        "chat.example",
+        "null",
+        "http://*",
+        "",
+        "http://a b",
+    ],
+)
+def test_what_is_no_origin_of_web_pages(refused, origin):
+    line = refused(2, "--cors", "http://localhost:3000", "--cors", origin)
+    assert "--cors" in line and origin in line
+
+
 def test_contradictions_and_models_that_are_not_there(refused, tmp_path):
     assert "contradict" in refused(2, "--pair", "default")
     assert "contradict" in refused(2, "--draft", "x.gguf")

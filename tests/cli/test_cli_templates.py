@@ -114,3 +114,37 @@ def test_a_server_with_a_template(environment: dict[str, str], tmp_path: Path, w
             assert httpx.post(f"{address}/v1/chat/completions", json=body).status_code == 200
         finally:
             server.terminate()
+
+
+def test_a_limit_of_thoughts(environment: dict[str, str], tmp_path: Path):
+    body = CHAT_TEMPLATE.removesuffix("{% endif %}")
+    thinks = write_tiny_gguf(
+        tmp_path / "t.gguf", seed=1, chat_template=body + "<think>\n{% endif %}{# </think> #}"
+    )
+
+    def ask(command: str, *options: Any) -> str:
+        prompt = ["abc"] if command == "run" else []
+        arguments = [
+            command,
+            "--target",
+            thinks,
+            *OPTIONS,
+            "--temp",
+            0,
+            "-n",
+            70,
+            "--json",
+            *options,
+            *prompt,
+        ]
+        process = run_cli(*arguments, env=environment, stdin=b"" if command == "run" else b"abc\n")
+        assert process.returncode == 0, process.stderr
+        return str(json.loads(process.stdout.splitlines()[-1])["text"])
+
+    for command in ("run", "chat"):
+        limited = ask(command, "--reasoning-budget", 5)
+        assert "I have thought about this for long enough, and answer now.\n</think>" in limited
+        assert "</think>" not in ask(command)
+        assert "</think>" not in ask(command, "--reasoning-budget", 0), "the prompt has it"
+    wrong = run_cli("run", "--target", thinks, "--reasoning-budget", -2, "abc", env=environment)
+    assert (wrong.returncode, failed(wrong)) == (2, "edgespec: --reasoning-budget -2: must be -1 to 2^31 - 1")

@@ -16,7 +16,7 @@ import pytest
 
 from edgespec import Engine, SamplingParams
 from edgespec.apps.energy import EnergyMeter
-from edgespec.apps.energy.base import PowerSource
+from edgespec.apps.energy.sources import PowerSource
 from edgespec.decoding.forward import Forward, TargetForward
 from edgespec.decoding.generate import Generation, logprobs_of
 from edgespec.decoding.grammar.constraint import Constraint

@@ -11,8 +11,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgespec.decoding.generate import matching
 from edgespec.decoding.sampling import SamplingParams
-from edgespec.decoding.verify import matching
 from reference import filtered_probs
 
 GREEDY = SamplingParams(temperature=0.0)

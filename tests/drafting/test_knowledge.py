@@ -120,6 +120,72 @@ def test_greedy_and_sampled_generations_learn_apart(engine):
         assert tables(one, greedy=False).as_dict() == fresh
 
 
+TAUGHT = {
+    "argmax": [(0, 3, 1.0), (1, 3, 0.0), (0, 5, 1.0)] * 9,
+    "sampled": [(0, 3, 0.25), (2, 7, 1.0)] * 4,
+    "suffix": [(0, 8, 1.0)] * 20,
+    "next": [(0, 2, 1.0), (1, 2, 0.0)] * 10,
+}
+
+
+def teach(scheduler, seed):
+    """Let a text's scheduler see outcomes; another `seed`, others."""
+    for name, outcomes in TAUGHT.items():
+        for depth, bucket, outcome in outcomes[seed:]:
+            getattr(scheduler.learned.predictor, name).learn(depth, bucket, (outcome + seed / 4) / 2)
+    for gain in (0.5, 2.0, seed):
+        scheduler.learned.learn_follow_up(gain)
+    scheduler.learned.count_step(1.0, idle=True)
+
+
+def begun(knowledge):
+    scheduler = knowledge.scheduler(Policy(), "", greedy=True)
+    scheduler.begin(10, None)
+    return scheduler
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1], [1, 2, 0]])
+def test_texts_that_overlap_teach_as_much_as_one_after_the_other(engine, order):
+    with engine(profile=False) as one, engine(profile=False) as other:
+        overlapping, in_turn = one._knowledge, other._knowledge
+        for knowledge in (overlapping, in_turn):
+            before = begun(knowledge)
+            teach(before, 3)
+            knowledge.ended(before)
+        running = [begun(overlapping) for _ in order]
+        for seed, scheduler in enumerate(running):
+            teach(scheduler, seed)
+        for seed in order:
+            overlapping.ended(running[seed])
+            alone = begun(in_turn)
+            teach(alone, seed)
+            in_turn.ended(alone)
+        found, wanted = (begun(knowledge).learned for knowledge in (overlapping, in_turn))
+        assert found.predictor.as_dict() == wanted.predictor.as_dict()
+        assert found.follow_up == pytest.approx(wanted.follow_up)
+        assert found.probe_budget == pytest.approx(wanted.probe_budget)
+
+
+def test_two_requests_at_once_both_teach(engine):
+    def rows(name, learned):
+        return np.array(learned.predictor.as_dict()[name]["tested"]).sum()
+
+    options = {"params": GREEDY, "n_predict": 40, "gamma": 3}
+    with engine(profile=False, parallel=2) as one:
+        copied = one.generate(PROMPT * 4, drafter="suffix", **options).text
+        modelled = one.generate(PROMPT, drafter="model", **options).text
+        one.forget(tables=True)
+        streams = [one.stream(PROMPT * 4, drafter="suffix", **options)]
+        streams.append(one.stream(PROMPT, drafter="model", **options))
+        while not all(stream.finished for stream in streams):
+            one.step()
+            for stream in streams:
+                stream.made()
+        assert [stream.result.text for stream in streams] == [copied, modelled]
+        learned = one._knowledge._learned[True]
+        assert rows("suffix", learned) > 0 and rows("argmax", learned) > 0
+
+
 def test_only_answers_that_end_by_themselves_tell_of_their_length(engine, cache):
     with engine() as one:
         text = drafted(one, n_predict=40).text  # ended by its limit

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.apps.energy import EnergyMeter
-from edgespec.apps.energy.base import UnreadableError
-from edgespec.apps.energy.sources import AssumedPower, RaplCounters, RaplZone
+from edgespec.apps.energy.sources import AssumedPower, RaplCounters, RaplZone, UnreadableError
 from edgespec.drafting import measure as measuring
 from edgespec.drafting import timings
 from edgespec.drafting.costs import CONTEXTS, N_MAX, CostCurve

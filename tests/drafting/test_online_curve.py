@@ -135,3 +135,30 @@ def test_costs_grow_with_the_context() -> None:
     assert curve.at(1088)[4] == pytest.approx(1.5 * OURS[4])
     assert all(x > 0 for x in curve.at(0)[1:])
     assert curve.at(8192)[4] > 4 * OURS[4]
+
+
+def in_long_text(n: int, n_past: int) -> float:
+    """What a pass takes where attention costs twice what is guessed."""
+    return OURS[n] + 2 * (n_past - 128) / 1920 * OURS[1] * (0.06 + 0.08 * n)
+
+
+@pytest.mark.parametrize("learned", [False, True], ids=["in its first text", "after short texts"])
+def test_what_the_context_adds_is_learned_where_it_runs(learned: bool) -> None:
+    """A dozen passes over one and six tokens at 8,192 tell of all others, there and in longer texts."""
+    curve = OnlineCurve(guessed_curve(1 << 30, own_kernels=True), guessed=True)
+    if learned:
+        time_passes(curve, OURS, [*range(1, 9)], 300)
+    for n in [1, 6] * 6:
+        curve.observe(n, 8192, in_long_text(n, 8192))
+    tables = {n_past: curve.at(n_past) for n_past in (8192, 16384)}
+    wrong = [abs(np.log(tables[at][n] / in_long_text(n, at))) for at in tables for n in (1, 3, 6, 8)]
+    assert max(wrong) < 0.15
+    assert curve.curve().at(8192)[8] == pytest.approx(tables[8192][8])
+    if learned:
+        assert max(errors(curve, OURS, [*range(1, 9)])) < 0.12, "nothing was unlearned of short ones"
+
+
+def test_a_guess_expects_a_further_token_to_cost_more_in_a_long_text() -> None:
+    """One token's attention is not shared: T(8) / T(1) was 2.4 at 128 tokens and 3.4 at 8,192 (Zen 3)."""
+    guess = guessed_curve(1 << 30, own_kernels=True)
+    assert guess.at(8192)[8] / guess.at(8192)[1] > 1.4 * guess.at(128)[8] / guess.at(128)[1]

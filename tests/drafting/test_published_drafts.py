@@ -13,13 +13,13 @@ from edgespec import Engine, SamplingParams
 from edgespec.decoding.features import TargetFeatures
 from edgespec.decoding.forward import Forward
 from edgespec.drafting.costs import block_curve
-from edgespec.drafting.draft_heads import BlockModel
+from edgespec.drafting.draft import BlockModel
 from edgespec.drafting.head_model import HeadModel
 from edgespec.drafting.profile import ProfileKey
 from edgespec.errors import UsageError
 from edgespec.llama.gguf_header import check_model_file, read_header
+from edgespec.llama.head_file import DFLASH, BlockHead, EagleHead, LayersTarget, check_published_head
 from edgespec.llama.kv_cache import KVCache, KVCacheSize
-from edgespec.llama.published_heads import DFLASH, BlockHead, EagleHead, LayersTarget, check_published_head
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from head_files import write_dflash, write_eagle

@@ -223,6 +223,26 @@ def test_a_prompt_is_shared_with_a_text_under_way(target_path, tiny_draft_path, 
         assert second.result.token_ids == alone(one).token_ids
 
 
+def test_what_texts_share_takes_room_once(target_path, tiny_draft_path, alone):
+    prompt, options = [(5 * i * i + 1) % 250 for i in range(300)], Options(params=GREEDY, n_predict=20)
+    with shared(target_path, tiny_draft_path, n_cells=640) as engine:
+        streams = [engine.stream(prompt, options)]
+        assert not engine.has_room([*prompt, 1], 20), "none of it is read yet"
+        next(streams[0])
+        assert not engine.has_room([7] * 301, 20) and not engine.has_room(301, 20)
+        for i in range(1, 4):
+            assert engine.has_room([*prompt, i], 20)
+            streams.append(engine.stream([*prompt, i], options))
+        while not all(stream.finished for stream in streams):
+            engine.step()
+            assert not any(one.is_preempted for one in engine._requests.batcher.requests)
+            for stream in streams:
+                stream.made()
+        for i, stream in enumerate(streams):
+            one = Request((*prompt, i) if i else tuple(prompt), options)
+            assert stream.result.token_ids == alone(one).token_ids
+
+
 def test_those_who_write_get_a_token_in_every_pass(target_path, tiny_draft_path):
     """Whatever is read beside them."""
     with shared(target_path, tiny_draft_path) as engine:

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.engine.model_choice import choose_models
-from edgespec.engine.pair import Pair
-from edgespec.engine.pair_options import PairOptions
+from edgespec.engine.pair import Pair, PairOptions
 from edgespec.errors import UsageError
 from edgespec.llama import gguf_header
 from edgespec.models import draft_records, hashes

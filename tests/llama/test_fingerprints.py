@@ -8,8 +8,7 @@ import pytest
 
 from edgespec.drafting.history import History, find_histories
 from edgespec.errors import EdgespecError
-from edgespec.llama.fingerprints import file_fingerprint, tokenizer_fingerprint
-from edgespec.llama.gguf_header import check_model_file, read_header
+from edgespec.llama.gguf_header import check_model_file, file_fingerprint, read_header, tokenizer_fingerprint
 from edgespec.llama.quantize import quantize
 from tiny_gguf import IM_END, write_tiny_gguf
 

@@ -11,8 +11,17 @@ import numpy as np
 import pytest
 
 from edgespec.errors import EdgespecError
-from edgespec.llama import ggml_types
-from edgespec.llama.gguf import STRING, TOKEN_TYPES, TOKENS, read_gguf
+from edgespec.llama.gguf import (
+    F32,
+    STRING,
+    TOKEN_TYPES,
+    TOKENS,
+    block_size,
+    is_type,
+    read_gguf,
+    row_bytes,
+    to_floats,
+)
 from edgespec.llama.quantize import ASK_IMPORTANCE, QUANT_TYPES, quantize
 from tiny_gguf import write_tiny_gguf
 
@@ -69,17 +78,17 @@ def test_tensors_are_those_of_the_gguf_package(tmp_path: Path, type_: str) -> No
 
 
 def test_types_beyond_ggmls_table_are_none() -> None:
-    known = [kind for kind in range(-5, 1000) if ggml_types.is_type(kind)]
+    known = [kind for kind in range(-5, 1000) if is_type(kind)]
     assert max(known) < 100
     assert set(known) >= {int(kind) for kind in gguf.GGMLQuantizationType}
     for kind in set(gguf.GGMLQuantizationType) - {gguf.GGMLQuantizationType.Q8_1}:  # wrong there; in no file
         block, size = gguf.GGML_QUANT_SIZES[kind]
-        assert (ggml_types.block_size(kind), ggml_types.row_bytes(kind, 4 * block)) == (block, 4 * size)
+        assert (block_size(kind), row_bytes(kind, 4 * block)) == (block, 4 * size)
 
 
 def test_rows_as_floats(tiny_path: Path) -> None:
     raw = np.arange(12, dtype=np.float32).reshape(3, 4)
-    assert np.array_equal(ggml_types.to_floats(raw.view(np.uint8), ggml_types.F32, 4), raw)
+    assert np.array_equal(to_floats(raw.view(np.uint8), F32, 4), raw)
 
 
 @pytest.mark.parametrize("key", ["llama.block_count", TOKENS, TOKEN_TYPES, "general.name"])

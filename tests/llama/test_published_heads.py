@@ -8,7 +8,7 @@ import pytest
 
 from edgespec import Engine
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.llama import published_heads
+from edgespec.llama import head_file as published_heads
 from edgespec.llama.gguf_header import check_model_file
 from head_files import write_dflash, write_eagle
 from tiny_states import tiny

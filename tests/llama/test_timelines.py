@@ -250,6 +250,35 @@ def test_timelines_come_and_go(tiny_target: Model, data: st.DataObject) -> None:
                 assert np.allclose(row, fresh.eval(session.tokens), atol=1e-3)
 
 
+@given(st.data())
+@settings(max_examples=30, deadline=None)
+def test_cells_are_counted_as_the_library_has_them(tiny_target: Model, data: st.DataObject) -> None:
+    """Whoever began as whom, and was cut or ended: free cells can be filled, and no more."""
+    with open_timelines(tiny_target, n_cells=256, n_sequences=6) as timelines:
+        cache, sessions = timelines.cache, [timelines.begin([1])]
+        for _ in range(data.draw(st.integers(1, 14))):
+            session = sessions[data.draw(st.integers(0, len(sessions) - 1))]
+            act = data.draw(st.sampled_from(["begin", "read", "read", "tree", "rewind", "end"]))
+            if act == "begin" and len(sessions) < 6 and session.n_past:
+                other = session.tokens[: data.draw(st.integers(1, session.n_past))] + NEXT
+                sessions.append(timelines.begin(other))
+            elif act == "end" and len(sessions) > 1:
+                sessions.remove(session)
+                timelines.end(session)
+            elif act == "rewind" and session.n_past:
+                session.rewind(data.draw(st.integers(0, session.n_past)))
+            elif act == "tree" and timelines.make_room(4):
+                session.eval(NEXT[:4], n_logits=4, parents=[-1, 0, -1])
+            elif act == "read" and timelines.make_room(n := data.draw(st.integers(1, 60))):
+                session.eval(text(data.draw(st.integers(0, 3)), n), n_logits=0)
+        n_free = cache.n_ctx - cache.n_cells(range(cache.n_sequences))
+        session = min(sessions, key=lambda one: one.n_past)
+        if n_free:
+            session.eval([2] * n_free, n_logits=0)
+        with pytest.raises(EdgespecError, match="context is full"):
+            session.eval([2], n_logits=0)
+
+
 # What is kept for prompts that begin alike
 
 
@@ -328,6 +357,9 @@ def test_a_larger_cache_goes_on(model: Model) -> None:
 def test_n_common() -> None:
     assert n_common([], [1]) == n_common([2], [1]) == 0
     assert n_common([1, 2, 3], [1, 2, 4, 5]) == 2
+    long = text(1, 2000)
+    assert n_common(long, long) == n_common(long, [*long, 1]) == n_common((*long, 1), long) == 2000
+    assert n_common(long, [*long[:1100], -1]) == 1100
     assert n_common([1, 2], (1, 2, 4, 5)) == n_common((1, 2, 4, 5), [1, 2]) == 2
 
 

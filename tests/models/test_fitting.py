@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.cli.doctor_report import PairFit, best_pair, expected_bytes, fitting_pairs
 from edgespec.llama.gguf_header import check_model_file
 from edgespec.models.entries import Derivation, Entry, ModelShape, PairNames, Registry
-from edgespec.models.fitting import PairFit, best_pair, expected_bytes, fitting_pairs
 from edgespec.models.footprint import PROCESS_BYTES, loaded_bytes, required_bytes
 from edgespec.models.registry import load_registry
 from edgespec.models.store import Stamp, Store

@@ -9,11 +9,10 @@ import pytest
 
 from edgespec.apps.speech.speech_model import check_speech_file
 from edgespec.apps.speech.tokenizer import WhisperTokenizer
-from edgespec.apps.speech.weights.contents import expected_tensors, n_ordinary
 from edgespec.apps.speech.weights.convert import convert_whisper, stored_shape
+from edgespec.apps.speech.weights.reading import expected_tensors, n_ordinary
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.llama import ggml_types
-from edgespec.llama.gguf import read_gguf
+from edgespec.llama.gguf import read_gguf, row_bytes, to_floats
 from edgespec.models.whisper_files import is_whisper_source
 from tiny_gguf import write_tiny_gguf
 from tiny_whisper import write_tiny_whisper
@@ -42,8 +41,8 @@ def tensors_of(path):
     for info in gguf.tensors:
         start = gguf.data_start + info.offset
         raw = np.frombuffer(data[start : start + info.bytes], np.uint8)
-        width = ggml_types.row_bytes(info.kind, info.columns)
-        found[info.name] = ggml_types.to_floats(raw.reshape(-1, width), info.kind, info.columns)
+        width = row_bytes(info.kind, info.columns)
+        found[info.name] = to_floats(raw.reshape(-1, width), info.kind, info.columns)
     return found
 
 

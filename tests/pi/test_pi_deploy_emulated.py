@@ -14,7 +14,7 @@ import pytest
 from edgespec.errors import EdgespecError
 from edgespec.models.resolve import resolve
 from edgespec.models.store import Store
-from edgespec.platform.boards import BOARDS
+from edgespec.platform.cpu import BOARDS
 from pi import DIST, ROOT, emulator
 from pi.manifest import check_wheels, read_manifest
 from pi.root import ensure_root

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.platform.boards import BOARDS
+from edgespec.platform.cpu import BOARDS
 from pi import ROOT, console, emulate, emulator
 from pi import root as root_room
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.platform.boards import BOARDS
+from edgespec.platform.cpu import BOARDS
 from pi import ROOT, count, manifest, recipe, wheels
 
 QEMU = "qemu-aarch64-static"

@@ -11,22 +11,22 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.platform.boards import (
+from edgespec.platform.cpu import (
     BOARDS,
     board_of,
     device_model,
     device_revision,
     hwcaps,
+    read_cpu,
     wheel_board,
     wheel_for_another_board,
 )
-from edgespec.platform.cpu import read_cpu
 from pi_trees import A72, A72_HWCAP, A76, A76_HWCAP, PI_4_2GB, PI_5_8GB, cpuinfo, plant
 
 PI4, PI5 = BOARDS
 
 SITECUSTOMIZE = """\
-from edgespec.platform import boards
+from edgespec.platform import cpu as boards
 
 boards.auxval = {{16: {hwcap}, 26: 0}}.__getitem__
 """

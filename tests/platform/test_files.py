@@ -136,3 +136,14 @@ def test_the_check_leaves_nothing_behind(tmp_path):
         files.check_writable(path, "csv")
     assert [file.name for file in tmp_path.iterdir()] == ["old"]
     assert ((tmp_path / "old").read_bytes(), (tmp_path / "old").stat().st_mtime_ns) == (b"old", stamp)
+
+
+def test_a_text_file_is_read_or_refused_in_the_name_of_its_option(tmp_path):
+    file = tmp_path / "text.txt"
+    file.write_bytes(b"\xef\xbb\xbf\xc3\xbcber\r\n")
+    assert files.read_text_file(file, "text") == "über\n"
+    file.write_bytes(b"\xff\xfe")
+    for path, why in ((file, "not UTF-8 text"), (tmp_path / "none", "No such file"), (tmp_path, "directory")):
+        with pytest.raises(UsageError, match=why) as refused:
+            files.read_text_file(path, "text")
+        assert (refused.value.field, refused.value.value) == ("text", path)

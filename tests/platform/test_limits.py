@@ -10,8 +10,7 @@ import pytest
 from edgespec.errors import EdgespecError
 from edgespec.llama.gguf_header import check_model_file
 from edgespec.models.footprint import fits_in_memory, required_bytes
-from edgespec.platform.cpu import default_threads
-from edgespec.platform.limits import cpu_quota, is_refusal, memory_limits, why_refused
+from edgespec.platform.cpu import cpu_quota, default_threads, is_refusal, memory_limits, why_refused
 from edgespec.platform.memory import available_bytes, memory_left
 
 V2 = "0::/a/b\n"

@@ -14,7 +14,7 @@ import pytest
 from gguf import GGMLQuantizationType
 
 from edgespec.llama import weights
-from edgespec.llama.ggml_types import row_bytes
+from edgespec.llama.gguf import row_bytes
 from edgespec.llama.gguf_header import check_model_file
 from edgespec.llama.kernel_coverage import packing_growth
 from edgespec.llama.kernel_timing import MatrixShape

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+import wave
 from importlib.metadata import PackageNotFoundError
 
 import pytest
 
-from command_line import python_path
+from command_line import run_cli, user_environment
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.platform import plugins
+from other_package import install
+from tiny_whisper import write_tiny_whisper
 
 ENTRIES = """[edgespec.commands]
-hello = hello_plugin:hello
-run = hello_plugin:hello
+hello = their_package:hello
+run = their_package:hello
 broken = no_such_module:command
-without = hello_plugin:nothing
+without = their_package:nothing
 """
 SOURCE = '''def hello(name: str = "you") -> None:
     """Greet somebody."""
@@ -27,15 +31,7 @@ SOURCE = '''def hello(name: str = "you") -> None:
 @pytest.fixture
 def package(tmp_path, monkeypatch):
     """An installed package of somebody else's."""
-    found = tmp_path / "hello_plugin-1.0.dist-info"
-    found.mkdir()
-    (found / "METADATA").write_text("Metadata-Version: 2.1\nName: hello-plugin\nVersion: 1.0\n")
-    (found / "entry_points.txt").write_text(ENTRIES)
-    (tmp_path / "hello_plugin.py").write_text(SOURCE)
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{python_path()}")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    plugins.offered.cache_clear()
-    return tmp_path
+    install(tmp_path, monkeypatch, entries=ENTRIES, source=SOURCE)
 
 
 def edgespec(*words: str) -> subprocess.CompletedProcess[str]:
@@ -57,7 +53,7 @@ def test_help_shows_it_and_names_what_cannot_be_loaded():
     assert shown.returncode == 0
     assert "Greet somebody." in shown.stdout
     for name in ("broken", "without"):
-        assert f"{name} of hello-plugin" in shown.stderr
+        assert f"{name} of their-package" in shown.stderr
         assert f"│ {name} " not in shown.stdout
 
 
@@ -68,7 +64,7 @@ def test_one_that_cannot_be_loaded_is_one_line(name):
 
     assert ended.returncode == 2
     assert len(ended.stderr.splitlines()) == 1
-    assert "hello-plugin" in ended.stderr
+    assert "their-package" in ended.stderr
 
 
 @pytest.mark.usefixtures("package")
@@ -99,3 +95,70 @@ def test_a_folder_that_is_not_installed_says_so(monkeypatch):
 
 def missing(name: str) -> None:
     raise PackageNotFoundError(name)
+
+
+# ---- meters ----
+
+METER = """
+from edgespec.platform.closing import Closing
+from edgespec.platform.metering import Measurement
+
+class Wattmeter(Closing):
+    available, counts = True, False
+    def __init__(self, *, on_message): pass
+    def close(self): pass
+    def begin(self): return self
+    def mark(self, phase): pass
+    def end(self): return Measurement(1.0, 7.0, source="their wattmeter")
+"""
+
+
+@pytest.fixture
+def measured(tmp_path, monkeypatch):
+    """Run a command where another package offers a meter; the document that it prints."""
+    entries = "[edgespec.meters]\nwattmeter = their_package:Wattmeter\n"
+    install(tmp_path / "packages", monkeypatch, entries=entries, source=METER)
+
+    def run(*words: object) -> dict[str, object]:
+        done = run_cli(*words, "--threads", 1, "--json", env=user_environment(tmp_path), cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    return run
+
+
+@pytest.fixture
+def whisper(tmp_path):
+    """The arguments for a second of silence and a model that hears it."""
+    model, recording = write_tiny_whisper(tmp_path / "whisper.gguf"), tmp_path / "a.wav"
+    with wave.open(str(recording), "wb") as out:
+        out.setparams((1, 2, 16000, 0, "NONE", ""))
+        out.writeframes(bytes(32000))
+    return model, recording
+
+
+def test_transcribe_asks_a_meter_of_another_package(measured, whisper):
+    model, recording = whisper
+    energy = measured("transcribe", recording, "-m", model, "--language", "en", "--energy")["stats"]["energy"]
+
+    assert (energy["joules"], energy["source"]) == (7.0, "their wattmeter")
+
+
+def test_bench_asks_it_for_texts_and_recordings(measured, whisper, tiny_path, tmp_path):
+    model, recording = whisper
+    suite = tmp_path / "one.jsonl"
+    suite.write_text('{"question_id": "a", "category": "b", "turns": ["the cat"]}\n')
+    texts = ("--suite", suite, "-t", tiny_path, "-n", 2, "--variants", "suffix-2")
+
+    for asked in (texts, ("--suite", recording, "-t", model, "--language", "en")):
+        (cell,) = measured("bench", *asked, "--rounds", 1)["outcome"]["cells"]
+        assert {run["energy"]["joules"] for run in cell["runs"]} == {7.0}
+
+
+def test_compare_asks_it_in_its_children_too(measured, tiny_path, tmp_path):
+    (tmp_path / "one.jsonl").write_text('{"question_id": "a", "category": "b", "turns": ["the cat"]}\n')
+    models = ("--targets", tiny_path, "--drafts", "none", "--kernels", "off")
+
+    outcome = measured("compare", *models, "--suite", "one.jsonl", "-n", 2, "--rounds", 1)["outcome"]
+    assert outcome["machine"]["energy"] == "their wattmeter"
+    assert {run["energy"]["joules"] for run in outcome["cells"][0]["runs"]} == {7.0}

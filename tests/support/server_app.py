@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 from edgespec import Engine
 from edgespec.apps.server.api import create_app
 from edgespec.apps.server.audio_routes import SpeechService
+from edgespec.apps.server.gate import Gate, GateLimits
 from edgespec.apps.server.metrics import Metrics
 from edgespec.apps.server.request_reader import Service
 from edgespec.apps.server.request_worker import RequestWorker
@@ -49,8 +50,9 @@ def serving(
     worker_options: dict[str, Any] | None = None,
     service: dict[str, Any] | None = None,
     speech: SpeechService | None = None,
+    gate: GateLimits | None = None,
 ) -> Iterator[Served]:
-    """Serve these models while entered. `service` goes to `Service.of`."""
+    """Serve these models while entered. `service` goes to `Service.of`; None for `gate`: there is none."""
     log: list[str] = []
     metrics = Metrics()
     with (
@@ -70,7 +72,8 @@ def serving(
             metrics.watch_speech(speech.worker)
         served = Service.of(engine, **(service or {}))
         app = create_app(engine, worker, metrics=metrics, service=served, speech=speech, log=log.append)
-        with on_a_port(app, worker, *([speech.worker] if speech else [])) as url:
+        gated = Gate(app, gate) if gate else app
+        with on_a_port(gated, worker, *([speech.worker] if speech else [])) as url:
             yield Served(url, app, engine, worker, log)
 
 

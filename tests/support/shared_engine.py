@@ -63,12 +63,12 @@ class SharedEngine:
     def running(self) -> list[ReplayedText]:
         return [text for text in self.texts if not text.closed]
 
-    def has_room(self, n_prompt: int, n_predict: int | None) -> bool:
-        used = sum(text.n_cells for text in self.running)
+    def has_room(self, prompt: Sequence[int], n_predict: int | None) -> bool:
+        used, n_prompt = sum(text.n_cells for text in self.running), len(prompt)
         return len(self.running) < self.parallel and used + n_prompt + (n_predict or 0) <= self.n_cells
 
     def stream(self, prompt: Sequence[int], options: Options) -> ReplayedText:
-        if not self.has_room(len(prompt), options.n_predict):
+        if not self.has_room(prompt, options.n_predict):
             raise UsageError("there is no room for one more text")
         stream = self.engine.stream(prompt, options)
         tokens = [*stream]

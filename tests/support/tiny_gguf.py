@@ -6,7 +6,9 @@ Any text round-trips. Whatever the seed and the size, a model prefers one succes
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -112,7 +114,7 @@ def write_tiny_gguf(
     if chat_template is not None:
         writer.add_chat_template(chat_template)
     for key, value in (extra or {}).items():
-        add = {
+        add: dict[type, Callable[[str, Any], None]] = {
             bool: writer.add_bool,
             int: writer.add_uint32,
             float: writer.add_float32,

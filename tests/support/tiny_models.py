@@ -32,9 +32,9 @@ from architecture_table import (
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama import backend
 from edgespec.llama.backend import foreign_function, llama
-from edgespec.llama.ggml_types import F32, block_size, from_floats, type_number
 from edgespec.llama.gguf import (
     BOOL,
+    F32,
     FLOAT32,
     INT32,
     MERGES,
@@ -43,12 +43,15 @@ from edgespec.llama.gguf import (
     UINT32,
     TensorInfo,
     aligned,
+    block_size,
     encode_head,
     encode_number,
     encode_numbers,
     encode_tensor_info,
     encode_text,
     encode_texts,
+    from_floats,
+    type_number,
 )
 from edgespec.llama.kernels import packing
 from tiny_vocabulary import BOS, CHAT_TEMPLATE, EOS, N_WORDS, successors, vocabulary

@@ -77,7 +77,10 @@ def write_tiny_whisper(
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list(tokens)
     for key, value in (extra or {}).items():
-        (writer.add_string if isinstance(value, str) else writer.add_uint32)(key, value)
+        if isinstance(value, str):
+            writer.add_string(key, value)
+        else:
+            writer.add_uint32(key, value)
 
     weights = _weights(
         rng, n_mels, n_state, n_text, n_vocab, (n_audio_ctx, n_text_ctx), (n_audio_layer, n_text_layer)

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgespec.apps.speech.weights.contents import WhisperSizes, expected_tensors
-from edgespec.apps.speech.weights.reading import written_token
+from edgespec.apps.speech.weights.reading import WhisperSizes, expected_tensors, written_token
 from edgespec.apps.speech.weights.safetensors import _OTHERS, _PARTS
 from tiny_whisper import N_SPECIAL
 

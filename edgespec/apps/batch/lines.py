@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from edgespec.apps.batch.records import BatchAnswer, BatchRequest
+from edgespec.apps.batch.results import BatchAnswer, BatchRequest
 from edgespec.apps.server.api_errors import ApiError
 from edgespec.apps.server.json_routes import strict_json
 from edgespec.errors import EdgespecError, UsageError

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import ValidationError
 
 from edgespec.apps.batch.lines import CHAT, PLAIN, TEXT
-from edgespec.apps.batch.records import BatchAnswer, BatchRequest
-from edgespec.apps.server.api_errors import ApiError, engine_error, validation_error
+from edgespec.apps.batch.results import BatchAnswer, BatchRequest
+from edgespec.apps.server.api_errors import ApiError, KnownFields, engine_error, validation_error
 from edgespec.apps.server.openai_writer import ChoicesWriter
+from edgespec.apps.server.openapi import schema_names
 from edgespec.apps.server.request_reader import ALIAS, PreparedRequest, PreparedText, RequestReader, Service
 from edgespec.apps.server.request_schema import ChatRequest, CompletionRequest
 from edgespec.engine.engine import Engine
 from edgespec.engine.stream import Stream
 from edgespec.platform.messages import MessageFn, silent
 
-_FIELDS = {CHAT: ChatRequest.model_fields, TEXT: CompletionRequest.model_fields}
+_KINDS: Mapping[str, type[ChatRequest | CompletionRequest]] = {CHAT: ChatRequest, TEXT: CompletionRequest}
+_KNOWN = KnownFields(
+    {url: kind.model_fields for url, kind in _KINDS.items()},
+    schema_names([kind.model_json_schema() for kind in _KINDS.values()], {}),
+)
+_MOST_TOLD = 16  # fields without effect
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +99,7 @@ class LocalWriter:
         self._defaults = defaults or PromptDefaults()
         self._log = log
         self._reader = RequestReader(engine.target, service)
+        self._told: set[str] = set()
         self._open: list[_OpenRequest] = []
         self._running: list[_RunningChoice] = []
         self._waiting: deque[_PendingChoice] = deque()
@@ -143,16 +151,29 @@ class LocalWriter:
         if url == PLAIN:
             url, body = self._plain_request(body)
         try:
-            kind = ChatRequest if url == CHAT else CompletionRequest
-            asked = kind.model_validate(body)
+            asked = self._read(url, body)
             prepared = self._reader.choices(asked)
             model, name = self._engine.target, self._service.name
             writing = ChoicesWriter.of(asked, prepared, model, name, self._fingerprint)
             return _OpenRequest(request, prepared, writing)
         except ValidationError as error:
-            raise validation_error(error.errors(), body, route=url, fields=_FIELDS) from None
+            raise validation_error(error.errors(), body, route=url, fields=_KNOWN.routes) from None
         except RecursionError:
             raise ApiError(400, "the request is too deeply nested") from None
+
+    def _read(self, url: str, body: dict[str, Any]) -> ChatRequest | CompletionRequest:
+        """Read a request without the fields that nobody knows; the log names each of them once."""
+        try:
+            return _KINDS[url].model_validate(body)
+        except ValidationError as error:
+            lines = _KNOWN.ignored(error, body, url)
+            if not lines:
+                raise
+        for line in lines:
+            if line not in self._told and len(self._told) < _MOST_TOLD:
+                self._told.add(line)
+                self._log(f"{url}: {line}")
+        return self._read(url, body)
 
     def _plain_request(self, fields: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         """Return url and body of a plain prompt: a chat where the model has a template. Raises ApiError."""
@@ -179,7 +200,7 @@ class LocalWriter:
                 return
             tokens, options = choice.prepared.tokens, choice.prepared.options
             try:
-                if not self._engine.has_room(len(tokens), options.n_predict):
+                if not self._engine.has_room(tokens, options.n_predict):
                     if self._running:
                         return
                     raise _too_long(len(tokens))

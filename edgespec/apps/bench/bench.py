@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from edgespec.apps.bench.runs import Run, WorkProgressFn, rotated, text_hash
 from edgespec.apps.bench.summary import noise
@@ -25,12 +25,14 @@ from edgespec.decoding.choices import Rule
 from edgespec.decoding.options import Options
 from edgespec.decoding.records import Result
 from edgespec.decoding.sampling import SamplingParams
-from edgespec.engine.engine import Engine
 from edgespec.engine.lossy.teacher import TeacherForcing, TeacherScores
 from edgespec.engine.stream import Stream
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.suites import Prompt
 from edgespec.platform.signals import Cancellation
+
+if TYPE_CHECKING:
+    from edgespec.engine.engine import Engine
 
 BUDGET_S = 600.0
 """Seconds that a benchmark may take by default, without loading."""

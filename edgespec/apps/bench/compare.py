@@ -22,7 +22,6 @@ from edgespec.apps.bench import clients
 from edgespec.apps.bench.bench import BenchSettings, leaving_no_trace, turns, unfit, warm_up
 from edgespec.apps.bench.runs import Cell, PassTime, Run, Throughput, as_json, from_json, rotated
 from edgespec.apps.bench.variants import Variant
-from edgespec.apps.energy import EnergyMeter
 from edgespec.decoding.choices import DrafterName
 from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
@@ -33,6 +32,7 @@ from edgespec.platform.child import REFUSED, ChildExit, ReportingChild, answer, 
 from edgespec.platform.files import write_atomically
 from edgespec.platform.machine import MachineWatch
 from edgespec.platform.memory import peak_rss_bytes
+from edgespec.platform.metering import choose_meter
 
 NO_DRAFT, SUFFIX, MTP = "none", "suffix", "mtp"
 """Used instead of a draft model's name: no drafts, those from text seen before, or those of the head in the
@@ -377,7 +377,7 @@ def _in_child() -> int:
 def _measure(request: _CellRequest) -> None:
     settings = request.settings
     with (
-        EnergyMeter.choose(assume_watts=request.assume_watts) as meter,
+        choose_meter(assume_watts=request.assume_watts) as meter,
         Engine(
             request.target,
             request.draft,

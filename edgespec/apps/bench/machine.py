@@ -8,8 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from edgespec.llama.backend import library_version
-from edgespec.platform.boards import device_model
-from edgespec.platform.cpu import read_cpu
+from edgespec.platform.cpu import device_model, read_cpu
 from edgespec.platform.machine import governors
 from edgespec.platform.memory import total_bytes
 

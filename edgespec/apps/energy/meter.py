@@ -31,8 +31,14 @@ from typing import Annotated, NamedTuple, Self
 
 import msgspec
 
-from edgespec.apps.energy.base import EnergyReading, EnergySource, SourceFinding, UnreadableError
-from edgespec.apps.energy.sources import survey, why_none
+from edgespec.apps.energy.sources import (
+    EnergyReading,
+    EnergySource,
+    SourceFinding,
+    UnreadableError,
+    survey,
+    why_none,
+)
 from edgespec.errors import describe_os_error
 from edgespec.platform.closing import Closing
 from edgespec.platform.cpu import read_cpu

@@ -1,4 +1,10 @@
-"""The energy sources of this machine, in the order of preference."""
+"""The energy sources of this machine, in the order of preference: readings, and the joules between two.
+
+    counters   RAPL          figures are microjoules spent so far; cheap, read at every mark
+    powers     all others    figures are watts at a moment; slow, read every interval_s by a thread
+
+For each kind of source, a SourceFinding tells whether this machine has it.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +14,140 @@ import os
 import re
 import subprocess
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
-from edgespec.apps.energy.base import (
-    EnergyReading,
-    PowerSource,
-    SourceFinding,
-    UnreadableError,
-    finding,
-    read_number,
-    read_text,
-)
-from edgespec.errors import UsageError
-from edgespec.platform.boards import device_model
-from edgespec.platform.cpu import read_cpu
+from edgespec.errors import UsageError, describe_os_error
+from edgespec.platform.cpu import device_model, read_cpu
 from edgespec.platform.files import text_of
+
+# ---- what all have ----
+
+
+_LONGEST = 4096  # bytes: no file in sysfs is longer
+
+
+class UnreadableError(Exception):
+    """A source cannot be read, or the energy spent cannot be told; `str(error)` says why in one line."""
+
+    def __init__(self, reason: str, *fix: str) -> None:
+        super().__init__(reason)
+        self.fix = fix
+        """Steps that cure it, a line each."""
+
+
+class EnergyReading(NamedTuple):
+    """Figures that a source showed at a moment."""
+
+    at: float
+    """Seconds of the meter's clock."""
+    figures: tuple[float, ...]
+    """Figure of each of the source's domains: a counter's microjoules, or watts."""
+
+
+class EnergySource(Protocol):
+    """Something in this machine that shows energy or power."""
+
+    @property
+    def name(self) -> str:
+        """Its name for the user: Measurement.source."""
+
+    @property
+    def domains(self) -> tuple[str, ...]:
+        """The parts of the machine that it measures separately, such as package-0."""
+
+    @property
+    def counted(self) -> tuple[bool, ...]:
+        """Whether each domain counts for the total; those that do not overlap with the others."""
+
+    @property
+    def counts(self) -> bool:
+        """Whether it counts energy, fine enough for windows of milliseconds; else it shows power."""
+
+    @property
+    def estimated(self) -> bool:
+        """Whether its figures are an assumption."""
+
+    @property
+    def interval_s(self) -> float:
+        """Seconds between readings while a window is open; infinite: never read in between."""
+
+    def read(self) -> tuple[float, ...]:
+        """Return the present figure of each domain. Raises UnreadableError."""
+
+    def joules(self, before: EnergyReading, after: EnergyReading) -> tuple[float, ...]:
+        """Return the joules of each domain between two readings. Raises UnreadableError."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFinding:
+    """Whether this machine has one kind of source, and the source."""
+
+    kind: str
+    """The kind in words, such as RAPL."""
+    source: EnergySource | None
+    """None if unavailable."""
+    reason: str = ""
+    """Why it is unavailable, in one line."""
+    fix: tuple[str, ...] = ()
+    """Steps that make it available, a line each; () if nothing can be done."""
+    present: bool = False
+    """Whether the machine has it, available or not."""
+
+
+def finding(kind: str, find: Callable[[], EnergySource | None], missing: str) -> SourceFinding:
+    """Whether `find` gives a source that can be read; `missing` says why it may give None."""
+    try:
+        source = find()
+        if source is None:
+            return SourceFinding(kind, None, missing)
+        source.read()
+    except OSError as error:
+        return SourceFinding(kind, None, describe_os_error(error), present=True)
+    except UnreadableError as error:
+        return SourceFinding(kind, None, str(error), error.fix, present=True)
+    return SourceFinding(kind, source, present=True)
+
+
+class PowerSource:
+    """Base of the sources that show watts: computes the joules between two samples."""
+
+    counts = False
+    estimated = False
+
+    def joules(self, before: EnergyReading, after: EnergyReading) -> tuple[float, ...]:
+        """Return the joules of each domain between two samples, by the trapezoidal rule."""
+        half = (after.at - before.at) / 2
+        return tuple(half * (a + b) for a, b in zip(before.figures, after.figures, strict=True))
+
+
+def read_kernel_file(file: str | Path) -> str:
+    """Return the text of a small kernel file. Raises UnreadableError."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)  # much faster than Path.read_text
+        try:
+            return os.read(descriptor, _LONGEST).decode(errors="replace").strip()
+        finally:
+            os.close(descriptor)
+    except PermissionError:
+        raise UnreadableError(f"{file}: readable by root only") from None
+    except OSError as error:
+        raise UnreadableError(describe_os_error(error)) from None
+
+
+def read_number(file: str | Path) -> int:
+    """Return the number in a kernel file. Raises UnreadableError."""
+    text = read_kernel_file(file)
+    try:
+        return int(text)
+    except ValueError:
+        raise UnreadableError(f"{file}: {text[:40]!r} is no number") from None
+
+
+# ---- each ----
+
 
 ASSUMED = "assumption"
 
@@ -192,7 +314,7 @@ def _rails(hwmon: Path) -> tuple[list[str], list[_Rail]]:
     for folder in sorted(hwmon.glob("hwmon*"), key=lambda path: (len(path.name), path.name)):
         if not (folder / "name").exists():
             continue
-        chip = read_text(folder / "name")
+        chip = read_kernel_file(folder / "name")
         if not _INA.fullmatch(chip):
             continue
         for channel in _CHANNELS:
@@ -209,10 +331,10 @@ def _label(folder: Path, channel: int) -> str:
     if not (files[0].exists() or (files[1].exists() and files[2].exists())):
         return ""
     enable = folder / f"in{channel}_enable"
-    if enable.exists() and read_text(enable) == "0":
+    if enable.exists() and read_kernel_file(enable) == "0":
         return ""
     label = folder / f"in{channel}_label"
-    text = read_text(label) if label.exists() else f"rail {channel}"
+    text = read_kernel_file(label) if label.exists() else f"rail {channel}"
     return "" if text == "NC" else text  # not connected
 
 
@@ -234,7 +356,7 @@ class BatteryPower(PowerSource):
 
     def read(self) -> tuple[float, ...]:
         """Return the watts of each battery."""
-        states = [read_text(folder / "status") for folder in self._folders]
+        states = [read_kernel_file(folder / "status") for folder in self._folders]
         for folder, state in zip(self._folders, states, strict=True):
             if state == "Charging" or (state != "Discharging" and "Discharging" not in states):
                 raise UnreadableError(
@@ -271,10 +393,10 @@ def find_battery(root: Path) -> SourceFinding:
 
 def _batteries(supplies: Path) -> Iterator[Path]:
     for folder in sorted(supplies.glob("*")):
-        if not (folder / "type").exists() or read_text(folder / "type") != "Battery":
+        if not (folder / "type").exists() or read_kernel_file(folder / "type") != "Battery":
             continue
         scope = folder / "scope"
-        if not (scope.exists() and read_text(scope) == "Device"):  # a mouse's or a headset's
+        if not (scope.exists() and read_kernel_file(scope) == "Device"):  # a mouse's or a headset's
             yield folder
 
 
@@ -358,11 +480,11 @@ def _zones(powercap: Path) -> Iterator[RaplZone]:
 
 def _domain(powercap: Path, folder: Path) -> str:
     """Return the domain of a zone; "" if another zone includes it."""
-    name = read_text(folder / "name")
+    name = read_kernel_file(folder / "name")
     if _PACKAGE.fullmatch(name) or name == "psys":
         return name
     if name == "dram" and folder.name.count(":") > 1:
-        package = read_text(powercap / folder.name.rpartition(":")[0] / "name")
+        package = read_kernel_file(powercap / folder.name.rpartition(":")[0] / "name")
         return package.replace("package", "dram", 1) if _PACKAGE.fullmatch(package) else ""
     return ""
 

@@ -200,8 +200,7 @@ def train_head(
     Raises EdgespecError, and KeyboardInterrupt when it is stopped, with a checkpoint.
     """
     from edgespec.apps.forge.training.head import HeadFamily
-    from edgespec.apps.forge.training.lessons import TextLessons
-    from edgespec.apps.forge.training.loop import TrainingSettings, train
+    from edgespec.apps.forge.training.loop import TextLessons, TrainingSettings, train
 
     stage = "training head"
     context.on_progress(StageProgress(stage, 0.0, "preparing"))

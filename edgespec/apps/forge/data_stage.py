@@ -11,14 +11,13 @@ import numpy as np
 
 from edgespec.apps.forge.builder import TrainingRequest
 from edgespec.apps.forge.dataset import BUILT_IN, FROM_FILE, FROM_HISTORY, READ, Dataset, is_held_out
-from edgespec.apps.forge.evaluation_process import EvaluationPrompt
 from edgespec.apps.forge.progress import StageContext, StageProgress
-from edgespec.apps.forge.prompts import TextPrompt, TokenPrompt, built_in
+from edgespec.apps.forge.prompts import EvaluationPrompt, TextPrompt, TokenPrompt, built_in
 from edgespec.apps.forge.writing import LONGEST_PROMPT, TargetWriter, WritingRun, WritingSettings
 from edgespec.decoding.session import n_common
 from edgespec.drafting.history import History
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.llama.fingerprints import tokenizer_fingerprint
+from edgespec.llama.gguf_header import tokenizer_fingerprint
 from edgespec.llama.weights import Model
 from edgespec.models.sources import format_size
 from edgespec.models.suites import evenly, load_suite, read_contents

@@ -28,11 +28,11 @@ from edgespec.apps.forge.draft_store import draft_file
 from edgespec.apps.forge.evaluation_process import (
     DRAFTING,
     DraftTiming,
-    EvaluationPrompt,
     EvaluationSettings,
     EvaluationTask,
 )
 from edgespec.apps.forge.progress import StageContext, StageProgress
+from edgespec.apps.forge.prompts import EvaluationPrompt
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.llama.gguf_header import check_model_file
 from edgespec.models.draft_records import (

@@ -16,6 +16,7 @@ import msgspec
 from edgespec.apps.bench.bench import run_of
 from edgespec.apps.bench.runs import PLAIN, Run, rotated
 from edgespec.apps.bench.variants import PLAIN_VARIANT, Variant
+from edgespec.apps.forge.prompts import EvaluationPrompt
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError
@@ -31,22 +32,6 @@ DRAFTING = "auto"
 N_PROMPTS = 6
 
 _TIMED = Variant("model", "model", 4)
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluationPrompt:
-    """A prompt that no draft was trained on."""
-
-    id: str
-    category: str
-    text: str = ""
-    """Text for the chat template; "": the tokens are continued."""
-    tokens: tuple[int, ...] = ()
-
-    @classmethod
-    def of(cls, prompt: Prompt) -> EvaluationPrompt:
-        """Return a suite's prompt as one for evaluation."""
-        return cls(prompt.id, prompt.category, prompt.text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
-from edgespec.llama.ggml_types import row_bytes
+from edgespec.llama.gguf import row_bytes
 from edgespec.llama.gguf_header import GGUFHeader, read_tensors
 from edgespec.llama.prefetch import LAYER
 from edgespec.llama.recurrent import recurrent_layers

@@ -10,7 +10,7 @@ from edgespec._core import Interrupt
 from edgespec.apps.nodes.connection import Nodes, connect
 from edgespec.apps.nodes.description import measure_speed
 from edgespec.apps.nodes.splitting import LayerSplit, LocalMachine, place
-from edgespec.engine.pair_options import PairOptions
+from edgespec.engine.pair import PairOptions
 from edgespec.errors import EdgespecError, NodeLost
 from edgespec.llama.gguf_header import GGUFHeader, read_tensors
 from edgespec.llama.kernels import Kernels

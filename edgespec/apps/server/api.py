@@ -16,7 +16,7 @@ from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
-from edgespec.apps.server.api_errors import ApiError
+from edgespec.apps.server.api_errors import ApiError, KnownFields
 from edgespec.apps.server.audio_routes import OPENAI_NAME, SpeechService, add_audio
 from edgespec.apps.server.choice_writers import AnswerText
 from edgespec.apps.server.embedding_routes import NO_VECTORS, VECTOR_ROUTES
@@ -28,6 +28,7 @@ from edgespec.apps.server.infill_schema import (
     StopType,
 )
 from edgespec.apps.server.json_routes import HeadAsGet, add_error_handlers, refuse_routes, route_class
+from edgespec.apps.server.messages.routes import add_messages
 from edgespec.apps.server.metrics import CONTENT_TYPE, Metrics
 from edgespec.apps.server.ollama.routes import add_ollama
 from edgespec.apps.server.openai_writer import ChoicesWriter, OpenAIWriter
@@ -35,6 +36,7 @@ from edgespec.apps.server.openapi import (
     error_responses,
     fields_of_routes,
     openapi_description,
+    request_names,
     stream_responses,
 )
 from edgespec.apps.server.page import add_page
@@ -61,6 +63,7 @@ from edgespec.apps.server.response_schema import (
     TextCompletion,
     Usage,
 )
+from edgespec.apps.server.responses.routes import add_responses
 from edgespec.apps.server.streaming import Answerer, AnswerWriter, with_warnings
 from edgespec.apps.server.worker import Worker
 from edgespec.cli.local_run import PATH, RunPart, RunRequest, write_part
@@ -266,7 +269,11 @@ def _prepared(engine: Engine, asked: RunRequest) -> tuple[list[int], Options]:
     bias = {token: -math.inf if value is None else value for token, value in asked.logit_bias.items()}
     fields = cast("dict[str, Any]", asked.params)
     tokens = engine.prompt_tokens(
-        asked.prompt, system=asked.system, chat=asked.chat, parse_special=asked.special
+        asked.prompt,
+        system=asked.system,
+        chat=asked.chat,
+        parse_special=asked.special,
+        reasoning_budget=asked.reasoning_budget,
     )
     n_train = engine.target.n_ctx_train
     n_predict = asked.n_predict or room_without_limit(engine.target.header, len(tokens))
@@ -277,6 +284,7 @@ def _prepared(engine: Engine, asked: RunRequest) -> tuple[list[int], Options]:
         params=SamplingParams(**fields, logit_bias=bias),
         seed=asked.seed,
         n_predict=asked.n_predict or n_ctx - len(tokens),
+        reasoning_budget=asked.reasoning_budget,
         drafter=cast("Any", asked.drafter),
         gamma=asked.gamma,
         rule=cast("Any", asked.rule),
@@ -501,13 +509,16 @@ def create_app(
     app = bare_app(
         "OpenAI's API, and Ollama's, over one pair of local models, with exact speculative decoding.", log
     )
+    app.state.strict = service.strict
     reader = RequestReader(engine.target, service)
     answerer = Answerer(worker, log)
     add_reports(app, [worker, speech.worker] if speech else [worker], metrics)
     _add_models(app, engine, service, speech, takes_tools=reader.takes_tools)
     _add_completions(app, engine, service, reader, answerer)
+    add_responses(app, engine, service, reader, answerer)
     add_run(app, engine, answerer)
     add_ollama(app, engine, service, reader, answerer, log=log)
+    add_messages(app, engine.target, service, reader, answerer, log=log)
     add_infill(app, engine.target, service, reader, answerer)
     add_tokenizer(app, engine.target, service)
     add_props(app, engine, worker, service, takes_tools=reader.takes_tools)
@@ -527,6 +538,7 @@ def bare_app(summary: str, log: MessageFn) -> FastAPI:
         redoc_url=None,
         responses=error_responses(ErrorAnswer),
     )
+    app.state.strict = False
     app.router.route_class = route_class(log)
     app.add_middleware(HeadAsGet)
     add_error_handlers(app)
@@ -542,7 +554,8 @@ def complete(app: FastAPI) -> FastAPI:
 def described(app: FastAPI) -> FastAPI:
     """Return `app` with the description of its routes."""
     app.openapi_schema = openapi_description(app.openapi())
-    app.state.fields = fields_of_routes(app.openapi_schema)
+    schema = app.openapi_schema
+    app.state.known = KnownFields(fields_of_routes(schema), request_names(schema))
     return app
 
 
@@ -599,7 +612,7 @@ def _add_models(
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> ServedModel | SpeechModelEntry:
         for found in heard:
-            if name in (found.id, OPENAI_NAME):
+            if name in (found.id, *found.edgespec.aliases):
                 return found
         service.check_name(name)
         return served
@@ -612,7 +625,7 @@ def speech_facts(speech: SpeechService) -> SpeechModelEntry:
         id=speech.name,
         created=int(Path(transcriber.model.path).stat().st_mtime),
         edgespec=SpeechModelFacts(
-            aliases=[OPENAI_NAME],
+            aliases=[OPENAI_NAME, *speech.aliases],
             languages=list(transcriber.tokenizer.languages)
             if transcriber.tokenizer.is_multilingual
             else ["en"],
@@ -664,7 +677,7 @@ def create_speech_app(service: SpeechService, *, metrics: Metrics | None, log: M
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> SpeechModelEntry:
-        if name not in (service.name, OPENAI_NAME):
+        if name not in (service.name, OPENAI_NAME, *service.aliases):
             raise ApiError(404, f"no model {name[:80]!r} here", param="model", code="model_not_found")
         return entry
 

@@ -1,23 +1,31 @@
 """Errors in the form of OpenAI's API: {"error": {"message", "type", "param", "code"}} and a status.
 
-Below /api/ they have the form of Ollama's: {"error": "message"}. No answer holds a path or a traceback: what
-is not the client's mistake is logged in one line, and the client gets a 500 without it.
+Below /api/ they have the form of Ollama's: {"error": "message"}; below /v1/messages that of Anthropic's. No
+answer holds a path or a traceback: what is not the client's mistake is logged in one line, and the client
+gets a 500 without it.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
+import secrets
 from collections.abc import Collection, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import ValidationError
 
 from edgespec.apps.server.request_queue import QueueFull, ShuttingDown, TimedOut
 from edgespec.decoding.sampling import TABLE
 from edgespec.errors import EdgespecError, NodeLost
 from edgespec.platform.messages import MessageFn
+
+CLIENT_GONE = 499
+"""Status of an answer that nobody reads, as in nginx."""
 
 
 class ApiError(Exception):
@@ -47,14 +55,57 @@ class ApiError(Exception):
     def response(self, scope: MutableMapping[str, Any]) -> JSONResponse:
         """Return the answer to the request of an ASGI scope, whose state keeps the error for the log."""
         scope.setdefault("state", {})["refused"] = self
+        if scope["path"].startswith(_ANTHROPIC):
+            request_id = new_request_id()
+            headers = {**(self.headers or {}), REQUEST_ID: request_id}
+            return JSONResponse(self.anthropic_body(request_id), self.status, headers=headers)
         body = {"error": str(self)} if scope["path"].startswith(_OLLAMA) else self.body()
         return JSONResponse(body, self.status, headers=self.headers)
 
+    def anthropic_body(self, request_id: str) -> dict[str, Any]:
+        """The body in the form of Anthropic's API."""
+        other = "api_error" if self.status >= 500 else "invalid_request_error"
+        kind = _ANTHROPIC_TYPES.get(self.status, other)
+        error = {"type": kind, "message": str(self)}
+        return {"type": "error", "error": error, "request_id": request_id}
+
+
+REQUEST_ID = "request-id"
+"""Header of Anthropic's API with the id of a request."""
+
+
+def new_request_id() -> str:
+    """Return an id of a request as Anthropic's API has them."""
+    return f"req_{secrets.token_hex(12)}"
+
+
+def with_names(error: ApiError, names: Mapping[str, str]) -> ApiError:
+    """Return `error` with the field at fault called as in another API, by `names`."""
+    old = error.param or ""
+    if old not in names:
+        return error
+    line = re.sub(rf"(?<![\w.]){re.escape(old)}(?!\w)", names[old], str(error))
+    param = names[old].partition(".")[0]
+    return ApiError(error.status, line, param=param, code=error.code, headers=error.headers)
+
 
 _OLLAMA = "/api/"
+_ANTHROPIC = "/v1/messages"
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+_MISSPELT = 2  # letters too few or too many
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
+Place = tuple[str | int, ...]
+"""The steps to a part of a body."""
 RouteFields = Mapping[str, Collection[str]]
 """Names of the fields that each route takes, by its path; those within a field as `options.temperature`."""
 
@@ -74,6 +125,58 @@ def validation_error(
         return ApiError(400, f"the body is not valid JSON: {errors[0]['ctx']['error']}", code="invalid_json")
     mistake = first_mistake(errors, body, route, fields)
     return ApiError(400, mistake.message, param=mistake.field)
+
+
+class UnknownField(ApiError):  # noqa: N818 - it is one to a strict server alone
+    """A 400 for a field that nobody here knows; a server that is not strict ignores the field."""
+
+    def __init__(self, place: Place, message: str) -> None:
+        """Name the field at `place` of the body."""
+        super().__init__(400, message, param=str(place[0]))
+        self.place = place
+
+
+@dataclass(frozen=True)
+class KnownFields:
+    """The fields that requests may have."""
+
+    routes: RouteFields
+    names: frozenset[str]
+    """Names of all fields, and of their parts, of any route."""
+
+    def ignored(self, error: Exception, body: object, route: str) -> tuple[str, ...]:
+        """Take the fields that nobody knows out of `body`; return a line on each, none if there are none.
+
+        `error`: what was found wrong with it, a validation's errors or an `UnknownField`. A name that is
+        known elsewhere, or is nearly a known one, is no such field: its sender expects something of it.
+        """
+        if isinstance(error, UnknownField):
+            places = [error.place]
+        elif isinstance(error, RequestValidationError | ValidationError):
+            found = [one for one in error.errors() if one["type"] == "extra_forbidden"]
+            places = [*dict.fromkeys(_place(one, body) for one in found)]
+        else:
+            return ()
+        unknown = [place for place in places if place and not self._is_expected(place, route)]
+        for *way, name in unknown:
+            holder: Any = body
+            for step in way:
+                holder = holder[step]
+            del holder[name]
+        names = [ascii(_dotted(place))[1:-1] for place in unknown]  # for a header, and for terminals
+        return tuple(f"{name}: no such field is known here: it has no effect" for name in names)
+
+    def _is_expected(self, place: Place, route: str) -> bool:
+        name = str(place[-1])
+        if name in self.names:
+            return True
+        return len(place) == 1 and nearly(name, self.routes.get(route, ())) is not None
+
+
+def nearly(name: str, known: Collection[str]) -> str | None:
+    """Return the one of `known` that `name` may be a misspelling of."""
+    alike = [one for one in known if abs(len(one) - len(name)) <= _MISSPELT]
+    return next(iter(difflib.get_close_matches(name, alike, 1, 0.8)), None)
 
 
 def engine_error(error: Exception, log: MessageFn) -> ApiError:
@@ -128,8 +231,6 @@ _FIELDS = {
 
 
 # ---- mistakes in a request ----
-
-Place = tuple[str | int, ...]
 
 _ALLOWED = {
     "stop": "a string or a list of up to 16 strings, none of them empty",
@@ -191,7 +292,8 @@ def first_mistake(
         return ValidationMistake(field, message if is_whole else f"{_dotted(place)}: {message}")
     if error["type"] == "extra_forbidden":
         return ValidationMistake(field, f"{_dotted(place)}: {_unknown(place, route, fields)}")
-    for at in range(len(place), 0, -1) if error["type"] != "missing" else ():
+    is_told = error["type"] == "missing" or route.startswith(_ANTHROPIC)  # the values are those of OpenAI's
+    for at in () if is_told else range(len(place), 0, -1):
         if allowed := _ALLOWED.get(str(place[at - 1])):
             return ValidationMistake(field, f"{_dotted(place[:at])}: must be {allowed}")
     if error["type"] == "union_tag_invalid":
@@ -249,8 +351,8 @@ def _unknown(place: Place, route: str, fields: RouteFields) -> str:
             advice = f"send it in {around[0]}"
         elif others:
             advice = f"it is a field of {', '.join(others)}"
-        elif similar := difflib.get_close_matches(name, own, 1, 0.8):
-            advice = f"is {similar[0]} meant?"
+        elif similar := nearly(name, own):
+            advice = f"is {similar} meant?"
     elif name in own:
         advice = f"it is a field of the request itself, not of {_dotted(place[:-1])}"
     return f"there is no such field here: {advice}"

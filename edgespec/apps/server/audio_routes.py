@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fastapi import APIRouter, FastAPI, Form, Request, Response, UploadFile
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -14,7 +14,6 @@ from starlette.concurrency import run_in_threadpool
 from edgespec.apps.server.api_errors import ApiError
 from edgespec.apps.server.json_routes import route_class
 from edgespec.apps.server.request_reader import ALIAS
-from edgespec.apps.server.speech_worker import SpeechWorker
 from edgespec.apps.server.streaming import AnswerWriter, RequestRun, client_of, with_warnings
 from edgespec.apps.speech.audio import Floats, SoundReader
 from edgespec.apps.speech.choices import SpeechTask
@@ -26,6 +25,9 @@ from edgespec.apps.speech.transcript import Segment, Transcript, as_object
 from edgespec.apps.speech.voice import Span, check_detector, speech_spans
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.platform.messages import MessageFn
+
+if TYPE_CHECKING:
+    from edgespec.apps.server.speech_worker import SpeechWorker
 
 # ---- the fields of a request ----
 
@@ -173,10 +175,11 @@ class SpeechService:
     worker: SpeechWorker
     most_s: float = 4 * 3600.0
     """Longest recording, in seconds."""
+    aliases: tuple[str, ...] = ()
 
     def check_name(self, model: str | None) -> None:
         """Raise a 404 for a model that is not served."""
-        if model not in (None, self.name, OPENAI_NAME, ALIAS):
+        if model is not None and model not in (self.name, OPENAI_NAME, ALIAS, *self.aliases):
             raise ApiError(
                 404,
                 f"no speech model {model[:80]!r} here: this server has {self.name!r}, also called "

@@ -27,11 +27,11 @@ from edgespec.errors import EdgespecError
 from edgespec.llama.chat_template import BrokenTemplateError, RefusedByTemplateError
 from edgespec.llama.control_names import ModelText
 from edgespec.llama.template_traits import KEYS, TOOLS, VALUES, CallSamples, TemplateTraits
+from edgespec.llama.thinking import SWITCHES, Thinking, switches_of
 from edgespec.llama.weights import Model
 
 _OWN_FIELDS = ("messages", "tools", "add_generation_prompt", "continue_final_message")
 _RESERVED = (*_OWN_FIELDS, "documents", "bos_token", "eos_token", "raise_exception", "strftime_now")
-_THINKING_SWITCHES = ("enable_thinking", "thinking", "reasoning_effort")
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,8 @@ class ChatPrompt:
     text: str
     answer: AnswerForm
     """How the answer is to be read."""
+    reasoning_budget: int
+    """The most tokens of its thought; -1: no limit."""
 
 
 class ChatPrompts:
@@ -74,20 +76,21 @@ class ChatPrompts:
         )
 
     @property
+    def takes_later_system(self) -> bool:
+        """Whether instructions amid a conversation reach the model."""
+        return self._model.chat_template is not None and self._template(tools=False).traits.takes_later_system
+
+    @property
     def thinking_switches(self) -> frozenset[str]:
         """The variables that tell the template whether to think, or how much, of those that it reads."""
-        if not self.thinks:
-            return frozenset()
-        try:
-            return self._template(tools=False).traits.template.variables & {*_THINKING_SWITCHES}
-        except BrokenTemplateError:
-            return frozenset()
+        return switches_of(self._template(tools=False).traits.template) if self.thinks else frozenset()
 
-    def write(self, request: ChatRequest, tools: Sequence[Tool]) -> ChatPrompt:
+    def write(self, request: ChatRequest, tools: Sequence[Tool], thinking: Thinking) -> ChatPrompt:
         """Return the prompt of `request`, in which `tools` are offered. Raises ApiError."""
         used = self._template(tools=bool(tools))
-        variables = request.chat_template_kwargs or {}
-        self._check_variables(variables, used.traits)
+        given = request.chat_template_kwargs or {}
+        self._check_variables(given, used.traits)
+        variables = {**thinking.variables(used.traits.template), **given}
         continues = _continues(request)
         offered = [tool.model_dump(exclude_none=True) for tool in tools] or None
         messages = used.writer.write(request.messages)
@@ -111,11 +114,14 @@ class ChatPrompts:
         except BrokenTemplateError as error:
             raise self._broken(error, used.traits) from None
         functions = {tool.function.name: tool.function.parameters or {} for tool in tools}
-        thinking = used.traits.thinking
-        begun = thinking is not None and _in_thought(text, thinking, messages[-1] if continues else {})
+        markers = template.thinking
+        begun = markers is not None and _in_thought(text, markers, messages[-1] if continues else {})
+        opens = not continues and request.add_generation_prompt is not False
+        text = thinking.closed(text, template, begun=begun, opens=opens)
+        begun = begun and not thinking.is_off
         short_ids = bool(tools) and used.traits.short_ids
-        answer = AnswerForm(functions, used.form, thinking, thinks_at_once=begun, short_ids=short_ids)
-        return ChatPrompt(text, answer)
+        answer = AnswerForm(functions, used.form, markers, thinks_at_once=begun, short_ids=short_ids)
+        return ChatPrompt(text, answer, thinking.limit(template))
 
     def _template(self, *, tools: bool) -> _Template:
         if tools not in self._templates:
@@ -149,7 +155,7 @@ class ChatPrompts:
                 continue  # rendering tells
             if key in read or value is None:
                 continue
-            if key in _THINKING_SWITCHES and bool(value) is (traits.thinking is not None):
+            if key in SWITCHES and bool(value) is (traits.thinking is not None):
                 continue  # always so
             known = f"it reads {', '.join(sorted(read))}" if read else "it reads none"
             line = f"{name}.{key}: the chat template of {self._name} does not read it; {known}"

@@ -124,6 +124,8 @@ class ChatChoiceWriter:
         self._short_ids = expected.short_ids
         self._said: list[str] = []
         self._thought: list[str] = []
+        self.n_thought = 0 if expected.thinking else None
+        """Tokens of the thoughts; None for a model that does not think."""
         self.calls: list[AnswerToolCall] = []
         """The calls that have begun; all but the last are complete."""
         self._cut = False  # whether the last call is not complete
@@ -188,6 +190,8 @@ class ChatChoiceWriter:
             self._said.append(text)
             chunk = self._chunk(MessageDelta(content=text))
         chunk.edgespec = self._written.origins(part.start, part.end)
+        if isinstance(part, ThoughtText) and self.n_thought is not None:
+            self.n_thought += chunk.edgespec.n_tokens
         return chunk
 
     def _write_call(self, event: CallStart | CallArguments) -> ToolCallDelta:
@@ -263,6 +267,8 @@ def _joined(events: Iterable[Event]) -> Iterator[Event]:
 
 class TextChoiceWriter:
     """One text of a text completion, used like ChatChoiceWriter."""
+
+    n_thought = None
 
     def __init__(
         self,

@@ -4,7 +4,7 @@ If the server has an API key, every request needs it, except those for its healt
 Without a key the danger is the browser: any web page can send requests to a server on this machine. Two
 checks keep such pages out. The Host header must be a name of this machine, which it is not if a page's own
 host name was made to resolve to 127.0.0.1. And the Origin header, with which a browser says which page sends
-the request, must be the server's own.
+the request, must be the server's own, or one that the server was told to let in.
 """
 
 from __future__ import annotations
@@ -13,23 +13,34 @@ import asyncio
 import contextlib
 import hmac
 import ipaddress
+import re
 import zlib
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgespec.apps.server.api_errors import ApiError
 from edgespec.apps.server.page import PATHS
 from edgespec.cli.local_run import PATH as RUN_PATH
+from edgespec.errors import UsageError
 
 HEALTH = frozenset({"/health", "/v1/health"})
 
 _FREE = PATHS | HEALTH
 
+X_API_KEY = "x-api-key"
+"""Anthropic's header for the key, in the place of `Authorization`."""
+
 CROWDED = "is_crowded"
 """In a request's state: whether there are more connections than the server keeps."""
+
+ALLOWED_PAGE = "is_allowed_page"
+"""In a request's state: whether a page of another site sends it that the server lets in."""
+
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:\d{1,5})?")
 
 _AUDIO = "/v1/audio/"
 
@@ -53,22 +64,44 @@ class GateLimits:
     audio_s: float = 300.0
     """Seconds in which such a body must have come."""
     api_key: str | None = None
-    """The key that `Authorization: Bearer` must hold; None: no key is needed."""
+    """The key that `Authorization: Bearer`, or Anthropic's `x-api-key`, must hold; None: no key is needed."""
     run_key: str | None = None
     """The key of `edgespec run` (local_run.py), in place of that one; None: it is refused."""
     loopback: bool = True
     """Whether Host must be a name of this machine (localhost, 127.0.0.1); checked only without a key."""
+    origins: tuple[str, ...] = ()
+    """Other sites (`read_origin`) whose pages may ask, and read the answers; a key is needed as without."""
+
+    def allows(self, origin: str) -> bool:
+        """Whether pages of another site may ask."""
+        return origin in self.origins or "*" in self.origins
 
 
 class Gate:
-    """ASGI middleware: refuses what is outside `limits`, and passes the rest on with its body read."""
+    """ASGI middleware: refuses what is outside `limits`, and passes the rest on with its body read.
+
+    Browsers ask before a page of another site may send a request: where `limits` has any, they are answered.
+    """
 
     def __init__(self, app: ASGIApp, limits: GateLimits) -> None:
         self._app = app
         self._limits = limits
+        self._checked: ASGIApp = self._check
+        if limits.origins:
+            self._checked = CORSMiddleware(
+                self._check,
+                allow_origins=limits.origins,
+                allow_methods=["*"],
+                allow_headers=["*"],
+                expose_headers=["*"],
+                allow_private_network=True,
+            )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or refuse it."""
+        await self._checked(scope, receive, send)
+
+    async def _check(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -77,6 +110,8 @@ class Gate:
                 raise ApiError(503, "too many connections are open: try again later", code="connections")
             headers = Headers(scope=scope)
             self._check_sender(scope["path"], headers)
+            if self._limits.allows(headers.get("origin", "")):
+                scope.setdefault("state", {})[ALLOWED_PAGE] = True
             body = await self._read(scope["path"], headers, receive)
         except ApiError as error:
             await _refuse(error, scope, receive, send)
@@ -93,9 +128,10 @@ class Gate:
             self._check_page(headers)
         elif path not in _FREE and not _has_key(headers, self._limits.api_key):
             line = "this server needs its API key: send the header Authorization: Bearer KEY"
-            if given := headers.get("authorization"):
+            given = headers.get("authorization", "")
+            if given or X_API_KEY in headers:
                 line = "the API key is wrong: it is not the one that this server was started with"
-                if given.partition(" ")[0].lower() != "bearer":
+                if given and given.partition(" ")[0].lower() != "bearer":
                     line = "the header Authorization is not understood: send the API key as Bearer KEY"
             raise ApiError(401, line, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
@@ -104,7 +140,7 @@ class Gate:
         if self._limits.loopback and not (len(hosts) == 1 and _names_loopback(hosts[0])):
             names = "localhost, 127.0.0.1 and [::1]"
             raise ApiError(403, f"without an API key this server answers only to {names}", code="host")
-        origins = headers.getlist("origin")
+        origins = [origin for origin in headers.getlist("origin") if not self._limits.allows(origin)]
         if any(urlsplit(origin).netloc.lower() != host.lower() for origin in origins for host in hosts):
             raise ApiError(403, "without an API key this server answers no other web page", code="origin")
 
@@ -180,6 +216,16 @@ async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -
     await send({"type": "http.response.body", "body": b""})
 
 
+def read_origin(text: str) -> str:
+    """Return an origin as browsers write it, or `*` for all. Raises UsageError for what is none."""
+    origin = text.lower()
+    if origin != "*" and not _ORIGIN.fullmatch(origin):
+        problem = "must be SCHEME://HOST or SCHEME://HOST:PORT, such as http://localhost:3000, or *"
+        raise UsageError(problem, field="cors", value=text)
+    usual_port = {"http": ":80", "https": ":443"}.get(origin.partition(":")[0], "")
+    return origin.removesuffix(usual_port)
+
+
 def is_loopback(address: str) -> bool:
     """Whether only this machine reaches an IP address."""
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
@@ -187,9 +233,11 @@ def is_loopback(address: str) -> bool:
 
 def _has_key(headers: Headers, key: str) -> bool:
     scheme, _, given = headers.get("authorization", "").partition(" ")
+    bearer = given.strip() if scheme.lower() == "bearer" else ""
     # In constant time, so that timing reveals nothing about the key.
-    same = hmac.compare_digest(given.strip().encode(), key.encode())
-    return same and scheme.lower() == "bearer"
+    return any(
+        hmac.compare_digest(one.encode(), key.encode()) for one in (bearer, headers.get(X_API_KEY)) if one
+    )
 
 
 def _names_loopback(host: str) -> bool:

@@ -8,35 +8,38 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
+import os
 import re
 import signal
 import socket
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 import h11
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from edgespec.apps.server.api_errors import ApiError
+from edgespec.apps.server.api_errors import CLIENT_GONE, ApiError
 from edgespec.apps.server.gate import CROWDED
 from edgespec.apps.server.page import PARTS
-from edgespec.apps.server.request_worker import RequestWorker
 from edgespec.apps.server.response_schema import Usage
-from edgespec.apps.server.speech_worker import SpeechWorker
-from edgespec.apps.server.streaming import CLIENT_GONE, RequestRun
-from edgespec.apps.server.worker import Worker
 from edgespec.apps.speech.transcript import Transcript
 from edgespec.decoding.records import Result
 from edgespec.errors import EdgespecError
 from edgespec.platform.messages import MessageFn
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # they load llama.cpp, which a server of several models does not
     from edgespec.apps.server.embedding_worker import EmbeddingWorker
+    from edgespec.apps.server.request_worker import RequestWorker
+    from edgespec.apps.server.speech_worker import SpeechWorker
+    from edgespec.apps.server.streaming import RequestRun
+    from edgespec.apps.server.worker import Worker
 
 HEADERS_S = 10.0
 """Seconds in which a request's line and headers must have come."""
@@ -151,6 +154,24 @@ class HttpServer(uvicorn.Server):
             connection.transport.abort()
 
 
+class Working(Protocol):
+    """Whatever does a server's work."""
+
+    @property
+    def parallel(self) -> int:
+        """Most answers under way at once."""
+
+    @property
+    def n_running(self) -> int:
+        """Answers under way."""
+
+    def start(self) -> None:
+        """Begin; an event loop runs."""
+
+    async def stop(self, *, grace_s: float) -> None:
+        """End as `RequestWorker.stop` does."""
+
+
 @dataclass(frozen=True)
 class Workers:
     """The threads that do the work."""
@@ -185,9 +206,11 @@ class Workers:
 def bind(host: str, port: int) -> socket.socket:
     """Return a socket bound to the first address of `host`; port 0 lets the system choose.
 
-    It refuses connections until `serve` is ready. Raises EdgespecError if there is no such address, or it is
-    taken.
+    A host FILE.sock is a Unix socket, which only this user reaches. It refuses connections until `serve` is
+    ready. Raises EdgespecError if there is no such address, or it is taken.
     """
+    if host.endswith(".sock"):
+        return _bind_file(Path(host))
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
@@ -208,9 +231,27 @@ def bind(host: str, port: int) -> socket.socket:
     return bound
 
 
+def _bind_file(path: Path) -> socket.socket:
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
+            if path.is_socket() and other.connect_ex(str(path)) == errno.ECONNREFUSED:
+                path.unlink()  # of a server that was killed
+        before = os.umask(0o177)
+        try:
+            bound.bind(str(path))
+        finally:
+            os.umask(before)
+    except OSError as error:
+        bound.close()
+        problem = f"{error.strerror or error}; choose another file"
+        raise EdgespecError(problem, field="host", value=path) from None
+    return bound
+
+
 def serve(
     app: ASGIApp,
-    workers: Workers,
+    workers: Working,
     bound: socket.socket,
     *,
     max_queue: int,
@@ -242,7 +283,7 @@ def serve(
 
 async def _serve(
     server: HttpServer,
-    workers: Workers,
+    workers: Working,
     bound: socket.socket,
     on_message: MessageFn,
 ) -> bool:
@@ -263,7 +304,7 @@ async def _serve(
 
 async def _end(
     server: HttpServer,
-    workers: Workers,
+    workers: Working,
     signals: asyncio.Queue[int],
     on_message: MessageFn,
 ) -> bool:
@@ -289,6 +330,10 @@ async def _end(
 
 _MOST_PATH = 60
 _FIELD = re.compile(r"[a-z][a-z0-9_.\[\]]{,39}")
+
+
+FORWARDED = "is_forwarded"
+"""In a request's state: whether another process answered it, which prints the line."""
 
 
 def logging_requests(app: ASGIApp, write: MessageFn) -> ASGIApp:
@@ -323,19 +368,20 @@ def logging_requests(app: ASGIApp, write: MessageFn) -> ASGIApp:
             refusal = ApiError(500, "the server failed at this request; its log says why")
             await refusal.response(scope)(scope, receive, note)
         finally:
-            if scope["path"] not in PARTS:
+            if scope["path"] not in PARTS and not scope["state"].get(FORWARDED):
                 tell(_line(scope, status, time.perf_counter() - began))
 
     return logged
 
 
 def _line(scope: Scope, status: int, seconds: float) -> str:
-    refused, run = scope["state"].get("refused"), scope["state"].get("run")
+    refused: ApiError | None = scope["state"].get("refused")
+    run: RequestRun[Any, Any] | None = scope["state"].get("run")
     path = re.sub(r"[^!-~]", "?", scope["path"])[:_MOST_PATH]
     method = scope["method"][:20]
     facts = [f"{time.strftime('%H:%M:%S')} {method} {path} {status}{_reason(refused)}"]
     speed = ""
-    if isinstance(run, RequestRun):
+    if run is not None:
         ends = [run.ends[i] for i in sorted(run.ends)]
         told, speed = _answered(ends, run.n_prompts) if ends else ("", "")
         facts.append(told)

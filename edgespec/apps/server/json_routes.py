@@ -14,9 +14,13 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from edgespec.apps.server.api_errors import ApiError, engine_error, validation_error
+from edgespec.apps.server.api_errors import ApiError, UnknownField, engine_error, validation_error
+from edgespec.apps.server.gate import ALLOWED_PAGE
+from edgespec.apps.server.streaming import with_warnings
 from edgespec.apps.server.tool_calls.argument_values import refuse_constant
 from edgespec.platform.messages import MessageFn
+
+_MOST_TOLD = 8  # fields that have no effect
 
 
 def route_class(log: MessageFn, *, any_type: bool = False, form: bool = False) -> type[APIRoute]:
@@ -42,8 +46,9 @@ def route_class(log: MessageFn, *, any_type: bool = False, form: bool = False) -
                             415, "the body must be JSON: send it with Content-Type: application/json"
                         )
                     scope = _said_to_be_json(request)
+                strict = _StrictRequest(scope, request.receive)
                 try:
-                    return await handle(_StrictRequest(scope, request.receive))
+                    return await (handle(strict) if form else _answer_known(handle, strict, log))
                 except (ApiError, HTTPException, RequestValidationError):
                     raise
                 except RecursionError:  # Python could parse it, but it is too deep to validate
@@ -89,13 +94,44 @@ def _check_form(request: Request, kind: str) -> None:
 
 
 def _refuse_other_pages(request: Request) -> None:
-    if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+    site = request.headers.get("sec-fetch-site", "none")
+    if site not in ("none", "same-origin") and not request.scope.get("state", {}).get(ALLOWED_PAGE):
         raise ApiError(403, "this server answers no other web page", code="origin")
 
 
 class _StrictRequest(Request):
+    read: Any = None
+
     async def json(self) -> Any:  # noqa: ANN401 - JSON
-        return strict_json(await self.body())
+        if self.read is None:
+            self.read = strict_json(await self.body())
+        return self.read
+
+
+async def _answer_known(
+    handle: Callable[[Request], Coroutine[Any, Any, Response]], request: _StrictRequest, log: MessageFn
+) -> Response:
+    """Answer `request` without the fields that nobody knows, which header and log name.
+
+    A strict server refuses them.
+    """
+    lines: list[str] = []
+    while True:
+        try:
+            answer = await handle(request)
+            break
+        except (RequestValidationError, UnknownField) as error:
+            state, path = request.app.state, request.url.path
+            more = () if state.strict else state.known.ignored(error, request.read, path)
+            if not more:
+                raise
+            lines += more
+    if lines:
+        left = len(lines) - _MOST_TOLD
+        told = [*lines[:_MOST_TOLD], *([f"{left} more fields: as little"] if left > 0 else [])]
+        log(f"{request.url.path}: {'; '.join(told)}")
+        return with_warnings(answer, told)
+    return answer
 
 
 def strict_json(data: bytes) -> Any:  # noqa: ANN401 - JSON
@@ -140,7 +176,7 @@ def add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def mistake(request: Request, error: RequestValidationError) -> JSONResponse:
         body = dict(error.body) if isinstance(error.body, Mapping) else error.body  # of a form, too
-        fields = request.app.state.fields
+        fields = request.app.state.known.routes
         found = validation_error(error.errors(), body, route=request.url.path, fields=fields)
         return found.response(request.scope)
 

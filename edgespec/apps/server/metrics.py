@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import (
     CollectorRegistry,
@@ -19,11 +19,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from edgespec.apps.server.embedding_worker import EmbeddedTexts, EmbeddingWorker
 from edgespec.apps.server.page import PATHS
 from edgespec.apps.server.request_worker import EndedRequest, Outcome, RequestWorker
-from edgespec.apps.server.speech_worker import SpeechWorker
 from edgespec.apps.server.worker import Worker
 from edgespec.apps.speech.transcript import Transcript
 from edgespec.decoding.records import Result
 from edgespec.engine.batcher import StepSummary
+
+if TYPE_CHECKING:
+    from edgespec.apps.server.speech_worker import SpeechWorker
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 """The type of what `Metrics.render` returns."""

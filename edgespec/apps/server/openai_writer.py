@@ -90,7 +90,13 @@ class ChoicesWriter:
         return self._writings[0].whole(choices, self._usage())
 
     def _usage(self) -> Usage:
-        return Usage.of(*self.results, n_prompts=self._prepared.n_prompts, warnings=self._prepared.warnings)
+        thoughts = [writing.n_thought for writing in self._writings if writing.n_thought is not None]
+        return Usage.of(
+            *self.results,
+            n_prompts=self._prepared.n_prompts,
+            n_thought=sum(thoughts) if thoughts else None,
+            warnings=self._prepared.warnings,
+        )
 
     def _chosen(self) -> list[int]:
         """Return the texts that are the answer: of each prompt the likeliest by token."""

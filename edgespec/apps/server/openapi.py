@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel
@@ -54,6 +55,33 @@ def fields_of_routes(description: dict[str, Any]) -> RouteFields:
             inner = {name: part.get("properties", {}) for name, part in named.items()}
             found[path] = [*named, *(f"{name}.{part}" for name, parts in inner.items() for part in parts)]
     return found
+
+
+def request_names(description: dict[str, Any]) -> frozenset[str]:
+    """Return the names of all fields of all requests, and of their parts."""
+    posts = [route["post"] for route in description["paths"].values() if "post" in route]
+    taken = [post.get("requestBody", {}) for post in posts]
+    return schema_names(taken, description["components"]["schemas"])
+
+
+def schema_names(schema: Any, definitions: Mapping[str, Any]) -> frozenset[str]:  # noqa: ANN401 - JSON
+    """Return the names of properties in a JSON schema, and in those of `definitions` that it refers to."""
+    found: set[str] = set()
+    followed: set[str] = set()
+    waiting = [schema]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, list):
+            waiting += part
+        elif isinstance(part, dict):
+            waiting += part.values()
+            if isinstance(named := part.get("properties"), dict):
+                found.update(named)
+            name = part.get("$ref", "").rpartition("/")[2]
+            if name in definitions and name not in followed:
+                followed.add(name)
+                waiting.append(definitions[name])
+    return frozenset(found)
 
 
 def openapi_description(description: dict[str, Any]) -> dict[str, Any]:

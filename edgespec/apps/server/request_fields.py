@@ -1,7 +1,8 @@
 """The fields that a request may have, besides those in request_schema.py.
 
-Those of sampling come from the table of options, those without an effect from other_fields.py. A field that
-nobody knows would be dropped in silence: it is refused by name. null means "not given".
+Those of sampling come from the table of options, those without an effect from other_fields.py, which also has
+those that would change an answer and are not here. One that nobody knows has no effect: a header and the log
+name it (json_routes.py), and a strict server refuses it. null means "not given".
 """
 
 from __future__ import annotations
@@ -95,6 +96,7 @@ class StructuredOutputs(RequestPart):
     regex: str | None = None
     grammar: str | None = None
     backend: Any = None
+    structural_tag: None = Field(None, description="vLLM's; is not here.")
 
 
 class ConstraintFields(RequestPart):

@@ -64,12 +64,9 @@ def requested_tokens(request: GenerationRequest) -> int | None:
     given = {"max_tokens": request.max_tokens, "n_predict": request.n_predict}
     if isinstance(request, ChatRequest):
         given["max_completion_tokens"] = request.max_completion_tokens
-    named = {name: value for name, value in given.items() if value is not None}
-    if len({max(-1, value) for value in named.values()}) > 1:
-        raise _contradiction(*[*named][1::-1])
-    if not named:
+    name, asked = _one_of(given)
+    if asked is None:
         return DEFAULT_MAX_TOKENS if isinstance(request, CompletionRequest) else None
-    name, asked = next(iter(named.items()))
     if (
         asked == 0
         and isinstance(request, ChatRequest | CompletionRequest)
@@ -78,6 +75,20 @@ def requested_tokens(request: GenerationRequest) -> int | None:
         line = f"{name}: must be at least 1; 0 is for a text completion with echo, its prompt alone"
         raise ApiError(400, line, param=name)
     return None if asked < 0 else asked
+
+
+def requested_thoughts(request: ChatRequest) -> int | None:
+    """Return the most tokens of a thought that a request asks for; None: it does not say. Raises ApiError."""
+    names = ("reasoning_budget", "reasoning_budget_tokens", "thinking_budget_tokens")
+    return _one_of({name: getattr(request, name) for name in names})[1]
+
+
+def _one_of(given: Mapping[str, int | None]) -> tuple[str, int | None]:
+    """Return the name and the value that was given; all below 0 are alike. Raises ApiError for several."""
+    named = {name: value for name, value in given.items() if value is not None}
+    if len({max(-1, value) for value in named.values()}) > 1:
+        raise _contradiction(*[*named][1::-1])
+    return next(iter(named.items()), ("", None))
 
 
 def _contradiction(name: str, other: str) -> ApiError:

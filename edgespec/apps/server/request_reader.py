@@ -15,7 +15,12 @@ from edgespec.apps.server.api_errors import ApiError
 from edgespec.apps.server.chat_prompts import ChatPrompts
 from edgespec.apps.server.choice_writers import first_call
 from edgespec.apps.server.infill_schema import InfillRequest, time_limit
-from edgespec.apps.server.request_options import engine_options, requested_tokens, seed_of_choice
+from edgespec.apps.server.request_options import (
+    engine_options,
+    requested_thoughts,
+    requested_tokens,
+    seed_of_choice,
+)
 from edgespec.apps.server.request_schema import (
     AllowedToolsChoice,
     AssistantMessage,
@@ -36,6 +41,7 @@ from edgespec.decoding.options import Options
 from edgespec.engine.engine import Engine
 from edgespec.errors import UsageError
 from edgespec.llama.control_names import FimTokens
+from edgespec.llama.thinking import Thinking
 from edgespec.llama.weights import Model
 
 ALIAS = "edgespec"
@@ -57,13 +63,30 @@ class Service:
     """Most tokens of prompt and answer together."""
     max_prompt: int | None = None
     """Most tokens of a prompt; None: as many as the context holds."""
+    reasoning_budget: int = -1
+    """Most tokens of a thought where a request says nothing; -1: no limit."""
+    strict: bool = False
+    """Whether a field that nobody knows is refused; else it has no effect."""
 
     @classmethod
-    def of(cls, engine: Engine, *, n_ctx: int | None = None, max_prompt: int | None = None) -> Service:
-        """The service of `engine`; its model's name is the registry's, or the file's without its path."""
-        name = PurePath(engine.target_name).name.removesuffix(".gguf")
+    def of(
+        cls,
+        engine: Engine,
+        *,
+        n_ctx: int | None = None,
+        max_prompt: int | None = None,
+        names: Sequence[str] = (),
+        reasoning_budget: int = -1,
+        strict: bool = False,
+    ) -> Service:
+        """The service of `engine`; its model's name is the registry's, or the file's without its path.
+
+        The first of `names` is told in its place, and the others are accepted, too.
+        """
+        name, *others = [*names, PurePath(engine.target_name).name.removesuffix(".gguf")]
         n_ctx = min(n_ctx or engine.target.n_ctx_train, engine.n_ctx_shared or engine.target.n_ctx_train)
-        return cls(name, (ALIAS, engine.target.name), n_ctx, max_prompt)
+        aliases = (ALIAS, engine.target.name, *others)
+        return cls(name, aliases, n_ctx, max_prompt, reasoning_budget, strict)
 
     def fingerprint(self, engine: Engine) -> str:
         """Return the system_fingerprint of its answers: version, model and kernels."""
@@ -129,24 +152,29 @@ class RequestReader:
         """Whether it knows thoughts."""
         self.thinking_switches = self._prompts.thinking_switches
         """The variables by which it is told whether to think, and how much."""
+        self.takes_later_system = self._prompts.takes_later_system
+        """Whether it has a place for instructions amid a conversation."""
+
+    def prompt_tokens(self, request: ChatRequest) -> list[int]:
+        """Return the tokens of a conversation's prompt, however many they are."""
+        request = self._asked(request)
+        prompt = self._prompts.write(request, self._tools(request), self._thinking(request))
+        return self._model.tokenize_rendered(prompt.text)
 
     def chat(self, request: ChatRequest) -> PreparedText:
         """Prepare a chat completion."""
-        self._service.check_name(request.model)
-        if self._model.chat_template is None:
-            line = f"{self._service.name} has no chat template: use /v1/completions, or an instruct model"
-            raise ApiError(400, line, param="model")
+        request = self._asked(request)
         if request.top_logprobs and not request.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
-        request = _with_allowed_tools(request)
         tools = self._tools(request)
         constraint = constraint_of(request)
         wanted = self._grammars.of(constraint) if constraint else None
-        prompt = self._prompts.write(request, tools)
+        prompt = self._prompts.write(request, tools, self._thinking(request))
         grammar = self._call_grammars.of(request, prompt.answer, wanted)
         tokens = self._model.tokenize_rendered(prompt.text)
         n_predict = _n_predict(requested_tokens(request), len(tokens), self._service, "messages")
         options = engine_options(request, self._model, n_predict)
+        options = replace(options, reasoning_budget=prompt.reasoning_budget)
         if grammar:
             options = _constrained(options, grammar, request)
         elif tools and request.parallel_tool_calls is False:
@@ -156,6 +184,12 @@ class RequestReader:
         forced = bool(tools) and request.tool_choice not in (None, "auto")
         answer = replace(prompt.answer, forced=forced)
         return PreparedText(tokens, options, answer, (*_warnings(grammar), *_unread(request)))
+
+    def _thinking(self, request: ChatRequest) -> Thinking:
+        budget = requested_thoughts(request)
+        if budget is None and request.reasoning_effort is None:
+            budget = self._service.reasoning_budget
+        return Thinking(request.reasoning_effort, budget)
 
     def choices(self, request: ChatRequest | CompletionRequest) -> PreparedRequest:
         """Prepare all texts that a request asks for."""
@@ -252,6 +286,14 @@ class RequestReader:
         return tokens
 
     # ---- tools and grammars ----
+
+    def _asked(self, request: ChatRequest) -> ChatRequest:
+        """Return `request` with the tools that it allows. Raises ApiError if no answer can be asked for."""
+        self._service.check_name(request.model)
+        if self._model.chat_template is None:
+            line = f"{self._service.name} has no chat template: use /v1/completions, or an instruct model"
+            raise ApiError(400, line, param="model")
+        return _with_allowed_tools(request)
 
     def _tools(self, request: ChatRequest) -> list[Tool]:
         """Return the tools that the model is offered."""

@@ -13,7 +13,8 @@ from pydantic import ConfigDict, Field, WithJsonSchema, model_validator
 
 from edgespec.apps.server.request_fields import ConstraintFields, OtherFields, RequestPart
 from edgespec.decoding.choices import DrafterName
-from edgespec.decoding.option_table import GENERATION, MAX_GAMMA, MAX_LOGPROBS
+from edgespec.decoding.option_table import GENERATION, LARGEST_INT, MAX_GAMMA, MAX_LOGPROBS
+from edgespec.llama.thinking import Effort
 
 # ---- an assistant's message as a client sends it back: what of it is read, whichever server wrote it ----
 
@@ -369,6 +370,9 @@ TokenLimit = Annotated[int, Field(ge=-2)] | None
 """Most tokens of an answer; -1, and llama-server's -2: as many as the context holds."""
 
 
+ThoughtTokens = Annotated[int, Field(ge=-1, le=LARGEST_INT)] | None
+
+
 class GenerationRequest(ConstraintFields, OtherFields):
     """The fields of all requests for a generation."""
 
@@ -416,6 +420,12 @@ class ChatRequest(GenerationRequest):
     chat_template_kwargs: dict[str, Any] | None = Field(
         None, description='More variables of the chat template, such as {"enable_thinking": false}.'
     )
+    reasoning_effort: Effort | None = Field(
+        None, description="How much the model thinks before it answers; none: it does not."
+    )
+    reasoning_budget: ThoughtTokens = Field(None, description=GENERATION["reasoning_budget"].help)
+    reasoning_budget_tokens: ThoughtTokens = Field(None, description="llama-server's reasoning_budget.")
+    thinking_budget_tokens: ThoughtTokens = Field(None, description="llama-server's, too.")
     continue_final_message: bool | None = Field(
         None, description="Go on with the last message, which is the assistant's."
     )

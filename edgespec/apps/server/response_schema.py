@@ -19,6 +19,12 @@ class CachedTokens(BaseModel):
     cached_tokens: int
 
 
+class ThoughtTokens(BaseModel):
+    """How much of the answer was thought."""
+
+    reasoning_tokens: int
+
+
 class SourceCount(BaseModel):
     """Tokens that one source of drafts proposed, and those accepted."""
 
@@ -53,13 +59,22 @@ class Usage(BaseModel):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
+    completion_tokens_details: ThoughtTokens | None = None
+    """Of a model that thinks."""
     edgespec: DraftUsage
 
     @classmethod
-    def of(cls, *results: Result, n_prompts: int = 1, warnings: Sequence[str] = ()) -> Usage:
+    def of(
+        cls,
+        *results: Result,
+        n_prompts: int = 1,
+        n_thought: int | None = None,
+        warnings: Sequence[str] = (),
+    ) -> Usage:
         """Return the usage of a request's generations, as many for each of its prompts.
 
-        A prompt counts once. Seed and note are those of the first generation.
+        A prompt counts once. Seed and note are those of the first generation. `n_thought`: tokens of
+        thoughts, None of a model that does not think.
         """
         first = results[0]
         prompts = results[:: len(results) // n_prompts]
@@ -67,12 +82,18 @@ class Usage(BaseModel):
         n_cached = sum(result.n_cached for result in prompts)
         n_tokens = sum(len(result.token_ids) for result in results)
         joules = [result.energy.joules for result in results if result.energy and result.energy.joules]
+        details = (
+            {}
+            if n_thought is None
+            else {"completion_tokens_details": ThoughtTokens(reasoning_tokens=n_thought)}
+        )
         warned: dict[str, Any] = {"warnings": [*warnings]} if warnings else {}
         return cls(
             prompt_tokens=n_prompt,
             completion_tokens=n_tokens,
             total_tokens=n_prompt + n_tokens,
             prompt_tokens_details=CachedTokens(cached_tokens=n_cached),
+            **details,
             edgespec=DraftUsage(
                 drafted=sum(result.stats.n_drafted for result in results),
                 accepted=sum(result.stats.n_accepted for result in results),

@@ -73,7 +73,8 @@ class SpeechWorker(RequestWorker[QueuedRecording, Segment, Transcript]):
 
     def _put(self, request: QueuedRecording, *, follows: bool) -> None:
         super()._put(request, follows=follows)
-        self._tell_places()  # now: the window under way takes a while
+        if self._running:
+            self._tell_places()  # now: the window under way takes a while
 
     def _has_room(self, request: QueuedRecording) -> bool:
         return not self._running

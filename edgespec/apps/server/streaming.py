@@ -11,28 +11,27 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
-from typing import Generic
+from typing import TYPE_CHECKING, Generic
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from edgespec.apps.server.api_errors import ApiError, engine_error
+from edgespec.apps.server.api_errors import CLIENT_GONE, ApiError, engine_error
 from edgespec.apps.server.request_queue import End, Part, QueuePlace
-from edgespec.apps.server.request_reader import PreparedRequest
 from edgespec.apps.server.request_worker import Item, Start
-from edgespec.apps.server.worker import Worker
 from edgespec.decoding.records import PromptProgress, Result, Token
 from edgespec.platform.messages import MessageFn
+
+if TYPE_CHECKING:
+    from edgespec.apps.server.request_reader import PreparedRequest
+    from edgespec.apps.server.worker import Worker
 
 ALIVE_S = 10.0
 """Seconds without a token after which a stream sends something, so that no proxy closes it as dead."""
 
 WARNING = "X-Edgespec-Warning"
 """Header for a part of a request that is done only in part; once for each."""
-
-CLIENT_GONE = 499
-"""Status of an answer that nobody reads, as in nginx."""
 
 _SETTLE_S = 0.1
 
@@ -70,7 +69,6 @@ class RequestRun(Generic[Part, End]):
         self._unbegun = [*range(len(starts))]
         self._leave: dict[int, Callable[[], None]] = {}  # ends each answer under way
         self._have_read: set[int] = set()  # prompts
-        self._has_ended = asyncio.Event()  # the first of the answers
         self._refused: Exception | None = None
         self._watch: asyncio.Task[None] | None = None
         self._begin()
@@ -99,10 +97,8 @@ class RequestRun(Generic[Part, End]):
                 self._refused = item
         else:
             self._have_read.add(index // self._n_each)
-        if not isinstance(item, list):
-            self._has_ended.set()
-            if leave := self._leave.pop(index, None):
-                leave()
+        if not isinstance(item, list) and (leave := self._leave.pop(index, None)):
+            leave()
         if self._unbegun:
             self._begin()
 
@@ -122,10 +118,10 @@ class RequestRun(Generic[Part, End]):
         self._watch = asyncio.create_task(wait())
 
     async def settle(self) -> None:
-        """Wait a moment, so that a refusal that comes at once still gets its own status. Raises ApiError."""
+        """Wait for the first item, at most a moment: a refusal gets its own status. Raises ApiError."""
         try:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._has_ended.wait(), _SETTLE_S)
+                await asyncio.wait_for(self._has_news.wait(), _SETTLE_S)
         except BaseException:
             self.close()
             raise
@@ -340,6 +336,6 @@ def client_of(request: Request, user: str | None) -> str:
     """Return who takes a turn in the queue: the user, else the API key, else the address."""
     if user:
         return f"user {user}"
-    if key := request.headers.get("authorization"):
+    if key := request.headers.get("authorization") or request.headers.get("x-api-key"):
         return f"key {hashlib.sha256(key.encode()).hexdigest()}"
     return f"address {request.client.host if request.client else ''}"

@@ -83,7 +83,7 @@ class Worker(RequestWorker[QueuedGeneration, Token, Result]):
         self._cancellation.cancel()
 
     def _has_room(self, request: QueuedGeneration) -> bool:
-        return self._engine.has_room(len(request.tokens), request.options.n_predict)
+        return self._engine.has_room(request.tokens, request.options.n_predict)
 
     def _begin(self, request: QueuedGeneration) -> None:
         try:

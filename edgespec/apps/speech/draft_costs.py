@@ -17,8 +17,8 @@ import msgspec
 from edgespec.apps.speech.speech_model import check_speech_file
 from edgespec.drafting.costs import CONTEXTS, guessed_curve
 from edgespec.errors import UsageError
-from edgespec.llama.fingerprints import file_fingerprint
 from edgespec.llama.gguf import GGUF, TensorInfo, read_gguf
+from edgespec.llama.gguf_header import file_fingerprint
 from edgespec.platform.cpu import read_cpu
 from edgespec.platform.kept import PROFILES
 from edgespec.platform.messages import MessageFn, silent

@@ -23,8 +23,8 @@ from edgespec.apps.speech.transcriber import Transcriber
 from edgespec.apps.speech.weights.convert import DRAFTS_FOR
 from edgespec.apps.speech.whisper_model import SpeechModel
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.llama.fingerprints import file_fingerprint
 from edgespec.llama.gguf import read_gguf
+from edgespec.llama.gguf_header import file_fingerprint
 from edgespec.platform.cpu import default_threads
 from edgespec.platform.messages import MessageFn, silent
 

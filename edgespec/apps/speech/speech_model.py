@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from edgespec.apps.speech.tokenizer import WhisperTokenizer
-from edgespec.apps.speech.weights.convert import SIZE_KEYS
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.llama.gguf_header import GGUFHeader, check_complete_file, other_kind
 from edgespec.models.hub_names import is_hub_name
 from edgespec.models.registry import load_registry
 from edgespec.models.resolve import locate, resolve
 from edgespec.models.store import Store
 from edgespec.models.whisper_files import ARCHITECTURE, foreign_whisper, is_whisper_source
 from edgespec.platform.files import expand_user
+
+if TYPE_CHECKING:  # it loads llama.cpp, which a name alone does not need
+    from edgespec.llama.gguf_header import GGUFHeader
 
 _CHOOSE = "choose a Whisper model, such as whisper-base (`edgespec models list` shows all)"
 _NO_WHISPER = f"a language model, which writes text; {_CHOOSE}"
@@ -42,6 +43,8 @@ def is_english(ref: str) -> bool:
 
 def check_speech_file(path: Path, name: str = "") -> GGUFHeader:
     """Read the header of a complete Whisper model, called `name`. Raises EdgespecError for any other file."""
+    from edgespec.llama.gguf_header import check_complete_file, other_kind
+
     header = check_complete_file(path)
     if header.architecture != ARCHITECTURE:
         kind = other_kind(header)
@@ -77,6 +80,9 @@ def speech_model(ref: str) -> Path:
 
 def speech_facts(path: Path) -> dict[str, object]:
     """Return the facts of a Whisper model. Raises EdgespecError for one that is not whole."""
+    from edgespec.apps.speech.tokenizer import WhisperTokenizer
+    from edgespec.apps.speech.weights.convert import SIZE_KEYS
+
     gguf = check_speech_file(path).gguf
     tokenizer = WhisperTokenizer.from_gguf(path)
 

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgespec.apps.speech.languages import LANGUAGES, WITHOUT_SPACES
-from edgespec.apps.speech.weights.contents import BrokenModelError
-from edgespec.apps.speech.weights.reading import token_bytes
+from edgespec.apps.speech.weights.reading import BrokenModelError, token_bytes
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.gguf import GGUF, TOKENS, read_gguf
 

@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.apps.speech.audio import SILENCE, is_silent
-from edgespec.apps.speech.beam import BeamPasses, BeamSearch
 from edgespec.apps.speech.mel import HOP, SAMPLE_RATE, log_mel, window_of
 from edgespec.apps.speech.options import SpeechOptions
 from edgespec.apps.speech.rules import SpeechRules, check_language, log_total, rule_tokens, start_tokens
@@ -30,6 +29,8 @@ from edgespec.apps.speech.whisper_model import DecoderCache, EncodedAudio, Seque
 from edgespec.apps.speech.windows import (
     FRAME_S,
     WINDOW_FRAMES,
+    BeamPasses,
+    BeamSearch,
     Split,
     WindowPasses,
     WindowsTogether,

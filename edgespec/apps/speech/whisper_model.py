@@ -25,7 +25,7 @@ import numpy.typing as npt
 from edgespec import _core
 from edgespec.apps.speech.speech_model import check_speech_file
 from edgespec.apps.speech.tokenizer import WhisperTokenizer
-from edgespec.apps.speech.weights.contents import WhisperSizes
+from edgespec.apps.speech.weights.reading import WhisperSizes
 from edgespec.errors import EdgespecError
 from edgespec.llama import backend
 from edgespec.llama import kernels as llama_kernels

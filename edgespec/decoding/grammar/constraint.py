@@ -90,6 +90,11 @@ class Constraint(Closing):
         self._rows: Rows = np.empty((0, n_vocab), np.float32)
         self._written: list[Allowed | None] = []  # what each of `_rows` was masked with; None: nothing
 
+    @property
+    def may_force(self) -> bool:
+        """Whether a token of the next draft may be forced; if none is, a drafter may rest."""
+        return True
+
     def mask(self, row: Rows, path: Path, *, place: int = 0) -> Rows | None:
         """Return the logits `row`, which follow `path`, with forbidden tokens at -inf.
 

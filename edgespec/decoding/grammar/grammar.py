@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import weakref
 from collections.abc import MutableSet, Sequence
@@ -172,14 +171,17 @@ class Grammar:
         Raises EdgespecError if the model is closed.
         """
         _ = self.model.handle  # raises if the model is closed
-        bias = params.logit_bias if params else {}
         return Constraint(
-            lambda: LibraryMatcher(self._start.deep_copy(), self.name),
+            self.matcher,
             self.model.n_vocab,
             is_eog=self.model.is_eog,
-            banned=[token for token, value in bias.items() if value == -math.inf],
+            banned=params.banned if params else (),
             name=self.name,
         )
+
+    def matcher(self) -> LibraryMatcher:
+        """Return a position at its beginning. Raises UsageError for a grammar that is none."""
+        return LibraryMatcher(self._start.deep_copy(), self.name)
 
     @cached_property
     def _start(self) -> LLMatcher:

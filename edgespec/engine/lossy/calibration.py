@@ -21,8 +21,7 @@ import msgspec
 from edgespec.decoding.choices import Signal
 from edgespec.decoding.options import Span, Waking
 from edgespec.errors import UsageError, describe_os_error
-from edgespec.llama.fingerprints import file_fingerprint
-from edgespec.llama.gguf_header import GGUFHeader
+from edgespec.llama.gguf_header import GGUFHeader, file_fingerprint
 from edgespec.platform.kept import PROFILES
 from edgespec.platform.messages import MessageFn, silent
 from edgespec.platform.state_file import DamagedFileError, NewerFormatError, StateFile, parse_struct

@@ -1,8 +1,8 @@
 """All stores of this disk: the model that a name means, and the list of all.
 
     ollama:NAME[:TAG]                       ollama.py
-    lmstudio:PUBLISHER/REPO[:QUANTIZATION]  lmstudio.py
-    llama.cpp:OWNER/REPO[:QUANTIZATION]     llama_cpp.py
+    lmstudio:PUBLISHER/REPO[:QUANTIZATION]  its folders, below
+    llama.cpp:OWNER/REPO[:QUANTIZATION]     its cache, below
     hf:OWNER/REPO/FILE.gguf[@REVISION]      hub_cache.py, where it is there; else it is pulled (hub.py)
     [hf:]OWNER/REPO[:QUANTIZATION]          one of these files: hub_repositories.py
     a path                                  files of the folders that models.toml names
@@ -13,24 +13,28 @@ Names and sizes only: nothing here reads a model's header, so that a shell can c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.entries import Registry
-from edgespec.models.found import llama_cpp, lmstudio, ollama
-from edgespec.models.found.files import model_files, refusal
-from edgespec.models.found.hub_cache import find_in_hub, hub_root, list_hub
+from edgespec.models.found import ollama
+from edgespec.models.found.files import Report, model_files, refusal
+from edgespec.models.found.hub_cache import cached_files, find_in_hub, hub_root, list_hub
 from edgespec.models.found.hub_repositories import hub_file
-from edgespec.models.found.llama_cpp import find_llama_cpp, list_llama_cpp, llama_cpp_root
-from edgespec.models.found.lmstudio import find_lmstudio, list_lmstudio, lmstudio_roots
-from edgespec.models.found.model import FoundModel, Listing
 from edgespec.models.found.ollama import find_ollama, is_store, list_ollama, ollama_names, ollama_roots
+from edgespec.models.found.repositories import FoundModel, Listing, RepositoryFile, choose_file, found_models
 from edgespec.models.hub_names import hub_entry, is_hub_name
 from edgespec.models.registry import load_registry
 from edgespec.models.store import Store
+from edgespec.platform.files import expand_user, text_of, user_folder
 
-_PREFIXES = (ollama.PREFIX, lmstudio.PREFIX, llama_cpp.PREFIX)
+LMSTUDIO, LLAMA_CPP = "lmstudio:", "llama.cpp:"
+_PREFIXES = (ollama.PREFIX, LMSTUDIO, LLAMA_CPP)
 
 
 def is_found_name(ref: str) -> bool:
@@ -45,7 +49,7 @@ def find_model(ref: str) -> FoundModel:
     """
     if ref.startswith(ollama.PREFIX):
         return find_ollama(ref, ollama_roots(load_registry().folders))
-    if ref.startswith(lmstudio.PREFIX):
+    if ref.startswith(LMSTUDIO):
         return find_lmstudio(ref, lmstudio_roots())
     return find_llama_cpp(ref, llama_cpp_root())
 
@@ -132,3 +136,135 @@ def _list_folder(folder: Path) -> Listing:
             )
         )
     return listing
+
+
+# ---- llama.cpp's own cache ($LLAMA_CACHE, ~/.cache/llama.cpp) ----
+#
+#     OWNER_REPO_FILE.gguf             a file that `-hf OWNER/REPO` has pulled
+#     manifest=OWNER=REPO=TAG.json     which file that was
+#     models--OWNER--REPO/             later versions keep them as the hub library does (hub_cache.py)
+#
+# `llama.cpp:OWNER/REPO[:QUANTIZATION]` names one as `-hf` does, also in the hub's cache; a file that no
+# manifest names is `llama.cpp:FILE.gguf`.
+
+
+class _PulledFile(msgspec.Struct, frozen=True):
+    rfilename: str = ""
+
+
+class _PullManifest(msgspec.Struct, frozen=True):
+    ggufFile: _PulledFile = _PulledFile()  # noqa: N815 - as the file has it
+
+
+def llama_cpp_root() -> Path:
+    """Return the folder of llama.cpp's cache."""
+    if own := os.environ.get("LLAMA_CACHE"):
+        return expand_user(own)
+    return user_folder("XDG_CACHE_HOME") / "llama.cpp"
+
+
+def list_llama_cpp(root: Path) -> Listing:
+    """Return all models of the cache."""
+    listing = Listing()
+    if root != hub_root():  # else they are listed as the hub's
+        listing.models = found_models(LLAMA_CPP, "llama.cpp", _llama_cpp_files(root, listing.problems.append))
+    return listing
+
+
+def find_llama_cpp(ref: str, root: Path) -> FoundModel:
+    """Return the model that `ref` means, here or in the hub's cache.
+
+    Without a quantization it is Q4_K_M, Q8_0 or the first, as in llama.cpp. Raises UsageError for an unknown
+    or ambiguous name.
+    """
+    caches = [root] if root == hub_root() else [root, hub_root()]
+    last: UsageError | None = None
+    for cache in caches:
+        files = _llama_cpp_files(cache, lambda _: None)
+        try:
+            chosen = choose_file(ref, LLAMA_CPP, files, prefers=True)
+        except UsageError as error:
+            last = error if last is None or "(here:" in str(error) else last
+        else:
+            return found_models(LLAMA_CPP, "llama.cpp", files)[files.index(chosen)]
+    assert last  # noqa: S101 - there is a cache, which did not have it
+    raise last
+
+
+def _llama_cpp_files(root: Path, report: Report) -> list[RepositoryFile]:
+    cached = [one.file for one in cached_files(root, report) if one.is_main]
+    return [*cached, *_flat_files(root, report)]
+
+
+def _flat_files(root: Path, report: Report) -> Iterator[RepositoryFile]:
+    names = dict(_manifests(root))
+    for files in model_files(root, report):
+        if files.path.parent == root:
+            repo, file = names.get(files.path.name, ("", files.path.name))
+            yield RepositoryFile(repo, file, files)
+
+
+def _manifests(root: Path) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Yield the name of each pulled file, and its repository and path there."""
+    try:
+        manifests = sorted(root.glob("manifest=*=*=*.json"))
+    except OSError:
+        return
+    for path in manifests:
+        _, owner, repo, _ = path.name.split("=", 3)
+        try:
+            file = msgspec.json.decode(text_of(path), type=_PullManifest).ggufFile.rfilename
+        except (msgspec.MsgspecError, RecursionError):
+            continue  # the file is then known by its own name
+        if file:
+            yield f"{owner}_{repo}_{file.replace('/', '_')}", (f"{owner}/{repo}", file)
+
+
+# ---- LM Studio's models: PUBLISHER/REPO/FILE.gguf below its folder ----
+#
+# `lmstudio:PUBLISHER/REPO[:QUANTIZATION]` names one. The folder is the `downloadsFolder` of its
+# settings.json, else `models` in its home; older versions had their home in ~/.cache/lm-studio.
+
+
+def lmstudio_roots() -> list[Path]:
+    """Return the folders of models that LM Studio may have, the likeliest first."""
+    homes = [expand_user("~/.lmstudio"), expand_user("~/.cache/lm-studio")]
+    if pointer := text_of(expand_user("~/.lmstudio-home-pointer")):
+        homes.insert(0, Path(pointer))
+    chosen = [folder for home in homes if (folder := _downloads_folder(home))]
+    return list(dict.fromkeys([*chosen, *(home / "models" for home in homes)]))
+
+
+def _downloads_folder(home: Path) -> Path | None:
+    """Return the folder that the user chose in LM Studio; None: none, or settings that say nothing of it."""
+    try:
+        settings = msgspec.json.decode(text_of(home / "settings.json"), type=dict[str, Any])
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+    folder = settings.get("downloadsFolder")
+    return expand_user(folder) if isinstance(folder, str) and folder.strip() else None
+
+
+def list_lmstudio(roots: Sequence[Path]) -> Listing:
+    """Return all models of the folders."""
+    listing = Listing()
+    listing.models = found_models(LMSTUDIO, "lmstudio", _lmstudio_files(roots, listing.problems.append))
+    return listing
+
+
+def find_lmstudio(ref: str, roots: Sequence[Path]) -> FoundModel:
+    """Return the model that `ref` means. Raises UsageError for an unknown or ambiguous name."""
+    files = _lmstudio_files(roots, lambda _: None)
+    chosen = choose_file(ref, LMSTUDIO, files, prefers=False)
+    return found_models(LMSTUDIO, "lmstudio", files)[files.index(chosen)]
+
+
+def _lmstudio_files(roots: Sequence[Path], report: Report) -> list[RepositoryFile]:
+    found: dict[str, RepositoryFile] = {}
+    for root in roots:
+        for files in model_files(root, report):
+            parts = files.path.relative_to(root).parts
+            n_repo = 2 if len(parts) > 2 else 0
+            one = RepositoryFile("/".join(parts[:n_repo]), "/".join(parts[n_repo:]), files)
+            found.setdefault(one.full_name.lower(), one)
+    return list(found.values())

@@ -12,16 +12,20 @@ from typing import Annotated
 import msgspec
 
 from edgespec.errors import EdgespecError, describe_os_error
-from edgespec.llama.fingerprints import tokenizer_fingerprint
-from edgespec.llama.ggml_types import type_name
-from edgespec.llama.gguf import TensorInfo
-from edgespec.llama.gguf_header import GGUFHeader, check_complete_file, other_kind, read_tensors
+from edgespec.llama.gguf import TensorInfo, type_name
+from edgespec.llama.gguf_header import (
+    GGUFHeader,
+    check_complete_file,
+    other_kind,
+    read_tensors,
+    tokenizer_fingerprint,
+)
 from edgespec.llama.kernel_coverage import multiplied
 from edgespec.llama.kernel_timing import MatrixShape
 from edgespec.llama.quantize import QUANT_TYPES
 from edgespec.models.footprint import shape_of
 from edgespec.models.found.files import real_path
-from edgespec.models.found.model import FoundModel
+from edgespec.models.found.repositories import FoundModel
 from edgespec.platform.kept import MODEL_FACTS
 from edgespec.platform.state_file import StateFile, parse_struct
 

@@ -19,8 +19,7 @@ from pathlib import Path
 from edgespec.errors import describe_os_error
 from edgespec.models.entries import Entry, HubSource
 from edgespec.models.found.files import Report, is_inside, model_files, real_path, refusal, unfinished_file
-from edgespec.models.found.model import FoundModel, Listing
-from edgespec.models.found.repositories import RepositoryFile
+from edgespec.models.found.repositories import FoundModel, Listing, RepositoryFile
 from edgespec.models.hub_names import hub_name, other_files
 from edgespec.platform.files import expand_user, text_of, user_folder
 

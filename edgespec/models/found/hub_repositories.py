@@ -15,8 +15,7 @@ from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.entries import nearest
 from edgespec.models.found.files import ModelFiles, is_later_part
 from edgespec.models.found.hub_cache import cached_files, hub_root
-from edgespec.models.found.model import is_projector
-from edgespec.models.found.repositories import RepositoryFile, of_quantization, preferred
+from edgespec.models.found.repositories import RepositoryFile, is_projector, of_quantization, preferred
 from edgespec.models.hub import list_hub_files
 from edgespec.models.hub_names import HubRepository, hub_repository
 from edgespec.models.sources import SourceFailure

@@ -21,7 +21,7 @@ import msgspec
 from edgespec.errors import UsageError
 from edgespec.models.entries import nearest
 from edgespec.models.found.files import is_inside, real_path, refusal
-from edgespec.models.found.model import FoundModel, Listing
+from edgespec.models.found.repositories import FoundModel, Listing
 from edgespec.platform.files import expand_user
 
 PREFIX = "ollama:"

@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from batch_parts import EchoWriter, custom_ids, results, write_lines
+from edgespec.apps.batch.commands.batch import BatchRate, run_batch
 from edgespec.apps.batch.lines import open_input
-from edgespec.apps.batch.records import BatchAnswer
-from edgespec.apps.batch.results import Journal
-from edgespec.apps.batch.run import BatchRate, run_batch
+from edgespec.apps.batch.results import BatchAnswer, Journal
 from edgespec.errors import EdgespecError, UsageError
 
 ORDERS = pytest.mark.parametrize("in_order", [True, False], ids=["in-order", "as-they-come"])

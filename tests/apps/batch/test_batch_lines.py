@@ -11,7 +11,7 @@ import pytest
 from batch_parts import write_lines
 from edgespec.apps.batch import lines
 from edgespec.apps.batch.lines import CHAT, PLAIN, TEXT, open_input
-from edgespec.apps.batch.records import BatchAnswer, BatchRequest, output_line, read_output_line
+from edgespec.apps.batch.results import BatchAnswer, BatchRequest, output_line, read_output_line
 from edgespec.errors import EdgespecError, UsageError
 
 

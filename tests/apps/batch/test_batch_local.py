@@ -8,10 +8,10 @@ import pytest
 
 from batch_parts import write_lines
 from edgespec import Engine
+from edgespec.apps.batch.commands.batch import BatchRate, run_batch
 from edgespec.apps.batch.lines import CHAT, TEXT, open_input
 from edgespec.apps.batch.local import LocalWriter, PromptDefaults
-from edgespec.apps.batch.records import BatchRequest
-from edgespec.apps.batch.run import BatchRate, run_batch
+from edgespec.apps.batch.results import BatchRequest
 from edgespec.apps.server.request_reader import Service
 from server_app import serving
 from shared_engine import SharedEngine
@@ -120,6 +120,16 @@ def test_a_line_gets_what_the_server_answers(tiny_path, engine):
     assert writer.n_tokens == sum(
         body["usage"]["completion_tokens"] for status, body in kept.answers.values() if status == 200
     )
+
+
+def test_a_field_that_nobody_knows_is_told_once(engine):
+    bodies = [{**GREEDY, "messages": HELLO} | more for more in ({}, {"brand_new": 1}, {"brand_new": 2})]
+    requests = [BatchRequest(i, str(i), CHAT, body) for i, body in enumerate(bodies)]
+    requests.append(BatchRequest(3, "3", CHAT, {**bodies[0], "temprature": 0}))
+    kept, _, log = run(SharedEngine(engine, parallel=1), requests)
+    assert [text_of(kept.answers[str(i)]) for i in range(3)] == [text_of(kept.answers["0"])] * 3
+    assert kept.answers["3"][0] == 400
+    assert log == [f"{CHAT}: brand_new: no such field is known here: it has no effect"]
 
 
 def test_a_plain_prompt_is_a_chat_where_the_model_has_a_template(tmp_path, engine):

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.apps.batch.records import BatchAnswer, BatchRequest
+from edgespec.apps.batch.results import BatchAnswer, BatchRequest
 from edgespec.cli import main
 from edgespec.errors import EdgespecError
 from tiny_gguf import write_tiny_gguf
@@ -95,8 +95,7 @@ def nodes(model: Path) -> Iterator[Nodes]:
 
 
 def writer(nodes: Nodes, target: object, said: list[str] | None = None) -> Any:
-    from edgespec.apps.batch.ray_cluster import RayWriter
-    from edgespec.apps.batch.ray_node import NodeSettings
+    from edgespec.apps.batch.ray_cluster import NodeSettings, RayWriter
 
     settings = NodeSettings(target=str(target), drafter="none", n_threads=1, kernels="off", parallel=2)
     tell = said.append if said is not None else print

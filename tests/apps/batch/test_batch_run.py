@@ -8,10 +8,9 @@ import os
 import pytest
 
 from batch_parts import EchoWriter, write_lines
+from edgespec.apps.batch.commands.batch import BatchRate, run_batch
 from edgespec.apps.batch.lines import open_input
-from edgespec.apps.batch.records import BatchAnswer
-from edgespec.apps.batch.results import PipedResults
-from edgespec.apps.batch.run import BatchRate, run_batch
+from edgespec.apps.batch.results import BatchAnswer, PipedResults
 
 
 class Clock:

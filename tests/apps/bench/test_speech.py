@@ -12,8 +12,14 @@ import pytest
 
 from edgespec.apps.bench.exports import write_csv
 from edgespec.apps.bench.runs import BenchmarkOutcome, Cell, HeardRecording, Run, peer_of
-from edgespec.apps.bench.speech import SpeechBench, SpeechSettings, parse_speech_variants, word_errors
-from edgespec.apps.bench.speech_peers import FasterWhisper, WhisperCpp
+from edgespec.apps.bench.speech import (
+    FasterWhisper,
+    SpeechBench,
+    SpeechSettings,
+    WhisperCpp,
+    parse_speech_variants,
+    word_errors,
+)
 from edgespec.apps.bench.summary import noise, summarise_cell, summarise_heard
 from edgespec.apps.energy import EnergyMeter
 from edgespec.apps.speech.draft_costs import SpeechDraftCosts

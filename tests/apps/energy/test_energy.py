@@ -10,12 +10,13 @@ from types import SimpleNamespace
 import pytest
 
 from edgespec.apps.energy import EnergyMeter, survey
-from edgespec.apps.energy.base import EnergyReading, UnreadableError
 from edgespec.apps.energy.sources import (
     GROUP_FIX,
+    EnergyReading,
     PmicPower,
     PyRaplCounters,
     RaplCounters,
+    UnreadableError,
     _pyrapl,
     find_battery,
     find_ina,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -13,11 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.apps.energy import EnergyMeter
-from edgespec.apps.energy.base import PowerSource
 from edgespec.apps.energy.meter import boot_clock
-from edgespec.apps.energy.sources import AssumedPower, BatteryPower, RaplCounters, RaplZone, find_rapl
+from edgespec.apps.energy.sources import (
+    AssumedPower,
+    BatteryPower,
+    PowerSource,
+    RaplCounters,
+    RaplZone,
+    find_rapl,
+)
 from edgespec.platform.metering import Measurement, choose_meter
 from energy_trees import INTEL_RANGE, Powercap, answering, battery, laptop, raspberry_pi, write
+from other_package import install
 
 
 class Clock:
@@ -548,20 +554,17 @@ class Theirs(Closing):
             True,
             "raise OSError('no bus')",
             "EnergyMeter",
-            ["the meter theirs (their_meter:Theirs) is left out: OSError: no bus"],
+            ["the meter theirs (their_package:Theirs) is left out: OSError: no bus"],
         ),
     ],
 )
 def test_a_meter_of_another_package_is_used_where_it_is_available(
     tmp_path, monkeypatch, available, body, chosen, said
 ):
-    (tmp_path / "their_meter.py").write_text(THEIR_METER.format(available=available, body=body))
-    info = tmp_path / "their_meter-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-meter\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[edgespec.meters]\ntheirs = their_meter:Theirs\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "their_meter", raising=False)
+    source = THEIR_METER.format(available=available, body=body)
+    install(
+        tmp_path, monkeypatch, entries="[edgespec.meters]\ntheirs = their_package:Theirs\n", source=source
+    )
     lines = []
     with choose_meter(on_message=lines.append) as meter:
         assert type(meter).__name__ == chosen

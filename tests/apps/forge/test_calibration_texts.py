@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgespec.apps.forge.calibration_texts import own_texts
+from edgespec.apps.forge.commands.quantize import own_texts
 from edgespec.errors import EdgespecError
 from tiny_architectures import write_architecture
 

@@ -14,7 +14,7 @@ from edgespec.apps.forge.training.head import HeadFamily, HeadRollout, HeadSetti
 from edgespec.apps.forge.training.weights import ModelWeights
 from edgespec.decoding.session import SequenceTokens
 from edgespec.errors import UsageError
-from edgespec.llama.ggml_types import to_floats
+from edgespec.llama.gguf import to_floats
 from edgespec.llama.gguf_header import check_model_file, read_header
 from edgespec.llama.head_file import TargetEmbeddings, read_head
 from edgespec.llama.kv_cache import KVCache, KVCacheSize

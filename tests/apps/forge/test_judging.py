@@ -11,11 +11,11 @@ from edgespec.apps.bench.runs import PLAIN, Run
 from edgespec.apps.forge.evaluation import Candidate, Evaluator
 from edgespec.apps.forge.evaluation_process import (
     DraftTiming,
-    EvaluationPrompt,
     EvaluationSettings,
     EvaluationTask,
 )
 from edgespec.apps.forge.progress import StageContext
+from edgespec.apps.forge.prompts import EvaluationPrompt
 from edgespec.errors import EdgespecError
 from tiny_gguf import write_tiny_gguf
 

@@ -12,7 +12,7 @@ from edgespec.apps.forge.make import make
 from edgespec.apps.forge.runs import RunState
 from edgespec.drafting.history import History
 from edgespec.errors import EdgespecError
-from edgespec.llama.fingerprints import tokenizer_fingerprint
+from edgespec.llama.gguf_header import tokenizer_fingerprint
 from edgespec.models.pull import hash_file
 
 

@@ -21,7 +21,7 @@ from edgespec.apps.forge.dataset import BUILT_IN, FROM_FILE, FROM_HISTORY, READ,
 from edgespec.apps.forge.prompts import TextPrompt, TokenPrompt
 from edgespec.drafting.history import History
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.llama.fingerprints import tokenizer_fingerprint
+from edgespec.llama.gguf_header import tokenizer_fingerprint
 from edgespec.llama.weights import Model
 from tiny_gguf import write_tiny_gguf
 

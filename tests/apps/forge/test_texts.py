@@ -11,7 +11,7 @@ from edgespec.apps.forge.dataset import BUILT_IN, FROM_FILE, FROM_HISTORY, READ,
 from edgespec.apps.forge.progress import StageContext
 from edgespec.drafting.history import History
 from edgespec.errors import EdgespecError
-from edgespec.llama.fingerprints import tokenizer_fingerprint
+from edgespec.llama.gguf_header import tokenizer_fingerprint
 from edgespec.llama.weights import Model
 from tiny_gguf import write_tiny_gguf
 

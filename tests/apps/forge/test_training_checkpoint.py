@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edgespec.apps.forge.training import loop
-from edgespec.apps.forge.training.optimizer import orthogonal
+from edgespec.apps.forge.training.loop import orthogonal
 from edgespec.errors import EdgespecError
 
 TREE = {"matrix": np.arange(40, dtype=np.float32).reshape(8, 5), "deep": {"number": np.float32(3)}}

@@ -12,9 +12,7 @@ import numpy as np
 import pytest
 
 from edgespec.apps.forge.training.head import HeadFamily, HeadSettings
-from edgespec.apps.forge.training.lessons import TextLessons
-from edgespec.apps.forge.training.loop import BEST, TrainingSettings, train
-from edgespec.apps.forge.training.optimizer import MUON
+from edgespec.apps.forge.training.loop import BEST, MUON, TextLessons, TrainingSettings, train
 from edgespec.apps.forge.training.weights import ModelWeights
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.gguf_header import read_header

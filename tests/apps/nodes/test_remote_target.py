@@ -11,7 +11,7 @@ import pytest
 from edgespec.apps.nodes import remote_target
 from edgespec.apps.nodes.remote_target import home_part
 from edgespec.decoding.sampling import SamplingParams
-from edgespec.drafting import draft_heads
+from edgespec.drafting import draft as draft_heads
 from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError, NodeLost, UsageError
 from edgespec.llama.node_addresses import read_addresses

@@ -24,12 +24,17 @@ def blocks(language: str) -> list[str]:
 @pytest.fixture(autouse=True)
 def environment(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if "served" in request.fixturenames:
-        monkeypatch.setenv("OPENAI_BASE_URL", f"{request.getfixturevalue('served').url}/v1")
-        monkeypatch.setenv("OPENAI_API_KEY", "none")
+        url = request.getfixturevalue("served").url
+        for name, address in (("OPENAI", f"{url}/v1"), ("ANTHROPIC", url)):
+            monkeypatch.setenv(f"{name}_BASE_URL", address)
+            monkeypatch.setenv(f"{name}_API_KEY", "none")
 
 
-@pytest.mark.parametrize("block", [b for b in blocks("python") if "openai import" in b])
-def test_the_openai_client_and_what_builds_on_it(
+CLIENTS = ("openai import", "anthropic import")
+
+
+@pytest.mark.parametrize("block", [b for b in blocks("python") if any(name in b for name in CLIENTS)])
+def test_the_official_clients_and_what_builds_on_them(
     served: Served, capsys: pytest.CaptureFixture[str], block: str
 ) -> None:
     block = block.replace(ADDRESS, served.url)
@@ -52,8 +57,8 @@ def test_llama_cpp_python(
 
 
 def test_every_python_example_is_run_by_a_test_above() -> None:
-    assert all("openai import" in block or "llama_cpp" in block for block in blocks("python"))
-    assert len(blocks("python")) >= 7
+    assert all(any(name in block for name in (*CLIENTS, "llama_cpp")) for block in blocks("python"))
+    assert len(blocks("python")) >= 8
 
 
 @pytest.mark.skipif(not shutil.which("curl"), reason="curl is not installed")
@@ -76,7 +81,8 @@ def test_configurations_name_the_address_of_the_server() -> None:
     continue_, llm = blocks("yaml")
     assert f"\n    apiBase: {ADDRESS}/v1\n" in continue_
     assert f"\n  api_base: {ADDRESS}/v1\n" in llm
-    (zed,) = map(json.loads, blocks("json"))
+    zed, opencode = map(json.loads, blocks("json"))
+    assert opencode["provider"]["edgespec"]["options"]["baseURL"] == f"{ADDRESS}/v1"
     provider = zed["language_models"]["openai_compatible"]["edgespec"]
     assert provider["api_url"] == "http://127.0.0.1:8080/v1"
     (neovim,) = blocks("lua")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import math
 import re
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -18,6 +20,7 @@ import pytest
 from edgespec import Engine, SamplingParams
 from edgespec.apps.server import streaming
 from edgespec.apps.server.json_routes import strict_json
+from edgespec.engine.batcher import StepSummary
 from server_app import Served, serving
 from tiny_gguf import write_tiny_gguf
 
@@ -575,6 +578,27 @@ def test_a_failure_of_ours_is_a_plain_500(tiny_path: Path, monkeypatch: pytest.M
             }
     assert len(served.log) == 3
     assert all("the model is closed" in line and "\n" not in line for line in served.log)
+
+
+def test_a_stream_begins_with_its_first_token(served: Served, client: httpx.Client, monkeypatch):
+    """Its headers wait for nothing else, however long a refusal may take to come."""
+    monkeypatch.setattr(streaming, "_SETTLE_S", 1000.0)
+    has_read, passes, count = threading.Event(), itertools.count(), served.worker.on_pass
+
+    def on_pass(passed: StepSummary) -> None:
+        count(passed)
+        if next(passes):  # the first one's token is on its way
+            has_read.wait(60)
+
+    monkeypatch.setattr(served.worker, "on_pass", on_pass)
+    body = ASK | GREEDY | {"stream": True, "max_tokens": 12, "speculative": {"drafter": "none"}}
+    try:
+        with client.stream("POST", CHAT, json=body) as answer:
+            assert answer.status_code == 200 and served.worker.busy
+            has_read.set()
+            assert [line for line in answer.iter_lines() if line][-1] == "data: [DONE]"
+    finally:
+        has_read.set()
 
 
 # ---- logprobs ----

@@ -91,31 +91,78 @@ def test_what_would_change_the_answer_is_refused_by_its_name(client: httpx.Clien
 @pytest.mark.parametrize(
     ("fields", "param", "place"),
     [
-        ({"no_such_field": 0}, "no_such_field", "no_such_field"),
         ({"temprature": 0}, "temprature", "is temperature meant?"),
-        ({"messages": [{"role": "user", "content": "x", "weight": 0}]}, "messages", "messages.0.weight"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "bold": True}]}]},
-            "messages",
-            "messages.0.content.0.bold",
-        ),
-        ({"stream_options": {"every": 1}}, "stream_options", "stream_options.every"),
+        ({"messages": [{"role": "user", "content": "x", "top_k": 0}]}, "messages", "messages.0.top_k"),
         ({"response_format": {"type": "text", "schema": {}}}, "response_format", "response_format.schema"),
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA, "lax": 1}}},
-            "response_format",
-            "response_format.json_schema.lax",
-        ),
         ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs", ".structural_tag"),
-        ({"speculative": {"depth": 3}}, "speculative", "speculative.depth"),
+        ({"reasoning": {"effort": "low"}}, "reasoning", "use reasoning_effort"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}, "tools": []}}, "tool_choice", ""),
     ],
 )
-def test_an_unknown_field_is_refused_wherever_it_is(
+def test_a_field_that_is_known_elsewhere_is_refused(
     client: httpx.Client, fields: dict[str, Any], param: str, place: str
 ):
     error = refused(client, CHAT, fields)
     assert error["param"] == param
     assert place in error["message"]
+
+
+ASK_OLLAMA = {"model": "edgespec", "messages": ASK["messages"], "stream": False}
+NEW: list[tuple[str, dict[str, Any], list[str]]] = [
+    (CHAT, {"no_such_field": 0}, ["no_such_field"]),
+    (TEXT, {"brand_new": {"a": 1}, "prompt_cache_retention_policy": "x"}, ["brand_new", "prompt_cache_rete"]),
+    (CHAT, {"messages": [{"role": "user", "content": "hello", "weight": 0}]}, ["messages.0.weight"]),
+    (
+        CHAT,
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "hello", "bold": True}]}]},
+        ["messages.0.content.0.bold"],
+    ),
+    (CHAT, {"stream_options": {"every": 1}}, ["stream_options.every"]),
+    (CHAT, {"response_format": {"type": "text", "lax": 1}}, ["response_format.lax"]),
+    (CHAT, {"speculative": {"gamma": 0, "fancy": 3}}, ["speculative.fancy"]),
+    ("/tokenize", {"content": "a", "brand_new": 1}, ["brand_new"]),
+    ("/api/chat", ASK_OLLAMA | {"brand_new": 1}, ["brand_new"]),
+    (
+        "/api/chat",
+        ASK_OLLAMA | {"options": {"fancy": 1, "num_predict": 8}},
+        ["options.fancy"],
+    ),
+    ("/api/show", {"model": "edgespec", "brand_new": 1}, ["brand_new"]),
+]
+
+
+@pytest.mark.parametrize(("path", "fields", "places"), NEW)
+def test_a_field_that_nobody_knows_is_named_and_has_no_effect(
+    served: Served, path: str, fields: dict[str, Any], places: list[str]
+):
+    with served.client() as client:
+        answer = client.post(path, json=BODIES.get(path, {}) | fields)
+        log, served.log[:] = [*served.log], []
+        told = answer.headers.get_list("X-Edgespec-Warning")
+        assert answer.status_code == 200, answer.text
+        assert len(told) == len(places)
+        assert all(line.startswith(place) for line, place in zip(told, places, strict=True))
+        assert [line.startswith(f"{path}: {places[0]}") for line in log] == [True]
+        if path in BODIES:
+            assert said(answer.json()) == said(answered(client, path))
+
+
+def test_a_strict_server_refuses_what_nobody_knows(tiny_path: Path):
+    with serving(tiny_path, service={"strict": True}) as strict, strict.client() as client:
+        for path, fields, places in NEW:
+            answer = client.post(path, json=BODIES.get(path, {}) | fields)
+            assert answer.status_code == 400
+            assert places[0] in answer.text
+        assert strict.log == []
+
+
+def test_names_of_new_fields_are_plain_text(served: Served):
+    with served.client() as client:
+        answer = client.post(CHAT, json=BODIES[CHAT] | {f"x\x1b[31m\n{i}": 1 for i in range(20)})
+        (line,), served.log[:] = [*served.log], []
+        told = answer.headers.get_list("X-Edgespec-Warning")
+        assert (len(told), told[-1]) == (9, "12 more fields: as little")
+        assert line.isprintable()
 
 
 def test_an_unknown_field_that_is_null_asks_for_nothing(client: httpx.Client):
@@ -256,7 +303,7 @@ def test_a_hint_says_where_a_field_is_known_and_never_names_the_one_that_was_sen
 
 def test_every_advice_names_fields_of_its_route(client: httpx.Client, served: Served):
     """What a refusal says to use instead is a field there, or the advice says on which route it is."""
-    fields = served.app.state.fields
+    fields = served.app.state.known.routes
     for name in OFF:
         advice = FIELDS[name].reason
         for used in re.findall(r"(?:use|with|or|and) (\w+_\w+|tools|echo|logprobs)\b", advice):

@@ -420,3 +420,78 @@ def post(client: httpx.Client, **fields: Any) -> Any:
     )
     assert answer.status_code == 200, answer.text
     return json.loads(answer.text)
+
+
+# ---- how much the model is to think ----
+
+TURN = "{% for m in messages %}{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}A:"
+SWITCHED = TURN + "{% if enable_thinking is false %}<think></think>{% else %}<think>\n{% endif %}{% endif %}"
+OFF_AT_FIRST = TURN + "{% if thinking %}<think>{% else %}</think>{% endif %}{% endif %}"
+BY_DEGREES = TURN + "{{ reasoning_effort or 'medium' }}<think>{% endif %}{# </think> #}"
+WITH_NONE = (
+    TURN + "{{ reasoning_effort }}{% if reasoning_effort != 'none' %}<think>{% endif %}{% endif %}</think>"
+)
+ALWAYS = TURN + "<think>\n{% endif %}{# </think> #}"
+ITSELF = TURN + "{% endif %}{# <think></think> #}"
+NEVER = TURN + "{% endif %}"
+CLOSED = "<think>\n\n</think>\n\n"
+
+
+@pytest.mark.parametrize(
+    ("template", "fields", "end", "budget"),
+    [
+        (SWITCHED, {}, "A:<think>\n", -1),
+        (SWITCHED, {"reasoning_effort": "none"}, "A:<think></think>", 0),
+        (SWITCHED, {"reasoning_budget": 0}, "A:<think></think>", 0),
+        (SWITCHED, {"reasoning_effort": "low"}, "A:<think>\n", 1024),
+        (SWITCHED, {"reasoning_effort": "low", "reasoning_budget": 7}, "A:<think>\n", 7),
+        (SWITCHED, {"reasoning_effort": "low", "reasoning_budget": -1}, "A:<think>\n", -1),
+        (SWITCHED, {"reasoning_effort": "xhigh"}, "A:<think>\n", -1),
+        (SWITCHED, {"chat_template_kwargs": {"enable_thinking": False}}, "A:<think></think>", -1),
+        (OFF_AT_FIRST, {}, "A:</think>", -1),
+        (OFF_AT_FIRST, {"reasoning_effort": "medium"}, "A:<think>", 4096),
+        (OFF_AT_FIRST, {"reasoning_effort": "none"}, "A:</think>", 0),
+        (OFF_AT_FIRST, {"reasoning_budget": 9}, "A:</think>", 9),
+        (BY_DEGREES, {"reasoning_effort": "minimal"}, "A:low<think>", -1),
+        (BY_DEGREES, {"reasoning_effort": "xhigh"}, "A:high<think>", -1),
+        (BY_DEGREES, {"reasoning_effort": "low", "reasoning_budget": 5}, "A:low<think>", 5),
+        (BY_DEGREES, {"reasoning_effort": "none"}, "A:medium" + CLOSED, 0),
+        (WITH_NONE, {"reasoning_effort": "none"}, "A:none</think>", 0),
+        (ALWAYS, {"reasoning_effort": "none"}, "A:" + CLOSED, 0),
+        (ALWAYS, {"thinking_budget_tokens": 0}, "A:" + CLOSED, 0),
+        (ALWAYS, {"reasoning_effort": "high"}, "A:<think>\n", 16384),
+        (ITSELF, {"reasoning_effort": "none"}, "A:" + CLOSED, 0),
+        (ITSELF, {"reasoning_effort": "none", "add_generation_prompt": False}, "hello\n", 0),
+        (ITSELF, {"reasoning_effort": "minimal"}, "A:", 512),
+        (NEVER, {"reasoning_effort": "none"}, "A:", 0),
+        (NEVER, {"reasoning_effort": "high"}, "A:", 16384),
+    ],
+)
+def test_an_effort_is_a_switch_or_a_budget(
+    asked: Any, template: str, fields: dict[str, Any], end: str, budget: int
+):
+    model = asked(template)
+    assert model.prompt(**fields) == ("hello\n" + end if not end.startswith("hello") else end)
+    assert model.ask(**fields).options.reasoning_budget == budget
+    assert model.ask(**fields).answer.thinks_at_once is end.rstrip().endswith("<think>")
+
+
+def test_a_thought_that_is_gone_on_with_is_closed(asked: Any):
+    model = asked(ALWAYS.replace("{{ m.content }}\n", "{{ m.content }}"))
+    for said, end in (("<think>Hm", "\n\n</think>\n\n"), ("<think>Hm</think>Yes", ""), ("Yes", "")):
+        messages = [*HELLO, {"role": "assistant", "content": said}]
+        prompt = model.prompt(messages, continue_final_message=True, reasoning_effort="none")
+        assert prompt == f"hello{said}{end}"
+
+
+def test_the_servers_limit_is_for_requests_that_say_nothing(asked: Any):
+    model = asked(ALWAYS)
+    model.reader = RequestReader(model.model, Service("served", (ALIAS,), 8192, reasoning_budget=3))
+    assert model.ask().options.reasoning_budget == 3
+    assert model.ask(reasoning_budget=-1).options.reasoning_budget == -1
+    assert model.ask(reasoning_effort="low").options.reasoning_budget == 1024
+
+
+def test_names_of_a_budget_that_contradict_each_other(asked: Any):
+    error = asked(ALWAYS).refused(reasoning_budget=1, thinking_budget_tokens=2)
+    assert str(error).startswith("thinking_budget_tokens and reasoning_budget are two names of one field")

@@ -47,12 +47,13 @@ def description(served: Served) -> Any:
     found = schemathesis.openapi.from_url(f"{served.url}/openapi.json")
 
     @found.hook
-    def map_body(_context: Any, body: Any) -> Any:
+    def map_body(context: Any, body: Any) -> Any:
         if isinstance(body, dict) and isinstance(body.get("model"), str):
             body["model"] = "edgespec"  # else all of it would be 404
             if isinstance(body.get("options"), dict):
                 body["options"] = {"num_predict": 4}  # of Ollama's: any other name is 400
-            for name in ("max_tokens", "max_completion_tokens"):
+            limits = ("max_tokens", "max_completion_tokens")
+            for name in ("max_output_tokens",) if context.operation.path == "/v1/responses" else limits:
                 if name not in body or (isinstance(body[name], int) and body[name] > 4):
                     body[name] = 4
         return body
@@ -70,6 +71,10 @@ def description(served: Served) -> Any:
         ("GET", "/v1/models/{name}", "positive", 10),
         ("POST", "/v1/chat/completions", "positive", 20),
         ("POST", "/v1/chat/completions", "negative", 40),
+        ("POST", "/v1/responses", "positive", 20),
+        ("POST", "/v1/responses", "negative", 40),
+        ("GET", "/v1/responses/{response_id}", "positive", 3),
+        ("DELETE", "/v1/responses/{response_id}", "positive", 3),
         ("POST", "/v1/completions", "positive", 20),
         ("POST", "/v1/completions", "negative", 40),
         ("POST", "/infill", "negative", 20),
@@ -93,6 +98,9 @@ def description(served: Served) -> Any:
         ("POST", "/api/chat", "negative", 40),
         ("POST", "/api/generate", "positive", 20),
         ("POST", "/api/generate", "negative", 40),
+        ("POST", "/v1/messages", "positive", 20),
+        ("POST", "/v1/messages", "negative", 40),
+        ("POST", "/v1/messages/count_tokens", "positive", 5),
     ],
 )
 def test_answers_are_as_described(
@@ -120,9 +128,13 @@ def test_the_description_names_every_route_and_no_status_that_is_never_sent(serv
         "/v1/models",
         "/v1/models/{name}",
         "/v1/chat/completions",
+        "/v1/responses",
+        "/v1/responses/{response_id}",
         "/v1/completions",
         "/v1/audio/transcriptions",
         "/v1/audio/translations",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
         "/infill",
         "/tokenize",
         "/detokenize",

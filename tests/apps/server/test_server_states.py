@@ -1,12 +1,14 @@
-"""The server over models that keep a state: answers of several clients, and prompts that begin alike."""
+"""The server over models that keep a state, and states of prompts that outlive a server."""
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from edgespec import Engine, SamplingParams
+from edgespec.llama.choices import StateRoom
 from server_app import serving
 from tiny_states import SOME, tiny
 
@@ -44,3 +46,18 @@ def test_several_clients_get_what_each_gets_alone(name: str, parallel: int) -> N
             known = [answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in answers]
             assert min(known) > 0, "what all prompts begin with is not read again"
         assert served.log == []
+
+
+@pytest.mark.parametrize("parallel", [1, 3])
+def test_a_server_that_starts_again_goes_on(tmp_path: Path, tiny_path: Path, parallel: int) -> None:
+    states = StateRoom(tmp_path, 1 << 30)
+    found = []
+    for options in ({}, {"states": states}, {"states": states}):
+        with serving(tiny_path, engine_options={"parallel": parallel, **options}) as served:
+            with served.client() as client:
+                asked = {"model": "edgespec", "prompt": SYSTEM, **GREEDY}
+                answer = client.post("/v1/completions", json=asked).raise_for_status().json()
+            found.append(answer["choices"][0]["text"])
+    assert len({*found}) == 1
+    usage = answer["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] == usage["prompt_tokens"] - 1 > 256

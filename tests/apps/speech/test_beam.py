@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from test_rules import by_the_book
 
-from edgespec.apps.speech.beam import BeamSearch
 from edgespec.apps.speech.options import SpeechOptions
 from edgespec.apps.speech.rules import SpeechRules
+from edgespec.apps.speech.windows import BeamSearch
 from toy_speech import END, RULES, START, ToyDecoderCache, random_decoder
 
 N_CTX = 40

@@ -8,16 +8,17 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, cast
 
 import typer
 from rich.progress import BarColumn, TextColumn
 from rich.table import Column
 
-from edgespec.apps.batch.run import BatchRate, BatchResults
+from edgespec.apps.batch.results import BatchAnswer, BatchRequest
 from edgespec.cli.console import INTERRUPTED, err, message
 from edgespec.cli.groups import grouped, option_group, shown
 from edgespec.cli.options import (
@@ -39,8 +40,9 @@ if TYPE_CHECKING:
     from edgespec.apps.batch.local import PromptDefaults
     from edgespec.apps.batch.ray_cluster import RayWriter
     from edgespec.apps.batch.results import Journal, PipedResults
-    from edgespec.apps.batch.run import BatchWriter
     from edgespec.decoding.choices import DrafterName
+    from edgespec.engine.model_choice import ChosenModels
+    from edgespec.models.resolve import ModelRef
     from edgespec.platform.metering import Measurement, Meter
 
 
@@ -259,7 +261,7 @@ def batch_command(
         found = open_input(files.requests, None if files.piped else files.out.absolute().parent)
         stack.enter_context(found.file)
         names = models.pull(drafter, loading.compute, chat_template=loading.chat_template)
-        results = _results(stack, files, found, _belongs_to(found, names[0], loading, defaults))
+        results = _results(stack, files, found, _belongs_to(found, names.target, loading, defaults))
         run = _BatchRun(files, found, results)
         if not run.complete:
             if loading.ray is not None:
@@ -275,12 +277,11 @@ def batch_command(
 
 
 def _belongs_to(
-    found: BatchInput, target: str, loading: BatchLoading, defaults: PromptDefaults
+    found: BatchInput, target: ModelRef, loading: BatchLoading, defaults: PromptDefaults
 ) -> dict[str, Any]:
     """The settings that decide the answers: they must be the same when a batch goes on."""
     from edgespec.llama.chat_template import template_text
-    from edgespec.llama.fingerprints import file_fingerprint
-    from edgespec.llama.gguf_header import check_model_file
+    from edgespec.llama.gguf_header import check_model_file, file_fingerprint
     from edgespec.models.resolve import resolve
 
     decides = {
@@ -350,7 +351,7 @@ class _BatchRun:
 
     def answer(
         self,
-        names: tuple[str, str | None],
+        names: ChosenModels,
         loading: BatchLoading,
         defaults: PromptDefaults,
         meter: Meter,
@@ -384,15 +385,13 @@ class _BatchRun:
                 self._energy = window.end() if window else None
 
     def answer_on_cluster(
-        self, address: str, names: tuple[str, str | None], loading: BatchLoading, defaults: PromptDefaults
+        self, address: str, names: ChosenModels, loading: BatchLoading, defaults: PromptDefaults
     ) -> None:
         with closing(_open_cluster(address, names, loading, defaults)) as writer:
             self._write(writer)
 
     def _write(self, writer: BatchWriter) -> None:
         """Have `writer` answer what has no result yet, or until Ctrl-C."""
-        from edgespec.apps.batch.run import BatchRate, run_batch
-
         began, pace = time.monotonic(), BatchRate()
         try:
             with BatchDisplay(self._results, self._input.n_requests, pace) as display:
@@ -442,19 +441,18 @@ class _BatchRun:
 
 def _open_cluster(
     address: str,
-    names: tuple[str, str | None],
+    names: ChosenModels,
     loading: BatchLoading,
     defaults: PromptDefaults,
 ) -> RayWriter:
     """The service on the cluster at `address`. Raises EdgespecError."""
-    from edgespec.apps.batch.ray_cluster import RayWriter
-    from edgespec.apps.batch.ray_node import NodeSettings
+    from edgespec.apps.batch.ray_cluster import NodeSettings, RayWriter
     from edgespec.llama.chat_template import template_text
 
     (target, draft), template = names, loading.chat_template
     settings = NodeSettings(
-        target=_for_nodes(target),
-        draft=_for_nodes(draft) if draft else None,
+        target=_for_nodes(target.name),
+        draft=_for_nodes(draft.name) if draft else None,
         drafter=cast("DrafterName", loading.drafter),
         n_ctx=loading.ctx,
         parallel=loading.parallel,
@@ -470,3 +468,134 @@ def _open_cluster(
 def _for_nodes(name: str) -> str:
     """Return a model's name as nodes understand it: a file by its whole path."""
     return str(Path(name).absolute()) if Path(name).is_file() else name
+
+
+# ---- the loop of a batch: as many requests at once as fit, in order, each result written as it comes ----
+
+
+class BatchWriter(Protocol):
+    """Answers requests: with an engine in this process, or on other machines."""
+
+    @property
+    def n_free(self) -> int:
+        """Requests that may begin now."""
+
+    @property
+    def n_running(self) -> int:
+        """Requests that `finished` has yet to return."""
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens so far, unfinished answers included."""
+
+    def begin(self, request: BatchRequest) -> None:
+        """Begin a request; only while `n_free` is above 0."""
+
+    def finished(self) -> list[tuple[BatchRequest, BatchAnswer]]:
+        """Work for a second at most, and return complete answers; a failed request has an error as answer."""
+
+
+class BatchResults(Protocol):
+    """Takes the results."""
+
+    @property
+    def n_done(self) -> int:
+        """Results so far, earlier runs included."""
+
+    @property
+    def n_failed(self) -> int:
+        """Results with an error."""
+
+    def has(self, request: BatchRequest, /) -> bool:
+        """Whether the request has a result."""
+
+    def add(self, request: BatchRequest, answer: BatchAnswer, /) -> None:
+        """Write a result."""
+
+    def sync(self) -> None:
+        """Sync results to disk if the last time was a second ago."""
+
+
+class BatchRate:
+    """Speed of a run over the last half minute, and the time that is left."""
+
+    SPAN_S = 30.0
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seen: deque[tuple[float, int]] = deque([(clock(), 0)])
+        self.n_cut = 0
+        """Answers that a limit of tokens cut."""
+        self._n_answers = 0
+        self._n_answer_tokens = 0
+
+    def note(self, n_tokens: int) -> None:
+        """Note the tokens written since the beginning."""
+        now = self._clock()
+        if now - self._seen[-1][0] >= self.SPAN_S / 100:
+            self._seen.append((now, n_tokens))
+            while self._seen[1][0] <= now - self.SPAN_S:
+                self._seen.popleft()
+
+    def answered(self, answer: BatchAnswer) -> None:
+        """Note a complete answer."""
+        self._n_answers += 1
+        self.n_cut += answer.is_cut
+        self._n_answer_tokens += answer.n_tokens
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens a second; None at the beginning."""
+        (began, first), (ended, last) = self._seen[0], self._seen[-1]
+        return (last - first) / (ended - began) if ended > began else None
+
+    def left_s(self, n_left: int) -> float | None:
+        """Estimate the seconds for `n_left` requests, begun ones included; None: no estimate yet.
+
+        Short answers end first, so the complete ones say too little of the others: an answer's mean length is
+        all tokens over the answers that ended, and a begun one is expected to have that much before it.
+        """
+        rate = self.tokens_per_s
+        if not rate or not self._n_answers:
+            return None
+        n_tokens = max(self._seen[-1][1], self._n_answer_tokens)
+        return n_left * n_tokens / self._n_answers / rate
+
+
+def run_batch(
+    requests: Iterator[BatchRequest],
+    writer: BatchWriter,
+    results: BatchResults,
+    pace: BatchRate,
+    on_progress: Callable[[], None] = lambda: None,
+) -> None:
+    """Answer all requests without a result, reading each only when it can begin.
+
+    `on_progress` is called after each result and each pass. Raises what `requests`, `writer` and `results`
+    raise; results until then stay.
+    """
+
+    def add(request: BatchRequest, answer: BatchAnswer) -> None:
+        results.add(request, answer)
+        pace.answered(answer)
+        results.sync()
+        on_progress()
+
+    more = True
+    while more or writer.n_running:
+        while more and writer.n_free > 0:
+            request = next(requests, None)
+            if request is None:
+                more = False
+            elif results.has(request):
+                continue
+            elif request.refused:
+                add(request, request.refused)
+            else:
+                writer.begin(request)
+        if writer.n_running:
+            for request, answer in writer.finished():
+                add(request, answer)
+            pace.note(writer.n_tokens)
+            results.sync()
+            on_progress()

@@ -118,8 +118,8 @@ def _bench_texts(
     from edgespec.apps.bench.clients import prompts_for
     from edgespec.apps.bench.commands.bench_runs import RunningBench, draft_of_peers, llama_cpp
     from edgespec.apps.bench.peers import check_programs
-    from edgespec.apps.energy import EnergyMeter
-    from edgespec.apps.energy.commands.energy import know_idle
+    from edgespec.platform.metering import choose_meter
+    from edgespec.platform.plugins import part
     from edgespec.platform.signals import SignalPipe
 
     settings, limits = measuring.variants.settings(prompts), measuring.limits()
@@ -134,14 +134,14 @@ def _bench_texts(
             f"--draft and --variants {measuring.variants.variants} contradict each other: choose one"
         )
     writes = any(variant.cascade for variant in settings.variants)
-    meter = EnergyMeter.choose(assume_watts=watts, on_message=message)
+    meter = choose_meter(assume_watts=watts, on_message=message)
     names = models.choose(drafter, compute, writes=writes)
     if peer.bin_:
-        check_programs(peer.bin_, drafts=names[1] is not None)
+        check_programs(peer.bin_, drafts=names.draft is not None)
     pull_named(*names)
-    peers_draft = draft_of_peers(*names) if peer.peer else None
+    peers_draft = draft_of_peers(names) if peer.peer else None
     with meter, SignalPipe() as signals:
-        know_idle(meter)
+        part("energy.know_idle")(meter)
         parallel = max(settings.clients, default=1)
         with compute.load_engine(
             names, drafter=drafter, meter=meter, signals=signals, parallel=parallel

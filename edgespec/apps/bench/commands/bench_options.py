@@ -126,7 +126,7 @@ class RecordingChoice:
 
     def check(self) -> None:
         """Raise UsageError for a program or a model of it that is not there."""
-        from edgespec.apps.bench.speech_peers import faster_whisper, whisper_cpp
+        from edgespec.apps.bench.speech import faster_whisper, whisper_cpp
 
         if self.faster_whisper:
             faster_whisper(self.faster_whisper)

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from edgespec.apps.bench import clients
 from edgespec.apps.bench.bench import (
@@ -23,15 +23,18 @@ from edgespec.apps.bench.bench import (
     unfit,
 )
 from edgespec.apps.bench.clients import Measured, prompts_for
-from edgespec.apps.bench.commands.bench_options import RecordingChoice, ReportOutputs, SuiteChoice
 from edgespec.apps.bench.commands.tables import write_results
 from edgespec.apps.bench.machine import facts
 from edgespec.apps.bench.peers import LlamaCpp, LlamaCppPeer, context_for
 from edgespec.apps.bench.runs import BenchmarkOutcome, Cell, PassTime, Run, Throughput
-from edgespec.apps.bench.speech import SpeechBench, SpeechSettings, parse_speech_variants, require_counting
-from edgespec.apps.bench.speech_peers import FasterWhisper, WhisperCpp
-from edgespec.apps.energy import EnergyMeter
-from edgespec.apps.energy.commands.energy import know_idle
+from edgespec.apps.bench.speech import (
+    FasterWhisper,
+    SpeechBench,
+    SpeechSettings,
+    WhisperCpp,
+    parse_speech_variants,
+    require_counting,
+)
 from edgespec.apps.speech.choices import DEFAULT_MODEL
 from edgespec.apps.speech.speech_model import pull_speech, speech_model, speech_ref
 from edgespec.apps.speech.whisper_model import SpeechModel
@@ -39,6 +42,7 @@ from edgespec.cli.console import INTERRUPTED, err, line_of, message
 from edgespec.cli.options import Compute, ModelChoice
 from edgespec.cli.progress import WorkDisplay, pull_named
 from edgespec.engine.engine import Engine
+from edgespec.engine.model_choice import ChosenModels
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.gguf_header import read_header
 from edgespec.models.draft_records import paired_draft
@@ -50,6 +54,11 @@ from edgespec.platform.cpu import default_threads
 from edgespec.platform.files import expand_user
 from edgespec.platform.machine import MachineWatch
 from edgespec.platform.memory import peak_rss_bytes
+from edgespec.platform.metering import choose_meter
+from edgespec.platform.plugins import part
+
+if TYPE_CHECKING:
+    from edgespec.apps.bench.commands.bench_options import RecordingChoice, ReportOutputs, SuiteChoice
 
 _PEER_GAMMA = 3  # llama.cpp's default
 
@@ -248,13 +257,15 @@ def hashed(names: Iterable[str]) -> list[FileFacts]:
         return [model_file(name).facts() for name in names]
 
 
-def draft_of_peers(target: str, draft: str | None) -> Path | None:
+def draft_of_peers(models: ChosenModels) -> Path | None:
     """Return the file of the model that drafts for llama.cpp's programs; pull it if need be.
 
-    They run no heads: where `draft` is one, it is the pair's small model, or none.
+    They run no heads: where the draft is one, it is the pair's small model, or none.
     """
-    names = (draft, paired_draft(target, writes=True)) if draft else ()
-    for name in filter(None, names):
+    target, draft = models
+    for name in (draft, paired_draft(target, writes=True)) if draft else ():
+        if not name:
+            continue
         pull_named(name)
         header = read_header(resolve(name))
         if not header.only_drafts:
@@ -303,8 +314,8 @@ class RecordingBench:
         pull_speech(names[0], names[1] if len(names) > 1 else "none")
         threads = compute.threads or default_threads()
         with ExitStack() as stack:
-            meter = stack.enter_context(EnergyMeter.choose(assume_watts=watts, on_message=message))
-            know_idle(meter)
+            meter = stack.enter_context(choose_meter(assume_watts=watts, on_message=message))
+            part("energy.know_idle")(meter)
             with err.status("loading the models"):
                 models = [
                     stack.enter_context(

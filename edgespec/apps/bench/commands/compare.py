@@ -21,14 +21,14 @@ from edgespec.apps.bench.commands.bench_options import (
 from edgespec.cli.completion import complete_models
 from edgespec.cli.console import INTERRUPTED, err, message
 from edgespec.cli.groups import grouped, option_group, shown
-from edgespec.cli.options import ThreadsOption, WattsOption, read_text
+from edgespec.cli.options import ThreadsOption, WattsOption
 from edgespec.cli.progress import WorkDisplay, pull_named
 from edgespec.errors import EdgespecError, UsageError, check_choice, describe_os_error
 from edgespec.llama.choices import KernelsChoice
 from edgespec.models.hashes import sha256_of
 from edgespec.models.sources import format_size
 from edgespec.models.suites import DEFAULT, Suite, load_suite
-from edgespec.platform.files import check_folder
+from edgespec.platform.files import check_folder, read_text_file
 from edgespec.platform.kept import QUANTIZED
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class AccuracyOptions:
     def _read(self) -> str:
         if not self.text:
             return "\n\n".join(prompt.text for prompt in load_suite(DEFAULT).prompts)
-        return read_text(self.text)
+        return read_text_file(self.text, "text")
 
 
 @option_group()
@@ -246,12 +246,12 @@ IDENTITY = ("processor", "usable processors", "energy", "edgespec", "llama-cpp-p
 def machine_facts(assume_watts: float | None) -> dict[str, str | int | float]:
     """Return the machine's facts and what measures its energy; this measures the idle power if unknown."""
     from edgespec.apps.bench.machine import facts
-    from edgespec.apps.energy import EnergyMeter
-    from edgespec.apps.energy.commands.energy import know_idle
+    from edgespec.platform.metering import choose_meter
+    from edgespec.platform.plugins import part
 
-    with EnergyMeter.choose(assume_watts=assume_watts, on_message=message) as meter:
-        know_idle(meter)
-        return {**facts(), "energy": meter.source or "unavailable"}
+    with choose_meter(assume_watts=assume_watts, on_message=message) as meter:
+        part("energy.know_idle")(meter)
+        return {**facts(), "energy": meter.begin().end().source or "unavailable"}
 
 
 @dataclass(frozen=True, slots=True)

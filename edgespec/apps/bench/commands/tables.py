@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from edgespec.apps.bench.commands.bench_options import ReportOutputs
 from edgespec.apps.bench.exports import Summaries, document, summarise, write_csv
 from edgespec.apps.bench.report import write_png, write_report
 from edgespec.apps.bench.rows import (
@@ -41,6 +41,9 @@ from edgespec.apps.bench.summary import (
     VariantSummary,
 )
 from edgespec.cli.console import out, print_table, tell_written
+
+if TYPE_CHECKING:
+    from edgespec.apps.bench.commands.bench_options import ReportOutputs
 
 
 def write_results(outcome: BenchmarkOutcome, outputs: ReportOutputs) -> None:

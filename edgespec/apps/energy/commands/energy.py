@@ -13,6 +13,7 @@ from edgespec.cli.console import message, out, print_line, print_table
 from edgespec.cli.groups import shown
 from edgespec.cli.options import JsonOption, WattsOption
 from edgespec.cli.progress import WorkDisplay
+from edgespec.platform.metering import Meter
 
 ROOT = Path("/")
 """Root of the /proc and /sys that are searched for sources; tests replace it."""
@@ -72,12 +73,17 @@ def energy_command(
     return 0
 
 
-def know_idle(meter: EnergyMeter, seconds: float = 10.0) -> None:
-    """Measure and store the idle power of the meter's source, unless it is stored already.
+def know_idle(meter: Meter, seconds: float = 10.0) -> None:
+    """Measure and store the idle power of our meter's source, unless it is stored already.
 
     On a busy machine a message says that it was not measured, and net joules stay unavailable.
     """
-    if not meter.available or meter.estimated or meter.idle_w is not None:
+    if (
+        not isinstance(meter, EnergyMeter)
+        or not meter.available
+        or meter.estimated
+        or meter.idle_w is not None
+    ):
         return
     watts, _, warning = _measured_idle(meter, seconds)
     if warning:

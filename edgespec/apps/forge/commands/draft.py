@@ -2,29 +2,256 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn
 
-from edgespec.apps.forge.commands.draft_data import data_app
-from edgespec.apps.forge.commands.draft_options import (
-    DataOptions,
-    EvaluationOptions,
-    MakeOptions,
-    TargetOption,
-    TrainingOptions,
-)
-from edgespec.apps.forge.commands.stage_display import StageDisplay
-from edgespec.cli.completion import complete_draft
-from edgespec.cli.console import message, out, print_table
-from edgespec.cli.groups import grouped
+from edgespec.apps.forge.progress import StageProgress
+from edgespec.cli.completion import complete_draft, complete_model
+from edgespec.cli.console import err, message, out, print_table
+from edgespec.cli.groups import grouped, option_group
 from edgespec.cli.made_drafts import described, full_table
-from edgespec.cli.options import JsonOption, ThreadsAndKernels
-from edgespec.cli.progress import pull_named
+from edgespec.cli.options import JsonOption, ThreadsAndKernels, ThreadsOption
+from edgespec.cli.progress import LINE_EVERY, ProgressDisplay, pull_named
 from edgespec.engine.model_choice import choose_models
+from edgespec.errors import UsageError
 from edgespec.models.draft_records import draft_records
 from edgespec.models.sources import format_size
+from edgespec.platform.files import check_writable
+
+if TYPE_CHECKING:
+    from edgespec.apps.forge.builder import TrainingRequest
+    from edgespec.apps.forge.data_stage import DataRequest
+    from edgespec.apps.forge.dataset import Dataset
+    from edgespec.apps.forge.evaluation_process import EvaluationSettings
+    from edgespec.apps.forge.progress import StageContext
+    from edgespec.llama.gguf_header import GGUFHeader
+
+
+# ---- the progress of making a draft, in a terminal and elsewhere ----
+
+
+class StageDisplay(ProgressDisplay):
+    """A row for each stage: its name, a bar, its figures, the time left. All on stderr.
+
+    Elsewhere than in a terminal a line when a stage begins, and one for each tenth of it that has figures.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[left]}", style="progress.remaining"),
+            TextColumn("{task.fields[detail]}"),
+            transient=False,
+        )
+        self._tasks: dict[str, TaskID] = {}
+        self._next_line: dict[str, float] = {}
+
+    def show(self, step: StageProgress) -> None:
+        """Show how far a stage is; the stages before it are over."""
+        if err.is_terminal:
+            self._draw(step)
+        else:
+            self._print(step)
+
+    def _draw(self, step: StageProgress) -> None:
+        if step.stage not in self._tasks:
+            for task in self._tasks.values():
+                self.bars.update(task, completed=1.0, left="")
+            self._tasks[step.stage] = self.bars.add_task(step.stage, total=1.0, detail="", left="")
+        self.bars.update(self._tasks[step.stage], completed=step.share, detail=step.detail, left=_left(step))
+
+    def _print(self, step: StageProgress) -> None:
+        if step.stage not in self._next_line:
+            err.print(step.stage)
+            self._next_line[step.stage] = LINE_EVERY
+        elif step.share >= self._next_line[step.stage] and step.detail:
+            left = _left(step)
+            figures = ", ".join(filter(None, (step.detail, left)))
+            err.print(f"{step.stage}: {step.share:.0%}, {figures}")
+            while self._next_line[step.stage] <= step.share:
+                self._next_line[step.stage] += LINE_EVERY
+
+
+def _left(step: StageProgress) -> str:
+    if step.left_s is None or step.left_s == float("inf"):
+        return ""
+    hours, minutes = divmod(round(step.left_s / 60), 60)
+    if hours:
+        return f"{hours} h {minutes:02} min left"
+    return f"{minutes} min left" if minutes else f"{step.left_s:.0f} s left"
+
+
+# ---- options of `edgespec draft make` and `draft eval`, and what users write as numbers and sizes ----
+
+
+_DATA, _TRAINING, _JUDGING = "What it learns from", "Training", "Judging"
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMgG]?)([iI]?[bB])?")
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3}
+
+TargetOption = Annotated[
+    str | None,
+    typer.Option(
+        "--target",
+        "-t",
+        help="The model it drafts for: a GGUF file, a name of `edgespec models list`, or hf:...",
+        show_default="the default pair's",
+        autocompletion=complete_model,
+    ),
+]
+
+
+@option_group()
+class MakeOptions:
+    """The draft that is made."""
+
+    target: TargetOption = None
+    name: Annotated[
+        str | None, typer.Option(help="What it is to be called.", show_default="TARGET-head-TYPE")
+    ] = None
+    force: Annotated[
+        bool, typer.Option("--force", help="Keep it though it is no better, and replace one of that name.")
+    ] = False
+
+
+@option_group(_DATA)
+class DataOptions:
+    """The texts that the target writes."""
+
+    data_tokens: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N",
+            help="Tokens that the target is to have written, such as 200k; what it wrote for earlier drafts "
+            "counts, but not with --prompts and --from-history.",
+            show_default="200k for each hour of training, at least 20k",
+        ),
+    ] = None
+    answer_tokens: Annotated[int, typer.Option(min=8, help="Most tokens of each of its answers.")] = 400
+    budget: Annotated[
+        str,
+        typer.Option(
+            metavar="SIZE", help="Most disk space for these texts and the target's hidden states along them."
+        ),
+    ] = "2GB"
+    prompts: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Prompts or texts like yours, in addition to the built-in prompts; may be repeated.",
+            show_default=False,
+        ),
+    ] = None
+    from_history: Annotated[
+        bool,
+        typer.Option(
+            "--from-history",
+            help="Also your own earlier prompts (`edgespec cache info`). They stay on this machine.",
+        ),
+    ] = False
+
+    def request(self, training: TrainingRequest) -> DataRequest:
+        """The texts that are asked of the target. Raises UsageError."""
+        from edgespec.apps.forge.data_stage import DataRequest, default_tokens
+
+        tokens = self.data_tokens
+        return DataRequest(
+            tokens=default_tokens(training) if tokens is None else count(tokens, "data_tokens"),
+            n_predict=self.answer_tokens,
+            budget=size(self.budget, "budget"),
+            prompts=tuple(self.prompts or ()),
+            from_history=self.from_history,
+        )
+
+
+@option_group(_TRAINING)
+class TrainingOptions:
+    """The training, and the drafts that are made of it."""
+
+    hours: Annotated[
+        float | None,
+        typer.Option(
+            metavar="H",
+            help="Hours of training.",
+            show_default="2",
+        ),
+    ] = None
+    tokens: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N", help="Instead of hours: tokens of training, such as 1M.", show_default=False
+        ),
+    ] = None
+    start: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DRAFT",
+            help="The head that the training of a head starts from, such as one from another machine.",
+            show_default="the last training's, or the best",
+            autocompletion=complete_model,
+        ),
+    ] = None
+    keep: Annotated[
+        int | None, typer.Option(min=1, help="Tokens that the draft can say.", show_default="16384, or all")
+    ] = None
+    types: Annotated[str, typer.Option(help="Quantizations to try, with commas.")] = "q4_0,q8_0"
+
+    def request(self) -> TrainingRequest:
+        """Return how a head is trained. Raises UsageError."""
+        from edgespec.apps.forge.builder import TrainingRequest
+        from edgespec.models.quantizations import parse_types
+
+        if self.hours is not None and self.tokens is not None:
+            raise UsageError("--hours and --tokens contradict each other: choose one")
+        tokens = None if self.tokens is None else count(self.tokens, "tokens")
+        return TrainingRequest(
+            hours=(2.0 if self.hours is None else self.hours) if tokens is None else None,
+            tokens=tokens,
+            start=self.start,
+            keep=self.keep,
+            types=tuple(parse_types(self.types, "types")),
+        )
+
+
+@option_group(_JUDGING)
+class EvaluationOptions:
+    """Length of an evaluation."""
+
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds over all prompts.")] = 3
+    n_predict: Annotated[int, typer.Option("--n-predict", "-n", min=2, help="Tokens of an answer.")] = 64
+
+    def settings(self, n_prompts: int, threads: int | None, kernels: str) -> EvaluationSettings:
+        """Return them as the judge wants them."""
+        from edgespec.apps.forge.evaluation_process import EvaluationSettings
+
+        off = kernels == "off"
+        return EvaluationSettings(self.n_predict, self.rounds, n_prompts, threads, "off" if off else "auto")
+
+
+def count(text: str, field: str) -> int:
+    """Return a number as users write it, such as 1M, 200k or 5000. Raises UsageError."""
+    found = _NUMBER.fullmatch(text.strip())
+    if not found or found[3]:
+        raise UsageError("must be a number, such as 5000, 200k or 1M", field=field, value=text)
+    return int(float(found[1]) * 1000.0 ** _POWERS[found[2].lower()])
+
+
+def size(text: str, field: str) -> int:
+    """Return the bytes of a size as users write it, such as 2GB, 500M or 1.5GiB. Raises UsageError."""
+    found = _NUMBER.fullmatch(text.strip())
+    if not found:
+        raise UsageError("must be a size, such as 500MB or 2GB", field=field, value=text)
+    base = 1024.0 if found[3] and found[3][0] in "iI" else 1000.0
+    return int(float(found[1]) * base ** _POWERS[found[2].lower()])
+
+
+# ---- the commands ----
+
 
 draft_app = typer.Typer(
     rich_help_panel="Models and drafts",
@@ -33,7 +260,6 @@ draft_app = typer.Typer(
     epilog="Example: edgespec draft make --hours 2",
 )
 
-draft_app.add_typer(data_app, name="data")
 
 _Name = Annotated[str, typer.Argument(help="A name of `edgespec draft list`.", autocompletion=complete_draft)]
 
@@ -136,8 +362,8 @@ def eval_command(
     """
     from edgespec.apps.forge.commands.draft_report import evaluated_document, print_evaluated
     from edgespec.apps.forge.evaluation import evaluate_draft
-    from edgespec.apps.forge.evaluation_process import EvaluationPrompt
     from edgespec.apps.forge.progress import StageContext
+    from edgespec.apps.forge.prompts import EvaluationPrompt
     from edgespec.models.suites import evenly, load_suite
     from edgespec.platform.signals import SignalPipe
 
@@ -180,3 +406,112 @@ def _tell_of_data(folder: Path | None, n_bytes: int) -> None:
         out.print("its data is not here")
     else:
         out.print(f"{folder}: deleted, {format_size(n_bytes)}")
+
+
+# ---- `draft data`: the texts that a target wrote, out of a dataset and into one, as one small file ----
+
+
+data_app = typer.Typer(
+    no_args_is_help=True,
+    help="Move the texts that a model wrote for its drafts to another machine, or keep them: tokens only.",
+    epilog="Example: edgespec draft data export texts.npz",
+)
+
+
+draft_app.add_typer(data_app, name="data")
+
+
+@data_app.command("export", epilog="Example: edgespec draft data export texts.npz -t my-7b.gguf")
+def export_command(
+    file: Annotated[Path, typer.Argument(help="The file to write, an .npz.", show_default=False)],
+    *,
+    target: TargetOption = None,
+    own_texts: Annotated[
+        bool,
+        typer.Option("--own-texts", help="Also the texts made from your history and your files."),
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file of that name.")] = False,
+) -> None:
+    """Write the texts of a model to a file: about a byte a token, without hidden states.
+
+    `edgespec draft data import` takes them in on another machine that has the very file of the model.
+    """
+    from edgespec.apps.forge.exported_texts import export_texts
+    from edgespec.apps.forge.progress import StageContext
+
+    if file.exists() and not force:
+        raise UsageError(f"{file}: exists already; choose another name, or replace it with --force")
+    check_writable(file, "")
+    with StageDisplay() as display:
+        context = StageContext(on_progress=display.show, on_message=message)
+        dataset, _ = _dataset(target or choose_models(None, None, "none")[0], context)
+        count = export_texts(dataset, file, own=own_texts)
+    out.print(
+        f"{file}: {count.n_texts:,} texts, {count.n_tokens:,} tokens, {format_size(file.stat().st_size)}"
+    )
+    if count.n_left_out:
+        message(f"{count.n_left_out:,} texts made from your own were left out; --own-texts takes them along")
+
+
+@data_app.command(
+    "import",
+    epilog="Examples: `edgespec draft data import texts.npz` · then: `edgespec draft make --hours 2`",
+)
+def import_command(
+    file: Annotated[Path, typer.Argument(help="A file of `draft data export`.", show_default=False)],
+    *,
+    target: TargetOption = None,
+    budget: Annotated[
+        str,
+        typer.Option(metavar="SIZE", help="Most disk space for all texts and the hidden states along them."),
+    ] = "2GB",
+    threads: ThreadsOption = None,
+) -> None:
+    """Let a model read the texts that it wrote elsewhere: `draft make` then need not write as many.
+
+    They must be of the very file of the model. A file that does not say whose it is needs --target. Ctrl-C
+    stops it, and the same command goes on.
+    """
+    from edgespec.apps.forge.exported_texts import ExportedTexts, check_export, import_texts
+    from edgespec.apps.forge.progress import StageContext
+    from edgespec.llama.weights import Model
+    from edgespec.platform.cpu import default_threads
+    from edgespec.platform.signals import SignalPipe
+
+    n_bytes = size(budget, "budget")
+    check_export(file)
+    name = target or choose_models(None, None, "none")[0]
+    pull_named(name)
+    with SignalPipe() as signals, StageDisplay() as display:
+        context = StageContext(on_progress=display.show, on_message=message, signals=signals)
+        dataset, header = _dataset(name, context)
+        exported = ExportedTexts(file, dataset.target, is_named=target is not None)
+        try:
+            with Model(header.path, header=header) as model:
+                count = import_texts(
+                    model, dataset, exported, n_bytes, context, n_threads=threads or default_threads()
+                )
+        except KeyboardInterrupt:
+            message("what was read is kept; the same command goes on")
+            raise
+    there = f"; {count.n_left_out:,} were there already" if count.n_left_out else ""
+    out.print(f"{dataset.folder}: {count.n_texts:,} texts more, {count.n_tokens:,} tokens of answers{there}")
+
+
+def _dataset(name: str, context: StageContext) -> tuple[Dataset, GGUFHeader]:
+    """Return the dataset of a target, and the header of the target's file."""
+    from edgespec.apps.forge.dataset import Dataset, DatasetTarget
+    from edgespec.apps.forge.progress import StageProgress
+    from edgespec.llama.gguf_header import check_model_file
+    from edgespec.llama.head_file import check_target
+    from edgespec.models.hashes import sha256_of
+    from edgespec.models.quantizations import model_file
+
+    def hashing(n_bytes: int) -> None:
+        context.on_progress(StageProgress("hashing the target", n_bytes / header.file_bytes))
+
+    found = model_file(name)
+    header = check_model_file(found.path)
+    check_target(header)
+    target = DatasetTarget.of(header, found.name, sha256_of(found.path, hashing))
+    return Dataset(target, on_message=context.on_message), header

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,17 +14,21 @@ from edgespec.cli.completion import complete_model
 from edgespec.cli.console import err, out, tell_written
 from edgespec.cli.groups import shown
 from edgespec.cli.progress import PullDisplay, WorkDisplay
-from edgespec.errors import UsageError
+from edgespec.decoding.sampling import SamplingParams
+from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.found.catalog import is_found_name, stored_model
-from edgespec.models.found.model import file_stem
+from edgespec.models.found.repositories import file_stem
 from edgespec.models.resolve import locate, resolve
 from edgespec.models.sources import check_disk
 from edgespec.models.store import Store
 from edgespec.models.whisper_files import ARCHITECTURE, is_whisper_source, whisper_gguf
 from edgespec.platform.cpu import default_threads
-from edgespec.platform.files import check_folder, expand_user
+from edgespec.platform.files import check_folder, expand_user, read_text_file
+from edgespec.platform.plugins import part
 
 if TYPE_CHECKING:
+    from edgespec.engine.engine import Engine
+    from edgespec.engine.stream import Stream
     from edgespec.llama.importance import Importance
 
 
@@ -57,13 +61,12 @@ class ImportanceSource:
         """Refuse both, and files that cannot be read. Raises UsageError, EdgespecError."""
         if self.imatrix and self.texts:
             raise UsageError("--imatrix and --calibrate: give one of them")
-        from edgespec.apps.forge.calibration_texts import read_text
         from edgespec.llama.importance import read_importance
 
         if self.imatrix:
             read_importance(self.imatrix)
         for file in self.texts:
-            read_text(file)
+            read_text_file(file, "calibrate")
 
     @property
     def is_given(self) -> bool:
@@ -72,7 +75,6 @@ class ImportanceSource:
 
     def importance(self, src: Path, types: list[str], n_threads: int) -> Importance | None:
         """Return the importance, measured if need be; None if neither user nor `types` ask for it."""
-        from edgespec.apps.forge.calibration_texts import own_texts, texts_of
         from edgespec.llama.importance import measure_importance, read_importance
         from edgespec.llama.quantize import ASK_IMPORTANCE
 
@@ -89,6 +91,80 @@ class ImportanceSource:
                 texts = own_texts(src, n_threads=n_threads, on_progress=writing)
             measuring = partial(display.show, "measuring which columns matter")
             return measure_importance(src, texts, n_threads=n_threads, on_progress=measuring)
+
+
+# ---- texts to quantize by: a model's own answers to the built-in prompts, or files of the user ----
+
+
+OWN_TOKENS = 24_576
+"""Tokens of own texts, prompts included: 48 passes of 512."""
+
+_AT_ONCE, _N_CTX, _N_PREDICT, _LONGEST_PROMPT = 16, 1024, 384, 512
+_SAMPLING = SamplingParams(temperature=0.8)
+
+
+def own_texts(
+    path: Path,
+    n_tokens: int = OWN_TOKENS,
+    *,
+    n_threads: int | None = None,
+    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> list[list[int]]:
+    """Return texts of `n_tokens` tokens or a few more: prompts, and what the model at `path` answers.
+
+    `on_progress` takes the tokens so far, and all. Raises what Engine raises, and EdgespecError for a
+    model that reads too few tokens at once.
+    """
+    from edgespec.engine.engine import Engine
+    from edgespec.llama.gguf_header import read_header
+
+    if (n_ctx := read_header(path).n_ctx_train) < _N_CTX:
+        raise EdgespecError(
+            f"{path}: reads {n_ctx} tokens at once, and its own texts would take {_N_CTX}; "
+            "give texts with --calibrate FILE, or --imatrix FILE"
+        )
+    texts: list[list[int]] = []
+    with Engine(
+        path, drafter="none", parallel=_AT_ONCE, n_ctx=_N_CTX, n_threads=n_threads, profile=False
+    ) as engine:
+        prompts = _short_prompts(engine)
+        running: list[Stream] = []
+        while (done := sum(map(len, texts)) + sum(len(one.tokens) for one in running)) < n_tokens:
+            on_progress(done, n_tokens)
+            while len(running) < _AT_ONCE and engine.has_room(_LONGEST_PROMPT, _N_PREDICT):
+                seed = len(texts) + len(running)
+                running.append(
+                    engine.stream(next(prompts), n_predict=_N_PREDICT, params=_SAMPLING, seed=seed)
+                )
+            engine.step()
+            for stream in [*running]:
+                stream.made()
+                if stream.finished:
+                    running.remove(stream)
+                    texts.append(list(stream.tokens))
+        texts += [list(stream.tokens) for stream in running]
+        for stream in running:
+            stream.close()
+    return texts
+
+
+def _short_prompts(engine: Engine) -> Iterator[list[int]]:
+    from edgespec.apps.forge.prompts import built_in
+
+    while True:
+        for prompt in built_in():
+            tokens = engine.prompt_tokens(prompt.turns[-1])
+            if len(prompt.turns) == 1 and len(tokens) <= _LONGEST_PROMPT:
+                yield tokens
+
+
+def texts_of(files: Sequence[Path], path: Path) -> list[list[int]]:
+    """Return the tokens of text files, in the vocabulary of the model at `path`. Raises UsageError."""
+    from edgespec.llama.weights import Model
+
+    texts = [read_text_file(file, "calibrate") for file in files]
+    with Model(path, vocab_only=True) as model:
+        return [model.tokenize(text, add_special=True, parse_special=False) for text in texts]
 
 
 # ---- quantize ----
@@ -168,11 +244,6 @@ def _quantizer(
     src: Path, types: list[str], weights: ImportanceSource, *, pure: bool, n_threads: int
 ) -> Callable[[Path, str], None]:
     """A function that writes `src` to a path in a type: llama.cpp's quantizer, or ours for Whisper models."""
-    from edgespec.apps.speech.weights.convert import (
-        check_whisper_type,
-        convert_whisper,
-        read_whisper,
-    )
     from edgespec.llama.gguf_header import read_header
     from edgespec.llama.quantize import quantize
 
@@ -185,10 +256,11 @@ def _quantizer(
         )
     if weights.is_given:
         raise UsageError("--imatrix and --calibrate: not for Whisper models")
+    whisper = part("speech.weights")
     for name in types:
-        check_whisper_type(name, "type")
-    contents = read_whisper(src)
-    return lambda target, name: convert_whisper(contents, target, name)
+        whisper.check_whisper_type(name, "type")
+    contents = whisper.read_whisper(src)
+    return lambda target, name: whisper.convert_whisper(contents, target, name)
 
 
 def _refuse_made_draft(source: str, file: Path) -> None:

@@ -18,23 +18,145 @@ from dataclasses import asdict, dataclass, field
 from os import SEEK_END
 from pathlib import Path
 from types import FrameType
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
 import msgspec
 import numpy as np
 import optax
+from jax import Array
 
-from edgespec.apps.forge.training.acceptance import Acceptance
-from edgespec.apps.forge.training.batches import EpochPosition
-from edgespec.apps.forge.training.family import Batch, Params
-from edgespec.apps.forge.training.lessons import Lessons
-from edgespec.apps.forge.training.optimizer import optimizer
+from edgespec.apps.forge.dataset import Dataset
+from edgespec.apps.forge.training.acceptance import Acceptance, AcceptanceEvaluation
+from edgespec.apps.forge.training.arithmetic import FACTOR, dot
+from edgespec.apps.forge.training.batches import BatchSize, EpochPosition, TextPacking, batches
+from edgespec.apps.forge.training.family import (
+    Batch,
+    Params,
+    Trainable,
+    TrainableFamily,
+    TrainingBatch,
+    TrainingRecipe,
+)
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.platform.files import replacing
 from edgespec.platform.messages import MessageFn, silent
 from edgespec.platform.state_file import DamagedFileError
+
+# ---- lessons of a training: what it learns from and is judged by, as the loop sees it ----
+
+
+class Lessons(Trainable, Protocol):
+    """A draft, and what it is trained on."""
+
+    @property
+    def n(self) -> int:
+        """The number of texts or windows; where it changed, a resumed training begins an epoch."""
+
+    def batches(self, seed: int, place: EpochPosition) -> Iterator[tuple[Batch, EpochPosition]]:
+        """Yield batches from `place` on, without end, each with the position after it."""
+
+    def evaluate(self, params: Params) -> Acceptance:
+        """Return the acceptance on what is held out."""
+
+
+_MOST_HELD_OUT = 8192  # tokens that drafts are judged on
+
+
+class TextLessons:
+    """Texts of a dataset, for a family of drafts."""
+
+    def __init__(
+        self,
+        family: TrainableFamily,
+        dataset: Dataset,
+        *,
+        recipe: TrainingRecipe | None = None,
+        rows: BatchSize | None = None,
+        n_positions: int = 5,
+    ) -> None:
+        """Pack the texts into `rows`, and judge drafts of `n_positions` tokens on some held-out texts.
+
+        `recipe`, `rows`: None: the family's own. Raises EdgespecError if there are too few texts.
+        """
+        texts = list(dataset.texts(held_out=False))
+        held_out = [text for text in dataset.texts(held_out=True) if text.temperature == 0.0]
+        self.recipe, self.n = recipe or family.recipe, len(texts)
+        self.frozen, self.init, self.loss = family.frozen, family.init, family.loss
+        self._family, self._rows = family, rows or BatchSize(self.recipe.n_rows)
+        self._packing = TextPacking(texts, self._rows)
+        if not self._packing.n_answers or not held_out:
+            raise EdgespecError(
+                f"too few texts to train on ({len(texts)}, and {len(held_out)} to judge by); "
+                "let the target write more"
+            )
+        self.evaluate = AcceptanceEvaluation(
+            family, held_out, self._rows, n_positions=n_positions, n_most=_MOST_HELD_OUT
+        )
+
+    def batches(self, seed: int, place: EpochPosition) -> Iterator[tuple[TrainingBatch, EpochPosition]]:
+        """Yield batches from `place` on, without end, each with the position after it."""
+        return batches(self._packing, self._family.embed, self._rows.n, seed, place)
+
+
+# ---- the optimizer: Muon or AdamW for matrices, Adam for vectors and numbers ----
+#
+# Muon (K. Jordan, 2024, https://kellerjordan.github.io/posts/muon; arXiv 2502.16982) makes steps equally long
+# in all directions of a matrix. A new head learns about twice as much from a step as with AdamW, and bears
+# longer steps. Muon multiplies each matrix with itself: too slow for a model of many layers.
+
+
+_ITERATIONS = 4  # with the author's 5 a head learns no more
+_QUINTIC = (3.4445, -4.7750, 2.0315)  # coefficients of the Newton-Schulz iteration, its author's
+_MOMENTUM = 0.95
+
+MUON = TrainingRecipe("muon", rate=7e-3, vector_rate=5e-4, warm_up=10, n_rows=6)
+
+
+def optimizer(recipe: TrainingRecipe) -> optax.GradientTransformation:
+    """Return the transformation of gradients to full-length steps downhill."""
+    adam = optax.scale_by_adam(b1=0.9, b2=0.95)
+    matrices = adam
+    if recipe.matrices == "muon":
+        matrices = optax.chain(optax.trace(_MOMENTUM, nesterov=True), optax.stateless(_orthogonalize))
+    decay = optax.add_decayed_weights(recipe.decay)
+    return optax.chain(
+        optax.clip_by_global_norm(recipe.clip),
+        optax.multi_transform(
+            {
+                "matrix": optax.chain(matrices, decay, optax.scale(-recipe.rate)),
+                "vector": optax.chain(adam, optax.scale(-recipe.vector_rate)),
+            },
+            lambda params: jax.tree.map(lambda x: "matrix" if x.ndim > 1 else "vector", params),
+        ),
+    )
+
+
+def _orthogonalize(gradients: Params, _params: Params) -> Params:
+    return jax.tree.map(orthogonal, gradients)
+
+
+def orthogonal(gradient: Array) -> Array:
+    """Approximate U V^T of a matrix U S V^T, (k, n), times sqrt(n / k) if it is wide.
+
+    Singular values become 0.7 to 1.2, but for tiny ones. With the factor, the change of an output does not
+    depend on the matrix's shape.
+    """
+    k, n = gradient.shape
+    x = gradient.T if k > n else gradient
+    x = (x / (jnp.linalg.norm(x) + 1e-9)).astype(FACTOR)
+    a, b, c = _QUINTIC
+    for _ in range(_ITERATIONS):
+        square = dot(x, x, 1, 1)
+        change = b * square + c * dot(square, square, 1, 0)
+        x = (a * x + dot(change, x, 1, 0)).astype(FACTOR)
+    x = x.astype(jnp.float32) * max(1.0, n / k) ** 0.5
+    return x.T if k > n else x
+
+
+# ---- the loop ----
+
 
 BEST = "best.npz"
 """File of the parameters with the best acceptance, in the folder of a training."""

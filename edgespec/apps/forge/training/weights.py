@@ -8,8 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.errors import UsageError
-from edgespec.llama.ggml_types import row_bytes, to_floats
-from edgespec.llama.gguf import TensorInfo
+from edgespec.llama.gguf import TensorInfo, row_bytes, to_floats
 from edgespec.llama.gguf_header import GGUFHeader
 
 EMBEDDINGS, OUTPUT, OUTPUT_NORM = "token_embd.weight", "output.weight", "output_norm.weight"

@@ -16,7 +16,7 @@ from rich.table import Table
 from edgespec.cli.console import message, out, print_table
 from edgespec.cli.groups import shown
 from edgespec.cli.options import JsonOption
-from edgespec.platform.files import lines_of
+from edgespec.platform.files import lines_of, text_of
 
 _SERVERS = ("serve", "node")
 _LISTENS = "0A"  # a socket's state in /proc/net/tcp
@@ -33,6 +33,8 @@ class RunningProcess:
     """HOST:PORT of each socket that listens; empty while models are loaded."""
     seconds: float
     """Since it began."""
+    models: tuple[str, ...] = ()
+    """Of a server of several models, those that are loaded."""
 
 
 @shown("Machine", "edgespec ps")
@@ -49,13 +51,14 @@ def ps_command(json: JsonOption = False) -> None:
     for one in found:
         minutes = int(one.seconds // 60)
         since = f"{minutes // 60} h {minutes % 60:02} min" if minutes >= 60 else f"{minutes} min"
-        table.add_row(str(one.pid), " ".join(one.addresses) or "loading", since, one.command)
+        command = one.command + (f" (loaded: {', '.join(one.models)})" if one.models else "")
+        table.add_row(str(one.pid), " ".join(one.addresses) or "loading", since, command)
     print_table(table)
 
 
 def running_servers(root: Path = Path("/")) -> Iterator[RunningProcess]:
     """Yield the servers and nodes of this user; `root`: the folder with `proc`."""
-    listening = dict(_listening(root))
+    listening, models = dict(_listening(root)), [*_models(root)]
     for folder in sorted((root / "proc").glob("[0-9]*"), key=lambda one: int(one.name)):
         try:
             words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
@@ -66,7 +69,18 @@ def running_servers(root: Path = Path("/")) -> Iterator[RunningProcess]:
         except OSError:  # it ended
             continue
         addresses = tuple(dict.fromkeys(listening[link] for link in links if link in listening))
-        yield RunningProcess(int(folder.name), shlex.join(options), addresses, max(0.0, since))
+        loaded = tuple(name for parent, name in models if parent == folder.name)
+        yield RunningProcess(int(folder.name), shlex.join(options), addresses, max(0.0, since), loaded)
+
+
+def _models(root: Path) -> Iterator[tuple[str, str]]:
+    """Yield the processes that serve one model of several: the id of the server's process, and the name."""
+    for folder in (root / "proc").glob("[0-9]*"):
+        words = text_of(folder / "cmdline").split("\0")
+        if words[2:3] == ["-c"] and "import serve_model" in words[3]:
+            parent = text_of(folder / "stat").rpartition(")")[2].split()[1]
+            name = next((word for word in words if word.startswith("--alias=")), "")
+            yield parent, name.removeprefix("--alias=")
 
 
 def _options(words: list[str]) -> list[str]:

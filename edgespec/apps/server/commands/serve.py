@@ -6,34 +6,52 @@ import importlib.util
 import json as json_text
 import os
 import secrets
+import shutil
 import socket
 import stat
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from edgespec.apps.server.commands.embedding_serving import EmbeddingServing
+from edgespec.apps.server.router.preset import (
+    KEEP_ALIVE,
+    PresetModel,
+    check_names,
+    duration_s,
+    plain_name,
+    read_preset,
+)
 from edgespec.cli.completion import complete_model
 from edgespec.cli.console import INTERRUPTED, err, message, out
-from edgespec.cli.groups import grouped, option_group, shown
+from edgespec.cli.groups import as_words, grouped, option_group, shown
 from edgespec.cli.local_run import RunningServer, announced_server, file_identity, installation
 from edgespec.cli.options import (
     OUTPUT,
+    TARGET,
     Compute,
     ComputeOnNodes,
+    DraftOption,
+    ModelArgument,
     ModelChoice,
     ModelFirst,
+    PairOption,
     SharedModels,
+    StateOptions,
     WattsOption,
     named_drafter,
     refuse_contradictions,
 )
 from edgespec.cli.progress import pull_named
+from edgespec.decoding.option_table import LARGEST_INT
 from edgespec.errors import EdgespecError, UsageError
+from edgespec.models.resolve import locate
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -42,8 +60,11 @@ if TYPE_CHECKING:
     from edgespec.apps.server.audio_routes import SpeechService
     from edgespec.apps.server.embedding_routes import EmbeddingService
     from edgespec.apps.server.metrics import Metrics
+    from edgespec.apps.server.request_reader import Service
+    from edgespec.apps.server.router.pool import ModelSpec
     from edgespec.apps.server.worker import Worker
     from edgespec.engine.engine import Engine
+    from edgespec.engine.model_choice import ChosenModels
     from edgespec.platform.metering import Meter
     from edgespec.platform.signals import Cancellation
     from edgespec.platform.turns import Turns
@@ -75,10 +96,11 @@ class ServeLoading(SharedModels):
             help="Memory that keeps what was read of earlier conversations.",
         ),
     ] = 256
+    states: StateOptions
     compute: ComputeOnNodes
     vectors: EmbeddingServing
 
-    def load(self, names: tuple[str, str | None], meter: Meter | None, signals: Cancellation) -> Engine:
+    def load(self, names: ChosenModels, meter: Meter | None, signals: Cancellation) -> Engine:
         """Return the engine of a target and a draft."""
         return self.compute.load_engine(
             names,
@@ -89,7 +111,45 @@ class ServeLoading(SharedModels):
             prefix_cache=self.prefix_cache << 20,
             parallel=self.parallel,
             chat_template=self.chat_template,
+            states=self.states.room(),
         )
+
+
+@option_group()
+class ServedModels:
+    """The models of the server: a pair, as of `ModelFirst`, or several, each in a process of its own."""
+
+    target: Annotated[list[str] | None, TARGET] = None
+    draft: DraftOption = None
+    pair: PairOption = None
+    model: ModelArgument = None
+    models: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Several models at this address, each loaded when it is asked, as with several --model: "
+            "a TOML file with a table for each (docs/several-models.md).",
+            show_default="one model",
+        ),
+    ] = None
+    alias: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Name of the model in requests and answers; more of them: other names.",
+            show_default="its own",
+        ),
+    ] = None
+
+    @property
+    def are_several(self) -> bool:
+        """Whether `one` is not all of it."""
+        return self.models is not None or len(self.target or ()) > 1
+
+    def one(self) -> ModelFirst:
+        """Return the choice of the one model."""
+        target = self.target[0] if self.target else None
+        return ModelFirst(target=target, draft=self.draft, pair=self.pair, model=self.model)
 
 
 @option_group(_ADDRESS)
@@ -97,7 +157,11 @@ class ListenOptions:
     """Address on which the server listens, and its API key."""
 
     host: Annotated[
-        str, typer.Option(help="Address to listen on; another than this machine's own needs an API key.")
+        str,
+        typer.Option(
+            help="Address to listen on; another than this machine's own needs an API key. FILE.sock: a Unix "
+            "socket of this user."
+        ),
     ] = "127.0.0.1"
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: a free one.")] = 8080
     api_key_file: Annotated[
@@ -112,6 +176,23 @@ class ListenOptions:
             "--unsafe-no-api-key", help="Listen on another address without a key: whoever reaches it may ask."
         ),
     ] = False
+
+    cors: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ORIGIN",
+            help="Let web pages of this site ask, such as http://localhost:3000; *: of all. May be repeated.",
+            show_default="none",
+        ),
+    ] = None
+    turns: Annotated[Path | None, typer.Option(hidden=True)] = None
+    """The folder of the locks by which servers of one machine take turns at its processors."""
+
+    def origins(self) -> tuple[str, ...]:
+        """Return the sites whose pages may ask. Raises UsageError."""
+        from edgespec.apps.server.gate import read_origin
+
+        return tuple(map(read_origin, self.cors or ()))
 
     def check_reach(self, *, loopback: bool, key: str | None) -> None:
         """Raise UsageError if other machines could ask without a key and the user did not allow it."""
@@ -145,12 +226,38 @@ class RequestLimits:
     max_prompt: Annotated[
         int | None, typer.Option(min=1, help="Tokens of a prompt.", show_default="the context")
     ] = None
+    reasoning_budget: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=-1,
+            max=LARGEST_INT,
+            help="Tokens of a thought, where a request does not say; 0: no thoughts, -1: no limit.",
+        ),
+    ] = -1
+    strict: Annotated[
+        bool,
+        typer.Option("--strict", help="Refuse a field that nobody knows; else a header and the log name it."),
+    ] = False
     max_seconds: Annotated[
         int,
         typer.Option(
             min=1, max=86_400, help="Time that a request may wait, and then that its answer may take."
         ),
     ] = 600
+
+    def service(self, engine: Engine, n_ctx: int | None, names: Sequence[str]) -> Service:
+        """The service of `engine`, called `names`, within these limits, and `n_ctx` tokens in all."""
+        from edgespec.apps.server.request_reader import Service
+
+        return Service.of(
+            engine,
+            n_ctx=n_ctx,
+            max_prompt=self.max_prompt,
+            names=names,
+            reasoning_budget=self.reasoning_budget,
+            strict=self.strict,
+        )
 
     def worker(self, engine: Engine, cancellation: Cancellation, turns: Turns) -> Worker:
         """Return the worker of `engine` within these limits."""
@@ -228,17 +335,33 @@ class SpeechServing:
             pull_speech(self.speech, self.speech_draft)
 
 
+@dataclass(frozen=True)
+class ServerOptions:
+    """All options of a server but its models."""
+
+    loading: ServeLoading
+    address: ListenOptions
+    limits: RequestLimits
+    speech: SpeechServing
+    output: ServeOutput
+    assume_watts: float | None
+
+
 # ---- serve ----
 
 
 _EXTRA = ("fastapi", "uvicorn", "prometheus_client")
 
 
-@shown("Write", "edgespec serve --port 8080 --pair default")
+@shown(
+    "Write",
+    "edgespec serve --port 8080 --pair default\n\n"
+    "Several models: edgespec serve --model qwen2.5-coder-1.5b-q4_k_m --model smollm2-360m-q8_0",
+)
 @grouped
 def serve_command(
     *,
-    models: ModelFirst,
+    models: ServedModels,
     loading: ServeLoading,
     address: ListenOptions,
     limits: RequestLimits,
@@ -246,43 +369,61 @@ def serve_command(
     output: ServeOutput,
     assume_watts: WattsOption = None,
 ) -> int:
-    """Answer OpenAI's and Ollama's clients on this machine: chat and text completions, and a page at /."""
-    _check_options(models, loading, speech, assume_watts=assume_watts)
+    """Answer OpenAI's, Anthropic's and Ollama's clients on this machine, and show a page at /."""
+    named_drafter(loading.drafter)  # refused before anything else is looked for
+    loading.states.room()  # likewise
+    options = ServerOptions(loading, address, limits, speech, output, assume_watts)
+    if models.are_several:
+        _check_extras(takes_forms=True)
+        return _serve_several(models, options)
+    return _serve_one(models, options)
+
+
+def _serve_one(models: ServedModels, options: ServerOptions) -> int:
+    loading, address, limits, speech = options.loading, options.address, options.limits, options.speech
+    chosen, output = models.one(), options.output
+    _check_options(chosen, options)
     _check_extras(takes_forms=speech.speech is not None)
     from edgespec.apps.server.gate import Gate, GateLimits, is_loopback
     from edgespec.apps.server.http_server import Workers, bind, serve
     from edgespec.apps.server.metrics import Metrics
     from edgespec.platform.metering import choose_meter
-    from edgespec.platform.turns import Turns
+    from edgespec.platform.turns import SharedTurns, Turns
 
-    key = read_key(address.api_key_file)
+    key, origins = read_key(address.api_key_file), address.origins()
     with bind(address.host, address.port) as bound, ExitStack() as stack:
-        loopback = is_loopback(bound.getsockname()[0])
+        loopback = bound.family == socket.AF_UNIX or is_loopback(bound.getsockname()[0])
         address.check_reach(loopback=loopback, key=key)
-        meter = choose_meter(assume_watts=assume_watts, on_message=message)
-        names = None if loading.vectors.embeddings else _pull(models.chosen(), loading, speech)
+        meter = choose_meter(assume_watts=options.assume_watts, on_message=message)
+        names = None if loading.vectors.embeddings else _pull(chosen.chosen(), loading, speech)
         measured = stack.enter_context(meter) if meter.available else None
-        metrics, turns = Metrics(energy=meter.available), Turns()
+        metrics = Metrics(energy=meter.available)
+        turns = SharedTurns(address.turns) if address.turns else Turns()
         engine = worker = None
         if names:
             engine, worker = _load(stack, loading, limits, names, (measured, turns))
             metrics.watch(worker)
         heard = stack.enter_context(speech.open(limits, loading.compute, measured, turns))
+        if heard and models.alias and not names:
+            heard = replace(heard, name=models.alias[0], aliases=(heard.name, *models.alias[1:]))
         if heard:
             metrics.watch_speech(heard.worker)
-        opening = loading.vectors.open(models.chosen().target, loading, limits, turns)
+        opening = loading.vectors.open(
+            chosen.chosen().target, loading, limits, turns, names=models.alias or ()
+        )
         embedded = stack.enter_context(opening)
         if embedded:
             metrics.watch_embeddings(embedded.worker)
-        written = (engine, worker) if engine and worker else None
-        app = _application(written, heard, embedded, metrics, (loading.ctx, limits.max_prompt))
+        service = limits.service(engine, loading.ctx, models.alias or ()) if engine else None
+        written = (engine, worker, service) if engine and worker and service else None
+        app = _application(written, heard, embedded, metrics)
         run_key = secrets.token_urlsafe()
         sizes = {"max_body": limits.max_body << 20, "max_audio": speech.max_audio << 20}
-        gate = Gate(app, GateLimits(**sizes, api_key=key, run_key=run_key, loopback=loopback))
+        accepted = GateLimits(**sizes, api_key=key, run_key=run_key, loopback=loopback, origins=origins)
         found = _announced(engine, loading, address_of(bound), run_key)
 
         hurried = serve(
-            output.logged(metrics.counting(gate)),
+            output.logged(metrics.counting(Gate(app, accepted))),
             Workers(embedded.worker if embedded else worker, heard.worker if heard else None),
             bound,
             max_queue=limits.max_queue,
@@ -294,14 +435,12 @@ def serve_command(
     return INTERRUPTED if hurried else 0
 
 
-def _check_options(
-    models: ModelFirst, loading: ServeLoading, speech: SpeechServing, *, assume_watts: float | None
-) -> None:
-    named_drafter(loading.drafter)  # refused before anything else is looked for
+def _check_options(models: ModelFirst, options: ServerOptions) -> None:
+    loading, speech = options.loading, options.speech
     refuse_contradictions(models.contradictions(loading.drafter))
     vectors = loading.vectors
     if vectors.embeddings:
-        others = {"speech": speech.speech, "assume-watts": assume_watts}
+        others = {"speech": speech.speech, "assume-watts": options.assume_watts}
         refuse_contradictions(vectors.contradictions(models, loading, **others))
     else:
         vectors.check()
@@ -309,28 +448,25 @@ def _check_options(
 
 
 def _application(
-    written: tuple[Engine, Worker] | None,
+    written: tuple[Engine, Worker, Service] | None,
     heard: SpeechService | None,
     embedded: EmbeddingService | None,
     metrics: Metrics,
-    most: tuple[int | None, int | None],
 ) -> FastAPI:
-    """Return the application for what the server does; `most` tokens of a text, and of its prompt."""
+    """Return the application for what the server does."""
     from edgespec.apps.server.api import create_app, create_speech_app
     from edgespec.apps.server.embedding_api import create_embedding_app
-    from edgespec.apps.server.request_reader import Service
 
     if embedded:
         return create_embedding_app(embedded, metrics=metrics)
     if written:
-        n_ctx, max_prompt = most
-        service = Service.of(written[0], n_ctx=n_ctx, max_prompt=max_prompt)
-        return create_app(*written, metrics=metrics, service=service, speech=heard, log=message)
+        engine, worker, service = written
+        return create_app(engine, worker, metrics=metrics, service=service, speech=heard, log=message)
     assert heard  # noqa: S101 - `SpeechServing.check` made sure, for the type checker
     return create_speech_app(heard, metrics=metrics, log=message)
 
 
-def _pull(models: ModelChoice, loading: ServeLoading, speech: SpeechServing) -> tuple[str, str | None] | None:
+def _pull(models: ModelChoice, loading: ServeLoading, speech: SpeechServing) -> ChosenModels | None:
     """Pull all models that are not here; return the target and its draft, None if none is wanted."""
     names = None
     if models.target != NO_TEXT:
@@ -345,7 +481,7 @@ def _load(
     stack: ExitStack,
     loading: ServeLoading,
     limits: RequestLimits,
-    names: tuple[str, str | None],
+    names: ChosenModels,
     shared: tuple[Meter | None, Turns],
 ) -> tuple[Engine, Worker]:
     """Load the engine and return it with its worker; `shared` with what transcribes."""
@@ -361,10 +497,10 @@ def _announced(
     engine: Engine | None, loading: ServeLoading, address: str, key: str
 ) -> AbstractContextManager[None]:
     """Let `edgespec run` find the server inside the block."""
-    if engine is None:
+    if engine is None or not address.startswith("http"):
         return nullcontext()
     from edgespec.apps.server.api import drafters_of
-    from edgespec.llama.fingerprints import tokenizer_fingerprint
+    from edgespec.llama.gguf_header import tokenizer_fingerprint
 
     server = RunningServer(
         edgespec=installation(),
@@ -412,6 +548,8 @@ def read_key(file: Path | None) -> str | None:
 
 def address_of(bound: socket.socket) -> str:
     """Return the URL of a server on this socket."""
+    if bound.family == socket.AF_UNIX:
+        return f"unix:{bound.getsockname()}"
     host, port = bound.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
@@ -450,4 +588,131 @@ def _announce(
         out.print(f"writing down recordings with {speech.name} at {address} (Ctrl-C ends it)")
     elif embedded:
         out.print(f"{embedded} at {address} (Ctrl-C ends it)")
+    sys.stdout.flush()
+
+
+# ---- several models ----
+
+
+def _shared(options: ServerOptions) -> Iterator[str]:
+    """Yield the options of each model's own server; a preset's come after them, and win."""
+    yield from as_words(options.loading)
+    yield from as_words(options.limits)
+    yield from as_words(replace(options.speech, speech=None, speech_draft="auto"))
+    if options.assume_watts is not None:
+        yield f"--assume-watts={options.assume_watts}"
+    if options.output.quiet:
+        yield "--quiet"
+
+
+def _serve_several(models: ServedModels, options: ServerOptions) -> int:
+    """Serve several models at one address; return the exit code."""
+    from edgespec.apps.server.gate import Gate, GateLimits, is_loopback
+    from edgespec.apps.server.http_server import bind, serve
+    from edgespec.apps.server.router.app import create_router
+    from edgespec.apps.server.router.pool import Pool
+
+    refuse_contradictions(
+        {
+            "--models and a model": models.models is not None
+            and bool(models.target or models.model or models.pair or options.speech.speech),
+            "several models and --draft, --pair or MODEL": bool(models.draft or models.pair or models.model),
+            "several models and --alias": bool(models.alias),
+        }
+    )
+    tables, where = _tables(models, options.speech)
+    key, address = read_key(options.address.api_key_file), options.address
+    with bind(address.host, address.port) as bound:
+        loopback = address.host.endswith(".sock") or is_loopback(bound.getsockname()[0])
+        address.check_reach(loopback=loopback, key=key)
+        folder = Path(tempfile.mkdtemp(prefix="edgespec-models-"))  # which only this user reaches
+        try:
+            shared = [f"--turns={folder}", *_shared(options)]
+            specs = [_spec(name, table, shared, options, where) for name, table in tables.items()]
+            for files in (spec.files for spec in specs):
+                pull_named(files.target, files.draft, files.speech)
+            limits = options.limits
+            pool = Pool(specs, folder, err.print, max_queue=limits.max_queue, max_seconds=limits.max_seconds)
+            accepted = GateLimits(
+                max_body=limits.max_body << 20,
+                max_audio=options.speech.max_audio << 20,
+                api_key=key,
+                loopback=loopback,
+                origins=address.origins(),
+            )
+            gate = Gate(create_router(pool, message), accepted)
+            hurried = serve(
+                options.output.logged(gate),
+                pool,
+                bound,
+                max_queue=limits.max_queue,
+                on_ready=lambda: _announce_several(address_of(bound), specs, json_wanted=options.output.json),
+                on_message=message,
+            )
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    return INTERRUPTED if hurried else 0
+
+
+def _tables(models: ServedModels, speech: SpeechServing) -> tuple[dict[str, PresetModel], str]:
+    """Return the models by name, and where they were named. Raises UsageError."""
+    from edgespec.apps.speech.speech_model import speech_ref
+
+    if models.models is not None:
+        where, tables = str(models.models), read_preset(models.models)
+    else:
+        where = "--model"
+        named = [(plain_name(one), PresetModel(target=one)) for one in models.target or ()]
+        if speech.speech is not None:
+            table = PresetModel(speech=speech.speech, speech_draft=speech.speech_draft)
+            named.append((plain_name(speech_ref(speech.speech)), table))
+        check_names([(name, ()) for name, _ in named], where)
+        tables = dict(named)
+    check_names([(name, table.aliases) for name, table in tables.items()], where)
+    return tables, where
+
+
+def _spec(name: str, table: PresetModel, shared: list[str], options: ServerOptions, where: str) -> ModelSpec:
+    """Return how a model is started. Raises UsageError for one whose files cannot be."""
+    from edgespec.apps.server.router.model_facts import ModelNames
+    from edgespec.apps.server.router.pool import ModelSpec
+    from edgespec.apps.speech.speech_model import speech_ref
+
+    loading = options.loading
+    target = draft = None
+    try:
+        if table.embeddings:
+            target = table.target or name
+        elif table.speech is None or table.target or table.pair:
+            drafter = named_drafter(table.drafter or loading.drafter)
+            choice = ModelChoice(target=table.target, draft=table.draft, pair=table.pair)
+            if not (table.target or table.pair):
+                choice = choice.with_model(name)
+            chosen = choice.choose(drafter, loading.compute, chat_template=table.chat_template)
+            target, draft = (ref.name if ref else None for ref in chosen)
+        speech = None if table.speech is None else speech_ref(table.speech)
+        if speech is not None:
+            locate(speech)
+    except EdgespecError as error:
+        kind = UsageError if isinstance(error, UsageError) else EdgespecError
+        raise kind(f"{where}: models.{name}: {error}" if where != "--model" else str(error)) from None
+    words = [f"--target={target or 'none'}", *([f"--draft={draft}"] if draft else [])]
+    aliases = [f"--alias={one}" for one in (name, *table.aliases)]
+    return ModelSpec(
+        files=ModelNames(name, target, draft, speech, table.ctx or loading.ctx),
+        options=(*words, *aliases, *shared, *table.options()),
+        aliases=table.aliases,
+        keep=table.keep,
+        keep_alive_s=duration_s(KEEP_ALIVE if table.keep_alive is None else table.keep_alive),
+        parallel=table.parallel or loading.parallel or 16,
+        embeddings=table.embeddings,
+    )
+
+
+def _announce_several(address: str, specs: list[ModelSpec], *, json_wanted: bool) -> None:
+    names = [spec.name for spec in specs]
+    if json_wanted:
+        sys.stdout.write(json_text.dumps({"address": address, "models": names}) + "\n")
+    else:
+        out.print(f"serving {', '.join(names)} at {address}, each when it is asked (Ctrl-C ends it)")
     sys.stdout.flush()

@@ -10,7 +10,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
-from edgespec.apps.server.api_errors import ApiError
+from edgespec.apps.server.api_errors import CLIENT_GONE, ApiError
 from edgespec.apps.server.embedding_routes import (
     MAX_TEXTS,
     EmbeddingService,
@@ -25,7 +25,6 @@ from edgespec.apps.server.ollama.request_schema import OllamaRequest
 from edgespec.apps.server.ollama.response_schema import OllamaError
 from edgespec.apps.server.ollama.routes import OllamaModelFacts, add_facts
 from edgespec.apps.server.openapi import error_responses
-from edgespec.apps.server.streaming import CLIENT_GONE
 
 
 class OllamaVectorRequest(OllamaRequest):

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import WithJsonSchema
 
-from edgespec.apps.server.api_errors import ApiError
+from edgespec.apps.server.api_errors import ApiError, UnknownField, nearly
 from edgespec.apps.server.other_fields import OLLAMA
 from edgespec.apps.server.request_options import read_sampling
 from edgespec.decoding.sampling import SAMPLING, TABLE, SamplingParams
@@ -72,7 +72,11 @@ def read_options(given: Mapping[str, Any]) -> ReadOptions:
 
 def _check_other(name: str, value: Any) -> None:  # noqa: ANN401 - JSON
     if name not in OLLAMA:
-        raise _fault(name, f"there is no such option; there are {', '.join(sorted(HONOURED))}")
+        if similar := nearly(name, HONOURED):
+            raise _fault(name, f"there is no such option: is {similar} meant?")
+        known = ", ".join(sorted(HONOURED))
+        line = f"options.{name[:80]}: there is no such option; there are {known}"
+        raise UnknownField(("options", name), line)
     if not OLLAMA[name].accepts(value):
         (neutral,) = OLLAMA[name].neutral
         raise _fault(name, f"{OLLAMA[name].reason}: leave it out, or send {json.dumps(neutral)}")

@@ -30,11 +30,11 @@ _Request = TypeVar("_Request", bound=BaseModel)
 _NAMES = {
     "response_format": "format",
     "chat_template_kwargs": "think",
+    "reasoning_effort": "think",
 }
 """Ollama's names of OpenAI's fields."""
-
-_EFFORT = "reasoning_effort"
-_SWITCHES = r"\.enable_thinking|\.reasoning_effort"
+_EFFORTS: Mapping[Any, str] = {False: "none", "max": "xhigh"}
+"""OpenAI's words for Ollama's."""
 
 
 class OllamaReader:
@@ -75,7 +75,7 @@ class OllamaReader:
         options = read_options(body.options or {})
         fields["model"] = ALIAS
         if body.think not in (None, ""):
-            fields["chat_template_kwargs"] = self._thinking(body)
+            fields |= self._thinking(body)
         if body.logprobs:
             fields |= {"logprobs": True, "top_logprobs": body.top_logprobs}
         if body.format:
@@ -85,22 +85,13 @@ class OllamaReader:
         return self._fitted(prepared, options, param)
 
     def _thinking(self, body: OllamaGenerationRequest) -> dict[str, Any]:
-        """Return the chat template's variables for thinking. Raises ApiError."""
-        reader = self._reader
-        if not reader.thinks:
-            if body.think:
-                raise ApiError(400, f'"{body.model}" does not support thinking', param="think")
-            return {}
-        told: dict[str, Any] = {}
-        switches = reader.thinking_switches
-        if isinstance(body.think, str):
-            if _EFFORT not in switches:
-                line = f'think: "{body.model}" thinks or does not: send true or false, not "{body.think}"'
-                raise ApiError(400, line, param="think")
-            told[_EFFORT] = "high" if body.think == "max" else body.think
-        # Where the template has no switch, it is told nevertheless: it refuses what it cannot do.
-        names = switches - {_EFFORT} or {"enable_thinking"}
-        return told | dict.fromkeys(names, bool(body.think))
+        """Return the fields of OpenAI's API for `think`. Raises ApiError."""
+        if body.think and not self._reader.thinks:
+            raise ApiError(400, f'"{body.model}" does not support thinking', param="think")
+        if body.think is True:  # as much as is usual
+            switches = self._reader.thinking_switches - {"reasoning_effort"}
+            return {"chat_template_kwargs": dict.fromkeys(switches, True)}
+        return {"reasoning_effort": _EFFORTS.get(body.think, body.think)}
 
     def _text(self, body: OllamaGenerateRequest) -> PreparedText:
         kind = "raw mode" if body.raw else "suffix" if body.suffix else "a model without a chat template"
@@ -159,7 +150,7 @@ def with_ollama_names(error: ApiError, prompt: str = "messages") -> ApiError:
     new = prompt if old in ("messages", "prompt") else _NAMES.get(old, old)
     if not old or new == old:
         return error
-    line = re.sub(rf"(?<![\w.]){re.escape(old)}({_SWITCHES})?(?!\w)", new, str(error))
+    line = re.sub(rf"(?<![\w.]){re.escape(old)}(?!\w)", new, str(error))
     return ApiError(error.status, line, param=new, code=error.code, headers=error.headers)
 
 

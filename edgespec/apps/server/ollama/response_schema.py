@@ -8,6 +8,12 @@ from pydantic import BaseModel, Field
 
 from edgespec.apps.server.response_schema import DraftUsage, TokenLogprob
 
+SPOKEN = "0.12.11"
+"""The version of Ollama whose API this is: clients ask for the least that they need."""
+
+FOREVER = "2318-01-01T00:00:00Z"
+"""When the model leaves the memory: never while the server runs. Ollama's longest time ends about then."""
+
 
 class OllamaError(BaseModel):
     """The answer of every status of 400 and above, and the last line of a stream that failed."""

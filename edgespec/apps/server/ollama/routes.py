@@ -33,6 +33,8 @@ from edgespec.apps.server.ollama.request_schema import (
     OllamaShowRequest,
 )
 from edgespec.apps.server.ollama.response_schema import (
+    FOREVER,
+    SPOKEN,
     ChatLine,
     GenerateLine,
     ListedModel,
@@ -65,9 +67,6 @@ from edgespec.platform.messages import MessageFn
 
 LATEST = "latest"
 """The tag of a name without one."""
-
-FOREVER = "2318-01-01T00:00:00Z"
-"""When the model leaves the memory: never while the server runs. Ollama's longest time ends about then."""
 
 _LONGEST_ARRAY = 5  # longer ones are shown empty unless `verbose` is true, as in Ollama
 _SIZES = {"Small": "S", "Medium": "M", "Large": "L"}
@@ -414,9 +413,6 @@ def _call_part(index: int, call: AnswerToolCall) -> LinePart:
 def _ns(seconds: float) -> int:
     return round(seconds * _NS)
 
-
-SPOKEN = "0.12.11"
-"""The version of Ollama whose API this is: clients ask for the least that they need."""
 
 _ONE_MODEL = "this server has one model, chosen when it starts: edgespec serve --target MODEL"
 _ABSENT = {

@@ -25,14 +25,11 @@ from edgespec.llama.choices import KernelsChoice
 from edgespec.platform.files import check_folder, check_writable, write_file
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from edgespec.apps.energy import EnergyMeter
     from edgespec.apps.speech.options import SpeechOptions
     from edgespec.apps.speech.transcriber import Transcriber
     from edgespec.apps.speech.transcript import Segment, Transcript
     from edgespec.apps.speech.voice import Span
+    from edgespec.platform.metering import Meter
 
 
 # ---- options of `edgespec transcribe`, in groups ----
@@ -71,7 +68,7 @@ class SegmentWriter:
 # ---- standard input heard live: the final text on stdout, in a terminal the hypothesis below it ----
 
 
-def hear_live(transcriber: Transcriber, output: SpeechOutput, meter: EnergyMeter | None) -> Transcript:
+def hear_live(transcriber: Transcriber, output: SpeechOutput, meter: Meter | None) -> Transcript:
     """Hear standard input to its end or Ctrl-C, and return its text."""
     from edgespec.apps.speech.audio import stream_audio
     from edgespec.apps.speech.live import Hypothesis, LiveHearing
@@ -317,11 +314,11 @@ def transcribe_command(
             f"--independent and --draft {models.draft} contradict each other: windows that are decoded "
             "together are not drafted for"
         )
-    from edgespec.apps.energy import EnergyMeter
     from edgespec.apps.speech.opening import open_transcriber
     from edgespec.apps.speech.rules import check_english
     from edgespec.apps.speech.speech_model import is_english, pull_speech
     from edgespec.apps.speech.voice import check_detector
+    from edgespec.platform.metering import choose_meter
 
     if heard.vad:
         check_detector()
@@ -333,7 +330,7 @@ def transcribe_command(
         check_english(options)
     meter = None
     if output.counts_joules:
-        meter = EnergyMeter.choose(assume_watts=output.assume_watts, on_message=message)
+        meter = choose_meter(assume_watts=output.assume_watts, on_message=message)
     pull_speech(models.model, models.draft)
     with ExitStack() as stack:
         if meter:
@@ -377,7 +374,7 @@ class _Run:
     """The recordings of one call, one after the other."""
 
     def __init__(
-        self, transcriber: Transcriber, heard: SpeechInput, output: SpeechOutput, meter: EnergyMeter | None
+        self, transcriber: Transcriber, heard: SpeechInput, output: SpeechOutput, meter: Meter | None
     ) -> None:
         self._transcriber, self._heard, self._output, self._meter = transcriber, heard, output, meter
         self._code = 0

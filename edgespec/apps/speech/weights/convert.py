@@ -15,30 +15,36 @@ from typing import BinaryIO
 import numpy as np
 
 from edgespec.apps.speech.weights import ctranslate2, safetensors, whisper_cpp
-from edgespec.apps.speech.weights.contents import (
+from edgespec.apps.speech.weights.reading import (
     BrokenModelError,
     SourceTensor,
     WhisperContents,
+    blamed,
     check_contents,
     expected_tensors,
+    heads_in,
+    read_json,
+    written_token,
 )
-from edgespec.apps.speech.weights.reading import blamed, heads_in, read_json, written_token
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
-from edgespec.llama import ggml_types
 from edgespec.llama.gguf import (
     ALIGNMENT,
     BOOL,
+    F32,
     INT32,
     TOKENS,
     UINT32,
     TensorInfo,
     aligned,
+    block_size,
     encode_head,
     encode_number,
     encode_numbers,
     encode_tensor_info,
     encode_text,
     encode_texts,
+    from_floats,
+    type_number,
 )
 from edgespec.models.whisper_files import ARCHITECTURE, CTRANSLATE2_MODEL, HUB_INDEX, HUB_WEIGHTS
 from edgespec.platform.files import replacing
@@ -140,7 +146,7 @@ def _write(
     fields: list[bytes],
     on_progress: Callable[[int, int], None],
 ) -> None:
-    wanted = ggml_types.type_number(type_name)
+    wanted = type_number(type_name)
     infos, offset = [], 0
     for tensor, shape in expected_tensors(contents.sizes).items():
         stored = stored_shape(tensor, shape)
@@ -163,17 +169,17 @@ def stored_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def _stored_type(name: str, shape: tuple[int, ...], wanted: int) -> int:
     if len(shape) < 2 or name.endswith("positional_embedding"):
-        return ggml_types.F32
-    return wanted if shape[-1] % ggml_types.block_size(wanted) == 0 else _F16
+        return F32
+    return wanted if shape[-1] % block_size(wanted) == 0 else _F16
 
 
 def _encoded(info: TensorInfo, tensor: SourceTensor) -> bytes:
     numbers = np.ascontiguousarray(tensor.read(), np.float32).reshape(-1, info.columns)
     if not np.isfinite(numbers).all():
         raise BrokenModelError(f"the tensor {info.name} holds numbers that are not finite")
-    if info.kind == ggml_types.F32:
+    if info.kind == F32:
         return numbers.astype("<f4").tobytes()
-    return ggml_types.from_floats(numbers, info.kind).tobytes()
+    return from_floats(numbers, info.kind).tobytes()
 
 
 def _fields(contents: WhisperContents, type_name: str, name: str) -> list[bytes]:

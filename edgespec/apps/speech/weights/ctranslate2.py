@@ -16,23 +16,21 @@ from pathlib import Path
 
 import numpy as np
 
-from edgespec.apps.speech.weights.contents import (
+from edgespec.apps.speech.weights.reading import (
     BrokenModelError,
+    ByteReader,
     Floats,
     SourceTensor,
     WhisperContents,
     WhisperSizes,
-    n_numbers,
-    slices,
-)
-from edgespec.apps.speech.weights.reading import (
-    ByteReader,
     array_reader,
     blamed,
     heads_in,
     mapped,
+    n_numbers,
     ordinary_tokens,
     read_json,
+    slices,
 )
 from edgespec.models.whisper_files import CTRANSLATE2_MODEL
 

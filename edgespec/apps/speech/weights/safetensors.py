@@ -12,19 +12,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from edgespec.apps.speech.weights.contents import (
+from edgespec.apps.speech.weights.reading import (
     BrokenModelError,
+    ByteReader,
     SourceTensor,
     WhisperContents,
     WhisperSizes,
-    n_numbers,
-)
-from edgespec.apps.speech.weights.reading import (
-    ByteReader,
     array_reader,
     blamed,
     heads_in,
     mapped,
+    n_numbers,
     ordinary_tokens,
     read_json,
 )

@@ -15,18 +15,22 @@ from pathlib import Path
 
 import numpy as np
 
-from edgespec.apps.speech.weights.contents import (
+from edgespec.apps.speech.weights.reading import (
+    END_OF_TEXT,
     BrokenModelError,
+    ByteReader,
     Floats,
     SourceTensor,
     WhisperContents,
     WhisperSizes,
+    array_reader,
+    blamed,
     check_sizes,
+    mapped,
     n_numbers,
     n_ordinary,
 )
-from edgespec.apps.speech.weights.reading import END_OF_TEXT, ByteReader, array_reader, blamed, mapped
-from edgespec.llama import ggml_types
+from edgespec.llama.gguf import F32, block_size, is_type, row_bytes, to_floats
 from edgespec.models.whisper_files import WHISPER_CPP_MAGIC
 
 _LONGEST_TOKEN, _LONGEST_NAME = 1 << 10, 1 << 8
@@ -89,10 +93,10 @@ def _tensors(reader: ByteReader, data: mmap.mmap) -> dict[str, SourceTensor]:
         if not 0 < length <= _LONGEST_NAME:
             raise BrokenModelError(f"a tensor's name has {length:,} letters")
         name = reader.bytes(length).decode(errors="replace")
-        if not ggml_types.is_type(kind) or not sizes or sizes[0] % ggml_types.block_size(kind):
+        if not is_type(kind) or not sizes or sizes[0] % block_size(kind):
             raise BrokenModelError(f"the tensor {name[:60]!r} has the unknown type {kind}")
         shape = sizes[::-1]
-        start = reader.skip(ggml_types.row_bytes(kind, sizes[0]) * n_numbers(sizes[1:]))
+        start = reader.skip(row_bytes(kind, sizes[0]) * n_numbers(sizes[1:]))
         if name.endswith(".bias") and len(shape) == 2 and shape[1] == 1:  # of a convolution
             shape = shape[:1]
         tensors[name] = SourceTensor(shape, _reader(data, start, shape, kind))
@@ -100,13 +104,13 @@ def _tensors(reader: ByteReader, data: mmap.mmap) -> dict[str, SourceTensor]:
 
 
 def _reader(data: mmap.mmap, start: int, shape: tuple[int, ...], kind: int) -> Callable[[], Floats]:
-    if kind in (ggml_types.F32, _F16):
-        return array_reader(data, start, shape, "<f4" if kind == ggml_types.F32 else "<f2")
+    if kind in (F32, _F16):
+        return array_reader(data, start, shape, "<f4" if kind == F32 else "<f2")
 
     def read() -> Floats:
         width, rows = shape[-1], n_numbers(shape[:-1])
-        n_bytes = ggml_types.row_bytes(kind, width)
+        n_bytes = row_bytes(kind, width)
         raw = np.frombuffer(data, np.uint8, rows * n_bytes, start).reshape(rows, n_bytes)
-        return ggml_types.to_floats(raw, kind, width).reshape(shape)
+        return to_floats(raw, kind, width).reshape(shape)
 
     return read

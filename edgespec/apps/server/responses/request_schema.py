@@ -1,0 +1,341 @@
+"""Requests in the form of OpenAI's Responses API: the fields, the items of the input, the tools.
+
+An item is a part of an earlier answer or what a client adds to it: of an item's other fields, which are facts
+of a server, nothing is read.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationInfo, field_validator
+
+from edgespec.apps.server.request_fields import OtherFields, RequestPart
+from edgespec.apps.server.request_schema import SpeculativeOptions
+from edgespec.decoding.option_table import GENERATION, MAX_LOGPROBS
+
+_TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
+_TOOL_NAME = r"^[a-zA-Z0-9_\-]{1,64}$"
+
+
+# ---- items of the input ----
+
+
+class ItemPart(RequestPart):
+    """An item, or a part of one."""
+
+    model_config = ConfigDict(extra="ignore", json_schema_extra={"additionalProperties": True})
+
+
+class ItemText(ItemPart):
+    """A part of a text: what was asked, answered, refused or returned by a tool."""
+
+    type: Literal["input_text", "output_text", "text", "summary_text", "reasoning_text", "refusal"]
+    text: str = ""
+    refusal: str = ""
+
+    @field_validator("type", mode="before")
+    @classmethod
+    def _only_text(cls, kind: Any) -> Any:  # noqa: ANN401 - whatever the client sent
+        if isinstance(kind, str) and kind not in (*_TEXTS, "refusal"):
+            raise ValueError(f"content of type {kind[:40]!r} is not supported: this model reads text only")
+        return kind
+
+
+ItemContent = str | list[ItemText]
+
+
+def text_of(content: ItemContent) -> str:
+    """Return the text of an item's content."""
+    if isinstance(content, str):
+        return content
+    return "\n".join(part.text or part.refusal for part in content)
+
+
+class MessageItem(ItemPart):
+    """A message of anybody; where an item has no type, it is one."""
+
+    type: Literal["message"]
+    role: Literal["user", "assistant", "system", "developer"]
+    content: ItemContent
+
+
+class ReasoningItem(ItemPart):
+    """The thoughts before an answer: as text, or as this server made `encrypted_content` of them."""
+
+    type: Literal["reasoning"]
+    id: str | None = None
+    summary: list[ItemText] | None = None
+    content: list[ItemText] | None = None
+    encrypted_content: str | None = None
+
+
+class CallItem(ItemPart):
+    """A call of an earlier answer."""
+
+    call_id: str
+    name: str
+    namespace: str | None = None
+
+
+class FunctionCallItem(CallItem):
+    """A call of a function."""
+
+    type: Literal["function_call"]
+    arguments: str
+
+
+class CustomCallItem(CallItem):
+    """A call of a custom tool."""
+
+    type: Literal["custom_tool_call"]
+    input: str
+
+
+class CallOutputItem(ItemPart):
+    """What a call gave."""
+
+    type: Literal["function_call_output", "custom_tool_call_output"]
+    call_id: str
+    output: ItemContent
+
+
+class ItemReference(ItemPart):
+    """The id of an item of a stored response."""
+
+    type: Literal["item_reference"]
+    id: str
+
+
+Item = Annotated[
+    MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem | CallOutputItem | ItemReference,
+    Field(discriminator="type"),
+]
+ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
+
+
+# ---- tools ----
+
+
+class ToolDefinition(RequestPart):
+    """What every tool that the client runs has."""
+
+    name: str = Field(pattern=_TOOL_NAME)
+    description: str | None = None
+    defer_loading: Any = Field(None, description="Changes nothing: every tool is offered at once.")
+    allowed_callers: Any = Field(None, description="Changes nothing: the model itself calls.")
+
+
+class FunctionDefinition(ToolDefinition):
+    """A function; `parameters` is a JSON schema of an object."""
+
+    type: Literal["function"]
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    output_schema: Any = Field(None, description="Changes nothing.")
+
+
+class PlainInput(RequestPart):
+    """Any text."""
+
+    type: Literal["text"]
+
+
+class GrammarInput(RequestPart):
+    """Text that matches a grammar."""
+
+    type: Literal["grammar"]
+    syntax: Literal["lark", "regex"]
+    definition: str
+
+
+class CustomDefinition(ToolDefinition):
+    """A tool that takes text."""
+
+    type: Literal["custom"]
+    format: Annotated[PlainInput | GrammarInput, Field(discriminator="type")] | None = None
+
+
+CalledDefinition = Annotated[FunctionDefinition | CustomDefinition, Field(discriminator="type")]
+
+
+class NamespaceDefinition(RequestPart):
+    """Tools with a name in common, which a call tells beside its own."""
+
+    type: Literal["namespace"]
+    name: str = Field(pattern=_TOOL_NAME)
+    description: str | None = None
+    tools: list[CalledDefinition]
+
+
+class SearchDefinition(ItemPart):
+    """A search of OpenAI's, of pages or of tools, which Codex offers unasked: left out, with a warning."""
+
+    type: Literal["web_search", "tool_search"]
+
+
+ToolEntry = Annotated[
+    FunctionDefinition | CustomDefinition | NamespaceDefinition | SearchDefinition,
+    Field(discriminator="type"),
+]
+
+
+class ChosenTool(ItemPart):
+    """A tool by its name; what else a client repeats of it changes nothing."""
+
+    type: Literal["function", "custom"]
+    name: str
+    namespace: str | None = None
+
+
+class AllowedChoice(RequestPart):
+    """A `tool_choice` that allows some of the tools."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: list[ChosenTool]
+
+
+ToolChoice: TypeAlias = Literal["none", "auto", "required"] | ChosenTool | AllowedChoice
+
+
+# ---- the request ----
+
+
+class PlainAnswer(RequestPart):
+    """Plain text."""
+
+    type: Literal["text"]
+
+
+class ObjectAnswer(RequestPart):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class SchemaAnswer(RequestPart):
+    """JSON that matches a schema."""
+
+    type: Literal["json_schema"]
+    name: str = "response"
+    description: str | None = Field(None, description="Changes nothing: the prompt is left alone.")
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = Field(
+        None, description="true: a schema that cannot be enforced in every part is refused."
+    )
+
+
+class TextOptions(RequestPart):
+    """How the text is written."""
+
+    format: Annotated[PlainAnswer | ObjectAnswer | SchemaAnswer, Field(discriminator="type")] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = Field(
+        None, description="No model here knows it: a warning says so."
+    )
+
+
+class ReasoningOptions(RequestPart):
+    """How much the model thinks."""
+
+    effort: str | None = Field(None, description="As reasoning_effort of a chat completion.")
+    summary: Literal["auto", "concise", "detailed"] | None = Field(
+        None, description="Changes nothing: the thoughts come as they are."
+    )
+    generate_summary: Literal["auto", "concise", "detailed"] | None = Field(
+        None, description="The older name of summary."
+    )
+    context: Literal["auto"] | None = Field(None, description="The chat template decides.")
+    mode: Literal["standard"] | None = None
+
+
+class ResponseStreamOptions(RequestPart):
+    """The options of a stream."""
+
+    include_obfuscation: bool | None = Field(None, description="OpenAI's; changes nothing.")
+
+
+LOGPROBS = "message.output_text.logprobs"
+ENCRYPTED = "reasoning.encrypted_content"
+
+Included = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
+"""Those of tools and pictures that are not here change nothing."""
+
+
+_ABSENT = {
+    "conversation": "send its items, or previous_response_id",
+    "prompt": "send its text as instructions",
+    "context_management": "use truncation, or send less",
+    "moderation": "nothing is judged here",
+}
+"""Fields of what OpenAI keeps or does besides, and what to do instead."""
+
+
+class ResponsesRequest(OtherFields):
+    """The body of POST /v1/responses."""
+
+    model: str = Field(description='A name that /v1/models lists; "edgespec" is always the served one.')
+    input: str | list[Item] = Field(description="Text, or the items of the conversation.")
+    instructions: str | None = Field(None, description="The system message; an earlier one ends with it.")
+    previous_response_id: str | None = Field(None, description="Go on with a stored response.")
+    store: bool | None = Field(None, description="Keep the response in memory for a while. Default true.")
+    tools: list[ToolEntry] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: Any = Field(None, description="Changes nothing: it counts calls of OpenAI's own tools.")
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    max_output_tokens: int | None = Field(None, ge=1, description="Cut to what fits in the context.")
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    truncation: Literal["auto", "disabled"] | None = Field(
+        None, description='"auto": the oldest turns are left out where the context is too small.'
+    )
+    include: list[Included] | None = None
+    metadata: dict[str, str] | None = Field(None, description="Kept with the response.")
+    user: str | None = Field(
+        None, description="Who waits in the queue; by default the API key, or the address."
+    )
+    stream: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
+    seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 64, description=GENERATION["seed"].help)
+    speculative: SpeculativeOptions | None = None
+    safety_identifier: str | None = Field(None, description="Sent back.")
+    prompt_cache_key: str | None = Field(None, description="Sent back: the cache finds prompts itself.")
+    client_metadata: Any = Field(None, description="Codex's; changes nothing.")
+    prompt_cache_options: Any = Field(None, description="Changes nothing: the cache keeps what fits.")
+    background: Literal[False] | None = None
+    conversation: None = None
+    prompt: None = None
+    context_management: None = None
+    moderation: None = None
+
+    @field_validator("input", mode="before")
+    @classmethod
+    def _with_types(cls, given: Any) -> Any:  # noqa: ANN401 - whatever the client sent
+        return [_with_type(item) for item in given] if isinstance(given, list) else given
+
+    @field_validator(*_ABSENT, mode="before")
+    @classmethod
+    def _refused(cls, given: Any, info: ValidationInfo) -> None:  # noqa: ANN401 - whatever the client sent
+        if given is not None and info.field_name:
+            raise ValueError(f"{info.field_name} is not supported here: {_ABSENT[info.field_name]}")
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether the answer tells how likely its tokens are."""
+        return self.top_logprobs is not None or LOGPROBS in (self.include or ())
+
+
+def _with_type(item: Any) -> Any:  # noqa: ANN401 - whatever the client sent
+    if not isinstance(item, dict) or item.get("type") is not None:
+        return item
+    return {**item, "type": "message" if "role" in item else "item_reference"}

@@ -1,0 +1,426 @@
+"""The application in front of several models: it finds the model of a request and passes it on.
+
+What a request must have is checked by the model's own server. Here only the name is read, from the body of
+JSON, the form of a recording, the path or the query; without one it is the first model that the path is for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from importlib.metadata import version
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import Message, Receive, Scope, Send
+
+from edgespec.apps.server.api_errors import ApiError, engine_error
+from edgespec.apps.server.http_server import FORWARDED
+from edgespec.apps.server.ollama.response_schema import FOREVER, SPOKEN
+from edgespec.apps.server.page import add_page
+from edgespec.apps.server.router.model_process import (
+    ForwardedRequest,
+    ModelAnswer,
+    NotReached,
+    ProcessLost,
+)
+from edgespec.apps.server.router.pool import Pool, PooledModel
+from edgespec.apps.server.router.preset import duration_s
+from edgespec.apps.server.router.reports import show_health, show_metrics
+from edgespec.errors import EdgespecError
+from edgespec.platform.messages import MessageFn
+
+ALIAS = "edgespec"
+"""A name of the first model."""
+OPENAI_SPEECH = "whisper-1"
+"""A name of the first Whisper model."""
+
+_ALIVE_S = 10.0
+_AUDIO, _OLLAMA, _EMBEDDINGS = "/v1/audio/", "/api/", ("/v1/embeddings", "/api/embed", "/api/embeddings")
+_BY_QUERY = ("/props", "/tokenizer_info", "/openapi.json")
+"""Paths without a body that tell of one model: ?model=NAME, by default the first."""
+_NOT_FORWARDED = frozenset(
+    {b"host", b"connection", b"keep-alive", b"transfer-encoding", b"content-length", b"expect", b"origin"}
+)
+_NOT_RETURNED = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"date"})
+
+
+class Asked(msgspec.Struct):
+    """What is read of a body of JSON."""
+
+    model: str | None = None
+    name: str | None = None
+    """Ollama's older name of it."""
+    stream: bool | None = None
+    keep_alive: float | str | None = None
+    prompt: Any = None
+    messages: Any = None
+
+
+def create_router(pool: Pool, log: MessageFn) -> Starlette:
+    """Return the application for the models of `pool`; `log` takes a line for each failure."""
+
+    async def refused(request: Request, error: Exception) -> Response:
+        return engine_error(error, log).response(request.scope)
+
+    router = Router(pool)
+    app = Starlette(exception_handlers={ApiError: refused, EdgespecError: refused})
+    add_page(app)
+    reports: dict[str, Callable[[Request], Awaitable[Response]]] = {
+        "/health": router.health,
+        "/v1/health": router.health,
+        "/metrics": router.metrics,
+        "/v1/models": router.list_models,
+        "/v1/models/{name:path}": router.show_model,
+        "/api/tags": router.list_tags,
+        "/api/ps": router.list_loaded,
+        "/api/version": router.show_version,
+    }
+    app.router.routes.extend(Route(path, answer, methods=["GET"]) for path, answer in reports.items())
+    app.router.routes.append(Route("/{path:path}", router))
+    return app
+
+
+class Router:
+    """Answers what is about all models, and has the model of any other request answer it."""
+
+    def __init__(self, pool: Pool) -> None:
+        """Choose among the models of `pool`."""
+        self._pool = pool
+        self._models = pool.models
+        self._speech = next((one for one in self._models if one.spec.files.speech), None)
+        self._vectors = next((one for one in self._models if one.spec.embeddings), None)
+
+    # ---- the model of a request ----
+
+    def find(self, name: str) -> PooledModel:
+        """Return the model of that name, also with :latest and in other letters. Raises a 404."""
+        wanted = name.lower().removesuffix(":latest")
+        wanted_tag = wanted.replace(":", "-")  # qwen2.5-coder:1.5b for what is qwen2.5-coder-1.5b here
+        for names in (self._names, self._titles):
+            for model in self._models:
+                if {wanted, wanted_tag} & names(model):
+                    return model
+        here = ", ".join(repr(model.name) for model in self._models)
+        line = f"no model {name[:80]!r} here: this server has {here}"
+        raise ApiError(404, line, param="model", code="model_not_found")
+
+    def _names(self, model: PooledModel) -> set[str]:
+        names = [model.name, *model.spec.aliases]
+        names += [ALIAS] if model is self._models[0] else []
+        names += [OPENAI_SPEECH] if model is self._speech else []
+        return {name.lower() for name in names}
+
+    def _titles(self, model: PooledModel) -> set[str]:
+        facts = self._pool.facts.get(model.name)
+        return {facts.title.lower()} if facts else set()
+
+    async def _model_of(self, scope: Scope, body: bytes, asked: Asked) -> PooledModel:
+        path, headers = scope["path"], Headers(scope=scope)
+        name = asked.model or (asked.name if path.startswith(_OLLAMA) else None)
+        if path.startswith(_AUDIO) and headers.get("content-type", "").startswith("multipart/"):
+            name = await _named_in_form(scope, body)
+        elif not body:
+            name = Request(scope).query_params.get("model")
+        if name:
+            return self.find(name)
+        if path.startswith(_AUDIO):
+            return self._speech or self._models[0]
+        return (self._vectors if path in _EMBEDDINGS else None) or self._models[0]
+
+    # ---- requests that a model answers ----
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, until its client leaves."""
+        scope.setdefault("state", {})
+        body = (await receive()).get("body", b"")  # the gate has read all of it
+        work = asyncio.ensure_future(self._answer(scope, receive, send, body))
+        leaving = asyncio.ensure_future(_until_gone(receive))
+        try:
+            await asyncio.wait({work, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            leaving.cancel()
+            if not work.done():
+                work.cancel()
+        with suppress(asyncio.CancelledError):
+            await work
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, body: bytes) -> None:
+        asked, path = _asked(body), scope["path"]
+        if not body and path not in _BY_QUERY:
+            await self._ask_loaded(scope, send)
+            return
+        model = await self._model_of(scope, body, asked)
+        if path.startswith(_OLLAMA) and asked.keep_alive is not None:
+            with suppress(ValueError):  # which the model's own server refuses
+                seconds = duration_s(asked.keep_alive)
+                if not (seconds or model.loading or asked.prompt or asked.messages):
+                    await JSONResponse(_unloaded(path, asked))(scope, receive, send)
+                    return
+                model.keep_alive_s = seconds
+        reply = _Reply(scope, send, model, streams=path.startswith("/v1/") and bool(asked.stream))
+        waiting = asyncio.create_task(reply.keep_alive()) if reply.streams else None
+        try:
+            await self._forward(model, _forwarded(scope, body), reply)
+        except ProcessLost:
+            line = f"the process of the model {model.name!r} died amid the answer: ask again"
+            await reply.fail(ApiError(503, line, code="model_lost", headers={"Retry-After": "1"}))
+        except Exception as error:
+            if not reply.has_begun:
+                raise
+            await reply.fail(engine_error(error, self._pool.log))
+        finally:
+            if waiting:
+                waiting.cancel()
+
+    async def _forward(self, model: PooledModel, request: ForwardedRequest, reply: _Reply) -> None:
+        while True:
+            async with self._pool.hold(model) as process:
+                try:
+                    answer = await process.ask(request)
+                except NotReached:  # it died while nobody asked
+                    process.kill()
+                    self._pool.forget(model, process)
+                    continue
+                await reply.pass_on(answer)
+                return
+
+    async def _ask_loaded(self, scope: Scope, send: Send) -> None:
+        """Ask each loaded model until one knows the path: an answer that is kept has the id of no model."""
+        for model in self._models:
+            if model.status != "loaded":
+                continue
+            async with self._pool.hold(model) as process:
+                with suppress(NotReached, ProcessLost):
+                    answer = await process.ask(_forwarded(scope, b""))
+                    if answer.status == 404:
+                        answer.close()
+                    else:
+                        await _Reply(scope, send, model, streams=False).pass_on(answer)
+                        return
+        raise ApiError(404, f"there is no {scope['path'][:80]} here")
+
+    # ---- what is about all models ----
+
+    async def health(self, _request: Request) -> Response:
+        """Whether requests are taken, and the state of each model."""
+        return await show_health(self._pool)
+
+    async def metrics(self, _request: Request) -> Response:
+        """The counters of all loaded models, with their names."""
+        return await show_metrics(self._pool)
+
+    async def list_models(self, _request: Request) -> Response:
+        """The models, loaded or not."""
+        await self._pool.known()
+        entries = [one for model in self._models for one in self._entries(model)]
+        return JSONResponse({"object": "list", "data": entries})
+
+    async def show_model(self, request: Request) -> Response:
+        """One of them."""
+        await self._pool.known()
+        name = request.path_params["name"]
+        model = self.find(name)
+        entries = self._entries(model)
+        return JSONResponse(next((one for one in entries if one["id"] == name), entries[0]))
+
+    def _entries(self, model: PooledModel) -> list[dict[str, Any]]:
+        told = (model.reports.get("/v1/models") or {}).get("data")
+        facts = self._pool.facts.get(model.name)
+        if not told:
+            own: dict[str, Any] = {"aliases": [*model.spec.aliases]}
+            if model.spec.files.target is None:
+                own["speech"] = True
+            elif facts:
+                own |= {"n_ctx": facts.n_ctx, "chat": facts.chat}
+            created = facts.created if facts else 0
+            told = [
+                {
+                    "id": model.name,
+                    "object": "model",
+                    "created": created,
+                    "owned_by": "edgespec",
+                    "edgespec": own,
+                }
+            ]
+        return [{**one, "edgespec": {**one["edgespec"], "status": model.status}} for one in told]
+
+    async def list_tags(self, _request: Request) -> Response:
+        """The models that write text, loaded or not, as Ollama lists them."""
+        await self._pool.known()
+        return JSONResponse({"models": [one for each in self._models for one in self._tags(each)]})
+
+    def _tags(self, model: PooledModel) -> list[dict[str, Any]]:
+        facts = self._pool.facts.get(model.name)
+        if told := (model.reports.get("/api/tags") or {}).get("models"):
+            return list(told)
+        if model.spec.files.target is None or facts is None:
+            return []
+        full = model.name if ":" in model.name else f"{model.name}:latest"
+        details = {
+            "parent_model": "",
+            "format": "gguf",
+            "family": facts.architecture,
+            "families": [facts.architecture],
+            "parameter_size": facts.parameter_size,
+            "quantization_level": facts.quantization,
+            "context_length": facts.n_ctx,
+            "embedding_length": facts.n_embd,
+        }
+        modified = _time(datetime.fromtimestamp(facts.created, UTC))
+        told = {
+            "name": full,
+            "model": full,
+            "modified_at": modified,
+            "size": facts.size,
+            "digest": facts.digest,
+        }
+        return [{**told, "details": details}]
+
+    async def list_loaded(self, _request: Request) -> Response:
+        """The models that are loaded, and until when, as Ollama lists them."""
+        found = []
+        for model in self._models:
+            left_s, until = model.expires_s, FOREVER
+            if not math.isinf(left_s):
+                until = _time(datetime.now(UTC) + timedelta(seconds=max(0.0, left_s)))
+            if model.process:
+                told = (model.reports.get("/api/ps") or {}).get("models", [])
+                found += [{**one, "expires_at": until} for one in told]
+        return JSONResponse({"models": found})
+
+    async def show_version(self, _request: Request) -> Response:
+        """The version of Ollama's API, and ours."""
+        return JSONResponse({"version": SPOKEN, "edgespec": version("edgespec")})
+
+
+class _Reply:
+    """The answer to a client: a model's, as it comes. A failure after its head is a stream's last event."""
+
+    def __init__(self, scope: Scope, send: Send, model: PooledModel, *, streams: bool) -> None:
+        self.has_begun = False
+        self.streams = streams
+        self._scope, self._send, self._model = scope, send, model
+        self._passing = False
+        self._is_lines = False
+        self._at_line = True  # whether the last part was whole lines
+
+    async def keep_alive(self) -> None:
+        """Begin the stream if the model is not loaded after some seconds, and say so until it is."""
+        while True:
+            await asyncio.sleep(_ALIVE_S)
+            if self._passing:
+                return
+            if self._model.status == "loaded":
+                continue
+            if not self.has_begun:
+                await self._begin(
+                    200,
+                    [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")],
+                )
+            await self._part(f": loading {self._model.name}\n\n".encode())
+
+    async def pass_on(self, answer: ModelAnswer) -> None:
+        """Send a model's answer. Raises ProcessLost."""
+        try:
+            await self._pass_on(answer)
+        finally:
+            answer.close()
+
+    async def _pass_on(self, answer: ModelAnswer) -> None:
+        self._passing = True
+        self._scope["state"][FORWARDED] = True
+        headers = [(name, value) for name, value in answer.headers if name.lower() not in _NOT_RETURNED]
+        kinds = {name.lower(): value for name, value in headers}
+        if b"content-length" in kinds or (self.has_begun and answer.status != 200):
+            body = b"".join([part async for part in answer.parts()])  # an answer that breaks off has no head
+            if self.has_begun:
+                await self._part(self._event(body))
+            else:
+                await self._begin(answer.status, headers)
+                await self._part(body)
+        else:
+            self._is_lines = b"ndjson" in kinds.get(b"content-type", b"")
+            if not self.has_begun:
+                await self._begin(answer.status, headers)
+            async for part in answer.parts():
+                await self._part(part)
+        await self._send({"type": "http.response.body", "body": b""})
+
+    async def fail(self, error: ApiError) -> None:
+        """Say why there is no answer, or no more of it."""
+        response = error.response(self._scope)
+        self._scope["state"][FORWARDED] = False
+        if not self.has_begun:
+            await self._begin(response.status_code, response.raw_headers)
+            await self._part(bytes(response.body))
+        else:
+            await self._part((b"" if self._at_line else b"\n") + self._event(bytes(response.body)))
+        await self._send({"type": "http.response.body", "body": b""})
+
+    def _event(self, body: bytes) -> bytes:
+        if self._is_lines:
+            return body + b"\n"
+        named = self._scope["path"] in ("/v1/messages", "/v1/responses")  # whose events all have a name
+        return (b"event: error\n" if named else b"") + b"data: " + body + b"\n\n"
+
+    async def _begin(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        self.has_begun = True
+        await self._send({"type": "http.response.start", "status": status, "headers": [*headers]})
+
+    async def _part(self, part: bytes) -> None:
+        self._at_line = part.endswith(b"\n")
+        await self._send({"type": "http.response.body", "body": part, "more_body": True})
+
+
+def _asked(body: bytes) -> Asked:
+    try:
+        return msgspec.json.decode(body, type=Asked)
+    except msgspec.DecodeError:  # the model's own server says what is wrong
+        return Asked()
+
+
+def _forwarded(scope: Scope, body: bytes) -> ForwardedRequest:
+    headers = [header for header in scope["headers"] if header[0].lower() not in _NOT_FORWARDED]
+    if not any(name == b"authorization" for name, _ in headers) and scope.get("client"):
+        # By this header clients take turns in its queue; it needs no key.
+        headers.append((b"authorization", f"Address {scope['client'][0]}".encode()))
+    query = scope.get("query_string", b"")
+    return ForwardedRequest(
+        scope["method"], scope["raw_path"] + (b"?" + query if query else b""), headers, body
+    )
+
+
+async def _named_in_form(scope: Scope, body: bytes) -> str | None:
+    async def replay() -> Message:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    try:
+        async with Request(scope, replay).form() as form:
+            name = form.get("model")
+    except Exception:  # noqa: BLE001 - the model's own server says what is wrong
+        return None
+    return name if isinstance(name, str) else None
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _unloaded(path: str, asked: Asked) -> dict[str, Any]:
+    said = {"message": {"role": "assistant", "content": ""}} if path == "/api/chat" else {"response": ""}
+    created = _time(datetime.now(UTC))
+    return {"model": asked.model, "created_at": created, **said, "done": True, "done_reason": "unload"}
+
+
+def _time(when: datetime) -> str:
+    return when.isoformat().replace("+00:00", "Z")

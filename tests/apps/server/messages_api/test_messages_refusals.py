@@ -1,0 +1,167 @@
+"""What /v1/messages refuses, and that each refusal has Anthropic's form, whoever refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import httpx
+import pytest
+from anthropic.types.shared import ErrorResponse
+
+from anthropic_events import ASKED, HELLO, WEATHER, answer, events_of
+from edgespec.apps.server.gate import Gate, GateLimits
+from server_app import Served, serving
+from tiny_gguf import write_tiny_gguf
+
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+PDF = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "AAAA"}}
+USE = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
+TEXT = {"type": "text", "text": "a"}
+
+
+def asking(*content: Any, role: str = "user") -> dict[str, Any]:
+    return {"messages": [*HELLO, {"role": role, "content": [*content]}]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        (asking(IMAGE), r"^messages\.1\.content\.0: content of type 'image' is not supported"),
+        (asking({"type": "tool_result", "tool_use_id": "a", "content": [IMAGE]}), "content of type 'image'"),
+        (asking(PDF), r"content\.0: a document of type 'base64' is not supported: send its text"),
+        (asking({"type": "server_tool_use"}, role="assistant"), "content of type 'server_tool_use'"),
+        (asking(USE), "content of type 'tool_use' has no place here"),
+        ({"messages": [{"role": "user", "content": 5}]}, r"^messages\.0\.content: must be text, or a list"),
+        ({"system": {}}, "^system: must be text, or a list of blocks"),
+        (asking(USE, role="assistant"), "^messages: the last one has a tool_use: send its tool_result"),
+        ({"messages": []}, "^messages: must not be empty"),
+        ({"messages": [{"role": "tool", "content": "a"}]}, r"^messages\.0\.role: must be 'user'"),
+        ({"max_tokens": None}, "^max_tokens: must be a whole number"),
+        ({"max_tokens": -1}, "^max_tokens: must be at least 0"),
+        ({"stop_sequences": [""]}, r"^stop_sequences\.0: must not be empty"),
+        ({"top_p": 3}, "^top_p: must be at most 1"),
+        ({"temperature": -1}, "^temperature: must be at least 0"),
+        ({"tool_choice": {"type": "any"}}, "^tool_choice: required, but there are no tools"),
+        ({"tool_choice": {"type": "some"}}, r"^tool_choice\.type: must be 'auto', 'any', 'tool' or 'none'"),
+        ({"tool_choice": {"type": "tool"}}, "^tool_choice: send the name of the tool"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "x"}}, "^tool_choice: no function 'x'"),
+        ({"tools": [{"type": "web_search_20250305", "name": "w"}]}, r"^tools\.0\.type: 'web_search_"),
+        ({"tools": [{"type": "computer_20251124", "name": "computer"}]}, r"^tools\.0\.type: 'computer_"),
+        ({"tools": [{"type": "code_execution_20260521", "name": "x"}]}, r"^tools\.0\.type: 'code_execution_"),
+        ({"tools": [{"name": "f"}]}, r"^tools\.0\.input_schema: is missing"),
+        ({"tools": [WEATHER | {"name": "a b"}]}, r"^tools\.0\.name: must match"),
+        ({"tools": [WEATHER | {"input_schema": {"type": "array"}}]}, r"0\.input_schema: must be the"),
+        ({"tools": [WEATHER | {"defer_loading": True}]}, r"^tools\.0\.defer_loading: must be False"),
+        ({"thinking": {"type": "enabled"}}, "^thinking: send budget_tokens"),
+        ({"thinking": {"type": "between_tools"}}, r"^thinking\.type: must be"),
+        ({"mcp_servers": [{"url": "x"}]}, "^mcp_servers: has at most 0"),
+        ({"container": "c"}, "^container: is not supported here"),
+        ({"thread": {"type": "create"}}, "^thread: is not supported here"),
+        ({"output_config": {"format": {"type": "json_schema", "schema": {"type": 3}}}}, "^output_config"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_done_is_refused_by_name(served: Served, fields: dict[str, Any], words: str):
+    with served.client() as client:
+        error = answer(client, status=400, **fields)
+    assert error.type == "invalid_request_error"
+    assert re.search(words, error.message), error.message
+    assert served.log == []
+
+
+def test_a_model_that_is_not_served(client: anthropic.Anthropic):
+    with pytest.raises(
+        anthropic.NotFoundError, match="no model 'claude-opus-9' here: this server has 'tiny'"
+    ):
+        client.messages.create(**ASKED | {"model": "claude-opus-9"})
+    with pytest.raises(anthropic.NotFoundError):
+        client.messages.count_tokens(model="claude-opus-9", messages=HELLO)
+
+
+def test_a_prompt_that_is_too_long(client: anthropic.Anthropic):
+    """Agents know the line, and shorten the conversation."""
+    long = [{"role": "user", "content": "word " * 5000}]
+    n = client.messages.count_tokens(model="edgespec", messages=long).input_tokens
+    for stream in (False, True):
+        with pytest.raises(
+            anthropic.BadRequestError, match=rf"prompt is too long: {n} tokens > 4096 maximum"
+        ):
+            client.messages.create(**ASKED | {"messages": long}, stream=stream)
+
+
+def test_a_server_with_its_own_limit_of_prompts(tmp_path: Path):
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=1)
+    with serving(path, service={"max_prompt": 30}) as running, running.client() as client:
+        error = answer(client, status=400, messages=[{"role": "user", "content": "word " * 40}])
+    assert re.fullmatch(r"prompt is too long: \d+ tokens > 30 maximum", error.message)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "content", "status", "kind"),
+    [
+        ("POST", "/v1/messages", b"{", 400, "invalid_request_error"),
+        ("POST", "/v1/messages", b'{"model": "edgespec"}', 400, "invalid_request_error"),
+        ("GET", "/v1/messages", None, 405, "invalid_request_error"),
+        ("POST", "/v1/messages/batches", b"{}", 404, "not_found_error"),
+    ],
+)
+def test_every_refusal_has_the_form(
+    served: Served, method: str, path: str, content: bytes | None, status: int, kind: str
+):
+    with served.client(headers={"Content-Type": "application/json"}) as client:
+        response = client.request(method, path, content=content)
+    assert response.status_code == status
+    found = ErrorResponse.model_validate(response.json())
+    assert found.error.type == kind and found.request_id == response.headers["request-id"]
+
+
+@pytest.mark.slow
+def test_failures_have_the_form_too(tmp_path: Path):
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=1, n_ctx=4096)
+    long = ASKED | {"max_tokens": 4000}
+    with (
+        serving(path, worker_options={"max_queue": 0}) as busy,
+        busy.client() as client,
+        client.stream("POST", "/v1/messages", json=long | {"stream": True}) as endless,
+    ):
+        next(endless.iter_text())
+        for stream in (True, False):
+            assert answer(client, stream=stream, status=503).type == "overloaded_error"
+    with serving(path, worker_options={"max_seconds": 0.2}) as short, short.client() as client:
+        assert answer(client, status=504, max_tokens=4000).type == "timeout_error"
+        text = client.post("/v1/messages", json=long | {"stream": True}).text
+    assert text.rstrip().rpartition("\n\n")[2].startswith("event: error\n")
+    *_, last = events_of(text)
+    assert last.error.type == "timeout_error" and "not complete within" in last.error.message
+
+
+def test_the_gate_answers_in_the_form_and_takes_the_key_by_its_other_name(served: Served):
+    async def ask(limits: GateLimits, body: bytes = b"{}", **headers: str) -> httpx.Response:
+        transport = httpx.ASGITransport(Gate(served.app, limits))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost:8080") as client:
+            given = {"content-type": "application/json"} | {
+                name.replace("_", "-"): value for name, value in headers.items()
+            }
+            return await client.post("/v1/messages", content=body, headers=given)
+
+    keyed = GateLimits(api_key="right")
+    for limits, headers, status, kind in (
+        (keyed, {}, 401, "authentication_error"),
+        (keyed, {"x_api_key": "wrong"}, 401, "authentication_error"),
+        (keyed, {"authorization": "Bearer wrong", "x_api_key": ""}, 401, "authentication_error"),
+        (GateLimits(), {"origin": "http://elsewhere"}, 403, "permission_error"),
+        (GateLimits(), {"host": "elsewhere"}, 403, "permission_error"),
+        (GateLimits(max_body=1), {}, 413, "request_too_large"),
+        (GateLimits(), {"content_type": "text/plain"}, 415, "invalid_request_error"),
+        (keyed, {"x_api_key": "right"}, 400, "invalid_request_error"),
+        (keyed, {"authorization": "Bearer right"}, 400, "invalid_request_error"),
+        (keyed, {"authorization": "Bearer other", "x_api_key": "right"}, 400, "invalid_request_error"),
+    ):
+        response = asyncio.run(ask(limits, **headers))
+        told = response.json()
+        assert (response.status_code, told["type"], told["error"]["type"]) == (status, "error", kind), told
+        assert told["request_id"] == response.headers["request-id"]
+        assert ("key is wrong" in told["error"]["message"]) is (status == 401 and bool(headers))

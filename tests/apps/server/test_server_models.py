@@ -1,0 +1,496 @@
+"""Several models at one address: real processes of tiny models, real HTTP, and what may go wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+
+from command_line import user_environment
+from edgespec.apps.server.api_errors import ApiError
+from edgespec.apps.server.http_server import bind
+from edgespec.apps.server.router.app import create_router
+from edgespec.apps.server.router.model_facts import ModelNames, UnloadedFacts
+from edgespec.apps.server.router.pool import ModelSpec, Pool
+from edgespec.apps.server.router.preset import duration_s, read_preset
+from edgespec.cli import main
+from edgespec.errors import EdgespecError
+from speech_app import recording
+from tiny_gguf import write_tiny_gguf
+from tiny_whisper import write_tiny_whisper
+
+QUICK = ("--drafter", "none", "--threads", "1", "--kernels", "off", "--parallel", "2")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Two quick models, one whose longest answer takes some seconds, and one that is none."""
+    folder = tmp_path_factory.mktemp("several")
+    for name in ("one", "two"):
+        write_tiny_gguf(folder / f"{name}.gguf", seed=len(name), name=name)
+    write_tiny_gguf(folder / "slow.gguf", n_layer=4, n_embd=256, n_ctx=8192)
+    write_tiny_whisper(folder / "whisper.gguf")
+    (folder / "broken.gguf").write_bytes(b"GGUF" + bytes(100))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    return user_environment(tmp_path_factory.mktemp("several-home"))
+
+
+class Several:
+    """A server of several models."""
+
+    def __init__(self, process):
+        self.process = process
+        self.ready = json.loads(process.stdout.readline())
+        self.client = httpx.Client(base_url=self.ready["address"], timeout=120)
+
+    def text(self, model, n=3, **options):
+        body = {"model": model, "prompt": "abc", "temperature": 0, "max_tokens": n, **options}
+        return self.client.post("/v1/completions", json=body)
+
+    def states(self):
+        return {name: one["status"] for name, one in self.client.get("/health").json()["models"].items()}
+
+    def reaches(self, model, status):
+        """Wait until a model has a status."""
+        for _ in range(600):
+            if self.states()[model] == status:
+                return
+            time.sleep(0.1)
+        raise AssertionError(self.states())
+
+    def kill(self, model):
+        """Kill the process of a model, a child of the server's that has its name as an alias."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        words = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0") for pid in children}
+        (found,) = (pid for pid, line in words.items() if f"--alias={model}" in line)
+        os.kill(int(found), signal.SIGKILL)
+
+    def ends(self):
+        """Wait for the end; return what it said on stderr."""
+        _, said = self.process.communicate(timeout=60)
+        assert self.process.returncode == 0, said
+        return said.decode()
+
+
+@contextlib.contextmanager
+def several(environment, *options):
+    command = [sys.executable, "-m", "edgespec", "serve", "--json", "--port", "0", *QUICK, *map(str, options)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+    try:
+        yield Several(process)
+    finally:
+        process.kill()
+        process.communicate(timeout=60)
+
+
+@pytest.fixture(scope="module")
+def served(files, environment, tmp_path_factory):
+    """The server that most tests ask: it has loaded whatever those before needed."""
+    preset = tmp_path_factory.mktemp("preset") / "models.toml"
+    preset.write_text(
+        f"""
+        keep_alive = "10m"
+        [models.one]
+        target = "{files}/one.gguf"
+        aliases = ["gpt-4o", "small:1b"]
+        [models.two]
+        target = "{files}/two.gguf"
+        keep = true
+        [models.slow]
+        target = "{files}/slow.gguf"
+        [models.heard]
+        speech = "{files}/whisper.gguf"
+        [models.broken]
+        target = "{files}/broken.gguf"
+        """
+    )
+    with several(environment, "--models", preset) as running:
+        yield running
+
+
+# ---- which model answers ----
+
+
+@pytest.mark.slow
+def test_the_model_of_a_request_answers_it(served):
+    assert served.ready["models"] == ["one", "two", "slow", "heard", "broken"]
+    for asked, name in (("one", "one"), ("gpt-4o", "one"), ("two:latest", "two"), ("edgespec", "one")):
+        answer = served.text(asked).json()
+        assert (answer["model"], answer["usage"]["completion_tokens"]) == (name, 3)
+    body = {"prompt": "abc", "options": {"num_predict": 2}, "stream": False}
+    assert served.client.post("/api/generate", json={"model": "small:1b", **body}).json()["done"]
+    unnamed = served.client.post("/tokenize", json={"content": "abc"})
+    assert unnamed.json()["max_model_len"] == 512
+    assert served.client.get("/props?model=two").json()["model_alias"] == "two"
+    form = {"files": {"file": ("a.wav", recording(1.0))}}
+    assert "text" in served.client.post("/v1/audio/transcriptions", **form).json()
+    named = served.client.post("/v1/audio/transcriptions", data={"model": "heard"}, **form)
+    assert named.status_code == 200
+
+
+@pytest.mark.slow
+def test_an_unknown_model_is_a_404_in_the_form_of_each_api(served):
+    error = served.text("none").json()["error"]
+    assert error["code"] == "model_not_found"
+    assert "'one', 'two'" in error["message"]
+    found = served.client.post("/api/chat", json={"model": "none", "messages": []})
+    assert (found.status_code, [*found.json()]) == (404, ["error"])
+    assert served.client.get("/v1/models/none").status_code == 404
+    assert served.client.get("/nothing").status_code == 404
+    assert served.text("one", nonsense=1).status_code == 400  # as the model's own server answers
+
+
+@pytest.mark.slow
+def test_lists_tell_of_all_and_metrics_of_each(served):
+    served.text("one")
+    listed = {one["id"]: one["edgespec"] for one in served.client.get("/v1/models").json()["data"]}
+    assert [*listed] == served.ready["models"]
+    assert listed["one"]["status"] == "loaded"
+    assert listed["heard"]["speech"] is True
+    assert served.client.get("/v1/models/gpt-4o").json()["id"] == "one"
+    tags = {one["name"]: one for one in served.client.get("/api/tags").json()["models"]}
+    assert [*tags] == ["one:latest", "two:latest", "slow:latest"]
+    assert tags["slow:latest"]["details"]["family"] == "llama"
+    loaded = {one["name"]: one for one in served.client.get("/api/ps").json()["models"]}
+    assert loaded["one:latest"]["expires_at"] < "2300"
+    assert loaded["two:latest"]["expires_at"] > "2300"
+    metrics = served.client.get("/metrics").text
+    assert 'edgespec_model_loaded{model="two"} 1.0' in metrics
+    assert 'edgespec_generated_tokens_total{model="one"} ' in metrics
+    assert metrics.count("# TYPE edgespec_generated_tokens_total counter") == 1
+
+
+@pytest.mark.slow
+def test_a_page_elsewhere_and_a_large_body_are_refused_once_for_all(served):
+    assert served.client.get("/v1/models", headers={"Host": "evil.example"}).status_code == 403
+    assert served.client.post("/v1/completions", content=bytes(5 << 20)).status_code == 413
+    assert "<html" in served.client.get("/").text
+
+
+# ---- what goes wrong ----
+
+
+@pytest.mark.slow
+def test_a_model_that_cannot_be_loaded_is_refused_by_name_and_the_others_go_on(served):
+    error = served.text("broken")
+    assert (error.status_code, error.json()["error"]["code"]) == (500, "model_not_loaded")
+    assert "broken" in error.json()["error"]["message"]
+    assert served.text("one").status_code == 200
+    assert served.states()["broken"] == "unloaded"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/api/generate"])
+def test_a_process_that_is_killed_in_a_stream_ends_it_with_an_error(served, path):
+    asked = {"messages": [{"role": "user", "content": "abc"}]} if "chat" in path else {"prompt": "abc"}
+    asked |= {"model": "slow", "stream": True, "temperature": 0} if "v1" in path else {"model": "slow"}
+    with served.client.stream(
+        "POST", path, json=asked | ({"max_tokens": 8000} if "v1" in path else {})
+    ) as answer:
+        lines = (line for line in answer.iter_lines() if line and not line.startswith(":"))
+        next(lines)
+        served.kill("slow")
+        last = [*lines][-1]
+    error = json.loads(last.removeprefix("data: "))["error"]
+    if "v1" in path:
+        assert (error["code"], error["type"]) == ("model_lost", "server_error")
+        error = error["message"]
+    assert "'slow' died amid the answer" in error
+    assert served.text("slow").json()["usage"]["completion_tokens"] == 3
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_in_a_whole_answer_is_a_503(served):
+    served.text("slow")
+    with ThreadPoolExecutor() as threads:
+        answer = threads.submit(served.text, "slow", 8000)
+        while served.client.get("/health").json()["models"]["slow"]["running"] == 0:
+            time.sleep(0.01)
+        time.sleep(0.2)
+        served.kill("slow")
+        assert answer.result().status_code == 503
+    assert answer.result().json()["error"]["code"] == "model_lost"
+    assert answer.result().headers["retry-after"] == "1"
+    assert served.text("slow").status_code == 200
+
+
+@pytest.mark.slow
+def test_a_process_that_died_while_nobody_asked_is_not_noticed_by_clients(served):
+    served.text("one")
+    served.kill("one")
+    served.reaches("one", "unloaded")
+    assert served.text("one").status_code == 200
+
+
+@pytest.mark.slow
+def test_sixty_four_clients_of_two_models(served):
+    with ThreadPoolExecutor(64) as threads:
+        names = ["one", "two"] * 32
+        answers = [*threads.map(lambda name: served.text(name, 5), names)]
+    assert [answer.status_code for answer in answers] == [200] * 64
+    assert [answer.json()["model"] for answer in answers] == names
+    texts = {(answer.json()["model"], answer.json()["choices"][0]["text"]) for answer in answers}
+    assert len(texts) == 2
+
+
+@pytest.mark.slow
+def test_a_client_that_leaves_ends_the_work_and_one_that_leaves_while_it_loads_disturbs_nobody(served):
+    nothing = {"model": "slow", "keep_alive": 0}
+    assert served.client.post("/api/generate", json=nothing).json()["done_reason"] == "unload"
+    served.reaches("slow", "unloaded")
+    again = served.client.post("/api/generate", json=nothing).json()  # it is not loaded for that
+    assert (again["done_reason"], served.states()["slow"]) == ("unload", "unloaded")
+    with contextlib.suppress(httpx.ReadTimeout):
+        httpx.post(
+            f"{served.ready['address']}/v1/completions", json={"model": "slow", "prompt": "abc"}, timeout=0.3
+        )
+    served.reaches("slow", "loaded")
+    with served.client.stream(
+        "POST", "/v1/completions", json={"model": "slow", "prompt": "a", "max_tokens": 8000, "stream": True}
+    ) as answer:
+        next(answer.iter_lines())
+    for _ in range(100):
+        if 'edgespec_running{model="slow"} 0.0' in (metrics := served.client.get("/metrics").text):
+            break
+        time.sleep(0.1)
+    assert 'edgespec_generations_total{model="slow",outcome="cancelled"} 1.0' in metrics
+
+
+@pytest.mark.slow
+def test_several_by_options_and_an_end_with_an_answer_under_way(files, environment):
+    with several(environment, "--model", files / "slow.gguf", "-m", files / "one.gguf") as running:
+        assert running.ready["models"] == ["slow", "one"]
+        with running.client.stream(
+            "POST",
+            "/v1/completions",
+            json={"model": "slow", "prompt": "a", "max_tokens": 400, "stream": True},
+        ) as answer:
+            lines = (line for line in answer.iter_lines() if line)
+            next(lines)
+            running.process.send_signal(signal.SIGINT)
+            assert [*lines][-1] == "data: [DONE]"
+        said = running.ends()
+        assert "slow: " in said
+        assert "POST /v1/completions 200, " in said
+        assert "Traceback" not in said
+
+
+# ---- memory ----
+
+
+def _specs(files, tmp_path):
+    def spec(name, *, keep=False):
+        found = ModelNames(name, str(files / "one.gguf"), None, None, None)
+        options = (f"--target={files / 'one.gguf'}", f"--alias={name}", f"--turns={tmp_path}", *QUICK)
+        return ModelSpec(found, options, keep=keep)
+
+    return spec
+
+
+async def _use(pool, name):
+    (model,) = (model for model in pool.models if model.name == name)
+    async with pool.hold(model) as process:
+        return process.pid
+
+
+def _with_memory(tmp_path, megabytes):
+    (tmp_path / "proc").mkdir(exist_ok=True)
+    (tmp_path / "proc/meminfo").write_text(f"MemAvailable: {megabytes * 1024} kB\n")
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_the_least_recently_used_leaves_for_another_and_a_pinned_one_never(
+    files, environment, tmp_path, monkeypatch
+):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    log, spec = [], _specs(files, tmp_path)
+
+    async def use():
+        specs = [spec("pinned", keep=True), spec("a"), spec("b"), replace(spec("huge"), keep_alive_s=0)]
+        pool = Pool(
+            specs, tmp_path, log.append, root=_with_memory(tmp_path, 250)
+        )  # each takes 64 MB and some
+        pool.start()
+        try:
+            first = await _use(pool, "pinned")
+            for name in ("a", "b", "a"):
+                await _use(pool, name)
+            states = {model.name: model.status for model in pool.models}
+            assert states == {"pinned": "loaded", "a": "loaded", "b": "loaded", "huge": "unloaded"}
+            await _use(pool, "huge")
+            assert pool.models[2].status == "unloaded"  # b
+            assert [model.status for model in pool.models[:2]] == ["loaded", "loaded"]
+            pool.facts["b"] = UnloadedFacts(n_bytes=500 << 20)
+            with pytest.raises(ApiError, match=r"not enough memory for b: .* beside pinned"):
+                await _use(pool, "b")
+            assert pool.models[1].status == "loaded"  # nothing left for what can never fit
+            assert await _use(pool, "pinned") == first
+        finally:
+            await pool.stop(grace_s=0)
+
+    asyncio.run(use())
+    assert any("b is unloaded: its memory is for huge" in line for line in log), log
+
+
+@pytest.mark.slow
+def test_a_busy_model_answers_before_it_leaves_and_is_loaded_again(files, environment, tmp_path, monkeypatch):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    order, spec = [], _specs(files, tmp_path)
+
+    async def use():
+        pool = Pool([spec("a"), spec("b")], tmp_path, lambda _: None, root=_with_memory(tmp_path, 100))
+        pool.start()
+        a, b = pool.models
+        try:
+            async with pool.hold(a):
+                other = asyncio.create_task(_use(pool, "b"))
+                while a.status != "leaving":
+                    await asyncio.sleep(0.01)
+                again = asyncio.create_task(_use(pool, "a"))
+                await asyncio.sleep(0.1)
+                assert not other.done()
+                order.append("answered")
+            await other
+            order.append(b.n_loads)
+            await again
+            order.append((a.status, b.status))
+        finally:
+            await pool.stop(grace_s=0)
+
+    asyncio.run(use())
+    assert order == ["answered", 1, ("loaded", "unloaded")]
+
+
+@pytest.mark.slow
+def test_a_stream_says_that_its_model_is_loaded_and_why_it_is_not(files, environment, tmp_path, monkeypatch):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("edgespec.apps.server.router.app._ALIVE_S", 0.05)
+    log, spec = [], _specs(files, tmp_path)
+    broken = ModelSpec(
+        ModelNames("broken", str(files / "broken.gguf"), None, None, None),
+        (f"--target={files / 'broken.gguf'}",),
+    )
+
+    async def ask():
+        pool = Pool([spec("a"), broken], tmp_path, log.append)
+        pool.start()
+        try:
+            transport = httpx.ASGITransport(create_router(pool, log.append))
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+                body = {"prompt": "abc", "max_tokens": 3, "stream": True}
+                return [
+                    (await client.post("/v1/completions", json={"model": name, **body})).text
+                    for name in ("a", "broken", "a")
+                ]
+        finally:
+            await pool.stop(grace_s=0)
+
+    first, failed, again = asyncio.run(ask())
+    assert first.startswith(": loading a\n\n")
+    assert first.endswith("data: [DONE]\n\n")
+    assert failed.startswith(": loading broken\n\n")
+    assert '"code":"model_not_loaded"' in failed.splitlines()[-2]
+    assert again.startswith("data: {")
+
+
+def test_a_unix_socket_is_this_users_alone_and_that_of_a_killed_server_is_taken_over(tmp_path):
+    file = tmp_path / "x.sock"
+    with bind(str(file), 0):
+        assert file.stat().st_mode & 0o777 == 0o600
+    with bind(str(file), 0) as bound:
+        bound.listen()
+        with pytest.raises(EdgespecError, match=r"x\.sock: Address already in use"):
+            bind(str(file), 0)
+
+
+# ---- presets ----
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "top level.models: missing"),
+        ("[models]", "models: it names no model"),
+        ("[models.a", "not valid TOML"),
+        ("[models.a]\ncontext = 5", "models.a.context: no such field (nearest: ctx"),
+        ("[models.a]\nctx = 0", "models.a.ctx: expected more than 0, got 0"),
+        ("[models.a]\nkeep_alive = 'soon'", "models.a"),
+        ("[models.a]\ntarget = ''", "models.a.target is empty"),
+        ("[models.a]\ntarget = 'x'\npair = 'y'", "models.a.pair: it contradicts target"),
+        ("[models.a]\ntarget = '/nowhere.gguf'", "models.a: /nowhere.gguf: no such file"),
+        ("[models.a]\ntarget = 'never-heard-of'", "models.a: no model is called 'never-heard-of'"),
+        (
+            "[models.a]\ntarget = 'T'\n[models.b]\ntarget = 'T'\naliases = ['A']",
+            "two models are called 'A': a and b",
+        ),
+    ],
+)
+def test_a_mistake_in_a_preset_is_a_line_with_file_and_key(text, told, tmp_path, tiny_path, capfd):
+    file = tmp_path / "preset.toml"
+    file.write_text(text.replace("'T'", f"'{tiny_path}'"))
+    assert main(["serve", "--models", str(file), "--port", "0"]) == 2
+    said, line = capfd.readouterr()
+    assert (said, line.count("\n")) == ("", 1), line
+    assert line.startswith(f"edgespec: error: {file}: ")
+    assert told in line
+
+
+def test_options_that_contradict_several_models(tmp_path, tiny_path, capfd):
+    copy = shutil.copy(tiny_path, tmp_path / "copy.gguf")
+    for options, told in (
+        (["--models", tmp_path / "no.toml"], "no.toml: No such file"),
+        (["--models", "x.toml", "--model", tiny_path], "contradict"),
+        (["-m", tiny_path, "-m", copy, "--draft", tiny_path], "contradict"),
+        (["-m", tiny_path, "-m", tiny_path], "two models are called 'target'"),
+    ):
+        assert main(["serve", "--port", "0", *map(str, options)]) == 2
+        line = capfd.readouterr().err
+        assert told in line
+        assert line.count("\n") == 1
+
+
+def test_a_preset_is_read_with_its_defaults(tmp_path):
+    file = tmp_path / "preset.toml"
+    file.write_text(
+        "keep_alive = 60\n[models.a]\nctx = 9\nprefix_cache = 0\ncache_type = 'q8_0'\n"
+        "[models.b]\nkeep_alive = -1"
+    )
+    a, b = read_preset(file).values()
+    assert [*a.options()] == ["--ctx=9", "--cache-type=q8_0", "--prefix-cache=0"]
+    assert (a.keep_alive, b.keep_alive) == (60, -1)
+
+
+def test_times_are_ollamas():
+    times = {
+        "5m": 300.0,
+        "1h30m": 5400.0,
+        300: 300.0,
+        "0": 0.0,
+        "100ms": 0.1,
+        -1: float("inf"),
+        "-1m": float("inf"),
+    }
+    assert {time: duration_s(time) for time in times} == times
+    for wrong in ("soon", "", "5 m", "nan", "1h x"):
+        with pytest.raises(ValueError):
+            duration_s(wrong)

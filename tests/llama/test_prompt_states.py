@@ -1,0 +1,387 @@
+"""States of prompts on disk: their bits, what is written, damage, limits, other processes, whole engines."""
+
+from __future__ import annotations
+
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from command_line import python_path
+from edgespec import Engine, SamplingParams
+from edgespec.errors import UsageError
+from edgespec.llama.choices import StateRoom
+from edgespec.llama.kv_cache import KVCache, KVCacheSize, with_cache_type
+from edgespec.llama.node_addresses import NodeAddress
+from edgespec.llama.prompt_states import LEAST, PIECE, PromptStates, StateFolder, model_key
+from edgespec.llama.sequence_pool import SequencePool
+from edgespec.llama.weights import Model
+from edgespec.models.footprint import target_rollback
+from tiny_gguf import write_tiny_gguf
+from tiny_states import tiny
+
+PLENTY = 1 << 30
+TAIL = 100
+GREEDY = SamplingParams(temperature=0.0)
+WRITER = """
+import sys
+import time
+from pathlib import Path
+import numpy as np
+from edgespec.llama.choices import StateRoom
+from edgespec.llama.prompt_states import StateFolder, _PieceHeader, _Piece, _PiecePlace, _START
+with StateFolder(StateRoom(Path(sys.argv[1]), int(sys.argv[4])), print) as folder:
+    for i in range(int(sys.argv[2]), int(sys.argv[3])):
+        state = np.full(4 << 20, i % 251, np.uint8)
+        header = _PieceHeader((i,), ((1, state.nbytes),))
+        place = _PiecePlace.after("0" * 16, _START, (i,))
+        while not folder.takes(waits=True):
+            pass
+        folder.put(_Piece(place, header, [state], time.time_ns(), []))
+"""
+
+
+def text(seed: int, n: int) -> list[int]:
+    return np.random.default_rng(seed).integers(0, 200, n).tolist()
+
+
+PROMPT = text(1, PIECE + TAIL)
+
+
+@pytest.fixture(scope="module")
+def long_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+    path = write_tiny_gguf(tmp_path_factory.mktemp("states") / "tiny.gguf", seed=1, n_ctx=4096)
+    with Model(path) as model:
+        yield model
+
+
+class Disk:
+    """A folder of states, and the lines that were told of it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lines: list[str] = []
+
+    @property
+    def files(self) -> list[Path]:
+        return sorted(self.path.glob("*.state"))
+
+    @contextmanager
+    def pool(
+        self, model: Model, *, limit: int = PLENTY, n_cells: int = 2048, key: str = ""
+    ) -> Iterator[SequencePool]:
+        """Open a pool as a new process would, and end it as one does."""
+        size = KVCacheSize(n_ctx=n_cells, n_sequences=3, rollback=target_rollback(model.header))
+        cache = KVCache(model, size, n_threads=1)
+        key = key or model_key(model, "a hash", n_ctx=n_cells, n_threads=1)
+        with (
+            StateFolder(StateRoom(self.path, limit), self.lines.append) as folder,
+            SequencePool(cache, states=PromptStates(folder, key, cache)) as pool,
+        ):
+            yield pool
+
+    def restored(self) -> int:
+        """Take note of all lines; return how many tokens they say were restored."""
+        found, self.lines[:] = [line for line in self.lines if line.startswith("restored")], []
+        return sum(int(line.split()[1].replace(",", "")) for line in found)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Disk:
+    return Disk(tmp_path / "states")
+
+
+def read(pool: SequencePool, tokens: list[int]) -> tuple[int, np.ndarray]:
+    """Do as the engine does with a prompt; return how much was known, and the logits after it."""
+    session = pool.begin(tokens)
+    n_known = session.n_past
+    if n_known < len(tokens) - 1:
+        session.eval(tokens[n_known:-1])
+    rows = session.eval(tokens[-1:]).copy()
+    pool.end(session)
+    return n_known, rows
+
+
+@pytest.mark.parametrize("cache_type", ["f16", "q8_0"])
+@pytest.mark.parametrize("kernels", [True, False])
+def test_what_is_read_again_has_the_same_bits(
+    disk: Disk, packable_path: Path, kernels: bool, cache_type: str
+) -> None:
+    with Model(packable_path, kernels=kernels) as model:
+        model.header = with_cache_type(model.header, cache_type)
+        with disk.pool(model) as pool:
+            n_known, expected = read(pool, PROMPT)
+            assert n_known == 0
+        assert len(disk.files) == 2, "a whole piece, and the rest"
+        assert {file.stat().st_mode & 0o777 for file in disk.files} == {0o600}
+        assert disk.path.stat().st_mode & 0o777 == 0o700
+        with disk.pool(model) as pool:
+            n_known, rows = read(pool, PROMPT)
+        assert (n_known, disk.restored()) == (len(PROMPT) - 1, len(PROMPT) - 1)
+        assert np.array_equal(rows, expected)
+
+
+@pytest.mark.parametrize("name", ["lfm2", "mamba2", "gemma3"])
+def test_states_and_windows_are_kept_as_a_whole(disk: Disk, name: str) -> None:
+    """Only the whole sequence can be had, or what its copies go back to."""
+    with Model(tiny(name)) as model:
+        with disk.pool(model) as pool:
+            read(pool, PROMPT)
+            _, expected = read(pool, [*PROMPT, 7, 8])
+        assert len(disk.files) == 1, "it says all that a shorter one does"
+        with disk.pool(model) as pool:
+            n_known, rows = read(pool, [*PROMPT, 7, 8, *text(3, LEAST)])
+            assert n_known == disk.restored() == len(PROMPT) + 2
+        with disk.pool(model) as pool:
+            n_known, rows = read(pool, [*PROMPT, 7, 8])
+        if model.keeps_state:
+            assert n_known >= len(PROMPT) - 8, "a copy of its state"
+            assert np.allclose(rows, expected, atol=1e-3)
+
+
+def test_what_prompts_begin_with_is_written_once(disk: Disk, long_model: Model) -> None:
+    with disk.pool(long_model) as pool:
+        read(pool, PROMPT)
+        read(pool, PROMPT[:PIECE] + text(2, TAIL))
+    assert len(disk.files) == 3
+    with disk.pool(long_model) as pool:
+        assert read(pool, PROMPT + text(3, TAIL))[0] == len(PROMPT)
+    assert len(disk.files) == 3, "the longer rest replaces the one that it begins with"
+    assert disk.restored() == len(PROMPT)
+    with disk.pool(long_model) as pool:
+        assert read(pool, PROMPT[:PIECE] + PROMPT[PIECE : PIECE + 50] + text(4, 50))[0] == PIECE + 50
+        memory = disk.restored()
+        assert read(pool, PROMPT[: PIECE - 1])[0] == PIECE - 2
+        assert (memory, disk.restored()) == (PIECE + 50, 0), "what memory has is not read from the disk"
+
+
+def test_what_leaves_memory_is_written_and_goes_on_where_memory_ends(disk: Disk, long_model: Model) -> None:
+    first, second = text(1, 600), text(2, 600)
+    with disk.pool(long_model, n_cells=768) as pool:
+        _, expected = read(pool, first)
+        assert pool.make_room(600)
+        assert pool.n_kept == 0
+        read(pool, second)
+        n_known, rows = read(pool, first)
+        assert n_known == disk.restored() == 599
+        assert np.array_equal(rows, expected)
+    with disk.pool(long_model) as pool:
+        read(pool, first[:300])
+        disk.restored()
+        assert read(pool, first)[0] == 599
+        assert disk.restored() == 599 - 300
+
+
+def test_what_is_long_is_written_while_it_is_under_way(disk: Disk, long_model: Model) -> None:
+    with disk.pool(long_model) as pool:
+        session = pool.begin(text(1, 1500))
+        for start in range(0, 1500, 300):
+            session.eval(text(1, 1500)[start : start + 300])
+            pool.store_long()
+        deadline = time.monotonic() + 20
+        while len(disk.files) < 4 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert len(disk.files) == 1200 // PIECE
+        pool.end(session)
+
+
+def test_what_was_told_to_be_forgotten_is_not_written(disk: Disk, long_model: Model) -> None:
+    with disk.pool(long_model) as pool:
+        read(pool, PROMPT)
+        pool.forget()
+    assert disk.files == []
+
+
+@pytest.mark.parametrize("damage", ["a flipped bit", "a cut file", "another header", "nothing in it"])
+def test_a_damaged_file_is_deleted_in_one_line(disk: Disk, long_model: Model, damage: str) -> None:
+    with disk.pool(long_model) as pool:
+        _, expected = read(pool, PROMPT)
+    file = disk.files[0]
+    content = bytearray(file.read_bytes())
+    match damage:
+        case "a flipped bit":
+            content[-1000] ^= 4
+        case "a cut file":
+            del content[-1000:]
+        case "another header":
+            content = bytearray(disk.files[1].read_bytes())
+        case _:
+            content.clear()
+    file.write_bytes(content)
+    with disk.pool(long_model) as pool:
+        n_known, rows = read(pool, PROMPT)
+        assert n_known in (0, PIECE)
+        assert np.allclose(rows, expected, atol=1e-3)
+        (line,) = [line for line in disk.lines if not line.startswith("restored")]
+        assert line.startswith(f"{file}: damaged") and line.endswith("; deleted")
+    assert len(disk.files) == 2, "it is written again"
+
+
+def test_files_of_others_are_left_alone(disk: Disk, long_model: Model) -> None:
+    """Another model's, another type of cache, and what others may have written."""
+    with disk.pool(long_model) as pool:
+        read(pool, PROMPT)
+    kept = disk.files
+    with disk.pool(long_model, key="f" * 16) as pool:
+        assert read(pool, PROMPT)[0] == 0
+    assert {*kept} < {*disk.files}
+    assert disk.lines == []
+    kept[0].chmod(0o644)
+    with disk.pool(long_model) as pool:
+        assert read(pool, PROMPT)[0] in (0, PIECE)
+    assert any(line == f"{kept[0]}: others can read or write it; not used" for line in disk.lines)
+    assert kept[0].exists()
+
+
+def test_a_key_stands_for_all_that_the_bits_depend_on(packable_path: Path) -> None:
+    with Model(packable_path) as model, Model(packable_path, kernels=False) as stock:
+        keys = [model_key(one, "a", n_ctx=512, n_threads=2) for one in (model, stock)]
+        keys += [model_key(model, "b", n_ctx=512, n_threads=2), model_key(stock, "a", n_ctx=512, n_threads=1)]
+        model.header = with_cache_type(model.header, "q8_0")
+        keys.append(model_key(model, "a", n_ctx=512, n_threads=2))
+        assert len({*keys}) == len(keys)
+    with Model(tiny("phi3")) as model:
+        short, long, longer = (model_key(model, "a", n_ctx=n, n_threads=1) for n in (64, 256, 1024))
+        assert short != long == longer
+
+
+def test_those_unused_for_longest_go_first(disk: Disk, long_model: Model) -> None:
+    prompts = [text(seed, PIECE + 1) for seed in range(3)]
+    with disk.pool(long_model) as pool:
+        read(pool, prompts[0])
+        read(pool, prompts[1])
+    size = disk.files[0].stat().st_size
+    with disk.pool(long_model) as pool:
+        read(pool, prompts[0])  # which is used again
+    with disk.pool(long_model, limit=2 * size + size // 2) as pool:
+        read(pool, prompts[2])
+    disk.restored()
+    with disk.pool(long_model) as pool:
+        assert [read(pool, prompt)[0] for prompt in prompts] == [PIECE, 0, PIECE]
+
+
+def test_a_limit_below_one_state_keeps_none(disk: Disk, long_model: Model) -> None:
+    with disk.pool(long_model, limit=1000) as pool:
+        read(pool, PROMPT)
+    assert disk.files == []
+    assert len(disk.lines) == 1
+    assert "the limit, 0 MB, is too small" in disk.lines[0]
+
+
+def test_a_limit_below_a_prompt_keeps_its_beginning(disk: Disk, long_model: Model) -> None:
+    prompt = text(1, 4 * PIECE + 1)
+    with disk.pool(long_model) as pool:
+        read(pool, prompt[: PIECE + 1])
+    size = disk.files[0].stat().st_size
+    with disk.pool(long_model, limit=2 * size + 2000) as pool:
+        read(pool, prompt)
+    disk.restored()
+    with disk.pool(long_model) as pool:
+        assert read(pool, prompt)[0] == 2 * PIECE
+
+
+def test_a_full_disk_is_one_line(disk: Disk, long_model: Model) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        with disk.pool(long_model) as pool:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
+            read(pool, PROMPT)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    assert disk.lines == [f"states of prompts are not kept: {disk.path}: File too large"]
+    assert [file.name for file in disk.path.iterdir()] == [".lock"]
+
+
+def test_a_folder_that_cannot_be_had_is_one_line(disk: Disk, long_model: Model) -> None:
+    disk.path.write_text("no folder")
+    with disk.pool(long_model) as pool:
+        assert read(pool, PROMPT)[0] == read(pool, text(2, 40))[0] == 0
+        assert read(pool, PROMPT)[0] == len(PROMPT) - 1, "memory is none of the disk's"
+    assert disk.lines == [f"states of prompts are not kept: {disk.path}: File exists"]
+
+
+# ---- other processes ----
+
+
+def writer(disk: Disk, start: int, stop: int, limit: int = PLENTY) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", WRITER, str(disk.path), str(start), str(stop), str(limit)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={"PYTHONPATH": python_path()})
+
+
+def check_files(disk: Disk) -> int:
+    """Check that every file is whole; return how many there are."""
+    with StateFolder(StateRoom(disk.path, PLENTY), disk.lines.append) as folder:
+        places = folder.places("0" * 16)
+        for place in places:
+            header = folder.header(place)
+            assert header
+            (found,) = folder.find("0" * 16, header.tokens, 1, lambda _, n: n)
+            (state,) = folder.load(found) or [None]
+            assert state is not None
+            assert (state == header.tokens[0] % 251).all()
+    assert disk.lines == []
+    return len(places)
+
+
+def test_a_process_killed_while_it_writes_leaves_whole_files(disk: Disk, long_model: Model) -> None:
+    with writer(disk, 0, 1 << 30) as process:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            if len(disk.files) > 3 and [*disk.path.glob(".edgespec-*.tmp")]:
+                break
+        process.kill()
+    assert check_files(disk) > 3
+    with disk.pool(long_model) as pool:
+        read(pool, PROMPT)
+    assert [*disk.path.glob(".edgespec-*.tmp")] == [], "what it left is deleted"
+
+
+def test_two_processes_write_into_one_folder(disk: Disk) -> None:
+    limit = 10 * (4 << 20) + 100_000
+    with writer(disk, 0, 30, limit) as one, writer(disk, 15, 45, limit) as other:
+        assert (one.wait(60), other.wait(60)) == (0, 0)
+    assert 0 < check_files(disk) <= 10
+
+
+# ---- whole engines ----
+
+
+@pytest.mark.parametrize("case", ["a draft model", "a head", "several at once", "no prefix cache"])
+def test_a_text_after_a_restore_is_the_same_text(
+    tmp_path: Path, tiny_path: Path, tiny_draft_path: Path, case: str
+) -> None:
+    target, draft = (tiny("qwen35-mtp"), None) if case == "a head" else (tiny_path, tiny_draft_path)
+    drafter = "mtp" if case == "a head" else "model"
+    options: dict = {"n_threads": 1, "profile": False, "n_ctx": 512, "drafter": drafter}  # type: ignore[type-arg]
+    if case == "several at once":
+        options |= {"parallel": 2, "prefix_cache": 1 << 20}
+    elif case == "no prefix cache":
+        options |= {"prefix_cache": None}
+
+    def generate(states: StateRoom | None, n_predict: int = 40) -> tuple[int, tuple[int, ...], int]:
+        with Engine(target, draft, states=states, **options) as engine:
+            found = engine.generate(PROMPT, params=GREEDY, n_predict=n_predict, gamma=3)
+            return found.n_cached, found.token_ids, found.stats.n_drafted
+
+    _, expected, _ = generate(None)
+    room = StateRoom(tmp_path / "states", PLENTY)
+    assert generate(room, 2)[:2] == (0, expected[:2])
+    n_cached, token_ids, n_drafted = generate(room)
+    assert n_cached >= len(PROMPT) - 8
+    assert token_ids == expected
+    assert n_drafted > 0
+
+
+def test_states_and_nodes_are_refused(tiny_path: Path, tmp_path: Path) -> None:
+    nodes = (NodeAddress("127.0.0.1:1", "127.0.0.1", 1, direct=True),)
+    with pytest.raises(UsageError, match="state_dir: cannot be kept of a target on nodes"):
+        Engine(tiny_path, nodes=nodes, states=StateRoom(tmp_path, PLENTY))

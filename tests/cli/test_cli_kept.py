@@ -109,16 +109,8 @@ def test_real_commands_in_an_empty_home(home, env, tmp_path):
         file.stat().st_size for file in files_in(home) - unknown
     )
     there = {row["name"] for row in listed if row["files"]}
-    assert there >= {
-        "history",
-        "chat-lines",
-        "chats",
-        "states",
-        "profiles",
-        "self-tests",
-        "quantized",
-        "models.toml",
-    }
+    known = {"history", "chat-lines", "chats", "profiles", "self-tests", "quantized", "models.toml"}
+    assert there >= known
     for name in there & {row.name for row in DELETABLE}:
         assert run_cli("cache", "clear", name, "--yes", env=env).returncode == 0
     left = {owner_of(file).name for file in files_in(home) - unknown - locks(files_in(home))}

@@ -66,9 +66,14 @@ class ApiError(Exception):
         """The body in the form of Anthropic's API."""
         other = "api_error" if self.status >= 500 else "invalid_request_error"
         kind = _ANTHROPIC_TYPES.get(self.status, other)
-        error = {"type": kind, "message": str(self)}
+        error: dict[str, Any] = {"type": kind, "message": str(self)}
+        if self.code == NO_THREAD:
+            error["details"] = {"error_code": NO_THREAD}
         return {"type": "error", "error": error, "request_id": request_id}
 
+
+NO_THREAD = "thread_unsupported_request"
+"""Code at which Anthropic's clients go on without a thread."""
 
 REQUEST_ID = "request-id"
 """Header of Anthropic's API with the id of a request."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from edgespec.apps.server.api_errors import ApiError, validation_error
+from edgespec.apps.server.api_errors import NO_THREAD, ApiError, validation_error
 from edgespec.apps.server.messages.client_tools import function_of
 from edgespec.apps.server.messages.request_schema import (
     AssistantTurn,
@@ -57,6 +57,9 @@ class MessagesReader:
 
     def read(self, body: MessagesRequest) -> PreparedText:
         """Prepare a request."""
+        if body.thread is not None:
+            line = "thread: no conversation is kept here: send all of it, without thread"
+            raise ApiError(400, line, param="thread", code=NO_THREAD)
         with _renaming():
             prepared = self._reader.chat(self._chat(body))
         return replace(prepared, warnings=(*self._warnings(body), *prepared.warnings))

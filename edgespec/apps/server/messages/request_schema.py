@@ -296,5 +296,5 @@ class MessagesRequest(CountTokensRequest):
     diagnostics: Any = HARMLESS
     fallbacks: Any = Field(None, description="Changes nothing: this model refuses nothing.")
     container: None = None
-    thread: None = None
+    thread: Any = Field(None, description="Refused, so that the client sends whole conversations.")
     compaction: None = None

@@ -181,11 +181,18 @@ def test_tools_whose_input_anthropic_describes(served: Served, tool: dict[str, A
     """The client carries them out; the model is told their input."""
     with served.client() as client:
         choice = {"type": "tool", "name": tool["name"]}
-        found = answer(client, tools=[tool], tool_choice=choice, max_tokens=600)
+        found = answer(client, tools=[tool], tool_choice=choice, max_tokens=40)
     call = called(found)
     assert call.name == tool["name"]
-    if found.stop_reason == "tool_use" and tool["name"] != "bash":
-        assert call.input["command"] in ("view", "create", "str_replace", "insert", "delete", "rename")
+    if tool["name"] != "bash":
+        assert call.input.get("command", "view") in (
+            "view",
+            "create",
+            "str_replace",
+            "insert",
+            "delete",
+            "rename",
+        )
 
 
 def test_the_official_runner_of_tools(client: anthropic.Anthropic, served: Served):

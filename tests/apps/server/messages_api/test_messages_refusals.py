@@ -60,7 +60,7 @@ def asking(*content: Any, role: str = "user") -> dict[str, Any]:
         ({"thinking": {"type": "between_tools"}}, r"^thinking\.type: must be"),
         ({"mcp_servers": [{"url": "x"}]}, "^mcp_servers: has at most 0"),
         ({"container": "c"}, "^container: is not supported here"),
-        ({"thread": {"type": "create"}}, "^thread: is not supported here"),
+        ({"thread": {"type": "create"}}, "^thread: no conversation is kept here"),
         ({"output_config": {"format": {"type": "json_schema", "schema": {"type": 3}}}}, "^output_config"),
     ],
 )  # fmt: skip

@@ -124,20 +124,8 @@ def test_a_limit_of_thoughts(environment: dict[str, str], tmp_path: Path):
 
     def ask(command: str, *options: Any) -> str:
         prompt = ["abc"] if command == "run" else []
-        arguments = [
-            command,
-            "--target",
-            thinks,
-            *OPTIONS,
-            "--temp",
-            0,
-            "-n",
-            70,
-            "--json",
-            *options,
-            *prompt,
-        ]
-        process = run_cli(*arguments, env=environment, stdin=b"" if command == "run" else b"abc\n")
+        arguments = [command, "--target", thinks, *OPTIONS, "--temp", 0, "-n", 70, "--json", *options]
+        process = run_cli(*arguments, *prompt, env=environment, stdin=b"" if prompt else b"abc\n")
         assert process.returncode == 0, process.stderr
         return str(json.loads(process.stdout.splitlines()[-1])["text"])
 
@@ -147,4 +135,4 @@ def test_a_limit_of_thoughts(environment: dict[str, str], tmp_path: Path):
         assert "</think>" not in ask(command)
         assert "</think>" not in ask(command, "--reasoning-budget", 0), "the prompt has it"
     wrong = run_cli("run", "--target", thinks, "--reasoning-budget", -2, "abc", env=environment)
-    assert (wrong.returncode, failed(wrong)) == (2, "edgespec: --reasoning-budget -2: must be -1 to 2^31 - 1")
+    failed(wrong, 2, "--reasoning-budget -2: must be -1 to 2^31 - 1")

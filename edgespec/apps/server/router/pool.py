@@ -277,7 +277,7 @@ class Pool:
         self.forget(model, process)
 
     async def note_end(self, model: PooledModel, process: ModelProcess) -> None:
-        """Forget a process that broke off an answer if it is dead, so that the next request loads the model."""
+        """Forget a process that broke off an answer, if it is dead: the next request loads the model."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(process.ended(), _DEAD_S)
             self.forget(model, process)

@@ -41,7 +41,7 @@ class SharedTurns(Turns):
     """Turns that are also shared with other processes, by lock files in a folder; a dead one loses its turn.
 
     Whoever comes next holds the second file while it waits for the first: a process that lets go of its turn
-    and wants it again waits behind it.
+    and wants it again waits behind it, if its turn took longer than the system takes to wake the other.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -11,6 +11,7 @@ from edgespec.platform.turns import SharedTurns
 
 OTHER = """
 import sys
+import time
 from pathlib import Path
 from edgespec.platform.turns import SharedTurns
 turns = SharedTurns(Path(sys.argv[1]))
@@ -20,6 +21,7 @@ with turns:
 for _ in range(3):
     with turns, open(sys.argv[2], "a") as order:
         order.write("b")
+        time.sleep(0.2)
 print("done", flush=True)
 sys.stdin.readline()
 """

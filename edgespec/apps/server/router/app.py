@@ -185,12 +185,14 @@ class Router:
         while True:
             async with self._pool.hold(model) as process:
                 try:
-                    answer = await process.ask(request)
+                    await reply.pass_on(await process.ask(request))
                 except NotReached:  # it died while nobody asked
                     process.kill()
                     self._pool.forget(model, process)
                     continue
-                await reply.pass_on(answer)
+                except ProcessLost:
+                    await self._pool.note_end(model, process)
+                    raise
                 return
 
     async def _ask_loaded(self, scope: Scope, send: Send) -> None:

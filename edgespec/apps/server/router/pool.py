@@ -29,6 +29,7 @@ from edgespec.platform.messages import MessageFn
 
 Status = Literal["unloaded", "loading", "loaded", "leaving"]
 
+_DEAD_S = 2.0  # in which the system tells that a process died
 _END_S = 10.0
 """Seconds that a process without work may take to end."""
 
@@ -274,6 +275,12 @@ class Pool:
         """Wait for the end of a model's process; the next request loads it again."""
         await process.ended()
         self.forget(model, process)
+
+    async def note_end(self, model: PooledModel, process: ModelProcess) -> None:
+        """Forget a process that broke off an answer, if it is dead: the next request loads the model."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.ended(), _DEAD_S)
+            self.forget(model, process)
 
     def forget(self, model: PooledModel, process: ModelProcess) -> None:
         """Take note that a model's process is gone; nothing if that is known."""

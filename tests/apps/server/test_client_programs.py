@@ -1,4 +1,4 @@
-"""Clients and frameworks that people use, against the server: LangChain, instructor, llm, ollama.
+"""Clients and frameworks that people use: LangChain, instructor, pydantic-ai, llm, ollama.
 
 Where the form alone matters the model is tiny and random; where an answer must mean something it is the real
 pair, one server for all tests of this file.
@@ -23,6 +23,9 @@ from langchain_core.tools import tool
 from langchain_ollama import ChatOllama
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel
+from pydantic_ai import Agent, NativeOutput
+from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.providers.openai import OpenAIProvider
 
 from server_app import Served, serving
 from tiny_gguf import TOOLS_TEMPLATE, write_tiny_gguf
@@ -161,6 +164,40 @@ def test_instructor_gets_its_form_from_any_model(tiny: Served, mode: instructor.
 def test_instructor_extracts(real: Served, mode: instructor.Mode):
     found = ask_instructor(real, mode, City, "I live in Rome. Which city, in which country?")
     assert (found.name, found.country) == ("Rome", "Italy")
+
+
+# ---- pydantic-ai ----
+
+
+def agent(served: Served, **options: Any) -> Agent[None, Any]:
+    provider = OpenAIProvider(base_url=f"{served.url}/v1", api_key="none")
+    settings: Any = {"temperature": 0, "max_tokens": 200}
+    return Agent(OpenAIChatModel("edgespec", provider=provider), model_settings=settings, **options)
+
+
+@pytest.mark.parametrize("form", [Mood, NativeOutput(Mood)], ids=["a forced call", "a schema"])
+def test_pydantic_ai_gets_its_form_from_any_model(tiny: Served, form: Any):
+    assert isinstance(agent(tiny, output_type=form).run_sync("hello").output, Mood)
+
+
+def test_pydantic_ai_streams(tiny: Served):
+    found = agent(tiny, instructions="be brief").run_stream_sync("hello")
+    assert "".join(found.stream_text(delta=True)) == found.get_output()
+    assert found.usage.output_tokens
+
+
+@pytest.mark.pair
+def test_pydantic_ai_calls_a_tool(real: Served):
+    asked: list[str] = []
+
+    def get_weather(city: str) -> str:
+        """Return the current weather of a city."""
+        asked.append(city)
+        return f"rain in {city}"
+
+    for event in agent(real, tools=[get_weather]).run_stream_sync(QUESTION).stream_text():
+        assert event
+    assert asked[0] == "Paris"
 
 
 # ---- llm ----

@@ -36,7 +36,7 @@ INPUTS = {
     "compare --targets A --drafts none,nobody": "no model is called 'nobody'",
     "calibrate -t A -d A --suite FILE": "missing: there is no such file",
     "profile -t A --nodes a:b:c": "--nodes a:b:c",
-    "quantize A --type q4_0 --calibrate FILE": "--calibrate: missing: cannot be read",
+    "quantize A --type q4_0 --calibrate FILE": "--calibrate missing: No such file or directory",
     "quantize A --type q4_0 --imatrix FILE": "--imatrix: missing: no such file",
     "models pair A A --text FILE": "--text missing: No such file",
     "draft make -t A --prompts FILE": "--prompts missing: no such file",

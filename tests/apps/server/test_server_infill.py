@@ -183,12 +183,11 @@ def test_a_prompt_is_read_before_it_is_needed(client: httpx.Client):
         ({"input_prefix": None}, "input_prefix"),
         ({"input_suffix": 5}, "input_suffix"),
         ({"input_extra": [{"filename": "a"}]}, "input_extra"),
-        ({"input_extra": [{"text": "a", "lines": 3}]}, "input_extra"),
         ({"prompt": [1]}, "prompt"),
         ({"n": 2}, "n"),
         ({"mirostat": 2}, "mirostat"),
         ({"model": "gpt"}, "model"),
-        ({"no_such": 1}, "no_such"),
+        ({"temprature": 1}, "temprature"),
     ],
 )
 def test_mistakes_name_the_field(client: httpx.Client, fields: dict[str, Any], param: str):

@@ -113,7 +113,7 @@ def print_error(line: str) -> None:
     err.print(f"edgespec: error: {line}")
 
 
-_OPTIONS = {"n_ctx": "--ctx", "n_threads": "--threads"}
+_OPTIONS = {"n_ctx": "--ctx", "n_threads": "--threads", "states": "--state-dir"}
 
 
 def option_of(field: str) -> str:

@@ -112,7 +112,7 @@ class PairOptions:
 
     def __post_init__(self) -> None:
         if self.states and self.nodes:
-            raise UsageError("cannot be kept of a target on nodes: leave it out", field="state_dir")
+            raise UsageError("cannot be kept of a target on nodes: leave it out", field="states")
         if not isinstance(self.drafter, NamedDrafter):
             check_choice("drafter", self.drafter, DrafterName)
         check_choice("kernels", self.kernels, KernelsChoice)

@@ -151,7 +151,7 @@ def test_clear(edgespec, history):
         f"{other.path}: deleted, 1 documents",
     ]
     assert {path.suffix for path in history_root().iterdir()} == {".lock"}
-    assert edgespec("clear") == ("nothing is kept of history, chat-lines, forge\n", "")
+    assert edgespec("clear") == ("nothing is kept of history, chat-lines, forge, chats, states\n", "")
 
 
 def test_clear_leaves_a_later_format_and_says_so(edgespec, history):
@@ -214,7 +214,7 @@ def test_clear_takes_own_texts_from_what_drafts_are_made_from(edgespec, history,
     ]
     assert [text.source for text in forge.texts()] == [BUILT_IN]
     nothing, mine = edgespec("clear")[0].splitlines()
-    assert nothing == "nothing is kept of history, chat-lines, forge"
+    assert nothing == "nothing is kept of history, chat-lines, forge, chats, states"
     assert mine.startswith("mine: kept, ")
 
 

@@ -166,9 +166,9 @@ def plain_name(model: str) -> str:
 
 def check_names(names: Sequence[tuple[str, Sequence[str]]], where: str) -> None:
     """Raise UsageError if two models have one name; `names`: of each, with the others it has."""
-    owners: dict[str, str] = {}
-    for name, others in names:
+    owners: dict[str, int] = {}
+    for i, (name, others) in enumerate(names):
         for one in dict.fromkeys([name, *others]):
-            owner = owners.setdefault(one.lower(), name)
-            if owner is not name:
-                raise UsageError(f"{where}: two models are called {one!r}: {owner} and {name}")
+            owner = owners.setdefault(one.lower(), i)
+            if owner != i:
+                raise UsageError(f"{where}: two models are called {one!r}: {names[owner][0]} and {name}")

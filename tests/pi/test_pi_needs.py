@@ -21,7 +21,7 @@ SOURCES = (
     "edgespec/__init__.py",
     "edgespec/errors.py",
 )
-OF_PLATFORM = ("__init__", "boards", "cpu", "files", "limits", "ssh")
+OF_PLATFORM = ("__init__", "cpu", "files", "ssh")
 CROSS = "no aarch64-linux-gnu-gcc on this machine: apt install g++-aarch64-linux-gnu"
 NO_QEMU = "no qemu-aarch64-static on this machine: apt install qemu-user-static"
 NO_HOST = "not user@host, such as pi@raspberrypi.local; a port goes to DEPLOY=--port"

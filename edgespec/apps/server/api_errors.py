@@ -10,14 +10,15 @@ from __future__ import annotations
 import difflib
 import re
 import secrets
-from collections.abc import Collection, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from edgespec.apps.server.request_queue import QueueFull, ShuttingDown, TimedOut
 from edgespec.decoding.sampling import TABLE
@@ -84,14 +85,38 @@ def new_request_id() -> str:
     return f"req_{secrets.token_hex(12)}"
 
 
+_Body = TypeVar("_Body", bound=BaseModel)
+
+
 def with_names(error: ApiError, names: Mapping[str, str]) -> ApiError:
     """Return `error` with the field at fault called as in another API, by `names`."""
     old = error.param or ""
-    if old not in names:
+    if names.get(old, old) == old:
         return error
-    line = re.sub(rf"(?<![\w.]){re.escape(old)}(?!\w)", names[old], str(error))
-    param = names[old].partition(".")[0]
+    line, param = respelled(str(error), old, names[old]), names[old].partition(".")[0]
     return ApiError(error.status, line, param=param, code=error.code, headers=error.headers)
+
+
+def respelled(line: str, old: str, new: str) -> str:
+    """Return `line` with the field `old` called `new`."""
+    return re.sub(rf"(?<![\w.]){re.escape(old)}(?!\w)", new, line)
+
+
+@contextmanager
+def renaming(rename: Callable[[ApiError], ApiError]) -> Iterator[None]:
+    """Have errors name the fields of another API, by `rename`."""
+    try:
+        yield
+    except ApiError as error:
+        raise rename(error) from None
+
+
+def checked(kind: type[_Body], fields: Mapping[str, Any]) -> _Body:
+    """Return the request of OpenAI's API that another API's was turned into. Raises ApiError."""
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        raise validation_error(error.errors(), fields) from None
 
 
 _OLLAMA = "/api/"

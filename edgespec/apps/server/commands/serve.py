@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
 
     from edgespec.apps.server.audio_routes import SpeechService
     from edgespec.apps.server.embedding_routes import EmbeddingService
+    from edgespec.apps.server.gate import GateLimits
     from edgespec.apps.server.metrics import Metrics
     from edgespec.apps.server.request_reader import Service
     from edgespec.apps.server.router.pool import ModelSpec
@@ -384,16 +385,16 @@ def _serve_one(models: ServedModels, options: ServerOptions) -> int:
     chosen, output = models.one(), options.output
     _check_options(chosen, options)
     _check_extras(takes_forms=speech.speech is not None)
-    from edgespec.apps.server.gate import Gate, GateLimits, is_loopback
+    from edgespec.apps.server.gate import Gate
     from edgespec.apps.server.http_server import Workers, bind, serve
     from edgespec.apps.server.metrics import Metrics
     from edgespec.platform.metering import choose_meter
     from edgespec.platform.turns import SharedTurns, Turns
 
-    key, origins = read_key(address.api_key_file), address.origins()
+    run_key = secrets.token_urlsafe()
+    access = _Access.read(address)
     with bind(address.host, address.port) as bound, ExitStack() as stack:
-        loopback = bound.family == socket.AF_UNIX or is_loopback(bound.getsockname()[0])
-        address.check_reach(loopback=loopback, key=key)
+        accepted = access.limits(options, bound, run_key)
         meter = choose_meter(assume_watts=options.assume_watts, on_message=message)
         names = None if loading.vectors.embeddings else _pull(chosen.chosen(), loading, speech)
         measured = stack.enter_context(meter) if meter.available else None
@@ -417,9 +418,6 @@ def _serve_one(models: ServedModels, options: ServerOptions) -> int:
         service = limits.service(engine, loading.ctx, models.alias or ()) if engine else None
         written = (engine, worker, service) if engine and worker and service else None
         app = _application(written, heard, embedded, metrics)
-        run_key = secrets.token_urlsafe()
-        sizes = {"max_body": limits.max_body << 20, "max_audio": speech.max_audio << 20}
-        accepted = GateLimits(**sizes, api_key=key, run_key=run_key, loopback=loopback, origins=origins)
         found = _announced(engine, loading, address_of(bound), run_key)
 
         hurried = serve(
@@ -433,6 +431,33 @@ def _serve_one(models: ServedModels, options: ServerOptions) -> int:
             on_message=message,
         )
     return INTERRUPTED if hurried else 0
+
+
+class _Access(NamedTuple):
+    """Who may ask: those with the key, and pages of these sites."""
+
+    key: str | None
+    origins: tuple[str, ...]
+
+    @classmethod
+    def read(cls, address: ListenOptions) -> _Access:
+        """Read what the options say. Raises UsageError."""
+        return cls(read_key(address.api_key_file), address.origins())
+
+    def limits(self, options: ServerOptions, bound: socket.socket, run_key: str | None = None) -> GateLimits:
+        """The requests that a server on this socket accepts. Raises UsageError if others need no key."""
+        from edgespec.apps.server.gate import GateLimits, is_loopback
+
+        loopback = bound.family == socket.AF_UNIX or is_loopback(bound.getsockname()[0])
+        options.address.check_reach(loopback=loopback, key=self.key)
+        return GateLimits(
+            max_body=options.limits.max_body << 20,
+            max_audio=options.speech.max_audio << 20,
+            api_key=self.key,
+            run_key=run_key,
+            loopback=loopback,
+            origins=self.origins,
+        )
 
 
 def _check_options(models: ModelFirst, options: ServerOptions) -> None:
@@ -607,7 +632,7 @@ def _shared(options: ServerOptions) -> Iterator[str]:
 
 def _serve_several(models: ServedModels, options: ServerOptions) -> int:
     """Serve several models at one address; return the exit code."""
-    from edgespec.apps.server.gate import Gate, GateLimits, is_loopback
+    from edgespec.apps.server.gate import Gate
     from edgespec.apps.server.http_server import bind, serve
     from edgespec.apps.server.router.app import create_router
     from edgespec.apps.server.router.pool import Pool
@@ -621,10 +646,9 @@ def _serve_several(models: ServedModels, options: ServerOptions) -> int:
         }
     )
     tables, where = _tables(models, options.speech)
-    key, address = read_key(options.address.api_key_file), options.address
-    with bind(address.host, address.port) as bound:
-        loopback = address.host.endswith(".sock") or is_loopback(bound.getsockname()[0])
-        address.check_reach(loopback=loopback, key=key)
+    access = _Access.read(options.address)
+    with bind(options.address.host, options.address.port) as bound:
+        accepted = access.limits(options, bound)
         folder = Path(tempfile.mkdtemp(prefix="edgespec-models-"))  # which only this user reaches
         try:
             shared = [f"--turns={folder}", *_shared(options)]
@@ -633,13 +657,6 @@ def _serve_several(models: ServedModels, options: ServerOptions) -> int:
                 pull_named(files.target, files.draft, files.speech)
             limits = options.limits
             pool = Pool(specs, folder, err.print, max_queue=limits.max_queue, max_seconds=limits.max_seconds)
-            accepted = GateLimits(
-                max_body=limits.max_body << 20,
-                max_audio=options.speech.max_audio << 20,
-                api_key=key,
-                loopback=loopback,
-                origins=address.origins(),
-            )
             gate = Gate(create_router(pool, message), accepted)
             hurried = serve(
                 options.output.logged(gate),

@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from pydantic import ValidationError
-
-from edgespec.apps.server.api_errors import NO_THREAD, ApiError, validation_error
+from edgespec.apps.server.api_errors import NO_THREAD, ApiError, checked, renaming, respelled
 from edgespec.apps.server.messages.request_schema import (
     AssistantTurn,
     BlocksDocument,
@@ -133,13 +130,13 @@ class MessagesReader:
         if body.thread is not None:
             line = "thread: no conversation is kept here: send all of it, without thread"
             raise ApiError(400, line, param="thread", code=NO_THREAD)
-        with _renaming():
+        with renaming(with_anthropic_names):
             prepared = self._reader.chat(self._chat(body))
         return replace(prepared, warnings=(*self._warnings(body), *prepared.warnings))
 
     def count(self, body: CountTokensRequest) -> int:
         """Return how many tokens the prompt of a request has."""
-        with _renaming():
+        with renaming(with_anthropic_names):
             return len(self._reader.prompt_tokens(self._chat(body)))
 
     def _chat(self, body: CountTokensRequest) -> ChatRequest:
@@ -166,10 +163,7 @@ class MessagesReader:
                 "stop": body.stop_sequences,
                 **{name: getattr(body, name) for name in ("temperature", "top_p", "top_k")},
             }
-        try:
-            return ChatRequest.model_validate(fields)
-        except ValidationError as error:
-            raise validation_error(error.errors(), fields) from None
+        return checked(ChatRequest, fields)
 
     def _thinking(self, body: CountTokensRequest) -> dict[str, Any]:
         if not self._reader.thinks:
@@ -200,15 +194,6 @@ class MessagesReader:
 # ---- names in errors ----
 
 
-@contextmanager
-def _renaming() -> Iterator[None]:
-    """Have errors name Anthropic's fields instead of OpenAI's."""
-    try:
-        yield
-    except ApiError as error:
-        raise with_anthropic_names(error) from None
-
-
 def with_anthropic_names(error: ApiError) -> ApiError:
     """Return `error` with the field at fault called as in Anthropic's API.
 
@@ -222,7 +207,7 @@ def with_anthropic_names(error: ApiError) -> ApiError:
     elif old == "tools":
         line = _FUNCTION.sub("", line).replace(".parameters", ".input_schema")
     elif old:
-        line = re.sub(rf"(?<![\w.]){re.escape(old)}(?!\w)", new, line)
+        line = respelled(line, old, new)
     return ApiError(error.status, line, param=new, code=error.code, headers=error.headers)
 
 

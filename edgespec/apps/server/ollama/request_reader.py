@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
-
-from edgespec.apps.server.api_errors import ApiError, validation_error
+from edgespec.apps.server.api_errors import ApiError, checked, renaming, with_names
 from edgespec.apps.server.ollama.options import ReadOptions, read_options
 from edgespec.apps.server.ollama.request_schema import (
     OllamaChatRequest,
@@ -24,8 +22,6 @@ from edgespec.apps.server.request_reader import ALIAS, PreparedText, RequestRead
 from edgespec.apps.server.request_schema import ChatRequest, CompletionRequest
 from edgespec.errors import UsageError
 from edgespec.llama.weights import Model
-
-_Request = TypeVar("_Request", bound=BaseModel)
 
 _NAMES = {
     "response_format": "format",
@@ -80,8 +76,8 @@ class OllamaReader:
             fields |= {"logprobs": True, "top_logprobs": body.top_logprobs}
         if body.format:
             fields["response_format"] = _format(body.format)
-        with _renaming(param):
-            prepared = self._reader.chat(_read(ChatRequest, fields))
+        with renaming(partial(with_ollama_names, prompt=param)):
+            prepared = self._reader.chat(checked(ChatRequest, fields))
         return self._fitted(prepared, options, param)
 
     def _thinking(self, body: OllamaGenerationRequest) -> dict[str, Any]:
@@ -106,8 +102,8 @@ class OllamaReader:
             fields["suffix"] = body.suffix
         if body.logprobs:
             fields["logprobs"] = body.top_logprobs or 0
-        with _renaming("prompt"):
-            prepared = self._reader.choices(_read(CompletionRequest, fields)).texts[0]
+        with renaming(partial(with_ollama_names, prompt="prompt")):
+            prepared = self._reader.choices(checked(CompletionRequest, fields)).texts[0]
         return self._fitted(prepared, options, "prompt")
 
     def _fitted(self, prepared: PreparedText, options: ReadOptions, param: str) -> PreparedText:
@@ -135,30 +131,9 @@ class OllamaReader:
         return replace(prepared, options=made, warnings=tuple(warnings))
 
 
-@contextmanager
-def _renaming(prompt: str) -> Iterator[None]:
-    """Have errors name Ollama's fields instead of OpenAI's; the messages are called `prompt`."""
-    try:
-        yield
-    except ApiError as error:
-        raise with_ollama_names(error, prompt) from None
-
-
 def with_ollama_names(error: ApiError, prompt: str = "messages") -> ApiError:
-    """Return `error` with the field at fault called as in Ollama's API."""
-    old = error.param or ""
-    new = prompt if old in ("messages", "prompt") else _NAMES.get(old, old)
-    if not old or new == old:
-        return error
-    line = re.sub(rf"(?<![\w.]){re.escape(old)}(?!\w)", new, str(error))
-    return ApiError(error.status, line, param=new, code=error.code, headers=error.headers)
-
-
-def _read(kind: type[_Request], fields: Mapping[str, Any]) -> _Request:
-    try:
-        return kind.model_validate(fields)
-    except ValidationError as error:
-        raise validation_error(error.errors(), fields) from None
+    """Return `error` with the field at fault called as in Ollama's API, the messages `prompt`."""
+    return with_names(error, {**_NAMES, "messages": prompt, "prompt": prompt})
 
 
 def _format(wanted: str | dict[str, Any]) -> dict[str, Any]:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Any
 
-from pydantic import ValidationError
-
-from edgespec.apps.server.api_errors import ApiError, validation_error, with_names
+from edgespec.apps.server.api_errors import ApiError, checked, renaming, with_names
 from edgespec.apps.server.request_reader import PreparedText, RequestReader, Service
 from edgespec.apps.server.request_schema import ChatRequest
 from edgespec.apps.server.responses.request_schema import (
@@ -82,7 +80,7 @@ class ResponsesReader:
             fields["reasoning_effort"] = body.reasoning.effort
         if form := _response_format(body.text):
             fields["response_format"] = form
-        with _renaming():
+        with renaming(partial(with_names, names=_NAMES)):
             text = self._fitted(body, fields, _Conversation(body.instructions, items))
         warnings = (*tools.warnings, *_unread(body, items), *map(_renamed, text.warnings))
         return PreparedResponse(replace(text, warnings=warnings), tools.offered, items)
@@ -103,8 +101,9 @@ class ResponsesReader:
         """Prepare what was `said`; its oldest turns are left out if they may be and there is no room."""
         room = min(body.max_output_tokens or _LEAST_ROOM, self._service.n_ctx // 2)
 
+        @cache  # what fits was prepared to know it
         def prepared(first: int) -> PreparedText:
-            return self._reader.chat(_read({**fields, "messages": said.messages(first)}))
+            return self._reader.chat(checked(ChatRequest, {**fields, "messages": said.messages(first)}))
 
         def fits(first: int) -> bool:
             try:
@@ -209,22 +208,6 @@ def _unread(body: ResponsesRequest, items: Sequence[Item]) -> Iterator[str]:
     thoughts = [item for item in items if isinstance(item, ReasoningItem)]
     if any(item.encrypted_content and not _thought(item) for item in thoughts):
         yield "input: thoughts that another server has encrypted are not read"
-
-
-def _read(fields: Mapping[str, Any]) -> ChatRequest:
-    try:
-        return ChatRequest.model_validate(fields)
-    except ValidationError as error:
-        raise validation_error(error.errors(), fields) from None
-
-
-@contextmanager
-def _renaming() -> Iterator[None]:
-    """Have errors name this API's fields."""
-    try:
-        yield
-    except ApiError as error:
-        raise with_names(error, _NAMES) from None
 
 
 def _renamed(warning: str) -> str:

@@ -383,5 +383,5 @@ def test_a_text_after_a_restore_is_the_same_text(
 
 def test_states_and_nodes_are_refused(tiny_path: Path, tmp_path: Path) -> None:
     nodes = (NodeAddress("127.0.0.1:1", "127.0.0.1", 1, direct=True),)
-    with pytest.raises(UsageError, match="state_dir: cannot be kept of a target on nodes"):
+    with pytest.raises(UsageError, match="states: cannot be kept of a target on nodes"):
         Engine(tiny_path, nodes=nodes, states=StateRoom(tmp_path, PLENTY))

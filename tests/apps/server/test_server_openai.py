@@ -268,7 +268,9 @@ def test_errors_are_the_clients_exceptions(client: openai.OpenAI, target: Path):
         serving(target, worker_options={"max_queue": 0}) as busy,
         openai.OpenAI(base_url=f"{busy.url}/v1", api_key="none", max_retries=0) as other,
     ):
-        endless = other.completions.create(model="edgespec", prompt="hello", max_tokens=4000, stream=True)
+        endless = other.completions.create(
+            model="edgespec", prompt="hello", max_tokens=4000, temperature=0, stream=True
+        )
         next(iter(endless))
         for stream in (True, False):
             with pytest.raises(openai.InternalServerError) as full:
@@ -283,7 +285,11 @@ def test_errors_are_the_clients_exceptions(client: openai.OpenAI, target: Path):
             ask(other, max_tokens=4000, temperature=0)
         assert (late.value.status_code, late.value.code) == (504, "timeout")
         with pytest.raises(openai.APIError, match="not complete within"):
-            list(other.completions.create(model="edgespec", prompt="x", max_tokens=4000, stream=True))
+            list(
+                other.completions.create(
+                    model="edgespec", prompt="x", max_tokens=4000, temperature=0, stream=True
+                )
+            )
 
 
 @pytest.mark.pair

@@ -121,7 +121,8 @@ def test_every_refusal_has_the_form(
 @pytest.mark.slow
 def test_failures_have_the_form_too(tmp_path: Path):
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=1, n_ctx=1 << 16)
-    long = ASKED | {"max_tokens": 60_000}  # it writes thousands of tokens a second
+    endless_fields = {"max_tokens": 60_000, "temperature": 0}  # thousands of tokens a second, and never an end
+    long = ASKED | endless_fields
     with (
         serving(path, worker_options={"max_queue": 0}) as busy,
         busy.client() as client,
@@ -131,7 +132,7 @@ def test_failures_have_the_form_too(tmp_path: Path):
         for stream in (True, False):
             assert answer(client, stream=stream, status=503).type == "overloaded_error"
     with serving(path, worker_options={"max_seconds": 0.2}) as short, short.client() as client:
-        assert answer(client, status=504, max_tokens=60_000).type == "timeout_error"
+        assert answer(client, status=504, **endless_fields).type == "timeout_error"
         text = client.post("/v1/messages", json=long | {"stream": True}).text
     assert text.rstrip().rpartition("\n\n")[2].startswith("event: error\n")
     *_, last = events_of(text)

@@ -121,21 +121,25 @@ def test_every_refusal_has_the_form(
 @pytest.mark.slow
 def test_failures_have_the_form_too(tmp_path: Path):
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=1, n_ctx=1 << 16)
-    endless_fields = {"max_tokens": 60_000, "temperature": 0}  # thousands of tokens a second, and never an end
+    endless_fields = {
+        "max_tokens": 60_000,
+        "temperature": 0,
+    }  # it never ends by itself
     long = ASKED | endless_fields
     with (
         serving(path, worker_options={"max_queue": 0}) as busy,
         busy.client() as client,
         client.stream("POST", "/v1/messages", json=long | {"stream": True}) as endless,
     ):
-        next(endless.iter_text())
+        text = endless.iter_text()  # kept: when it goes, the client leaves
+        next(text)
         for stream in (True, False):
             assert answer(client, stream=stream, status=503).type == "overloaded_error"
     with serving(path, worker_options={"max_seconds": 0.2}) as short, short.client() as client:
         assert answer(client, status=504, **endless_fields).type == "timeout_error"
-        text = client.post("/v1/messages", json=long | {"stream": True}).text
-    assert text.rstrip().rpartition("\n\n")[2].startswith("event: error\n")
-    *_, last = events_of(text)
+        cut = client.post("/v1/messages", json=long | {"stream": True}).text
+    assert cut.rstrip().rpartition("\n\n")[2].startswith("event: error\n")
+    *_, last = events_of(cut)
     assert last.error.type == "timeout_error" and "not complete within" in last.error.message
 
 

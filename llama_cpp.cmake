@@ -4,6 +4,10 @@
 set(LLAVA_BUILD OFF)        # pictures and sound
 set(LLAMA_BUILD_COMMON OFF) # what llama.cpp's programs share
 
+# llama.cpp's kernels for AMX end the process (llama.cpp #20824, #26954): compilers drop what it writes for
+# _tile_loadconfig (GCC's bug 114098 is one of them, and Debian 12's GCC has it). Seen on a Sapphire Rapids.
+add_compile_options(-U__AMX_INT8__)
+
 # Beside libllama: llama.cpp's RPC backend without its connections, which edgespec brings when it loads it
 # (csrc/rpc_transport), and this file, by which `make` sees that another one was compiled with. Beside ggml's public headers:
 # two private ones, for edgespec's tests.

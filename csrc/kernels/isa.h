@@ -31,7 +31,7 @@ constexpr int64_t n_steps(int64_t columns) { return (columns + 63) / 64 * 2; }
 // into the second. No result depends on it; which is fastest is the machine's.
 constexpr int PREFETCH_LEVELS = 2;
 struct Prefetch {
-    int level = 1;
+    int level = 2;
     int64_t bytes = 8192;
 
     bool is_possible() const { return level >= 1 && level <= PREFETCH_LEVELS && bytes >= 0 && bytes <= 1 << 20; }
@@ -67,6 +67,11 @@ struct AttentionUnit {
     int64_t k_stride, v_stride;
     float scale;
     float soft_cap; // scores become soft_cap tanh(score / soft_cap); 0: they stay
+};
+// A block whose keys and values are read after a unit's, maybe of another head; nullptr: not known.
+struct BlockAhead {
+    const CellBlock *block = nullptr;
+    const char *k = nullptr, *v = nullptr;
 };
 // What its rows have seen: largest score, sum of the weights, weighted sum of the values (row r at r * value_dim).
 struct AttentionState {
@@ -113,7 +118,8 @@ struct Isa {
                      int c);
     const MatmulTable *matmul[PREFETCH_LEVELS];
     // Set the state to what places [begin, end) give, at most a segment; both are multiples of ATTN_BLOCK.
-    void (*attend)(const AttentionUnit &unit, int64_t begin, int64_t end, const AttentionState &state);
+    void (*attend)(const AttentionUnit &unit, int64_t begin, int64_t end, const AttentionState &state,
+                   const BlockAhead &ahead);
     // Row r of `part` joins row r of `total`.
     void (*merge)(int64_t value_dim, int rows, const AttentionState &part, const AttentionState &total);
 

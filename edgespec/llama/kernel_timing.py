@@ -26,7 +26,7 @@ class CPrefetch(ctypes.Structure):
 class Prefetch:
     """How weights are prefetched; results do not depend on it."""
 
-    level: int = 1
+    level: int = 2
     """Cache level to prefetch into: 1, past the others, or 2."""
     bytes: int = 8192
     """How far ahead."""
@@ -54,10 +54,12 @@ class CMatrixShape(ctypes.Structure):
 def beyond_caches() -> int:
     """Return the size of a stream so large that no cache holds any of it on the next round.
 
-    Four times the caches' size is too little: prefetching into level 2 then seems up to 10 % faster than with
-    a model, because the last level still holds some of it on the next round.
+    Four times their size is too little: prefetching into level 2 then seems up to 10 % faster than with
+    a model, because the last level still holds some of it on the next round. Of a cache of a server, which
+    others fill too, twice the size is enough.
     """
-    return max(128 << 20, 16 * cache_bytes())
+    cache = cache_bytes()
+    return max(128 << 20, min(16 * cache, max(1 << 30, 2 * cache)))
 
 
 class WeightStream(Closing):

@@ -256,7 +256,7 @@ def test_the_real_kernels_are_used_and_named(
 
 
 @pytest.mark.parametrize(
-    ("kept", "used"), [((2, 16384), (2, 16384)), ((1, 4096), (1, 4096)), ((7, -5), (1, 8192))]
+    ("kept", "used"), [((2, 16384), (2, 16384)), ((1, 4096), (1, 4096)), ((7, -5), (2, 8192))]
 )
 def test_the_kept_choice_of_a_prefetch_is_used(
     kernels: Kernels,

@@ -33,7 +33,6 @@ LEAST_MEMORY = 64 << 20
 
 _LEAST_RESERVE = 128 << 20
 _ROUND_S = 0.1
-_MOST_BYTES = 1 << 30
 
 
 class NodeSpeed(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,7 +120,7 @@ def measure_speed(loaded: kernels.Kernels, n_threads: int) -> NodeSpeed:
     """Time the products of a layer, with weights that come from memory; takes half a second."""
     layer_ms = None
     available = available_bytes() or 0
-    if loaded.plugin and (size := min(beyond_caches(), _MOST_BYTES)) < available / 4:
+    if loaded.plugin and (size := beyond_caches()) < available / 4:
         prefetch = loaded.self_test.choice.prefetch if loaded.self_test else Prefetch()
         with WeightStream(loaded.plugin.path, loaded.plugin.isa, size) as stream:
             layer_ms = {n: _layer_ms(stream, n, prefetch, n_threads) for n in SIZES}

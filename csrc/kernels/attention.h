@@ -3,28 +3,54 @@
 // head dimensions: no sum of a score or an output crosses lanes, and a row never meets another row.
 #pragma once
 
-constexpr int ROW_TILE = LANES == 4 ? 4 : 6;     // rows of a micro-kernel
-constexpr int KEY_VECTORS = LANES == 8 ? 2 : 4;  // vectors of scores for each of its rows: AVX2 has 16 registers
-constexpr int DIM_VECTORS = LANES == 8 ? 2 : 4;  // vectors of outputs
+constexpr int ROW_TILE = LANES == 16 ? 12 : LANES == 8 ? 6 : 4; // rows of a micro-kernel
+constexpr int KEY_VECTORS = LANES == 4 ? 4 : 2;                // vectors of scores for each of its rows
+constexpr int KEYS = KEY_VECTORS * LANES; // transposed at once: as floats they stay in the first level of cache
+constexpr int DIM_VECTORS = KEY_VECTORS;                       // vectors of outputs
+constexpr int DIMS = DIM_VECTORS * LANES;
+constexpr int LONE_ROWS = LANES == 4 ? 4 : 6; // so few rows widen the values where they use them
+constexpr int LONE_VECTORS = LANES == 8 ? 2 : 4;
 
-// scores[r][0 .. KEY_VECTORS * LANES) = q[r] . keys; keys[d][ATTN_BLOCK] transposed.
+// The rows of the cache that are read next, to be fetched into the second level of cache. A core waits for some sixteen
+// lines at once and then stops: a few are asked for at a time, all through the work on the block before.
+struct Fetch {
+    const char *rows[2 * ATTN_BLOCK]; // of keys, then of values
+    int bytes[2];                     // of a row of either
+    int row = 2 * ATTN_BLOCK, byte = 0;
+
+    inline void lines(int n) {
+        for (; n > 0 && row < 2 * ATTN_BLOCK; n--) {
+            __builtin_prefetch(rows[row] + byte, 0, 2);
+            byte += 64;
+            if (byte >= bytes[row / ATTN_BLOCK]) {
+                byte = 0;
+                row++;
+            }
+        }
+    }
+};
+
+// scores[r][0 .. KEYS) = q[r] . keys; keys[d][KEYS] transposed.
 template <int ROWS>
-void score(int64_t head_dim, const float *const *q, const float *keys, float *scores) {
+void score_rows(int64_t head_dim, const float *const *q, const float *keys, float *scores, Fetch &fetch) {
     F sum[ROWS][KEY_VECTORS];
     for (int r = 0; r < ROWS; r++) {
         for (int v = 0; v < KEY_VECTORS; v++) {
             sum[r][v] = f_zero();
         }
     }
-    for (int64_t d = 0; d < head_dim; d++, keys += ATTN_BLOCK) {
-        F key[KEY_VECTORS];
-        for (int v = 0; v < KEY_VECTORS; v++) {
-            key[v] = f_load(keys + v * LANES);
-        }
-        for (int r = 0; r < ROWS; r++) {
-            const F x = f_set1(q[r][d]);
+    for (int64_t d = 0; d < head_dim;) {
+        fetch.lines(KEYS / 8);
+        for (const int64_t end = d + 8 < head_dim ? d + 8 : head_dim; d < end; d++, keys += KEYS) {
+            F key[KEY_VECTORS];
             for (int v = 0; v < KEY_VECTORS; v++) {
-                sum[r][v] = f_fma(x, key[v], sum[r][v]);
+                key[v] = f_load(keys + v * LANES);
+            }
+            for (int r = 0; r < ROWS; r++) {
+                const F x = f_set1(q[r][d]);
+                for (int v = 0; v < KEY_VECTORS; v++) {
+                    sum[r][v] = f_fma(x, key[v], sum[r][v]);
+                }
             }
         }
     }
@@ -43,16 +69,14 @@ template <bool Q8> inline F f_cached(const char *row, int64_t d) {
     const uint8_t *const block = (const uint8_t *)row + d / 32 * Q8_BLOCK;
     return f_mul(f_i8(block + 2 + d % 32), f_set1(half_at(block)));
 }
-// Where they begin, in bytes: to be fetched.
-template <bool Q8> constexpr int64_t cached_offset(int64_t d) { return Q8 ? d / 32 * Q8_BLOCK + d % 32 : 2 * d; }
+// Bytes of so many numbers, a multiple of LANES.
+template <bool Q8> constexpr int cached_bytes(int64_t n) { return (int)(Q8 ? (n + 31) / 32 * Q8_BLOCK : 2 * n); }
 
-// A block of places: where its keys, values and the keys of the next one lie, and which of the places are seen.
+// A block of places: where its keys and values lie, and which of the places are seen.
 struct BlockRows {
-    const char *keys[ATTN_BLOCK], *values[ATTN_BLOCK], *next_keys[ATTN_BLOCK];
-    int64_t k_stride, v_stride;
+    const char *keys[ATTN_BLOCK], *values[ATTN_BLOCK];
     const CellBlock *block;
-    int64_t begin;    // the first place
-    bool is_straight; // the cells of this block follow each other, and those of the next: strides lead to them
+    int64_t begin; // the first place
 };
 
 inline void find_rows(const CellBlock &block, const char *base, int64_t stride, const char **rows) {
@@ -68,33 +92,115 @@ inline void find_rows(const CellBlock &block, const char *base, int64_t stride, 
     }
 }
 
-// out[r] = out[r] * correction[r] + sum over j of weights[r][j] * values[j], for VECTORS vectors of dimensions from
-// `d` on. Fetches the next block's keys meanwhile. Not inlined: inside of its caller the values would go to memory.
-template <int ROWS, int VECTORS, bool STRAIGHT, bool Q8>
-__attribute__((noinline)) void
-accumulate(const BlockRows &rows, int64_t value_dim, int64_t d, const float *weights, const float *correction,
-                float *out) {
+// 8 rows of words become 8 columns, in each 128 bits by themselves.
+inline void transpose_words(I *r) {
+    I t[8], u[8];
+#pragma GCC unroll 4
+    for (int i = 0; i < 8; i += 2) {
+        t[i] = i_low16(r[i], r[i + 1]);
+        t[i + 1] = i_high16(r[i], r[i + 1]);
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < 8; i += 4) {
+#pragma GCC unroll 2
+        for (int h = 0; h < 2; h++) {
+            u[i + 2 * h] = i_low32(t[i + h], t[i + 2 + h]);
+            u[i + 2 * h + 1] = i_high32(t[i + h], t[i + 2 + h]);
+        }
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        r[2 * i] = i_low64(u[i], u[i + 4]);
+        r[2 * i + 1] = i_high64(u[i], u[i + 4]);
+    }
+}
+
+// Columns of F16 keys, transposed as words and widened after that: half the shuffles. Returns how many.
+inline int64_t transpose_halves(const char *const *row, int64_t head_dim, float *keys, Fetch &fetch) {
+    constexpr int COLUMNS = 2 * LANES;
+    // Of words that lie side by side, 8 are written at once and LANES read: so late that none waits to be written.
+    alignas(64) uint16_t both[2][COLUMNS * KEYS];
+    const auto widen = [&](int64_t d) {
+        const uint16_t *const words = both[d / COLUMNS % 2];
+        for (int i = 0; i < COLUMNS * KEYS; i += LANES) {
+            f_store(keys + d * KEYS + i, f_half(words + i));
+        }
+    };
+    int64_t d = 0;
+    for (; d + COLUMNS <= head_dim; d += COLUMNS) {
+        uint16_t *const words = both[d / COLUMNS % 2];
+        for (int j = 0; j < KEYS; j += 8) {
+            fetch.lines(COLUMNS / 8 + 1);
+            I r[8];
+#pragma GCC unroll 8
+            for (int i = 0; i < 8; i++) {
+                r[i] = i_load(row[j + i] + 2 * d);
+            }
+            transpose_words(r);
+#pragma GCC unroll 8
+            for (int i = 0; i < 8; i++) {
+                i_scatter(words + i * KEYS + j, 8 * KEYS, r[i]);
+            }
+        }
+        if (d > 0) {
+            widen(d - COLUMNS);
+        }
+    }
+    if (d > 0) {
+        widen(d - COLUMNS);
+    }
+    return d;
+}
+
+// KEYS keys, which begin at row[0 .. KEYS), as floats, transposed.
+template <bool Q8> void transpose_keys(const char *const *row, int64_t head_dim, float *keys, Fetch &fetch) {
+    const int64_t done = Q8 ? 0 : transpose_halves(row, head_dim, keys, fetch);
+    for (int j = 0; j < KEYS; j += LANES) {
+        for (int64_t d = done; d < head_dim; d += LANES) {
+            F t[LANES];
+#pragma GCC unroll 16
+            for (int i = 0; i < LANES; i++) {
+                t[i] = f_cached<Q8>(row[j + i], d);
+            }
+            f_transpose(t);
+#pragma GCC unroll 16
+            for (int i = 0; i < LANES; i++) {
+                f_store(keys + (d + i) * KEYS + j, t[i]);
+            }
+            fetch.lines(3);
+        }
+    }
+}
+
+// VECTORS vectors of values of a place, from column d on: of the cache, or wide ones of DIMS columns.
+template <bool Q8> struct CachedValues {
+    const char *const *rows;
+    int64_t d;
+    inline F at(int place, int v) const { return f_cached<Q8>(rows[place], d + v * LANES); }
+};
+struct WideValues {
+    const float *values;
+    inline F at(int place, int v) const { return f_load(values + place * DIMS + v * LANES); }
+};
+
+// out[r] = out[r] * correction[r] + sum over places j of weights[r][j] * values[j], for VECTORS vectors of columns.
+template <int ROWS, int VECTORS, class Values>
+inline void accumulate(const CellBlock &block, const Values &values, int64_t value_dim, const float *weights,
+                       const float *correction, float *out, Fetch &fetch) {
     F sum[ROWS][VECTORS];
     for (int r = 0; r < ROWS; r++) {
         const F c = f_set1(correction[r]);
         for (int v = 0; v < VECTORS; v++) {
-            sum[r][v] = f_mul(c, f_load(out + r * value_dim + d + v * LANES));
+            sum[r][v] = f_mul(c, f_load(out + r * value_dim + v * LANES));
         }
     }
-    int64_t j = rows.block->first; // there is at least one
-    const int64_t last = rows.block->last;
-    const char *values = rows.values[j], *next_keys = rows.next_keys[j] + cached_offset<Q8>(d);
-    do {
-        if (!STRAIGHT) {
-            values = rows.values[j];
-            next_keys = rows.next_keys[j] + cached_offset<Q8>(d);
-        }
-        for (int byte = 0; byte < VECTORS * LANES * (Q8 ? 1 : 2); byte += 64) {
-            __builtin_prefetch(next_keys + byte);
+    for (int j = block.first; j < block.last; j++) {
+        if (j % 4 == 0) {
+            fetch.lines((VECTORS * LANES + 15) / 12);
         }
         F value[VECTORS];
         for (int v = 0; v < VECTORS; v++) {
-            value[v] = f_cached<Q8>(values, d + v * LANES);
+            value[v] = values.at(j, v);
         }
         for (int r = 0; r < ROWS; r++) {
             const F w = f_set1(weights[r * ATTN_BLOCK + j]);
@@ -102,47 +208,45 @@ accumulate(const BlockRows &rows, int64_t value_dim, int64_t d, const float *wei
                 sum[r][v] = f_fma(w, value[v], sum[r][v]);
             }
         }
-        values += rows.v_stride;
-        next_keys += rows.k_stride;
-    } while (++j < last);
+    }
     for (int r = 0; r < ROWS; r++) {
         for (int v = 0; v < VECTORS; v++) {
-            f_store(out + r * value_dim + d + v * LANES, sum[r][v]);
+            f_store(out + r * value_dim + v * LANES, sum[r][v]);
         }
     }
 }
 
-// The keys of a block as floats, transposed. Fetches the values meanwhile: the stream of weights has pushed the
-// cache of keys and values out of the processor's.
-template <bool Q8> void transpose_keys(const BlockRows &rows, int64_t head_dim, float *keys) {
-    const int last = rows.block->last;
-    for (int j = 0; j < ATTN_BLOCK; j += LANES) {
-        const char *row[LANES];
-        for (int i = 0; i < LANES; i++) {
-            row[i] = rows.keys[j + i];
-        }
-        for (int64_t d = 0; d < head_dim; d += LANES) {
-            F t[LANES];
-#pragma GCC unroll 16
-            for (int i = 0; i < LANES; i++) {
-                t[i] = f_cached<Q8>(row[i], d);
-            }
-            if (d % (Q8 ? 64 : 32) == 0) {
-                for (int i = j; i < j + LANES && i < last; i++) {
-                    __builtin_prefetch(rows.values[i] + cached_offset<Q8>(d));
-                }
-            }
-            f_transpose(t);
-#pragma GCC unroll 16
-            for (int i = 0; i < LANES; i++) {
-                f_store(keys + (d + i) * ATTN_BLOCK + j, t[i]);
-            }
-        }
+// Of few rows, all columns.
+template <int ROWS, bool Q8>
+void accumulate_cached(const BlockRows &rows, int64_t value_dim, const float *weights, const float *correction,
+                       float *out, Fetch &fetch) {
+    int64_t d = 0;
+    for (; d + LONE_VECTORS * LANES <= value_dim; d += LONE_VECTORS * LANES) {
+        accumulate<ROWS, LONE_VECTORS>(*rows.block, CachedValues<Q8>{rows.values, d}, value_dim, weights, correction,
+                                       out + d, fetch);
+    }
+    for (; d < value_dim; d += LANES) {
+        accumulate<ROWS, 1>(*rows.block, CachedValues<Q8>{rows.values, d}, value_dim, weights, correction, out + d,
+                            fetch);
     }
 }
 
-// Softmax weights of a row's scores of a block, in place; returns the factor for what the row has so far.
-float weigh(const AttentionUnit &unit, const BlockRows &rows, int row, float *scores, float &max, float &sum) {
+// DIMS columns, or those that are left.
+template <int ROWS>
+void accumulate_wide(const CellBlock &block, const float *values, int vectors, int64_t value_dim, const float *weights,
+                     const float *correction, float *out, Fetch &fetch) {
+    if (vectors == DIM_VECTORS) {
+        accumulate<ROWS, DIM_VECTORS>(block, WideValues{values}, value_dim, weights, correction, out, fetch);
+        return;
+    }
+    for (int v = 0; v < vectors; v++) {
+        accumulate<ROWS, 1>(block, WideValues{values + v * LANES}, value_dim, weights, correction, out + v * LANES,
+                            fetch);
+    }
+}
+
+// A row's scores of a block, scaled, capped and masked; returns the largest, at least `max`.
+float finish_scores(const AttentionUnit &unit, const BlockRows &rows, int row, float *scores, float max) {
     const int64_t before = unit.start[row] - rows.begin, seen = unit.end[row] - rows.begin;
     const int from = before > 0 ? (int)before : 0, to = seen < ATTN_BLOCK ? (int)seen : ATTN_BLOCK;
     const uint16_t *const mask = unit.mask[row];
@@ -168,59 +272,101 @@ float weigh(const AttentionUnit &unit, const BlockRows &rows, int row, float *sc
         }
     }
     for (int v = 0; v < ATTN_BLOCK / LANES; v++) {
+        f_store(scores + v * LANES, x[v]);
         largest = f_max(largest, x[v]);
     }
-    const float max_before = max;
-    max = f_reduce_max(largest);
-    F total = f_zero();
-    for (int v = 0; v < ATTN_BLOCK / LANES; v++) {
-        const F w = f_exp(f_sub(x[v], f_set1(max)));
-        total = f_add(total, w);
-        f_store(scores + v * LANES, w);
-    }
-    const float correction = exp1(max_before - max);
-    sum = sum * correction + f_reduce_add(total);
-    return correction;
+    return f_reduce_max(largest);
 }
 
-// Rows from `first` on.
-template <int ROWS, bool Q8>
-void attend_rows(const AttentionUnit &unit, const BlockRows &rows, const float *keys, int first,
-                 const AttentionState &state) {
-    alignas(64) float scores[ROWS * ATTN_BLOCK];
-    for (int key = 0; key < ATTN_BLOCK; key += KEY_VECTORS * LANES) {
-        score<ROWS>(unit.head_dim, unit.q + first, keys + key, scores + key);
+// Scores become softmax weights, in place; correction[r] is the factor for what row r has so far. In three passes, in
+// each of which no row waits for another.
+void weigh(const AttentionUnit &unit, const BlockRows &rows, int first, int last, float *scores, float *correction,
+           const AttentionState &state, Fetch &fetch) {
+    for (int r = first; r < last; r++) {
+        fetch.lines(LANES / 4);
+        const float max = state.max[r];
+        state.max[r] = finish_scores(unit, rows, r, scores + r * ATTN_BLOCK, max);
+        correction[r] = max - state.max[r];
     }
-    float correction[ROWS];
-    for (int r = 0; r < ROWS; r++) {
-        correction[r] =
-            weigh(unit, rows, first + r, scores + r * ATTN_BLOCK, state.max[first + r], state.sum[first + r]);
+    for (int r = first / LANES * LANES; r < last; r += LANES) {
+        f_store(correction + r, f_exp(f_load(correction + r)));
     }
-    float *out = state.out + first * unit.value_dim;
-    const auto wide =
-        rows.is_straight ? accumulate<ROWS, DIM_VECTORS, true, Q8> : accumulate<ROWS, DIM_VECTORS, false, Q8>;
-    int64_t d = 0;
-    for (; d + DIM_VECTORS * LANES <= unit.value_dim; d += DIM_VECTORS * LANES) {
-        wide(rows, unit.value_dim, d, scores, correction, out);
-    }
-    for (; d < unit.value_dim; d += LANES) {
-        accumulate<ROWS, 1, false, Q8>(rows, unit.value_dim, d, scores, correction, out);
+    for (int r = first; r < last; r++) {
+        F total = f_zero();
+        for (int v = 0; v < ATTN_BLOCK / LANES; v++) {
+            float *const at = scores + r * ATTN_BLOCK + v * LANES;
+            const F w = f_exp(f_sub(f_load(at), f_set1(state.max[r])));
+            total = f_add(total, w);
+            f_store(at, w);
+        }
+        state.sum[r] = state.sum[r] * correction[r] + f_reduce_add(total);
     }
 }
 
-typedef void AttendRows(const AttentionUnit &, const BlockRows &, const float *, int, const AttentionState &);
+// Calls of(first, n) for tiles of at most ROW_TILE rows of [first, last), of about the same size.
+template <class Of> void each_tile(int first, int last, const Of &of) {
+    for (int n_tiles = (last - first + ROW_TILE - 1) / ROW_TILE; first < last; n_tiles--) {
+        const int n = (last - first + n_tiles - 1) / n_tiles;
+        of(first, n);
+        first += n;
+    }
+}
+
+typedef void Score(int64_t, const float *const *, const float *, float *, Fetch &);
+typedef void Accumulate(const BlockRows &, int64_t, const float *, const float *, float *, Fetch &);
+typedef void AccumulateWide(const CellBlock &, const float *, int, int64_t, const float *, const float *, float *,
+                            Fetch &);
+
+// The kernels of 1 to ROWS rows, by their number less one.
+template <bool Q8> struct RowKernels {
+    Score *score[ROW_TILE];
+    Accumulate *cached[LONE_ROWS];
+    AccumulateWide *wide[ROW_TILE];
+
+    constexpr RowKernels() : score(), cached(), wide() { fill<ROW_TILE>(); }
+    template <int ROWS> constexpr void fill() {
+        if constexpr (ROWS > 0) {
+            score[ROWS - 1] = score_rows<ROWS>;
+            wide[ROWS - 1] = accumulate_wide<ROWS>;
+            if constexpr (ROWS <= LONE_ROWS) {
+                cached[ROWS - 1] = accumulate_cached<ROWS, Q8>;
+            }
+            fill<ROWS - 1>();
+        }
+    }
+};
 
 // Rows [first, last), all of which see the block.
 template <bool Q8>
-void attend_block(const AttentionUnit &unit, const BlockRows &rows, int first, int last, float *keys,
-                  const AttentionState &state) {
-    static AttendRows *const tiles[6] = {attend_rows<1, Q8>, attend_rows<2, Q8>, attend_rows<3, Q8>,
-                                         attend_rows<4, Q8>, attend_rows<5, Q8>, attend_rows<6, Q8>};
-    transpose_keys<Q8>(rows, unit.head_dim, keys);
-    for (int n_tiles = (last - first + ROW_TILE - 1) / ROW_TILE; first < last; n_tiles--) { // of about the same size
-        const int n = (last - first + n_tiles - 1) / n_tiles;
-        tiles[n - 1](unit, rows, keys, first, state);
-        first += n;
+void attend_block(const AttentionUnit &unit, const BlockRows &rows, int first, int last, float *memory,
+                  const AttentionState &state, Fetch &fetch) {
+    static constexpr RowKernels<Q8> kernels;
+    alignas(64) float scores[ATTN_ROWS * ATTN_BLOCK];
+    alignas(64) float correction[ATTN_ROWS] = {};
+    for (int key = 0; key < ATTN_BLOCK; key += KEYS) {
+        transpose_keys<Q8>(rows.keys + key, unit.head_dim, memory, fetch);
+        each_tile(first, last, [&](int row, int n) {
+            kernels.score[n - 1](unit.head_dim, unit.q + row, memory, scores + row * ATTN_BLOCK + key, fetch);
+        });
+    }
+    weigh(unit, rows, first, last, scores, correction, state, fetch);
+    const int64_t dim = unit.value_dim;
+    if (last - first <= LONE_ROWS) {
+        kernels.cached[last - first - 1](rows, dim, scores + first * ATTN_BLOCK, correction + first,
+                                         state.out + first * dim, fetch);
+        return;
+    }
+    for (int64_t d = 0; d < dim; d += DIMS) {
+        const int vectors = (int)((dim - d < DIMS ? dim - d : DIMS) / LANES);
+        for (int j = rows.block->first; j < rows.block->last; j++) {
+            for (int v = 0; v < vectors; v++) {
+                f_store(memory + j * DIMS + v * LANES, f_cached<Q8>(rows.values[j], d + v * LANES));
+            }
+        }
+        each_tile(first, last, [&](int row, int n) {
+            kernels.wide[n - 1](*rows.block, memory, vectors, dim, scores + row * ATTN_BLOCK, correction + row,
+                                state.out + row * dim + d, fetch);
+        });
     }
 }
 
@@ -254,8 +400,10 @@ int find_runs(const AttentionUnit &unit, int64_t begin, int64_t end, Run *runs) 
     return n;
 }
 
-void attend(const AttentionUnit &unit, int64_t begin, int64_t end, const AttentionState &state) {
-    alignas(64) float keys[MAX_HEAD_DIM * ATTN_BLOCK];
+void attend(const AttentionUnit &unit, int64_t begin, int64_t end, const AttentionState &state,
+            const BlockAhead &ahead) {
+    constexpr int64_t MEMORY = MAX_HEAD_DIM * KEYS > ATTN_BLOCK * DIMS ? MAX_HEAD_DIM * KEYS : ATTN_BLOCK * DIMS;
+    alignas(64) float memory[MEMORY];
     for (int r = 0; r < unit.rows; r++) {
         state.max[r] = -__builtin_inff();
         state.sum[r] = 0;
@@ -265,20 +413,24 @@ void attend(const AttentionUnit &unit, int64_t begin, int64_t end, const Attenti
     }
     Run runs[ATTN_SEGMENT / ATTN_BLOCK * ATTN_ROWS];
     const int n_runs = find_runs(unit, begin, end, runs);
-    BlockRows rows;
-    rows.k_stride = unit.k_stride;
-    rows.v_stride = unit.v_stride;
+    const auto bytes = unit.is_q8 ? cached_bytes<true> : cached_bytes<false>;
     for (int i = 0; i < n_runs; i++) {
         const Run &run = runs[i];
-        const CellBlock *next = i + 1 < n_runs ? runs[i + 1].block : block_of(unit, run.first, end);
-        next = next ? next : run.block;
+        BlockRows rows;
         rows.block = run.block;
-        rows.is_straight = run.block->are_neighbours && next->are_neighbours;
         rows.begin = run.begin;
         find_rows(*run.block, unit.k, unit.k_stride, rows.keys);
         find_rows(*run.block, unit.v, unit.v_stride, rows.values);
-        find_rows(*next, unit.k, unit.k_stride, rows.next_keys);
-        (unit.is_q8 ? attend_block<true> : attend_block<false>)(unit, rows, run.first, run.last, keys, state);
+        const BlockAhead next = i + 1 < n_runs ? BlockAhead{runs[i + 1].block, unit.k, unit.v} : ahead;
+        Fetch fetch;
+        if (next.block) {
+            fetch.row = 0;
+            fetch.bytes[0] = bytes(unit.head_dim);
+            fetch.bytes[1] = bytes(unit.value_dim);
+            find_rows(*next.block, next.k, unit.k_stride, fetch.rows);
+            find_rows(*next.block, next.v, unit.v_stride, fetch.rows + ATTN_BLOCK);
+        }
+        (unit.is_q8 ? attend_block<true> : attend_block<false>)(unit, rows, run.first, run.last, memory, state, fetch);
     }
 }
 

@@ -129,6 +129,19 @@ struct Rows {
         }
     }
 
+    // The first block of a segment that a row sees, of a head.
+    BlockAhead ahead(const Tensor *op, int64_t segment, int64_t cache_head) const {
+        const int64_t begin = segment * ATTN_SEGMENT;
+        for (int r = 0; r < unit.rows; r++) {
+            const int64_t first = unit.start[r] / ATTN_BLOCK, block = begin / ATTN_BLOCK;
+            if (begin < unit.end[r] && block >= first) {
+                return {unit.blocks + unit.block_ids[r][block - first], at<const char>(op->src[1], 0, cache_head),
+                        at<const char>(op->src[2], 0, cache_head)};
+            }
+        }
+        return {};
+    }
+
     AttentionState state(float *memory) const { return AttentionState::at(memory, unit.value_dim, unit.rows); }
 
     // The outputs; zeros for a token that sees nothing. A head's sink is a score that takes weight from the others.
@@ -148,46 +161,54 @@ struct Rows {
 
 } // namespace
 
-void Executor::attend(const Step &step, int thread, int) {
+void Executor::attend(const Step &step, int thread, int n) {
     const Attention &a = attentions_[step.attention];
     const Tile *const tiles = &tiles_[a.first_tile];
-    const auto attend_segment = [&](const Rows &rows, int64_t s, const AttentionState &state) {
-        isa_.attend(rows.unit, s * ATTN_SEGMENT, (s + 1) * ATTN_SEGMENT, state);
+    const auto attend_segment = [&](const Rows &rows, int64_t s, const AttentionState &state, const BlockAhead &ahead) {
+        isa_.attend(rows.unit, s * ATTN_SEGMENT, (s + 1) * ATTN_SEGMENT, state, ahead);
     };
-    const int64_t n_units = a.n_units(), n = n_units / a.n_heads; // n for each head
-    for (int64_t unit; (unit = counters_[step.index].fetch_add(1, std::memory_order_relaxed)) < n_units;) {
-        if (a.by_segment) {
+    if (a.by_segment) {
+        // All heads of a segment one after another: their keys lie side by side.
+        each_chunk(&counters_[step.index], a.n_units(), thread, n, [&](int64_t unit) {
+            const int64_t head = unit % a.n_heads, piece = unit / a.n_heads;
             const Tile *tile = tiles;
-            while (tile->piece + tile->last_segment - tile->first_segment <= unit % n) {
+            while (tile->piece + tile->last_segment - tile->first_segment <= piece) {
                 tile++;
             }
-            const Rows rows(step.op, a, *tile, unit / n);
-            attend_segment(rows, tile->first_segment + unit % n - tile->piece,
-                           rows.state(states_ + (size_t)unit * a.state_floats()));
-            continue;
-        }
-        const Tile &tile = tiles[unit % n];
-        const Rows rows(step.op, a, tile, unit / n);
-        float *memory = states_ + (size_t)thread * 2 * a.state_floats();
+            const Rows rows(step.op, a, *tile, head);
+            const int64_t segment = tile->first_segment + piece - tile->piece;
+            const bool is_last = head == a.n_heads - 1;
+            attend_segment(rows, segment, rows.state(states_ + (size_t)unit * a.state_floats()),
+                           rows.ahead(step.op, is_last ? segment + 1 : segment, is_last ? 0 : head + 1));
+        });
+        return;
+    }
+    float *const memory = states_ + (size_t)thread * 2 * a.state_floats();
+    each_chunk(&counters_[step.index], a.n_units(), thread, n, [&](int64_t unit) {
+        const Tile &tile = tiles[unit % a.n_tiles];
+        const int64_t head = unit / a.n_tiles;
+        const Rows rows(step.op, a, tile, head);
         const AttentionState total = rows.state(memory), part = rows.state(memory + a.state_floats());
-        attend_segment(rows, tile.first_segment, total);
-        for (int64_t s = tile.first_segment + 1; s < tile.last_segment; s++) {
-            attend_segment(rows, s, part);
-            isa_.merge(a.value_dim, rows.unit.rows, part, total);
+        for (int64_t s = tile.first_segment; s < tile.last_segment; s++) {
+            const bool is_first = s == tile.first_segment;
+            attend_segment(rows, s, is_first ? total : part, rows.ahead(step.op, s + 1, head));
+            if (!is_first) {
+                isa_.merge(a.value_dim, rows.unit.rows, part, total);
+            }
         }
         rows.write(isa_, total, step.op);
-    }
+    });
 }
 
 void Executor::merge(const Step &step, int thread, int n) {
     const Attention &a = attentions_[step.attention];
     const Share share(a.n_heads * a.n_tiles, thread, n);
     for (int64_t i = share.first; i < share.last; i++) {
-        const int64_t cache_head = i / a.n_tiles;
+        const int64_t head = i / a.n_tiles;
         const Tile &tile = tiles_[a.first_tile + (size_t)(i % a.n_tiles)];
-        const Rows rows(step.op, a, tile, cache_head);
+        const Rows rows(step.op, a, tile, head);
         const auto of_segment = [&](int64_t s) {
-            const int64_t unit = cache_head * a.n_pieces + tile.piece + s;
+            const int64_t unit = (tile.piece + s) * a.n_heads + head;
             return rows.state(states_ + (size_t)unit * a.state_floats());
         };
         for (int64_t s = 1; s < tile.last_segment - tile.first_segment; s++) {

@@ -283,6 +283,18 @@ inline void i_store_bytes(int8_t *p, F x, ByteSums &sums) {
     sums.first += (int32_t)both;
     sums.second += (int32_t)(both >> 32);
 }
+// Words, double words or quad words of a and b in turns, in each 128 bits by themselves.
+inline I i_low16(I a, I b) { return _mm256_unpacklo_epi16(a, b); }
+inline I i_high16(I a, I b) { return _mm256_unpackhi_epi16(a, b); }
+inline I i_low32(I a, I b) { return _mm256_unpacklo_epi32(a, b); }
+inline I i_high32(I a, I b) { return _mm256_unpackhi_epi32(a, b); }
+inline I i_low64(I a, I b) { return _mm256_unpacklo_epi64(a, b); }
+inline I i_high64(I a, I b) { return _mm256_unpackhi_epi64(a, b); }
+// Each 128 bits of x, `stride` words apart.
+inline void i_scatter(uint16_t *p, int64_t stride, I x) {
+    _mm_storeu_si128((__m128i *)p, _mm256_castsi256_si128(x));
+    _mm_storeu_si128((__m128i *)(p + stride), _mm256_extracti128_si256(x, 1));
+}
 // 8 rows of 8 floats become 8 columns.
 inline void f_transpose(F *r) {
     F t[8];

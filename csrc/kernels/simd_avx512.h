@@ -141,6 +141,20 @@ inline void i_store_bytes(int8_t *p, F x, ByteSums &sums) {
     const __m128i s = _mm_sad_epu8(_mm_xor_si128(q, _mm_set1_epi8((char)0x80)), _mm_setzero_si128());
     sums.first += _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_unpackhi_epi64(s, s))) - 16 * 128;
 }
+// Words, double words or quad words of a and b in turns, in each 128 bits by themselves.
+inline I i_low16(I a, I b) { return _mm512_unpacklo_epi16(a, b); }
+inline I i_high16(I a, I b) { return _mm512_unpackhi_epi16(a, b); }
+inline I i_low32(I a, I b) { return _mm512_unpacklo_epi32(a, b); }
+inline I i_high32(I a, I b) { return _mm512_unpackhi_epi32(a, b); }
+inline I i_low64(I a, I b) { return _mm512_unpacklo_epi64(a, b); }
+inline I i_high64(I a, I b) { return _mm512_unpackhi_epi64(a, b); }
+// Each 128 bits of x, `stride` words apart.
+inline void i_scatter(uint16_t *p, int64_t stride, I x) {
+    _mm_storeu_si128((__m128i *)p, _mm512_castsi512_si128(x));
+    _mm_storeu_si128((__m128i *)(p + stride), _mm512_extracti32x4_epi32(x, 1));
+    _mm_storeu_si128((__m128i *)(p + 2 * stride), _mm512_extracti32x4_epi32(x, 2));
+    _mm_storeu_si128((__m128i *)(p + 3 * stride), _mm512_extracti32x4_epi32(x, 3));
+}
 // 16 rows of 16 floats become 16 columns.
 inline void f_transpose(F *r) {
     F t[16];

@@ -202,6 +202,23 @@ inline void i_store_bytes(int8_t *p, F x, ByteSums &sums) {
     __builtin_memcpy(p, &packed, 4);
     sums.first += vaddv_s16(q);
 }
+// Words, double words or quad words of a and b in turns.
+inline I i_low16(I a, I b) {
+    return vreinterpretq_s32_s16(vzip1q_s16(vreinterpretq_s16_s32(a), vreinterpretq_s16_s32(b)));
+}
+inline I i_high16(I a, I b) {
+    return vreinterpretq_s32_s16(vzip2q_s16(vreinterpretq_s16_s32(a), vreinterpretq_s16_s32(b)));
+}
+inline I i_low32(I a, I b) { return vzip1q_s32(a, b); }
+inline I i_high32(I a, I b) { return vzip2q_s32(a, b); }
+inline I i_low64(I a, I b) {
+    return vreinterpretq_s32_s64(vzip1q_s64(vreinterpretq_s64_s32(a), vreinterpretq_s64_s32(b)));
+}
+inline I i_high64(I a, I b) {
+    return vreinterpretq_s32_s64(vzip2q_s64(vreinterpretq_s64_s32(a), vreinterpretq_s64_s32(b)));
+}
+// Each 128 bits of x, `stride` words apart: there are no more.
+inline void i_scatter(uint16_t *p, int64_t, I x) { vst1q_u16(p, vreinterpretq_u16_s32(x)); }
 // 4 rows of 4 floats become 4 columns.
 inline void f_transpose(F *r) {
     const float32x4x2_t a = vtrnq_f32(r[0], r[1]), b = vtrnq_f32(r[2], r[3]);

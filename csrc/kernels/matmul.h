@@ -20,7 +20,9 @@ __attribute__((always_inline)) inline void in_parts(const Function &f) {
 template <class W, int NC, int N>
 __attribute__((always_inline)) inline void i_dot_scaled(I *sums, const I *w, const int8_t *acts, const int8_t *const *starts,
                                                         const I *scales, int first) {
-    constexpr int PLANES = W::HALVES ? 4 : 8;
+    // Products of 4 planes, 16 columns, fit in 16 bits.
+    constexpr bool WORDS = WORD_PRODUCTS && !W::STARTS && 16 * 127 * W::LARGEST < 1 << 15;
+    constexpr int PLANES = W::HALVES || WORDS ? 4 : 8;
 #pragma GCC unroll 2
     for (int half = 0; half < 8 / PLANES; half++) {
         I dots[N];
@@ -31,7 +33,8 @@ __attribute__((always_inline)) inline void i_dot_scaled(I *sums, const I *w, con
         i_dot<W, PLANES, N>(dots, w + 4 * half, acts + 16 * half);
 #pragma GCC unroll 8
         for (int c = 0; c < N; c++) {
-            sums[c] = i_mul_add(dots[c], i_of_rows<NC>(scales[half], first + c), sums[c]);
+            const I scale = i_of_rows<NC>(scales[W::HALVES ? half : 0], first + c);
+            sums[c] = WORDS ? i_mul_add_words(dots[c], scale, sums[c]) : i_mul_add(dots[c], scale, sums[c]);
             i_forget(sums[c]); // else the compiler would keep both halves, to add them first
         }
     }

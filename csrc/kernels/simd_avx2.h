@@ -206,6 +206,9 @@ inline I i_scales_i8(const uint8_t *p) {
 #endif
 #ifdef __AVXVNNI__
 inline I i_mul_add(I a, I b, I c) { return _mm256_add_epi32(c, _mm256_mullo_epi32(a, b)); }
+// The same for a and b that fit in 16 bits, b not negative: one multiplication where Intel takes two and an addition.
+constexpr bool WORD_PRODUCTS = true;
+inline I i_mul_add_words(I a, I b, I c) { return _mm256_dpwssd_avx_epi32(c, a, b); }
 #else
 #define ES_WORD_SUMS
 template <class W, int NC, int N>

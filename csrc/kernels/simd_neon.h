@@ -158,6 +158,8 @@ inline int16x4_t four_signed_words(const uint8_t *p) { return vget_low_s16(vmovl
 inline I i_scales_u8(const uint8_t *p) { return vmovl_s16(four_words(p)); }
 inline I i_scales_i8(const uint8_t *p) { return vmovl_s16(four_signed_words(p)); }
 inline I i_mul_add(I a, I b, I c) { return vmlaq_s32(c, a, b); }
+constexpr bool WORD_PRODUCTS = false;
+inline I i_mul_add_words(I a, I b, I c) { return i_mul_add(a, b, c); }
 // Two bytes for each lane, LANES apart, to be multiplied with two 16-bit numbers and added: the first ones of all lanes,
 // then the second ones.
 template <bool SIGNED> inline I i_pairs(const uint8_t *p) {

@@ -156,8 +156,10 @@ def test_the_text_of_a_seed_is_plain_decodings_with_every_filter(sessions):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cache_type", ["f16", "q8_0"])
-def test_drafts_change_nothing_after_a_long_text(kernels, tmp_path, cache_type):
+@pytest.mark.parametrize(
+    ("cache_type", "params", "gamma", "policy"), [("f16", GREEDY, 15, AUTO), ("q8_0", WARM, 3, MODEL)]
+)
+def test_drafts_change_nothing_after_a_long_text(kernels, tmp_path, cache_type, params, gamma, policy):
     """Passes of one token and of many are cut in other pieces there, and have the same bits."""
     n_prompt, sizes = 8192, {"n_ctx": 8448, "n_threads": 2}
     source = write_tiny_gguf(tmp_path / "f32.gguf", n_embd=256, n_ff=512, n_head_kv=1, n_ctx=8448)
@@ -172,12 +174,11 @@ def test_drafts_change_nothing_after_a_long_text(kernels, tmp_path, cache_type):
         Session(draft_model, **sizes) as draft,
     ):
         assert model.uses_kernels
-        for params, gamma, policy in ((GREEDY, 15, AUTO), (WARM, 3, MODEL)):
-            same = partial(tokens_of, target, params=params, rule="match", prompt=prompt, n_predict=60)
-            text, _ = same(draft=None)
-            got, steps = same(draft=draft, gamma=gamma, policy=policy)
-            assert got == text
-            assert sum(step.n_accepted for step in steps) > 10
+        same = partial(tokens_of, target, params=params, rule="match", prompt=prompt, n_predict=60)
+        text, _ = same(draft=None)
+        got, steps = same(draft=draft, gamma=gamma, policy=policy)
+        assert got == text
+        assert sum(step.n_accepted for step in steps) > 10
         rows = []
         for size in (60, 1, 2, 7, 16):
             target.rewind(n_prompt)

@@ -154,7 +154,8 @@ inline int64_t transpose_halves(const char *const *row, int64_t head_dim, float 
 
 // KEYS keys, which begin at row[0 .. KEYS), as floats, transposed.
 template <bool Q8> void transpose_keys(const char *const *row, int64_t head_dim, float *keys, Fetch &fetch) {
-    const int64_t done = Q8 ? 0 : transpose_halves(row, head_dim, keys, fetch);
+    // In vectors of 128 bits words have as many shuffles, and go through memory: more instructions, counted.
+    const int64_t done = Q8 || LANES == 4 ? 0 : transpose_halves(row, head_dim, keys, fetch);
     for (int j = 0; j < KEYS; j += LANES) {
         for (int64_t d = done; d < head_dim; d += LANES) {
             F t[LANES];

@@ -146,7 +146,7 @@ bool Views::order_by_position(const uint64_t *seen, int64_t position, View &view
     }
     view.end = position + 1;
     view.start = view.end - n;
-    if (view.start < 0) {
+    if (n == 0 || view.start < 0) {
         return false;
     }
     bool within = true;

@@ -32,8 +32,11 @@ from edgespec.drafting.scheduler import FixedLength, Scheduler
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.tree_drafter import TreeDrafter
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.llama.kv_cache import KVCache
+from edgespec.llama.gguf_header import read_header
+from edgespec.llama.kv_cache import KVCache, with_cache_type
+from edgespec.llama.quantize import quantize
 from edgespec.llama.session import Session
+from edgespec.llama.weights import Model
 from reference import filtered_probs
 from tiny_gguf import write_tiny_gguf
 from toy_sessions import ToySession
@@ -150,6 +153,38 @@ def test_the_text_of_a_seed_is_plain_decodings_with_every_filter(sessions):
         assert sum(step.n_drafted for step in steps) > 10
     for off in ({"xtc_probability": 0.0}, {"dry_multiplier": 0.0}, {"dynatemp_range": 0.0}):
         assert plain(replace(params, **off))[0] != text, off
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("cache_type", "params", "gamma", "policy"), [("f16", GREEDY, 15, AUTO), ("q8_0", WARM, 3, MODEL)]
+)
+def test_drafts_change_nothing_after_a_long_text(kernels, tmp_path, cache_type, params, gamma, policy):
+    """Passes of one token and of many are cut in other pieces there, and have the same bits."""
+    n_prompt, sizes = 8192, {"n_ctx": 8448, "n_threads": 2}
+    source = write_tiny_gguf(tmp_path / "f32.gguf", n_embd=256, n_ff=512, n_head_kv=1, n_ctx=8448)
+    quantize(source, tmp_path / "q4_0.gguf", "q4_0")
+    header = with_cache_type(read_header(tmp_path / "q4_0.gguf"), cache_type)
+    draft_path = write_tiny_gguf(tmp_path / "draft.gguf", seed=2, n_layer=1, n_ctx=8448)
+    prompt = np.random.default_rng(6).integers(0, 256, n_prompt).tolist()
+    with (
+        Model(header.path, header=header) as model,
+        Model(draft_path) as draft_model,
+        Session(model, **sizes) as target,
+        Session(draft_model, **sizes) as draft,
+    ):
+        assert model.uses_kernels
+        same = partial(tokens_of, target, params=params, rule="match", prompt=prompt, n_predict=60)
+        text, _ = same(draft=None)
+        got, steps = same(draft=draft, gamma=gamma, policy=policy)
+        assert got == text
+        assert sum(step.n_accepted for step in steps) > 10
+        rows = []
+        for size in (60, 1, 2, 7, 16):
+            target.rewind(n_prompt)
+            parts = [text[i : i + size] for i in range(0, len(text), size)]
+            rows.append(np.concatenate([target.eval(part, n_logits=len(part)).copy() for part in parts]))
+            np.testing.assert_array_equal(rows[-1], rows[0], f"{size=}")
 
 
 @pytest.mark.slow

@@ -505,7 +505,7 @@ def attention_inputs(rng, head_dim, n_head, n_head_kv, n, n_kv, window=None, spr
 @settings(deadline=None, max_examples=60)
 @given(data=st.data())
 def test_attention_is_the_softmax_of_the_scores(library, data):
-    head_dim = data.draw(st.sampled_from([64, 80, 96, 128, 256, 576]))
+    head_dim = data.draw(st.sampled_from([16, 32, 48, 64, 80, 96, 128, 160, 256, 576]))
     n_head_kv, group = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 8))
     n = data.draw(st.integers(1, 70))
     n_kv = n + data.draw(st.integers(0, 700))
@@ -520,7 +520,8 @@ def test_attention_is_the_softmax_of_the_scores(library, data):
         "sinks": rng.normal(0, 2, q.shape[1]).astype(np.float32) if data.draw(st.booleans()) else None,
         "soft_cap": data.draw(st.sampled_from([0.0, 3.0, 50.0])),
     }
-    v = v[..., : data.draw(st.sampled_from([head_dim, head_dim // 32 * 16]))].copy()  # values may be narrower
+    narrower = [max(16, head_dim * part // 9 // 16 * 16) for part in (9, 8, 5, 1)]
+    v = v[..., : data.draw(st.sampled_from(narrower))].copy()
     in_f16 = head_dim % 32 or v.shape[2] % 32 or data.draw(st.booleans())
     (k, k_values), (v, v_values) = [(one, one) if in_f16 else in_q8(one) for one in (k, v)]
     expected = reference_attention(q, k_values, v_values, mask, scale, **more)
@@ -532,7 +533,7 @@ def test_attention_is_the_softmax_of_the_scores(library, data):
 
 
 @pytest.mark.parametrize(
-    ("head_dim", "n_head", "n_head_kv"), [(64, 14, 2), (80, 4, 4), (128, 12, 2), (256, 4, 1)]
+    ("head_dim", "n_head", "n_head_kv"), [(16, 8, 1), (64, 14, 2), (80, 4, 4), (128, 12, 2), (256, 4, 1)]
 )
 @pytest.mark.parametrize("n_kv", [70, 256, 777, 2048])
 def test_attention_does_not_depend_on_the_batch_or_the_threads(
@@ -570,6 +571,25 @@ def test_attention_with_all_there_is_does_not_depend_on_the_batch(library, isa, 
         for n_threads in (1, 2, 3):
             out = attention(library, q[:size], k, v, mask[:size], 0.2, n_threads, **more)
             np.testing.assert_array_equal(out, each[:size])
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "value_dim", "n_head", "in_f16"),
+    [
+        *[(head_dim, head_dim, 2, True) for head_dim in (0, 8, 40, 72, 592)],
+        *[(64, value_dim, 2, True) for value_dim in (0, 8, 40, 80)],
+        *[(48, 32, 2, False), (64, 48, 2, False), (64, 64, 3, True)],
+    ],
+)
+def test_attention_of_other_widths_is_left_to_others(library, isa, head_dim, value_dim, n_head, in_f16):
+    """Steps over a row have up to 16 numbers: the rest of one would be another's."""
+    some = np.zeros(1 << 16, np.float32)
+    asked = CAttention(
+        head_dim, value_dim, n_head, 2, 1, 4, *[address(some)] * 3, None, None, 1.0, 0.0, 1 if in_f16 else 8
+    )
+    out = np.full(1024, np.nan, np.float32)
+    assert library.es_kernels_attention(ctypes.byref(asked), address(out), 1) == -1
+    assert np.isnan(out).all()
 
 
 @pytest.mark.parametrize("n_kv", [1, 64, 1500])

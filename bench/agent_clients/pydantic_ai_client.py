@@ -11,7 +11,7 @@ from pydantic_ai.providers.openai import OpenAIProvider
 from asked import ASKED, URL, check, read_file
 
 
-async def streamed(_context: RunContext[None], events: AsyncIterable[object]) -> None:
+async def streamed(_context: RunContext[object], events: AsyncIterable[object]) -> None:
     """Read the events of an answer, without which it would not stream."""
     async for _ in events:
         pass

@@ -92,10 +92,10 @@ class Server:
                 raise EdgespecError(f"{self.name} does not serve after {timeout_s:g} s:\n{self.log()}")
             time.sleep(0.05)
 
-    def log(self) -> str:
-        """Return the last lines that it wrote."""
+    def log(self, n_lines: int | None = _LINES) -> str:
+        """Return the last `n_lines` that it wrote; None: all."""
         lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
-        return "\n".join(f"  {line}" for line in lines[-_LINES:]) or "  it wrote nothing"
+        return "\n".join(f"  {line}" for line in lines[-(n_lines or 0) :]) or "  it wrote nothing"
 
     def first_object(self) -> dict[str, Any]:
         """Return what `edgespec serve --json` wrote when it was ready. Raises EdgespecError after 10 s."""

@@ -515,7 +515,7 @@ def create_app(
     add_reports(app, [worker, speech.worker] if speech else [worker], metrics)
     _add_models(app, engine, service, speech, takes_tools=reader.takes_tools)
     _add_completions(app, engine, service, reader, answerer)
-    add_responses(app, engine, service, reader, answerer)
+    add_responses(app, engine, service, reader, answerer, log=log)
     add_run(app, engine, answerer)
     add_ollama(app, engine, service, reader, answerer, log=log)
     add_messages(app, engine.target, service, reader, answerer, log=log)

@@ -337,7 +337,7 @@ def _place(error: Mapping[str, Any], body: object) -> Place:
     value = body
     steps = [step for step in error["loc"] if step != "body"]
     if body is None:
-        return tuple(steps)
+        return tuple(steps[1:] if steps[:1] == ["query"] else steps)
     for i, step in enumerate(steps):
         is_last = i == len(steps) - 1
         if (isinstance(value, dict) and step in value) or (

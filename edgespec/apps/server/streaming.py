@@ -70,6 +70,9 @@ class RequestRun(Generic[Part, End]):
         self._leave: dict[int, Callable[[], None]] = {}  # ends each answer under way
         self._have_read: set[int] = set()  # prompts
         self._refused: Exception | None = None
+        self._is_closed = False
+        self.is_stopped = False
+        """Whether `stop` ended it."""
         self._watch: asyncio.Task[None] | None = None
         self._begin()
 
@@ -188,7 +191,8 @@ class RequestRun(Generic[Part, End]):
                     yield part
                     spoke = time.monotonic()
         except ClientGone:
-            pass
+            if self.is_stopped and (last := writer.stopped()):
+                yield last
         except Exception as error:  # noqa: BLE001 - the status is sent: all of them become a part
             self.failure = engine_error(error, self._log)
             yield writer.failed(self.failure)
@@ -197,6 +201,7 @@ class RequestRun(Generic[Part, End]):
         """Return the answer to `request` in the form of `writer`. Raises ApiError."""
         request.state.run = self  # for the log
         if streams:
+            writer.stop = self.stop
             await self.settle()
             return StreamingAnswer(self, writer)
         ends = await self.collect(request.receive, writer.collect)
@@ -204,8 +209,17 @@ class RequestRun(Generic[Part, End]):
             return Response(status_code=CLIENT_GONE)
         return Response(writer.whole(ends), media_type=writer.whole_type)
 
+    def stop(self) -> bool:
+        """End a stream where it is: its writer writes the end. Return whether it was under way."""
+        if self._is_closed or self.is_complete:
+            return False
+        self.is_stopped = True
+        self.close()
+        return True
+
     def close(self) -> None:
         """End what has not ended."""
+        self._is_closed = True
         self._unbegun.clear()
         self._news.clear()
         self._news.append((0, ClientGone()))
@@ -226,6 +240,8 @@ class AnswerWriter(ABC, Generic[Part, End]):
     """Content-Type of a stream."""
     whole_type = "application/json"
     """Content-Type of a whole answer."""
+    stop: Callable[[], bool]
+    """Ends a stream where it is: RequestRun.stop. Set when the stream begins."""
 
     def begin(self) -> str:
         """The beginning of a stream."""
@@ -264,6 +280,10 @@ class AnswerWriter(ABC, Generic[Part, End]):
     def reading(self, progress: PromptProgress) -> str:
         """The line about how far the prompt is read."""
         return f": reading {progress.n_read} of {progress.n_tokens} tokens\n\n"
+
+    def stopped(self) -> str:
+        """The end of a stream that `stop` ended."""
+        return ""
 
     def failed(self, error: ApiError) -> str:
         """The end of a stream that failed."""

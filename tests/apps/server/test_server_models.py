@@ -145,6 +145,20 @@ def test_the_model_of_a_request_answers_it(served):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("body", [b"", b"{}"])
+def test_a_response_is_cancelled_whichever_model_writes_it(served, body):
+    served.text("one")  # which is asked first
+    asked = {"model": "slow", "input": "abc", "stream": True, "temperature": 0}
+    with served.client.stream("POST", "/v1/responses", json=asked) as answer:
+        events = (line.removeprefix("data: ") for line in answer.iter_lines() if line.startswith("data: "))
+        identity = json.loads(next(events))["response"]["id"]
+        cancelled = served.client.post(f"/v1/responses/{identity}/cancel", content=body).json()
+        last = json.loads([*events][-1])
+    assert (cancelled["status"], last["type"]) == ("cancelled", "response.incomplete")
+    assert last["response"] == cancelled
+
+
+@pytest.mark.slow
 def test_an_unknown_model_is_a_404_in_the_form_of_each_api(served):
     error = served.text("none").json()["error"]
     assert error["code"] == "model_not_found"

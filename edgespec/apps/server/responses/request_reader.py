@@ -25,7 +25,8 @@ from edgespec.apps.server.responses.request_schema import (
     TextOptions,
     text_of,
 )
-from edgespec.apps.server.responses.store import ResponseStore
+from edgespec.apps.server.responses.response_schema import new_id
+from edgespec.apps.server.responses.store import NamedItem, ResponseStore
 from edgespec.apps.server.responses.thoughts import opened
 from edgespec.apps.server.responses.tools import INPUT, ResponseTool, function_name, read_tools
 from edgespec.decoding.sampling import SAMPLING
@@ -44,6 +45,16 @@ _NAMES = {
 }
 """This API's names of the fields of chat completions."""
 
+_ID_KINDS = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "custom_tool_call": "ctc",
+    "function_call_output": "fco",
+    "custom_tool_call_output": "ctco",
+}
+"""How the ids of items begin."""
+
 Messages = list[dict[str, Any]]
 
 
@@ -54,8 +65,8 @@ class PreparedResponse:
     text: PreparedText
     tools: Mapping[str, ResponseTool]
     """The tools, by the names of their functions."""
-    items: Sequence[Item]
-    """The whole input, with that of the stored responses before it."""
+    items: Sequence[NamedItem]
+    """The whole input, with that of the stored responses before it, by the items' ids."""
 
 
 class ResponsesReader:
@@ -69,7 +80,8 @@ class ResponsesReader:
 
     def read(self, body: ResponsesRequest) -> PreparedResponse:
         """Prepare a request."""
-        items = self._items(body)
+        named = self._items(body)
+        items = [item for _, item in named]
         tools = read_tools(body)
         fields = body.model_dump(include=_SAME_FIELDS, exclude_none=True) | tools.fields
         if body.wants_logprobs:
@@ -83,19 +95,24 @@ class ResponsesReader:
         with renaming(partial(with_names, names=_NAMES)):
             text = self._fitted(body, fields, _Conversation(body.instructions, items))
         warnings = (*tools.warnings, *_unread(body, items), *map(_renamed, text.warnings))
-        return PreparedResponse(replace(text, warnings=warnings), tools.offered, items)
+        return PreparedResponse(replace(text, warnings=warnings), tools.offered, named)
 
-    def _items(self, body: ResponsesRequest) -> list[Item]:
-        items: list[Item] = []
+    def _items(self, body: ResponsesRequest) -> list[NamedItem]:
+        items: list[NamedItem] = []
         if body.previous_response_id is not None:
             items += self._store.get(body.previous_response_id, "previous_response_id").items
         if isinstance(body.input, str):
-            items.append(MessageItem(type="message", role="user", content=body.input))
+            items.append((new_id("msg"), MessageItem(type="message", role="user", content=body.input)))
         else:
-            items += [self._store.item(i.id) if isinstance(i, ItemReference) else i for i in body.input]
+            items += map(self._named, body.input)
         if not items:
             raise ApiError(400, "input: must not be empty", param="input")
         return items
+
+    def _named(self, item: Item) -> NamedItem:
+        if isinstance(item, ItemReference):
+            return item.id, self._store.item(item.id)
+        return item.id or new_id(_ID_KINDS[item.type]), item
 
     def _fitted(self, body: ResponsesRequest, fields: dict[str, Any], said: _Conversation) -> PreparedText:
         """Prepare what was `said`; its oldest turns are left out if they may be and there is no room."""

@@ -52,7 +52,13 @@ def text_of(content: ItemContent) -> str:
     return "\n".join(part.text or part.refusal for part in content)
 
 
-class MessageItem(ItemPart):
+class InputItem(ItemPart):
+    """An item with what it is called in lists; without an id the server makes one."""
+
+    id: str | None = None
+
+
+class MessageItem(InputItem):
     """A message of anybody; where an item has no type, it is one."""
 
     type: Literal["message"]
@@ -60,17 +66,16 @@ class MessageItem(ItemPart):
     content: ItemContent
 
 
-class ReasoningItem(ItemPart):
+class ReasoningItem(InputItem):
     """The thoughts before an answer: as text, or as this server made `encrypted_content` of them."""
 
     type: Literal["reasoning"]
-    id: str | None = None
     summary: list[ItemText] | None = None
     content: list[ItemText] | None = None
     encrypted_content: str | None = None
 
 
-class CallItem(ItemPart):
+class CallItem(InputItem):
     """A call of an earlier answer."""
 
     call_id: str
@@ -92,7 +97,7 @@ class CustomCallItem(CallItem):
     input: str
 
 
-class CallOutputItem(ItemPart):
+class CallOutputItem(InputItem):
     """What a call gave."""
 
     type: Literal["function_call_output", "custom_tool_call_output"]

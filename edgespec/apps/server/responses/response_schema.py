@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
 from edgespec.apps.server.response_schema import CachedTokens, DraftUsage, TokenLogprob, Usage
+
+
+def new_id(kind: str) -> str:
+    """Return the id of a new response, whose kind is "resp", or of an item."""
+    return f"{kind}_{secrets.token_hex(24)}"
+
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -20,6 +27,13 @@ class OutputText(BaseModel):
     logprobs: list[TokenLogprob] = []
 
 
+class OutputRefusal(BaseModel):
+    """What another server's model refused to answer, as a client sent it back."""
+
+    type: Literal["refusal"] = "refusal"
+    refusal: str
+
+
 class OutputMessage(BaseModel):
     """A message of the model."""
 
@@ -27,7 +41,7 @@ class OutputMessage(BaseModel):
     type: Literal["message"] = "message"
     role: Literal["assistant"] = "assistant"
     status: Status = "in_progress"
-    content: list[OutputText] = []
+    content: list[OutputText | OutputRefusal] = []
 
 
 class OutputThought(BaseModel):
@@ -138,7 +152,7 @@ class ResponseAnswer(BaseModel):
     object: Literal["response"] = "response"
     created_at: int = Field(description="Seconds since 1970.")
     completed_at: int | None = None
-    status: Literal["in_progress", "completed", "incomplete", "failed"] = "in_progress"
+    status: Literal["in_progress", "completed", "incomplete", "failed", "cancelled"] = "in_progress"
     background: Literal[False] = False
     error: ResponseError | None = None
     incomplete_details: IncompleteDetails | None = None
@@ -171,3 +185,46 @@ class DeletedResponse(BaseModel):
     id: str
     object: Literal["response.deleted"] = "response.deleted"
     deleted: Literal[True] = True
+
+
+# ---- the input of a stored response ----
+
+
+class InputTextPart(BaseModel):
+    """Text of a message or of what a call gave."""
+
+    type: Literal["input_text"] = "input_text"
+    text: str
+
+
+class InputMessage(BaseModel):
+    """A message of the user or of the system."""
+
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["user", "system", "developer"]
+    status: Literal["completed"] = "completed"
+    content: list[InputTextPart]
+
+
+class CallOutput(BaseModel):
+    """What a call gave."""
+
+    id: str
+    type: Literal["function_call_output", "custom_tool_call_output"]
+    status: Literal["completed"] = "completed"
+    call_id: str
+    output: str | list[InputTextPart]
+
+
+ListedItem = InputMessage | CallOutput | OutputItem
+
+
+class InputItemList(BaseModel):
+    """The answer of GET /v1/responses/{id}/input_items: a page of the input."""
+
+    object: Literal["list"] = "list"
+    data: list[ListedItem]
+    first_id: str
+    last_id: str
+    has_more: bool

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Any
+from typing import Annotated, Any
+from weakref import WeakValueDictionary
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Query, Request, Response
 from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 
 from edgespec.apps.server.api_errors import ApiError
 from edgespec.apps.server.choice_writers import AnswerHead, AnswerText, ChatChoiceWriter
+from edgespec.apps.server.json_routes import refuse_routes, route_class
 from edgespec.apps.server.request_options import read_sampling
 from edgespec.apps.server.request_reader import PreparedRequest, RequestReader, Service
+from edgespec.apps.server.responses.input_items import Order, input_page
 from edgespec.apps.server.responses.request_reader import PreparedResponse, ResponsesReader
 from edgespec.apps.server.responses.request_schema import (
     ENCRYPTED,
@@ -21,27 +24,51 @@ from edgespec.apps.server.responses.request_schema import (
     ResponsesRequest,
     SearchDefinition,
 )
-from edgespec.apps.server.responses.response_schema import DeletedResponse, ResponseAnswer
+from edgespec.apps.server.responses.response_schema import (
+    DeletedResponse,
+    InputItemList,
+    ResponseAnswer,
+    new_id,
+)
 from edgespec.apps.server.responses.store import ResponseStore, StoredResponse
-from edgespec.apps.server.responses.writer import ResponseWriter, dumped, dumped_answer, new_id
+from edgespec.apps.server.responses.writer import ResponseWriter, dumped, dumped_answer
 from edgespec.apps.server.streaming import Answerer, with_warnings
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.engine import Engine
+from edgespec.platform.messages import MessageFn
 
 _PATH = "/v1/responses"
+_EVENT = {
+    "type": "object",
+    "properties": {
+        "event": {"type": "string"},
+        "data": {"type": "string", "contentMediaType": "application/json"},
+    },
+    "required": ["event", "data"],
+}
 _EVENTS: dict[int | str, dict[str, Any]] = {
     200: {
         "description": 'The answer; with "stream": true its events, the last of which has all of it.',
-        "content": {ResponseWriter.media_type: {"schema": {"type": "string"}}},
+        "content": {ResponseWriter.media_type: {"schema": _EVENT}},
     }
 }
 
 
+_NO_COMPACTION = 'compact is not here: "truncation": "auto" leaves out the oldest turns instead'
+
+
 def add_responses(
-    app: FastAPI, engine: Engine, service: Service, reader: RequestReader, answerer: Answerer
+    app: FastAPI,
+    engine: Engine,
+    service: Service,
+    reader: RequestReader,
+    answerer: Answerer,
+    *,
+    log: MessageFn,
 ) -> None:
-    """Add the routes to `app`."""
+    """Add the routes to `app`; `log` takes a line for each failure that is not the client's fault."""
     store = ResponseStore()
+    under_way: WeakValueDictionary[str, ResponseWriter] = WeakValueDictionary()
     own, fingerprint = ResponsesReader(reader, service, store), service.fingerprint(engine)
 
     @app.post(_PATH, response_model=ResponseAnswer, responses=_EVENTS)
@@ -64,18 +91,52 @@ def add_responses(
             seals=ENCRYPTED in (body.include or ()),
             warnings=text.warnings,
         )
+        if body.stream:
+            under_way[begun.id] = writer  # nobody else knows the id before the end
         found = await answerer.answer(
             request, PreparedRequest((text,)), writer, streams=bool(body.stream), user=body.user
         )
         return with_warnings(found, text.warnings)
+
+    add_stored(app, store)
+
+    async def cancel(response_id: str) -> Response:
+        """End a response that is being written; one that has ended is returned as it is."""
+        writer = under_way.get(response_id)
+        if writer and writer.cancel():
+            return Response(writer.answer, media_type=writer.whole_type)
+        return _whole(store.get(response_id, "response_id"))
+
+    app.router.add_api_route(
+        _PATH + "/{response_id}/cancel",
+        cancel,
+        methods=["POST"],
+        response_model=ResponseAnswer,
+        route_class_override=route_class(log, any_type=True),  # there is no body
+    )
+    refuse_routes(app, [_PATH + "/compact"], _NO_COMPACTION)
+
+
+def add_stored(app: FastAPI, store: ResponseStore) -> None:
+    """Add the routes about the responses in `store` to `app`."""
 
     @app.get(_PATH + "/{response_id}", response_model=ResponseAnswer)
     async def retrieve(response_id: str, stream: bool = False) -> Response:
         """Return a stored response."""
         if stream:
             raise ApiError(400, "stream: a stored response comes as a whole: leave it out", param="stream")
-        found = store.get(response_id, "response_id")
-        return Response(found.answer, media_type=ResponseWriter.whole_type)
+        return _whole(store.get(response_id, "response_id"))
+
+    @app.get(_PATH + "/{response_id}/input_items", response_model=InputItemList)
+    async def input_items(
+        response_id: str,
+        limit: Annotated[int, Query(ge=1, le=100)] = 20,
+        order: Order = "desc",
+        after: str | None = None,
+    ) -> Response:
+        """Return the items that a stored response answers, those of the responses before it included."""
+        page = input_page(store.get(response_id, "response_id"), order, limit, after)
+        return Response(page.model_dump_json(exclude_none=True), media_type=ResponseWriter.whole_type)
 
     @app.delete(_PATH + "/{response_id}")
     async def delete(response_id: str) -> DeletedResponse:
@@ -114,6 +175,10 @@ def _begun(body: ResponsesRequest, model: str) -> ResponseAnswer:
     )
 
 
+def _whole(found: StoredResponse) -> Response:
+    return Response(found.answer, media_type=ResponseWriter.whole_type)
+
+
 def _given(part: BaseModel) -> dict[str, Any]:
     return part.model_dump(mode="json", by_alias=True, exclude_none=True)
 
@@ -121,8 +186,7 @@ def _given(part: BaseModel) -> dict[str, Any]:
 def _stored(answer: ResponseAnswer, prepared: PreparedResponse) -> StoredResponse:
     """Return what is kept of a response: itself, and the conversation that it ends."""
     output = ITEMS.validate_python([dumped(item) for item in answer.output])
-    items = [*prepared.items, *output]
+    items = [*prepared.items, *((made.id, item) for made, item in zip(answer.output, output, strict=True))]
     whole = json.dumps(dumped_answer(answer), ensure_ascii=False)
-    n_bytes = len(whole.encode()) + sum(len(item.model_dump_json().encode()) for item in items)
-    ids = [item.id for item in answer.output]
-    return StoredResponse(whole, items, [*zip(ids, output, strict=True)], n_bytes)
+    n_bytes = len(whole.encode()) + sum(len(item.model_dump_json().encode()) for _, item in items)
+    return StoredResponse(whole, items, len(prepared.items), n_bytes)

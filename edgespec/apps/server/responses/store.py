@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from edgespec.apps.server.api_errors import ApiError
 from edgespec.apps.server.responses.request_schema import Item
 
+NamedItem = tuple[str, Item]
+"""An item and its id."""
+
 MOST_BYTES = 64 << 20
 """Bytes of JSON that are kept; the responses that were not used for longest go first."""
 
@@ -20,10 +23,10 @@ class StoredResponse:
 
     answer: str
     """Its JSON."""
-    items: Sequence[Item]
+    items: Sequence[NamedItem]
     """The whole input, then the output; without instructions."""
-    output: Sequence[tuple[str, Item]]
-    """The items of the output, by their ids."""
+    n_input: int
+    """Items of the input."""
     n_bytes: int
     """JSON of all of it."""
 
@@ -68,7 +71,7 @@ class ResponseStore:
         """Return an item of a stored response's output; a 404 where it is not here."""
         with self._lock:
             for response in reversed(self._kept.values()):
-                for name, item in response.output:
+                for name, item in response.items[response.n_input :]:  # a client chooses ids of its input
                     if name == identity:
                         return item
         raise _absent("item", identity, "input")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ from edgespec.apps.server.responses.response_schema import (
     ResponseAnswer,
     ResponseError,
     ResponseUsage,
+    new_id,
 )
 from edgespec.apps.server.responses.thoughts import sealed
 from edgespec.apps.server.responses.tools import CustomInput, ResponseTool
@@ -36,11 +36,6 @@ Event = tuple[str, dict[str, Any]]
 """The name of an event, and its fields."""
 
 Written = TypeVar("Written", OutputMessage, OutputReasoning, OutputCall, OutputCustomCall)
-
-
-def new_id(kind: str) -> str:
-    """Return the id of a new response, whose kind is "resp", or of an item."""
-    return f"{kind}_{secrets.token_hex(24)}"
 
 
 def dumped(part: BaseModel) -> dict[str, Any]:
@@ -211,6 +206,7 @@ class ResponseWriter(AnswerWriter[Token, Result]):
         self._warnings = warnings
         self._item: AnyItemWriter | None = None
         self._reason: FinishReason | None = None
+        self._ending: list[Event] = []  # of an answer that was cancelled
         self._n_thought = 0
         self._n_events = 0
         self._spoke = time.monotonic()
@@ -236,7 +232,26 @@ class ResponseWriter(AnswerWriter[Token, Result]):
         """Return the answer."""
         for _ in self._finish(results[0]):
             pass
+        return self.answer
+
+    @property
+    def answer(self) -> str:
+        """The answer as it is now, as JSON."""
         return json.dumps(dumped_answer(self._answer), ensure_ascii=False)
+
+    def cancel(self) -> bool:
+        """End the stream where it is, and the answer with it. Return whether it was under way."""
+        if not self.stop():
+            return False
+        self._ending += self._end_item(cut=True)
+        self._answer.status = "cancelled"
+        self._on_end(self._answer)
+        self._ending.append(("response.incomplete", {"response": dumped_answer(self._answer)}))
+        return True
+
+    def stopped(self) -> str:
+        """Return the last events of an answer that was cancelled."""
+        return self._sent(self._ending)
 
     def idle(self, *, is_waiting: bool) -> str:
         """Return an event that says nothing new: for comments Codex would not wait longer than 5 minutes."""

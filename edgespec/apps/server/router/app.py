@@ -139,6 +139,8 @@ _ALIVE_S = 10.0
 _AUDIO, _OLLAMA, _EMBEDDINGS = "/v1/audio/", "/api/", ("/v1/embeddings", "/api/embed", "/api/embeddings")
 _BY_QUERY = ("/props", "/tokenizer_info", "/openapi.json")
 """Paths without a body that tell of one model: ?model=NAME, by default the first."""
+_KEPT = "/v1/responses/"
+"""Paths of kept answers."""
 _NOT_FORWARDED = frozenset(
     {b"host", b"connection", b"keep-alive", b"transfer-encoding", b"content-length", b"expect", b"origin"}
 )
@@ -247,7 +249,7 @@ class Router:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, body: bytes) -> None:
         asked, path = _asked(body), scope["path"]
-        if not body and path not in _BY_QUERY:
+        if path.startswith(_KEPT) or (not body and path not in _BY_QUERY):
             await self._ask_loaded(scope, send)
             return
         model = await self._model_of(scope, body, asked)

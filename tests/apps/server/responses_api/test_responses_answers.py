@@ -138,13 +138,13 @@ def test_a_response_goes_on_as_the_whole_conversation_would(client: openai.OpenA
 def test_the_store_forgets_what_was_not_used_for_longest():
     store = ResponseStore(most_bytes=20)
     for name in "ab":
-        store.put(name, StoredResponse(name, (), (), 10))
+        store.put(name, StoredResponse(name, (), 0, 10))
     store.get("a", "response_id")
-    store.put("c", StoredResponse("c", (), (), 10))
+    store.put("c", StoredResponse("c", (), 0, 10))
     with pytest.raises(ApiError):
         store.get("b", "response_id")
     assert [store.get(name, "response_id").answer for name in "ac"] == ["a", "c"]
-    store.put("large", StoredResponse("large", (), (), 21))
+    store.put("large", StoredResponse("large", (), 0, 21))
     with pytest.raises(ApiError):
         store.get("large", "response_id")
 

@@ -57,22 +57,21 @@ class Conversation:
 
 @dataclass(frozen=True)
 class Excerpt:
-    """The beginning of a module, as an agent reads it."""
+    """A part of a module, from its shortest function on, as an agent reads it."""
 
-    file: Path
+    file: str
     text: str
+    functions: dict[str, str]
+    """The functions and methods that it has whole, by name."""
 
-    def functions(self) -> dict[str, str]:
-        """Return by name the functions and methods that it has whole."""
-        source = _read(self.file)
-        lines = source.splitlines(keepends=True)
-        found = {}
-        for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.FunctionDef) and not node.name.startswith("__"):
-                code = "".join(lines[node.lineno - 1 : node.end_lineno])
-                if code in self.text:
-                    found[node.name] = code
-        return found
+
+def _functions(source: str) -> dict[str, str]:
+    lines = source.splitlines(keepends=True)
+    return {
+        node.name: "".join(lines[node.lineno - 1 : node.end_lineno])
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("__")
+    }
 
 
 def _read(file: Path) -> str:
@@ -111,9 +110,13 @@ class Sources:
             file = next(self._files, None)
             if file is None:
                 raise UsageError("the standard library here is too short", field="tokens", value=n_tokens)
-            text = self.cut(f"\n# {file.name}\n{_read(file)}", min(left, most))
+            source = _read(file)
+            functions = _functions(source)
+            begin = source.find(min(functions.values(), key=len, default=""))
+            text = self.cut(f"\n# {file.name}\n{source[begin:]}", min(left, most))
             left -= self.count(text)
-            found.append(Excerpt(file, text))
+            whole = {name: code for name, code in functions.items() if code in text}
+            found.append(Excerpt(file.name, text, whole))
         return found
 
     def code(self, n_tokens: int) -> str:
@@ -137,7 +140,7 @@ def agent(model: Model, n_tokens: int, n_turns: int, seed: int) -> Conversation:
     sources = Sources(model, f"agent {seed}")
     step = n_tokens // _GROWTH
     repository = sources.excerpts(n_tokens - sources.count(_AGENT + _edit("module.py", "name", "new_name")))
-    known = [(one.file.name, name, code) for one in repository for name, code in one.functions().items()]
+    known = [(one.file, name, code) for one in repository for name, code in one.functions.items()]
     if not known:
         raise UsageError("no function fits; ask for more", field="tokens", value=n_tokens)
     sizes = {code: abs(sources.count(code) - step // 2) for _, _, code in known}

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
 import long_texts
-from conversations import MAKERS, Conversation, Excerpt, Sources
+from conversations import MAKERS, Conversation, Sources
 from edgespec.errors import UsageError
 from edgespec.llama import kernels
 from edgespec.llama.weights import Model
@@ -83,20 +85,23 @@ def test_the_question_is_about_what_the_document_has(model: Model) -> None:
         assert f"# {name.removesuffix('?')}\n" in document
 
 
-def test_functions_are_those_that_were_read_whole(tmp_path: Path) -> None:
-    file = tmp_path / "some.py"
-    file.write_text("class A:\n    def one(self):\n        return 1\n\n\ndef two():\n    return 2\n")
-    whole = file.read_text()
-    assert list(Excerpt(file, whole).functions()) == ["two", "one"]
-    assert Excerpt(file, whole[:-3]).functions() == {"one": "    def one(self):\n        return 1\n"}
-
-
-def test_modules_are_read_once(model: Model) -> None:
+def test_excerpts_have_functions(model: Model) -> None:
     sources = Sources(model, "a seed")
-    files = [one.file for _ in range(3) for one in sources.excerpts(800)]
+    read = [one for _ in range(3) for one in sources.excerpts(800)]
+    files = [one.file for one in read]
     assert len(files) == len(set(files)) >= 12
+    functions = [(one, code) for one in read for code in one.functions.values()]
+    assert len(functions) > 3
+    for one, code in functions:
+        assert code in one.text
+        assert isinstance(ast.parse(dedent(code)).body[0], ast.FunctionDef)
     assert sources.count(sources.code(500)) == pytest.approx(500, abs=8)
-    with pytest.raises(UsageError, match="40: the standard library here is too short"):
+
+
+@pytest.mark.slow
+def test_no_module_is_read_twice(model: Model) -> None:
+    sources = Sources(model, "a seed")
+    with pytest.raises(UsageError, match="the standard library here is too short"):
         while True:
             sources.excerpts(40, 1)
 

@@ -1,6 +1,6 @@
 """Seconds to the first token in an agent's session: its first turn, the second, and one after a restart.
 
-    .venv/bin/python bench/agent_turns.py --tokens 12000 --peer build/bin/llama-server --rounds 3
+    .venv/bin/python bench/agent_turns.py --tokens 12000 --peer llama.cpp=build/bin/llama-server --rounds 3
 
 An agent sends its whole conversation with each turn: a prompt of sources (the standard library's), the answer
 so far, and about 300 tokens that are new. The contenders take turns (A B A B). Each is started, asked twice,
@@ -11,40 +11,26 @@ The answers of edgespec before and after its restart are compared with those of 
 
 from __future__ import annotations
 
-import asyncio
-import inspect
-import random
-import shlex
-import sys
+import argparse
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 
 import httpx
 
+from contenders import OWN, Contender, add_peers, distinct, edgespec_command, peers
+from conversations import Messages, Sources
 from edgespec.engine.model_choice import choose_models
 from edgespec.llama.weights import Model
 from edgespec.models.resolve import resolve
 from script import Measuring, parser, spread, start
-from servers import Answer, Request, Server, ask
+from servers import Answer, Request, Server, ask_alone
 
 TURNS = ("first turn", "second turn", "after a restart")
 _NEW_TOKENS = 300
 _N_PREDICT = 32
 _SLOT = "session.bin"
-
-Messages = list[dict[str, str]]
-
-
-@dataclass(frozen=True)
-class Contender:
-    """A server, and whether it keeps states by itself or has to be told."""
-
-    name: str
-    command: Sequence[str]
-    told: bool = False
 
 
 @dataclass
@@ -55,19 +41,6 @@ class Found:
     texts: list[list[str]] = field(default_factory=list)
 
 
-def sources(model: Model, n_tokens: int, seed: int) -> str:
-    """Return text of modules of the standard library with about `n_tokens` tokens, in an order by `seed`."""
-    files = sorted(Path(inspect.__file__).parent.glob("*.py"))
-    random.Random(seed).shuffle(files)
-    text = ""
-    for file in files:
-        text += f"\n# {file.name}\n{file.read_text(encoding='utf-8')}"
-        tokens = model.tokenize(text, add_special=False, parse_special=False)
-        if len(tokens) >= n_tokens:
-            break
-    return b"".join(map(model.piece, tokens[:n_tokens])).decode(errors="ignore")
-
-
 class Session:
     """An agent's conversation with a server."""
 
@@ -75,11 +48,10 @@ class Session:
         self._messages: Messages = [{"role": "system", "content": system}]
         self._questions = iter(questions)
 
-    async def turn(self, address: str) -> Answer:
+    def turn(self, server: Server) -> Answer:
         """Ask the next question, and keep the answer."""
         self._messages.append({"role": "user", "content": next(self._questions)})
-        async with httpx.AsyncClient(base_url=address, timeout=None) as client:
-            answer = await ask(client, Request([*self._messages], _N_PREDICT))
+        answer = ask_alone(server, Request([*self._messages], _N_PREDICT))
         self._messages.append({"role": "assistant", "content": answer.text})
         return answer
 
@@ -94,35 +66,31 @@ def play(contender: Contender, session: Session, found: Found) -> None:
     """Play the three turns once."""
     answers: list[Answer] = []
     with tempfile.TemporaryDirectory(prefix="edgespec-states-") as states:
-        command = [part.replace("{states}", states) for part in contender.command]
-        with Server(contender.name, command) as server:
-            answers += [asyncio.run(session.turn(server.address)) for _ in TURNS[:2]]
-            if contender.told:
+        command = [part.replace("{states}", states) for part in contender.command_for(1)]
+        with Server(contender.name, command, directory=contender.directory) as server:
+            answers += [session.turn(server) for _ in TURNS[:2]]
+            if not contender.is_edgespec:
                 slot(server, "save")
-        with Server(contender.name, command) as server:
+        with Server(contender.name, command, directory=contender.directory) as server:
             began = time.perf_counter()
-            if contender.told:
+            if not contender.is_edgespec:
                 slot(server, "restore")
             restored_s = time.perf_counter() - began
-            answers.append(asyncio.run(session.turn(server.address)))
+            answers.append(session.turn(server))
     found.texts.append([answer.text for answer in answers])
     for turn, answer in zip(TURNS, answers, strict=True):
         found.seconds[turn].append(answer.first_s + (restored_s if turn == TURNS[-1] else 0.0))
 
 
-def contenders(target: Path, peer: str | None, n_ctx: int, threads: int) -> list[Contender]:
-    """Return edgespec with and without states on disk, and the peer if there is one."""
-    own = [sys.executable, "-m", "edgespec", "serve", "--target", str(target), "--threads", str(threads)]
-    own += ["--ctx", str(n_ctx)]
+def contenders(args: argparse.Namespace, n_ctx: int) -> list[Contender]:
+    """Return edgespec with and without states on disk, and the peers, which are told to keep them."""
+    own = (*edgespec_command(args, "auto"), "--ctx", str(n_ctx))
     found = [
-        Contender("edgespec", [*own, "--state-dir", "{states}"]),
-        Contender("edgespec, no states", own),
+        Contender("edgespec", (*own, "--state-dir", "{states}"), OWN),
+        Contender("edgespec, no states", own, OWN),
     ]
-    if peer:
-        options = ["-m", str(target), "-t", str(threads), "-c", str(n_ctx), "--parallel", "1"]
-        command = [*shlex.split(peer), *options, "--slot-save-path", "{states}", "--host", "127.0.0.1"]
-        found.append(Contender("llama-server", command, told=True))
-    return found
+    told = ("--slot-save-path", "{states}")
+    return distinct(found + [replace(one, command=(*one.command, *told)) for one in peers(args, n_ctx)])
 
 
 def show(found: Mapping[str, Found]) -> None:
@@ -142,17 +110,18 @@ def main() -> None:
     parse = parser(__doc__)
     parse.add_argument("--tokens", type=int, default=12_000, help="of the first prompt")
     parse.add_argument("--rounds", type=int, default=3)
-    parse.add_argument("--peer", metavar="COMMAND", help="llama-server and options of its own")
+    add_peers(parse)
     args = parse.parse_args()
     target = resolve(choose_models(args.target, args.draft, "none")[0])
-    with Model(target, kernels=False) as model:
-        prompts = [sources(model, args.tokens, seed) for seed in range(args.rounds)]
-        asked = [f"What does this code do?\n{sources(model, _NEW_TOKENS, -1 - i)}" for i in range(len(TURNS))]
+    with Model(target, vocab_only=True) as model:
+        prompts = [Sources(model, f"round {n}").code(args.tokens) for n in range(args.rounds)]
+        pasted = Sources(model, "pasted")
+        asked = [f"What does this code do?\n{pasted.code(_NEW_TOKENS)}" for _ in TURNS]
     n_ctx = args.tokens + len(TURNS) * (_NEW_TOKENS + _N_PREDICT + 64) + 64
     measuring = Measuring(args)
     found: dict[str, Found] = {}
     for system in prompts:
-        for contender in contenders(target, args.peer, n_ctx, args.threads):
+        for contender in contenders(args, n_ctx):
             play(contender, Session(system, asked), found.setdefault(contender.name, Found()))
     measuring.end()
     print(measuring)

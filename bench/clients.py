@@ -23,7 +23,6 @@ import argparse
 import asyncio
 import hashlib
 import itertools
-import shlex
 import sys
 import time
 from collections import deque
@@ -33,12 +32,12 @@ from pathlib import Path
 import httpx
 
 import prompts as prompt_sets
+from contenders import OWN, Contender, add_peers, distinct, edgespec_command, peers
 from edgespec.apps.bench.runs import rotated
 from edgespec.engine.model_choice import choose_models
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.models.resolve import resolve
 from edgespec.models.suites import DEFAULT, Prompt, Suite
-from loads import OLDER, Contender, Load, Record, quantile, show, show_goals
+from loads import OLDER, Load, Record, quantile, show, show_goals
 from script import Measuring, numbers, parser, start
 from servers import Request, Server, ask
 
@@ -118,41 +117,25 @@ def run(contenders: Sequence[Contender], prompts: Sequence[Prompt], args: argpar
 # ---- contenders ----
 
 
-def edgespec_command(python: Path | str, drafter: str, args: argparse.Namespace) -> list[str]:
-    """Return what serves the models with this drafter."""
-    command = [str(python), "-m", "edgespec", "serve", "--drafter", drafter, "--threads", str(args.threads)]
-    command += ["--target", args.target] if args.target else []
-    command += ["--draft", args.draft] if args.draft and drafter not in ("none", "suffix") else []
-    return [*command, "--max-queue", str(4 * max(args.clients))]
-
-
 def contenders_of(args: argparse.Namespace) -> list[Contender]:
     """Return the contenders that were asked for. Raises UsageError."""
-    found = []
-    own = Path(__file__).resolve().parents[1]
+
+    def serving(name: str, variant: str, directory: Path, python: Path | str, options: Sequence[str]) -> None:
+        command = edgespec_command(args, drafter_of(variant), python)
+        queue = "--max-queue", str(4 * max(args.clients))
+        found.append(Contender(f"{name} {variant}", (*command, *queue, *options), directory))
+
+    found: list[Contender] = []
     for variant in args.variants:
-        command = [*edgespec_command(sys.executable, drafter_of(variant), args), *args.server]
-        found.append(Contender(f"edgespec {variant}", tuple(command), own))
+        serving("edgespec", variant, OWN, sys.executable, args.server)
     if args.older:
         older = args.older.absolute()
         python = older / ".venv/bin/python"
         if not python.exists():
             raise UsageError("no .venv/bin/python is there; build it there first", field="older", value=older)
         for variant in args.older_variants:
-            command = edgespec_command(python, drafter_of(variant), args)
-            found.append(Contender(f"{OLDER} {variant}", tuple(command), older))
-    for text in args.peer:
-        name, _, program = text.partition("=")
-        if not name or not program:
-            raise UsageError("must be NAME=COMMAND", field="peer", value=text)
-        model = resolve(choose_models(args.target, None, "none")[0]).absolute()
-        name_or_path, *options = shlex.split(program)
-        path = Path(name_or_path).absolute() if Path(name_or_path).exists() else name_or_path
-        command = [str(path), *options, "-m", str(model), "-t", str(args.threads), "--host", "127.0.0.1"]
-        found.append(Contender(name, tuple(command), ctx=args.ctx))
-    if len({contender.name for contender in found}) < len(found) or not found:
-        raise UsageError("name at least one contender, and none twice")
-    return found
+            serving(OLDER, variant, older, python, ())
+    return distinct(found + peers(args, args.ctx))
 
 
 def drafter_of(variant: str) -> str:
@@ -188,16 +171,11 @@ def arguments() -> argparse.Namespace:
     parse.add_argument("--variants", type=numbers(str), default=["auto", PLAIN, "suffix"], help="of edgespec")
     parse.add_argument("--older", type=Path, metavar="DIR", help="another checkout, built in DIR/.venv")
     parse.add_argument("--older-variants", type=numbers(str), default=["auto"])
-    parse.add_argument("--peer", action="append", default=[], metavar="NAME=COMMAND", help="may be repeated")
+    add_peers(parse)
     parse.add_argument("--ctx", type=int, default=1024, help="tokens of a peer's context for each client")
     parse.add_argument("--name", default="clients", help="of the saved file")
     parse.add_argument("server", nargs="*", metavar="-- OPTION", help="options of `edgespec serve`")
-    args = parse.parse_args()
-    for name in ("target", "draft"):  # servers run in other directories
-        model = getattr(args, name)
-        if model and Path(model).is_file():
-            setattr(args, name, str(Path(model).absolute()))
-    return args
+    return parse.parse_args()
 
 
 def main() -> None:

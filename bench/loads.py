@@ -7,8 +7,8 @@ import itertools
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
+from contenders import Contender
 from script import spread
 
 OLDER = "older"
@@ -36,28 +36,6 @@ GOALS = (
     Goal(16, OLDER, 1 / 3, "longest first token"),
 )
 """Issue 19."""
-
-
-@dataclass(frozen=True)
-class Contender:
-    """A server: how it is started."""
-
-    name: str
-    command: tuple[str, ...]
-    directory: Path | None = None
-    """Where it runs: a checkout of edgespec; None for a peer."""
-    ctx: int = 0
-    """Tokens of a peer's context for each client."""
-
-    @property
-    def is_edgespec(self) -> bool:
-        """Whether it must write the same texts with any number of clients."""
-        return self.directory is not None
-
-    def command_for(self, n_clients: int) -> list[str]:
-        """Return the command that serves so many clients at once."""
-        slots = [] if self.is_edgespec else ["-np", str(n_clients), "-c", str(n_clients * self.ctx)]
-        return [*self.command, *slots]
 
 
 @dataclass(frozen=True)

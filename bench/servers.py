@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import os
@@ -209,3 +210,16 @@ async def ask(client: httpx.AsyncClient, request: Request, *, leave_at: float = 
     if answer.whole and "completion_tokens" not in answer.usage:
         raise httpx.HTTPError("the server did not say how many tokens it wrote")
     return answer
+
+
+def ask_alone(server: Server, request: Request) -> Answer:
+    """Read an answer of a server that nobody else asks. Raises EdgespecError with the end of its log."""
+
+    async def asked() -> Answer:
+        async with httpx.AsyncClient(base_url=server.address, timeout=None) as client:
+            return await ask(client, request)
+
+    try:
+        return asyncio.run(asked())
+    except httpx.HTTPError as error:
+        raise EdgespecError(f"{server.name} does not answer: {error}\n{server.log()}") from None

@@ -96,11 +96,13 @@ class BatchedRequest:
         if self.ask and self.n_rest < self.ask.n_logits:
             self.session.rewind(self.n_held)
 
-    def part(self, n: int) -> TargetForward:
-        """Return the pass over the next `n` tokens of what it waits for."""
+    def part(self, n: int, n_before_moved: int | None = None) -> TargetForward:
+        """Return the pass over the next `n` tokens of what it waits for; at most `n_before_moved`."""
         ask = self.ask
         assert ask  # noqa: S101 - for the type checker
         n_past = self.session.n_past
+        if n_before_moved is not None:
+            n = min(n, n_before_moved)
         if n_past == self.n_held and n >= len(ask.tokens):
             return ask
         n = min(n, self.n_rest)
@@ -307,6 +309,8 @@ class Batcher:
         """Make one pass for those who wait for the target, and let those go on whose rows it gave."""
         for request in waiting:
             request.rewind_lost_rows()
+            if n_moved := self.sequences.move(request.session):
+                request.generation.have_moved(n_moved)
         parts = self._parts(waiting)
         n_tokens = sum(len(part.tokens) for _, part in parts)
         while not self.sequences.make_room(n_tokens) and len(self._requests) > 1:
@@ -373,7 +377,7 @@ class Batcher:
             n_left -= n_spared
         self._late = []
         for request in writing:
-            part = request.part(request.n_rest)
+            part = self._part(request, request.n_rest)
             leaves = _n_leaves(part)
             fits = len(part.tokens) <= n_left and part.n_logits <= n_rows and leaves <= n_leaves - 1
             if fits or not parts:
@@ -386,11 +390,14 @@ class Batcher:
         n_left, n_rows = max(0, n_left + n_spared), n_rows + bool(reading)
         budget = min(n_left, PREFILL_CHUNK if writing else self._n_read)
         for request, n in split_prefill_budget(budget, [(request, request.n_rest) for request in reading]):
-            part = request.part(n)
+            part = self._part(request, n)
             if part.n_logits <= n_rows:
                 parts.append((request, part))
                 n_rows -= part.n_logits
         return parts
+
+    def _part(self, request: BatchedRequest, n: int) -> TargetForward:
+        return request.part(n, self.sequences.n_before_moved(request.session))
 
     def _forward_each(
         self, parts: Sequence[tuple[BatchedRequest, Forward]], error: EdgespecError
@@ -414,6 +421,7 @@ class Batcher:
 
     def _preempt(self, request: BatchedRequest) -> None:
         request.is_preempted = True
+        self.sequences.stop_moving(request.session)
         request.session.clear()
 
     def _resume(self) -> None:

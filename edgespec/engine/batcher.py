@@ -167,6 +167,8 @@ class Batcher:
                 self._begin_step(request)
         while self._draft():
             pass
+        for request in list(self._requests):
+            self._let(request, partial(self._move, request))
         waiting = [request for request in self._requests if request.ask and not request.is_preempted]
         if waiting:
             self._pass(waiting)
@@ -208,6 +210,9 @@ class Batcher:
         request.on_end(error)
 
     # ---- drafting ----
+
+    def _move(self, request: BatchedRequest) -> None:
+        request.generation.have_moved(self.sequences.move(request.session))
 
     def _begin_step(self, request: BatchedRequest) -> None:
         """Let a request draft, or go on where it does not."""
@@ -309,8 +314,6 @@ class Batcher:
         """Make one pass for those who wait for the target, and let those go on whose rows it gave."""
         for request in waiting:
             request.rewind_lost_rows()
-            if n_moved := self.sequences.move(request.session):
-                request.generation.have_moved(n_moved)
         parts = self._parts(waiting)
         n_tokens = sum(len(part.tokens) for _, part in parts)
         while not self.sequences.make_room(n_tokens) and len(self._requests) > 1:

@@ -153,8 +153,10 @@ class SequencePool(Closing):
 
         What finds no room is read.
         """
+        chunks = self._to_move.get(session)
+        if not chunks:
+            return 0
         began = n_past = session.n_past
-        chunks = self._to_move.get(session, deque())
         while chunks and chunks[0].match.at <= n_past:
             chunk = chunks.popleft()
             if chunk.match.stop > n_past and self.make_room(chunk.match.n_tokens + 1):

@@ -421,6 +421,7 @@ _OPTIONS: Mapping[str, _Option] = {
         ),
         "--mlock --mmap --no-mmap -nr --no-repack": _Option("left out", _MEMORY, False),
         "--numa --prio --poll -lv --verbosity": _Option("left out", "it changes no text"),
+        "--cache-reuse": _Option("left out", "only `serve` and `chat` have earlier prompts"),
         "--no-warmup --log-disable --no-perf --simple-io -co --color -mli": _Option(
             "left out", "it changes no text", False
         ),

@@ -14,6 +14,7 @@ from edgespec.cli.groups import grouped, option_group, shown
 from edgespec.cli.options import (
     OUTPUT,
     PROMPT,
+    CacheReuseOption,
     ChatTemplateOption,
     ComputeOnNodes,
     DraftingOptions,
@@ -48,6 +49,7 @@ class ChatLength:
         int | None,
         typer.Option("--ctx", "-c", min=1, help="Context in tokens.", show_default="the model's, in memory"),
     ] = None
+    cache_reuse: CacheReuseOption = 0
     states: StateOptions
     compute: ComputeOnNodes
 
@@ -131,6 +133,7 @@ def chat_command(
             prefix_cache=0,
             chat_template=beginning.chat_template,
             states=states,
+            cache_reuse=length.cache_reuse,
         ) as engine,
     ):
         if engine.target.chat_template is None:

@@ -22,7 +22,7 @@ from rich.text import Text
 
 from edgespec.cli.console import err, line_of, message, print_error
 from edgespec.cli.progress import shown_while_read
-from edgespec.cli.render import TextWriter, as_json, full_context, printable
+from edgespec.cli.render import TextWriter, as_json, full_context, printable, said_shifted
 from edgespec.decoding.options import Options
 from edgespec.decoding.records import Result
 from edgespec.engine.conversation import (
@@ -376,6 +376,8 @@ class Chat:
         _line("last answer", _written(len(last.token_ids), stats.generation_tokens_per_s))
         _line("", _accepted(stats.n_drafted, stats.n_accepted))
         _line("", self._prompt(last.prompt_tokens, last.n_cached))
+        if last.n_shifted:
+            _line("", f"not exact: {said_shifted(last.n_shifted)}")
         _line(_count(all_.n_answers, "answer"), _written(all_.n_tokens, all_.tokens_per_s))
         _line("", _accepted(all_.n_drafted, all_.n_accepted))
         _line("", self._prompt(all_.n_prompt, all_.n_cached))

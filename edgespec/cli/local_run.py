@@ -36,6 +36,7 @@ class Loading(msgspec.Struct, frozen=True, kw_only=True):
     nodes: str | None
     switches: tuple[str, ...]
     """Words of the environment that choose the kernels."""
+    cache_reuse: int
 
 
 class RunningServer(msgspec.Struct, frozen=True, kw_only=True):

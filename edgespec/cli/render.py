@@ -124,6 +124,7 @@ def as_json(result: Result) -> str:
         "token_ids": result.token_ids,
         "prompt_tokens": result.prompt_tokens,
         "cached_tokens": result.n_cached,
+        "shifted_tokens": result.n_shifted,
         "stop_reason": result.stop_reason,
         "seed": result.seed,
         "mode": result.mode,
@@ -184,8 +185,15 @@ def _short_drafting(result: Result) -> str:
 
 
 def _mode(result: Result) -> None:
-    if not result.exact:
+    if result.n_shifted:
+        _line("mode", f"not exact: {said_shifted(result.n_shifted)}")
+    elif not result.exact:
         _line("mode", f"not exact: the target saw {result.target_share:.0%} of the tokens".replace("%", " %"))
+
+
+def said_shifted(n_shifted: int) -> str:
+    """Say what `Result.n_shifted` tells."""
+    return f"{n_shifted:,} tokens of the prompt were read after another text"
 
 
 def _full_stats(result: Result, ending: str) -> None:

@@ -13,8 +13,9 @@ Origin = Literal["target", "accepted", "resampled", "bonus", "alone"]
 """Where a token comes from: plain decoding, an accepted draft, the target's token after it, or in a cascade
 the small model, which the target has not seen."""
 
-Mode = Literal["exact", "cascade", "lenient"]
-"""The text's mode: distributed as the target's own, a cascade's, or one with lenient acceptance."""
+Mode = Literal["exact", "cascade", "lenient", "shifted"]
+"""The text's mode: distributed as the target's own, a cascade's, one with lenient acceptance, or exact but
+for parts of the prompt that were read after another text."""
 
 StopReason = Literal["eog", "stop", "length", "context", "interrupted"]
 """End-of-generation token, stop string, n_predict reached, context full, or ended by the caller."""
@@ -254,6 +255,8 @@ class Result:
     mode: Mode = "exact"
     n_cached: int = 0
     """Tokens of the prompt that were known of an earlier timeline and not read again."""
+    n_shifted: int = 0
+    """Those of them that were read after another text, and moved (docs/cache.md)."""
     prompt_logprobs: tuple[Logprobs, ...] = ()
     """Logprobs of each token of the prompt but the first, where asked for."""
     end_token: Token | None = None

@@ -209,7 +209,7 @@ class RequestRunner:
         # A prompt's logits are not kept: where they are asked for, all of it is prefilled.
         known = tokens[:1] if plan.options.prompt_logprobs else tokens
         target = running.session = sequences.begin(known)
-        n_known = target.n_past
+        n_known, end_of_moved = target.n_past, sequences.end_of_moved(target)
         if plan.plugin:
             drafter = self._plugin_drafter(plan, plan.plugin, tokens, on_step)
         if plan.policy:
@@ -219,10 +219,13 @@ class RequestRunner:
             features = running.draft.features if running.draft else None
             if features and running.drafter:
                 # Asked when it is read: others may have begun by then, which are to share its passes.
+                n_unread = len(tokens) - max(n_known, end_of_moved)
                 features.n_prompt = partial(
-                    self._n_states, running.drafter.scheduler, target.model, len(tokens) - n_known, n_predict
+                    self._n_states, running.drafter.scheduler, target.model, n_unread, n_predict
                 )
-        return Generation(target, drafter, tokens, plan, n_ctx=n_ctx, n_known=n_known, features=features)
+        loop = Generation(target, drafter, tokens, plan, n_ctx=n_ctx, n_known=n_known, features=features)
+        loop.expect_moved(sum(map(len, target.moved)), end_of_moved)
+        return loop
 
     def _plugin_drafter(
         self,
@@ -307,7 +310,7 @@ class RequestRunner:
             unfinished = result.stop_reason == "length"
             self._knowledge.answered(running.prompt, len(result.token_ids), unfinished=unfinished)
         # Earlier turns of a conversation are kept already: keep the new part and a few tokens before it.
-        self._unkept.append(stream.tokens[max(0, result.n_cached - _LEADING) :])
+        self._unkept.append(stream.tokens[max(0, running.loop.n_known - _LEADING) :])
 
     def _release(self, running: RunningRequest) -> None:
         if running.session and self.batcher:
@@ -356,6 +359,9 @@ class Engine(Closing):
         keep_packed: Keep the packed weights on the disk for quicker starts (docs/kernels.md).
         states: The folder where the states of prompts are kept, so that later engines need not read them
             again, and its limit (docs/cache.md). Keeps at least the last sequence in memory, too.
+        cache_reuse: Least tokens of a prompt that are moved together from where an earlier text has them,
+            with what they took from the text before them there; such texts are not `exact` (docs/cache.md).
+            0: none. Keeps at least the last sequence in memory, too.
         on_message: Takes lines that the user should know.
 
     Raises UsageError or EdgespecError if a model cannot be had or used, or does not fit in memory.
@@ -385,6 +391,7 @@ class Engine(Closing):
         nodes: tuple[NodeAddress, ...] = (),
         keep_packed: bool = False,
         states: StateRoom | None = None,
+        cache_reuse: int = 0,
         on_message: Callable[[str], None] = lambda _line: None,
     ) -> None:
         """Load the models; missing ones are pulled. The class says what the arguments mean."""
@@ -396,7 +403,7 @@ class Engine(Closing):
             n_threads,
             kernels=kernels,
             cache_type=cache_type,
-            prefix_cache=0 if states and prefix_cache is None else prefix_cache,
+            prefix_cache=0 if (states or cache_reuse) and prefix_cache is None else prefix_cache,
             signals=signals,
             parallel=parallel,
             n_cells=n_cells,
@@ -404,11 +411,11 @@ class Engine(Closing):
             nodes=nodes,
             keep_packed=keep_packed,
             states=states,
+            cache_reuse=cache_reuse,
         )
         self.meter = meter
         """Measures the joules of each generation, from the next one on; None for no measurement."""
-        self._on_message = on_message
-        self._signals = signals
+        self._on_message, self._signals = on_message, signals
         self._lock = HomeLock("the engine")  # held for a pass, or while a text has the engine for itself
         self._pair = Pair(target, draft, options)
         kept = history and drafts

@@ -6,6 +6,7 @@ A tree of tokens may end those of a sequence; only its trunk stays. rollback.py 
 from __future__ import annotations
 
 import ctypes
+import os
 import time
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
@@ -121,6 +122,7 @@ class KVCache(Closing):
         self.all_logits = model.hidden_states.all_logits
         """Whether a pass that leaves hidden states computes the logits of all of its tokens."""
         self._written: list[array[int]] = [array("i") for _ in range(self.n_sequences)]
+        self._moved: list[list[range]] = [[] for _ in range(self.n_sequences)]
         self._n_ctx_of = [self.n_ctx] * self.n_sequences
         # How many of their first tokens two sequences have in the same cells, at most: `n_cells` says more.
         self._shared = [[0] * self.n_sequences for _ in range(self.n_sequences)]
@@ -147,7 +149,7 @@ class KVCache(Closing):
         """Return the number of an empty sequence of up to `n_ctx` tokens, in use until `release`."""
         sequence = self._free_sequences.pop()
         self._n_ctx_of[sequence] = n_ctx or self.n_ctx
-        self._written[sequence] = array("i")
+        self._written[sequence], self._moved[sequence] = array("i"), []
         return sequence
 
     def release(self, sequence: int) -> None:
@@ -165,10 +167,20 @@ class KVCache(Closing):
         """Return the tokens of a sequence."""
         return self._written[sequence][: self.n_past(sequence)].tolist()
 
-    def set_tokens(self, sequence: int, tokens: Sequence[int]) -> None:
-        """Note which tokens are put into a sequence otherwise than by a pass."""
+    def moved(self, sequence: int) -> list[range]:
+        """Return the places of tokens that were read after another text than the sequence (`move_in`).
+
+        What follows the first of them is not what reading the sequence would give.
+        """
+        n_past = self.n_past(sequence)
+        return [
+            range(one.start, min(one.stop, n_past)) for one in self._moved[sequence] if one.start < n_past
+        ]
+
+    def set_tokens(self, sequence: int, tokens: Sequence[int], moved: Sequence[range] = ()) -> None:
+        """Note which tokens are put into a sequence otherwise than by a pass; `moved`: as that returns."""
         self._part(sequence, 0)
-        self._written[sequence] = array("i", tokens)
+        self._written[sequence], self._moved[sequence] = array("i", tokens), [*moved]
 
     def share(self, source: int, sequence: int, n_tokens: int) -> None:
         """Begin an empty sequence with the first `n_tokens` of `source`, or fewer, in the same cells.
@@ -176,7 +188,7 @@ class KVCache(Closing):
         Fewer where a model keeps a state and the one after `n_tokens` cannot be had.
         """
         n = self._rollback.share(source, sequence, n_tokens)
-        self.set_tokens(sequence, self._written[source][:n])
+        self.set_tokens(sequence, self._written[source][:n], self.moved(source))
         row = [min(n, both) for both in self._shared[source]]
         row[source], row[sequence] = n, 0
         self._shared[sequence] = row
@@ -301,12 +313,18 @@ class KVCache(Closing):
             raise ValueError(
                 f"n_logits {part.n_logits} with {n_tokens} tokens, n_logits_max {self.n_logits_max}"
             )
-        self._part(part.sequence, n_past)  # what was taken back before is written anew
         part.n_past = n_past
         part.branches = None if part.parents is None else self._branches(part.parents, part.n_logits)
-        written = self._written[part.sequence]
+        self._note(part.sequence, n_past, part.tokens)  # of a tree the trunk is first; `tokens` cuts
+
+    def _note(self, sequence: int, n_past: int, tokens: Sequence[int]) -> None:
+        """Note what follows the first `n_past` tokens of a sequence; what was taken back is written anew."""
+        self._part(sequence, n_past)
+        if self._moved[sequence]:
+            self._moved[sequence] = self.moved(sequence)
+        written = self._written[sequence]
         del written[n_past:]
-        written.extend(part.tokens)  # of a tree the trunk is first; `tokens` cuts
+        written.extend(tokens)
 
     def _branches(self, parents: Sequence[int], n_logits: int) -> Branches | None:
         """Return a tree whose parents are these; None for a chain."""
@@ -416,9 +434,53 @@ class KVCache(Closing):
         with self._trees.lent(sequence, 0, 0) as part:
             if not self.restore(part, state) or self._rollback.n_past(part) < stop:
                 return False
+            self._note(sequence, n_past, tokens[n_past - start :])
             llama.llama_memory_seq_cp(llama.llama_get_memory(self._context), part, sequence, n_past, stop)
-        self._written[sequence] = self._written[sequence][:n_past] + array("i", tokens[n_past - start :])
         return True
+
+    @property
+    def can_shift(self) -> bool:
+        """Whether `move_in` may be called: positions are rotations of keys, the same for all layers."""
+        memory = llama.llama_get_memory(self.context)
+        rope_type = llama.llama_model_rope_type(self.model.handle)
+        header = self.model.header
+        if isinstance(header, Q8CacheHeader) and not header.can_shift:
+            return False
+        return self.has_parts and rope_type >= 0 and bool(llama.llama_memory_can_shift(memory))
+
+    def move_in(self, sequence: int, state: State, start: int, stop: int, tokens: Sequence[int]) -> bool:
+        """Append what ends with `tokens` at `stop`, but for what is there, from cells copied at `start`.
+
+        As `add_part`, but the tokens stood at other places, after another text: their keys are rotated to
+        the new ones, and what they took from the text before stays as it was. Takes a cell more for a moment,
+        and a pass, which no interrupt breaks off. Needs `can_shift`.
+        """
+        assert self._trees  # noqa: S101 - for the type checker
+        n_past, at = self.n_past(sequence), stop - len(tokens)
+        memory = llama.llama_get_memory(self._context)
+        with self._trees.lent(sequence, 0, 0) as part:
+            if not self.restore(part, state) or self._rollback.n_past(part) < start + len(tokens):
+                return False
+            llama.llama_memory_seq_add(memory, part, start, start + len(tokens), at - start)
+            try:
+                self._settle(part, stop, tokens[-1])
+            except CacheFull:
+                return False
+            self._note(sequence, n_past, tokens[n_past - at :])
+            self._moved[sequence].append(range(n_past, stop))
+            llama.llama_memory_seq_cp(memory, part, sequence, n_past, stop)
+        return True
+
+    def _settle(self, sequence: int, n_past: int, token: int) -> None:
+        """Let the library rotate keys, as it does before a pass, by one over a token that nobody needs.
+
+        Broken off, it would rotate some of them twice.
+        """
+        self._outputs.ask(with_features=False)
+        self._input.parts.lay_out([SequenceTokens(sequence, [token], 0, n_past=n_past)], all_logits=False)
+        self._input.fill(self._input.parts, [token], None)
+        self._decoder.listen(False)
+        self._decoder.decode(self._input.parts, 1, n_outputs=0, n_wanted=0)
 
     def close(self) -> None:
         """Free the cache and the buffers; a second call does nothing. Rows become invalid."""
@@ -548,6 +610,16 @@ class Q8CacheHeader(GGUFHeader):
     def kv_bytes(self, n_ctx: int) -> int:
         """Return the bytes of a cache of keys and values for `n_ctx` tokens."""
         return super().kv_bytes(n_ctx) * _Q8_BYTES // 64
+
+    @property
+    def can_shift(self) -> bool:
+        """Whether llama.cpp can rotate such keys: it ends the process for those that it has not mixed.
+
+        It mixes (by a Hadamard matrix) heads of a multiple of 64, and mixes them back as far as they rotate.
+        """
+        rotated = self.gguf.integers(f"{self.architecture}.rope.dimension_count")
+        is_mixed = self.head_dim_k % 64 == 0 and "LLAMA_ATTN_ROT_DISABLE" not in os.environ
+        return is_mixed and all(n == self.head_dim_k for n in rotated)
 
 
 def with_cache_type(header: GGUFHeader, cache_type: CacheType) -> GGUFHeader:

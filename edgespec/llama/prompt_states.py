@@ -480,17 +480,17 @@ class PromptStates:
     def save_long(self, sessions: Iterable[Session]) -> None:
         """Write what is new of sequences where that is much."""
         for session in sessions:
-            n, n_written = session.n_past, self._written.get(session, 0)
+            n, n_written = session.n_exact, self._written.get(session, 0)
             # A sequence that is written as a whole: when it is twice as long.
             if n - n_written >= (LONG if self._cache.has_parts else max(LONG, n_written)):
                 self.save(session, tail=not self._cache.has_parts)
 
     def save(self, session: Session, *, tail: bool = True, waits: bool = False) -> None:
-        """Write what is new of a sequence; `tail`: with a last piece that may still grow.
+        """Write what is new of a sequence before what was moved; `tail`: with a piece that may still grow.
 
         What is copied waits for the thread that writes; if too much does, `waits` says whether to wait too.
         """
-        tokens = session.tokens
+        tokens = session.tokens[: session.n_exact]
         self._written[session] = len(tokens)
         places = self._folder.known(self._model)
         before, now = _START, time.time_ns()

@@ -100,6 +100,7 @@ OPTIONS = {
         ("--jinja -no-cnv hi", "--raw hi", ""),
         ("-st -cnv hi", "hi", ""),
         ("-ngl 99 -fa on -fa hi", "hi", "-ngl is left out, -fa is left out"),
+        ("--cache-reuse 256 hi", "hi", "--cache-reuse is"),
         ("-b 8 -ub 8 -tb 2 -ngld 0 --draft-max 9", "", "-b is, -ub is, -tb is, -ngld is, --draft-max is"),
         ("-m -fa -f -hf -n5 -- -hf x", "-m -fa -f -hf -n5 -- -hf x", ""),
     ],

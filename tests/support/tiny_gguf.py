@@ -69,7 +69,7 @@ def write_tiny_gguf(
     general_type: str = "model",
     texts: dict[int, str] | None = None,
     kinds: dict[int, int] | None = None,
-    extra: dict[str, bool | int | float | str] | None = None,
+    extra: dict[str, bool | int | float | str | tuple[int, ...]] | None = None,
     head_dim: int | None = None,
     vectors: dict[str, int] | None = None,
     tied: bool = False,
@@ -119,6 +119,7 @@ def write_tiny_gguf(
             int: writer.add_uint32,
             float: writer.add_float32,
             str: writer.add_string,
+            tuple: writer.add_array,
         }
         add[type(value)](key.format(arch=architecture), value)
 

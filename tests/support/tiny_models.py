@@ -82,18 +82,26 @@ _tensor_name = foreign_function("ggml_get_name", ctypes.c_char_p, ctypes.c_void_
 
 
 def make_tiny(
-    name: str, path: Path, *, seed: int = 1, tokenizer: bool = True, weights_type: str = "f32"
+    name: str,
+    path: Path,
+    *,
+    seed: int = 1,
+    tokenizer: bool = True,
+    weights_type: str = "f32",
+    metadata: Mapping[str, Value] | None = None,
 ) -> Path:
     """Write a random model of one of the ARCHITECTURES to `path` and return `path`.
 
     It writes text as any model does; the same arguments write the same bytes. Without `tokenizer` it has
     as many tokens, but no texts for them. `weights_type` is ggml's name of the type of the matrices that
-    llama.cpp would quantize. Raises UsageError for an unknown name, EdgespecError if the library cannot make
-    it.
+    llama.cpp would quantize. `metadata`: in place of the architecture's own. Raises UsageError for an unknown
+    name, EdgespecError if the library cannot make it.
     """
     if name not in ARCHITECTURES:
         raise UsageError(f"unknown architecture {name!r}; known: {', '.join(ARCHITECTURES)}")
     architecture = ARCHITECTURES[name]
+    if metadata:
+        architecture = replace(architecture, metadata={**architecture.metadata, **metadata})
     fields = [*_fields(architecture, f"tiny {seed}"), *_tokenizer_fields(architecture, tokenizer)]
     shapes = _wanted_tensors(name, fields)
     weights = {

@@ -486,11 +486,11 @@ def test_options_that_contradict_several_models(tmp_path, tiny_path, capfd):
 def test_a_preset_is_read_with_its_defaults(tmp_path):
     file = tmp_path / "preset.toml"
     file.write_text(
-        "keep_alive = 60\n[models.a]\nctx = 9\nprefix_cache = 0\ncache_type = 'q8_0'\n"
+        "keep_alive = 60\n[models.a]\nctx = 9\nprefix_cache = 0\ncache_reuse = 64\ncache_type = 'q8_0'\n"
         "[models.b]\nkeep_alive = -1"
     )
     a, b = read_preset(file).values()
-    assert [*a.options()] == ["--ctx=9", "--cache-type=q8_0", "--prefix-cache=0"]
+    assert [*a.options()] == ["--ctx=9", "--cache-type=q8_0", "--prefix-cache=0", "--cache-reuse=64"]
     assert (a.keep_alive, b.keep_alive) == (60, -1)
 
 

@@ -35,6 +35,7 @@ from edgespec.cli.local_run import RunningServer, announced_server, file_identit
 from edgespec.cli.options import (
     OUTPUT,
     TARGET,
+    CacheReuseOption,
     Compute,
     ComputeOnNodes,
     DraftOption,
@@ -97,6 +98,7 @@ class ServeLoading(SharedModels):
             help="Memory that keeps what was read of earlier conversations.",
         ),
     ] = 256
+    cache_reuse: CacheReuseOption = 0
     states: StateOptions
     compute: ComputeOnNodes
     vectors: EmbeddingServing
@@ -113,6 +115,7 @@ class ServeLoading(SharedModels):
             parallel=self.parallel,
             chat_template=self.chat_template,
             states=self.states.room(),
+            cache_reuse=self.cache_reuse,
         )
 
 
@@ -466,6 +469,7 @@ def _check_options(models: ModelFirst, options: ServerOptions) -> None:
     vectors = loading.vectors
     if vectors.embeddings:
         others = {"speech": speech.speech, "assume-watts": options.assume_watts}
+        others |= {"cache-reuse": loading.cache_reuse or None}
         refuse_contradictions(vectors.contradictions(models, loading, **others))
     else:
         vectors.check()
@@ -536,7 +540,7 @@ def _announced(
         drafters=tuple(drafters_of(engine)),
         tokenizer=tokenizer_fingerprint(engine.target),
         n_ctx_train=engine.target.n_ctx_train,
-        loading=loading.compute.for_text(loading.chat_template),
+        loading=loading.compute.for_text(loading.chat_template, loading.cache_reuse),
     )
     return announced_server(server)
 

@@ -77,6 +77,7 @@ class PresetModel(_WithKeepAlive, frozen=True, forbid_unknown_fields=True, kw_on
     cache_type: CacheType | None = None
     chat_template: str | None = None
     prefix_cache: Annotated[int, Meta(ge=0)] | None = None
+    cache_reuse: Annotated[int, Meta(ge=0)] | None = None
     max_prompt: Positive | None = None
     embeddings: bool = False
     speech: str | None = None
@@ -104,6 +105,7 @@ _OPTIONS = (
     "cache_type",
     "chat_template",
     "prefix_cache",
+    "cache_reuse",
     "max_prompt",
     "embeddings",
     "speech",

@@ -12,8 +12,6 @@ The answers of edgespec before and after its restart are compared with those of 
 from __future__ import annotations
 
 import asyncio
-import inspect
-import random
 import shlex
 import sys
 import tempfile
@@ -27,6 +25,7 @@ import httpx
 from edgespec.engine.model_choice import choose_models
 from edgespec.llama.weights import Model
 from edgespec.models.resolve import resolve
+from prompts import library_text
 from script import Measuring, parser, spread, start
 from servers import Answer, Request, Server, ask
 
@@ -53,19 +52,6 @@ class Found:
 
     seconds: dict[str, list[float]] = field(default_factory=lambda: {turn: [] for turn in TURNS})
     texts: list[list[str]] = field(default_factory=list)
-
-
-def sources(model: Model, n_tokens: int, seed: int) -> str:
-    """Return text of modules of the standard library with about `n_tokens` tokens, in an order by `seed`."""
-    files = sorted(Path(inspect.__file__).parent.glob("*.py"))
-    random.Random(seed).shuffle(files)
-    text = ""
-    for file in files:
-        text += f"\n# {file.name}\n{file.read_text(encoding='utf-8')}"
-        tokens = model.tokenize(text, add_special=False, parse_special=False)
-        if len(tokens) >= n_tokens:
-            break
-    return b"".join(map(model.piece, tokens[:n_tokens])).decode(errors="ignore")
 
 
 class Session:
@@ -146,8 +132,10 @@ def main() -> None:
     args = parse.parse_args()
     target = resolve(choose_models(args.target, args.draft, "none")[0])
     with Model(target, kernels=False) as model:
-        prompts = [sources(model, args.tokens, seed) for seed in range(args.rounds)]
-        asked = [f"What does this code do?\n{sources(model, _NEW_TOKENS, -1 - i)}" for i in range(len(TURNS))]
+        prompts = [library_text(model, args.tokens, seed) for seed in range(args.rounds)]
+        asked = [
+            f"What does this code do?\n{library_text(model, _NEW_TOKENS, -1 - i)}" for i in range(len(TURNS))
+        ]
     n_ctx = args.tokens + len(TURNS) * (_NEW_TOKENS + _N_PREDICT + 64) + 64
     measuring = Measuring(args)
     found: dict[str, Found] = {}

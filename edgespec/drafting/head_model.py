@@ -27,7 +27,7 @@ from edgespec.decoding.features import KEPT, TargetFeatures
 from edgespec.decoding.forward import DraftForward
 from edgespec.decoding.session import Features, ForwardResult, Inputs, n_common
 from edgespec.drafting.answer_lengths import CAUTION
-from edgespec.drafting.draft_model import DraftModel
+from edgespec.drafting.draft_model import WindowedModel
 from edgespec.drafting.expected_gain import gain_if_all_draft
 from edgespec.drafting.learned_costs import LearnedCosts
 from edgespec.drafting.scheduler import Scheduler
@@ -50,10 +50,10 @@ def states_worth(
 ) -> int:
     """Return for how many of a prompt's last tokens the target's hidden states are worth their cost.
 
-    `n_unread` tokens of the prompt are to be read, at most `n_predict` follow. For a short prompt the price
-    is high, and it is paid before the answer begins. So the states are left out where a short answer is
-    likely enough; the head then begins with the answer. They are also left out where `n_requests` share the
-    passes and drafting for all of them alike would not pay.
+    `n_unread` tokens of the prompt are to be read after those that are known, at most `n_predict` follow. For
+    a short prompt the price is high, and it is paid before the answer begins. So the states are left out
+    where a short answer is likely enough; the head then begins with the answer. They are also left out where
+    `n_requests` share the passes and drafting for all of them alike would not pay.
     """
     learned = scheduler.learned
     sizes = _STATES if target.hidden_states.all_logits else _STATES_OWN
@@ -62,11 +62,12 @@ def states_worth(
     if learned.draft is None:
         return 0
     most = math.inf if n_predict is None else n_predict
-    shared = gain_if_all_draft(learned, n_unread, n_requests)
+    n_known = scheduler.n_known
+    shared = gain_if_all_draft(learned, n_known + n_unread, n_requests)
     plain, best = shared.verify[1], shared.best_model_rate()
     share = _STATES_SHARE_AFTER_LAST if target.leaves_last_states else _STATES_SHARE
     saved = share * max(0.0, plain - 1.0 / best)
-    spent = learned.target.read(n_unread, 0)
+    spent = learned.target.read(n_unread, n_known)
     for n in sizes:
         n_wanted = min(n, n_unread)
         price = _price_of_states(learned, target, n_wanted, plain if n_wanted < n_unread else 0.0)
@@ -96,7 +97,7 @@ def _price_of_states(learned: LearnedCosts, target: Model, n: int, one: float) -
     return price
 
 
-class HeadModel(DraftModel):
+class HeadModel(WindowedModel):
     """`session`'s head behind the interface of DraftModel.
 
     It begins where the target's hidden states are known, which is late in a long prompt, and begins anew
@@ -137,9 +138,7 @@ class HeadModel(DraftModel):
         n_same = n_common(self._session.tokens, tokens[self._offset : -1])
         n_kept = min(n_same, self._n_true - self._offset)
         self._own_at = -1
-        if n_kept > 0:
-            self._session.rewind(n_kept)
-        else:
+        if not self._go_back(n_kept):
             self._start_at(self.features.first + 1)
 
     def rest(self) -> None:

@@ -3,20 +3,19 @@
 The logarithms of (what a pass takes now / what the curve says) are estimated for all n at once, by an
 extended Kalman filter (Kalman 1960). A pass over n tokens tells most of that n, less the farther another n
 is: what slows down the reading of weights slows down passes over few tokens and leaves those over many as
-they are, which arithmetic bounds. One more estimate is of what the context adds, for all n alike: a pass in a
-long text tells most of that, one in a short text next to nothing. An estimate that no pass confirms stays,
-and becomes less sure.
+they are, which arithmetic bounds. Two more estimates are of what the context adds: to a pass over one token,
+and for each further token. A pass in a long text tells most of these, one in a short text next to nothing. An
+estimate that no pass confirms stays, and becomes less sure.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from edgespec.drafting.costs import N_MAX, CostCurve, extrapolated
+from edgespec.drafting.costs import CONTEXTS, N_MAX, CostCurve, extrapolated
 
 _SPREAD = 0.3
 """Standard deviation of the logarithm of a pass's time: how far hours differ, and guesses are wrong."""
@@ -27,6 +26,8 @@ _NOISE = 0.06
 _GROWTH_SPREAD = 0.5
 """The same of what the context adds, in a guess and as hours differ."""
 _MEASURED_GROWTH_SPREAD = 0.15
+_GROWTH_COMMON = 0.6  # of its variance, what one token and further ones share
+_GROWN = slice(N_MAX, N_MAX + 2)  # of an estimate: what the context adds, to one token and for further ones
 _COMMON = 0.2  # of the variance, what all n share
 _REACH = 1.5  # of the rest; in square roots of n, as 1 and 3 tokens have less in common than 9 and 11
 _MEMORY = 600.0  # passes after which an estimate that none confirms is nearly as unsure as at first
@@ -46,9 +47,9 @@ _ALIKE = _COMMON + (1.0 - _COMMON) * np.exp(-np.abs(_ROOTS[:, None] - _ROOTS) / 
 
 def _covariance(spread: float, growth: float) -> np.ndarray:
     """The covariance of the logarithms of T(1) .. T(N_MAX), and of what the context adds."""
-    found = np.zeros((N_MAX + 1, N_MAX + 1))
+    found = np.zeros((N_MAX + 2, N_MAX + 2))
     found[:N_MAX, :N_MAX] = spread**2 * _ALIKE
-    found[N_MAX, N_MAX] = growth**2
+    found[_GROWN, _GROWN] = growth**2 * (_GROWTH_COMMON + (1.0 - _GROWTH_COMMON) * np.eye(2))
     return found
 
 
@@ -66,8 +67,7 @@ class OnlineCurve:
         self._curve = curve
         self._is_measured = not (guessed or unsure)
         self._scale = 0.0
-        self._logs = np.zeros(N_MAX)
-        self._growth_log = 0.0
+        self._logs = np.zeros(N_MAX + 2)  # of T(1) .. T(N_MAX), then of what the context adds
         self._covariance = (
             _covariance(_MEASURED_SPREAD, _MEASURED_GROWTH_SPREAD) if self._is_measured else _UNKNOWN.copy()
         )
@@ -85,27 +85,40 @@ class OnlineCurve:
         span = n_past // _SPAN
         table = self._tables.get(span)
         if table is None:
-            factors = np.exp(self._scale + self._logs).tolist()
-            grown = math.exp(self._growth_log)
-            costs = zip(*self._base(n_past), factors, strict=True)
-            table = [0.0, *(max(near + grown * growth, near * 0.5) * f for near, growth, f in costs)]
+            near, growth = self._curve.passes[0], self._growth(n_past)
+            costs = zip(near, growth, self._factors(), strict=True)
+            table = [0.0, *(max(cost + added, cost * 0.5) * factor for cost, added, factor in costs)]
             # While all steps draft none is over one token: what was known of those may be from a slower hour.
             table[1] = min(table[1:])
             self._tables[span] = table
         return table
 
-    def _base(self, n_past: int) -> tuple[Sequence[float], list[float]]:
-        """What the curve says of T(1) .. T(N_MAX): at the shorter context, and what is added."""
+    def _factors(self) -> list[float]:
+        factors: list[float] = np.exp(self._scale + self._logs[:N_MAX]).tolist()
+        return factors
+
+    def _growth(self, n_past: int) -> list[float]:
+        """What the context adds to T(1) .. T(N_MAX) of the curve, as known now."""
         span = n_past // _SPAN
         if span not in self._growths:
             self._growths[span] = self._curve.growth(n_past)
-        return self._curve.passes[0], self._growths[span]
+        growth = self._growths[span]
+        one, further = np.exp(self._logs[_GROWN]).tolist()
+        return [one * growth[0] + further * (added - growth[0]) for added in growth]
 
     def read(self, n_tokens: int, n_past: int) -> float:
         """Return the seconds of prefilling `n_tokens` into a cache of `n_past`, without logits."""
         if n_tokens < N_MAX:
             return self.at(n_past)[n_tokens]
-        return n_tokens * self._curve.read * math.exp(self._read_log)
+        return self._read_by_curve(n_tokens, n_past) * math.exp(self._read_log)
+
+    def _read_by_curve(self, n_tokens: int, n_past: int) -> float:
+        """The same before any was timed: each token attends to all before it.
+
+        The curve's own figure is of reading up to the longer of its contexts.
+        """
+        added = self._growth(n_past + n_tokens // 2)[-1] - self._growth(CONTEXTS[1] // 2)[-1]
+        return n_tokens * max(self._curve.read + added / N_MAX, self._curve.read * 0.5)
 
     def of(self, n: int, n_past: int) -> float:
         """Return T(n) after `n_past` tokens, for any n."""
@@ -118,9 +131,8 @@ class OnlineCurve:
         `rare`: few others will be timed, so this one counts for more.
         """
         self.n_observed += 1
-        near, growth = (side[n - 1] for side in self._base(n_past))
-        growth *= math.exp(self._growth_log)
-        cost = max(near + growth, near * 0.5)
+        near, growth = self._curve.passes[0][n - 1], self._growth(n_past)
+        cost = max(near + growth[n - 1], near * 0.5)
         error = math.log(max(seconds, 1e-9) / cost) - self._scale - self._logs[n - 1]
         scales = self._n_scaling > 0
         if scales:
@@ -129,30 +141,32 @@ class OnlineCurve:
             self._n_scaling -= 1
             self._scale += min(_MOST, error)
         else:
-            self._learn(n, error, max(0.0, growth / cost), _RARE if rare else 1)
+            shares = max(0.0, growth[0] / cost), max(0.0, (growth[n - 1] - growth[0]) / cost)
+            self._learn(n, error, np.array(shares), _RARE if rare else 1)
         if scales or rare or self.n_observed % _EVERY == 0:
             self._tables.clear()
 
-    def _learn(self, n: int, error: float, share: float, n_passes: int) -> None:
-        """Move the estimates; `share` of the cost is what the context adds, `n_passes` since the last one."""
+    def _learn(self, n: int, error: float, shares: np.ndarray, n_passes: int) -> None:
+        """Move the estimates; `n_passes` since the last one.
+
+        `shares` of the cost are what the context adds to one token, and for further ones.
+        """
         self._n_timed[n] += 1
         self._last = n
         kept = math.exp(-n_passes / _MEMORY)
         covariance = self._covariance
         covariance *= kept
         covariance += (1.0 - kept) * _UNKNOWN
-        column = covariance[n - 1] + share * covariance[N_MAX]
-        variance = column[n - 1] + share * column[N_MAX] + _NOISE**2
+        column = covariance[n - 1] + shares @ covariance[_GROWN]
+        variance = column[n - 1] + shares @ column[_GROWN] + _NOISE**2
         most = _TRUSTED * math.sqrt(variance)
-        moves = column * (max(-most, min(most, error)) / variance)
-        self._logs += moves[:N_MAX]
-        self._growth_log += moves[N_MAX]
+        self._logs += column * (max(-most, min(most, error)) / variance)
         covariance -= np.outer(column, column / variance)
 
-    def observe_read(self, n_tokens: int, seconds: float) -> None:
-        """Learn that a prompt of `n_tokens` was prefilled in `seconds`."""
+    def observe_read(self, n_tokens: int, n_past: int, seconds: float) -> None:
+        """Learn that `n_tokens` of a prompt were prefilled after `n_past` in `seconds`."""
         if n_tokens >= N_MAX:
-            error = math.log(max(seconds, 1e-9) / (n_tokens * self._curve.read)) - self._read_log
+            error = math.log(max(seconds, 1e-9) / self._read_by_curve(n_tokens, n_past)) - self._read_log
             self._read_log += error if self._unread else _READ * error
             self._unread = False
 
@@ -169,10 +183,8 @@ class OnlineCurve:
 
     def curve(self) -> CostCurve:
         """Return the curve as it is known now."""
-        factors = np.exp(self._scale + self._logs).tolist()
-        grown = math.exp(self._growth_log)
-        near, far = self._curve.passes
-        far = tuple(a + grown * (b - a) for a, b in zip(near, far, strict=True))
+        factors, near = self._factors(), self._curve.passes[0]
+        far = tuple(cost + added for cost, added in zip(near, self._growth(CONTEXTS[1]), strict=True))
         near, far = (tuple(s * f for s, f in zip(side, factors, strict=True)) for side in (near, far))
         return CostCurve((near, far), self._curve.read * math.exp(self._read_log))
 

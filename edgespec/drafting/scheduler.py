@@ -98,6 +98,8 @@ class Scheduler:
         self._pace = {True: DecayingRate(), False: DecayingRate()}  # of copied text, of new text
         self._lately = {True: DecayingRate(), False: DecayingRate()}  # the same, of the same last steps
         self._copying = False
+        self.n_known = 0
+        """Tokens of the prompt that nobody had to read, since they were in the cache."""
         self._n_past, self._n_draft = 0, 0
         self.n_pending = 1
         """Tokens of this request that are always in the target's pass."""
@@ -113,7 +115,7 @@ class Scheduler:
         self._n_past, self._n_draft, self.n_pending = n_past, 0, 1
         self._n_predict = n_predict
         self._n_emitted = 1
-        self._spent = learned.target.read(n_past, 0)
+        self._spent = learned.target.read(n_past - self.n_known, self.n_known)
         for pace in self._pace.values():
             pace.begin(verify[1], STEPS / 4)
         self._lately[False].begin(verify[1], _FIRST_STEPS)
@@ -290,7 +292,9 @@ class Scheduler:
         costs = now.verify
         draft = costs[_FEW + 1] - costs[1] + (_FEW * now.passes[1] if now.passes else 0.0)
         # From one table, lest a busy moment of the prompt's pass count as a long prompt.
-        spent = self._n_past * costs[N_MAX] / N_MAX + n_emitted * costs[1]
+        n_known, n_past = self.n_known, self._n_past
+        each = self.learned.target.at((n_known + n_past) // 2)[N_MAX] / N_MAX
+        spent = (n_past - n_known) * each + n_emitted * costs[1]
         return draft > _LOSS * spent
 
     def n_worthwhile(self, path: float, depth: int, chances: Sequence[float]) -> int:
@@ -339,18 +343,24 @@ class Scheduler:
         new_s = new.cost / n_seen  # of each token
         # What is copied meanwhile has to be read as well, to be of use after it.
         read_s = draft.read(512, 0) / 512
-        saved = new_s * (1.0 - 1.0 / max(1.0, self._model_speedup())) - copied.tokens / n_seen * read_s
         n, n_max = self._n_emitted, math.inf if self._n_predict is None else self._n_predict
         to_come_s = min(self.lengths.to_come(n), n_max - n) * new_s
         window = min(unread, max(_SHORTEST_WINDOW, int(_WINDOW_SHARE * to_come_s / read_s)))
+        n_before = self._n_draft if window == unread else 0  # else what it read before is left out
+        speedup = self._model_speedup(n_before + window)
+        saved = new_s * (1.0 - 1.0 / max(1.0, speedup)) - copied.tokens / n_seen * read_s
         pace = (new.cost + copied.cost) / n_seen
-        price = draft.read(window, 0) * now.rate / self.own_rate  # the others wait as well
+        price = draft.read(window, n_before) * now.rate / self.own_rate  # the others wait as well
         pays = self.lengths.pays(price, saved, n=n, n_max=n_max, spent=self._spent, pace=pace)
         return window if pays else 0
 
-    def _model_speedup(self) -> float:
-        n_texts = 1 + self._others.n_texts
-        gain = gain_if_all_draft(self.learned, self._n_past, n_texts) if n_texts > 1 else self._now
+    def _model_speedup(self, n_draft: int) -> float:
+        """What drafting with the model is expected to gain once `n_draft` tokens are in its cache."""
+        n_texts, learned, gain = 1 + self._others.n_texts, self.learned, self._now
+        if n_texts > 1:
+            gain = gain_if_all_draft(learned, self._n_past, n_texts, n_draft=n_draft)
+        elif learned.draft and n_draft != self._n_draft:
+            gain = replace(gain, passes=learned.draft.at(n_draft))
         return gain.best_model_rate() / max(n_texts * self._pace[False].rate, 1.0 / gain.verify[1])
 
     def n_to_probe(self, unread: int) -> int:
@@ -419,7 +429,7 @@ class Scheduler:
         cost = self._now.passes[1]
         price = f"{cost:.2g} J" if self.learned.in_joules else f"{1e3 * cost:.1f} ms"
         token = f"a token of it takes {price}, and {chance} are accepted"
-        if (speedup := self._model_speedup()) < 1.0:
+        if (speedup := self._model_speedup(self._n_draft)) < 1.0:
             return f"{speedup:.2f} times the speed was expected with the draft model, since {token}"
         if n_unread > MAX_UNREAD:
             return "the answer was expected to be too short for the draft model to read what came before"

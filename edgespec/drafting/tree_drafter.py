@@ -92,7 +92,7 @@ class ModelSource:
         sequence = [*tokens, *proposal.drafted] if proposal.drafted else tokens
         self._n_sequence, self._guesses = len(sequence), guesses
         self._n_read = model.n_unread(len(sequence)) + len(guesses)
-        self._n_past = model.n_past
+        self._n_past = model.n_held
         return model.ask(sequence, guesses)
 
     def propose(
@@ -377,6 +377,11 @@ class TreeDrafter:
             self._sleep.activate(tokens)
 
     @property
+    def n_draft_held(self) -> int:
+        """Tokens to which the draft model's next pass attends."""
+        return self._model.n_held if self._model else 0
+
+    @property
     def is_drafting(self) -> bool:
         """Whether a draft was started that `draft` has yet to return."""
         return self._started > 0.0
@@ -425,7 +430,7 @@ class TreeDrafter:
                 proposal.n_prefilled = self._sleep.activate(tokens, position.sampler)
             proposal.n_unread = model.n_unread(len(tokens))
         scheduler.start_step(
-            len(tokens), offer.chances, n_draft=model.n_past if model else 0, n_pending=self._n_pending
+            len(tokens), offer.chances, n_draft=model.n_held if model else 0, n_pending=self._n_pending
         )
         self._offer, self._has_run = offer, False
         self._next_bid()
@@ -707,7 +712,8 @@ class Activation:
         else:
             model.read(tokens)
         if self._clock:
-            self._clock.observe_read(n_read, time.perf_counter() - started)
+            n_before = model.n_held - n_read
+            self._clock.observe_read(n_read, max(0, n_before), time.perf_counter() - started)
         if is_probe:
             self._time_pass(tokens)
         return n_read
@@ -723,7 +729,7 @@ class Activation:
 
     def _time_pass(self, tokens: Sequence[int]) -> None:
         """Time one pass: a cost that became too high would keep the model from ever running again."""
-        n_past = self._model.n_past
+        n_past = self._model.n_held
         started = time.perf_counter()
         self._model.run(tokens)
         if self._clock:

@@ -269,7 +269,9 @@ class Batcher:
         passes = [(request, drafter.forward) for request, drafter in drafters if drafter.forward]
         for group in _groups(passes, self._cache.n_batch):
             asked = [forward for _, forward in group]
-            n_past = sum(forward.session.n_past for forward in asked) // len(asked)
+            n_past = sum(request.drafter.n_draft_held for request, _ in group if request.drafter) // len(
+                group
+            )
             try:
                 results = asked[0].session.cache.forward(asked)
                 found = [(request, result) for (request, _), result in zip(group, results, strict=True)]

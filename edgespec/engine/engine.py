@@ -216,6 +216,7 @@ class RequestRunner:
             if plan.uses_model:
                 running.draft = self._pair.begin_draft(n_ctx, len(tokens), n_predict)
             drafter = self._drafter(running, plan.policy, running.draft, on_step)
+            drafter.scheduler.n_known = n_known
             features = running.draft.features if running.draft else None
             if features and running.drafter:
                 # Asked when it is read: others may have begun by then, which are to share its passes.
@@ -496,15 +497,16 @@ class Engine(Closing):
         """Makes the input rows of timed passes of the draft model; None: it takes tokens."""
         return self._pair.draft.timed_inputs
 
-    def forget(self, *, tables: bool = False) -> None:
+    def forget(self, *, tables: bool = False, but: Sequence[int] = ()) -> None:
         """Forget the text of earlier generations and of the history; with `tables` also learnt statistics.
 
-        What is on disk stays, states of prompts too.
+        What is on disk stays, states of prompts too. `but`: the first tokens of a prompt, which are not read
+        again where they are in the prefix cache.
         """
         with self._lock:
             self._requests.forget()
             self._earlier_texts.ready().forget()
-            self._pair.forget()
+            self._pair.forget(but)
             if tables:
                 self._knowledge.forget()
 

@@ -457,11 +457,12 @@ class Pair(Closing):
             interrupt=self._interrupt,
         )
 
-    def forget(self) -> None:
-        """Empty the prefix caches."""
-        for sequences in (self._sequences, self._draft_sequences):
-            if sequences:
-                sequences.forget()
+    def forget(self, but: Sequence[int] = ()) -> None:
+        """Empty the prefix caches, except that the target's keeps a prompt that begins with `but` so far."""
+        if self._sequences:
+            self._sequences.forget(but)
+        if self._draft_sequences:
+            self._draft_sequences.forget()
 
     def close(self) -> None:
         """Free models and sessions; a second call does nothing."""

@@ -163,6 +163,15 @@ class KVCache(Closing):
         self.require_open()
         return self._rollback.n_past(sequence)
 
+    def n_held(self, sequence: int) -> int:
+        """Return how many of a sequence's tokens have cells: fewer than all after `drop_first`."""
+        return self.n_past(sequence) - self._rollback.n_dropped(sequence)
+
+    def drop_first(self, sequence: int, n_tokens: int) -> bool:
+        """Free the cells of a sequence's first `n_tokens`, not all; return whether the model allows it."""
+        self._part(sequence, 0)
+        return self._rollback.drop_first(sequence, n_tokens)
+
     def tokens(self, sequence: int) -> list[int]:
         """Return the tokens of a sequence."""
         return self._written[sequence][: self.n_past(sequence)].tolist()
@@ -212,10 +221,10 @@ class KVCache(Closing):
         lengths: dict[int, int] = {}
         n_cells = 0
         for sequence in sequences:
-            n_past, row = self.n_past(sequence), self._shared[sequence]
+            n_held, row = self.n_held(sequence), self._shared[sequence]
             most = max((min(row[other], n) for other, n in lengths.items()), default=0)
-            lengths[sequence] = n_past
-            n_cells += max(0, n_past - most)
+            lengths[sequence] = n_held
+            n_cells += max(0, n_held - most)
         return n_cells
 
     @property
@@ -304,9 +313,9 @@ class KVCache(Closing):
     def _prepare(self, part: SequenceTokens) -> None:
         """Check a part and note its place, its tree and its tokens."""
         n_past, n_tokens = self.n_past(part.sequence), len(part.tokens)
-        if n_past + n_tokens > self._n_ctx_of[part.sequence]:
+        if (n_held := self.n_held(part.sequence)) + n_tokens > self._n_ctx_of[part.sequence]:
             raise EdgespecError(
-                f"the context is full: {n_past} tokens and {n_tokens} more do not fit in "
+                f"the context is full: {n_held} tokens and {n_tokens} more do not fit in "
                 f"{self._n_ctx_of[part.sequence]}; choose a larger context"
             )
         if not 0 <= part.n_logits <= min(n_tokens, self.n_logits_max):

@@ -89,6 +89,17 @@ class Rollback(ABC):
         """Return the number of tokens in a sequence."""
         return int(llama.llama_memory_seq_pos_max(self._memory, sequence)) + 1
 
+    def n_dropped(self, sequence: int) -> int:
+        """Return how many of a sequence's first tokens are not in the cache any more."""
+        return 0
+
+    def drop_first(self, sequence: int, n_tokens: int) -> bool:
+        """Free the cells of a sequence's first `n_tokens`, not all; return whether that can be done.
+
+        Those that remain keep their positions. What follows attends to them alone.
+        """
+        return False
+
     def _remove(self, sequence: int, n_keep: int) -> bool:
         """Remove all but the first `n_keep` tokens of a sequence; return whether the library could."""
         return bool(llama.llama_memory_seq_rm(self._memory, sequence, n_keep or -1, -1))
@@ -167,9 +178,21 @@ class Cells(Rollback):
         self._sides = [-1] * self.n_spare  # whose cells each spare sequence shares; -1: nobody's
         self._has_branches = False  # in the cache: Ctrl-C may come right after a tree's pass
 
+    def n_dropped(self, sequence: int) -> int:
+        """Return the position of the first cell."""
+        return max(0, int(llama.llama_memory_seq_pos_min(self._memory, sequence)))
+
+    def drop_first(self, sequence: int, n_tokens: int) -> bool:
+        """Free the cells of the first, also those that leaves of trees share."""
+        sides = (self._n_sequences + i for i, owner in enumerate(self._sides) if owner == sequence)
+        removed = [llama.llama_memory_seq_rm(self._memory, one, 0, n_tokens) for one in (sequence, *sides)]
+        return all(removed)
+
     def cut(self, sequence: int, n_keep: int) -> int:
-        """Free the cells of the others."""
+        """Free the cells of the others; all of them, where none of the first `n_keep` is left."""
         n_keep = min(n_keep, self.n_past(sequence))
+        if n_keep <= self.n_dropped(sequence):
+            n_keep = 0
         if not self._remove(sequence, n_keep):
             n_keep = 0
             self._remove(sequence, n_keep)
@@ -179,7 +202,9 @@ class Cells(Rollback):
         return n_keep
 
     def share(self, source: int, sequence: int, n_tokens: int) -> int:
-        """Let both have the same cells."""
+        """Let both have the same cells, unless the first are gone."""
+        if self.n_dropped(source):
+            return 0
         llama.llama_memory_seq_cp(self._memory, source, sequence, 0, n_tokens)
         return n_tokens
 

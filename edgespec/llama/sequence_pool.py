@@ -248,10 +248,18 @@ class SequencePool(Closing):
         if self._states:
             self._states.save_long(self._running)
 
-    def forget(self) -> None:
-        """Drop all sequences that are kept; what is on disk stays."""
-        while self._kept:
-            self._kept.popitem()[1].close()
+    def forget(self, but: Sequence[int] = ()) -> None:
+        """Drop all sequences that are kept; what is on disk stays.
+
+        The first tokens of one that begins with `but` stay, where the model can take the others back.
+        """
+        kept, self._kept = self._kept, OrderedDict()
+        for session in kept.values():
+            n = n_common(session.tokens, but) if but and not self._kept else 0
+            if n and n == len(but) == session.rewind(n):
+                self._kept[id(session)] = session
+            else:
+                session.close()
 
     def last(self) -> CachedPrefix | None:
         """Return a copy of the sequence that was kept last, for `adopt`; None if none is kept."""

@@ -89,6 +89,22 @@ class Session(Closing):
         return self.cache.n_past(self.sequence)
 
     @property
+    def n_held(self) -> int:
+        """Tokens of the sequence in the cache: fewer than `n_past` after `drop_first`."""
+        return self.cache.n_held(self.sequence)
+
+    def drop_first(self, n_tokens: int) -> bool:
+        """Take the first `n_tokens` of the sequence, not all, out of the cache.
+
+        What follows attends to the others alone, at the positions that they had; `n_past` stays. A `rewind`
+        to `n_tokens` or fewer empties the sequence. Returns False, and does nothing, where a model keeps a
+        state.
+        """
+        if not 0 <= n_tokens < self.n_past:
+            raise ValueError(f"cannot drop {n_tokens} of {self.n_past} tokens")
+        return self.cache.drop_first(self.sequence, n_tokens)
+
+    @property
     def tokens(self) -> list[int]:
         """The tokens in the sequence."""
         return self.cache.tokens(self.sequence)

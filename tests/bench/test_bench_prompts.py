@@ -8,7 +8,7 @@ import pytest
 
 import prompts as prompt_sets
 from edgespec.errors import UsageError
-from edgespec.models.suites import load_suite
+from edgespec.models.suites import Prompt, load_suite
 
 HURT = {"random words": 4, "poem": 4, "hot": 4, "other style": 6, "long prompt, short answer": 3}
 LIMITS = prompt_sets.limits()
@@ -101,3 +101,31 @@ def test_ids_in_common(choose, tmp_path):
         prompt_sets.of_all(choose("--suite", "FILE", "--suite", str(other)))
     twice = prompt_sets.of_all(choose("--suite", "FILE", "--suite", "FILE"))
     assert len(twice) == 4  # the same prompts are asked once
+
+
+class Letters:
+    """A vocabulary of single bytes."""
+
+    def tokenize(self, text, *, add_special, parse_special):
+        return list(text.encode())
+
+    def piece(self, token):
+        return bytes([token])
+
+
+def test_prompts_at_a_depth_begin_with_the_same_sources():
+    prompts = [Prompt("1", "a", "Write a poem."), Prompt("2", "b", "Print a list.")]
+    assert prompt_sets.at_depth(Letters(), prompts, 0) == prompts
+    deep = prompt_sets.at_depth(Letters(), prompts, 5000)
+    assert [one.id for one in deep] == ["1", "2"]
+    assert all(one.text.endswith(f"\n\n{prompt.text}") for one, prompt in zip(deep, prompts, strict=True))
+    assert all(5000 <= len(one.text.encode()) < 5200 for one in deep)
+    n = prompt_sets.n_alike([one.text.encode() for one in deep])
+    assert 5000 <= n < len(deep[0].text) - len("Write a poem.") + 1
+    longer = prompt_sets.at_depth(Letters(), prompts, 9000)
+    assert longer[0].text[:4900] == deep[0].text[:4900], "so that what was read is of use at the next depth"
+
+
+def test_a_depth_that_no_sources_reach():
+    with pytest.raises(UsageError, match="depth"):
+        prompt_sets.at_depth(Letters(), [Prompt("1", "a", "x")], 1 << 28)

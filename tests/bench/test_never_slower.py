@@ -12,7 +12,7 @@ from edgespec.apps.bench.runs import Run
 from edgespec.apps.bench.variants import PLAIN_VARIANT, parse_variants
 from edgespec.models.suites import OVERALL, Prompt
 from edgespec.platform.files import cache_root
-from never_slower import best_fixed, fixed, report, report_second, second_run, verdicts
+from never_slower import best_fixed, deep_run, fixed, report, report_second, second_run, verdicts
 from prompts import Limits
 from ratios import Ratios, plain_speed, worst
 
@@ -239,3 +239,46 @@ def test_second_run(tiny_path, tiny_draft_path, capsys, monkeypatch, tmp_path):
     assert [one.variant for one in runs] == ["plain", "unseen", "seen"]
     report_second(Ratios(runs))
     assert re.search(r"^family( +\d+\.\d\d){4} +-$", capsys.readouterr().out, re.M)
+
+
+def test_depths(tiny_path, tiny_draft_path, monkeypatch, capsys):
+    """Sources are read once for a depth, by whichever variant comes first; then only a prompt's own end."""
+    monkeypatch.setattr("prompts._FILES", "")
+    monkeypatch.setattr("prompts._NOW", "")
+    args = never_slower.arguments(["--depth", "0,300", "--temp", "0", "--rounds", "2", "--variants", "auto"])
+    assert (args.suite, args.category, args.per_category) == (["default"], list(never_slower.DEEP), 1)
+    prompts = [Prompt("1", "copy", "the cat and the hat"), Prompt("2", "chat", "another thing")]
+    n_read = []
+    with Engine(tiny_path, tiny_draft_path, n_threads=1, prefix_cache=0) as engine:
+        generate = engine.generate
+
+        def noted(*arguments, **options):
+            result = generate(*arguments, **options)
+            n_read.append(result.prompt_tokens - result.n_cached)
+            return result
+
+        monkeypatch.setattr(engine, "generate", noted)
+        variants = [PLAIN_VARIANT, *parse_variants("auto")]
+        runs = deep_run(bench_of(engine), engine, variants, prompts, args)
+        n_prompts = [len(engine.prompt_tokens(prompt.text)) for prompt in prompts]
+    assert list(runs) == [(0, 0.0), (300, 0.0)]
+    assert all(one.prompt_tokens >= 300 for one in runs[300, 0.0])
+    shallow, deep = n_read[:8], n_read[8:]
+    assert len(deep) == 8
+    assert max(deep) <= max(n_prompts), "the sources were not read again"
+    assert min(shallow) > 0
+    assert len(set(deep)) <= 2, "no variant found more in the cache than another"
+    bench = bench_of(engine)
+    never_slower.report_runs(args, bench, prompts, (300, 0.0), runs[300, 0.0], in_use="ours")
+    printed = capsys.readouterr().out
+    assert "after 300 tokens, temperature 0, 2 prompts" in printed
+    assert "plain at a depth of 300" in printed
+
+
+@pytest.mark.parametrize(
+    "options", [["--depth", "-1"], ["--depth", "9", "--second-run"], ["--depth", "9", "--remembered"]]
+)
+def test_depths_that_cannot_be_measured(options, capsys):
+    with pytest.raises(SystemExit):
+        never_slower.arguments(options)
+    assert "--depth" in capsys.readouterr().err

@@ -303,6 +303,70 @@ def test_along_a_draft_its_own_states_take_their_place(engine, target_path, head
         assert drafting.n_past == len(prompt) - 1, "what was read with its own state is read again"
 
 
+@pytest.mark.parametrize("gamma", [None, 4])
+def test_in_a_long_text_it_attends_to_the_last_tokens(
+    target_path, head_path, plain, kernels, monkeypatch, gamma
+):
+    """Its rows are those of a head that has read nothing else, and the text is the target's own."""
+    monkeypatch.setattr("edgespec.engine.pair.MAX_DRAFT_CTX", 128)
+    monkeypatch.setattr("edgespec.drafting.draft_model.WINDOW", 64)
+    monkeypatch.setattr("edgespec.drafting.draft_model._STEP", 16)
+    prompt, held, dropped = PROMPTS["short"], [], []
+    drop_first, finish = Session.drop_first, HeadModel._finish_read
+
+    def noted(session, n_tokens):
+        dropped.append(n_tokens)
+        return drop_first(session, n_tokens)
+
+    def finished(head, *arguments):
+        held.append(head.n_held)
+        return finish(head, *arguments)
+
+    monkeypatch.setattr(Session, "drop_first", noted)
+    monkeypatch.setattr(HeadModel, "_finish_read", finished)
+    with Engine(target_path, head_path, n_ctx=1024, profile=False) as engine:
+        result = engine.generate(prompt, params=GREEDY, n_predict=400, drafter="model", gamma=gamma)
+        assert result.token_ids == plain(prompt, params=GREEDY, n_predict=400)
+        assert len(dropped) > (10 if gamma else 2)
+        assert 40 < max(held) <= 80 + 32
+        again = engine.generate([*prompt, *result.token_ids, 9], params=GREEDY, n_predict=50, drafter="model")
+        assert again.token_ids == plain([*prompt, *result.token_ids, 9], params=GREEDY, n_predict=50)
+        other = engine.generate([8, *prompt], params=GREEDY, n_predict=50, drafter="model")
+        assert other.token_ids == plain([8, *prompt], params=GREEDY, n_predict=50)
+
+
+def test_its_rows_in_a_window_are_those_of_a_head_that_began_there(
+    engine, target_path, head_path, monkeypatch
+):
+    monkeypatch.setattr("edgespec.drafting.draft_model.WINDOW", 64)
+    monkeypatch.setattr("edgespec.drafting.draft_model._STEP", 16)
+    head = read_head(check_model_file(head_path))
+    fusion = Fusion(head, TargetEmbeddings(engine.target.header))
+    text = PROMPTS["longer than a window"]
+    with Session(engine.target, n_ctx=256, n_threads=1, n_logits_max=256) as target:
+        states = Forward(target, text, with_features=True).run().copy().features
+    with Model(head_path) as model, Session(model, n_ctx=256, n_threads=1) as _:
+
+        def opened(cache):
+            return HeadModel(
+                Session.within(cache), features, n_vocab=engine.target.n_vocab, head=head, fusion=fusion
+            )
+
+        features = TargetFeatures(head.n_embd)
+        features.put(0, text, states)
+        size = KVCacheSize(n_ctx=256, n_sequences=2)
+        with KVCache(model, size, n_threads=1, takes_inputs=True) as cache:
+            long = opened(cache)
+            for n in range(2, len(text) + 1):
+                long.make_room(n)
+                rows = long.run(text[:n]).copy()
+            assert 60 < long.n_held <= 80
+            assert long.n_past == len(text) - 1
+            short = opened(cache)
+            short._start_at(len(text) - long.n_held)
+            assert np.allclose(rows, short.run(text), atol=1e-4)
+
+
 def test_states_that_are_kept():
     features = TargetFeatures(1)
     rng = np.random.default_rng(3)
@@ -343,8 +407,11 @@ def test_states_of_a_prompt_are_asked_for_where_they_pay():
         lengths.learn("yes or no?", 4)
         lengths.learn("write much", 400)
 
-    def worth(prompt, n_unread, policy=Policy(staged=False, after_store=False), n_predict=None, n=1):  # noqa: B008
+    usual = Policy(staged=False, after_store=False)
+
+    def worth(prompt, n_unread, policy=usual, n_predict=None, n=1, n_known=0):
         scheduler = scheduler_of(LearnedCosts(*curves(), Predictor()), policy, lengths.of(prompt))
+        scheduler.n_known = n_known
         return states_worth(scheduler, target, n_unread, n_predict, n_requests=n)
 
     for n_unread in (64, 100, 1000):
@@ -356,6 +423,7 @@ def test_states_of_a_prompt_are_asked_for_where_they_pay():
         assert worth("write much", n_unread, n=16) == 0, "where 16 share a pass, no draft pays"
         assert worth("write much", n_unread, Policy(suffix=False), n=16) == 32, "the head was asked for"
     assert worth("something else", 60, n_predict=8) == 0 < worth("something else", 2000)
+    assert worth("something else", 60, n_predict=8, n_known=2000) == 0, "of which nothing is read anew"
 
     target.uses_kernels = True  # which leave the logits out
     assert worth("something else", 60, n_predict=8) == 0 < worth("something else", 300)

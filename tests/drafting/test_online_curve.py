@@ -162,3 +162,31 @@ def test_a_guess_expects_a_further_token_to_cost_more_in_a_long_text() -> None:
     """One token's attention is not shared: T(8) / T(1) was 2.4 at 128 tokens and 3.4 at 8,192 (Zen 3)."""
     guess = guessed_curve(1 << 30, own_kernels=True)
     assert guess.at(8192)[8] / guess.at(8192)[1] > 1.4 * guess.at(128)[8] / guess.at(128)[1]
+
+
+def test_further_tokens_may_grow_otherwise_than_one() -> None:
+    """Attention of one token half of what is guessed, of each further one twice: passes tell of both."""
+
+    def true(n: int, n_past: int) -> float:
+        return OURS[n] + (n_past - 128) / 1920 * OURS[1] * (0.07 + 0.16 * (n - 1))
+
+    curve = OnlineCurve(guessed_curve(1 << 30, own_kernels=True), guessed=True)
+    time_passes(curve, OURS, [*range(1, 9)], 300)
+    for n in [1, 4] * 8:
+        curve.observe(n, 8192, true(n, 8192))
+    wrong = [abs(np.log(curve.at(at)[n] / true(n, at))) for at in (4096, 8192, 16384) for n in (1, 2, 4, 8)]
+    assert max(wrong) < 0.15
+    assert max(errors(curve, OURS, [*range(1, 9)])) < 0.12, "nothing was unlearned of short texts"
+
+
+def test_reading_costs_more_in_a_long_text() -> None:
+    far = [cost + 1920 * 1e-6 * n for n, cost in enumerate(OURS)]
+    curve = OnlineCurve(CostCurve((tuple(OURS[1:]), tuple(far[1:])), 0.005))
+    first, later = curve.read(512, 0), curve.read(512, 8192)
+    assert later - first == pytest.approx(512 * 8192 * 1e-6, rel=0.05)
+    assert curve.read(2048, 0) == pytest.approx(2048 * 0.005, rel=0.02), "as it was measured"
+    for _ in range(30):
+        curve.observe_read(512, 8192, later)
+    assert curve.read(512, 0) == pytest.approx(first), "a long text says nothing new of short ones"
+    curve.observe_read(512, 8192, 2 * later)
+    assert first < curve.read(512, 0) < 2 * first

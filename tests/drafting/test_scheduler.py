@@ -19,7 +19,7 @@ from edgespec.decoding.generate import Generation
 from edgespec.decoding.option_table import MAX_GAMMA
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.drafting.answer_lengths import AnswerLengths
-from edgespec.drafting.costs import N_MAX, CostCurve, guessed_curve, interpolated
+from edgespec.drafting.costs import CONTEXTS, N_MAX, CostCurve, guessed_curve, interpolated
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.learned_costs import LearnedCosts
 from edgespec.drafting.online_curve import OnlineCurve
@@ -38,8 +38,11 @@ FLAT = [0.0, *[0.02] * N_MAX]
 COSTS = {"ours": OURS, "stock": STOCK, "flat": FLAT}
 
 
-def curve_of(costs, read=0.0005):
-    return CostCurve((tuple(costs[1:]), tuple(costs[1:])), read)
+def curve_of(costs, read=0.0005, growth=0.0):
+    """`growth`: seconds of each token of a pass for each one before it, beside `costs`."""
+    sides = ([cost + growth * n * n_past for n, cost in enumerate(costs)] for n_past in CONTEXTS)
+    near, far = (tuple(side[1:]) for side in sides)
+    return CostCurve((near, far), read)
 
 
 class World:
@@ -56,6 +59,8 @@ class World:
         reads=(0.0005, 0.0005),
         believed=1.0,
         informative=False,
+        growths=(0.0, 0.0),
+        curve=OnlineCurve,
         policy,
         lengths=None,
         n=30_000,
@@ -68,13 +73,18 @@ class World:
         self.clock = clock
         # A confident model is right more often; the mean is what `acceptance` says.
         self.confidence = np.where(self.agrees, 0.97, 0.3) if informative else np.full(n, 0.75)
-        self.target_clock = OnlineCurve(curve_of(costs, reads[0]))
+        self.target_clock = curve(curve_of(costs, reads[0], growths[0]))
         draft_costs = draft_costs or [0.0, *[draft_s] * N_MAX]
-        self.draft_clock = OnlineCurve(curve_of([believed * seconds for seconds in draft_costs], reads[1]))
+        believed_costs = [believed * seconds for seconds in draft_costs]
+        self.draft_clock = curve(curve_of(believed_costs, reads[1], growths[1]))
         learned = LearnedCosts(self.target_clock, self.draft_clock, Predictor())
-        self.session = session(self.target_logits, V, clock=clock, cost=costs.__getitem__)
+        self.session = session(self.target_logits, V, clock=clock, cost=costs.__getitem__, growth=growths[0])
         self.draft_session = ToySession(
-            self.draft_logits, V, clock=clock, cost=lambda n: draft_costs[min(n, N_MAX)]
+            self.draft_logits,
+            V,
+            clock=clock,
+            cost=lambda n: draft_costs[min(n, N_MAX)],
+            growth=growths[1],
         )
         self.model = DraftModel(self.draft_session, n_vocab=V)
         self.drafter = TreeDrafter(
@@ -272,18 +282,19 @@ def test_a_draft_model_that_seems_too_dear_is_found_out(clock):
 class LongPrompt(World):
     """A world in which reading a prompt costs something, and an answer begins that is new to it."""
 
-    def __init__(self, clock, n_prompt, *, draft_s=0.006, lengths=None):
+    def __init__(self, clock, n_prompt, *, draft_s=0.006, acceptance=0.75, lengths=None, n=4000, **options):
         draft_costs = [0.0, *(max(1.0, 0.14 * n) * draft_s for n in range(1, N_MAX + 1))]
         reads = 0.0048, 0.14 * draft_s  # seconds a token, of the target and of the draft model
         super().__init__(
             clock,
-            [0.75],
+            [acceptance],
             STEEPER,
             draft_costs=draft_costs,
             reads=reads,
             policy=Policy(),
             lengths=lengths,
-            n=4000,
+            n=n,
+            **options,
         )
         self.session._cost = lambda n: STEEPER[n] if n <= N_MAX else n * reads[0]
         self.draft_session._cost = lambda n: draft_costs[n] if n <= N_MAX else n * reads[1]
@@ -331,6 +342,61 @@ def test_the_draft_model_is_woken_when_what_is_known_of_the_length_says_so(clock
     unknown = LongPrompt(clock, 60).woken_after()
     assert LongPrompt(clock, 60, lengths=usually(500)).woken_after() < unknown < 100
     assert LongPrompt(clock, 60, lengths=usually(12)).woken_after() > unknown
+
+
+class Shallow(OnlineCurve):
+    """A curve that ignores how long the text is."""
+
+    def at(self, n_past):
+        return super().at(CONTEXTS[0])
+
+    def observe(self, n, n_past, seconds, *, rare=False):
+        super().observe(n, CONTEXTS[0], seconds, rare=rare)
+
+    def _read_by_curve(self, n_tokens, n_past):
+        return n_tokens * self._curve.read
+
+
+def deep_ratio(clock, curve, *, growths, acceptance=0.75, draft_s=0.004):
+    """Return plain decoding's time over that of an answer after 8,192 tokens, once short ones were seen."""
+    world = LongPrompt(
+        clock,
+        128,
+        draft_s=draft_s,
+        acceptance=acceptance,
+        lengths=usually(200),
+        n=12_000,
+        growths=growths,
+        curve=curve,
+    )
+    for start in (0, 300):
+        world.prompt = [int(t) for t in world.truth[: 64 + start]]
+        world.seconds(200)
+    world.prompt = [int(t) for t in world.truth[:8192]]
+    seconds, n_tokens = world.seconds(200), 199
+    plain = sum(STEEPER[1] + growths[0] * (8192 + i) for i in range(n_tokens))
+    return plain / (seconds[-1] - seconds[0])
+
+
+def test_drafting_is_never_slower_at_8192_tokens_though_it_pays_in_short_texts(clock):
+    """Passes cost more where more tokens come before them; who ignores that, drafts and loses."""
+    growths = 3e-6, 0.0
+    assert deep_ratio(clock, OnlineCurve, growths=growths) > 0.97
+    assert deep_ratio(clock, Shallow, growths=growths) < 0.97
+
+
+@pytest.mark.parametrize(("growth", "woken"), [(0.0, [30, 1000]), (1e-5, [30, 0])])
+def test_a_draft_model_is_priced_by_what_it_has_read_once_it_drafts(growth, woken):
+    """Where its passes cost more after a thousand tokens, it drafts after a few or not at all."""
+    draft = OnlineCurve(curve_of([0.0, *[0.004] * N_MAX], growth=growth))
+    learned = LearnedCosts(OnlineCurve(curve_of(OURS)), draft, Predictor())
+    for _ in range(400):
+        learned.predictor.next.learn(0, 7, 1.0)
+    scheduler = Scheduler(learned, Policy(), usually(4000))
+    scheduler.begin(8192, None)
+    decode(scheduler, 40)
+    scheduler.start_step(8192)
+    assert [scheduler.n_to_prefill(n) for n in (30, 1000)] == woken
 
 
 def usually(n_tokens):

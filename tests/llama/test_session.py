@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -539,3 +540,55 @@ def test_passes_with_and_without_features_give_the_same_rows(tiny_target: Model)
         assert np.array_equal(*found)
         with pytest.raises(ValueError, match="a pass of 33 tokens and 33 rows"):
             cache.forward([Forward(session, [1] * 33, with_features=True)])
+
+
+# The oldest tokens leave the cache
+
+
+@pytest.fixture(scope="module")
+def one_block(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+    """A model whose keys and values of a token do not depend on those before it."""
+    path = write_tiny_gguf(tmp_path_factory.mktemp("block") / "block.gguf", n_layer=1)
+    with Model(path) as model:
+        yield model
+
+
+def test_what_follows_attends_to_the_tokens_that_are_left(one_block: Model) -> None:
+    """As if the text had begun with them, wherever it stands; a tree too, and again and again."""
+    text = [(11 * i * i + 5) % 250 for i in range(400)]
+    with Session(one_block, n_ctx=64, n_threads=1) as session:
+        for start in range(0, 360, 20):
+            tree = session.eval([*text[start : start + 20], 7, 8], n_logits=3, parents=[-1, -1]).copy()
+            session.rewind(start + 20)
+            first = max(0, start - 20)
+            fresh = [
+                fresh_logits(one_block, [*text[first : start + 20], *more], 1)[0] for more in ([], [7], [8])
+            ]
+            assert np.allclose(tree, fresh, atol=TOLERANCE)
+            assert session.drop_first(start)
+            assert (session.n_past, session.n_held) == (start + 20, 20)
+            assert session.tokens == text[: start + 20]
+
+
+def test_a_sequence_without_its_first_tokens(one_block: Model) -> None:
+    with Session(one_block, n_ctx=64, n_threads=1) as session:
+        session.eval(PROMPT)
+        for n_tokens in (-1, len(PROMPT)):
+            with pytest.raises(ValueError, match=f"cannot drop {n_tokens} of"):
+                session.drop_first(n_tokens)
+        assert session.drop_first(10)
+        assert session.rewind(11) == 11
+        assert session.rewind(10) == 0, "nothing is left of it"
+        assert session.n_held == 0
+        session.eval([1] * 64)
+        with pytest.raises(EdgespecError, match="64 tokens and 1 more"):
+            session.eval([1])
+        assert session.drop_first(1)
+        session.eval([1])
+    with KVCache(one_block, KVCacheSize(n_ctx=64, n_sequences=2), n_threads=1) as cache:
+        one, two = Session.within(cache), Session.within(cache)
+        one.eval(PROMPT)
+        one.drop_first(3)
+        two.begin_as(one, 12)
+        assert two.n_past == 0, "it would lack its beginning"
+        assert cache.n_cells([one.sequence, two.sequence]) == len(PROMPT) - 3

@@ -363,6 +363,21 @@ def test_n_common() -> None:
     assert n_common([1, 2], (1, 2, 4, 5)) == n_common((1, 2, 4, 5), [1, 2]) == 2
 
 
+def test_all_is_forgotten_but_a_beginning(tiny_target: Model) -> None:
+    one, two = [*text(1, 60), *text(2, 20)], [*text(1, 60), *text(3, 20)]
+    with open_timelines(tiny_target) as timelines:
+        for tokens in (one, two, text(4, 50)):
+            read(timelines, tokens)
+        timelines.forget(one[:60])
+        assert timelines.n_kept == 60
+        assert read(timelines, two) == 60
+        timelines.forget(one[:70])
+        assert timelines.n_kept == 0, "none begins so"
+        read(timelines, one)
+        timelines.forget()
+        assert timelines.n_kept == 0
+
+
 # The draft model
 
 

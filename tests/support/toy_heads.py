@@ -80,8 +80,7 @@ class ToyHeadSession(ToySession):
         inputs = self._read(tokens, inputs)
         assert [int(t) for t, _ in inputs] == list(tokens)
         self.passes.append(len(tokens))
-        if self._clock:
-            self._clock.now += self._cost(len(tokens))
+        self.pay(len(tokens))
         self.inputs[len(self.tokens) :] = [(int(t), float(f)) for t, f in inputs]
         self.tokens += tokens
         seeds = [[int(t), int(f)] for t, f in inputs[len(inputs) - n_logits :]]

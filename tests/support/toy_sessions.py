@@ -32,6 +32,7 @@ class ToySession:
         *,
         clock: Clock | None = None,
         cost: Callable[[int], float] = lambda n: 0.0,
+        growth: float = 0.0,
         is_eog: Callable[[int], bool] = lambda token: False,
         n_ctx: int = 1 << 20,
     ) -> None:
@@ -45,10 +46,22 @@ class ToySession:
         self.tokens: list[int] = []
         self.passes: list[int] = []
         self._logits, self._clock, self._cost = logits, clock, cost
+        self._growth = growth  # seconds of each token for each one before it
 
     @property
     def n_past(self) -> int:
         return len(self.tokens)
+
+    n_held = n_past
+
+    def drop_first(self, n_tokens: int) -> bool:
+        """Nothing is dropped: what a toy says depends on all of its tokens."""
+        return False
+
+    def pay(self, n_tokens: int) -> None:
+        """Let the clock move on by a pass over `n_tokens`."""
+        if self._clock:
+            self._clock.now += self._cost(n_tokens) + self._growth * n_tokens * self.n_past
 
     def forward(self, parts: Sequence[SequenceTokens]) -> list[ForwardResult]:
         """The pass of a cache that this session has for itself."""
@@ -61,8 +74,7 @@ class ToySession:
         self, tokens: Sequence[int], *, n_logits: int = 1, parents: Sequence[int] | None = None
     ) -> np.ndarray:
         self.passes.append(len(tokens))
-        if self._clock:
-            self._clock.now += self._cost(len(tokens))
+        self.pay(len(tokens))
         n_tree = len(parents or ())
         assert parents is None or n_logits == n_tree + 1
         self.tokens += tokens[: len(tokens) - n_tree]

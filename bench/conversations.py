@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Protocol
 
 from edgespec.errors import UsageError
 from edgespec.llama.weights import Model
@@ -79,10 +80,20 @@ def _read(file: Path) -> str:
         return opened.read()
 
 
+class TextModel(Protocol):
+    """A model's vocabulary."""
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """Return the tokens of `text`."""
+
+    def piece(self, token: int, /) -> bytes:
+        """Return the text of `token`."""
+
+
 class Sources:
     """The standard library's modules in an order by `seed`, each read once, in a model's tokens."""
 
-    def __init__(self, model: Model, seed: str) -> None:
+    def __init__(self, model: TextModel, seed: str) -> None:
         self._model = model
         self.random = random.Random(seed)
         files = sorted(Path(inspect.__file__).parent.glob("*.py"))
@@ -122,6 +133,17 @@ class Sources:
     def code(self, n_tokens: int) -> str:
         """Return `n_tokens` tokens of code. Raises UsageError if there are too few."""
         return "".join(excerpt.text for excerpt in self.excerpts(n_tokens))
+
+    def modules(self, n_tokens: int) -> str:
+        """Return modules, the last one cut: more tokens begin alike. Raises UsageError if there are too few."""
+        text, left = "", n_tokens
+        for file in self._files:
+            part = self.cut(f"\n# {file.name}\n{_read(file)}", left)
+            text += part
+            left -= self.count(part)
+            if left <= 0:
+                return text
+        raise UsageError("the standard library here is too short", field="depth", value=n_tokens)
 
     def described(self) -> Iterator[tuple[str, str]]:
         """Yield functions and classes, and what their docstrings say."""

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from conversations import Sources
 from edgespec.decoding.forward import Forward
 from edgespec.engine.model_choice import choose_models
 from edgespec.llama.gguf_header import check_model_file
@@ -27,7 +28,6 @@ from edgespec.llama.kv_cache import KVCache, KVCacheSize
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from edgespec.models.resolve import resolve
-from prompts import library_text
 from script import Measuring, numbers, parser, spread, start
 
 _AT_ONCE = 32  # tokens of a pass
@@ -85,7 +85,7 @@ def measure(target: Model, path: Any, args: argparse.Namespace) -> list[dict[str
         model = stack.enter_context(Model(path, header=header))
         fusion = Fusion(head, TargetEmbeddings(target.header), n_threads=args.threads, plugin=model.plugin)
         for seed in range(args.texts):
-            text = library_text(target, args.tokens + 64, seed)
+            text = Sources(target, str(seed)).modules(args.tokens + 64)
             tokens = target.tokenize(text, add_special=True, parse_special=False)[: args.tokens]
             likeliest, states = read(target, tokens, args.threads)
             inputs = np.concatenate(

@@ -11,15 +11,14 @@ target below 40 tokens), words.jsonl (of 1 to 3 tokens). There a prompt may have
 from __future__ import annotations
 
 import argparse
-import inspect
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
+from conversations import Sources, TextModel
 from edgespec.decoding.session import n_common
 from edgespec.errors import UsageError
 from edgespec.models.suites import Prompt, Suite, load_suite, numbered_lines, read_contents
@@ -31,16 +30,6 @@ WORDS = _SETS / "words.jsonl"
 AGAIN = _SETS / "again.jsonl"
 _FILES = "These are some files, for reference."
 _NOW = "Those were the files. What I ask is another thing:"
-
-
-class TextModel(Protocol):
-    """A model's vocabulary."""
-
-    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """Return the tokens of `text`."""
-
-    def piece(self, token: int, /) -> bytes:
-        """Return the text of `token`."""
 
 
 @dataclass(frozen=True)
@@ -70,19 +59,6 @@ def pairs(path: Path) -> dict[str, tuple[str, str]]:
     return {question["category"]: (question["turns"][0], question["turns"][1]) for question in records(path)}
 
 
-def library_text(model: TextModel, n_tokens: int, seed: int) -> str:
-    """Return text of modules of the standard library with about `n_tokens` tokens, in an order by `seed`."""
-    files = sorted(Path(inspect.__file__).parent.glob("*.py"))
-    random.Random(seed).shuffle(files)
-    tokens: list[int] = []
-    for file in files:
-        text = f"\n# {file.name}\n{file.read_text(encoding='utf-8')}"
-        tokens += model.tokenize(text, add_special=False, parse_special=False)
-        if len(tokens) >= n_tokens:
-            break
-    return b"".join(map(model.piece, tokens[:n_tokens])).decode(errors="ignore")
-
-
 def at_depth(model: TextModel, prompts: Sequence[Prompt], depth: int, seed: int = 1) -> list[Prompt]:
     """Return `prompts` with about `depth` tokens of sources in front of each, the same for all.
 
@@ -91,10 +67,7 @@ def at_depth(model: TextModel, prompts: Sequence[Prompt], depth: int, seed: int 
     """
     if not depth:
         return list(prompts)
-    text = library_text(model, depth, seed)
-    n_tokens = len(model.tokenize(text, add_special=False, parse_special=False))
-    if n_tokens < 0.98 * depth:
-        raise UsageError(f"there are {n_tokens} tokens of sources", field="depth", value=depth)
+    text = Sources(model, str(seed)).modules(depth)
     return [replace(one, text=f"{_FILES}\n{text}\n\n{_NOW}\n\n{one.text}") for one in prompts]
 
 

@@ -95,6 +95,7 @@ def test_a_page_that_cannot_be_is_refused_by_name(client: openai.OpenAI, http: h
         client.responses.input_items.list("resp_none")
 
 
+@pytest.mark.slow
 def test_a_stream_that_is_cancelled_ends_and_is_kept(client: openai.OpenAI, served: Served):
     with writing(served, LONG, "ok") as prompts:
         events = client.responses.create(**ASKED, stream=True)
@@ -117,6 +118,7 @@ def test_a_stream_that_is_cancelled_ends_and_is_kept(client: openai.OpenAI, serv
     assert cancelled.output_text in prompts[1]
 
 
+@pytest.mark.slow
 def test_a_stream_that_waits_can_be_cancelled(target: Path):
     with (
         serving(target, engine_options={"parallel": 1}) as single,

@@ -189,7 +189,7 @@ class DraftModel:
 
 
 WINDOW = 1024
-"""Tokens to which a draft head attends at least, where there are as many. More cost time and room, and hardly
+"""Tokens to which a draft head attends at least, where there are as many. More cost time and room, and no
 more of its tokens are accepted (docs/measurements/drafts.md)."""
 _STEP = WINDOW // 4  # more that it attends to until the oldest are dropped
 

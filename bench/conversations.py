@@ -135,7 +135,7 @@ class Sources:
         return "".join(excerpt.text for excerpt in self.excerpts(n_tokens))
 
     def modules(self, n_tokens: int) -> str:
-        """Return modules, the last one cut: more tokens begin alike. Raises UsageError if there are too few."""
+        """Return modules, the last one cut: more tokens begin alike. Raises UsageError for too few."""
         text, left = "", n_tokens
         for file in self._files:
             part = self.cut(f"\n# {file.name}\n{_read(file)}", left)

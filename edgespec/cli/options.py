@@ -323,7 +323,7 @@ class Compute(ThreadsAndKernels):
         CacheChoice,
         typer.Option(
             help="Keys and values of the target's cache; q8_0: half the memory, logits change a little; "
-            "q4_0: a quarter, they change more; auto: the first in which the context fits."
+            "q4_0: a quarter, and some models write nonsense; auto: f16, or q8_0 where that does not fit."
         ),
     ] = "f16"
 

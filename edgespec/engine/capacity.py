@@ -9,7 +9,7 @@ from edgespec.drafting.costs import CONTEXTS, guessed_curve
 from edgespec.drafting.profile import ProfileKey
 from edgespec.drafting.profile_store import load
 from edgespec.errors import EdgespecError
-from edgespec.llama.cache_types import possible_types, with_cache_type
+from edgespec.llama.cache_types import SAFE_TYPES, possible_types, with_cache_type
 from edgespec.llama.choices import CacheChoice
 from edgespec.llama.gguf_header import GGUFHeader
 from edgespec.llama.kernels import STOCK
@@ -164,7 +164,8 @@ def choose_cache_type(
     "auto": the most exact one. Raises UsageError if the model cannot have the type, and EdgespecError, with
     the tokens that fit in each, if the context does not fit.
     """
-    types = possible_types(target) if cache_type == "auto" else [cache_type]
+    can = [one for one in possible_types(target) if one in SAFE_TYPES]
+    types = can if cache_type == "auto" else [cache_type]
     for i, one in enumerate(types):
         typed = with_cache_type(target, one)
         models = [(typed, n_tokens)] + ([(draft, min(draft.n_ctx_train, n_tokens))] if draft else [])

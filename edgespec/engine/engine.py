@@ -349,8 +349,8 @@ class Engine(Closing):
         n_cells: Tokens that the KV cache holds, of all requests together; None: as many as one request needs,
             or for several what capacity.py says.
         cache_type: How the target's cache holds keys and values: "f16"; "q8_0", which takes half the memory
-            and changes the logits a little; "q4_0", a quarter, which changes them more; "auto", the first of
-            these in which `n_ctx` tokens of `parallel` requests, or `n_cells`, fit.
+            and changes the logits a little; "q4_0", a quarter, in which some models write nonsense; "auto",
+            the first of the first two in which `n_ctx` tokens of `parallel` requests, or `n_cells`, fit.
         chat_template: In place of the target's own: the name of another in its file or of a form of
             llama.cpp's ("chatml"), a file, or a program in Jinja.
         nodes: Machines that hold layers of the target (`read_addresses`).

@@ -90,8 +90,8 @@ class PairOptions:
     """"auto": edgespec's own where possible; "off": llama.cpp's."""
     cache_type: CacheChoice = "f16"
     """Type of keys and values in the target's cache: q8_0 takes half the memory, q4_0 a quarter, and they
-    change the logits, q4_0 more. "auto": the most exact one in which `n_cells` tokens fit, or `n_ctx` of each
-    of `parallel` requests. A draft's cache, which is small, is in F16."""
+    change the logits, q4_0 much. "auto": the more exact of f16 and q8_0 in which `n_cells` tokens fit, or
+    `n_ctx` of each of `parallel` requests. A draft's cache, which is small, is in F16."""
     prefix_cache: int | None = None
     """Bytes of the prefix cache: what was read before need not be read again. 0 keeps the last sequence only;
     None: each prompt is read from its beginning."""
@@ -212,8 +212,8 @@ class Pair(Closing):
         """The draft, besides the suffix store; `load` may replace it."""
         self._remote: TargetOnNodes | None = None
         if not options.nodes:  # with them: once it is known what they hold
-            drafts = self.draft.header
-            self.target_header = choose_cache_type(header, drafts, options.cache_type, n_tokens)
+            own = self.draft.header
+            self.target_header = choose_cache_type(header, own, options.cache_type, n_tokens)
         if options.cache_type == "auto":
             self._settle_cache_type(n_tokens)
         self._models: list[Model] = []
@@ -229,7 +229,7 @@ class Pair(Closing):
         shared = n_tokens if options.n_ctx and (options.parallel or 1) > 1 else options.n_cells
         self.options = replace(options, cache_type=cache_type, n_cells=shared)
         self.capacity = replace(self.capacity, n_cells=shared)
-        fits = f"the most exact type in which {n_tokens:,} tokens fit in memory"
+        fits = f"the most exact safe type in which {n_tokens:,} tokens fit in memory"
         self._lines.append(f"{self.target_name}: cache in {cache_type}, {fits}")
 
     @property

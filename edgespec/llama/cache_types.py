@@ -12,6 +12,9 @@ from edgespec.llama.gguf_header import GGUFHeader
 CACHE_TYPES: tuple[CacheType, ...] = get_args(CacheType)
 """All types, the most exact one first."""
 
+SAFE_TYPES: tuple[CacheType, ...] = ("f16", "q8_0")
+"""Types that serve every model: in Q4_0 the default target writes nonsense (docs/measurements/kernels.md)."""
+
 _WIDTHS: dict[CacheType, int] = {"f16": 1, "q8_0": 32, "q4_0": 64}
 # A head's width must be a multiple. Numbers are quantized in 32s; llama.cpp rotates keys and values by a
 # Hadamard matrix before that where the width is a multiple of 64, and 4 bits without it lose too much.

@@ -12,7 +12,7 @@ CacheType = Literal["f16", "q8_0", "q4_0"]
 """How the target's cache holds keys and values: as 16-bit floats, or in 8 or 4 bits with one scale per 32."""
 
 CacheChoice = Literal["auto", "f16", "q8_0", "q4_0"]
-"""A `CacheType`, or the most exact one in which the context fits in memory."""
+"""A `CacheType`, or the more exact of F16 and Q8_0 in which the context fits in memory."""
 
 Pooling = Literal["mean", "cls", "last"]
 """The vector of a text: the mean of its tokens' states, that of the first token, or of the last."""

@@ -142,11 +142,17 @@ def large(packable_path):
     return replace(header, n_head_kv=(512,) * header.n_layer, n_ctx_train=8192, n_head=1)
 
 
-@pytest.mark.parametrize("cache_type", ["f16", "q8_0", "q4_0"])
+@pytest.mark.parametrize("cache_type", ["f16", "q8_0"])
 def test_auto_is_the_most_exact_type_that_fits(memory, large, cache_type):
     memory((with_cache_type(large, cache_type), 8192))
     assert choose_cache_type(large, None, "auto", 8192).cache_type == cache_type
     assert choose_cache_type(large, None, "auto", 256).cache_type == "f16"
+
+
+def test_auto_does_not_take_a_type_that_may_ruin_the_text(memory, large):
+    memory((with_cache_type(large, "q4_0"), 8192))
+    with pytest.raises(EdgespecError, match=r"by --cache-type: .* 8,192 with q4_0"):
+        choose_cache_type(large, None, "auto", 8192)
 
 
 def test_a_draft_counts(memory, large, packable_path):
@@ -182,7 +188,9 @@ def test_auto_says_what_it_took(packable_path, tiny_path):
         ) as engine:
             assert engine.capacity.n_cells == 512
             assert not engine.kernels.endswith("cache")
-    assert sum("cache in f16, the most exact type in which 512 tokens fit" in line for line in lines) == 2
+    assert (
+        sum("cache in f16, the most exact safe type in which 512 tokens fit" in line for line in lines) == 2
+    )
 
 
 def test_auto_is_what_the_engine_runs_with(packable_path, monkeypatch):

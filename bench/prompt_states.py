@@ -19,14 +19,14 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import httpx
 import numpy as np
 
 from edgespec import Engine, SamplingParams
 from edgespec.engine.model_choice import choose_models
-from edgespec.llama.choices import StateRoom
+from edgespec.llama.choices import CacheType, StateRoom
 from edgespec.models.resolve import resolve
 from script import Measuring, numbers, parser, spread, start
 from servers import Server
@@ -138,7 +138,7 @@ def main() -> None:
     parse.add_argument("--target", metavar="MODEL", help="path or name; default: the default pair's")
     parse.add_argument("--lengths", type=numbers(int), default=[1000, 8000, 16_000])
     parse.add_argument("--rounds", type=int, default=3)
-    parse.add_argument("--cache-type", choices=("f16", "q8_0"), default="f16")
+    parse.add_argument("--cache-type", choices=get_args(CacheType), default="f16")
     parse.add_argument(
         "--dir", metavar="DIR", help="a folder on the disk to measure; default: that of temporary files"
     )

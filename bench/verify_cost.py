@@ -43,9 +43,9 @@ from edgespec.apps.bench.runs import rotated
 from edgespec.engine.model_choice import choose_models
 from edgespec.llama import kernels
 from edgespec.llama.backend import foreign_function, llama
+from edgespec.llama.cache_types import with_cache_type
 from edgespec.llama.choices import CacheType
 from edgespec.llama.gguf_header import read_header
-from edgespec.llama.kv_cache import with_cache_type
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from edgespec.models.resolve import resolve

@@ -1,4 +1,4 @@
-// Attention of a few query rows over a cache in F16 or Q8_0: an online softmax in float32 (Milakov and Gimelshein,
+// Attention of a few query rows over a cache in F16, Q8_0 or Q4_0: an online softmax in float32 (Milakov and Gimelshein,
 // arXiv 1805.02867; Dao et al., arXiv 2205.14135). Scores have cached tokens in their lanes, outputs have
 // head dimensions: no sum of a score or an output crosses lanes, and a row never meets another row.
 #pragma once
@@ -62,15 +62,14 @@ void score_rows(int64_t head_dim, const float *const *q, const float *keys, floa
 }
 
 // LANES numbers of a row of the cache from column d, a multiple of LANES, on.
-template <bool Q8> inline F f_cached(const char *row, int64_t d) {
-    if (!Q8) {
+template <CacheFormat CACHE> inline F f_cached(const char *row, int64_t d) {
+    if (CACHE == F16_CACHE) {
         return f_half(row + 2 * d);
     }
-    const uint8_t *const block = (const uint8_t *)row + d / 32 * Q8_BLOCK;
-    return f_mul(f_i8(block + 2 + d % 32), f_set1(half_at(block)));
+    const uint8_t *const block = (const uint8_t *)row + d / 32 * CACHE_BLOCK[CACHE];
+    const F scale = f_set1(half_at(block));
+    return f_mul(CACHE == Q8_CACHE ? f_i8(block + 2 + d % 32) : f_i4(block + 2 + d % 16, d % 32 / 16 * 4), scale);
 }
-// Bytes of so many numbers, a multiple of LANES.
-template <bool Q8> constexpr int cached_bytes(int64_t n) { return (int)(Q8 ? (n + 31) / 32 * Q8_BLOCK : 2 * n); }
 
 // A block of places: where its keys and values lie, and which of the places are seen.
 struct BlockRows {
@@ -152,16 +151,61 @@ inline int64_t transpose_halves(const char *const *row, int64_t head_dim, float 
     return d;
 }
 
+// The numbers of BITS bits from the N-th on of words of LANES keys, as floats. Number n of a word belongs to column n, in
+// Q4_0 to n / 2, and 16 columns later where n is odd.
+template <int BITS, int N> inline void widen_words(I words, F scale, float *keys) {
+    if constexpr (N < 32 / BITS) {
+        const F number = f_int(i_sar32<32 - BITS>(i_shl32<32 - BITS * (N + 1)>(words)));
+        f_store(keys + (BITS == 8 ? N : N / 2 + N % 2 * 16) * KEYS, f_mul(number, scale));
+        widen_words<BITS, N + 1>(words, scale, keys);
+    }
+}
+
+// Columns of quantized keys, transposed as words of 4 or 8 numbers and widened after that. Returns how many.
+template <CacheFormat CACHE>
+int64_t transpose_blocks(const char *const *row, int64_t head_dim, float *keys, Fetch &fetch) {
+    constexpr int BITS = CACHE == Q8_CACHE ? 8 : 4, WORDS = BITS; // of a block
+    constexpr int COLUMNS = LANES * 32 / BITS, BLOCKS = COLUMNS < 32 ? 1 : COLUMNS / 32;
+    int64_t d = 0;
+    for (; d + COLUMNS <= head_dim; d += COLUMNS) {
+        for (int j = 0; j < KEYS; j += LANES) {
+            F t[LANES];
+            alignas(64) float scales[BLOCKS][LANES];
+#pragma GCC unroll 16
+            for (int i = 0; i < LANES; i++) {
+                const uint8_t *const block = (const uint8_t *)row[j + i] + d / 32 * CACHE_BLOCK[CACHE];
+                t[i] = f_cast(i_chunks<4 * WORDS>(block + 2 + (COLUMNS < 32 ? d % 32 : 0)));
+                for (int b = 0; b < BLOCKS; b++) {
+                    scales[b][i] = half_at(block + b * CACHE_BLOCK[CACHE]);
+                }
+            }
+            f_transpose(t);
+#pragma GCC unroll 16
+            for (int w = 0; w < LANES; w++) {
+                fetch.lines(1);
+                const int b = w / WORDS;
+                const I words = CACHE == Q8_CACHE ? i_cast(t[w]) : i_xor(i_cast(t[w]), i_bytes(0x88)); // less 8, signed
+                widen_words<BITS, 0>(words, f_load(scales[b]), keys + (d + b * 32 + w % WORDS * 4) * KEYS + j);
+            }
+        }
+    }
+    return d;
+}
+
 // KEYS keys, which begin at row[0 .. KEYS), as floats, transposed.
-template <bool Q8> void transpose_keys(const char *const *row, int64_t head_dim, float *keys, Fetch &fetch) {
-    // In vectors of 128 bits words have as many shuffles, and go through memory: more instructions, counted.
-    const int64_t done = Q8 || LANES == 4 ? 0 : transpose_halves(row, head_dim, keys, fetch);
+template <CacheFormat CACHE> void transpose_keys(const char *const *row, int64_t head_dim, float *keys, Fetch &fetch) {
+    int64_t done = 0;
+    if constexpr (CACHE != F16_CACHE) {
+        done = transpose_blocks<CACHE>(row, head_dim, keys, fetch);
+    } else if constexpr (LANES > 4) { // in 128 bits words have as many shuffles, and go through memory: more instructions
+        done = transpose_halves(row, head_dim, keys, fetch);
+    }
     for (int j = 0; j < KEYS; j += LANES) {
         for (int64_t d = done; d < head_dim; d += LANES) {
             F t[LANES];
 #pragma GCC unroll 16
             for (int i = 0; i < LANES; i++) {
-                t[i] = f_cached<Q8>(row[j + i], d);
+                t[i] = f_cached<CACHE>(row[j + i], d);
             }
             f_transpose(t);
 #pragma GCC unroll 16
@@ -174,10 +218,10 @@ template <bool Q8> void transpose_keys(const char *const *row, int64_t head_dim,
 }
 
 // VECTORS vectors of values of a place, from column d on: of the cache, or wide ones of DIMS columns.
-template <bool Q8> struct CachedValues {
+template <CacheFormat CACHE> struct CachedValues {
     const char *const *rows;
     int64_t d;
-    inline F at(int place, int v) const { return f_cached<Q8>(rows[place], d + v * LANES); }
+    inline F at(int place, int v) const { return f_cached<CACHE>(rows[place], d + v * LANES); }
 };
 struct WideValues {
     const float *values;
@@ -218,16 +262,16 @@ inline void accumulate(const CellBlock &block, const Values &values, int64_t val
 }
 
 // Of few rows, all columns.
-template <int ROWS, bool Q8>
+template <int ROWS, CacheFormat CACHE>
 void accumulate_cached(const BlockRows &rows, int64_t value_dim, const float *weights, const float *correction,
                        float *out, Fetch &fetch) {
     int64_t d = 0;
     for (; d + LONE_VECTORS * LANES <= value_dim; d += LONE_VECTORS * LANES) {
-        accumulate<ROWS, LONE_VECTORS>(*rows.block, CachedValues<Q8>{rows.values, d}, value_dim, weights, correction,
+        accumulate<ROWS, LONE_VECTORS>(*rows.block, CachedValues<CACHE>{rows.values, d}, value_dim, weights, correction,
                                        out + d, fetch);
     }
     for (; d < value_dim; d += LANES) {
-        accumulate<ROWS, 1>(*rows.block, CachedValues<Q8>{rows.values, d}, value_dim, weights, correction, out + d,
+        accumulate<ROWS, 1>(*rows.block, CachedValues<CACHE>{rows.values, d}, value_dim, weights, correction, out + d,
                             fetch);
     }
 }
@@ -319,7 +363,7 @@ typedef void AccumulateWide(const CellBlock &, const float *, int, int64_t, cons
                             Fetch &);
 
 // The kernels of 1 to ROWS rows, by their number less one.
-template <bool Q8> struct RowKernels {
+template <CacheFormat CACHE> struct RowKernels {
     Score *score[ROW_TILE];
     Accumulate *cached[LONE_ROWS];
     AccumulateWide *wide[ROW_TILE];
@@ -330,7 +374,7 @@ template <bool Q8> struct RowKernels {
             score[ROWS - 1] = score_rows<ROWS>;
             wide[ROWS - 1] = accumulate_wide<ROWS>;
             if constexpr (ROWS <= LONE_ROWS) {
-                cached[ROWS - 1] = accumulate_cached<ROWS, Q8>;
+                cached[ROWS - 1] = accumulate_cached<ROWS, CACHE>;
             }
             fill<ROWS - 1>();
         }
@@ -338,14 +382,14 @@ template <bool Q8> struct RowKernels {
 };
 
 // Rows [first, last), all of which see the block.
-template <bool Q8>
+template <CacheFormat CACHE>
 void attend_block(const AttentionUnit &unit, const BlockRows &rows, int first, int last, float *memory,
                   const AttentionState &state, Fetch &fetch) {
-    static constexpr RowKernels<Q8> kernels;
+    static constexpr RowKernels<CACHE> kernels;
     alignas(64) float scores[ATTN_ROWS * ATTN_BLOCK];
     alignas(64) float correction[ATTN_ROWS] = {};
     for (int key = 0; key < ATTN_BLOCK; key += KEYS) {
-        transpose_keys<Q8>(rows.keys + key, unit.head_dim, memory, fetch);
+        transpose_keys<CACHE>(rows.keys + key, unit.head_dim, memory, fetch);
         each_tile(first, last, [&](int row, int n) {
             kernels.score[n - 1](unit.head_dim, unit.q + row, memory, scores + row * ATTN_BLOCK + key, fetch);
         });
@@ -361,7 +405,7 @@ void attend_block(const AttentionUnit &unit, const BlockRows &rows, int first, i
         const int vectors = (int)((dim - d < DIMS ? dim - d : DIMS) / LANES);
         for (int j = rows.block->first; j < rows.block->last; j++) {
             for (int v = 0; v < vectors; v++) {
-                f_store(memory + j * DIMS + v * LANES, f_cached<Q8>(rows.values[j], d + v * LANES));
+                f_store(memory + j * DIMS + v * LANES, f_cached<CACHE>(rows.values[j], d + v * LANES));
             }
         }
         each_tile(first, last, [&](int row, int n) {
@@ -414,7 +458,9 @@ void attend(const AttentionUnit &unit, int64_t begin, int64_t end, const Attenti
     }
     Run runs[ATTN_SEGMENT / ATTN_BLOCK * ATTN_ROWS];
     const int n_runs = find_runs(unit, begin, end, runs);
-    const auto bytes = unit.is_q8 ? cached_bytes<true> : cached_bytes<false>;
+    const auto bytes = [&](int64_t n) { return (int)((n + 31) / 32 * CACHE_BLOCK[unit.cache]); };
+    static constexpr decltype(&attend_block<F16_CACHE>) blocks[] = {attend_block<F16_CACHE>, attend_block<Q8_CACHE>,
+                                                                    attend_block<Q4_CACHE>};
     for (int i = 0; i < n_runs; i++) {
         const Run &run = runs[i];
         BlockRows rows;
@@ -431,7 +477,7 @@ void attend(const AttentionUnit &unit, int64_t begin, int64_t end, const Attenti
             find_rows(*next.block, next.k, unit.k_stride, fetch.rows);
             find_rows(*next.block, next.v, unit.v_stride, fetch.rows + ATTN_BLOCK);
         }
-        (unit.is_q8 ? attend_block<true> : attend_block<false>)(unit, rows, run.first, run.last, memory, state, fetch);
+        blocks[unit.cache](unit, rows, run.first, run.last, memory, state, fetch);
     }
 }
 

@@ -2,6 +2,7 @@
 // tests.
 #include "edgespec_kernels.h"
 #include "packed.h"
+#include "tensor.h"
 
 #include <string.h>
 
@@ -148,9 +149,10 @@ int es_kernels_attention(const es_attention *a, float *out, int n_threads) {
     }
     // ggml's views: tokens in dimension 1, heads in dimension 2.
     const auto heads = [](int type, int64_t dim, int64_t n_heads, int64_t tokens, const void *data) {
-        const bool is_q8 = type == ggml::TYPE_Q8_0;
-        const size_t size = is_q8 ? Q8_BLOCK : type == ggml::TYPE_F32 ? 4 : 2;
-        Tensor t = make_tensor(type, size, is_q8 ? dim / 32 : dim, n_heads, tokens, data);
+        const CacheFormat format = ggml::cache_format(type);
+        const bool is_quantized = format == Q8_CACHE || format == Q4_CACHE;
+        const size_t size = is_quantized ? (size_t)CACHE_BLOCK[format] : type == ggml::TYPE_F32 ? 4 : 2;
+        Tensor t = make_tensor(type, size, is_quantized ? dim / 32 : dim, n_heads, tokens, data);
         t.ne[0] = dim;
         std::swap(t.ne[1], t.ne[2]);
         std::swap(t.nb[1], t.nb[2]);
@@ -229,14 +231,27 @@ int es_kernels_state_scan(const es_state_scan *a, float *out, int n_threads) {
 }
 
 int es_kernels_cached(int type, int64_t n, const float *x, uint8_t *out) {
-    if (!isa() || n < 1 || n % 32 || (type != ggml::TYPE_F16 && type != ggml::TYPE_Q8_0)) {
+    if (!isa() || n < 1 || n % 32) {
         return -1;
     }
-    if (type == ggml::TYPE_F16) {
-        isa()->to_half(n, x, (uint16_t *)out);
-    } else {
-        isa()->to_q8(n, x, out);
+    switch (ggml::cache_format(type)) {
+    case F16_CACHE: isa()->to_half(n, x, (uint16_t *)out); return 0;
+    case Q8_CACHE: isa()->to_q8(n, x, out); return 0;
+    case Q4_CACHE: isa()->to_q4(n, x, out); return 0;
+    default: return -1;
     }
-    return 0;
+}
+
+int es_kernels_hadamard(int64_t width, int64_t rows, const float *matrix, const float *x, float *y, int n_threads) {
+    if (!isa() || width < 1 || rows < 1 || n_threads < 1) {
+        return -1;
+    }
+    Tensor th = make_tensor(ggml::TYPE_F32, 4, width, width, 1, matrix);
+    Tensor tx = make_tensor(ggml::TYPE_F32, 4, width, rows, 1, x), ty = make_tensor(ggml::TYPE_F32, 4, width, rows, 1, y);
+    ty.op = ggml::OP_MUL_MAT;
+    ty.op_params[1] = ggml::HINT_HADAMARD;
+    ty.src[0] = &th;
+    ty.src[1] = &tx;
+    return can_run(&ty, NO_GGML) ? run({&ty}, n_threads) : -1;
 }
 }

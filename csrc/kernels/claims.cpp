@@ -13,7 +13,9 @@ namespace {
 bool is_rows(const Tensor *t, int type, size_t size) { return t && t->type == type && t->nb[0] == size; }
 bool is_float_rows(const Tensor *t) { return is_rows(t, TYPE_F32, 4); }
 bool is_cache(const Tensor *t) {
-    return is_rows(t, TYPE_F16, 2) || (is_rows(t, TYPE_Q8_0, Q8_BLOCK) && t->ne[0] % 32 == 0);
+    const CacheFormat format = cache_format(t->type);
+    return format == F16_CACHE ? t->nb[0] == 2
+                               : format != N_CACHES && t->nb[0] == (size_t)CACHE_BLOCK[format] && t->ne[0] % 32 == 0;
 }
 
 // `small` may have one column, or one row, for all.
@@ -130,6 +132,12 @@ bool can_set_rows(const Tensor *op) {
 }
 
 } // namespace
+
+bool is_hadamard(const Tensor *op) {
+    const Tensor *h = op->src[0], *x = op->src[1];
+    return op->op == OP_MUL_MAT && op->op_params[1] == HINT_HADAMARD && is_float_rows(h) && h->ne[0] >= 64 &&
+           !(h->ne[0] & (h->ne[0] - 1)) && is_float_rows(x) && x->ne[0] == h->ne[0] && is_dense(x) && is_dense(op);
+}
 
 bool can_pack(const Tensor *w) {
     const Type type = find_type(w->type);

@@ -129,7 +129,7 @@ ES_API int es_kernels_experts(int type, int64_t n_experts, int64_t rows, int64_t
                               float *y, int n_threads);
 
 /* Attention of n tokens, float32 q[n][n_head][head_dim], over n_kv cached ones, k[n_kv][n_head_kv][head_dim] and
- * v[n_kv][n_head_kv][value_dim] of ggml's `cache_type`, F16 or Q8_0; F16 mask[n][n_kv] is added to the scores, where it is
+ * v[n_kv][n_head_kv][value_dim] of ggml's `cache_type`, F16, Q8_0 or Q4_0; F16 mask[n][n_kv] is added to the scores, where it is
  * not NULL. In F32, without a mask: full attention, in which keys and values are quantized, too. */
 struct es_attention {
     int64_t head_dim, value_dim, n_head, n_head_kv, n, n_kv;
@@ -172,8 +172,12 @@ struct es_state_scan {
 };
 ES_API int es_kernels_state_scan(const struct es_state_scan *scan, float *out, int n_threads);
 
-/* out[n], F16 or Q8_0 of ggml's `type`: floats as a cache keeps them; n is a multiple of 32. */
+/* out[n], F16, Q8_0 or Q4_0 of ggml's `type`: floats as a cache keeps them; n is a multiple of 32. */
 ES_API int es_kernels_cached(int type, int64_t n, const float *x, uint8_t *out);
+
+/* y[rows][width]: rows of x times matrix[width][width], of which only that it is a Hadamard matrix over sqrt(width) is used
+ * where `width` is a power of two from 64 on. */
+ES_API int es_kernels_hadamard(int64_t width, int64_t rows, const float *matrix, const float *x, float *y, int n_threads);
 
 /* ---- how fast the kernels are, without ggml, over weights that come from memory ---- */
 

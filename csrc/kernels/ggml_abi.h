@@ -9,7 +9,7 @@
 
 namespace edgespec::ggml {
 
-enum { TYPE_F32 = 0, TYPE_F16 = 1, TYPE_Q8_0 = 8, TYPE_I8 = 24, TYPE_I32 = 26, TYPE_I64 = 27 };
+enum { TYPE_F32 = 0, TYPE_F16 = 1, TYPE_Q4_0 = 2, TYPE_Q8_0 = 8, TYPE_I8 = 24, TYPE_I32 = 26, TYPE_I64 = 27 };
 
 enum Op {
     OP_NONE = 0,
@@ -71,6 +71,7 @@ enum {
 };
 enum { SORT_ASCENDING = 0, SORT_DESCENDING = 1 };
 enum { ROPE_NORMAL = 0, ROPE_NEOX = 2, ROPE_MROPE = 8, ROPE_IMROPE = 40 };
+enum { HINT_HADAMARD = 1 }; // of a product, op_params[1]: its matrix is one over sqrt(n)
 enum { FLAG_COMPUTE = 16 };
 enum { STATUS_ALLOC_FAILED = -2, STATUS_FAILED = -1, STATUS_SUCCESS = 0, STATUS_ABORTED = 1 };
 enum { DEVICE_TYPE_ACCEL = 3 };

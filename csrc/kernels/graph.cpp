@@ -144,7 +144,7 @@ const Tensor *Executor::last_logits(const Tensor *op) {
 void Executor::plan_product(Planning &p, const Tensor *op) {
     const Tensor *w = op->src[0], *x = op->src[1], *next = p.next();
     if (w->type == TYPE_F32) {
-        steps_.emplace_back(&Executor::float_matmul, op);
+        steps_.emplace_back(is_hadamard(op) ? &Executor::hadamard : &Executor::float_matmul, op);
         return;
     }
     const Format &format = FORMATS[find_type(w->type)];

@@ -33,6 +33,9 @@ bool can_pack(const ggml::Tensor *weights);
 // Whether `op` is a product with packed weights that can be run.
 bool is_packed_matmul(const ggml::Tensor *op, const Ggml &ggml);
 
+// Whether `op` multiplies each row with a Hadamard matrix, as llama.cpp does with what a quantized cache holds.
+bool is_hadamard(const ggml::Tensor *op);
+
 // Whether `op` is one of the others that can be run.
 bool can_run(const ggml::Tensor *op, const Ggml &ggml);
 
@@ -105,6 +108,7 @@ class Executor {
     void add_id(const Step &step, int thread, int n);
     void sum_rows(const Step &step, int thread, int n);
     void soft_max(const Step &step, int thread, int n);
+    void hadamard(const Step &step, int thread, int n);
     void argsort(const Step &step, int thread, int n);
     void rope(const Step &step, int thread, int n);
     void set_rows(const Step &step, int thread, int n);

@@ -19,7 +19,8 @@ namespace {
         TEXT, {LANES, SIGNED_BYTES, PAIRED}, quantize<PAIRS>, {&ES_MATMUL(ISA, 1), &ES_MATMUL(ISA, ES_SECOND_LEVEL)}, \
             attend, merge, delta_net, state_scan, rms_norm, norm, l2_norm, add, sub, mul, divide, scale, clamp, square, \
             square_root, negative, exponential, relu, tanh_of, sigmoid, silu, gelu, gelu_erf, reglu, geglu, swiglu,   \
-            swiglu_oai, geglu_quick, swiglu_clamp, sum, soft_max, dots, to_half, to_q8, rope, read_bytes, peak        \
+            swiglu_oai, geglu_quick, swiglu_clamp, sum, soft_max, dots, to_half, to_q8, to_q4, hadamard, rope,        \
+            read_bytes, peak                                                                                          \
     }
 
 extern const MatmulTable ES_MATMUL(ES_ISA, 1), ES_MATMUL(ES_ISA, ES_SECOND_LEVEL);

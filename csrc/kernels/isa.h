@@ -13,7 +13,11 @@ constexpr int ATTN_ROWS = 48;       // most (token, head) rows of one attention 
 constexpr int ATTN_BLOCK = 64;      // cached tokens of one round of the online softmax
 constexpr int ATTN_SEGMENT = 256;   // cached tokens whose partial results are merged in a second round
 constexpr int MAX_HEAD_DIM = 576;   // of keys; that of MLA
-constexpr int Q8_BLOCK = 34;        // bytes of 32 numbers of a cache in Q8_0: an F16 scale and int8
+
+// How a cache holds keys and values. In Q8_0 and Q4_0, 32 numbers are an F16 scale, then int8; or 4 bits each, less 8: a
+// byte has number i in its low half, i + 16 in its high one.
+enum CacheFormat { F16_CACHE, Q8_CACHE, Q4_CACHE, N_CACHES };
+constexpr int CACHE_BLOCK[N_CACHES] = {64, 34, 18}; // bytes of 32 numbers
 
 // Activations of a tile of nc tokens, quantized: for each step of 32 columns a record of nc x 32 int8 (token by token;
 // in pairs of tokens for an instruction set with paired weights, see pairs.h), then
@@ -63,7 +67,7 @@ struct AttentionUnit {
     const CellBlock *blocks;
     const uint16_t *mask[ATTN_ROWS]; // F16, by cell: added to the scores; all nullptr where it only hides
     const char *k, *v;               // rows of the head, k_stride and v_stride bytes apart
-    bool is_q8;                      // in Q8_0, else in F16
+    CacheFormat cache;
     int64_t k_stride, v_stride;
     float scale;
     float soft_cap; // scores become soft_cap tanh(score / soft_cap); 0: they stay
@@ -143,6 +147,9 @@ struct Isa {
     void (*dots)(int64_t n, const float *w, const float *const *x, int count, float *y);
     void (*to_half)(int64_t n, const float *x, uint16_t *y);
     void (*to_q8)(int64_t n, const float *x, uint8_t *y); // Q8_0; n is a multiple of 32
+    void (*to_q4)(int64_t n, const float *x, uint8_t *y); // Q4_0
+    // Each `n` of `count` floats times the Hadamard matrix over sqrt(n), by Walsh's transform; n: a power of two, at least 64.
+    void (*hadamard)(int64_t n, int64_t count, const float *x, float *y);
     // Rotate pairs (i, i + n/2) of n floats, or (2i, 2i + 1) if not `halves`, by n/2 angles.
     void (*rope)(int64_t n, bool halves, const float *x, const float *cosines, const float *sines, float *y);
 

@@ -112,7 +112,7 @@ struct Rows {
         unit.blocks = a.views->blocks();
         unit.k = at<const char>(k, 0, cache_head);
         unit.v = at<const char>(v, 0, cache_head);
-        unit.is_q8 = k->type == TYPE_Q8_0;
+        unit.cache = cache_format(k->type);
         unit.k_stride = (int64_t)k->nb[1];
         unit.v_stride = (int64_t)v->nb[1];
         unit.scale = param(op, 0);

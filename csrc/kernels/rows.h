@@ -173,7 +173,7 @@ void to_half(int64_t n, const float *x, uint16_t *y) {
 }
 
 void to_q8(int64_t n, const float *x, uint8_t *y) {
-    for (int64_t i = 0; i < n; i += 32, y += Q8_BLOCK) {
+    for (int64_t i = 0; i < n; i += 32, y += CACHE_BLOCK[Q8_CACHE]) {
         F largest = f_zero();
         for (int j = 0; j < 32; j += LANES) {
             largest = f_max(largest, f_abs(f_load(x + i + j)));
@@ -185,6 +185,68 @@ void to_q8(int64_t n, const float *x, uint8_t *y) {
         ByteSums unused = {};
         for (int j = 0; j < 32; j += LANES) {
             i_store_bytes((int8_t *)y + 2 + j, f_mul(f_load(x + i + j), f_set1(inverse)), unused);
+        }
+    }
+}
+
+void to_q4(int64_t n, const float *x, uint8_t *y) {
+    for (int64_t i = 0; i < n; i += 32, y += CACHE_BLOCK[Q4_CACHE]) {
+        F largest = f_load(x + i), smallest = largest;
+        for (int j = LANES; j < 32; j += LANES) {
+            largest = f_max(largest, f_load(x + i + j));
+            smallest = f_min(smallest, f_load(x + i + j));
+        }
+        const float max = f_reduce_max(largest), min = -f_reduce_max(f_neg(smallest));
+        const float most = max > -min ? max : min; // becomes -8, whatever its sign
+        const float inverse = most > 1e-30f || most < -1e-30f ? -8 / most : 0;
+        uint16_t scale[LANES];
+        f_store_half(scale, f_set1(most / -8));
+        __builtin_memcpy(y, scale, 2);
+        float q[32];
+        for (int j = 0; j < 32; j += LANES) {
+            const F rounded = f_round(f_mul(f_load(x + i + j), f_set1(inverse)));
+            f_store(q + j, f_min(f_add(rounded, f_set1(8)), f_set1(15)));
+        }
+        for (int j = 0; j < 16; j++) {
+            y[2 + j] = (uint8_t)((int)q[j] | (int)q[j + 16] << 4);
+        }
+    }
+}
+
+inline void butterfly(F &a, F &b) {
+    const F sum = f_add(a, b);
+    b = f_sub(a, b);
+    a = sum;
+}
+void hadamard(int64_t n, int64_t count, const float *x, float *y) {
+    const F factor = f_set1(1 / __builtin_sqrtf((float)n));
+    for (int64_t i = 0; i < count; i += LANES * LANES) { // within vectors: across them, once they are transposed
+        const int vectors = (int)(count - i < LANES * LANES ? (count - i) / LANES : LANES);
+        F t[LANES];
+        for (int v = 0; v < LANES; v++) {
+            t[v] = v < vectors ? f_mul(f_load(x + i + v * LANES), factor) : f_zero();
+        }
+        f_transpose(t);
+        for (int step = 1; step < LANES; step *= 2) {
+            for (int v = 0; v < LANES; v++) {
+                if (!(v & step)) {
+                    butterfly(t[v], t[v + step]);
+                }
+            }
+        }
+        f_transpose(t);
+        for (int v = 0; v < vectors; v++) {
+            f_store(y + i + v * LANES, t[v]);
+        }
+    }
+    for (int64_t step = LANES; step < n; step *= 2) {
+        for (int64_t i = 0; i < count; i += LANES) {
+            if (!(i & step)) {
+                F a = f_load(y + i), b = f_load(y + i + step);
+                butterfly(a, b);
+                f_store(y + i, a);
+                f_store(y + i + step, b);
+            }
         }
     }
 }

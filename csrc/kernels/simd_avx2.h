@@ -59,6 +59,11 @@ inline void f_store_half(void *p, F x) {
 inline F f_i8(const uint8_t *p) {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
 }
+// Numbers of 4 bits, less 8: bytes shifted to the right by 0 or 4.
+inline F f_i4(const uint8_t *p, int shift) {
+    const I bytes = _mm256_srl_epi32(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)), _mm_cvtsi32_si128(shift));
+    return _mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_and_si256(bytes, _mm256_set1_epi32(15)), _mm256_set1_epi32(8)));
+}
 // 2^-8 times numbers of 4 bits of exponent and 3 of mantissa (E4M3); the eighth bit is ignored.
 inline F f_e4m3(const uint8_t *p) {
     const __m128i words = _mm_slli_epi16(_mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i *)p)), 7);
@@ -76,6 +81,7 @@ inline F f_int(I x) { return _mm256_cvtepi32_ps(x); }
 inline void i_forget(I &x) { __asm__("" : "+x"(x)); } // the compiler does not know what x is any more
 inline void i_put_down(I &x) { __asm__("" : "+m"(x)); } // x is in memory, not in a register
 inline I i_zero() { return _mm256_setzero_si256(); }
+inline I i_cast(F x) { return _mm256_castps_si256(x); }
 inline I i_load(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
 inline I i_set1(int32_t x) { return _mm256_set1_epi32(x); }
 inline I i_bytes(int x) { return _mm256_set1_epi8((char)x); }
@@ -89,6 +95,13 @@ template <int N> inline I i_shr16(I a) { return _mm256_srli_epi16(a, N); }
 inline I i_high4(I a) { return i_and(i_shr16<4>(a), i_bytes(15)); }
 inline I i_add(I a, I b) { return _mm256_add_epi32(a, b); }
 template <int N> inline I i_shl32(I a) { return _mm256_slli_epi32(a, N); }
+template <int N> inline I i_sar32(I a) { return _mm256_srai_epi32(a, N); }
+// 16 bytes each of the quantized blocks from p on, whose numbers take BYTES; a scale of two bytes lies between blocks.
+template <int BYTES> constexpr int chunk_at(int c) { return 16 * c / BYTES * (BYTES + 2) + 16 * c % BYTES; }
+template <int BYTES> inline I i_chunks(const uint8_t *p) {
+    const auto chunk = [p](int c) { return _mm_loadu_si128((const __m128i *)(p + chunk_at<BYTES>(c))); };
+    return _mm256_inserti128_si256(_mm256_castsi128_si256(chunk(0)), chunk(1), 1);
+}
 inline I i_lookup(const int8_t *table, I index) {
     return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)table)), index);
 }

@@ -39,6 +39,11 @@ inline void f_store_half(void *p, F x) {
 inline F f_i8(const uint8_t *p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
 }
+// Numbers of 4 bits, less 8: bytes shifted to the right by 0 or 4.
+inline F f_i4(const uint8_t *p, int shift) {
+    const I bytes = _mm512_srl_epi32(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)), _mm_cvtsi32_si128(shift));
+    return _mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_and_si512(bytes, _mm512_set1_epi32(15)), _mm512_set1_epi32(8)));
+}
 // 2^-8 times numbers of 4 bits of exponent and 3 of mantissa (E4M3); the eighth bit is ignored.
 inline F f_e4m3(const uint8_t *p) {
     const __m256i words = _mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)p)), 7);
@@ -51,6 +56,7 @@ inline F f_exponents(const uint8_t *p) {
     const I small = _mm512_slli_epi32(_mm512_add_epi32(_mm512_min_epi32(e, one), one), 21); // e = 0 and 1: not normal
     return f_cast(_mm512_max_epi32(_mm512_slli_epi32(_mm512_sub_epi32(e, one), 23), small));
 }
+inline I i_cast(F x) { return _mm512_castps_si512(x); }
 inline F f_int(I x) { return _mm512_cvtepi32_ps(x); }
 
 inline void i_forget(I &x) { __asm__("" : "+v"(x)); } // the compiler does not know what x is any more
@@ -67,6 +73,16 @@ template <int N> inline I i_shr16(I a) { return _mm512_srli_epi16(a, N); }
 // The high nibbles of all bytes.
 inline I i_high4(I a) { return i_and(i_shr16<4>(a), i_bytes(15)); }
 template <int N> inline I i_shl32(I a) { return _mm512_slli_epi32(a, N); }
+template <int N> inline I i_sar32(I a) { return _mm512_srai_epi32(a, N); }
+// 16 bytes each of the quantized blocks from p on, whose numbers take BYTES; a scale of two bytes lies between blocks.
+template <int BYTES> constexpr int chunk_at(int c) { return 16 * c / BYTES * (BYTES + 2) + 16 * c % BYTES; }
+template <int BYTES> inline I i_chunks(const uint8_t *p) {
+    const auto chunk = [p](int c) { return _mm_loadu_si128((const __m128i *)(p + chunk_at<BYTES>(c))); };
+    I x = _mm512_castsi128_si512(chunk(0));
+    x = _mm512_inserti32x4(x, chunk(1), 1);
+    x = _mm512_inserti32x4(x, chunk(2), 2);
+    return _mm512_inserti32x4(x, chunk(3), 3);
+}
 inline I i_lookup(const int8_t *table, I index) {
     return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)table)), index);
 }

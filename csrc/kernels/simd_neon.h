@@ -65,6 +65,12 @@ inline uint32x2_t four_bytes(const uint8_t *p) {
 inline F f_i8(const uint8_t *p) {
     return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u32(four_bytes(p))))));
 }
+// Numbers of 4 bits, less 8: bytes shifted to the right by 0 or 4.
+inline F f_i4(const uint8_t *p, int shift) {
+    const uint32x4_t bytes = vmovl_u16(vget_low_u16(vmovl_u8(vreinterpret_u8_u32(four_bytes(p)))));
+    const I numbers = vreinterpretq_s32_u32(vandq_u32(vshlq_u32(bytes, vdupq_n_s32(-shift)), vdupq_n_u32(15)));
+    return vcvtq_f32_s32(vsubq_s32(numbers, vdupq_n_s32(8)));
+}
 // 2^-8 times numbers of 4 bits of exponent and 3 of mantissa (E4M3); the eighth bit is ignored.
 inline F f_e4m3(const uint8_t *p) {
     const uint16x4_t words = vshl_n_u16(vget_low_u16(vmovl_u8(vreinterpret_u8_u32(four_bytes(p)))), 7);
@@ -83,6 +89,7 @@ inline F f_int(I x) { return vcvtq_f32_s32(x); }
 inline int8x16_t bytes_of(I x) { return vreinterpretq_s8_s32(x); }
 inline void i_forget(I &x) { __asm__("" : "+w"(x)); } // the compiler does not know what x is any more
 inline I i_zero() { return vdupq_n_s32(0); }
+inline I i_cast(F x) { return vreinterpretq_s32_f32(x); }
 inline I i_load(const void *p) { return vreinterpretq_s32_s8(vld1q_s8((const int8_t *)p)); }
 inline I i_set1(int32_t x) { return vdupq_n_s32(x); }
 inline I i_bytes(int x) { return vreinterpretq_s32_s8(vdupq_n_s8((int8_t)x)); }
@@ -95,6 +102,9 @@ template <int N> inline I i_shr16(I a) { return vreinterpretq_s32_u16(vshrq_n_u1
 // The high nibbles of all bytes.
 inline I i_high4(I a) { return vreinterpretq_s32_u8(vshrq_n_u8(vreinterpretq_u8_s32(a), 4)); }
 template <int N> inline I i_shl32(I a) { return vshlq_n_s32(a, N); }
+template <int N> inline I i_sar32(I a) { return vshrq_n_s32(a, N); }
+// 16 bytes of a quantized block, whose numbers take BYTES.
+template <int BYTES> inline I i_chunks(const uint8_t *p) { return vreinterpretq_s32_u8(vld1q_u8(p)); }
 inline I i_lookup(const int8_t *table, I index) {
     return vreinterpretq_s32_s8(vqtbl1q_s8(vld1q_s8(table), vreinterpretq_u8_s32(index)));
 }

@@ -154,6 +154,13 @@ void Executor::soft_max(const Step &step, int thread, int n) {
     }
 }
 
+void Executor::hadamard(const Step &step, int thread, int n) {
+    const Tensor *op = step.op, *x = op->src[1];
+    const Share share(n_rows(x), thread, n);
+    const int64_t width = x->ne[0], first = share.first * width;
+    isa_.hadamard(width, (share.last - share.first) * width, (const float *)x->data + first, (float *)op->data + first);
+}
+
 // The numbers as keys in the same order; of equal ones the first comes first.
 void Executor::argsort(const Step &step, int thread, int n) {
     const Tensor *op = step.op, *x = op->src[0];
@@ -186,19 +193,19 @@ int64_t index_at(const Tensor *index, int64_t i1, int64_t i2, int64_t i3) {
 
 } // namespace
 
-// Rows (r, i2, i3) of x into those that the index names, in F16 or Q8_0 where the rows are a cache's.
+// Rows (r, i2, i3) of x into those that the index names, quantized where the rows are a cache's.
 void Executor::set_rows(const Step &step, int thread, int n) {
     const Tensor *op = step.op, *x = op->src[0], *index = op->src[1];
     const Share share(n_rows(x), thread, n);
     for (int64_t i = share.first; i < share.last; i++) {
         const int64_t r = i % x->ne[1], i2 = i / x->ne[1] % x->ne[2], i3 = i / x->ne[1] / x->ne[2];
         const int64_t to = index_at(index, r, i2 % index->ne[1], i3 % index->ne[2]);
-        if (op->type == TYPE_F16) {
-            isa_.to_half(x->ne[0], at<const float>(x, r, i2, i3), at<uint16_t>(op, to, i2, i3));
-        } else if (op->type == TYPE_Q8_0) {
-            isa_.to_q8(x->ne[0], at<const float>(x, r, i2, i3), at<uint8_t>(op, to, i2, i3));
-        } else {
-            memcpy(at<float>(op, to, i2, i3), at<const float>(x, r, i2, i3), (size_t)op->ne[0] * 4);
+        const float *const from = at<const float>(x, r, i2, i3);
+        switch (cache_format(op->type)) {
+        case F16_CACHE: isa_.to_half(x->ne[0], from, at<uint16_t>(op, to, i2, i3)); break;
+        case Q8_CACHE: isa_.to_q8(x->ne[0], from, at<uint8_t>(op, to, i2, i3)); break;
+        case Q4_CACHE: isa_.to_q4(x->ne[0], from, at<uint8_t>(op, to, i2, i3)); break;
+        default: memcpy(at<float>(op, to, i2, i3), from, (size_t)op->ne[0] * 4);
         }
     }
 }

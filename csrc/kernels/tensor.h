@@ -29,6 +29,11 @@ inline float param(const Tensor *op, int i) {
     return x;
 }
 
+// How a cache of this type is held; N_CACHES: no cache has it.
+inline CacheFormat cache_format(int type) {
+    return type == TYPE_F16 ? F16_CACHE : type == TYPE_Q8_0 ? Q8_CACHE : type == TYPE_Q4_0 ? Q4_CACHE : N_CACHES;
+}
+
 inline const float *column(const Tensor *x, int64_t c) { return row<const float>(x, c, x); }
 
 } // namespace edgespec::ggml

@@ -220,6 +220,8 @@ def _print_model(model: Report) -> None:
     print_line("", _architecture_line(model["architecture"]))
     held = model["capacity"]
     print_line("", f"serve: {Capacity(held['parallel'], held['cache_tokens'], held['cache_bytes'])}")
+    fitting = ", ".join(f"{n:,} with {name}" for name, n in model["contexts"].items())
+    print_line("", f"context that fits, tokens by --cache-type: {fitting}")
     if line := _rollback_line(model["rollback"]):
         print_line("", line)
     if head := model["mtp_head"]:

@@ -20,6 +20,7 @@ from edgespec.engine.model_choice import choose_models
 from edgespec.errors import EdgespecError
 from edgespec.llama import kernels, rpc
 from edgespec.llama.backend import cpu_backend, foreign_function, library_version
+from edgespec.llama.cache_types import possible_types, with_cache_type
 from edgespec.llama.gguf import TensorInfo
 from edgespec.llama.gguf_header import (
     GGUFHeader,
@@ -38,6 +39,7 @@ from edgespec.models.footprint import (
     PROCESS_BYTES,
     USUAL_CTX,
     fits_in_memory,
+    fitting_tokens,
     loaded_bytes,
     required_bytes,
     states_bytes,
@@ -209,6 +211,7 @@ def _model(name: str, path: Path, loaded: Kernels, root: Path) -> Report:
         "error": None,
         "architecture": None,
         "capacity": None,
+        "contexts": {},
         "rollback": None,
         "mtp_head": None,
         "speech": None,
@@ -236,6 +239,9 @@ def _model(name: str, path: Path, loaded: Kernels, root: Path) -> Report:
     return report | {
         "architecture": {"name": header.architecture, "checked": support and msgspec.to_builtins(support)},
         "capacity": capacity,
+        "contexts": {
+            one: fitting_tokens(with_cache_type(header, one), None, root) for one in possible_types(header)
+        },
         "rollback": rollback,
         "mtp_head": {"drafts": not reason, "reason": reason} if header.n_mtp else None,
         "types": [

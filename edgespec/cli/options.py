@@ -19,7 +19,7 @@ from edgespec.decoding.option_table import LARGEST_INT
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.model_choice import ChosenModels, choose_refs
 from edgespec.errors import UsageError
-from edgespec.llama.choices import CacheType, KernelsChoice, Pooling, StateRoom
+from edgespec.llama.choices import CacheChoice, KernelsChoice, Pooling, StateRoom
 from edgespec.models.entries import Entry
 from edgespec.models.registry import load_registry
 from edgespec.models.store import Store
@@ -334,9 +334,10 @@ class Compute(ThreadsAndKernels):
     """Threads, kernels and cache of the models' passes."""
 
     cache_type: Annotated[
-        CacheType,
+        CacheChoice,
         typer.Option(
-            help="Keys and values of the target's cache; q8_0: half the memory, logits change a little."
+            help="Keys and values of the target's cache; q8_0: half the memory, logits change a little; "
+            "q4_0: a quarter, and some models write nonsense; auto: f16, or q8_0 where that does not fit."
         ),
     ] = "f16"
 

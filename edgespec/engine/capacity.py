@@ -9,6 +9,8 @@ from edgespec.drafting.costs import CONTEXTS, guessed_curve
 from edgespec.drafting.profile import ProfileKey
 from edgespec.drafting.profile_store import load
 from edgespec.errors import EdgespecError
+from edgespec.llama.cache_types import SAFE_TYPES, possible_types, with_cache_type
+from edgespec.llama.choices import CacheChoice
 from edgespec.llama.gguf_header import GGUFHeader
 from edgespec.llama.kernels import STOCK
 from edgespec.llama.kv_cache import KVCacheSize
@@ -19,6 +21,7 @@ from edgespec.models.footprint import (
     cell_bytes,
     draft_rollback,
     fits_in_memory,
+    fitting_tokens,
     shape_of,
     states_bytes,
     target_rollback,
@@ -153,16 +156,55 @@ def room_without_limit(header: GGUFHeader, n_prompt: int) -> int:
     return max(n, _LEAST_ROOM)
 
 
-def check_cache(header: GGUFHeader, size: KVCacheSize, *, keeps: bool) -> None:
+def choose_cache_type(
+    target: GGUFHeader, draft: GGUFHeader | None, cache_type: CacheChoice, n_tokens: int
+) -> GGUFHeader:
+    """Return the target's header with a type of cache in which `n_tokens` fit in memory, before it is loaded.
+
+    "auto": the most exact one. Raises UsageError if the model cannot have the type, and EdgespecError, with
+    the tokens that fit in each, if the context does not fit.
+    """
+    can = [one for one in possible_types(target) if one in SAFE_TYPES]
+    types = can if cache_type == "auto" else [cache_type]
+    for i, one in enumerate(types):
+        typed = with_cache_type(target, one)
+        models = [(typed, n_tokens)] + ([(draft, min(draft.n_ctx_train, n_tokens))] if draft else [])
+        try:
+            fits_in_memory(models)
+        except EdgespecError as error:
+            if i + 1 == len(types):
+                raise EdgespecError(f"{error}; {_what_fits(target, draft)}") from None
+        else:
+            break
+    return typed
+
+
+def _what_fits(
+    target: GGUFHeader, draft: GGUFHeader | None = None, *, weights_loaded: bool = False, more_states: int = 0
+) -> str:
+    sizes = ", ".join(
+        f"{fitting_tokens(typed, draft, weights_loaded=weights_loaded, more_states=more_states):,} with {one}"
+        for one in possible_types(target)
+        for typed in [with_cache_type(target, one)]
+    )
+    return f"tokens of context that fit, by --cache-type: {sizes}"
+
+
+def check_cache(header: GGUFHeader, size: KVCacheSize, *, keeps: bool, is_draft: bool = False) -> None:
     """Raise EdgespecError if a cache of this size does not fit in memory besides the loaded weights.
 
-    `keeps`: it also has a prefix cache, with copies of states.
+    `keeps`: it also has a prefix cache, with copies of states. `is_draft`: its type cannot be chosen.
     """
     states = states_bytes(header, size.rollback, size.n_sequences)
     if keeps:
         states += MOST_COPIES * size.n_sequences * header.state_bytes
     more = states - shape_of(header).states
-    fits_in_memory([(header, size.n_ctx)], weights_loaded=True, more_states=more)
+    try:
+        fits_in_memory([(header, size.n_ctx)], weights_loaded=True, more_states=more)
+    except EdgespecError as error:
+        if is_draft:
+            raise
+        raise EdgespecError(f"{error}; {_what_fits(header, weights_loaded=True, more_states=more)}") from None
 
 
 def texts_that_pay(costs: Sequence[float]) -> int:

@@ -33,7 +33,7 @@ from edgespec.engine.pair import Pair, PairOptions, Plan, make_plan
 from edgespec.engine.stream import Stream
 from edgespec.errors import EdgespecError, UsageError, check_choice, check_text
 from edgespec.llama.batch import EmbeddingsFn
-from edgespec.llama.choices import CacheType, KernelsChoice, StateRoom
+from edgespec.llama.choices import CacheChoice, KernelsChoice, StateRoom
 from edgespec.llama.node_addresses import NodeAddress
 from edgespec.llama.session import Session
 from edgespec.llama.thinking import Thinking
@@ -352,8 +352,9 @@ class Engine(Closing):
         parallel: Most requests at once, whose passes are shared; None: as many as pay and fit in memory.
         n_cells: Tokens that the KV cache holds, of all requests together; None: as many as one request needs,
             or for several what capacity.py says.
-        cache_type: How the target's cache holds keys and values: "f16", or "q8_0", which takes half the
-            memory and changes the logits a little.
+        cache_type: How the target's cache holds keys and values: "f16"; "q8_0", which takes half the memory
+            and changes the logits a little; "q4_0", a quarter, in which some models write nonsense; "auto",
+            the first of the first two in which `n_ctx` tokens of `parallel` requests, or `n_cells`, fit.
         chat_template: In place of the target's own: the name of another in its file or of a form of
             llama.cpp's ("chatml"), a file, or a program in Jinja.
         nodes: Machines that hold layers of the target (`read_addresses`).
@@ -387,7 +388,7 @@ class Engine(Closing):
         prefix_cache: int | None = None,
         parallel: int | None = 1,
         n_cells: int | None = None,
-        cache_type: CacheType = "f16",
+        cache_type: CacheChoice = "f16",
         chat_template: str | None = None,
         nodes: tuple[NodeAddress, ...] = (),
         keep_packed: bool = False,

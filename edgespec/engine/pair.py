@@ -27,6 +27,7 @@ from edgespec.engine.capacity import (
     Capacity,
     CapacityRequest,
     check_cache,
+    choose_cache_type,
     choose_capacity,
     fitting_ctx,
     kept_cells,
@@ -38,13 +39,14 @@ from edgespec.engine.lossy.cascade import SmallModel
 from edgespec.engine.model_choice import ChosenModels, choose_refs
 from edgespec.errors import EdgespecError, UsageError, check_choice, describe_os_error, whole_number
 from edgespec.llama.cache_reuse import check_reuse
+from edgespec.llama.cache_types import with_cache_type
 from edgespec.llama.chat_template import check_chat_template
-from edgespec.llama.choices import CacheType, KernelsChoice, StateRoom
+from edgespec.llama.choices import CacheChoice, KernelsChoice, StateRoom
 from edgespec.llama.gguf_header import GGUFHeader
 from edgespec.llama.head_file import check_target
 from edgespec.llama.kernels import STOCK, Kernels
 from edgespec.llama.kernels import load as load_kernels
-from edgespec.llama.kv_cache import MAX_SEQUENCES_OPEN, KVCache, KVCacheSize, with_cache_type
+from edgespec.llama.kv_cache import MAX_SEQUENCES_OPEN, KVCache, KVCacheSize
 from edgespec.llama.placement import Placement
 from edgespec.llama.prompt_states import PromptStates, StateFolder, model_key
 from edgespec.llama.rollback import RollbackSize
@@ -54,7 +56,6 @@ from edgespec.models.footprint import (
     CTX_STEP,
     USUAL_CTX,
     draft_rollback,
-    fits_in_memory,
     target_rollback,
 )
 from edgespec.models.hashes import sha256_of
@@ -88,9 +89,10 @@ class PairOptions:
     """None: one per fast physical core, fewer under a CPU quota."""
     kernels: KernelsChoice = "auto"
     """"auto": edgespec's own where possible; "off": llama.cpp's."""
-    cache_type: CacheType = "f16"
-    """Type of keys and values in the target's cache: q8_0 takes half the memory and changes the logits a
-    little. A draft's cache, which is small, is in F16."""
+    cache_type: CacheChoice = "f16"
+    """Type of keys and values in the target's cache: q8_0 takes half the memory, q4_0 a quarter, and they
+    change the logits, q4_0 much. "auto": the more exact of f16 and q8_0 in which `n_cells` tokens fit, or
+    `n_ctx` of each of `parallel` requests. A draft's cache, which is small, is in F16."""
     prefix_cache: int | None = None
     """Bytes of the prefix cache: what was read before need not be read again. 0 keeps the last sequence only;
     None: each prompt is read from its beginning."""
@@ -119,7 +121,10 @@ class PairOptions:
         if not isinstance(self.drafter, NamedDrafter):
             check_choice("drafter", self.drafter, DrafterName)
         check_choice("kernels", self.kernels, KernelsChoice)
-        check_choice("cache_type", self.cache_type, CacheType)
+        check_choice("cache_type", self.cache_type, CacheChoice)
+        if self.nodes and self.cache_type == "auto":
+            problem = "the cache is on nodes, whose memory is not known yet: name a type"
+            raise UsageError(problem, field="cache_type", value="auto")
         for name in ("n_ctx", "n_threads", "n_cells"):
             value = getattr(self, name)
             if value is not None and whole_number(name, value) < 1:
@@ -190,9 +195,18 @@ class Pair(Closing):
         """The capacity, once `choose_capacity` has decided it."""
         chosen = target if isinstance(target, ChosenModels) else choose_refs(target, draft, options.drafter)
         self.target_name = chosen.target.name
-        self.target_header = with_cache_type(model_header(chosen.target), options.cache_type)
+        header, n_ctx = model_header(chosen.target), options.n_ctx
+        if n_ctx is not None and n_ctx > header.n_ctx_train:
+            problem = f"{self.target_name} was trained for {header.n_ctx_train} tokens"
+            raise UsageError(problem, field="n_ctx", value=n_ctx)
+        check_target(header)
+        n_tokens = _asked_tokens(options, header)
+        self.target_header = (
+            choose_cache_type(header, None, "auto", n_tokens)
+            if options.cache_type == "auto"
+            else with_cache_type(header, options.cache_type)
+        )
         """The header of the target's file."""
-        check_target(self.target_header)
         if options.chat_template is not None:
             check_chat_template(options.chat_template, self.target_header.gguf.fields)
         self._lines = [
@@ -205,18 +219,26 @@ class Pair(Closing):
         self.draft = find_draft(search, chosen.draft, options.drafter)
         """The draft, besides the suffix store; `load` may replace it."""
         self._remote: TargetOnNodes | None = None
-        n_ctx, n_train = options.n_ctx, self.target_header.n_ctx_train
-        if n_ctx is not None and n_ctx > n_train:
-            problem = f"{self.target_name} was trained for {n_train} tokens"
-            raise UsageError(problem, field="n_ctx", value=n_ctx)
         if not options.nodes:  # with them: once it is known what they hold
-            fits_in_memory([(one, min(one.n_ctx_train, n_ctx or USUAL_CTX)) for one in self._headers()])
+            own = self.draft.header
+            self.target_header = choose_cache_type(header, own, options.cache_type, n_tokens)
+        if options.cache_type == "auto":
+            self._settle_cache_type(n_tokens)
         self._models: list[Model] = []
         self._states: StateFolder | None = None
         self._sequences: SequencePool | None = None
         self._draft_sequences: SequencePool | None = None
         self._idle_drafts: list[DraftModel] = []
         self._small: SmallModel | None = None
+
+    def _settle_cache_type(self, n_tokens: int) -> None:
+        """Replace "auto" by the type that was chosen, for a cache that has the tokens that were asked for."""
+        cache_type, options = self.target_header.cache_type, self.options
+        shared = n_tokens if options.n_ctx and (options.parallel or 1) > 1 else options.n_cells
+        self.options = replace(options, cache_type=cache_type, n_cells=shared)
+        self.capacity = replace(self.capacity, n_cells=shared)
+        fits = f"the most exact safe type in which {n_tokens:,} tokens fit in memory"
+        self._lines.append(f"{self.target_name}: cache in {cache_type}, {fits}")
 
     @property
     def rollback(self) -> RollbackSize:
@@ -447,8 +469,9 @@ class Pair(Closing):
         return self._small
 
     def _cache(self, model: Model, size: KVCacheSize) -> KVCache:
-        check_cache(self._footprint(model), size, keeps=self.options.prefix_cache is not None)
         is_draft = model is self.draft.model
+        keeps = self.options.prefix_cache is not None
+        check_cache(self._footprint(model), size, keeps=keeps, is_draft=is_draft)
         return KVCache(
             model,
             size,
@@ -587,6 +610,14 @@ def _ends_in_thought(model: Model, prompt: Sequence[int], opener: bytes, closer:
         pieces.append(piece)
     text = b"".join(reversed(pieces))
     return text.rfind(opener) > text.rfind(closer)
+
+
+def _asked_tokens(options: PairOptions, header: GGUFHeader) -> int:
+    """Return the tokens that must fit in memory: those of a request, for "auto" those of all requests."""
+    n_tokens = min(header.n_ctx_train, options.n_ctx or USUAL_CTX)
+    if options.cache_type != "auto":
+        return n_tokens
+    return options.n_cells or n_tokens * (options.parallel or 1)
 
 
 def _resolved(pair: Pair, cascade: Waking) -> Waking:

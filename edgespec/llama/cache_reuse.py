@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from edgespec.decoding.session import n_common
 from edgespec.errors import UsageError
-from edgespec.llama.kv_cache import KVCache, KVCacheSize, Q8CacheHeader
+from edgespec.llama.kv_cache import KVCache, KVCacheSize
 from edgespec.llama.rollback import State
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
@@ -119,7 +119,8 @@ def _why_not(model: Model, n_threads: int) -> str | None:
     size = KVCacheSize(n_ctx=64, n_batch=64, n_sequences=2)
     with KVCache(model, size, n_threads=n_threads) as cache:
         if not cache.can_shift:
-            held = ", held in q8_0," if isinstance(model.header, Q8CacheHeader) else ""
+            cache_type = model.header.cache_type
+            held = f", held in {cache_type}," if cache_type != "f16" else ""
             return f"the positions of what it has read{held} cannot be shifted"
         tokens = [*range(1, 9)]
         kept, moved = Session.within(cache), Session.within(cache)

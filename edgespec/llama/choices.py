@@ -8,8 +8,11 @@ from typing import Literal, NamedTuple
 KernelsChoice = Literal["auto", "off"]
 """edgespec's own kernels if they can be used, or llama.cpp's."""
 
-CacheType = Literal["f16", "q8_0"]
-"""How the target's cache holds keys and values: as 16-bit floats, or in 8 bits with one scale per 32."""
+CacheType = Literal["f16", "q8_0", "q4_0"]
+"""How the target's cache holds keys and values: as 16-bit floats, or in 8 or 4 bits with one scale per 32."""
+
+CacheChoice = Literal["auto", "f16", "q8_0", "q4_0"]
+"""A `CacheType`, or the more exact of F16 and Q8_0 in which the context fits in memory."""
 
 Pooling = Literal["mean", "cls", "last"]
 """The vector of a text: the mean of its tokens' states, that of the first token, or of the last."""

@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 
 from edgespec.errors import EdgespecError, UsageError
+from edgespec.llama.choices import CacheType
 from edgespec.llama.gguf import GGUF, INT32, LONG, MERGES, TOKEN_TYPES, TOKENS, TensorInfo, read_gguf
 from edgespec.llama.recurrent import BOTH_IN_A_LAYER, SNAPSHOTS, layer_state_bytes, recurrent_layers
 
@@ -30,7 +31,7 @@ DRAFT_PREFIX = "edgespec.draft."
 
 _MAX_LAYERS = 512  # of llama.cpp, which aborts on more
 _KV_PAD = 256  # llama.cpp rounds a context up to this many cells
-_F16_BYTES = 2
+_CACHE_BYTES: dict[CacheType, int] = {"f16": 64, "q8_0": 34, "q4_0": 18}  # of 32 numbers
 
 _ENCODERS = re.compile(r"bert|^(t5encoder|gemma-embedding|llama-embed|wavtokenizer-dec)$")
 _PICTURES = frozenset(
@@ -98,6 +99,8 @@ class GGUFHeader:
     """Whether it tells of that head alone, as if the file held nothing else (`header_of_head`)."""
     state_bytes: int = 0
     """Bytes that the recurrent layers keep of one text, however long; 0 without such layers."""
+    cache_type: CacheType = "f16"
+    """Type of the caches that are made for the model (cache_types.py); no file says it."""
     other_parts: tuple[Path, ...] = ()
     """The files beside `path` that complete a split model; found by `check_model_file`."""
 
@@ -129,7 +132,8 @@ class GGUFHeader:
     def kv_bytes(self, n_ctx: int) -> int:
         """Return the bytes of a cache of keys and values for `n_ctx` tokens."""
         cells = math.ceil(n_ctx / _KV_PAD) * _KV_PAD
-        return cells * sum(self.n_head_kv) * (self.head_dim_k + self.head_dim_v) * _F16_BYTES
+        numbers = cells * sum(self.n_head_kv) * (self.head_dim_k + self.head_dim_v)
+        return numbers * _CACHE_BYTES[self.cache_type] // 32
 
 
 def read_header(path: str | Path) -> GGUFHeader:

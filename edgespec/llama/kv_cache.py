@@ -6,12 +6,11 @@ A tree of tokens may end those of a sequence; only its trunk stays. rollback.py 
 from __future__ import annotations
 
 import ctypes
-import os
 import time
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +18,12 @@ import numpy as np
 
 from edgespec._core import Interrupt
 from edgespec.decoding.session import Branches, Features, ForwardResult, Inputs, SequenceTokens
-from edgespec.errors import EdgespecError, UsageError
+from edgespec.errors import EdgespecError
 from edgespec.llama import backend
 from edgespec.llama.backend import llama
 from edgespec.llama.batch import Batch, EmbeddingsFn, PassInput, find_branches
+from edgespec.llama.cache_types import keys_can_shift
 from edgespec.llama.choices import CacheType
-from edgespec.llama.gguf_header import GGUFHeader
 from edgespec.llama.hidden_states import Outputs
 from edgespec.llama.rollback import MAX_SEQUENCES, Cells, Rollback, RollbackSize, State, bytes_of
 from edgespec.llama.states import States
@@ -452,8 +451,7 @@ class KVCache(Closing):
         """Whether `move_in` may be called: positions are rotations of keys, the same for all layers."""
         memory = llama.llama_get_memory(self.context)
         rope_type = llama.llama_model_rope_type(self.model.handle)
-        header = self.model.header
-        if isinstance(header, Q8CacheHeader) and not header.can_shift:
+        if not keys_can_shift(self.model.header):
             return False
         return self.has_parts and rope_type >= 0 and bool(llama.llama_memory_can_shift(memory))
 
@@ -607,39 +605,8 @@ class Decoder:
 # ---- the context ----
 
 _FLASH_ATTN_DISABLED, _FLASH_ATTN_ENABLED = 0, 1
-_CACHE_TYPES = {"f16": 1, "q8_0": 8}  # enum ggml_type
+_CACHE_TYPES: dict[CacheType, int] = {"f16": 1, "q8_0": 8, "q4_0": 2}  # enum ggml_type
 _POOLING_NONE = 0
-_QUANTIZED_TOGETHER = 32  # numbers of a head in Q8_0
-_Q8_BYTES = 34  # of these, where F16 takes 64
-
-
-class Q8CacheHeader(GGUFHeader):
-    """The header of a model whose caches hold keys and values as Q8_0, where others hold F16."""
-
-    def kv_bytes(self, n_ctx: int) -> int:
-        """Return the bytes of a cache of keys and values for `n_ctx` tokens."""
-        return super().kv_bytes(n_ctx) * _Q8_BYTES // 64
-
-    @property
-    def can_shift(self) -> bool:
-        """Whether llama.cpp can rotate such keys: it ends the process for those that it has not mixed.
-
-        It mixes (by a Hadamard matrix) heads of a multiple of 64, and mixes them back as far as they rotate.
-        """
-        rotated = self.gguf.integers(f"{self.architecture}.rope.dimension_count")
-        is_mixed = self.head_dim_k % 64 == 0 and "LLAMA_ATTN_ROT_DISABLE" not in os.environ
-        return is_mixed and all(n == self.head_dim_k for n in rotated)
-
-
-def with_cache_type(header: GGUFHeader, cache_type: CacheType) -> GGUFHeader:
-    """Return the header of the same model with caches in `cache_type`; raise UsageError if it cannot be."""
-    if cache_type == "f16":
-        return header
-    for width in (header.head_dim_k, header.head_dim_v):
-        if width % _QUANTIZED_TOGETHER:
-            problem = f"its heads' width, {width}, must be a multiple of {_QUANTIZED_TOGETHER}; leave it out"
-            raise UsageError(f"{header.path}: {problem}", field="cache_type", value=cache_type)
-    return Q8CacheHeader(**{field.name: getattr(header, field.name) for field in fields(header)})
 
 
 def create_context(  # noqa: PLR0913 - sizes, each by its name
@@ -674,11 +641,11 @@ def create_context(  # noqa: PLR0913 - sizes, each by its name
     params.n_rs_seq = n_snapshots
     params.kv_unified = n_sequences > 1  # sequences can share cells of one cache
     params.n_threads = params.n_threads_batch = n_threads
-    is_q8 = isinstance(model.header, Q8CacheHeader)
-    params.type_k = params.type_v = _CACHE_TYPES["q8_0" if is_q8 else "f16"]
+    cache_type = model.header.cache_type
+    params.type_k = params.type_v = _CACHE_TYPES[cache_type]
     # edgespec's kernels get attention only this way; llama.cpp's own flash attention is slower than without,
     # but it alone reads a quantized cache.
-    flash = model.uses_kernels or is_q8
+    flash = model.uses_kernels or cache_type != "f16"
     params.flash_attn_type = _FLASH_ATTN_ENABLED if flash else _FLASH_ATTN_DISABLED
     # Hidden states, where they are asked for, are else those of each token.
     params.pooling_type = pooling or _POOLING_NONE

@@ -11,7 +11,7 @@ llama.cpp runs it in a context of its own kind, over the weights of the target.
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 from edgespec.errors import EdgespecError
 from edgespec.llama.gguf_header import GGUFHeader, read_tensors
@@ -100,10 +100,10 @@ def header_of_head(header: GGUFHeader) -> GGUFHeader:
     names = (f"{block}nextn.shared_head_head.weight", *_OUTPUTS)
     output = next((tensors[name] for name in names if name in tensors), None)
     read = {tensor.name: tensor.bytes for tensor in [*own, *([output] if output else [])]}
-    own_header = GGUFHeader(**{field.name: getattr(header, field.name) for field in fields(GGUFHeader)})
-    return replace(  # its caches are F16, whatever the target's are
-        own_header,
+    return replace(
+        header,
         is_mtp=True,
+        cache_type="f16",  # whatever the target's is
         n_layer=1,
         n_head_kv=header.n_head_kv[-1:],
         state_bytes=0,

@@ -46,7 +46,7 @@ from edgespec.errors import EdgespecError
 from edgespec.llama.choices import StateRoom
 from edgespec.llama.kernels import STOCK
 from edgespec.llama.kernels import load as load_kernels
-from edgespec.llama.kv_cache import KVCache, Q8CacheHeader
+from edgespec.llama.kv_cache import KVCache
 from edgespec.llama.rollback import State
 from edgespec.llama.selftest import build_hash
 from edgespec.llama.session import Session
@@ -409,7 +409,7 @@ def model_key(model: Model, sha256: str, *, n_ctx: int, n_threads: int) -> str:
     parts = (
         sha256,
         build,
-        "q8_0" if isinstance(header, Q8CacheHeader) else "f16",
+        header.cache_type,
         n_ctx > max(trained, default=n_ctx),  # the library has factors for short contexts, and for long ones
         0 if kernels else n_threads,
     )

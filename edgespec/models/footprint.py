@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -84,7 +85,7 @@ def shape_of(header: GGUFHeader) -> ModelShape:
     """Return the figures of the header that determine the model's memory without its weights."""
     return ModelShape(
         cache=cell_bytes(header),
-        heads=header.n_head,
+        heads=header.n_head if header.cache_type == "f16" else 0,  # flash attention keeps no scores
         width=header.n_ff + 2 * header.n_embd,
         vocabulary=header.n_vocab,
         states=states_bytes(header, target_rollback(header)),
@@ -118,10 +119,7 @@ def fits_in_memory(
     text that drafts.
     """
     left = memory_left(root)
-    needs = [
-        session_bytes(header, n_ctx) if weights_loaded else required_bytes(header, n_ctx)
-        for header, n_ctx in models
-    ]
+    needs = _needs(models, weights_loaded=weights_loaded)
     required = PROCESS_BYTES + sum(needs) + max(0, more_states)
     if left is None or required <= left.bytes:
         return
@@ -136,6 +134,35 @@ def fits_in_memory(
         + "; choose a smaller quantization or context, or "
         + ("raise that limit" if left.limit else "close other programs")
     )
+
+
+def fitting_tokens(
+    header: GGUFHeader,
+    draft: GGUFHeader | None,
+    root: Path = Path("/"),
+    *,
+    weights_loaded: bool = False,
+    more_states: int = 0,
+) -> int:
+    """Return how many tokens of context fit in memory, at most what the model was trained for.
+
+    `draft`: the header of a draft that has as many. Others as for `fits_in_memory`.
+    """
+    left = memory_left(root)
+    sizes = range(CTX_STEP, header.n_ctx_train + CTX_STEP, CTX_STEP)
+
+    def required(size: int) -> int:
+        n_ctx = min(size, header.n_ctx_train)
+        models = [(header, n_ctx)] + ([(draft, min(draft.n_ctx_train, n_ctx))] if draft else [])
+        return PROCESS_BYTES + sum(_needs(models, weights_loaded=weights_loaded)) + max(0, more_states)
+
+    n = len(sizes) if left is None else bisect_right(sizes, left.bytes, key=required)
+    return min(n * CTX_STEP, header.n_ctx_train)
+
+
+def _needs(models: Sequence[tuple[GGUFHeader, int]], *, weights_loaded: bool) -> list[int]:
+    needed = session_bytes if weights_loaded else required_bytes
+    return [needed(header, n_ctx) for header, n_ctx in models]
 
 
 def _gib(n_bytes: int) -> str:

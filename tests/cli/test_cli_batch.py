@@ -277,6 +277,7 @@ def test_files_that_cannot_be_used(environment, source, out, options, tmp_path):
     refused(2, "--restart", arguments=(source, "-o", "-", "--restart"))
     refused(2, "--n-predict 0", arguments=(source, "-o", out, "-n", 0))
     refused(2, "--parallel", arguments=(source, "-o", out, "--parallel", 0))
+    refused(2, "--cache-type auto", "name a type", arguments=(source, "-o", out, "--cache-type", "auto"))
     empty = tmp_path / "empty.jsonl"
     empty.touch()
     refused(2, "empty.jsonl", "no request", arguments=(empty, "-o", out))

@@ -62,6 +62,7 @@ def test_text(doctor, packable_path):
         "q4_K",
         "q6_K",
         "serve: 16 texts at once, 16,384 tokens of cache, 17 MB",
+        "context that fits, tokens by --cache-type: 512 with f16, 512 with q8_0, 512 with q4_0",
     ):
         assert word in process.stdout
     assert "\x1b[" not in process.stdout, "piped output is plain"
@@ -94,6 +95,7 @@ def test_json(doctor, packable_path):
     assert (model["path"], model["error"]) == (str(packable_path), None)
     # 16 texts, by the guess for a machine that was never measured; 1,024 tokens of 1,024 bytes for each
     assert model["capacity"] == {"parallel": 16, "cache_tokens": 16384, "cache_bytes": 16384 * 1024}
+    assert model["contexts"] == dict.fromkeys(("f16", "q8_0", "q4_0"), 512)
     matrices = [tensor for tensor in read_tensors(check_model_file(packable_path)) if tensor.is_matrix]
     counts = [row["packed"] + row["not_packed"] for row in model["types"]]
     assert sum(counts) == len(matrices) == 2 + 2 * 7

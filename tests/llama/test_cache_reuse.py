@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from edgespec.errors import UsageError
 from edgespec.llama.cache_reuse import Match, check_reuse, find_matches
-from edgespec.llama.kv_cache import KVCache, KVCacheSize, with_cache_type
+from edgespec.llama.cache_types import with_cache_type
+from edgespec.llama.kv_cache import KVCache, KVCacheSize
 from edgespec.llama.sequence_pool import SequencePool
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
@@ -197,7 +198,7 @@ def test_models_without_shifts_refuse_it_by_name(name: str, tmp_path: Path) -> N
 
 
 def test_quantized_keys_that_llama_cpp_cannot_rotate_refuse_it(tmp_path: Path) -> None:
-    """There it ends the process (llama-cpp-python 0.3.36), as `Q8CacheHeader.can_shift` explains."""
+    """There it ends the process (llama-cpp-python 0.3.36), as `keys_can_shift` explains."""
     path = write_tiny_gguf(tmp_path / "narrow.gguf", n_embd=128)  # heads of 32
     with Model(path) as model:
         check_reuse(model, 64, 1)

@@ -73,6 +73,7 @@ def library():
     library.es_kernels_unary.argtypes = (ctypes.c_int, ctypes.c_int64, pointer, pointer)
     library.es_kernels_attention.argtypes = (ctypes.POINTER(CAttention), pointer, ctypes.c_int)
     library.es_kernels_cached.argtypes = (ctypes.c_int, int64, pointer, pointer)
+    library.es_kernels_hadamard.argtypes = (int64, int64, pointer, pointer, pointer, ctypes.c_int)
     library.es_kernels_isa.restype = ctypes.c_char_p
     library.es_kernels_set_prefetch.argtypes = (CPrefetch,)
     chosen = library.es_kernels_isa()
@@ -461,10 +462,12 @@ def test_a_stream_that_cannot_be_had(library, tmp_path):
 
 
 def attention(library, q, k, v, mask, scale, n_threads=2, *, sinks=None, soft_cap=0.0):
-    """`k` and `v`: F32, F16, or the bytes of Q8_0."""
+    """`k` and `v`: F32, F16, or the bytes of Q8_0 or Q4_0."""
     n, n_head, head_dim = q.shape
-    kind = {np.dtype(np.float32): 0, np.dtype(np.float16): 1}.get(k.dtype, 8)
-    value_dim = v.shape[2] // 34 * 32 if kind == 8 else v.shape[2]
+    kind, block = {np.dtype(np.float32): (0, 0), np.dtype(np.float16): (1, 0)}.get(
+        k.dtype, {34: (8, 34), 18: (2, 18)}.get(k.shape[2] * 32 // head_dim)
+    )
+    value_dim = v.shape[2] // block * 32 if block else v.shape[2]
     out = np.full((n, n_head, value_dim), np.nan, np.float32)
     asked = CAttention(
         head_dim, value_dim, n_head, k.shape[1], n, len(k), address(q), address(k), address(v),
@@ -488,10 +491,10 @@ def reference_attention(q, k, v, mask, scale, *, sinks=None, soft_cap=0.0):
     return np.einsum("nhk,khd->nhd", weights / weights.sum(-1, keepdims=True), v)
 
 
-def in_q8(values):
-    """Return an array of rows in Q8_0, and what they stand for."""
-    raw = quants.quantize(values.astype(np.float32), gguf.GGMLQuantizationType.Q8_0)
-    return raw, quants.dequantize(raw, gguf.GGMLQuantizationType.Q8_0)
+def in_blocks(values, name):
+    """Return an array of rows in Q8_0 or Q4_0, and what they stand for."""
+    raw = quants.quantize(values.astype(np.float32), TYPES[name])
+    return raw, quants.dequantize(raw, TYPES[name])
 
 
 def attention_inputs(rng, head_dim, n_head, n_head_kv, n, n_kv, window=None, spread=1.0):
@@ -522,8 +525,9 @@ def test_attention_is_the_softmax_of_the_scores(library, data):
     }
     narrower = [max(16, head_dim * part // 9 // 16 * 16) for part in (9, 8, 5, 1)]
     v = v[..., : data.draw(st.sampled_from(narrower))].copy()
-    in_f16 = head_dim % 32 or v.shape[2] % 32 or data.draw(st.booleans())
-    (k, k_values), (v, v_values) = [(one, one) if in_f16 else in_q8(one) for one in (k, v)]
+    is_whole = head_dim % 32 == v.shape[2] % 32 == 0
+    kind = data.draw(st.sampled_from(["f16", "q8_0", "q4_0"] if is_whole else ["f16"]))
+    (k, k_values), (v, v_values) = [(one, one) if kind == "f16" else in_blocks(one, kind) for one in (k, v)]
     expected = reference_attention(q, k_values, v_values, mask, scale, **more)
     for isa in ISAS:
         if library.es_kernels_set_isa(isa.encode()) == 0:
@@ -557,14 +561,15 @@ def test_attention_does_not_depend_on_the_batch_or_the_threads(
     )
 
 
+@pytest.mark.parametrize("kind", ["q8_0", "q4_0"])
 @pytest.mark.parametrize("n_kv", [70, 777])
-def test_attention_with_all_there_is_does_not_depend_on_the_batch(library, isa, n_kv):
-    """A cache in Q8_0, sinks and soft-capping, a mask that is added."""
+def test_attention_with_all_there_is_does_not_depend_on_the_batch(library, isa, n_kv, kind):
+    """A quantized cache, sinks and soft-capping, a mask that is added."""
     rng = np.random.default_rng(13)
     n, n_head = 17, 6
     q, k, v, mask = attention_inputs(rng, 64, n_head, 2, n, n_kv)
     mask += np.float16(-0.5) * (rng.random(mask.shape) < 0.5).astype(np.float16)
-    k, v = in_q8(k)[0], in_q8(v)[0]
+    k, v = in_blocks(k, kind)[0], in_blocks(v, kind)[0]
     more = {"sinks": rng.normal(0, 2, n_head).astype(np.float32), "soft_cap": 4.0}
     each = np.concatenate([attention(library, q[[i]], k, v, mask[[i]], 0.2, 1, **more) for i in range(n)])
     for size in (2, 8, n):
@@ -642,11 +647,40 @@ def test_what_a_cache_keeps_is_near_what_it_got(library, data):
             kept = quants.dequantize(raw, gguf.GGMLQuantizationType.Q8_0)
             step = np.abs(x).max(1, keepdims=True) / 127
             assert (np.abs(kept - x) <= 0.57 * step + 1e-7).all()  # the scale is rounded to F16
+            nibbles = np.zeros((len(x), 18), np.uint8)
+            assert library.es_kernels_cached(2, x.size, address(x), address(nibbles)) == 0
+            kept = quants.dequantize(nibbles, gguf.GGMLQuantizationType.Q4_0)
+            most = np.take_along_axis(x, np.abs(x).argmax(1, keepdims=True), 1)  # is -8; +8 would be 7
+            allowed = np.where(x * most < -np.abs(most) * np.abs(most) * 7.4 / 8, 1.01, 0.51)
+            assert (np.abs(kept - x) <= allowed * np.abs(most) / 8 + 1e-7).all()
+            theirs = quants.dequantize(quants.quantize(x, TYPES["q4_0"]), TYPES["q4_0"])
+            assert np.abs(kept - theirs).max() <= 1.01 * np.abs(most).max() / 8 + 1e-7
             half = np.zeros(x.shape, np.float16)
             assert library.es_kernels_cached(1, x.size, address(x), address(half)) == 0
             np.testing.assert_array_equal(half, x.astype(np.float16))
     assert library.es_kernels_cached(8, 31, address(x), address(raw)) == -1
-    assert library.es_kernels_cached(2, 32, address(x), address(raw)) == -1
+    assert library.es_kernels_cached(3, 32, address(x), address(raw)) == -1
+
+
+@pytest.mark.parametrize("width", [64, 128, 512])
+def test_rows_times_a_hadamard_matrix(library, isa, width):
+    """The same bits alone and among others, and twice is nothing."""
+    matrix = np.ones((1, 1))
+    while len(matrix) < width:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    matrix = (matrix / np.sqrt(width)).astype(np.float32)
+    x = np.random.default_rng(6).normal(0, 1, (9, width)).astype(np.float32)
+
+    def product(rows, n_threads=1):
+        y = np.full_like(rows, np.nan)
+        assert library.es_kernels_hadamard(width, len(rows), *map(address, (matrix, rows, y)), n_threads) == 0
+        return y
+
+    rows = product(x, 2)
+    np.testing.assert_allclose(rows, x.astype(np.float64) @ matrix, rtol=0, atol=2e-6)
+    for i in range(len(x)):
+        np.testing.assert_array_equal(product(x[[i]]), rows[[i]])
+    np.testing.assert_allclose(product(rows, 3), x, rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("window", [None, 40])

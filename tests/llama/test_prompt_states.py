@@ -17,8 +17,9 @@ import pytest
 from command_line import python_path
 from edgespec import Engine, SamplingParams
 from edgespec.errors import UsageError
+from edgespec.llama.cache_types import with_cache_type
 from edgespec.llama.choices import StateRoom
-from edgespec.llama.kv_cache import KVCache, KVCacheSize, with_cache_type
+from edgespec.llama.kv_cache import KVCache, KVCacheSize
 from edgespec.llama.node_addresses import NodeAddress
 from edgespec.llama.prompt_states import LEAST, PIECE, PromptStates, StateFolder, model_key
 from edgespec.llama.sequence_pool import SequencePool
@@ -109,7 +110,7 @@ def read(pool: SequencePool, tokens: list[int]) -> tuple[int, np.ndarray]:
     return n_known, rows
 
 
-@pytest.mark.parametrize("cache_type", ["f16", "q8_0"])
+@pytest.mark.parametrize("cache_type", ["f16", "q8_0", "q4_0"])
 @pytest.mark.parametrize("kernels", [True, False])
 def test_what_is_read_again_has_the_same_bits(
     disk: Disk, packable_path: Path, kernels: bool, cache_type: str

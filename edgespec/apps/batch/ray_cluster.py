@@ -28,7 +28,7 @@ from edgespec.apps.server.request_reader import Service
 from edgespec.decoding.choices import DrafterName
 from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.llama.choices import CacheType, KernelsChoice
+from edgespec.llama.choices import CacheChoice, KernelsChoice
 from edgespec.llama.gguf_header import check_model_file, file_fingerprint
 from edgespec.models.resolve import resolve
 from edgespec.platform.messages import MessageFn, silent
@@ -53,7 +53,7 @@ class NodeSettings:
     """Most requests at once; None: chosen by each node."""
     n_threads: int | None = None
     kernels: KernelsChoice = "auto"
-    cache_type: CacheType = "f16"
+    cache_type: CacheChoice = "f16"
     chat_template: str | None = None
     defaults: PromptDefaults = field(default_factory=PromptDefaults)
 

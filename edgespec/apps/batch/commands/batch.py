@@ -242,6 +242,8 @@ def batch_command(
 ) -> int:
     """Answer a file of requests, many at once: OpenAI's batch format, or plain prompts, also a line each."""
     drafter = named_drafter(loading.drafter)
+    if loading.compute.cache_type == "auto":
+        raise UsageError("--cache-type auto: a batch that goes on later could get another; name a type")
     refuse_contradictions(
         {
             **models.contradictions(loading.drafter),

@@ -24,7 +24,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.llama.choices import CacheType, KernelsChoice
+from edgespec.llama.choices import CacheChoice, KernelsChoice
 from edgespec.models.entries import NAME, Positive, convert_table
 
 KEEP_ALIVE = "5m"
@@ -74,7 +74,7 @@ class PresetModel(_WithKeepAlive, frozen=True, forbid_unknown_fields=True, kw_on
     parallel: Positive | None = None
     threads: Positive | None = None
     kernels: KernelsChoice | None = None
-    cache_type: CacheType | None = None
+    cache_type: CacheChoice | None = None
     chat_template: str | None = None
     prefix_cache: Annotated[int, Meta(ge=0)] | None = None
     cache_reuse: Annotated[int, Meta(ge=0)] | None = None

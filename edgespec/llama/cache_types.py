@@ -1,0 +1,63 @@
+"""Types of a cache of keys and values: which a model can have, and its header with one of them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import get_args
+
+from edgespec.errors import UsageError
+from edgespec.llama.choices import CacheType
+from edgespec.llama.gguf_header import GGUFHeader
+
+CACHE_TYPES: tuple[CacheType, ...] = get_args(CacheType)
+"""All types, the most exact one first."""
+
+SAFE_TYPES: tuple[CacheType, ...] = ("f16", "q8_0")
+"""Types that serve every model: in Q4_0 the default target writes nonsense (docs/measurements/kernels.md)."""
+
+_WIDTHS: dict[CacheType, int] = {"f16": 1, "q8_0": 32, "q4_0": 64}
+# A head's width must be a multiple. Numbers are quantized in 32s; llama.cpp rotates keys and values by a
+# Hadamard matrix before that where the width is a multiple of 64, and 4 bits without it lose too much.
+
+
+def why_not(header: GGUFHeader, cache_type: CacheType) -> str:
+    """The reason why a model cannot have caches of a type; "" if it can."""
+    if cache_type == "f16":
+        return ""
+    if not sum(header.n_head_kv):
+        return f"{header.architecture} has no attention, so no keys and values"
+    n = _WIDTHS[cache_type]
+    for width in (header.head_dim_k, header.head_dim_v):
+        if width % n:
+            return f"its heads' width, {width}, must be a multiple of {n}"
+    return ""
+
+
+def possible_types(header: GGUFHeader) -> list[CacheType]:
+    """Return the types that a model's cache can have, the most exact one first."""
+    return [one for one in CACHE_TYPES if not why_not(header, one)]
+
+
+def keys_can_shift(header: GGUFHeader) -> bool:
+    """Whether llama.cpp can rotate such keys: it ends the process for quantized ones that it has not mixed.
+
+    It mixes (by a Hadamard matrix) heads of a multiple of 64, and mixes them back as far as they rotate.
+    """
+    if header.cache_type == "f16":
+        return True
+    rotated = header.gguf.integers(f"{header.architecture}.rope.dimension_count")
+    is_mixed = header.head_dim_k % 64 == 0 and "LLAMA_ATTN_ROT_DISABLE" not in os.environ
+    return is_mixed and all(n == header.head_dim_k for n in rotated)
+
+
+def with_cache_type(header: GGUFHeader, cache_type: CacheType) -> GGUFHeader:
+    """Return the header of the same model with caches in `cache_type`; raise UsageError if it cannot be."""
+    if problem := why_not(header, cache_type):
+        others = ", ".join(possible_types(header))
+        raise UsageError(
+            f"{header.path}: {problem}; choose {others}, or leave it out",
+            field="cache_type",
+            value=cache_type,
+        )
+    return replace(header, cache_type=cache_type)

@@ -139,7 +139,7 @@ def test_greedy_answers_are_the_engines(client: httpx.Client, alone: Engine):
 def test_head_is_answered_wherever_get_is(client: httpx.Client):
     described = client.get("/openapi.json").json()["paths"]
     paths = [path.replace("{name}", "edgespec") for path, route in described.items() if "get" in route]
-    paths.remove("/v1/responses/{response_id}")  # nothing was asked yet
+    paths = [path for path in paths if "{response_id}" not in path]  # nothing was asked yet
     assert {"/health", "/v1/health", "/props", "/v1/models", "/v1/models/edgespec", "/api/tags"} <= {*paths}
     for path in [*paths, "/", "/page.js", "/openapi.json"]:
         got, head = client.get(path), client.head(path)

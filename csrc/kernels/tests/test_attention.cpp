@@ -30,7 +30,7 @@ template <size_t N> int64_t one_of(const int64_t (&choices)[N]) { return choices
 
 struct Shape {
     int64_t head_dim, value_dim;
-    bool is_q8;
+    CacheFormat cache;
     int64_t tokens, group; // a row for each token and head of a group
     int64_t past, window;  // tokens before these; how many each sees, 0: all
     bool is_tree, is_shuffled, is_biased, has_positions;
@@ -40,9 +40,9 @@ struct Shape {
 void check(bool ok, const Shape &s, const char *isa, const char *what) {
     if (!ok) {
         fprintf(stderr,
-                "failed: %s: %s: %lld x %lld, q8 %d, %lld tokens x %lld after %lld, window %lld, tree %d, shuffled %d, "
+                "failed: %s: %s: %lld x %lld, cache %d, %lld tokens x %lld after %lld, window %lld, tree %d, shuffled %d, "
                 "biased %d, positions %d, soft cap %g\n",
-                isa, what, (long long)s.head_dim, (long long)s.value_dim, s.is_q8, (long long)s.tokens,
+                isa, what, (long long)s.head_dim, (long long)s.value_dim, s.cache, (long long)s.tokens,
                 (long long)s.group, (long long)s.past, (long long)s.window, s.is_tree, s.is_shuffled, s.is_biased,
                 s.has_positions, (double)s.soft_cap);
         exit(1);
@@ -97,16 +97,23 @@ struct Numbers {
     std::vector<char> raw;
     std::vector<double> of;
 
-    Numbers(int64_t n, int64_t dim, bool is_q8)
-        : bytes((size_t)(is_q8 ? dim / 32 * Q8_BLOCK : 2 * dim)), raw((size_t)n * bytes), of((size_t)(n * dim)) {
+    Numbers(int64_t n, int64_t dim, CacheFormat cache)
+        : bytes((size_t)(dim * CACHE_BLOCK[cache] / 32)), raw((size_t)n * bytes), of((size_t)(n * dim)) {
+        const bool is_f16 = cache == F16_CACHE;
         char *p = raw.data();
-        for (size_t i = 0; i < of.size(); i += is_q8 ? 32 : 1) {
-            const double first = put_half(p, is_q8 ? 5 : 11, is_q8 ? 7 : 15); // the scale, or the number
+        for (size_t i = 0; i < of.size(); i += is_f16 ? 1 : 32) {
+            const int high = is_f16 ? 15 : cache == Q8_CACHE ? 7 : 11; // so that numbers are of the same size
+            const double first = put_half(p, high - (is_f16 ? 4 : 2), high);
             p += 2;
-            of[i] = first;
-            for (size_t j = 0; is_q8 && j < 32; j++, p++) {
+            of[i] = first; // the number, or the scale of 32
+            for (size_t j = 0; cache == Q8_CACHE && j < 32; j++, p++) {
                 *p = (char)(next() % 255 - 127);
                 of[i + j] = first * (signed char)*p;
+            }
+            for (size_t j = 0; cache == Q4_CACHE && j < 16; j++, p++) {
+                *p = (char)next();
+                of[i + j] = first * ((*p & 15) - 8);
+                of[i + j + 16] = first * ((*p >> 4 & 15) - 8);
             }
         }
     }
@@ -159,8 +166,8 @@ struct Test {
     std::vector<Sight> sights;
 
     explicit Test(const Shape &shape)
-        : s(shape), scale((float)(1 / sqrt((double)s.head_dim))), k(s.past + s.tokens, s.head_dim, s.is_q8),
-          v(s.past + s.tokens, s.value_dim, s.is_q8), queries((size_t)(rows() * s.head_dim) * sizeof(float)) {
+        : s(shape), scale((float)(1 / sqrt((double)s.head_dim))), k(s.past + s.tokens, s.head_dim, s.cache),
+          v(s.past + s.tokens, s.value_dim, s.cache), queries((size_t)(rows() * s.head_dim) * sizeof(float)) {
         float *const q = (float *)queries.data;
         for (int64_t i = 0; i < rows() * s.head_dim; i++) {
             q[i] = (float)next() / (1 << 23) * 2 - 2;
@@ -268,7 +275,7 @@ struct Test {
         unit.blocks = cache.views.blocks();
         unit.k = cache.k();
         unit.v = cache.v();
-        unit.is_q8 = s.is_q8;
+        unit.cache = s.cache;
         unit.k_stride = (int64_t)cache.k_stride;
         unit.v_stride = (int64_t)cache.v_stride;
         unit.scale = scale;
@@ -344,13 +351,13 @@ struct Test {
     }
 };
 
-void test(int64_t head_dim, int64_t value_dim, bool is_q8) {
+void test(int64_t head_dim, int64_t value_dim, CacheFormat cache) {
     const int64_t pasts[] = {0, 1, 63, 64, 65, 255, 256, 257, below(700), below(300)};
     const int64_t windows[] = {0, 0, 1, 40, 64, 300};
     Shape s = {};
     s.head_dim = head_dim;
     s.value_dim = value_dim;
-    s.is_q8 = is_q8;
+    s.cache = cache;
     s.tokens = 1 + below((int64_t)1 << below(7));
     s.group = 1 + below(8);
     s.past = one_of(pasts);
@@ -371,9 +378,11 @@ int main(int n_arguments, char **arguments) {
         for (const int64_t head_dim : {16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256, 576}) {
             for (const int64_t part : {1, 5, 8, 9}) { // ninths: MLA has 8
                 const int64_t value_dim = std::max<int64_t>(1, head_dim * part / 9 / 16) * 16;
-                test(head_dim, value_dim, false);
-                if (head_dim % 32 == 0) {
-                    test(head_dim, (value_dim + 16) / 32 * 32, true);
+                test(head_dim, value_dim, F16_CACHE);
+                for (const CacheFormat cache : {Q8_CACHE, Q4_CACHE}) {
+                    if (head_dim % 32 == 0) {
+                        test(head_dim, (value_dim + 16) / 32 * 32, cache);
+                    }
                 }
             }
         }

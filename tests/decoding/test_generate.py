@@ -32,8 +32,9 @@ from edgespec.drafting.scheduler import FixedLength, Scheduler
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.tree_drafter import TreeDrafter
 from edgespec.errors import EdgespecError, UsageError
+from edgespec.llama.cache_types import with_cache_type
 from edgespec.llama.gguf_header import read_header
-from edgespec.llama.kv_cache import KVCache, with_cache_type
+from edgespec.llama.kv_cache import KVCache
 from edgespec.llama.quantize import quantize
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model

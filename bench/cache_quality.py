@@ -23,15 +23,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from pydoc_data.topics import topics
 
-import numpy as np
-
+from edgespec.apps.bench.accuracy import log_softmax
 from edgespec.engine.model_choice import choose_models
 from edgespec.llama.cache_types import possible_types, with_cache_type
 from edgespec.llama.choices import CacheType
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from edgespec.models.resolve import resolve
-from quality import Agreement, LogProbs
+from quality import Agreement
 from script import Measuring, in_child, numbers, parser, start
 
 N_NEEDLES = 10
@@ -128,13 +127,6 @@ class CacheQuality:
     """By the length of the text."""
 
 
-def log_probs(logits: np.ndarray) -> LogProbs:
-    """Return logits as logarithms of probabilities."""
-    shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
-    found: LogProbs = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-    return found
-
-
 def session(model: Model, cache_type: CacheType, n_ctx: int, threads: int) -> Session:
     """Open a session with a cache of a type."""
     model.header = with_cache_type(model.header, cache_type)
@@ -151,10 +143,9 @@ def read_text(
         for at in range(0, len(tokens), _BATCH):
             here, following = tokens[at : at + _BATCH], tokens[at + 1 : at + 1 + _BATCH]
             rows = {one: each.eval(here, n_logits=len(here)).copy() for one, each in opened.items()}
-            exact = rows["f16"], log_probs(rows["f16"])
-            for one, logits in rows.items():
-                own = log_probs(logits)
-                quality[one].agreement.add(exact, (logits, own))
+            both = {one: (logits, log_softmax(logits)) for one, logits in rows.items()}
+            for one, (_, own) in both.items():
+                quality[one].agreement.add(both["f16"], both[one])
                 quality[one].nll += [-float(own[i, token]) for i, token in enumerate(following)]
             print(".", end="", file=sys.stderr, flush=True)
     return quality
@@ -167,7 +158,7 @@ def look_up(opened: Session, tokens: list[int], needles: list[Needle]) -> Found:
     result = Found([], [])
     for needle in needles:
         asked, n = needle.question + needle.answer[:-1], len(needle.answer)
-        rows = log_probs(opened.eval(asked, n_logits=n))
+        rows = log_softmax(opened.eval(asked, n_logits=n))
         result.found.append(rows.argmax(axis=1).tolist() == needle.answer)
         result.probability.append(math.exp(sum(rows[i, token] for i, token in enumerate(needle.answer))))
         opened.rewind(len(tokens))

@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 import prompts as prompt_sets
+from edgespec.apps.bench.accuracy import log_softmax
 from edgespec.engine.model_choice import choose_models
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
@@ -140,8 +141,7 @@ def add(found: Quality, logits: dict[str, Logits], following: list[int]) -> None
     """Count the rows of one batch; `following` are the tokens that come after each, where known."""
     both = {}
     for variant, values in logits.items():
-        shifted = values.astype(np.float64) - values.max(axis=1, keepdims=True)
-        both[variant] = values, shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+        both[variant] = values, log_softmax(values)
         found.nll[variant] += [-float(both[variant][1][i, token]) for i, token in enumerate(following)]
     found.across.add(both["stock 1"], both["edgespec 1"])
     found.across_batched.add(both["stock N"], both["edgespec N"])

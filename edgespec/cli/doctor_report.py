@@ -20,7 +20,6 @@ from edgespec.engine.model_choice import choose_models
 from edgespec.errors import EdgespecError
 from edgespec.llama import kernels, rpc
 from edgespec.llama.backend import cpu_backend, foreign_function, library_version
-from edgespec.llama.cache_types import possible_types, with_cache_type
 from edgespec.llama.gguf import TensorInfo
 from edgespec.llama.gguf_header import (
     GGUFHeader,
@@ -239,9 +238,7 @@ def _model(name: str, path: Path, loaded: Kernels, root: Path) -> Report:
     return report | {
         "architecture": {"name": header.architecture, "checked": support and msgspec.to_builtins(support)},
         "capacity": capacity,
-        "contexts": {
-            one: fitting_tokens(with_cache_type(header, one), None, root) for one in possible_types(header)
-        },
+        "contexts": fitting_tokens(header, root=root),
         "rollback": rollback,
         "mtp_head": {"drafts": not reason, "reason": reason} if header.n_mtp else None,
         "types": [

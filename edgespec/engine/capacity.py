@@ -25,6 +25,7 @@ from edgespec.models.footprint import (
     shape_of,
     states_bytes,
     target_rollback,
+    with_draft,
 )
 
 MOST_BY_DEFAULT = 16
@@ -168,9 +169,8 @@ def choose_cache_type(
     types = can if cache_type == "auto" else [cache_type]
     for i, one in enumerate(types):
         typed = with_cache_type(target, one)
-        models = [(typed, n_tokens)] + ([(draft, min(draft.n_ctx_train, n_tokens))] if draft else [])
         try:
-            fits_in_memory(models)
+            fits_in_memory(with_draft(typed, draft, n_tokens))
         except EdgespecError as error:
             if i + 1 == len(types):
                 raise EdgespecError(f"{error}; {_what_fits(target, draft)}") from None
@@ -182,11 +182,8 @@ def choose_cache_type(
 def _what_fits(
     target: GGUFHeader, draft: GGUFHeader | None = None, *, weights_loaded: bool = False, more_states: int = 0
 ) -> str:
-    sizes = ", ".join(
-        f"{fitting_tokens(typed, draft, weights_loaded=weights_loaded, more_states=more_states):,} with {one}"
-        for one in possible_types(target)
-        for typed in [with_cache_type(target, one)]
-    )
+    fitting = fitting_tokens(target, draft, weights_loaded=weights_loaded, more_states=more_states)
+    sizes = ", ".join(f"{n:,} with {one}" for one, n in fitting.items())
     return f"tokens of context that fit, by --cache-type: {sizes}"
 
 

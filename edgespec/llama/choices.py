@@ -11,7 +11,7 @@ KernelsChoice = Literal["auto", "off"]
 CacheType = Literal["f16", "q8_0", "q4_0"]
 """How the target's cache holds keys and values: as 16-bit floats, or in 8 or 4 bits with one scale per 32."""
 
-CacheChoice = Literal["auto", "f16", "q8_0", "q4_0"]
+CacheChoice = Literal["auto", CacheType]
 """A `CacheType`, or the more exact of F16 and Q8_0 in which the context fits in memory."""
 
 Pooling = Literal["mean", "cls", "last"]

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edgespec.errors import EdgespecError
+from edgespec.llama.cache_types import possible_types, with_cache_type
+from edgespec.llama.choices import CacheType
 from edgespec.llama.gguf_header import GGUFHeader, read_tensors
 from edgespec.llama.kernel_coverage import multiplied, packing_growth
 from edgespec.llama.rollback import RollbackSize
@@ -136,28 +138,36 @@ def fits_in_memory(
     )
 
 
+def with_draft(header: GGUFHeader, draft: GGUFHeader | None, n_ctx: int) -> list[tuple[GGUFHeader, int]]:
+    """Return the models of a pair with a context of `n_ctx`, of the draft at most what it was trained for."""
+    return [(header, n_ctx)] + ([(draft, min(draft.n_ctx_train, n_ctx))] if draft else [])
+
+
 def fitting_tokens(
     header: GGUFHeader,
-    draft: GGUFHeader | None,
+    draft: GGUFHeader | None = None,
     root: Path = Path("/"),
     *,
     weights_loaded: bool = False,
     more_states: int = 0,
-) -> int:
-    """Return how many tokens of context fit in memory, at most what the model was trained for.
+) -> dict[CacheType, int]:
+    """Return how many tokens of context fit in memory, by the type of the cache that the model can have.
 
-    `draft`: the header of a draft that has as many. Others as for `fits_in_memory`.
+    At most what it was trained for. `draft`: the header of a draft that has as many. Others as for
+    `fits_in_memory`.
     """
     left = memory_left(root)
     sizes = range(CTX_STEP, header.n_ctx_train + CTX_STEP, CTX_STEP)
 
-    def required(size: int) -> int:
-        n_ctx = min(size, header.n_ctx_train)
-        models = [(header, n_ctx)] + ([(draft, min(draft.n_ctx_train, n_ctx))] if draft else [])
-        return PROCESS_BYTES + sum(_needs(models, weights_loaded=weights_loaded)) + max(0, more_states)
+    def fitting(typed: GGUFHeader) -> int:
+        def required(size: int) -> int:
+            models = with_draft(typed, draft, min(size, typed.n_ctx_train))
+            return PROCESS_BYTES + sum(_needs(models, weights_loaded=weights_loaded)) + max(0, more_states)
 
-    n = len(sizes) if left is None else bisect_right(sizes, left.bytes, key=required)
-    return min(n * CTX_STEP, header.n_ctx_train)
+        n = len(sizes) if left is None else bisect_right(sizes, left.bytes, key=required)
+        return min(n * CTX_STEP, header.n_ctx_train)
+
+    return {one: fitting(with_cache_type(header, one)) for one in possible_types(header)}
 
 
 def _needs(models: Sequence[tuple[GGUFHeader, int]], *, weights_loaded: bool) -> list[int]:

@@ -223,7 +223,7 @@ class _Sums:
         """Add `rows`, whose log-probabilities are `log_probs` (overwritten), and the reference's `theirs`."""
         self.same_top += int((theirs.argmax(axis=1) == rows.argmax(axis=1)).sum())
         # KL(P || Q) = sum over the vocabulary of p (log p - log q). In place, because the arrays are large.
-        p = _log_softmax(theirs)
+        p = log_softmax(theirs)
         ratio = np.subtract(p, log_probs, out=log_probs)
         np.exp(p, out=p)
         self.kl += np.einsum("ij,ij->i", p, ratio).tolist()
@@ -283,7 +283,7 @@ def score(
         for rows, following in _rows(session, text, on_progress):
             if not np.isfinite(rows).all():
                 raise EdgespecError(f"{model.path}: its logits are not finite: is the file damaged?")
-            log_probs = _log_softmax(rows)
+            log_probs = log_softmax(rows)
             sums.nll += (-log_probs[range(len(rows)), following]).tolist()
             if reference is not None and compares:
                 sums.compare(reference.take(len(rows)), rows, log_probs)
@@ -333,7 +333,8 @@ def _rows(
             on_progress(done, total)
 
 
-def _log_softmax(rows: Rows) -> _LogProbs:
+def log_softmax(rows: Rows) -> _LogProbs:
+    """Return rows of logits as logarithms of probabilities, float64 [n, n_vocab]."""
     shifted = rows.astype(np.float64)
     shifted -= shifted.max(axis=1, keepdims=True)
     shifted -= np.log(np.exp(shifted).sum(axis=1, keepdims=True))

@@ -20,13 +20,6 @@ from edgespec.apps.server.api_errors import ApiError, KnownFields
 from edgespec.apps.server.audio_routes import OPENAI_NAME, SpeechService, add_audio
 from edgespec.apps.server.choice_writers import AnswerText
 from edgespec.apps.server.embedding_routes import NO_VECTORS, VECTOR_ROUTES
-from edgespec.apps.server.infill_schema import (
-    InfillAnswer,
-    InfillPart,
-    InfillRequest,
-    InfillTimings,
-    StopType,
-)
 from edgespec.apps.server.json_routes import HeadAsGet, add_error_handlers, refuse_routes, route_class
 from edgespec.apps.server.messages.routes import add_messages
 from edgespec.apps.server.metrics import CONTENT_TYPE, Metrics
@@ -48,7 +41,15 @@ from edgespec.apps.server.request_reader import (
     Service,
     check_tokens,
 )
-from edgespec.apps.server.request_schema import ChatRequest, CompletionRequest
+from edgespec.apps.server.request_schema import (
+    ChatRequest,
+    CompletionRequest,
+    InfillAnswer,
+    InfillPart,
+    InfillRequest,
+    InfillTimings,
+    StopType,
+)
 from edgespec.apps.server.request_worker import RequestWorker
 from edgespec.apps.server.response_schema import (
     ChatChunk,

@@ -35,9 +35,9 @@ from edgespec.errors import EdgespecError
 from edgespec.platform.messages import MessageFn
 
 if TYPE_CHECKING:  # they load llama.cpp, which a server of several models does not
+    from edgespec.apps.server.audio_routes import SpeechWorker
     from edgespec.apps.server.embedding_worker import EmbeddingWorker
     from edgespec.apps.server.request_worker import RequestWorker
-    from edgespec.apps.server.speech_worker import SpeechWorker
     from edgespec.apps.server.streaming import RequestRun
     from edgespec.apps.server.worker import Worker
 

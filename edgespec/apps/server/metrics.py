@@ -25,7 +25,7 @@ from edgespec.decoding.records import Result
 from edgespec.engine.batcher import StepSummary
 
 if TYPE_CHECKING:
-    from edgespec.apps.server.speech_worker import SpeechWorker
+    from edgespec.apps.server.audio_routes import SpeechWorker
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 """The type of what `Metrics.render` returns."""

@@ -14,7 +14,6 @@ from typing import Any, Literal
 from edgespec.apps.server.api_errors import ApiError
 from edgespec.apps.server.chat_prompts import ChatPrompts
 from edgespec.apps.server.choice_writers import first_call
-from edgespec.apps.server.infill_schema import InfillRequest, time_limit
 from edgespec.apps.server.request_options import (
     engine_options,
     requested_thoughts,
@@ -27,11 +26,13 @@ from edgespec.apps.server.request_schema import (
     ChatRequest,
     CompletionRequest,
     GenerationRequest,
+    InfillRequest,
     JsonFormat,
     NamedTool,
     ResponseFormat,
     SchemaFormat,
     Tool,
+    time_limit,
 )
 from edgespec.apps.server.tool_calls.answer_reader import PLAIN, AnswerForm
 from edgespec.apps.server.tool_calls.forced_grammar import CallGrammars

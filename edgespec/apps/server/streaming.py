@@ -18,8 +18,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from edgespec.apps.server.api_errors import CLIENT_GONE, ApiError, engine_error
-from edgespec.apps.server.request_queue import End, Part, QueuePlace
-from edgespec.apps.server.request_worker import Item, Start
+from edgespec.apps.server.request_worker import End, Item, Part, QueuePlace, Start
 from edgespec.decoding.records import PromptProgress, Result, Token
 from edgespec.platform.messages import MessageFn
 

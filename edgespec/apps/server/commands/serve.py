@@ -304,8 +304,7 @@ class SpeechServing:
         if self.speech is None:
             yield None
             return
-        from edgespec.apps.server.audio_routes import SpeechService
-        from edgespec.apps.server.speech_worker import SpeechWorker
+        from edgespec.apps.server.audio_routes import SpeechService, SpeechWorker
         from edgespec.apps.speech.opening import open_transcriber
         from edgespec.apps.speech.speech_model import speech_ref
 

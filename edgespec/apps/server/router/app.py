@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 from typing import Any
 
@@ -29,15 +29,16 @@ from starlette.types import Message, Receive, Scope, Send
 
 from edgespec.apps.server.api_errors import ApiError, engine_error
 from edgespec.apps.server.http_server import FORWARDED
-from edgespec.apps.server.ollama.response_schema import FOREVER, SPOKEN
+from edgespec.apps.server.ollama.response_schema import FOREVER, SPOKEN, rfc3339
 from edgespec.apps.server.page import add_page
-from edgespec.apps.server.router.model_process import (
+from edgespec.apps.server.router.pool import (
     ForwardedRequest,
     ModelAnswer,
     NotReached,
+    Pool,
+    PooledModel,
     ProcessLost,
 )
-from edgespec.apps.server.router.pool import Pool, PooledModel
 from edgespec.apps.server.router.preset import duration_s
 from edgespec.errors import EdgespecError
 from edgespec.platform.messages import MessageFn
@@ -371,7 +372,7 @@ class Router:
             "context_length": facts.n_ctx,
             "embedding_length": facts.n_embd,
         }
-        modified = _time(datetime.fromtimestamp(facts.created, UTC))
+        modified = rfc3339(facts.created)
         told = {
             "name": full,
             "model": full,
@@ -387,7 +388,7 @@ class Router:
         for model in self._models:
             left_s, until = model.expires_s, FOREVER
             if not math.isinf(left_s):
-                until = _time(datetime.now(UTC) + timedelta(seconds=max(0.0, left_s)))
+                until = rfc3339(time.time() + max(0.0, left_s))
             if model.process:
                 told = (model.reports.get("/api/ps") or {}).get("models", [])
                 found += [{**one, "expires_at": until} for one in told]
@@ -514,9 +515,5 @@ async def _until_gone(receive: Receive) -> None:
 
 def _unloaded(path: str, asked: Asked) -> dict[str, Any]:
     said = {"message": {"role": "assistant", "content": ""}} if path == "/api/chat" else {"response": ""}
-    created = _time(datetime.now(UTC))
+    created = rfc3339(time.time())
     return {"model": asked.model, "created_at": created, **said, "done": True, "done_reason": "unload"}
-
-
-def _time(when: datetime) -> str:
-    return when.isoformat().replace("+00:00", "Z")

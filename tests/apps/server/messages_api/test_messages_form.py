@@ -10,9 +10,8 @@ from anthropic.types import Message
 
 from anthropic_events import message_of
 from edgespec.apps.server.choice_writers import AnswerHead, AnswerText, ChatChoiceWriter
-from edgespec.apps.server.messages.request_reader import openai_messages
-from edgespec.apps.server.messages.request_schema import CountTokensRequest
-from edgespec.apps.server.messages.routes import AnswerPlan, MessagesWriter
+from edgespec.apps.server.messages.routes import AnswerPlan, MessagesWriter, openai_messages
+from edgespec.apps.server.messages.schema import CountTokensRequest
 from edgespec.apps.server.request_reader import PreparedText
 from edgespec.apps.server.tool_calls.answer_reader import AnswerForm
 from edgespec.decoding.options import Options

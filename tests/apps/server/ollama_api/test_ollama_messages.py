@@ -13,9 +13,8 @@ import ollama
 import pytest
 
 from edgespec.apps.server.choice_writers import AnswerHead, AnswerText, ChatChoiceWriter
-from edgespec.apps.server.ollama.request_reader import openai_messages
 from edgespec.apps.server.ollama.request_schema import OllamaChatRequest, OllamaRequestMessage
-from edgespec.apps.server.ollama.routes import OllamaWriter
+from edgespec.apps.server.ollama.routes import OllamaWriter, openai_messages
 from edgespec.apps.server.tool_calls.answer_reader import AnswerForm
 from edgespec.decoding.records import Result, Tally, Token, summarise
 from ollama_requests import GREEDY, HELLO, refused

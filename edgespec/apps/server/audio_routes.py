@@ -21,11 +21,17 @@ from edgespec.apps.server.request_worker import Outcome, QueuedRequest, RequestW
 from edgespec.apps.server.streaming import AnswerWriter, RequestRun, client_of, with_warnings
 from edgespec.apps.speech.audio import Floats, SoundReader
 from edgespec.apps.speech.choices import SpeechTask
-from edgespec.apps.speech.formats import remarks, stats_object, write_transcript
 from edgespec.apps.speech.languages import LANGUAGES
 from edgespec.apps.speech.options import MAX_BEAM, TEMPERATURES, SpeechOptions
 from edgespec.apps.speech.transcriber import Hearing, Transcriber
-from edgespec.apps.speech.transcript import Segment, Transcript, as_object
+from edgespec.apps.speech.transcript import (
+    Segment,
+    Transcript,
+    as_object,
+    remarks,
+    stats_object,
+    write_transcript,
+)
 from edgespec.apps.speech.voice import Span, check_detector, speech_spans
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.platform.messages import MessageFn
@@ -360,6 +366,11 @@ class AudioWriter(AnswerWriter[Segment, Transcript]):
 
 def _event(item: TranscriptDelta | TranscriptDone) -> str:
     return f"data: {item.model_dump_json()}\n\n"
+
+
+# ---- the thread that transcribes recordings, one after the other, in turns by client ----
+# It shares the processors with the engine's thread: a window of a recording and a pass over texts take turns.
+# A request that must end does so after the window under way; what was heard before has been sent by then.
 
 
 @dataclass(eq=False, slots=True, kw_only=True)

@@ -41,6 +41,9 @@ from edgespec.decoding.grammar.source import GrammarSource
 from edgespec.decoding.sampling import SAMPLING
 from edgespec.errors import UsageError
 
+# ---- tools as functions, which are what models' templates know, and their calls as they come ----
+# A custom tool takes text: it becomes a function of one string. The tools of a namespace carry its name.
+
 INPUT = "input"
 """The argument of a custom tool's function."""
 
@@ -212,6 +215,8 @@ def _text(text: str) -> Any:  # noqa: ANN401 - JSON
     except ValueError:
         return None
 
+
+# ---- thoughts that a client keeps without reading them, and sends back ----
 
 _MARK = "edgespec:"
 

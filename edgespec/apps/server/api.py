@@ -56,10 +56,9 @@ from edgespec.apps.server.response_schema import (
     ChatCompletion,
     ErrorAnswer,
     Health,
+    ModelEntry,
     ModelList,
-    ServedModel,
     ServedModelFacts,
-    SpeechModelEntry,
     SpeechModelFacts,
     TextCompletion,
     Usage,
@@ -242,9 +241,6 @@ class RunWriter(AnswerWriter[Token, Result]):
         """Return the last line of an answer that failed."""
         return write_part(RunPart(error=str(error)))
 
-    def collect(self, _index: int, made: Sequence[Token], /) -> None:
-        """Do nothing: the answer always streams."""
-
     def whole(self, _ends: Sequence[Result], /) -> str:
         """Return nothing: the answer always streams."""
         return ""
@@ -419,11 +415,6 @@ class InfillWriter(AnswerWriter[Token, Result]):
         """Return the last event."""
         return f"data: {self._end(result, streamed=True)}\n\n"
 
-    def collect(self, index: int, tokens: Sequence[Token]) -> None:
-        """Add `tokens`."""
-        if not self._reads_only:
-            self._written.add(tokens)
-
     def whole(self, results: Sequence[Result]) -> str:
         """Return the answer."""
         return self._end(results[0], streamed=False)
@@ -514,7 +505,8 @@ def create_app(
     reader = RequestReader(engine.target, service)
     answerer = Answerer(worker, log)
     add_reports(app, [worker, speech.worker] if speech else [worker], metrics)
-    _add_models(app, engine, service, speech, takes_tools=reader.takes_tools)
+    written = _text_entry(engine, service, takes_tools=reader.takes_tools)
+    add_models(app, written, *([_speech_entry(speech)] if speech else []))
     _add_completions(app, engine, service, reader, answerer)
     add_responses(app, engine, service, reader, answerer, log=log)
     add_run(app, engine, answerer)
@@ -526,7 +518,8 @@ def create_app(
     refuse_routes(app, VECTOR_ROUTES, NO_VECTORS)
     if speech:
         add_audio(app, speech, log)
-    return complete(app)
+    add_page(app)
+    return described(app)
 
 
 def bare_app(summary: str, log: MessageFn) -> FastAPI:
@@ -546,14 +539,8 @@ def bare_app(summary: str, log: MessageFn) -> FastAPI:
     return app
 
 
-def complete(app: FastAPI) -> FastAPI:
-    """Return `app`, which has all of its API's routes, with the page and the description."""
-    add_page(app)
-    return described(app)
-
-
 def described(app: FastAPI) -> FastAPI:
-    """Return `app` with the description of its routes."""
+    """Return `app`, which has all of its routes, with their description."""
     app.openapi_schema = openapi_description(app.openapi())
     schema = app.openapi_schema
     app.state.known = KnownFields(fields_of_routes(schema), request_names(schema))
@@ -586,10 +573,27 @@ def add_reports(
         return Response(metrics.render(), media_type=CONTENT_TYPE)
 
 
-def _add_models(
-    app: FastAPI, engine: Engine, service: Service, speech: SpeechService | None, *, takes_tools: bool
-) -> None:
-    served = ServedModel(
+def add_models(app: FastAPI, *entries: ModelEntry) -> None:
+    """Add the routes that list the models, and tell of each by its name or another of its names."""
+
+    @app.get("/v1/models")
+    async def models() -> ModelList:
+        return ModelList(data=[*entries])
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> ModelEntry:
+        wanted = name.removesuffix(":latest")  # which Ollama's lists add
+        for entry in reversed(entries):
+            if wanted in (entry.id, *entry.edgespec.aliases):
+                return entry
+        first = entries[0]
+        line = f"no model {name[:80]!r} here: this server has {first.id!r}, also called "
+        line += repr(first.edgespec.aliases[0])
+        raise ApiError(404, line, param="model", code="model_not_found")
+
+
+def _text_entry(engine: Engine, service: Service, *, takes_tools: bool) -> ModelEntry:
+    return ModelEntry(
         id=service.name,
         created=int(engine.target.path.stat().st_mtime),
         edgespec=ServedModelFacts(
@@ -604,25 +608,10 @@ def _add_models(
         ),
     )
 
-    heard = [speech_facts(speech)] if speech else []
 
-    @app.get("/v1/models")
-    async def models() -> ModelList:
-        return ModelList(data=[served, *heard])
-
-    @app.get("/v1/models/{name:path}")
-    async def model(name: str) -> ServedModel | SpeechModelEntry:
-        for found in heard:
-            if name in (found.id, *found.edgespec.aliases):
-                return found
-        service.check_name(name)
-        return served
-
-
-def speech_facts(speech: SpeechService) -> SpeechModelEntry:
-    """Return the Whisper model as /v1/models lists it."""
+def _speech_entry(speech: SpeechService) -> ModelEntry:
     transcriber = speech.worker.transcriber
-    return SpeechModelEntry(
+    return ModelEntry(
         id=speech.name,
         created=int(Path(transcriber.model.path).stat().st_mtime),
         edgespec=SpeechModelFacts(
@@ -670,17 +659,7 @@ def create_speech_app(service: SpeechService, *, metrics: Metrics | None, log: M
     """Return the application for `service`; `log` takes a line for each failure that is not the client's."""
     app = bare_app("OpenAI's audio API over a local Whisper model.", log)
     add_reports(app, [service.worker], metrics)
-    entry = speech_facts(service)
-
-    @app.get("/v1/models")
-    async def models() -> ModelList:
-        return ModelList(data=[entry])
-
-    @app.get("/v1/models/{name:path}")
-    async def model(name: str) -> SpeechModelEntry:
-        if name not in (service.name, OPENAI_NAME, *service.aliases):
-            raise ApiError(404, f"no model {name[:80]!r} here", param="model", code="model_not_found")
-        return entry
-
+    add_models(app, _speech_entry(service))
     add_audio(app, service, log)
-    return complete(app)
+    add_page(app)
+    return described(app)

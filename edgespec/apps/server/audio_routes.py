@@ -325,9 +325,6 @@ class AudioWriter(AnswerWriter[Segment, Transcript]):
         usage = TokenUsage(output_tokens=n, total_tokens=n)
         return _event(TranscriptDone(text=end.text, usage=usage, edgespec=stats_object(end)))
 
-    def collect(self, _index: int, made: Sequence[Segment]) -> None:
-        """Do nothing: the transcript has them all."""
-
     def whole(self, ends: Sequence[Transcript]) -> str:
         """Return the answer."""
         (transcript,) = ends

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
-from edgespec.apps.server.api import add_reports, add_tokenizer, bare_app, described
+from edgespec.apps.server.api import add_models, add_reports, add_tokenizer, bare_app, described
 from edgespec.apps.server.api_errors import CLIENT_GONE, ApiError
 from edgespec.apps.server.embedding_routes import (
     MAX_TEXTS,
@@ -28,6 +28,7 @@ from edgespec.apps.server.ollama.request_schema import OllamaRequest
 from edgespec.apps.server.ollama.response_schema import OllamaError
 from edgespec.apps.server.ollama.routes import OllamaModelFacts, add_facts
 from edgespec.apps.server.openapi import error_responses
+from edgespec.apps.server.response_schema import EmbeddingModelFacts, ModelEntry
 
 
 class OllamaVectorRequest(OllamaRequest):
@@ -149,35 +150,6 @@ TEXT_ROUTES = (
 _NO_TEXT = "this server makes vectors of texts, or ranks them, and writes none: choose another server"
 
 
-class EmbeddingModelFacts(BaseModel):
-    """The served embedding or reranking model: its names, and what it makes of a text."""
-
-    aliases: list[str]
-    embeddings: bool
-    rerank: bool
-    dimensions: int | None
-    n_ctx: int
-    pooling: str
-    kernels: str
-
-
-class EmbeddingModelEntry(BaseModel):
-    """The model in the answer of /v1/models."""
-
-    id: str
-    object: Literal["model"] = "model"
-    created: int
-    owned_by: str = "edgespec"
-    edgespec: EmbeddingModelFacts
-
-
-class EmbeddingModelList(BaseModel):
-    """The answer of /v1/models."""
-
-    object: Literal["list"] = "list"
-    data: list[EmbeddingModelEntry]
-
-
 def create_embedding_app(service: EmbeddingService, *, metrics: Metrics | None) -> FastAPI:
     """Return the application for `service`."""
     app = bare_app(
@@ -185,7 +157,7 @@ def create_embedding_app(service: EmbeddingService, *, metrics: Metrics | None) 
     )
     model, named = service.worker.embedder.model, service.service
     add_reports(app, [service.worker], metrics)
-    entry = EmbeddingModelEntry(
+    entry = ModelEntry(
         id=named.name,
         created=int(model.path.stat().st_mtime),
         edgespec=EmbeddingModelFacts(
@@ -199,15 +171,7 @@ def create_embedding_app(service: EmbeddingService, *, metrics: Metrics | None) 
         ),
     )
 
-    @app.get("/v1/models")
-    async def models() -> EmbeddingModelList:
-        return EmbeddingModelList(data=[entry])
-
-    @app.get("/v1/models/{name:path}")
-    async def one_model(name: str) -> EmbeddingModelEntry:
-        named.check_name(name)
-        return entry
-
+    add_models(app, entry)
     add_embeddings(app, service)
     add_ollama_embeddings(app, service)
     add_tokenizer(app, model, named)

@@ -136,16 +136,10 @@ class OpenAIWriter(AnswerWriter[Token, Result]):
             return last
         return last + (_events([self._writing.usage()]) if self._usage else "") + "data: [DONE]\n\n"
 
-    def collect(self, index: int, tokens: Sequence[Token]) -> None:
-        """Add `tokens` to a text."""
-        for _ in self._writing.add(index, tokens):
-            pass
-
     def whole(self, results: Sequence[Result]) -> str:
         """Return the answer."""
         for i, result in enumerate(results):
-            for _ in self._writing.finish(i, result):
-                pass
+            self.finish(i, result)
         return self._writing.whole().model_dump_json(exclude_unset=True)
 
 

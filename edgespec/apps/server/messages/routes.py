@@ -501,15 +501,9 @@ class MessagesWriter(AnswerWriter[Token, Result]):
         last = MessageEndDelta(delta=end, usage=self._answer.usage)
         return events + _event(last) + _event(MessageStop())
 
-    def collect(self, index: int, tokens: Sequence[Token]) -> None:
-        """Add `tokens`."""
-        for _ in self._add(tokens):
-            pass
-
     def whole(self, results: Sequence[Result]) -> str:
         """Return the answer."""
-        for _ in self._finish(results[0]):
-            pass
+        self.finish(0, results[0])
         self._answer.content = self._blocks.blocks
         return self._answer.model_dump_json()
 

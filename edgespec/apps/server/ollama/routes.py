@@ -453,7 +453,11 @@ class OllamaWriter(AnswerWriter[Token, Result]):
 
     def add(self, index: int, tokens: Sequence[Token]) -> str:
         """Return the lines of `tokens`."""
-        return "".join(map(self._line, self._parts(self._writing.add(tokens))))
+        lines = ""
+        for part in self._parts(self._writing.add(tokens)):
+            self._all += part
+            lines += self._line(part)
+        return lines
 
     def finish(self, index: int, result: Result) -> str:
         """Return the last lines."""
@@ -464,11 +468,6 @@ class OllamaWriter(AnswerWriter[Token, Result]):
             else:  # the last tokens' logprobs come with the figures
                 rest += part
         return lines + self._line(rest, self._end(result))
-
-    def collect(self, index: int, tokens: Sequence[Token]) -> None:
-        """Add `tokens`."""
-        for part in self._parts(self._writing.add(tokens)):
-            self._all += part
 
     def whole(self, results: Sequence[Result]) -> str:
         """Return the answer."""

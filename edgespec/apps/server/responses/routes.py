@@ -318,15 +318,9 @@ class ResponseWriter(AnswerWriter[Token, Result]):
         """Return the last events."""
         return self._sent(self._finish(result))
 
-    def collect(self, index: int, tokens: Sequence[Token]) -> None:
-        """Add `tokens`."""
-        for _ in self._write(self._writing.add(tokens)):
-            pass
-
     def whole(self, results: Sequence[Result]) -> str:
         """Return the answer."""
-        for _ in self._finish(results[0]):
-            pass
+        self.finish(0, results[0])
         return self.answer
 
     @property

@@ -158,7 +158,7 @@ def written(
         said, ids, 9, stop_reason, None, "m", None, "stock", {}, "", stats, n_cached=4
     )  # fmt: skip
     if not stream:
-        writer.collect(0, tokens)
+        writer.add(0, tokens)
         return Message.model_validate_json(writer.whole([result]))
     made = writer.begin() + "".join(writer.add(0, [token]) for token in tokens)
     return message_of(made + writer.finish(0, result))

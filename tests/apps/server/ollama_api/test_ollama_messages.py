@@ -72,10 +72,8 @@ def lines_of(
     )  # fmt: skip
     made = ""
     for token in tokens:
-        if stream:
-            made += writing.add(0, [token])
-        else:
-            writing.collect(0, [token])
+        lines = writing.add(0, [token])
+        made += lines if stream else ""
     made += writing.finish(0, result) if stream else writing.whole([result])
     return [json.loads(line) for line in made.splitlines()]
 

@@ -60,39 +60,6 @@ async def _told(model: PooledModel, path: str) -> bytes:
     return b""
 
 
-async def show_health(pool: Pool) -> Response:
-    """Return the answer of /health: that of a server of one model, and a line for each."""
-    models = {
-        model.name: {
-            "status": model.status,
-            "running": model.n_running,
-            "waiting": model.n_waiting + model.n_later,
-            "pinned": model.spec.keep,
-            "loads": model.n_loads,
-            "failures": model.n_failures,
-        }
-        for model in pool.models
-    }
-    told = {
-        "status": "stopping" if pool.stopping else "ok",
-        "busy": pool.n_running > 0,
-        "running": pool.n_running,
-        "waiting": sum(model.n_waiting + model.n_later for model in pool.models),
-        "parallel": pool.parallel,
-        "models": models,
-    }
-    return JSONResponse(told, 503 if pool.stopping else 200)
-
-
-async def show_metrics(pool: Pool) -> Response:
-    """Return the answer of /metrics: the counters of each loaded model, labelled with its name, and ours."""
-    texts = await asyncio.gather(*(_told(model, "/metrics") for model in pool.models))
-    named = zip((model.name for model in pool.models), texts, strict=True)
-    registry = CollectorRegistry()
-    registry.register(_Collected([*_states(pool), *_merged(named)]))
-    return Response(generate_latest(registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
-
-
 class _Collected(Collector):
     def __init__(self, families: list[Metric]) -> None:
         self._families = families
@@ -309,11 +276,36 @@ class Router:
 
     async def health(self, _request: Request) -> Response:
         """Whether requests are taken, and the state of each model."""
-        return await show_health(self._pool)
+        pool = self._pool
+        models = {
+            model.name: {
+                "status": model.status,
+                "running": model.n_running,
+                "waiting": model.n_waiting + model.n_later,
+                "pinned": model.spec.keep,
+                "loads": model.n_loads,
+                "failures": model.n_failures,
+            }
+            for model in pool.models
+        }
+        told = {
+            "status": "stopping" if pool.stopping else "ok",
+            "busy": pool.n_running > 0,
+            "running": pool.n_running,
+            "waiting": sum(model.n_waiting + model.n_later for model in pool.models),
+            "parallel": pool.parallel,
+            "models": models,
+        }
+        return JSONResponse(told, 503 if pool.stopping else 200)
 
     async def metrics(self, _request: Request) -> Response:
         """The counters of all loaded models, with their names."""
-        return await show_metrics(self._pool)
+        pool = self._pool
+        texts = await asyncio.gather(*(_told(model, "/metrics") for model in pool.models))
+        named = zip((model.name for model in pool.models), texts, strict=True)
+        registry = CollectorRegistry()
+        registry.register(_Collected([*_states(pool), *_merged(named)]))
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     async def list_models(self, _request: Request) -> Response:
         """The models, loaded or not."""

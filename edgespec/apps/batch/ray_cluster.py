@@ -185,7 +185,7 @@ class _RayWorker:
 
 
 class RayWriter:
-    """A `BatchWriter` over the nodes of a Ray cluster, for one thread; `close` frees the nodes."""
+    """Answers as `LocalWriter` does, over the nodes of a Ray cluster; `close` frees the nodes."""
 
     def __init__(self, address: str, settings: NodeSettings, *, on_message: MessageFn = silent) -> None:
         """Connect to the cluster at `address`, HOST:PORT, and have its nodes load their models.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import PurePath
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from edgespec.apps.server.api_errors import ApiError
 from edgespec.apps.server.chat_prompts import ChatPrompts
@@ -39,11 +39,13 @@ from edgespec.apps.server.tool_calls.forced_grammar import CallGrammars
 from edgespec.decoding.grammar.grammar import Grammar
 from edgespec.decoding.grammar.source import GrammarSource
 from edgespec.decoding.options import Options
-from edgespec.engine.engine import Engine
 from edgespec.errors import UsageError
 from edgespec.llama.control_names import FimTokens
 from edgespec.llama.thinking import Thinking
 from edgespec.llama.weights import Model
+
+if TYPE_CHECKING:
+    from edgespec.engine.engine import Engine
 
 ALIAS = "edgespec"
 """The name by which every server knows its model."""

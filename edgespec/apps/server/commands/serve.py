@@ -484,8 +484,7 @@ def _application(
     metrics: Metrics,
 ) -> FastAPI:
     """Return the application for what the server does."""
-    from edgespec.apps.server.api import create_app, create_speech_app
-    from edgespec.apps.server.embedding_api import create_embedding_app
+    from edgespec.apps.server.api import create_app, create_embedding_app, create_speech_app
 
     if embedded:
         return create_embedding_app(embedded, metrics=metrics)

@@ -22,8 +22,7 @@ from starlette.concurrency import run_in_threadpool
 
 from edgespec.apps.server.api_errors import ApiError, checked, renaming, with_names
 from edgespec.apps.server.choice_writers import AnswerHead, AnswerText, ChatChoiceWriter, finish_reason
-from edgespec.apps.server.embedding_routes import NO_VECTORS
-from edgespec.apps.server.json_routes import absent, route_class
+from edgespec.apps.server.json_routes import NO_VECTORS, absent, route_class
 from edgespec.apps.server.ollama.options import ReadOptions, read_options
 from edgespec.apps.server.ollama.request_schema import (
     OllamaChatRequest,
@@ -104,7 +103,7 @@ class OllamaReader:
         messages = openai_messages(body.messages or ())
         fields: dict[str, Any] = {"messages": messages}
         if body.tools:
-            fields["tools"] = [_tool(tool) for tool in body.tools]
+            fields["tools"] = [{"type": "function", **tool} for tool in body.tools]  # who may leave it out
         if messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]:
             fields["continue_final_message"] = True  # Ollama goes on with what an answer begins with
         return self._chat(body, fields, "messages")
@@ -194,10 +193,6 @@ def _format(wanted: str | dict[str, Any]) -> dict[str, Any]:
     if isinstance(wanted, str):
         return {"type": "json_object"}
     return {"type": "json_schema", "json_schema": {"name": "format", "schema": wanted}}
-
-
-def _tool(tool: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "function", **tool}  # clients may leave the type out
 
 
 def openai_messages(messages: Sequence[OllamaRequestMessage]) -> list[dict[str, Any]]:

@@ -87,7 +87,7 @@ def _print(report: Report, *, asked: bool) -> None:
         f"{size(memory['peak_rss'])} used here at the peak"
         + (f"; {memory['bytes_per_s'] / 1e9:.1f} GB/s are read" if memory["bytes_per_s"] else ""),
     )
-    _print_energy(report["energy"])
+    print_line("energy", report["energy"]["source"] or f"unavailable: {report['energy']['reason']}")
     libraries = report["libraries"]
     built_for = f" for {libraries['built_for']}" if libraries["built_for"] else ""
     variant = f", its CPU backend {libraries['cpu_backend']}" if libraries["cpu_backend"] else ""
@@ -123,10 +123,6 @@ def _print_machine(report: Report) -> None:
     if slowed := report["firmware"]:
         now, since_start = (", ".join(slowed[when]) or "all is well" for when in ("now", "since_start"))
         print_line("firmware", f"now {now}; since the start {since_start}")
-
-
-def _print_energy(report: Report) -> None:
-    print_line("energy", report["source"] or f"unavailable: {report['reason']}")
 
 
 def _print_pairs(report: list[Report]) -> None:

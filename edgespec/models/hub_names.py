@@ -1,7 +1,7 @@
 """Models of the hub as users name them.
 
     hf:OWNER/REPO/FILE.gguf[@REVISION]           a file, also as its page or link
-    [hf:]OWNER/REPO[:QUANTIZATION][@REVISION]    a repository, or its page (found/hub_repositories.py)
+    [hf:]OWNER/REPO[:QUANTIZATION][@REVISION]    a repository, or its page (found/hub_cache.py)
 
 Whisper models have other forms too, which are converted: whisper.cpp's ggml-NAME.bin, CTranslate2's
 model.bin, and model.safetensors.

@@ -30,8 +30,7 @@ from msgspec import structs
 from edgespec.errors import EdgespecError, describe_os_error
 from edgespec.models.entries import Entry, HubSource, Registry, WheelsSource
 from edgespec.models.found.catalog import find_model, is_found_name
-from edgespec.models.found.hub_cache import find_in_hub
-from edgespec.models.found.hub_repositories import hub_file
+from edgespec.models.found.hub_cache import find_in_hub, hub_file
 from edgespec.models.found.repositories import found_entry
 from edgespec.models.hub import fetch_hub
 from edgespec.models.hub_names import hub_entries, is_hub_name, other_files

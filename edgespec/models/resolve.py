@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.entries import Entry
 from edgespec.models.found.catalog import find_model, is_found_name, other_names, stored_model
-from edgespec.models.found.hub_cache import find_in_hub
-from edgespec.models.found.hub_repositories import hub_file
+from edgespec.models.found.hub_cache import find_in_hub, hub_file
 from edgespec.models.found.ollama import PREFIX as OLLAMA
 from edgespec.models.hub_names import hub_entry, is_hub_name, is_plain
 from edgespec.models.pull import ProgressFn, Puller, no_progress

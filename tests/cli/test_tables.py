@@ -13,8 +13,7 @@ import pytest
 
 from command_line import python_path
 from edgespec.apps.bench.commands.tables import print_outcome
-from edgespec.apps.bench.exports import summarise
-from edgespec.apps.bench.rows import headline, read_outcome
+from edgespec.apps.bench.rows import headline, read_outcome, summarise
 from edgespec.apps.bench.runs import Cell
 from terminals import Terminal
 from toy_outcomes import CATEGORIES, LOSSY, UNREADABLE, lossy_outcome, toy_outcome

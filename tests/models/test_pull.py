@@ -16,7 +16,7 @@ import pytest
 
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models import entries
-from edgespec.models.found import hub_repositories
+from edgespec.models.found import hub_cache
 from edgespec.models.pull import Puller
 from edgespec.models.registry import load_registry, user_models_file
 from edgespec.models.resolve import resolve
@@ -43,7 +43,7 @@ def sha(data):
 @pytest.fixture
 def server():
     server = FakeServer()
-    hub_repositories._listed.cache_clear()
+    hub_cache._listed.cache_clear()
     yield server
     server.close()
 
@@ -898,7 +898,7 @@ def test_the_file_that_a_repository_means_is_pulled_once(server, repository, ref
     fetched = [one for one, _ in server.gets if "/resolve/" in one]
     revision = "v1" if "v1" in ref else "main"
     assert fetched == [f"/me/x-GGUF/resolve/{revision}/{name}" for name in pulled]
-    hub_repositories._listed.cache_clear()
+    hub_cache._listed.cache_clear()
     server.close()
     assert resolve(ref) == path, "without a hub"
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from edgespec.apps.server.embedding_api import create_embedding_app
+from edgespec.apps.server.api import create_embedding_app
 from edgespec.apps.server.embedding_routes import EmbeddingService
 from edgespec.apps.server.embedding_worker import EmbeddingWorker
 from edgespec.apps.server.metrics import Metrics

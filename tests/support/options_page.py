@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from edgespec.apps.server.other_fields import FIELDS, OLLAMA, Unused
+from edgespec.apps.server.request_fields import FIELDS, OLLAMA, Unused
 from edgespec.decoding.option_table import Option
 from edgespec.decoding.options import Options
 from edgespec.decoding.sampling import TABLE, SamplingParams

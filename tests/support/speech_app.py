@@ -12,8 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgespec.apps.server.audio_routes import SpeechService
-from edgespec.apps.server.speech_worker import SpeechWorker
+from edgespec.apps.server.audio_routes import SpeechService, SpeechWorker
 from edgespec.apps.speech.transcriber import Transcriber
 from toy_speech import ScriptedWhisper, toy_tokenizer
 

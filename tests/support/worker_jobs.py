@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgespec import EdgespecError, Engine, SamplingParams, UsageError
-from edgespec.apps.server.request_queue import QueuePlace
+from edgespec.apps.server.request_worker import QueuePlace
 from edgespec.apps.server.streaming import RequestRun
 from edgespec.apps.server.worker import Worker
 from edgespec.decoding.options import Options

@@ -81,7 +81,7 @@ class _RunningChoice(_PendingChoice):
 
 
 class LocalWriter:
-    """A `BatchWriter` over one engine, for one thread."""
+    """Answers the requests of a batch with one engine, for one thread."""
 
     def __init__(
         self,

@@ -185,7 +185,7 @@ class _RayWorker:
 
 
 class RayWriter:
-    """A `BatchWriter` over the nodes of a Ray cluster, for one thread; `close` frees the nodes."""
+    """Answers as `LocalWriter` does, over the nodes of a Ray cluster; `close` frees the nodes."""
 
     def __init__(self, address: str, settings: NodeSettings, *, on_message: MessageFn = silent) -> None:
         """Connect to the cluster at `address`, HOST:PORT, and have its nodes load their models.
@@ -241,7 +241,7 @@ class RayWriter:
         answers, self._given_up = self._given_up, []
         for worker in self._ready():
             if worker.call is None and worker.given:
-                self._call_work(worker)
+                worker.call, worker.unsent = worker.actor.work.remote(worker.unsent), []
         calls = {worker.call: worker for worker in self._workers if worker.call is not None}
         if not calls:
             self._check_patience()
@@ -321,9 +321,6 @@ class RayWriter:
 
     def _call_load(self, worker: _RayWorker) -> None:
         worker.stage, worker.call = "load", worker.actor.load.remote(self._settings)
-
-    def _call_work(self, worker: _RayWorker) -> None:
-        worker.call, worker.unsent = worker.actor.work.remote(worker.unsent), []
 
     def _take(self, worker: _RayWorker) -> list[tuple[BatchRequest, BatchAnswer]]:
         """Take the result of a call, start the worker's next one, and return new answers."""

@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edgespec.apps.bench import rows as words
-from edgespec.apps.bench.exports import Summaries
-from edgespec.apps.bench.rows import UNAVAILABLE, ReportData, Row
+from edgespec.apps.bench.rows import UNAVAILABLE, ReportData, Row, Summaries
 from edgespec.apps.bench.runs import PLAIN, BenchmarkOutcome
 from edgespec.apps.bench.summary import Interval, ThroughputCurve
 from edgespec.errors import EdgespecError

@@ -23,8 +23,7 @@ from typing import Any, Literal, NamedTuple
 from edgespec.apps.bench.peers import TIMEOUT_S, run_program
 from edgespec.apps.bench.runs import PLAIN, HeardRecording, Run, rotated, text_hash
 from edgespec.apps.speech.audio import read_audio
-from edgespec.apps.speech.draft_costs import SpeechDraftCosts, joined
-from edgespec.apps.speech.drafts import ModelDrafts
+from edgespec.apps.speech.drafts import ModelDrafts, SpeechDraftCosts, joined
 from edgespec.apps.speech.languages import language_code
 from edgespec.apps.speech.mel import SAMPLE_RATE
 from edgespec.apps.speech.options import MAX_BEAM, SpeechOptions

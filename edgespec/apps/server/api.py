@@ -1,10 +1,14 @@
-"""The application and its routes: OpenAI's, llama-server's, those of `edgespec run`, health and metrics."""
+"""The applications: of a pair of models, of a Whisper model alone, of an embedding model; and their routes.
+
+OpenAI's Responses, Anthropic's and Ollama's APIs have folders. Here are OpenAI's other routes, those of
+llama-server and `edgespec run`, health and metrics.
+"""
 
 from __future__ import annotations
 
-import json
 import math
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version
@@ -12,26 +16,37 @@ from pathlib import Path
 from typing import Annotated, Any, cast, get_args
 
 import msgspec
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
-from edgespec.apps.server.api_errors import ApiError, KnownFields
+from edgespec.apps.server.api_errors import CLIENT_GONE, ApiError, KnownFields
 from edgespec.apps.server.audio_routes import OPENAI_NAME, SpeechService, add_audio
 from edgespec.apps.server.choice_writers import AnswerText
-from edgespec.apps.server.embedding_routes import NO_VECTORS, VECTOR_ROUTES
-from edgespec.apps.server.infill_schema import (
-    InfillAnswer,
-    InfillPart,
-    InfillRequest,
-    InfillTimings,
-    StopType,
+from edgespec.apps.server.embedding_routes import (
+    MAX_TEXTS,
+    VECTOR_ROUTES,
+    EmbeddingService,
+    add_embeddings,
+    check_dimensions,
+    cut_rows,
+    json_answer,
 )
-from edgespec.apps.server.json_routes import HeadAsGet, add_error_handlers, refuse_routes, route_class
+from edgespec.apps.server.embedding_worker import EmbeddedTexts
+from edgespec.apps.server.json_routes import (
+    NO_VECTORS,
+    HeadAsGet,
+    add_error_handlers,
+    refuse_routes,
+    route_class,
+)
 from edgespec.apps.server.messages.routes import add_messages
 from edgespec.apps.server.metrics import CONTENT_TYPE, Metrics
-from edgespec.apps.server.ollama.routes import add_ollama
-from edgespec.apps.server.openai_writer import ChoicesWriter, OpenAIWriter
+from edgespec.apps.server.ollama.options import OPTIONS_SCHEMA, read_options
+from edgespec.apps.server.ollama.request_schema import OllamaRequest
+from edgespec.apps.server.ollama.response_schema import OllamaError
+from edgespec.apps.server.ollama.routes import OllamaModelFacts, add_facts, add_ollama
+from edgespec.apps.server.openai_writer import ChoicesWriter, InfillWriter, OpenAIWriter
 from edgespec.apps.server.openapi import (
     error_responses,
     fields_of_routes,
@@ -48,20 +63,25 @@ from edgespec.apps.server.request_reader import (
     Service,
     check_tokens,
 )
-from edgespec.apps.server.request_schema import ChatRequest, CompletionRequest
+from edgespec.apps.server.request_schema import (
+    ChatRequest,
+    CompletionRequest,
+    InfillAnswer,
+    InfillPart,
+    InfillRequest,
+)
 from edgespec.apps.server.request_worker import RequestWorker
 from edgespec.apps.server.response_schema import (
     ChatChunk,
     ChatCompletion,
+    EmbeddingModelFacts,
     ErrorAnswer,
     Health,
+    ModelEntry,
     ModelList,
-    ServedModel,
     ServedModelFacts,
-    SpeechModelEntry,
     SpeechModelFacts,
     TextCompletion,
-    Usage,
 )
 from edgespec.apps.server.responses.routes import add_responses
 from edgespec.apps.server.streaming import Answerer, AnswerWriter, with_warnings
@@ -241,9 +261,6 @@ class RunWriter(AnswerWriter[Token, Result]):
         """Return the last line of an answer that failed."""
         return write_part(RunPart(error=str(error)))
 
-    def collect(self, _index: int, made: Sequence[Token], /) -> None:
-        """Do nothing: the answer always streams."""
-
     def whole(self, _ends: Sequence[Result], /) -> str:
         """Return nothing: the answer always streams."""
         return ""
@@ -392,98 +409,6 @@ def add_infill(
         return with_warnings(found, body.warnings)
 
 
-class InfillWriter(AnswerWriter[Token, Result]):
-    """Turns the tokens of a text into llama-server's answer."""
-
-    def __init__(
-        self, request: InfillRequest, model: str, written: AnswerText, prepared: PreparedText
-    ) -> None:
-        """Begin the answer to `request` by `model`."""
-        self._request, self._model, self._written = request, model, written
-        self._prepared = prepared
-        self._reads_only = request.n_predict == 0
-        self._n = 0
-
-    def add(self, index: int, tokens: Sequence[Token]) -> str:
-        """Return the event of `tokens`, if they have text."""
-        text = "" if self._reads_only else self._written.add(tokens)
-        self._n += len(tokens)
-        if not text:
-            return ""
-        n_prompt = len(self._prepared.tokens)
-        part = InfillPart(content=text, tokens_predicted=self._n, tokens_evaluated=n_prompt)
-        return f"data: {part.model_dump_json()}\n\n"
-
-    def finish(self, index: int, result: Result) -> str:
-        """Return the last event."""
-        return f"data: {self._end(result, streamed=True)}\n\n"
-
-    def collect(self, index: int, tokens: Sequence[Token]) -> None:
-        """Add `tokens`."""
-        if not self._reads_only:
-            self._written.add(tokens)
-
-    def whole(self, results: Sequence[Result]) -> str:
-        """Return the answer."""
-        return self._end(results[0], streamed=False)
-
-    def _end(self, result: Result, *, streamed: bool) -> str:
-        n = 0 if self._reads_only else len(result.token_ids)
-        stats = result.stats
-        decoding_s = max(0.0, stats.total_s - (stats.ttft_s or stats.total_s))
-        stops = self._request.stop or []
-        word = stops if isinstance(stops, str) else stops[0] if len(stops) == 1 else ""
-        answer = InfillAnswer(
-            content="" if streamed else self._written.text,
-            model=self._model,
-            tokens_predicted=n,
-            tokens_evaluated=result.prompt_tokens,
-            tokens_cached=result.prompt_tokens + n,
-            has_new_line="\n" in self._written.text,
-            truncated=self._prepared.is_cut,
-            stop_type=_stop_type(result.stop_reason, has_stops=bool(stops)),
-            stopping_word=word if result.stop_reason == "stop" else "",
-            timings=InfillTimings(
-                cache_n=result.n_cached,
-                prompt_n=result.prompt_tokens - result.n_cached,
-                prompt_ms=1e3 * stats.prefill_s,
-                prompt_per_token_ms=_each_ms(stats.prompt_tokens_per_s),
-                prompt_per_second=stats.prompt_tokens_per_s,
-                predicted_n=n,
-                predicted_ms=1e3 * decoding_s,
-                predicted_per_token_ms=_each_ms(stats.generation_tokens_per_s),
-                predicted_per_second=stats.generation_tokens_per_s,
-            ),
-            edgespec=Usage.of(result, warnings=self._request.warnings).edgespec,
-        )
-        whole = answer.model_dump()
-        if not answer.edgespec.warnings:
-            del whole["edgespec"]["warnings"]
-        wanted = self._request.response_fields
-        return json.dumps(_picked(whole, wanted) if wanted else whole, ensure_ascii=False)
-
-
-def _each_ms(rate: float | None) -> float | None:
-    return 1e3 / rate if rate else None
-
-
-def _stop_type(reason: StopReason, *, has_stops: bool) -> StopType:
-    if reason == "eog":
-        return "eos"
-    return "word" if reason == "stop" and has_stops else "limit"
-
-
-def _picked(answer: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name in names:
-        value: Any = answer
-        for step in name.split("/"):
-            value = value.get(step) if isinstance(value, dict) else None
-        if value is not None:
-            found[name] = value
-    return found
-
-
 # ---- the application ----
 
 
@@ -513,7 +438,8 @@ def create_app(
     reader = RequestReader(engine.target, service)
     answerer = Answerer(worker, log)
     add_reports(app, [worker, speech.worker] if speech else [worker], metrics)
-    _add_models(app, engine, service, speech, takes_tools=reader.takes_tools)
+    written = _text_entry(engine, service, takes_tools=reader.takes_tools)
+    add_models(app, written, *([_speech_entry(speech)] if speech else []))
     _add_completions(app, engine, service, reader, answerer)
     add_responses(app, engine, service, reader, answerer, log=log)
     add_run(app, engine, answerer)
@@ -525,7 +451,8 @@ def create_app(
     refuse_routes(app, VECTOR_ROUTES, NO_VECTORS)
     if speech:
         add_audio(app, speech, log)
-    return complete(app)
+    add_page(app)
+    return described(app)
 
 
 def bare_app(summary: str, log: MessageFn) -> FastAPI:
@@ -545,14 +472,8 @@ def bare_app(summary: str, log: MessageFn) -> FastAPI:
     return app
 
 
-def complete(app: FastAPI) -> FastAPI:
-    """Return `app`, which has all of its API's routes, with the page and the description."""
-    add_page(app)
-    return described(app)
-
-
 def described(app: FastAPI) -> FastAPI:
-    """Return `app` with the description of its routes."""
+    """Return `app`, which has all of its routes, with their description."""
     app.openapi_schema = openapi_description(app.openapi())
     schema = app.openapi_schema
     app.state.known = KnownFields(fields_of_routes(schema), request_names(schema))
@@ -585,10 +506,27 @@ def add_reports(
         return Response(metrics.render(), media_type=CONTENT_TYPE)
 
 
-def _add_models(
-    app: FastAPI, engine: Engine, service: Service, speech: SpeechService | None, *, takes_tools: bool
-) -> None:
-    served = ServedModel(
+def add_models(app: FastAPI, *entries: ModelEntry) -> None:
+    """Add the routes that list the models, and tell of each by its name or another of its names."""
+
+    @app.get("/v1/models")
+    async def models() -> ModelList:
+        return ModelList(data=[*entries])
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> ModelEntry:
+        wanted = name.removesuffix(":latest")  # which Ollama's lists add
+        for entry in reversed(entries):
+            if wanted in (entry.id, *entry.edgespec.aliases):
+                return entry
+        first = entries[0]
+        line = f"no model {name[:80]!r} here: this server has {first.id!r}, also called "
+        line += repr(first.edgespec.aliases[0])
+        raise ApiError(404, line, param="model", code="model_not_found")
+
+
+def _text_entry(engine: Engine, service: Service, *, takes_tools: bool) -> ModelEntry:
+    return ModelEntry(
         id=service.name,
         created=int(engine.target.path.stat().st_mtime),
         edgespec=ServedModelFacts(
@@ -603,25 +541,10 @@ def _add_models(
         ),
     )
 
-    heard = [speech_facts(speech)] if speech else []
 
-    @app.get("/v1/models")
-    async def models() -> ModelList:
-        return ModelList(data=[served, *heard])
-
-    @app.get("/v1/models/{name:path}")
-    async def model(name: str) -> ServedModel | SpeechModelEntry:
-        for found in heard:
-            if name in (found.id, *found.edgespec.aliases):
-                return found
-        service.check_name(name)
-        return served
-
-
-def speech_facts(speech: SpeechService) -> SpeechModelEntry:
-    """Return the Whisper model as /v1/models lists it."""
+def _speech_entry(speech: SpeechService) -> ModelEntry:
     transcriber = speech.worker.transcriber
-    return SpeechModelEntry(
+    return ModelEntry(
         id=speech.name,
         created=int(Path(transcriber.model.path).stat().st_mtime),
         edgespec=SpeechModelFacts(
@@ -669,17 +592,158 @@ def create_speech_app(service: SpeechService, *, metrics: Metrics | None, log: M
     """Return the application for `service`; `log` takes a line for each failure that is not the client's."""
     app = bare_app("OpenAI's audio API over a local Whisper model.", log)
     add_reports(app, [service.worker], metrics)
-    entry = speech_facts(service)
-
-    @app.get("/v1/models")
-    async def models() -> ModelList:
-        return ModelList(data=[entry])
-
-    @app.get("/v1/models/{name:path}")
-    async def model(name: str) -> SpeechModelEntry:
-        if name not in (service.name, OPENAI_NAME, *service.aliases):
-            raise ApiError(404, f"no model {name[:80]!r} here", param="model", code="model_not_found")
-        return entry
-
+    add_models(app, _speech_entry(service))
     add_audio(app, service, log)
-    return complete(app)
+    add_page(app)
+    return described(app)
+
+
+# ---- Ollama's routes of an embedding model, and the application of one ----
+
+
+class OllamaVectorRequest(OllamaRequest):
+    """The fields of both routes."""
+
+    options: Annotated[dict[str, Any] | None, OPTIONS_SCHEMA] = None
+    keep_alive: float | str | None = Field(
+        None, description="Accepted: the model stays as long as the server."
+    )
+    truncate: bool | None = Field(None, description="false: a text that is too long is refused, not cut.")
+
+
+class OllamaEmbedRequest(OllamaVectorRequest):
+    """The body of POST /api/embed."""
+
+    input: str | Annotated[list[str], Field(max_length=MAX_TEXTS)] | None = None
+    dimensions: int | None = Field(None, ge=1, description="As of /v1/embeddings.")
+
+
+class OllamaEmbeddingsRequest(OllamaVectorRequest):
+    """The body of POST /api/embeddings."""
+
+    prompt: str | None = None
+
+
+class OllamaVectors(BaseModel):
+    """The answer of /api/embed."""
+
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int = Field(description="Nanoseconds since the request came.")
+    load_duration: int
+    prompt_eval_count: int = Field(description="Tokens of the texts.")
+
+
+class OllamaVector(BaseModel):
+    """The answer of /api/embeddings."""
+
+    embedding: list[float]
+
+
+def add_ollama_embeddings(app: FastAPI, service: EmbeddingService) -> None:
+    """Add the routes to `app`."""
+    model = service.worker.embedder.model
+    # Ollama has no word for a model that ranks.
+    capabilities = [] if service.ranks else ["embedding"]
+    facts = OllamaModelFacts(model, service.service, capabilities, lambda: model.size_bytes)
+    router = APIRouter(
+        prefix="/api",
+        route_class=route_class(service.log, any_type=True),
+        responses=error_responses(OllamaError),
+    )
+    add_facts(router, facts)
+
+    async def rows(
+        request: Request, body: OllamaVectorRequest, texts: Sequence[str], param: str
+    ) -> EmbeddedTexts | None:
+        most = read_options(body.options or {}).n_ctx or service.service.n_ctx
+        cuts = body.truncate is not False
+        tokens = await run_in_threadpool(
+            service.tokens, texts, param, most=min(most, service.service.n_ctx) if cuts else None
+        )
+        return await service.run(request, tokens)
+
+    @router.post("/embed", response_model=OllamaVectors)
+    async def embed(request: Request, body: OllamaEmbedRequest) -> Response:
+        """Embed texts; without any, say that the model is loaded."""
+        began = time.perf_counter()
+        _check(service, facts, body)
+        check_dimensions(service, body.dimensions)
+        texts = [body.input] if isinstance(body.input, str) else body.input or []
+        if len(texts) > 1 and "" in texts:
+            raise ApiError(400, f"input.{texts.index('')}: an empty text has no vector", param="input")
+        texts = [*filter(None, texts)]
+        found = await rows(request, body, texts, "input") if texts else None
+        if texts and found is None:
+            return Response(status_code=CLIENT_GONE)
+        vectors = [] if found is None else cut_rows(found.rows, body.dimensions).tolist()
+        return json_answer(
+            {
+                "model": body.model,
+                "embeddings": vectors,
+                "total_duration": round(1e9 * (time.perf_counter() - began)),
+                "load_duration": 0,
+                "prompt_eval_count": found.n_tokens if found else 0,
+            }
+        )
+
+    @router.post("/embeddings", response_model=OllamaVector)
+    async def embeddings(request: Request, body: OllamaEmbeddingsRequest) -> Response:
+        """Embed a text, in the older form."""
+        _check(service, facts, body)
+        if not body.prompt:
+            return json_answer({"embedding": []})
+        found = await rows(request, body, [body.prompt], "prompt")
+        if found is None:
+            return Response(status_code=CLIENT_GONE)
+        return json_answer({"embedding": found.rows[0].tolist()})
+
+    app.include_router(router)
+
+
+def _check(service: EmbeddingService, facts: OllamaModelFacts, body: OllamaVectorRequest) -> None:
+    facts.names.check(body.model)
+    service.check_kind(ranks=False)
+
+
+TEXT_ROUTES = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/infill",
+    "/api/chat",
+    "/api/generate",
+)
+"""The routes of a server of a model that writes text."""
+
+_NO_TEXT = "this server makes vectors of texts, or ranks them, and writes none: choose another server"
+
+
+def create_embedding_app(service: EmbeddingService, *, metrics: Metrics | None) -> FastAPI:
+    """Return the application for `service`."""
+    app = bare_app(
+        "OpenAI's embeddings API, Ollama's, and Jina's rerank API, over a local model.", service.log
+    )
+    model, named = service.worker.embedder.model, service.service
+    add_reports(app, [service.worker], metrics)
+    entry = ModelEntry(
+        id=named.name,
+        created=int(model.path.stat().st_mtime),
+        edgespec=EmbeddingModelFacts(
+            aliases=[*named.aliases],
+            embeddings=not model.ranks,
+            rerank=model.ranks,
+            dimensions=None if model.ranks else model.n_outputs,
+            n_ctx=named.n_ctx,
+            pooling=model.pooling,
+            kernels=service.worker.embedder.kernels,
+        ),
+    )
+
+    add_models(app, entry)
+    add_embeddings(app, service)
+    add_ollama_embeddings(app, service)
+    add_tokenizer(app, model, named)
+    refuse_routes(app, TEXT_ROUTES, _NO_TEXT)
+    return described(app)

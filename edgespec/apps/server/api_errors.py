@@ -20,7 +20,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ValidationError
 
-from edgespec.apps.server.request_queue import QueueFull, ShuttingDown, TimedOut
+from edgespec.apps.server.request_worker import QueueFull, ShuttingDown, TimedOut
 from edgespec.decoding.sampling import TABLE
 from edgespec.errors import EdgespecError, NodeLost
 from edgespec.platform.messages import MessageFn

@@ -1,12 +1,15 @@
-"""OpenAI's routes /v1/audio/transcriptions and /v1/audio/translations."""
+"""OpenAI's routes /v1/audio/transcriptions and /v1/audio/translations, and the thread that transcribes."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from functools import partial
+from typing import Annotated, Any, Literal
 
+import numpy as np
+import numpy.typing as npt
 from fastapi import APIRouter, FastAPI, Form, Request, Response, UploadFile
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
@@ -14,20 +17,26 @@ from starlette.concurrency import run_in_threadpool
 from edgespec.apps.server.api_errors import ApiError
 from edgespec.apps.server.json_routes import route_class
 from edgespec.apps.server.request_reader import ALIAS
+from edgespec.apps.server.request_worker import Outcome, QueuedRequest, RequestWorker, Start, cancelled_as
 from edgespec.apps.server.streaming import AnswerWriter, RequestRun, client_of, with_warnings
 from edgespec.apps.speech.audio import Floats, SoundReader
 from edgespec.apps.speech.choices import SpeechTask
-from edgespec.apps.speech.formats import remarks, stats_object, write_transcript
 from edgespec.apps.speech.languages import LANGUAGES
 from edgespec.apps.speech.options import MAX_BEAM, TEMPERATURES, SpeechOptions
-from edgespec.apps.speech.transcriber import Transcriber
-from edgespec.apps.speech.transcript import Segment, Transcript, as_object
+from edgespec.apps.speech.transcriber import Hearing, Transcriber
+from edgespec.apps.speech.transcript import (
+    Segment,
+    Transcript,
+    as_object,
+    remarks,
+    stats_object,
+    write_transcript,
+)
 from edgespec.apps.speech.voice import Span, check_detector, speech_spans
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.platform.messages import MessageFn
-
-if TYPE_CHECKING:
-    from edgespec.apps.server.speech_worker import SpeechWorker
+from edgespec.platform.metering import Meter
+from edgespec.platform.turns import Turns
 
 # ---- the fields of a request ----
 
@@ -316,9 +325,6 @@ class AudioWriter(AnswerWriter[Segment, Transcript]):
         usage = TokenUsage(output_tokens=n, total_tokens=n)
         return _event(TranscriptDone(text=end.text, usage=usage, edgespec=stats_object(end)))
 
-    def collect(self, _index: int, made: Sequence[Segment]) -> None:
-        """Do nothing: the transcript has them all."""
-
     def whole(self, ends: Sequence[Transcript]) -> str:
         """Return the answer."""
         (transcript,) = ends
@@ -357,3 +363,104 @@ class AudioWriter(AnswerWriter[Segment, Transcript]):
 
 def _event(item: TranscriptDelta | TranscriptDone) -> str:
     return f"data: {item.model_dump_json()}\n\n"
+
+
+# ---- the thread that transcribes recordings, one after the other, in turns by client ----
+# It shares the processors with the engine's thread: a window of a recording and a pass over texts take turns.
+# A request that must end does so after the window under way; what was heard before has been sent by then.
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class QueuedRecording(QueuedRequest[Segment, Transcript]):
+    """One recording to be transcribed."""
+
+    samples: npt.NDArray[np.float32]
+    options: SpeechOptions
+    speech: list[Span] | None = None
+    """The spans that are heard; None: all."""
+
+
+class SpeechWorker(RequestWorker[QueuedRecording, Segment, Transcript]):
+    """Transcribes on its own thread, one recording at a time."""
+
+    def __init__(
+        self,
+        transcriber: Transcriber,
+        *,
+        turns: Turns | None = None,
+        max_queue: int = 64,
+        max_seconds: float = 600.0,
+        meter: Meter | None = None,
+    ) -> None:
+        """Let at most `max_queue` recordings wait, each up to `max_seconds`; then it may take as long again.
+
+        From `start` to the end of `stop` only the thread uses the model of `transcriber`. `turns`: shared
+        with whatever else computes in this process. `meter`: measures the joules of each recording.
+        """
+        super().__init__(
+            "edgespec speech", parallel=1, max_queue=max_queue, max_seconds=max_seconds, turns=turns
+        )
+        self.transcriber, self._meter = transcriber, meter
+
+    def run(
+        self,
+        samples: npt.NDArray[np.float32],
+        options: SpeechOptions,
+        *,
+        client: str,
+        speech: list[Span] | None = None,
+    ) -> Start[Segment, Transcript]:
+        """A function that begins a recording in the turn of `client`: its segments, then all of it.
+
+        Only the spans of `speech` are heard, if given.
+        Before them come its places in the queue, if it must wait. To leave ends the work after the window
+        under way. Beginning raises QueueFull and ShuttingDown.
+        """
+        request = partial(QueuedRecording, client, samples=samples, options=options, speech=speech)
+        return partial(self._ask, request)
+
+    def _put(self, request: QueuedRecording, *, follows: bool) -> None:
+        super()._put(request, follows=follows)
+        if self._running:
+            self._tell_places()  # now: the window under way takes a while
+
+    def _has_room(self, request: QueuedRecording) -> bool:
+        return not self._running
+
+    def _begin(self, request: QueuedRecording) -> None:
+        """Do nothing yet: `_step` hears it."""
+
+    def _step(self) -> None:
+        """Hear the recording whose turn it is."""
+        (request,) = self._running
+        hearing: Hearing | None = None
+        end: Transcript | BaseException
+
+        def between_windows(_done_s: float, _total_s: float) -> None:
+            if request.cancelled:
+                raise request.cancelled
+            self.turns.hand_over()
+
+        try:
+            ours = self.transcriber
+            heard = Transcriber(ours.model, ours.tokenizer, request.options, drafts=ours.drafts)
+            with self.turns:
+                hearing = heard.hear(request.samples, speech=request.speech, on_progress=between_windows)
+                self._listen(request, hearing)
+            end = hearing.transcript
+        except BaseException as error:  # noqa: BLE001 - it ends this request, not the thread
+            end = error
+        transcript = hearing.transcript if hearing else None
+        outcome: Outcome = "finished" if transcript and transcript.complete else "failed"
+        if request.cancelled:
+            outcome = cancelled_as(request.cancelled)
+        self._leave(request, outcome, end, transcript)
+
+    def _listen(self, request: QueuedRecording, hearing: Hearing) -> None:
+        window = self._meter.begin() if self._meter else None
+        try:
+            for segment in hearing.segments():
+                request.hand_over([segment])
+        finally:
+            if window:
+                hearing.transcript.energy = window.end()

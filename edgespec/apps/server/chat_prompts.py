@@ -255,14 +255,13 @@ class MessageWriter:
         return joined if has_names else ModelText(joined)
 
     def _call(self, call: ToolCall) -> dict[str, Any]:
-        function = {"name": call.function.name, "arguments": self._arguments(call.function.arguments)}
+        text = call.function.arguments
+        arguments = text if self._traits.style.arguments_are_text else _object(text)
+        function = {"name": call.function.name, "arguments": arguments}
         made: dict[str, Any] = {"type": "function", "function": function}
         if call.id is not None:
             made["id"] = self._id(call.id)
         return made
-
-    def _arguments(self, text: str) -> Any:  # noqa: ANN401 - JSON
-        return text if self._traits.style.arguments_are_text else _object(text)
 
     def _id(self, call_id: str) -> str:
         if not self._traits.short_ids or _SHORT_ID.fullmatch(call_id):

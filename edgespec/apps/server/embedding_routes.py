@@ -29,12 +29,6 @@ RERANK = ("/v1/rerank", "/rerank")  # the second is llama-server's
 VECTOR_ROUTES = (EMBEDDINGS, *RERANK)
 """The routes of a server of an embedding or reranking model."""
 
-NO_VECTORS = (
-    "this server writes text and makes no vectors: a server of an embedding model does, "
-    "`edgespec serve MODEL --embeddings`"
-)
-"""The answer to such a request where text is written."""
-
 MAX_TEXTS = 2048
 """Most texts of a request, as OpenAI has it."""
 

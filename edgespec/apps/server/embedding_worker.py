@@ -14,8 +14,7 @@ from typing import Never
 
 import numpy as np
 
-from edgespec.apps.server.request_queue import QueuedRequest
-from edgespec.apps.server.request_worker import RequestWorker, Start, cancelled_as
+from edgespec.apps.server.request_worker import QueuedRequest, RequestWorker, Start, cancelled_as
 from edgespec.engine.embedder import Embedder
 from edgespec.llama.vector_model import PASS_TEXTS, Vectors
 from edgespec.platform.signals import Cancellation

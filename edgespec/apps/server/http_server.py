@@ -16,7 +16,6 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -35,11 +34,7 @@ from edgespec.errors import EdgespecError
 from edgespec.platform.messages import MessageFn
 
 if TYPE_CHECKING:  # they load llama.cpp, which a server of several models does not
-    from edgespec.apps.server.embedding_worker import EmbeddingWorker
-    from edgespec.apps.server.request_worker import RequestWorker
-    from edgespec.apps.server.speech_worker import SpeechWorker
     from edgespec.apps.server.streaming import RequestRun
-    from edgespec.apps.server.worker import Worker
 
 HEADERS_S = 10.0
 """Seconds in which a request's line and headers must have come."""
@@ -172,37 +167,6 @@ class Working(Protocol):
         """End as `RequestWorker.stop` does."""
 
 
-@dataclass(frozen=True)
-class Workers:
-    """The threads that do the work."""
-
-    texts: Worker | EmbeddingWorker | None
-    speech: SpeechWorker | None = None
-
-    @property
-    def parallel(self) -> int:
-        """Most answers under way at once."""
-        return sum(one.parallel for one in self._each)
-
-    @property
-    def n_running(self) -> int:
-        """Answers under way."""
-        return sum(one.n_running for one in self._each)
-
-    @property
-    def _each(self) -> list[RequestWorker[Any, Any, Any]]:
-        return [one for one in (self.texts, self.speech) if one]
-
-    def start(self) -> None:
-        """Start them."""
-        for one in self._each:
-            one.start()
-
-    async def stop(self, *, grace_s: float) -> None:
-        """End them as `Worker.stop` does."""
-        await asyncio.gather(*(one.stop(grace_s=grace_s) for one in self._each))
-
-
 def bind(host: str, port: int) -> socket.socket:
     """Return a socket bound to the first address of `host`; port 0 lets the system choose.
 
@@ -251,7 +215,7 @@ def _bind_file(path: Path) -> socket.socket:
 
 def serve(
     app: ASGIApp,
-    workers: Working,
+    workers: Sequence[Working],
     bound: socket.socket,
     *,
     max_queue: int,
@@ -273,7 +237,7 @@ def serve(
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        limit_concurrency=max_queue + workers.parallel + _SPARE_CONNECTIONS,
+        limit_concurrency=max_queue + sum(one.parallel for one in workers) + _SPARE_CONNECTIONS,
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=2 * _CLOSE_S,
         h11_max_incomplete_event_size=_MAX_HEADERS,
@@ -283,7 +247,7 @@ def serve(
 
 async def _serve(
     server: HttpServer,
-    workers: Working,
+    workers: Sequence[Working],
     bound: socket.socket,
     on_message: MessageFn,
 ) -> bool:
@@ -291,7 +255,8 @@ async def _serve(
     signals: asyncio.Queue[int] = asyncio.Queue()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, signals.put_nowait, number)
-    workers.start()
+    for one in workers:
+        one.start()
     serving = asyncio.create_task(server.serve(sockets=[bound]))
     ending = asyncio.create_task(_end(server, workers, signals, on_message))
     try:
@@ -299,27 +264,31 @@ async def _serve(
         return await ending
     finally:
         ending.cancel()  # if serving could not begin
-        await workers.stop(grace_s=0)
+        await _stop(workers, 0)
+
+
+async def _stop(workers: Sequence[Working], grace_s: float) -> None:
+    await asyncio.gather(*(one.stop(grace_s=grace_s) for one in workers))
 
 
 async def _end(
     server: HttpServer,
-    workers: Working,
+    workers: Sequence[Working],
     signals: asyncio.Queue[int],
     on_message: MessageFn,
 ) -> bool:
     """Wait for a signal and end the server; return whether a second one came."""
     await signals.get()
-    if n := workers.n_running:
+    if n := sum(one.n_running for one in workers):
         what = "the answer under way has" if n == 1 else f"the {n} answers under way have"
         on_message(f"ending: {what} {GRACE_S:g} s; Ctrl-C once more ends {'it' if n == 1 else 'them'} now")
-    stopping = asyncio.create_task(workers.stop(grace_s=GRACE_S))
+    stopping = asyncio.create_task(_stop(workers, GRACE_S))
     again = asyncio.create_task(signals.get())
     await asyncio.wait({stopping, again}, return_when=asyncio.FIRST_COMPLETED)
     hurried = again.done()
     again.cancel()
     if hurried:
-        await workers.stop(grace_s=0)
+        await _stop(workers, 0)
     await stopping
     server.should_exit = True
     asyncio.get_running_loop().call_later(_CLOSE_S, server.cut_off)

@@ -70,6 +70,13 @@ def absent(line: str) -> Callable[[], Any]:
     return refuse
 
 
+NO_VECTORS = (
+    "this server writes text and makes no vectors: a server of an embedding model does, "
+    "`edgespec serve MODEL --embeddings`"
+)
+"""The answer to a request for vectors where text is written."""
+
+
 def refuse_routes(app: FastAPI, paths: Iterable[str], line: str) -> None:
     """Have `app` answer a POST of these paths with `line`."""
     for path in paths:

@@ -25,7 +25,7 @@ from edgespec.decoding.records import Result
 from edgespec.engine.batcher import StepSummary
 
 if TYPE_CHECKING:
-    from edgespec.apps.server.speech_worker import SpeechWorker
+    from edgespec.apps.server.audio_routes import SpeechWorker
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 """The type of what `Metrics.render` returns."""
@@ -52,11 +52,7 @@ class Metrics:
         self._requests = Counter(
             "edgespec_requests", "Requests answered.", ["method", "route", "status"], registry=registry
         )
-        self._generations = Counter(
-            "edgespec_generations", "Generations, by how they ended.", ["outcome"], registry=registry
-        )
-        for outcome in _OUTCOMES.values():  # present from the start: a rate needs the zero
-            self._generations.labels(outcome)
+        self._generations = self._by_outcome("generations", "Generations, by how they ended.")
         self._prompt = Counter(
             "edgespec_prompt_tokens",
             "Prompt tokens of generations that began, by whether they were read or in the cache.",
@@ -92,6 +88,12 @@ class Metrics:
         self._workers: list[RequestWorker[Any, Any, Any]] = []
         self._add_states(registry)
         self._add_passes(registry)
+
+    def _by_outcome(self, name: str, text: str) -> Counter:
+        counter = Counter(f"edgespec_{name}", text, ["outcome"], registry=self._registry)
+        for outcome in _OUTCOMES.values():  # present from the start: a rate needs the zero
+            counter.labels(outcome)
+        return counter
 
     def _add_states(self, registry: CollectorRegistry) -> None:
         for name, text, state in (
@@ -158,9 +160,7 @@ class Metrics:
     def watch_speech(self, worker: SpeechWorker) -> None:
         """Count what `worker` hears from now on."""
         self._workers.append(worker)
-        recordings = Counter(
-            "edgespec_recordings", "Recordings, by how they ended.", ["outcome"], registry=self._registry
-        )
+        recordings = self._by_outcome("recordings", "Recordings, by how they ended.")
         audio_s = Counter(
             "edgespec_audio_seconds", "Length of what was heard of recordings.", registry=self._registry
         )
@@ -169,8 +169,6 @@ class Metrics:
         )
         waiting = Gauge("edgespec_recordings_waiting", "Recordings that wait.", registry=self._registry)
         waiting.set_function(lambda: worker.n_waiting)
-        for outcome in _OUTCOMES.values():
-            recordings.labels(outcome)
 
         def count(ended: EndedRequest[Transcript]) -> None:
             recordings.labels(_OUTCOMES[ended.outcome]).inc()
@@ -183,18 +181,11 @@ class Metrics:
     def watch_embeddings(self, worker: EmbeddingWorker) -> None:
         """Count what `worker` embeds from now on."""
         self._workers.append(worker)
-        requests = Counter(
-            "edgespec_embeddings",
-            "Requests for vectors, by how they ended.",
-            ["outcome"],
-            registry=self._registry,
-        )
+        requests = self._by_outcome("embeddings", "Requests for vectors, by how they ended.")
         texts = Counter(
             "edgespec_embedded_texts", "Texts embedded, or pairs scored.", registry=self._registry
         )
         tokens = Counter("edgespec_embedded_tokens", "Their tokens.", registry=self._registry)
-        for outcome in _OUTCOMES.values():
-            requests.labels(outcome)
 
         def count(ended: EndedRequest[EmbeddedTexts]) -> None:
             requests.labels(_OUTCOMES[ended.outcome]).inc()

@@ -1,13 +1,14 @@
 """The fields that a request may have, besides those in request_schema.py.
 
-Those of sampling come from the table of options, those without an effect from other_fields.py, which also has
+Those of sampling come from the table of options, those without an effect from tables here, which also have
 those that would change an answer and are not here. One that nobody knows has no effect: a header and the log
 name it (json_routes.py), and a strict server refuses it. null means "not given".
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from pydantic import (
     AfterValidator,
@@ -19,9 +20,151 @@ from pydantic import (
     model_validator,
 )
 
-from edgespec.apps.server.other_fields import FIELDS
 from edgespec.decoding.option_table import Option
 from edgespec.decoding.sampling import SAMPLING, SamplingParams
+
+# ---- fields of other servers without an effect here: names, reason, values that change nothing ----
+
+ANY = object()
+"""Marks a field that may have any value; else only null and those of its row are accepted."""
+
+
+class Unused(NamedTuple):
+    """A field that has no effect."""
+
+    reason: str
+    neutral: tuple[Any, ...]
+
+    @property
+    def is_harmless(self) -> bool:
+        """Whether it may have any value."""
+        return ANY in self.neutral
+
+    def accepts(self, value: object) -> bool:
+        """Whether `value` changes nothing. True is 1 in Python; in JSON they differ."""
+        if self.is_harmless or value is None:
+            return True
+        return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in self.neutral)
+
+
+def _table(*rows: tuple[Any, ...]) -> Mapping[str, Unused]:
+    return {name: Unused(reason, tuple(values)) for names, reason, *values in rows for name in names.split()}
+
+
+_CHAT = "on /v1/chat/completions"
+_LOGPROBS = f"use logprobs, {_CHAT} and /v1/completions"
+_FORMAT = "use response_format, or json_schema on /infill"
+_CUTS = "use top_p, min_p or typical_p"
+
+FIELDS = _table(
+    ("store metadata", "nothing is stored", ANY),
+    ("service_tier", "there is one tier", ANY),
+    ("safety_identifier", "nobody is told", ANY),
+    ("prompt_cache_key", "a balancer may read it, the cache finds prompts by themselves", ANY),
+    ("prompt_cache_retention", "the cache keeps what fits", ANY),
+    ("prediction", "a draft of the answer; it drafts for itself", ANY),
+    ("cache_prompt", "prompts are always cached", ANY),
+    ("id_slot", "any slot has every prompt", ANY),
+    ("n_keep", "a context is never shifted", ANY),
+    ("n_cache_reuse", "the server's --cache-reuse decides", ANY),
+    ("n_indent", "it only counts", ANY),
+    ("response_fields", "all fields are sent", ANY),
+    ("t_max_prompt_ms", "the server's limits hold", ANY),
+    ("api_key", "the header counts", ANY),
+    ("priority", "turns go by client", ANY),
+    ("request_id", "the answer has an id of its own", ANY),
+    ("cache_salt", "texts of others cannot be seen", ANY),
+    ("guided_decoding_backend", "there is one", ANY),
+    ("spaces_between_special_tokens", "special tokens are not written", ANY),
+    ("keep_alive", "the model stays loaded", ANY),
+    ("usage", "the usage is always counted", ANY),
+    ("transforms", "prompts are sent as they are", ANY),
+    ("provider", "there is one", ANY),
+    ("mirostat_tau mirostat_eta", "of mirostat, which is off", ANY),
+    ("adaptive_decay", "of adaptive_target, which is off", ANY),
+    ("audio", "this server writes text"),
+    ("functions", f"use tools, {_CHAT}"),
+    ("function_call", f"use tool_choice, {_CHAT}"),
+    ("web_search_options", "this server searches nothing"),
+    ("verbosity", "say in the prompt how long the answer should be", "medium"),
+    ("prompt_logprobs", "use /v1/completions with echo and logprobs", False),
+    ("min_tokens", "use ignore_eos with max_tokens for an answer of a fixed length", 0),
+    ("length_penalty", "there is no beam search", 1),
+    ("use_beam_search early_stopping", "there is no beam search", False),
+    ("bad_words", "use logit_bias", []),
+    ("allowed_token_ids", "use logit_bias, or a grammar"),
+    ("logits_processors", "use logit_bias, or a grammar", []),
+    ("include_stop_str_in_output", "stop strings are not part of the answer", False),
+    ("skip_special_tokens", "special tokens are not written", True),
+    ("truncate_prompt_tokens", "send a shorter prompt"),
+    ("return_tokens_as_token_ids return_token_ids return_tokens", "use /tokenize", False),
+    ("guided_whitespace_pattern", "JSON is written in one line; a schema's x-guidance spaces it otherwise"),
+    ("documents", "put them into a message", []),
+    ("chat_template", "start the server with it"),
+    ("mirostat", _CUTS, 0),
+    ("tfs_z", _CUTS, 1),
+    ("adaptive_target", _CUTS, -1),
+    ("top_a", "use min_p", 0),
+    ("smoothing_factor", "use temperature", 0),
+    ("penalize_nl", "use logit_bias", False),
+    ("samplers", "their order is llama.cpp's default"),
+    ("json_object", _FORMAT, False),
+    ("format", _FORMAT, ""),
+    ("options", "send its parts as fields of their own", {}),
+    ("num_ctx", "the server's --ctx decides"),
+    ("n_probs", _LOGPROBS, 0),
+    ("post_sampling_probs", _LOGPROBS, False),
+    ("return_progress", "a stream says in comments that it waits", False),
+    ("timings_per_token", "the usage has the times", False),
+    ("t_max_predict_ms", "use max_tokens", 0),
+    ("image_data", "this server reads text", []),
+    ("lora", "start the server with a model that has the adapter in it", []),
+    ("grammar_lazy", f"use tools, {_CHAT}", False),
+    ("grammar_triggers", f"use tools, {_CHAT}", []),
+    ("preserved_tokens", "use logit_bias", []),
+    ("enable_thinking think prompt_mode", f"use reasoning_effort, {_CHAT}"),
+    ("reasoning thinking thinking_budget", f"use reasoning_effort or reasoning_budget, {_CHAT}"),
+    ("reasoning_format", "thoughts come in reasoning_content", "auto", "deepseek"),
+    ("include_reasoning separate_reasoning", "thoughts come in reasoning_content", True),
+    ("reasoning_budget_message", "the last words of a thought are edgespec's own", ""),
+    ("max_new_tokens max_output_tokens max_tokens_to_sample", "use max_tokens"),
+    ("min_new_tokens", "use ignore_eos with max_tokens for an answer of a fixed length", 0),
+    ("random_seed", "use seed"),
+    ("regex ebnf structural_tag", "use guided_regex or grammar"),
+    ("do_sample", "use temperature", True),
+    ("num_beams", "there is no beam search", 1),
+    ("epsilon_cutoff eta_cutoff", _CUTS, 0),
+    ("no_repeat_ngram_size", "use dry_multiplier", 0),
+    ("guidance_scale", "there is no guidance", 1),
+    ("negative_prompt", "there is no guidance", ""),
+    ("custom_logit_processor", "use logit_bias, or a grammar"),
+    ("lora_path adapter_id", "start the server with a model that has the adapter in it"),
+    ("search_parameters", "this server searches nothing"),
+    ("enable_search", "this server searches nothing", False),
+    ("safe_prompt", "say it in the prompt", False),
+    ("models", "one model answers", []),
+)
+"""Fields of OpenAI's, llama-server's, vLLM's, LiteLLM's and OpenRouter's requests."""
+
+OLLAMA = _table(
+    ("num_thread", "edgespec uses the cores it may use", ANY),
+    ("num_batch", "the size of a pass is chosen here", ANY),
+    ("num_gpu main_gpu low_vram", "this server computes on the processor", ANY),
+    ("numa", "the placement of memory is the machine's", ANY),
+    ("use_mmap use_mlock", "the model is loaded already", ANY),
+    ("f16_kv", "the cache was made when the server started", ANY),
+    ("logits_all", "logprobs asks for probabilities", ANY),
+    ("num_keep", "nothing of a conversation is ever dropped", ANY),
+    ("mirostat_tau mirostat_eta", "mirostat is off", ANY),
+    ("mirostat", "mirostat is not here", 0),
+    ("tfs_z", "tail-free sampling is not here", 1),
+    ("penalize_newline", "a penalty is for all tokens", True),
+    ("vocab_only embedding_only", "this server writes text", False),
+)
+"""Parts of the `options` of Ollama's requests."""
+
+
+# ---- requests ----
 
 
 class RequestPart(BaseModel):

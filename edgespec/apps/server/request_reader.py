@@ -9,12 +9,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import PurePath
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from edgespec.apps.server.api_errors import ApiError
 from edgespec.apps.server.chat_prompts import ChatPrompts
 from edgespec.apps.server.choice_writers import first_call
-from edgespec.apps.server.infill_schema import InfillRequest, time_limit
 from edgespec.apps.server.request_options import (
     engine_options,
     requested_thoughts,
@@ -27,22 +26,26 @@ from edgespec.apps.server.request_schema import (
     ChatRequest,
     CompletionRequest,
     GenerationRequest,
+    InfillRequest,
     JsonFormat,
     NamedTool,
     ResponseFormat,
     SchemaFormat,
     Tool,
+    time_limit,
 )
 from edgespec.apps.server.tool_calls.answer_reader import PLAIN, AnswerForm
 from edgespec.apps.server.tool_calls.forced_grammar import CallGrammars
 from edgespec.decoding.grammar.grammar import Grammar
 from edgespec.decoding.grammar.source import GrammarSource
 from edgespec.decoding.options import Options
-from edgespec.engine.engine import Engine
 from edgespec.errors import UsageError
 from edgespec.llama.control_names import FimTokens
 from edgespec.llama.thinking import Thinking
 from edgespec.llama.weights import Model
+
+if TYPE_CHECKING:
+    from edgespec.engine.engine import Engine
 
 ALIAS = "edgespec"
 """The name by which every server knows its model."""

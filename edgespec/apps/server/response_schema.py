@@ -281,16 +281,6 @@ class TextCompletion(CompletionBase):
     edgespec: Origins | None = None
 
 
-class ServedModel(BaseModel):
-    """The model in the answer of /v1/models."""
-
-    id: str
-    object: Literal["model"] = "model"
-    created: int
-    owned_by: str = "edgespec"
-    edgespec: ServedModelFacts
-
-
 class ServedModelFacts(BaseModel):
     """The served pair: its names, its draft, what it can do."""
 
@@ -304,16 +294,6 @@ class ServedModelFacts(BaseModel):
     energy: bool
 
 
-class SpeechModelEntry(BaseModel):
-    """The Whisper model in the answer of /v1/models."""
-
-    id: str
-    object: Literal["model"] = "model"
-    created: int
-    owned_by: str = "edgespec"
-    edgespec: SpeechModelFacts
-
-
 class SpeechModelFacts(BaseModel):
     """The served Whisper model: its names and languages."""
 
@@ -322,11 +302,33 @@ class SpeechModelFacts(BaseModel):
     languages: list[str]
 
 
+class EmbeddingModelFacts(BaseModel):
+    """The served embedding or reranking model: its names, and what it makes of a text."""
+
+    aliases: list[str]
+    embeddings: bool
+    rerank: bool
+    dimensions: int | None
+    n_ctx: int
+    pooling: str
+    kernels: str
+
+
+class ModelEntry(BaseModel):
+    """A model in the answer of /v1/models."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "edgespec"
+    edgespec: ServedModelFacts | SpeechModelFacts | EmbeddingModelFacts
+
+
 class ModelList(BaseModel):
     """The answer of /v1/models."""
 
     object: Literal["list"] = "list"
-    data: list[ServedModel | SpeechModelEntry]
+    data: list[ModelEntry]
 
 
 class Health(BaseModel):

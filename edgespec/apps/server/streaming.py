@@ -18,8 +18,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from edgespec.apps.server.api_errors import CLIENT_GONE, ApiError, engine_error
-from edgespec.apps.server.request_queue import End, Part, QueuePlace
-from edgespec.apps.server.request_worker import Item, Start
+from edgespec.apps.server.request_worker import End, Item, Part, QueuePlace, Start
 from edgespec.decoding.records import PromptProgress, Result, Token
 from edgespec.platform.messages import MessageFn
 
@@ -204,7 +203,7 @@ class RequestRun(Generic[Part, End]):
             writer.stop = self.stop
             await self.settle()
             return StreamingAnswer(self, writer)
-        ends = await self.collect(request.receive, writer.collect)
+        ends = await self.collect(request.receive, writer.add)
         if ends is None:
             return Response(status_code=CLIENT_GONE)
         return Response(writer.whole(ends), media_type=writer.whole_type)
@@ -256,12 +255,8 @@ class AnswerWriter(ABC, Generic[Part, End]):
         """Return the part of a stream for an answer's end."""
 
     @abstractmethod
-    def collect(self, index: int, made: Sequence[Part], /) -> None:
-        """Add what was `made` of an answer, for `whole`."""
-
-    @abstractmethod
     def whole(self, ends: Sequence[End], /) -> str:
-        """Return the answer of a request that does not stream, whose answers ended with `ends`."""
+        """Return the answer of a request that does not stream: all was added, and the answers ended so."""
 
     def write(self, index: int, item: list[Part] | QueuePlace | End) -> str:
         """Return the part of a stream for an item that a worker yielded."""

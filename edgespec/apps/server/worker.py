@@ -1,6 +1,6 @@
 """The thread that runs the engine for all requests at once.
 
-Before each pass waiting requests begin while the engine has room, in turns by client (request_queue.py);
+Before each pass waiting requests begin while the engine has room, in turns by client (request_worker.py);
 each pass then serves all that run. A request that must end does so after the pass, so the others are not
 disturbed. A pass is interrupted only if all requests under way must end.
 """
@@ -12,8 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from edgespec.apps.server.request_queue import QueuedRequest, QueuePlace
-from edgespec.apps.server.request_worker import Outcome, RequestWorker, Start, cancelled_as
+from edgespec.apps.server.request_worker import (
+    Outcome,
+    QueuedRequest,
+    QueuePlace,
+    RequestWorker,
+    Start,
+    cancelled_as,
+)
 from edgespec.decoding.options import Options
 from edgespec.decoding.records import Result, Token
 from edgespec.engine.batcher import StepSummary

@@ -7,7 +7,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgespec.apps.speech.draft_costs import (
+from edgespec.apps.speech.drafts import (
+    ModelDrafts,
     SpeechDraftCosts,
     SpeechModelCosts,
     SpeechPair,
@@ -15,8 +16,8 @@ from edgespec.apps.speech.draft_costs import (
     keep_costs,
     load_costs,
     same_encoder,
+    shares_encoder,
 )
-from edgespec.apps.speech.drafts import ModelDrafts, shares_encoder
 from edgespec.apps.speech.options import SpeechOptions
 from edgespec.apps.speech.speech_model import check_speech_file, speech_model, speech_models_here
 from edgespec.apps.speech.transcriber import Transcriber

@@ -34,9 +34,9 @@ from edgespec.apps.speech.windows import (
     Split,
     WindowPasses,
     WindowsTogether,
+    WordTimer,
     split_window,
 )
-from edgespec.apps.speech.words import WordTimer
 from edgespec.decoding.drafter import Drafter
 from edgespec.decoding.generate import Generation
 from edgespec.decoding.loop import Prefill, Task

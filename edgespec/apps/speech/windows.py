@@ -1,4 +1,4 @@
-"""Windows of a recording: which 30 seconds come next, and the segments that a window's tokens say.
+"""Windows of a recording: which 30 seconds come next, the segments of a window's tokens, times of words.
 
 As openai-whisper's transcribe.py: a window ends where its last complete segment ends, and the next begins
 there. Frames are those of the spectrogram, 10 ms each; a timestamp's step is two of them.
@@ -6,15 +6,21 @@ there. Frames are those of the spectrogram, 10 ms each; a timestamp's step is tw
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 from edgespec.apps.speech.options import SpeechOptions
-from edgespec.apps.speech.rules import SpeechRules, TimestampState
+from edgespec.apps.speech.rules import SpeechRules, TimestampState, log_total
 from edgespec.apps.speech.session import DecoderPasses
+from edgespec.apps.speech.tokenizer import SECONDS_PER_TIMESTAMP, WhisperTokenizer
+from edgespec.apps.speech.transcript import Segment, SpokenWord
 from edgespec.apps.speech.whisper_model import SequenceBatch
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.session import Rows
@@ -331,3 +337,256 @@ class WindowsTogether(Generic[T]):
             with self._changed:
                 self._answers |= answers
                 self._changed.notify_all()
+
+
+# ---- times of words: where in the sound the alignment heads listen while each word is written ----
+# One pass of the decoder over a window's text gives their attention, and dynamic time warping the best path
+# through it. The rules after that (long words at pauses, punctuation) are openai-whisper's timing.py.
+
+Floats = npt.NDArray[np.float32]
+Path = tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]
+
+_MEDIAN_WIDTH = 7
+_OPENING = "\"'“¿([{-"
+_WIDE = "\u3002\uff0c\uff01\uff1f\uff1a\u3001"  # stop, comma, exclamation, question, colon, list comma
+_CLOSING = f"\"'.,!?:”)]}}{_WIDE}"
+_SENTENCE_ENDS = ".!?\u3002\uff01\uff1f"
+_LONGEST_MEDIAN_S = 0.7
+_LEAST = np.float32(1e-20)  # that is divided by
+_FRAMES_PER_POSITION = 2
+
+
+class AlignmentPasses(Protocol):
+    """A window's cache, which tells where its alignment heads listen."""
+
+    def cross_attention(self, tokens: Sequence[int], n_logits: int) -> tuple[Floats, Rows]:
+        """Return weights, shape (n_heads, n_tokens, n_positions), of one pass over `tokens`.
+
+        And the logits of the last `n_logits` of them.
+        """
+
+
+@dataclass(slots=True)
+class _Timed:
+    """A word, before it belongs to a segment."""
+
+    text: str
+    tokens: list[int]
+    start: float
+    """Seconds after the window's start."""
+    end: float
+    probability: float
+
+    @property
+    def duration(self) -> float:
+        return self.end - self.start
+
+
+class WordTimer:
+    """Finds the times of words, window after window of one recording."""
+
+    def __init__(self, tokenizer: WhisperTokenizer) -> None:
+        """Split text into words with `tokenizer`."""
+        self._tokenizer = tokenizer
+        self._last_end_s = 0.0  # of speech so far
+
+    def begin(self, start_s: float) -> None:
+        """Forget the windows before the next one, which begins at `start_s`."""
+        self._last_end_s = start_s
+
+    def time(
+        self,
+        segments: Sequence[Segment],
+        cache: AlignmentPasses,
+        start: Sequence[int],
+        n_frames: int,
+        language: str,
+    ) -> list[Segment]:
+        """Return a window's segments with their words; their own times move to the words' where these differ.
+
+        `start`: the tokens that begin the window's text. `n_frames`: its length in frames of 10 ms.
+        """
+        if not segments:
+            return []
+        texts = [[token for token in one.tokens if token < self._tokenizer.eot] for one in segments]
+        words = self._align([token for text in texts for token in text], cache, start, n_frames, language)
+        durations = [word.duration for word in words if word.duration]
+        median = min(_LONGEST_MEDIAN_S, float(np.median(durations))) if durations else 0.0
+        if durations:
+            shorten_at_sentence_ends(words, 2 * median)
+        merge_punctuation(words)
+        found, at = [], 0
+        for segment, text in zip(segments, texts, strict=True):
+            own, n_tokens = [], 0
+            while at < len(words) and n_tokens < len(text):
+                n_tokens += len(words[at].tokens)
+                if words[at].text:
+                    own.append(words[at])
+                at += 1
+            found.append(self._placed(segment, own, median, segment.seek_s + n_frames * FRAME_S))
+        return found
+
+    def _align(
+        self,
+        text: Sequence[int],
+        cache: AlignmentPasses,
+        start: Sequence[int],
+        n_frames: int,
+        language: str,
+    ) -> list[_Timed]:
+        """Return the words of `text` and when they are spoken, seconds after the window's start."""
+        if not text:
+            return []
+        tokens = [*start, self._tokenizer.no_timestamps, *text, self._tokenizer.eot]
+        n_start = len(start)
+        weights, logits = cache.cross_attention(tokens, len(text) + 2)
+        weights = weights[:, :, : max(1, n_frames // _FRAMES_PER_POSITION)]
+        weights = weights / np.maximum(weights.sum(axis=-1, keepdims=True), _LEAST)  # of the sound alone
+        cost = -sharpened(weights)[n_start:-1]
+        rows, columns = warp(cost)
+        words, tokens_of = self._tokenizer.split_to_words([*text, self._tokenizer.eot], language)
+        if len(words) <= 1:
+            return []
+        chances = self._chances(logits, text)
+        bounds = np.cumsum([0, *(len(one) for one in tokens_of[:-1])])
+        moves = np.diff(rows, prepend=-1) > 0
+        times = columns[moves] * SECONDS_PER_TIMESTAMP
+        return [
+            _Timed(word, list(ids), float(times[a]), float(times[b]), float(np.mean(chances[a:b])))
+            for word, ids, a, b in zip(words, tokens_of, bounds[:-1], bounds[1:], strict=False)
+        ]
+
+    def _chances(self, rows: Rows, text: Sequence[int]) -> npt.NDArray[np.float64]:
+        """Return the probability of each token of `text` among the tokens of text.
+
+        `rows`: the logits that each of them has been chosen from, the first for the first.
+        """
+        below_end = rows[: len(text), : self._tokenizer.eot]
+        return np.array(
+            [np.exp(float(row[token]) - log_total(row)) for row, token in zip(below_end, text, strict=True)]
+        )
+
+    def _placed(self, segment: Segment, words: list[_Timed], median: float, latest_s: float) -> Segment:
+        """Return `segment` with its words, seconds from the recording's start, none after `latest_s`.
+
+        The first words after a pause and the last are cut where they are too long to be true, or the
+        segment's own times say otherwise.
+        """
+        if not words:
+            return segment
+        offset = segment.seek_s
+        for word in words:
+            word.start, word.end = round(offset + word.start, 2), round(offset + word.end, 2)
+        self._cut_after_pause(words, median)
+        first, last = words[0], words[-1]
+        start, end = segment.start_s, segment.end_s
+        if start < first.end and start - 0.5 > first.start:
+            first.start = max(0.0, min(first.end - median, start))
+        else:
+            start = first.start
+        if end > last.start and end + 0.5 < last.end:
+            last.end = max(last.start + median, end)
+        else:
+            end = last.end
+        for word in words:
+            word.end = min(word.end, latest_s)
+            word.start = min(word.start, word.end)
+        start, end = min(start, latest_s), min(end, latest_s)
+        self._last_end_s = end
+        spoken = tuple(SpokenWord(word.text, word.start, word.end, word.probability) for word in words)
+        return replace(segment, start_s=start, end_s=end, words=spoken)
+
+    def _cut_after_pause(self, words: list[_Timed], median: float) -> None:
+        first, longest = words[0], 2 * median
+        if first.end - self._last_end_s <= 4 * median:
+            return
+        second = words[1] if len(words) > 1 else None
+        if first.duration > longest or (second and second.end - first.start > 2 * longest):
+            if second and second.duration > longest:
+                first.end = second.start = max(second.end / 2, second.end - longest)
+            first.start = max(0.0, first.end - longest)
+
+
+def sharpened(weights: Floats) -> Floats:
+    """Return attention weights (n_heads, n_tokens, n) as one matrix (n_tokens, n) that follows the sound.
+
+    Each position's weights are normalised over the tokens, smoothed by a median, and averaged over the heads.
+    """
+    mean = weights.mean(axis=1, keepdims=True)
+    deviation = weights.std(axis=1, keepdims=True)
+    normalised = (weights - mean) / np.maximum(deviation, _LEAST)
+    return np.asarray(median_filter(normalised, _MEDIAN_WIDTH).mean(axis=0), np.float32)
+
+
+def median_filter(values: Floats, width: int) -> Floats:
+    """Return the running median over the last dimension; the ends are mirrored."""
+    half = width // 2
+    if values.shape[-1] <= half:
+        return values
+    padded = np.pad(values, [(0, 0)] * (values.ndim - 1) + [(half, half)], mode="reflect")
+    windows = np.lib.stride_tricks.sliding_window_view(padded, width, axis=-1)
+    return np.asarray(np.partition(windows, half, axis=-1)[..., half], np.float32)
+
+
+def warp(cost: Floats) -> Path:
+    """Return the cheapest path through `cost` (n_tokens, n) from corner to corner: rows and columns.
+
+    Dynamic time warping; steps are one down, one right or both. The table is filled diagonal by diagonal, so
+    that numpy computes each of them at once.
+    """
+    n, m = cost.shape
+    total = np.full((n + 1, m + 1), np.inf)
+    total[0, 0] = 0.0
+    came = np.zeros((n + 1, m + 1), np.int8)
+    came[0, :], came[:, 0] = 2, 1
+    for diagonal in range(2, n + m + 1):
+        i = np.arange(max(1, diagonal - m), min(n, diagonal - 1) + 1)
+        j = diagonal - i
+        both, down, right = total[i - 1, j - 1], total[i - 1, j], total[i, j - 1]
+        step = np.where((both < down) & (both < right), 0, np.where((down < both) & (down < right), 1, 2))
+        total[i, j] = cost[i - 1, j - 1] + np.choose(step, [both, down, right])
+        came[i, j] = step
+    rows, columns, i, j = [], [], n, m
+    while i > 0 or j > 0:
+        rows.append(i - 1)
+        columns.append(j - 1)
+        step_here = came[i, j]
+        i -= step_here != 2
+        j -= step_here != 1
+    return np.array(rows[::-1]), np.array(columns[::-1])
+
+
+def shorten_at_sentence_ends(words: Sequence[_Timed], longest: float) -> None:
+    """Cut words that last longer than `longest` seconds at the end of a sentence: they hold a pause."""
+    for before, word in itertools.pairwise(words):
+        if word.duration <= longest:
+            continue
+        if word.text in _SENTENCE_ENDS:
+            word.end = word.start + longest
+        elif before.text in _SENTENCE_ENDS:
+            word.start = word.end - longest
+
+
+def merge_punctuation(words: Sequence[_Timed]) -> None:
+    """Join punctuation to the word that it opens or closes; what was joined is left empty."""
+    following = len(words) - 1
+    for i in range(len(words) - 2, -1, -1):
+        word = words[i]
+        if word.text.startswith(" ") and word.text.strip() in _OPENING:
+            _move(word, words[following], before=True)
+        else:
+            following = i
+    previous = 0
+    for i in range(1, len(words)):
+        if not words[previous].text.endswith(" ") and words[i].text in _CLOSING:
+            _move(words[i], words[previous], before=False)
+        else:
+            previous = i
+
+
+def _move(word: _Timed, into: _Timed, *, before: bool) -> None:
+    if before:
+        into.text, into.tokens = word.text + into.text, word.tokens + into.tokens
+    else:
+        into.text, into.tokens = into.text + word.text, into.tokens + word.tokens
+    word.text, word.tokens = "", []

@@ -4,7 +4,7 @@
     lmstudio:PUBLISHER/REPO[:QUANTIZATION]  its folders, below
     llama.cpp:OWNER/REPO[:QUANTIZATION]     its cache, below
     hf:OWNER/REPO/FILE.gguf[@REVISION]      hub_cache.py, where it is there; else it is pulled (hub.py)
-    [hf:]OWNER/REPO[:QUANTIZATION]          one of these files: hub_repositories.py
+    [hf:]OWNER/REPO[:QUANTIZATION]          one of these files: hub_cache.py
     a path                                  files of the folders that models.toml names
     a name                                  edgespec's own models
 
@@ -24,8 +24,7 @@ from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.entries import Registry
 from edgespec.models.found import ollama
 from edgespec.models.found.files import Report, model_files, refusal
-from edgespec.models.found.hub_cache import cached_files, find_in_hub, hub_root, list_hub
-from edgespec.models.found.hub_repositories import hub_file
+from edgespec.models.found.hub_cache import cached_files, find_in_hub, hub_file, hub_root, list_hub
 from edgespec.models.found.ollama import find_ollama, is_store, list_ollama, ollama_names, ollama_roots
 from edgespec.models.found.repositories import FoundModel, Listing, RepositoryFile, choose_file, found_models
 from edgespec.models.hub_names import hub_entry, is_hub_name

@@ -10,17 +10,37 @@ followed.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edgespec.errors import describe_os_error
-from edgespec.models.entries import Entry, HubSource
-from edgespec.models.found.files import Report, is_inside, model_files, real_path, refusal, unfinished_file
-from edgespec.models.found.repositories import FoundModel, Listing, RepositoryFile
-from edgespec.models.hub_names import hub_name, other_files
+from edgespec.errors import EdgespecError, UsageError, describe_os_error
+from edgespec.models.entries import Entry, HubSource, nearest
+from edgespec.models.found.files import (
+    ModelFiles,
+    Report,
+    is_inside,
+    is_later_part,
+    model_files,
+    real_path,
+    refusal,
+    unfinished_file,
+)
+from edgespec.models.found.repositories import (
+    FoundModel,
+    Listing,
+    RepositoryFile,
+    is_projector,
+    of_quantization,
+    preferred,
+)
+from edgespec.models.hub import list_hub_files
+from edgespec.models.hub_names import HubRepository, hub_name, hub_repository, other_files
+from edgespec.models.sources import SourceFailure
+from edgespec.models.store import Store
 from edgespec.platform.files import expand_user, text_of, user_folder
 
 _REPOSITORY = re.compile(r"models--([^/]+?)--([^/]+)")
@@ -176,3 +196,67 @@ def _sha256(path: Path) -> str | None:
     """Return the hash that the name of its blob is; None for a file that is no link to one."""
     name = real_path(path).name
     return name if _SHA256.fullmatch(name) else None
+
+
+# ---- the file that the name of a repository means: hf:OWNER/REPO[:QUANTIZATION] ----
+# What is here is looked through first, so a model that was pulled needs no network; then the hub is asked.
+# Without a quantization it is Q4_K_M, Q8_0 or the first, as in llama.cpp.
+
+
+def hub_file(ref: str) -> str:
+    """Return the name of a file of the hub for a name of `is_hub_name`: its own, or of the repository's file.
+
+    Raises:
+        UsageError: the repository has no such quantization, several files of it, or no GGUF file at all.
+        EdgespecError: the hub has no such repository, or cannot be asked.
+
+    """
+    repository = hub_repository(ref)
+    if repository is None:
+        return ref
+    here = of_quantization([*_files_here(repository)], repository.quantization)
+    chosen = here if repository.quantization else preferred(here)
+    if len(chosen) != 1:
+        chosen = [_file_there(ref, repository)]
+    revision = "" if repository.revision == "main" else f"@{repository.revision}"
+    return f"hf:{chosen[0].full_name}{revision}"
+
+
+def _files_here(repository: HubRepository) -> Iterator[RepositoryFile]:
+    repo, revision = repository.repo, repository.revision
+    yield from _models(repo, Store.default().hub_files(repo, revision))
+    for cached in cached_files(hub_root(), lambda _: None) if revision == "main" else ():
+        if cached.is_main and cached.file.repo.lower() == repo.lower() and not cached.file.files.problem:
+            yield cached.file
+
+
+def _file_there(ref: str, repository: HubRepository) -> RepositoryFile:
+    repo, wanted = repository.repo, repository.quantization
+    try:
+        names = _listed(repo, repository.revision, os.environ.get("HF_ENDPOINT", ""))
+    except SourceFailure as failure:
+        cure = "" if ref.startswith("hf:") else "; if a file is meant, there is none of this name here"
+        raise EdgespecError(f"{ref}: hub {repo}: {failure}{cure}") from None
+    models = [*_models(repo, names)]
+    if not models:
+        raise UsageError(f"{ref}: no GGUF file in this repository; look for {repo}-GGUF on the hub")
+    matches = of_quantization(models, wanted) if wanted else preferred(models)
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise UsageError(f"{ref}: which of {', '.join(f'hf:{one.full_name}' for one in matches)}?")
+    types = list(dict.fromkeys(one.quantization for one in models if one.quantization))
+    raise UsageError(f"{ref}: no such quantization{nearest(wanted, types)}; there are {', '.join(types)}")
+
+
+@functools.lru_cache
+def _listed(repo: str, revision: str, _endpoint: str) -> tuple[str, ...]:
+    """Return the files of a repository; asked once in a process."""
+    return tuple(list_hub_files(repo, revision))
+
+
+def _models(repo: str, names: Iterable[str]) -> Iterator[RepositoryFile]:
+    """Yield those of a repository's files that are models: of a split one the first part."""
+    for name in names:
+        if name.lower().endswith(".gguf") and not is_projector(name) and not is_later_part(name):
+            yield RepositoryFile(repo, name, ModelFiles(Path(name), 0))

@@ -20,9 +20,8 @@ from edgespec.apps.bench.clients import (
     parse_clients,
     prompts_for,
 )
-from edgespec.apps.bench.exports import document, write_csv
 from edgespec.apps.bench.report import write_png, write_report
-from edgespec.apps.bench.rows import read_outcome, sentences
+from edgespec.apps.bench.rows import document, read_outcome, sentences, write_csv
 from edgespec.apps.bench.runs import BenchmarkOutcome, Cell, PassTime, Throughput, as_json, from_json
 from edgespec.apps.bench.summary import curves, summarise_throughput
 from edgespec.apps.bench.variants import PLAIN_VARIANT, parse_variants

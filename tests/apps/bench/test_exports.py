@@ -7,7 +7,7 @@ import io
 import json
 from dataclasses import replace
 
-from edgespec.apps.bench import exports
+from edgespec.apps.bench.rows import document, summarise, write_csv
 from edgespec.apps.bench.runs import PLAIN, BenchmarkOutcome, Cell, as_json, from_json
 from edgespec.apps.bench.summary import OVERALL, summarise_cell
 from toy_outcomes import CATEGORIES, lossy_outcome, toy_outcome
@@ -15,7 +15,7 @@ from toy_outcomes import CATEGORIES, lossy_outcome, toy_outcome
 # ---- CSV and JSON ----
 
 
-def rows_of(outcome, write=exports.write_csv):
+def rows_of(outcome, write=write_csv):
     stream = io.StringIO()
     write(outcome, stream)
     return list(csv.DictReader(io.StringIO(stream.getvalue())))
@@ -67,7 +67,7 @@ def test_names_with_commas_and_quotes_come_back():
 
 def test_the_json_holds_the_raw_runs_and_the_summaries():
     outcome = toy_outcome("compare", source="RAPL", accuracy=True)
-    data = exports.document(outcome)
+    data = document(outcome)
     assert data.count(b"\n") == 1
     found = json.loads(data)
     assert from_json(BenchmarkOutcome, json.dumps(found["outcome"]), "it") == from_json(
@@ -75,14 +75,14 @@ def test_the_json_holds_the_raw_runs_and_the_summaries():
     )
     assert [bool(one) for one in found["summary"]] == [bool(cell.runs) for cell in outcome.cells]
     assert found["summary"][0][0]["category"] == OVERALL
-    assert exports.document(outcome, exports.summarise(outcome)) == data
+    assert document(outcome, summarise(outcome)) == data
 
 
 # ---- files ----
 
 
 def test_a_csv_in_a_file(tmp_path):
-    exports.write_csv(toy_outcome(), tmp_path / "a.csv")
+    write_csv(toy_outcome(), tmp_path / "a.csv")
     assert (tmp_path / "a.csv").read_text().startswith("target,draft,kernels,category,variant,")
     assert [file.name for file in tmp_path.iterdir()] == ["a.csv"]
 
@@ -101,7 +101,7 @@ def test_variants_that_are_not_exact_are_marked_as_such():
     assert (auto["agreement_with_target"], auto["kl_from_target_nats_per_token"]) == ("", "")
     assert (cascade["problems_passed"], cascade["problems"], cascade["perplexity"]) == ("50", "164", "")
     assert auto["perplexity"]
-    summary = json.loads(exports.document(outcome))["summary"]
+    summary = json.loads(document(outcome))["summary"]
     variants = {variant["variant"]: variant for variant in summary[0][0]["variants"]}
     assert (variants["cascade@0.4"]["exact"], variants["cascade@0.4"]["target_share"]) == (False, 0.25)
     assert variants["auto"]["exact"] is True

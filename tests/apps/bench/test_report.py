@@ -16,9 +16,8 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 from matplotlib.text import Annotation, Text
 
-from edgespec.apps.bench.exports import summarise
 from edgespec.apps.bench.report import charts, pareto, require_plotting, write_png, write_report
-from edgespec.apps.bench.rows import read_outcome
+from edgespec.apps.bench.rows import read_outcome, summarise
 from edgespec.apps.bench.runs import Cell
 from edgespec.errors import EdgespecError
 from toy_outcomes import CATEGORIES, UNREADABLE, lossy_outcome, toy_outcome

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgespec.apps.bench.exports import write_csv
+from edgespec.apps.bench.rows import write_csv
 from edgespec.apps.bench.runs import BenchmarkOutcome, Cell, HeardRecording, Run, peer_of
 from edgespec.apps.bench.speech import (
     FasterWhisper,
@@ -22,7 +22,7 @@ from edgespec.apps.bench.speech import (
 )
 from edgespec.apps.bench.summary import noise, summarise_cell, summarise_heard
 from edgespec.apps.energy import EnergyMeter
-from edgespec.apps.speech.draft_costs import SpeechDraftCosts
+from edgespec.apps.speech.drafts import SpeechDraftCosts
 from edgespec.apps.speech.whisper_model import SpeechModel
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.suites import RECORDINGS, is_recordings, load_recordings, load_suite

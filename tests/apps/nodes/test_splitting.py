@@ -8,8 +8,15 @@ from hypothesis import strategies as st
 
 from edgespec.apps.nodes.connection import ConnectedNode
 from edgespec.apps.nodes.description import NodeSpeed
-from edgespec.apps.nodes.layer_sizes import LAYER_BYTES, LayerSizes, sizes_of
-from edgespec.apps.nodes.splitting import LocalMachine, SplitCosts, best_ends, place
+from edgespec.apps.nodes.splitting import (
+    LAYER_BYTES,
+    LayerSizes,
+    LocalMachine,
+    SplitCosts,
+    best_ends,
+    place,
+    sizes_of,
+)
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.gguf_header import check_model_file
 from edgespec.llama.node_addresses import read_addresses

@@ -11,10 +11,9 @@ import openai
 import pytest
 
 from edgespec.apps.server import streaming
-from edgespec.apps.server.audio_routes import SpeechService
+from edgespec.apps.server.audio_routes import SpeechService, SpeechWorker
 from edgespec.apps.server.gate import Gate, GateLimits
-from edgespec.apps.server.request_queue import Abandoned
-from edgespec.apps.server.speech_worker import SpeechWorker
+from edgespec.apps.server.request_worker import Abandoned
 from edgespec.apps.speech.opening import open_transcriber
 from edgespec.apps.speech.options import MAX_BEAM, SpeechOptions
 from server_app import serving

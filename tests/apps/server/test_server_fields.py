@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from edgespec import Engine, SamplingParams
-from edgespec.apps.server.other_fields import FIELDS
+from edgespec.apps.server.request_fields import FIELDS
 from edgespec.apps.server.request_schema import AssistantMessage, ChatRequest, CompletionRequest
 from edgespec.decoding.sampling import TABLE
 from server_app import Served, serving

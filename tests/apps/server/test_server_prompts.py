@@ -14,8 +14,8 @@ import pytest
 from chat_templates import DEEPSEEK, FAMILIES, HERMES, MISTRAL, SILENT, THINKING_CODER, function
 from edgespec.apps.server.api_errors import ApiError
 from edgespec.apps.server.choice_writers import AnswerHead, AnswerText, ChatChoiceWriter
-from edgespec.apps.server.ollama.request_reader import OllamaReader
 from edgespec.apps.server.ollama.request_schema import OllamaChatRequest, OllamaGenerateRequest
+from edgespec.apps.server.ollama.routes import OllamaReader
 from edgespec.apps.server.request_reader import ALIAS, PreparedText, RequestReader, Service
 from edgespec.apps.server.request_schema import ChatRequest, CompletionRequest
 from edgespec.decoding.records import Token

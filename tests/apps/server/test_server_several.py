@@ -12,7 +12,13 @@ import pytest
 
 from edgespec import Engine, SamplingParams
 from edgespec.apps.server.metrics import Metrics
-from edgespec.apps.server.request_queue import QueuedRequest, QueuePlace, RequestQueue, ShuttingDown, TimedOut
+from edgespec.apps.server.request_worker import (
+    QueuedRequest,
+    QueuePlace,
+    RequestQueue,
+    ShuttingDown,
+    TimedOut,
+)
 from edgespec.apps.server.worker import Worker
 from edgespec.decoding.grammar.grammar import Grammar
 from edgespec.decoding.options import Options

@@ -10,7 +10,7 @@ import pytest
 
 from edgespec import EdgespecError, EnergyMeter, Engine, SamplingParams, UsageError
 from edgespec.apps.server.metrics import Metrics
-from edgespec.apps.server.request_queue import QueueFull, ShuttingDown, TimedOut
+from edgespec.apps.server.request_worker import QueueFull, ShuttingDown, TimedOut
 from edgespec.apps.server.worker import Worker
 from tiny_gguf import write_tiny_gguf
 from worker_jobs import (

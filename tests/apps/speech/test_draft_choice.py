@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace as replaced
 
-from edgespec.apps.speech.draft_costs import (
+from edgespec.apps.speech.drafts import (
     SpeechDraftCosts,
     SpeechModelCosts,
     SpeechPair,

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from edgespec.apps.speech.draft_costs import DraftPrice
-from edgespec.apps.speech.drafts import HeardText, ModelDrafts, map_tokenizers, shares_encoder
+from edgespec.apps.speech.drafts import DraftPrice, HeardText, ModelDrafts, map_tokenizers, shares_encoder
 from edgespec.apps.speech.opening import check_draft
 from edgespec.apps.speech.options import SpeechOptions
 from edgespec.apps.speech.tokenizer import WhisperTokenizer

@@ -2,8 +2,14 @@
 
 import json
 
-from edgespec.apps.speech.formats import clock, transcript_object, write_transcript
-from edgespec.apps.speech.transcript import Segment, SpokenWord, Transcript
+from edgespec.apps.speech.transcript import (
+    Segment,
+    SpokenWord,
+    Transcript,
+    clock,
+    transcript_object,
+    write_transcript,
+)
 
 
 def segment(start, end, text, words=()):

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from edgespec.apps.speech.formats import remarks
 from edgespec.apps.speech.options import SpeechOptions
 from edgespec.apps.speech.transcriber import Transcriber
+from edgespec.apps.speech.transcript import remarks
 from edgespec.apps.speech.voice import Span
 from edgespec.errors import UsageError
 from toy_speech import ScriptedWhisper, toy_tokenizer

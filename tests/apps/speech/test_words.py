@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from edgespec.apps.speech.words import (
+from edgespec.apps.speech.windows import (
     _Timed,
     median_filter,
     merge_punctuation,

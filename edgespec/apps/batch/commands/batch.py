@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.progress import BarColumn, TextColumn
@@ -37,7 +37,7 @@ from edgespec.platform.files import check_writable
 
 if TYPE_CHECKING:
     from edgespec.apps.batch.lines import BatchInput
-    from edgespec.apps.batch.local import PromptDefaults
+    from edgespec.apps.batch.local import LocalWriter, PromptDefaults
     from edgespec.apps.batch.ray_cluster import RayWriter
     from edgespec.apps.batch.results import Journal, PipedResults
     from edgespec.decoding.choices import DrafterName
@@ -58,7 +58,7 @@ class BatchDisplay(ProgressDisplay):
 
     def __init__(
         self,
-        results: BatchResults,
+        results: Journal | PipedResults,
         n_requests: int,
         pace: BatchRate,
         clock: Callable[[], float] = time.monotonic,
@@ -392,7 +392,7 @@ class _BatchRun:
         with closing(_open_cluster(address, names, loading, defaults)) as writer:
             self._write(writer)
 
-    def _write(self, writer: BatchWriter) -> None:
+    def _write(self, writer: LocalWriter | RayWriter) -> None:
         """Have `writer` answer what has no result yet, or until Ctrl-C."""
         began, pace = time.monotonic(), BatchRate()
         try:
@@ -475,49 +475,6 @@ def _for_nodes(name: str) -> str:
 # ---- the loop of a batch: as many requests at once as fit, in order, each result written as it comes ----
 
 
-class BatchWriter(Protocol):
-    """Answers requests: with an engine in this process, or on other machines."""
-
-    @property
-    def n_free(self) -> int:
-        """Requests that may begin now."""
-
-    @property
-    def n_running(self) -> int:
-        """Requests that `finished` has yet to return."""
-
-    @property
-    def n_tokens(self) -> int:
-        """Tokens so far, unfinished answers included."""
-
-    def begin(self, request: BatchRequest) -> None:
-        """Begin a request; only while `n_free` is above 0."""
-
-    def finished(self) -> list[tuple[BatchRequest, BatchAnswer]]:
-        """Work for a second at most, and return complete answers; a failed request has an error as answer."""
-
-
-class BatchResults(Protocol):
-    """Takes the results."""
-
-    @property
-    def n_done(self) -> int:
-        """Results so far, earlier runs included."""
-
-    @property
-    def n_failed(self) -> int:
-        """Results with an error."""
-
-    def has(self, request: BatchRequest, /) -> bool:
-        """Whether the request has a result."""
-
-    def add(self, request: BatchRequest, answer: BatchAnswer, /) -> None:
-        """Write a result."""
-
-    def sync(self) -> None:
-        """Sync results to disk if the last time was a second ago."""
-
-
 class BatchRate:
     """Speed of a run over the last half minute, and the time that is left."""
 
@@ -566,8 +523,8 @@ class BatchRate:
 
 def run_batch(
     requests: Iterator[BatchRequest],
-    writer: BatchWriter,
-    results: BatchResults,
+    writer: LocalWriter | RayWriter,
+    results: Journal | PipedResults,
     pace: BatchRate,
     on_progress: Callable[[], None] = lambda: None,
 ) -> None:

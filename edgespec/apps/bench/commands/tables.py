@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from edgespec.apps.bench.exports import Summaries, document, summarise, write_csv
 from edgespec.apps.bench.report import write_png, write_report
 from edgespec.apps.bench.rows import (
     NOT_APPLICABLE,
@@ -16,7 +15,9 @@ from edgespec.apps.bench.rows import (
     UNAVAILABLE,
     ReportData,
     Row,
+    Summaries,
     accuracy_figures,
+    document,
     fewest_name,
     fixed,
     identical,
@@ -29,8 +30,10 @@ from edgespec.apps.bench.rows import (
     sentences,
     significant,
     speedup,
+    summarise,
     throughput_figures,
     title,
+    write_csv,
 )
 from edgespec.apps.bench.runs import PLAIN, BenchmarkOutcome
 from edgespec.apps.bench.summary import (

@@ -11,8 +11,7 @@ from rich.table import Table
 
 from edgespec.apps.nodes.connection import ConnectedNode, connect
 from edgespec.apps.nodes.description import NodeSpeed, measure_speed, memory_to_give
-from edgespec.apps.nodes.layer_sizes import TOKENS
-from edgespec.apps.nodes.splitting import LayerSplit, LocalMachine, place
+from edgespec.apps.nodes.splitting import TOKENS, LayerSplit, LocalMachine, place
 from edgespec.cli.console import err, line_of, message, out, print_line, print_table
 from edgespec.cli.doctor_report import Report, model_paths, size
 from edgespec.errors import EdgespecError

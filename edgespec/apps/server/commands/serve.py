@@ -304,8 +304,7 @@ class SpeechServing:
         if self.speech is None:
             yield None
             return
-        from edgespec.apps.server.audio_routes import SpeechService
-        from edgespec.apps.server.speech_worker import SpeechWorker
+        from edgespec.apps.server.audio_routes import SpeechService, SpeechWorker
         from edgespec.apps.speech.opening import open_transcriber
         from edgespec.apps.speech.speech_model import speech_ref
 
@@ -389,7 +388,7 @@ def _serve_one(models: ServedModels, options: ServerOptions) -> int:
     _check_options(chosen, options)
     _check_extras(takes_forms=speech.speech is not None)
     from edgespec.apps.server.gate import Gate
-    from edgespec.apps.server.http_server import Workers, bind, serve
+    from edgespec.apps.server.http_server import Working, bind, serve
     from edgespec.apps.server.metrics import Metrics
     from edgespec.platform.metering import choose_meter
     from edgespec.platform.turns import SharedTurns, Turns
@@ -419,13 +418,15 @@ def _serve_one(models: ServedModels, options: ServerOptions) -> int:
         if embedded:
             metrics.watch_embeddings(embedded.worker)
         service = limits.service(engine, loading.ctx, models.alias or ()) if engine else None
+        hearing, embedding = heard.worker if heard else None, embedded.worker if embedded else None
+        working: tuple[Working | None, ...] = (worker, hearing, embedding)
         written = (engine, worker, service) if engine and worker and service else None
         app = _application(written, heard, embedded, metrics)
         found = _announced(engine, loading, address_of(bound), run_key)
 
         hurried = serve(
             output.logged(metrics.counting(Gate(app, accepted))),
-            Workers(embedded.worker if embedded else worker, heard.worker if heard else None),
+            [one for one in working if one],
             bound,
             max_queue=limits.max_queue,
             on_ready=lambda: _announce(
@@ -483,8 +484,7 @@ def _application(
     metrics: Metrics,
 ) -> FastAPI:
     """Return the application for what the server does."""
-    from edgespec.apps.server.api import create_app, create_speech_app
-    from edgespec.apps.server.embedding_api import create_embedding_app
+    from edgespec.apps.server.api import create_app, create_embedding_app, create_speech_app
 
     if embedded:
         return create_embedding_app(embedded, metrics=metrics)
@@ -664,7 +664,7 @@ def _serve_several(models: ServedModels, options: ServerOptions) -> int:
             gate = Gate(create_router(pool, message), accepted)
             hurried = serve(
                 options.output.logged(gate),
-                pool,
+                [pool],
                 bound,
                 max_queue=limits.max_queue,
                 on_ready=lambda: _announce_several(address_of(bound), specs, json_wanted=options.output.json),

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import WithJsonSchema
 
 from edgespec.apps.server.api_errors import ApiError, UnknownField, nearly
-from edgespec.apps.server.other_fields import OLLAMA
+from edgespec.apps.server.request_fields import OLLAMA
 from edgespec.apps.server.request_options import read_sampling
 from edgespec.decoding.sampling import SAMPLING, TABLE, SamplingParams
 from edgespec.errors import UsageError

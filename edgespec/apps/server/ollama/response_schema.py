@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import hashlib
+import re
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, Field
 
 from edgespec.apps.server.response_schema import DraftUsage, TokenLogprob
+
+if TYPE_CHECKING:
+    from edgespec.llama.gguf_header import GGUFHeader
 
 SPOKEN = "0.12.11"
 """The version of Ollama whose API this is: clients ask for the least that they need."""
@@ -162,3 +168,43 @@ class OllamaVersion(BaseModel):
 
     version: str = Field(description="The version of Ollama whose API this is.")
     edgespec: str
+
+
+# ---- facts of a model as Ollama writes them ----
+
+_SIZES = {"Small": "S", "Medium": "M", "Large": "L"}
+
+
+def digest(header: GGUFHeader) -> str:
+    """Return the SHA-256 of the model's file where it is known, else that of its metadata and its size.
+
+    Hashing the file would take seconds for each gigabyte. Either names this model and no other.
+    """
+    from edgespec.models.hashes import known_sha256
+
+    if known := known_sha256(header.path):
+        return known
+    with header.path.open("rb") as file:
+        hashed = hashlib.sha256(file.read(header.gguf.data_start))
+    hashed.update(str(header.file_bytes).encode())
+    return hashed.hexdigest()
+
+
+def quantization(ftype: str) -> str:
+    """Return llama.cpp's name of a quantization as Ollama writes it: Q4_K_M for "Q4_K - Medium"."""
+    name, _, rest = ftype.removeprefix("(guessed) ").removeprefix("all ").partition(" - ")
+    name = re.split(r"[ ,]", name)[0]
+    return f"{name}_{_SIZES[rest]}" if rest in _SIZES else name
+
+
+def human_number(n: int) -> str:
+    """Return a number of parameters as Ollama writes it: 1.5B, 494.03M."""
+    for unit, letter, digits in ((10**9, "B", 1), (10**6, "M", 2), (10**3, "K", 0)):
+        if n >= unit:
+            return f"{n // unit}{letter}" if n % unit == 0 else f"{n / unit:.{digits}f}{letter}"
+    return str(n)
+
+
+def rfc3339(seconds: float) -> str:
+    """Return a time, in seconds since 1970, as Ollama writes it."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")

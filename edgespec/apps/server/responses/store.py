@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgespec.apps.server.api_errors import ApiError
-from edgespec.apps.server.responses.request_schema import Item
+from edgespec.apps.server.responses.schema import Item
 
 NamedItem = tuple[str, Item]
 """An item and its id."""

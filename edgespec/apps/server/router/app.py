@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 from typing import Any
 
@@ -29,15 +29,16 @@ from starlette.types import Message, Receive, Scope, Send
 
 from edgespec.apps.server.api_errors import ApiError, engine_error
 from edgespec.apps.server.http_server import FORWARDED
-from edgespec.apps.server.ollama.response_schema import FOREVER, SPOKEN
+from edgespec.apps.server.ollama.response_schema import FOREVER, SPOKEN, rfc3339
 from edgespec.apps.server.page import add_page
-from edgespec.apps.server.router.model_process import (
+from edgespec.apps.server.router.pool import (
     ForwardedRequest,
     ModelAnswer,
     NotReached,
+    Pool,
+    PooledModel,
     ProcessLost,
 )
-from edgespec.apps.server.router.pool import Pool, PooledModel
 from edgespec.apps.server.router.preset import duration_s
 from edgespec.errors import EdgespecError
 from edgespec.platform.messages import MessageFn
@@ -57,39 +58,6 @@ async def _told(model: PooledModel, path: str) -> bytes:
                 answer = await model.process.ask(ForwardedRequest("GET", path.encode(), (), b""))
                 return b"".join([part async for part in answer.parts()])
     return b""
-
-
-async def show_health(pool: Pool) -> Response:
-    """Return the answer of /health: that of a server of one model, and a line for each."""
-    models = {
-        model.name: {
-            "status": model.status,
-            "running": model.n_running,
-            "waiting": model.n_waiting + model.n_later,
-            "pinned": model.spec.keep,
-            "loads": model.n_loads,
-            "failures": model.n_failures,
-        }
-        for model in pool.models
-    }
-    told = {
-        "status": "stopping" if pool.stopping else "ok",
-        "busy": pool.n_running > 0,
-        "running": pool.n_running,
-        "waiting": sum(model.n_waiting + model.n_later for model in pool.models),
-        "parallel": pool.parallel,
-        "models": models,
-    }
-    return JSONResponse(told, 503 if pool.stopping else 200)
-
-
-async def show_metrics(pool: Pool) -> Response:
-    """Return the answer of /metrics: the counters of each loaded model, labelled with its name, and ours."""
-    texts = await asyncio.gather(*(_told(model, "/metrics") for model in pool.models))
-    named = zip((model.name for model in pool.models), texts, strict=True)
-    registry = CollectorRegistry()
-    registry.register(_Collected([*_states(pool), *_merged(named)]))
-    return Response(generate_latest(registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 class _Collected(Collector):
@@ -308,11 +276,36 @@ class Router:
 
     async def health(self, _request: Request) -> Response:
         """Whether requests are taken, and the state of each model."""
-        return await show_health(self._pool)
+        pool = self._pool
+        models = {
+            model.name: {
+                "status": model.status,
+                "running": model.n_running,
+                "waiting": model.n_waiting + model.n_later,
+                "pinned": model.spec.keep,
+                "loads": model.n_loads,
+                "failures": model.n_failures,
+            }
+            for model in pool.models
+        }
+        told = {
+            "status": "stopping" if pool.stopping else "ok",
+            "busy": pool.n_running > 0,
+            "running": pool.n_running,
+            "waiting": sum(model.n_waiting + model.n_later for model in pool.models),
+            "parallel": pool.parallel,
+            "models": models,
+        }
+        return JSONResponse(told, 503 if pool.stopping else 200)
 
     async def metrics(self, _request: Request) -> Response:
         """The counters of all loaded models, with their names."""
-        return await show_metrics(self._pool)
+        pool = self._pool
+        texts = await asyncio.gather(*(_told(model, "/metrics") for model in pool.models))
+        named = zip((model.name for model in pool.models), texts, strict=True)
+        registry = CollectorRegistry()
+        registry.register(_Collected([*_states(pool), *_merged(named)]))
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     async def list_models(self, _request: Request) -> Response:
         """The models, loaded or not."""
@@ -371,7 +364,7 @@ class Router:
             "context_length": facts.n_ctx,
             "embedding_length": facts.n_embd,
         }
-        modified = _time(datetime.fromtimestamp(facts.created, UTC))
+        modified = rfc3339(facts.created)
         told = {
             "name": full,
             "model": full,
@@ -387,7 +380,7 @@ class Router:
         for model in self._models:
             left_s, until = model.expires_s, FOREVER
             if not math.isinf(left_s):
-                until = _time(datetime.now(UTC) + timedelta(seconds=max(0.0, left_s)))
+                until = rfc3339(time.time() + max(0.0, left_s))
             if model.process:
                 told = (model.reports.get("/api/ps") or {}).get("models", [])
                 found += [{**one, "expires_at": until} for one in told]
@@ -514,9 +507,5 @@ async def _until_gone(receive: Receive) -> None:
 
 def _unloaded(path: str, asked: Asked) -> dict[str, Any]:
     said = {"message": {"role": "assistant", "content": ""}} if path == "/api/chat" else {"response": ""}
-    created = _time(datetime.now(UTC))
+    created = rfc3339(time.time())
     return {"model": asked.model, "created_at": created, **said, "done": True, "done_reason": "unload"}
-
-
-def _time(when: datetime) -> str:
-    return when.isoformat().replace("+00:00", "Z")

@@ -160,7 +160,7 @@ class _Writer:
             elif self._whole_objects:
                 yield f"call_{i}: {json_expression(_call_object(form, name, schema))}"
             else:
-                yield f"call_{i}: {_quoted(name)} {self._text(form.after)} {json_expression(schema)}"
+                yield f"call_{i}: {write_json(name)} {self._text(form.after)} {json_expression(schema)}"
 
     def thought(self, end: str) -> Iterator[str]:
         yield "thought: " + self._up_to(end, "thinking") + " /[ \\n]{0,4}/"
@@ -184,7 +184,7 @@ class _Writer:
                 if i:
                     made.append(f"/{_ID}/")
                 if piece:
-                    made.append(_quoted(piece))
+                    made.append(write_json(piece))
         return " ".join(made)
 
     # ---- arguments one by one ----
@@ -198,17 +198,17 @@ class _Writer:
         required = schema.get("required", ())
         none, closing = self._text(keyed.none), keyed.closing
         following = self._text(keyed.following.removeprefix(closing))
-        yield f"{rule}: {_quoted(name)} {rule}_0_first"
+        yield f"{rule}: {write_json(name)} {rule}_0_first"
         for i, (key, part) in enumerate(properties.items()):
-            pair = f"{_quoted(key)} {self._text(keyed.equals)} {rule}_{i}_value {rule}_{i + 1}_more"
+            pair = f"{write_json(key)} {self._text(keyed.equals)} {rule}_{i}_value {rule}_{i + 1}_more"
             first, more = f"{self._text(keyed.first)} {pair}", f"{following} {pair}"
             optional = key not in required
             yield from self._value(f"{rule}_{i}_value", part, schema, keyed)
             yield f"{rule}_{i}_first: {first}" + (f" | {rule}_{i + 1}_first" if optional else "")
             yield f"{rule}_{i}_more: {more}" + (f" | {rule}_{i + 1}_more" if optional else "")
         n = len(properties)
-        yield f"{rule}_{n}_first: {none or _quoted('')}"
-        yield f"{rule}_{n}_more: {_quoted('')}"
+        yield f"{rule}_{n}_first: {none or write_json('')}"
+        yield f"{rule}_{n}_more: {write_json('')}"
 
     def _value(self, rule: str, schema: Any, whole: Schema, keyed: ArgumentForm) -> Iterator[str]:  # noqa: ANN401 - JSON
         """Yield the rule for a value and what closes it."""
@@ -219,7 +219,7 @@ class _Writer:
             return
         choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
         if choices and all(isinstance(choice, str) for choice in choices):
-            yield f"{rule}: {quote} ({' | '.join(map(_quoted, choices))}) {quote} {closing}"
+            yield f"{rule}: {quote} ({' | '.join(map(write_json, choices))}) {quote} {closing}"
         elif kinds(schema, whole) <= {"string"}:
             mark = keyed.quote or keyed.closing
             token, closing = self._find_token(mark.strip()), closing if keyed.quote else ""
@@ -292,10 +292,6 @@ def _with_definitions(schema: Schema, whole: Schema) -> dict[str, Any]:
     kept = {key: whole[key] for key in ("$defs", "definitions") if key in whole}
     target = referenced(schema.get("$ref"), whole)
     return {**kept, **schema} if target is None or kept else dict(target)
-
-
-def _quoted(text: str) -> str:
-    return write_json(text)
 
 
 # ---- grammars of calls ----

@@ -43,7 +43,7 @@ class SegmentWriter:
 
     def __init__(self, output: SpeechOutput, *, n_files: int) -> None:
         """Write as `output` says, one of `n_files`."""
-        from edgespec.apps.speech.formats import opening
+        from edgespec.apps.speech.transcript import opening
 
         self._output = output
         self._is_on = output.output is None and not output.json and output.format != "json"
@@ -56,7 +56,7 @@ class SegmentWriter:
         """Write a segment, flushed: somebody may be reading along."""
         if not self._is_on:
             return
-        from edgespec.apps.speech.formats import clock, cues
+        from edgespec.apps.speech.transcript import clock, cues
 
         for cue in cues([segment], self._output.format, words=self._output.words, first=self._n):
             times = f"[{clock(segment.start_s, 'vtt')}] " if self._shows_times else ""
@@ -436,7 +436,7 @@ class _Run:
 
     def _finish(self, file: str, transcript: Transcript) -> None:
         """Write what was heard, and say what it took."""
-        from edgespec.apps.speech.formats import remarks, stats_object, transcript_object, write_transcript
+        from edgespec.apps.speech.transcript import remarks, stats_object, transcript_object, write_transcript
 
         output, stats = self._output, transcript.stats
         whole = write_transcript(transcript, output.format, words=output.words)

@@ -10,9 +10,8 @@ from anthropic.types import Message
 
 from anthropic_events import message_of
 from edgespec.apps.server.choice_writers import AnswerHead, AnswerText, ChatChoiceWriter
-from edgespec.apps.server.messages.request_reader import openai_messages
-from edgespec.apps.server.messages.request_schema import CountTokensRequest
-from edgespec.apps.server.messages.routes import AnswerPlan, MessagesWriter
+from edgespec.apps.server.messages.routes import AnswerPlan, MessagesWriter, openai_messages
+from edgespec.apps.server.messages.schema import CountTokensRequest
 from edgespec.apps.server.request_reader import PreparedText
 from edgespec.apps.server.tool_calls.answer_reader import AnswerForm
 from edgespec.decoding.options import Options
@@ -159,7 +158,7 @@ def written(
         said, ids, 9, stop_reason, None, "m", None, "stock", {}, "", stats, n_cached=4
     )  # fmt: skip
     if not stream:
-        writer.collect(0, tokens)
+        writer.add(0, tokens)
         return Message.model_validate_json(writer.whole([result]))
     made = writer.begin() + "".join(writer.add(0, [token]) for token in tokens)
     return message_of(made + writer.finish(0, result))

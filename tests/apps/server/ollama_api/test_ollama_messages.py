@@ -13,9 +13,8 @@ import ollama
 import pytest
 
 from edgespec.apps.server.choice_writers import AnswerHead, AnswerText, ChatChoiceWriter
-from edgespec.apps.server.ollama.request_reader import openai_messages
 from edgespec.apps.server.ollama.request_schema import OllamaChatRequest, OllamaRequestMessage
-from edgespec.apps.server.ollama.routes import OllamaWriter
+from edgespec.apps.server.ollama.routes import OllamaWriter, openai_messages
 from edgespec.apps.server.tool_calls.answer_reader import AnswerForm
 from edgespec.decoding.records import Result, Tally, Token, summarise
 from ollama_requests import GREEDY, HELLO, refused
@@ -73,10 +72,8 @@ def lines_of(
     )  # fmt: skip
     made = ""
     for token in tokens:
-        if stream:
-            made += writing.add(0, [token])
-        else:
-            writing.collect(0, [token])
+        lines = writing.add(0, [token])
+        made += lines if stream else ""
     made += writing.finish(0, result) if stream else writing.whole([result])
     return [json.loads(line) for line in made.splitlines()]
 

@@ -101,7 +101,7 @@ class ForwardResult:
     """The hidden states of the sequence's tokens, if any were asked for; valid as long as `rows`."""
 
     def copy(self) -> ForwardResult:
-        """Return it with rows and features that stay."""
+        """Return the result with copies of its rows and features, which the next pass leaves as they are."""
         features = None if self.features is None else self.features.copy()
         return replace(self, rows=self.rows.copy(), features=features)
 

@@ -56,7 +56,7 @@ class Lowered(NamedTuple):
 
     @property
     def n_nodes(self) -> int:
-        """Return the number of nodes."""
+        """Return the number of nodes in the pass."""
         return len(self.tokens)
 
     def paths(self) -> list[tuple[int, ...]]:

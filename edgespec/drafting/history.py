@@ -151,7 +151,7 @@ def _parse_records(data: bytes) -> HistoryContents:
 
 @dataclass(frozen=True, slots=True)
 class HistoryUpdate:
-    """The outcome of `History.extend`."""
+    """What `History.extend` added: documents and tokens, and what it left out."""
 
     documents: int
     tokens: int
@@ -161,7 +161,7 @@ class HistoryUpdate:
 
 @dataclass(frozen=True, slots=True)
 class HistoryInfo:
-    """The facts of one history."""
+    """The size of one history: documents, tokens, bytes."""
 
     path: Path
     tokenizer: str

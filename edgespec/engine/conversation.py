@@ -45,7 +45,7 @@ class ChatAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A question and its answer."""
+    """A question of the user, and the model's answer to it."""
 
     question: str
     answer: ChatAnswer

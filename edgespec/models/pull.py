@@ -78,7 +78,7 @@ class QuantizeFn(Protocol):
 
 
 def no_progress(_: PullProgress) -> None:
-    """Ignore the progress."""
+    """Show no progress of a pull."""
 
 
 def _quantize(

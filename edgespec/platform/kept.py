@@ -52,7 +52,7 @@ class Kept:
 
     @property
     def shown(self) -> str:
-        """The place in Markdown."""
+        """The place of what is kept, by default, as docs/start.md shows it in Markdown."""
         roots = {
             "cache": "~/.cache/edgespec",
             "config": "~/.config/edgespec",

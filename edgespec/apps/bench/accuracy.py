@@ -149,7 +149,7 @@ class Reference(Closing):
         self._text = text
 
     def put(self, rows: Rows) -> None:
-        """Append rows."""
+        """Append rows to the file, within `writing`. Raises EdgespecError on a full disk."""
         assert self._file is not None  # noqa: S101 - for the type checker: within `writing`
         # Plain writes: on a full disk they raise an error, while a memory mapping would crash the process.
         data = rows.data.cast("B")

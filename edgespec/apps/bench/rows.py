@@ -110,7 +110,7 @@ class EnergyColumn:
 
 @dataclass(frozen=True, slots=True)
 class ReportData:
-    """An outcome prepared for output."""
+    """An outcome in the rows, cells and curves that every form of output shows."""
 
     outcome: BenchmarkOutcome
     rows: tuple[Row, ...]

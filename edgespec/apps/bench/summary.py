@@ -109,7 +109,7 @@ class VariantSummary:
 
 @dataclass(frozen=True, slots=True)
 class VariantComparison:
-    """A variant against plain decoding in one category."""
+    """Speed and energy of a variant over those of plain decoding, in one category."""
 
     variant: str
     speedup: Interval | None

@@ -6,7 +6,7 @@
         00003.npz.set-aside                         a damaged shard, left for the user to look into
         .lock                                       held by the process that writes
 
-Hidden states are mapped, not loaded: a dataset may be larger than memory.
+Hidden states are mapped: a dataset may be larger than memory.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ class TokenizerFacts(BaseModel):
 
 
 def add_tokenizer(app: FastAPI, target: Model, service: Service) -> None:
-    """Add the routes to `app`."""
+    """Add /tokenize, /detokenize and /tokenizer_info to `app`."""
 
     @app.post("/tokenize", response_model_exclude_unset=True)
     async def tokenize(body: TokenizeRequest) -> TokenizedText:
@@ -300,7 +300,7 @@ _RANDOM_SEED = (1 << 32) - 1  # llama-server's word for "another each time"
 
 
 class GenerationSettings(BaseModel):
-    """Defaults of a request."""
+    """Settings of a request that names none, as llama-server reports them."""
 
     n_ctx: int = Field(description="Most tokens of prompt and answer.")
     speculative: bool
@@ -332,7 +332,7 @@ class ServerProps(BaseModel):
 
 
 def add_props(app: FastAPI, engine: Engine, worker: Worker, service: Service, *, takes_tools: bool) -> None:
-    """Add the route to `app`."""
+    """Add GET /props to `app`: the model, its template, defaults of requests."""
     target, defaults = engine.target, SamplingParams()
     params = {
         "n_predict": -1,
@@ -380,7 +380,7 @@ def add_props(app: FastAPI, engine: Engine, worker: Worker, service: Service, *,
 def add_infill(
     app: FastAPI, target: Model, service: Service, reader: RequestReader, answerer: Answerer
 ) -> None:
-    """Add the route to `app`."""
+    """Add POST /infill to `app`: text for a gap between two others."""
 
     @app.post("/infill", response_model=InfillAnswer | dict[str, Any], responses=stream_responses(InfillPart))
     async def infill(request: Request, body: InfillRequest) -> Response:
@@ -415,16 +415,16 @@ class InfillWriter(AnswerWriter[Token, Result]):
         return f"data: {part.model_dump_json()}\n\n"
 
     def finish(self, index: int, result: Result) -> str:
-        """Return the last event."""
+        """Return the event that ends a stream: the empty text, the reason of the end, and the statistics."""
         return f"data: {self._end(result, streamed=True)}\n\n"
 
     def collect(self, index: int, tokens: Sequence[Token]) -> None:
-        """Add `tokens`."""
+        """Add `tokens` to the text that `whole` returns."""
         if not self._reads_only:
             self._written.add(tokens)
 
     def whole(self, results: Sequence[Result]) -> str:
-        """Return the answer."""
+        """Return the whole answer to a request that does not stream, as JSON text."""
         return self._end(results[0], streamed=False)
 
     def _end(self, result: Result, *, streamed: bool) -> str:

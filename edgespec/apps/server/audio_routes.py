@@ -320,7 +320,7 @@ class AudioWriter(AnswerWriter[Segment, Transcript]):
         """Do nothing: the transcript has them all."""
 
     def whole(self, ends: Sequence[Transcript]) -> str:
-        """Return the answer."""
+        """Return the whole answer to a request that does not stream, in the format it asked for."""
         (transcript,) = ends
         for line in remarks(transcript):
             self._on_message(f"file: {line}")

@@ -209,7 +209,7 @@ class EmbeddingService:
     def read_each(
         self, read: Callable[[Any], list[int]], texts: Sequence[Any], param: str
     ) -> list[list[int]]:
-        """Return what `read` makes of each of `texts`; a UsageError becomes an ApiError that says which."""
+        """Return the tokens that `read` makes of each text. Raises ApiError that names a refused one."""
         found = []
         for number, text in enumerate(texts):
             try:
@@ -231,7 +231,7 @@ class EmbeddingService:
 
 
 def add_embeddings(app: FastAPI, service: EmbeddingService) -> None:
-    """Add the routes to `app`."""
+    """Add POST /v1/embeddings and POST /v1/rerank to `app`."""
 
     @app.post(EMBEDDINGS, response_model=EmbeddingList)
     async def embed(request: Request, body: EmbeddingRequest) -> Response:

@@ -137,12 +137,12 @@ class OpenAIWriter(AnswerWriter[Token, Result]):
         return last + (_events([self._writing.usage()]) if self._usage else "") + "data: [DONE]\n\n"
 
     def collect(self, index: int, tokens: Sequence[Token]) -> None:
-        """Add `tokens` to a text."""
+        """Add `tokens` to text number `index` of the answer that `whole` returns."""
         for _ in self._writing.add(index, tokens):
             pass
 
     def whole(self, results: Sequence[Result]) -> str:
-        """Return the answer."""
+        """Return the whole answer to a request that does not stream, all its texts in it, as JSON text."""
         for i, result in enumerate(results):
             for _ in self._writing.finish(i, result):
                 pass

@@ -15,7 +15,7 @@ from edgespec.errors import EdgespecError
 
 
 class QueueFull(EdgespecError):  # noqa: N818 - what happened, as its reader says it
-    """The queue is full."""
+    """As many requests wait as the queue holds; this one is refused."""
 
     def __init__(self, n_waiting: int) -> None:
         super().__init__(f"{n_waiting} requests wait already; try again later")
@@ -30,7 +30,7 @@ class TimedOut(EdgespecError):  # noqa: N818 - what happened, as its reader says
 
 
 class ShuttingDown(EdgespecError):  # noqa: N818 - what happened, as its reader says it
-    """The server ends."""
+    """The server ends: a request that came now or still waited is not begun."""
 
     def __init__(self) -> None:
         super().__init__("the server is shutting down")

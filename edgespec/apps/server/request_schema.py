@@ -183,7 +183,7 @@ class SystemMessage(NamedMessage):
 
 
 class UserMessage(NamedMessage):
-    """A message of the user."""
+    """A message of the user, text or parts; `name` may say which user."""
 
     role: Literal["user"]
     content: Content

@@ -178,7 +178,7 @@ class AnswerMessage(BaseModel):
 
 
 class ChatChoice(BaseModel):
-    """An answer."""
+    """One of the answers (`n`) to a chat completion: its message, and why it ended."""
 
     index: int = 0
     message: AnswerMessage

@@ -37,7 +37,7 @@ _SETTLE_S = 0.1
 
 
 class ClientGone(Exception):  # noqa: N818 - no error: nobody is there to be answered
-    """The client went away."""
+    """The client went away: nothing more is written for it."""
 
 
 class RequestRun(Generic[Part, End]):
@@ -218,7 +218,7 @@ class RequestRun(Generic[Part, End]):
         return True
 
     def close(self) -> None:
-        """End what has not ended."""
+        """End the texts that are under way, and begin none of those that wait."""
         self._is_closed = True
         self._unbegun.clear()
         self._news.clear()

@@ -57,7 +57,7 @@ class Translation:
         return len(self._ids)
 
     def clear(self) -> None:
-        """Begin again."""
+        """Forget both texts."""
         self.tokens.clear()
         self._ids.clear()
         self._words.clear()

@@ -108,7 +108,7 @@ TargetOption = Annotated[
 
 @option_group()
 class MakeOptions:
-    """The draft that is made."""
+    """For which target a draft is made, its name, and whether it is kept in any case."""
 
     target: TargetOption = None
     name: Annotated[

@@ -209,7 +209,7 @@ class ListenOptions:
 
 @option_group(OUTPUT)
 class ServeOutput:
-    """Output of a server."""
+    """What a server prints: one JSON object when it is ready, a line for each request."""
 
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object when it is ready.")] = False
     quiet: Annotated[bool, typer.Option("--quiet", help="Print no line for each request.")] = False

@@ -126,7 +126,7 @@ class MessagesReader:
         self._reader = reader
 
     def read(self, body: MessagesRequest) -> PreparedText:
-        """Prepare a request."""
+        """Return the prompt's tokens and the options of a request. Raises ApiError."""
         if body.thread is not None:
             line = "thread: no conversation is kept here: send all of it, without thread"
             raise ApiError(400, line, param="thread", code=NO_THREAD)

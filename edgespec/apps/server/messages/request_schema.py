@@ -138,7 +138,7 @@ ReadBlock = Annotated[
 
 
 class CallResult(BlockPart):
-    """What a call gave."""
+    """The result of a tool's call, which the client made: `tool_use_id` says which call."""
 
     type: Literal["tool_result"]
     tool_use_id: str

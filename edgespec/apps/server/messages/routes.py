@@ -166,7 +166,7 @@ class MessagesWriter(AnswerWriter[Token, Result]):
         )
 
     def begin(self) -> str:
-        """Return the first events."""
+        """Return the events before any text: message_start, and a ping."""
         return _event(MessageStart(message=self._answer)) + _event(Ping())
 
     def add(self, index: int, tokens: Sequence[Token]) -> str:
@@ -181,31 +181,31 @@ class MessagesWriter(AnswerWriter[Token, Result]):
         return events + _event(last) + _event(MessageStop())
 
     def collect(self, index: int, tokens: Sequence[Token]) -> None:
-        """Add `tokens`."""
+        """Add `tokens` to the message that `whole` returns."""
         for _ in self._add(tokens):
             pass
 
     def whole(self, results: Sequence[Result]) -> str:
-        """Return the answer."""
+        """Return the whole message of a request that does not stream, as JSON text."""
         for _ in self._finish(results[0]):
             pass
         self._answer.content = self._blocks.blocks
         return self._answer.model_dump_json()
 
     def idle(self, *, is_waiting: bool) -> str:
-        """The sign of life, which clients count."""
+        """Return a ping, by which clients know in a silent connection that the server lives."""
         return _event(Ping())
 
     def queued(self, place: int) -> str:
-        """The line about the request's place in the queue."""
+        """Return the comment with the place in the queue, and a ping, which clients count."""
         return super().queued(place) + _event(Ping())
 
     def reading(self, progress: PromptProgress) -> str:
-        """The line about how far the prompt is read."""
+        """Return the comment with how many tokens of the prompt are read, and a ping."""
         return super().reading(progress) + _event(Ping())
 
     def failed(self, error: ApiError) -> str:
-        """The event of a stream that failed."""
+        """Return the event "error" that ends a stream, which names fields as Anthropic's API does."""
         body = with_anthropic_names(error).anthropic_body(self._plan.id)
         return _event(MessagesError.model_validate(body))
 

@@ -28,7 +28,7 @@ from edgespec.apps.server.openapi import error_responses
 
 
 class OllamaVectorRequest(OllamaRequest):
-    """The fields of both routes."""
+    """Fields that /api/embed and /api/embeddings share."""
 
     options: Annotated[dict[str, Any] | None, OPTIONS_SCHEMA] = None
     keep_alive: float | str | None = Field(
@@ -67,7 +67,7 @@ class OllamaVector(BaseModel):
 
 
 def add_ollama_embeddings(app: FastAPI, service: EmbeddingService) -> None:
-    """Add the routes to `app`."""
+    """Add POST /api/embed and /api/embeddings, and the facts of the model, to `app`."""
     model = service.worker.embedder.model
     # Ollama has no word for a model that ranks.
     capabilities = [] if service.ranks else ["embedding"]

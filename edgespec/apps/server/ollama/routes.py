@@ -313,12 +313,12 @@ class OllamaWriter(AnswerWriter[Token, Result]):
         return lines + self._line(rest, self._end(result))
 
     def collect(self, index: int, tokens: Sequence[Token]) -> None:
-        """Add `tokens`."""
+        """Add `tokens` to the text that `whole` returns."""
         for part in self._parts(self._writing.add(tokens)):
             self._all += part
 
     def whole(self, results: Sequence[Result]) -> str:
-        """Return the answer."""
+        """Return the whole answer to a request that does not stream: one line of JSON with its statistics."""
         for part in self._last_parts(results[0]):
             self._all += part
         return self._line(self._all, self._end(results[0]))

@@ -79,7 +79,7 @@ class ResponsesReader:
         self._store = store
 
     def read(self, body: ResponsesRequest) -> PreparedResponse:
-        """Prepare a request."""
+        """Return the prompt's tokens, the options and the tools of a request. Raises ApiError."""
         named = self._items(body)
         items = [item for _, item in named]
         tools = read_tools(body)

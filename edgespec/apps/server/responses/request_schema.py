@@ -84,7 +84,7 @@ class CallItem(InputItem):
 
 
 class FunctionCallItem(CallItem):
-    """A call of a function."""
+    """An earlier call of a function: its name, and its arguments as JSON text."""
 
     type: Literal["function_call"]
     arguments: str
@@ -98,7 +98,7 @@ class CustomCallItem(CallItem):
 
 
 class CallOutputItem(InputItem):
-    """What a call gave."""
+    """The result of a tool's call, which the client made: `call_id` says which call."""
 
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
@@ -123,7 +123,7 @@ ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
 
 
 class ToolDefinition(RequestPart):
-    """What every tool that the client runs has."""
+    """Fields that functions and custom tools share. The client runs them."""
 
     name: str = Field(pattern=_TOOL_NAME)
     description: str | None = None
@@ -141,13 +141,13 @@ class FunctionDefinition(ToolDefinition):
 
 
 class PlainInput(RequestPart):
-    """Any text."""
+    """The format of a custom tool that takes any text."""
 
     type: Literal["text"]
 
 
 class GrammarInput(RequestPart):
-    """Text that matches a grammar."""
+    """The format of a custom tool whose text matches a grammar."""
 
     type: Literal["grammar"]
     syntax: Literal["lark", "regex"]
@@ -155,7 +155,7 @@ class GrammarInput(RequestPart):
 
 
 class CustomDefinition(ToolDefinition):
-    """A tool that takes text."""
+    """A tool that takes one text; `format` says of which form, None: any."""
 
     type: Literal["custom"]
     format: Annotated[PlainInput | GrammarInput, Field(discriminator="type")] | None = None

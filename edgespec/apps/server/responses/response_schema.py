@@ -28,7 +28,7 @@ class OutputText(BaseModel):
 
 
 class OutputRefusal(BaseModel):
-    """What another server's model refused to answer, as a client sent it back."""
+    """A refusal that another server's model wrote, as a client sent it back."""
 
     type: Literal["refusal"] = "refusal"
     refusal: str
@@ -208,7 +208,7 @@ class InputMessage(BaseModel):
 
 
 class CallOutput(BaseModel):
-    """What a call gave."""
+    """The result of a tool's call, as the client sent it; `call_id` says which call."""
 
     id: str
     type: Literal["function_call_output", "custom_tool_call_output"]

@@ -118,7 +118,7 @@ def add_responses(
 
 
 def add_stored(app: FastAPI, store: ResponseStore) -> None:
-    """Add the routes about the responses in `store` to `app`."""
+    """Add to `app` the routes that read and delete the responses in `store`, and list their input."""
 
     @app.get(_PATH + "/{response_id}", response_model=ResponseAnswer)
     async def retrieve(response_id: str, stream: bool = False) -> Response:

@@ -87,7 +87,7 @@ class ItemWriter(ABC, Generic[Written]):
 
 
 class OutputTextWriter(ItemWriter[OutputMessage]):
-    """Writes text for the user."""
+    """Writes the events of a message item: text for the user as it comes."""
 
     def begin(self) -> Iterator[Event]:
         """Begin the item and its only part."""
@@ -97,7 +97,7 @@ class OutputTextWriter(ItemWriter[OutputMessage]):
         self.item.content = [self._part]
 
     def add(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> Iterator[Event]:
-        """Add `text`."""
+        """Yield the events of more text, with the probabilities of its tokens if they were asked for."""
         self._part.text += text
         self._part.logprobs = [*self._part.logprobs, *logprobs]
         told = [dumped(one) for one in logprobs]
@@ -111,7 +111,7 @@ class OutputTextWriter(ItemWriter[OutputMessage]):
 
 
 class ThoughtWriter(ItemWriter[OutputReasoning]):
-    """Writes thoughts."""
+    """Writes the events of a reasoning item: thoughts as they come."""
 
     def __init__(self, item: OutputReasoning, index: int, *, seals: bool) -> None:
         """Write `item`; `seals`: its text comes as `encrypted_content`, too."""
@@ -126,7 +126,7 @@ class ThoughtWriter(ItemWriter[OutputReasoning]):
         self.item.content = [self._part]
 
     def add(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> Iterator[Event]:
-        """Add `text`."""
+        """Yield the events of more thoughts."""
         self._part.text += text
         yield self._event("reasoning_text.delta", content_index=0, delta=text)
 
@@ -224,12 +224,12 @@ class ResponseWriter(AnswerWriter[Token, Result]):
         return self._sent(self._finish(result))
 
     def collect(self, index: int, tokens: Sequence[Token]) -> None:
-        """Add `tokens`."""
+        """Add `tokens` to the response that `whole` returns."""
         for _ in self._write(self._writing.add(tokens)):
             pass
 
     def whole(self, results: Sequence[Result]) -> str:
-        """Return the answer."""
+        """Return the whole response of a request that does not stream, as JSON text."""
         for _ in self._finish(results[0]):
             pass
         return self.answer

@@ -107,7 +107,7 @@ class ModelProcess:
 
     @property
     def pid(self) -> int:
-        """Its id."""
+        """The id of the process."""
         return self._process.pid
 
     @property
@@ -134,7 +134,7 @@ class ModelProcess:
             await self._process.wait()
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the process, wherever it is; nothing happens if it has ended."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
 

@@ -57,7 +57,7 @@ class ModelSpec:
 
 @dataclass(eq=False)
 class PooledModel:
-    """A model, loaded or not."""
+    """A model of a server with several: its process if it is loaded, and who waits for it."""
 
     spec: ModelSpec
     keep_alive_s: float = 0.0

@@ -102,8 +102,8 @@ _not_proven: set[str] = set()
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Before a whole run, note what its test files depend on (proven.py)."""
-    options = session.config.option
-    narrowed = options.keyword or options.markexpr or options.collectonly or options.lf or options.deselect
+    narrowing = ("keyword", "markexpr", "collectonly", "deselect", "lf")
+    narrowed = any(getattr(session.config.option, name, None) for name in narrowing)
     if not IS_WORKER and not narrowed and session.config.args_source is pytest.Config.ArgsSource.TESTPATHS:
         session.config.stash[_before] = proven.fingerprints()
 
@@ -121,8 +121,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     ended = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) and not session.shouldfail
     if ended and (before := session.config.stash.get(_before, {})):
         now = proven.fingerprints()  # files may have been written while the tests ran
-        passed = _seen - _not_proven
-        proven.record({name: one for name, one in now.items() if name in passed and before.get(name) == one})
+        passed = {name: one for name, one in now.items() if name in _seen and before.get(name) == one}
+        proven.record(passed | dict.fromkeys(_not_proven & now.keys(), ""))
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for the groups

@@ -106,6 +106,17 @@ def test_versions_and_tools_count(root, monkeypatch):
     assert now() != before
 
 
+def test_another_processor_counts_for_what_proves_something_of_it(root, monkeypatch):
+    before = proven.fingerprints(root)
+    monkeypatch.setattr(proven, "_instructions", lambda: ["avx9"])
+    assert proven.fingerprints(root) == before
+
+    monkeypatch.setattr(proven, "_OF_PROCESSORS", ("one",))
+    there = proven.fingerprints(root)
+    monkeypatch.setattr(proven, "_instructions", lambda: ["avx9", "avx10"])
+    assert proven.fingerprints(root) != there != before
+
+
 def test_a_file_holds_until_something_changes(root):
     assert proven.holding(root) == []
 

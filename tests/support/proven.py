@@ -6,8 +6,8 @@
 
 `.ci/proven.json` has a hash for each test file of the groups below, and for the sanitizers. `Repository`
 finds what a file depends on; where that is in doubt it depends on too much. `make sanitize` and a whole
-`make test` write the hashes; `make test` itself leaves nothing out. A hash is of contents and versions: of no
-times, no places, nothing of the processor.
+`make test` write the hashes; `make test` itself leaves nothing out. A hash is of contents and versions, of no
+times and no places; of the processor where its kernels are what is proved.
 """
 
 from __future__ import annotations
@@ -38,8 +38,21 @@ GROUPS = {
     "ray": ("tests/apps/batch/test_batch_ray.py",),
     "balancer": ("tests/apps/server/test_haproxy.py",),
     "clients": ("tests/apps/server/test_client_programs.py", "tests/apps/server/test_docs_integration.py"),
+    "kernels": ("tests/llama/test_kernel*.py", "tests/llama/test_eight_bit_matrix.py"),
+    "architectures": ("tests/test_architecture_check.py", "tests/llama/test_architectures.py"),
+    "counted texts": (
+        "tests/drafting/test_tree_drafter.py",
+        "tests/drafting/test_head_exact.py",
+        "tests/drafting/foreign/test_translated.py",
+        "tests/decoding/test_*lossless.py",
+        "tests/decoding/test_thoughts.py",
+    ),
+    "installation": ("tests/test_install.py",),
 }
-"""Globs of the test files that CI leaves out while nothing that they depend on has changed."""
+"""Globs of long tests, whose files CI leaves out while nothing that they depend on has changed."""
+
+_OF_PROCESSORS = ("kernels", "architectures")
+"""Groups that prove something of the processor: another one has another hash."""
 
 _SOURCES = ("", "tests/support", "bench")  # folders that modules are imported from
 _READ_FROM = (*_SOURCES, "docs", "tests", "pi")  # folders of files that tests name
@@ -101,7 +114,8 @@ class Repository:
         compiled = [*_CORE] if self.root / "edgespec/_core.pyi" in files else []
         compiled += [source for library, source in _LIBRARIES.items() if library in words]
         tools = [f"{tool} {shutil.which(tool) is not None}" for tool in _TOOLS if tool in words]
-        return _hash(self.root, {*files, *_found(self.root, compiled)}, [*_versions(packages), *tools])
+        more = [*_versions(packages), *tools, *(_instructions() if self._is_of_processor(test) else ())]
+        return _hash(self.root, {*files, *_found(self.root, compiled)}, more)
 
     def dependencies(self, test: str) -> set[Path]:
         """Return all files that a test file, named relative to the root, depends on, itself with them."""
@@ -190,6 +204,9 @@ class Repository:
         ]
         found = [one for folder in (file.parent, *folders) for one in folder.iterdir() if one.is_file()]
         return {one for one in found if one.suffix not in (".py", ".pyi", ".so", ".pyc", ".typed")}
+
+    def _is_of_processor(self, test: str) -> bool:
+        return any(test in files_of(group, self.root) for group in _OF_PROCESSORS if group in GROUPS)
 
     def _is_ours(self, file: Path) -> bool:
         return self.root / "edgespec" in file.parents
@@ -351,6 +368,15 @@ def _versions(packages: Iterable[str]) -> list[str]:
     known = _distributions()
     names = {name for package in packages for name in known.get(package, ()) if name != "edgespec"}
     return [f"{name} {version(name)}" for name in sorted(names)] + [f"python {platform.python_version()}"]
+
+
+@cache
+def _instructions() -> list[str]:
+    """Return what kernels ask for of this processor's features."""
+    with suppress(OSError):
+        words = {*Path("/proc/cpuinfo").read_text().split()}
+        return sorted(word for word in words if re.match(r"avx|amx|fma|f16c|asimd|i8mm|bf16|sve", word))
+    return []
 
 
 @cache

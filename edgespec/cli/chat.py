@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @option_group()
 class ChatLength:
-    """Longest answer and conversation."""
+    """How long an answer and the conversation may become, in tokens."""
 
     n_predict: Annotated[
         int, typer.Option("--n-predict", "-n", help="Most tokens of an answer; -1: to its end.")
@@ -56,7 +56,7 @@ class ChatLength:
 
 @option_group(PROMPT)
 class ChatStart:
-    """The beginning of a conversation."""
+    """How a conversation begins: with a system message, or where a saved one ended."""
 
     system: SystemOption = None
     chat_template: ChatTemplateOption = None

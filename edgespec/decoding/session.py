@@ -68,7 +68,7 @@ class SequenceTokens:
 
     @property
     def n_chain(self) -> int:
-        """Tokens before the tree."""
+        """Tokens before the tree, each of which follows the one before it."""
         return len(self.tokens) - (len(self.branches.depths) if self.branches else 0)
 
     def section(self, start: int, n: int) -> SequenceTokens:
@@ -107,7 +107,7 @@ class ForwardResult:
 
 
 class SessionModel(Protocol):
-    """The model of a session."""
+    """A model as sessions know it: vocabulary, end tokens, name."""
 
     @property
     def n_vocab(self) -> int:
@@ -115,11 +115,11 @@ class SessionModel(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name, for errors."""
+        """The model's name, for errors."""
 
     @property
     def path(self) -> object:
-        """Its file, for errors."""
+        """The model's file, for errors."""
 
     @property
     def keeps_state(self) -> bool:
@@ -148,11 +148,11 @@ class ModelSession(Protocol):
 
     @property
     def model(self) -> SessionModel:
-        """Its model."""
+        """The model whose passes it makes."""
 
     @property
     def cache(self) -> SessionCache:
-        """The cache with its sequence."""
+        """The cache that its sequence is in, maybe with others."""
 
     @property
     def sequence(self) -> int:

@@ -175,7 +175,7 @@ class DraftModel:
             self._session.rewind(max(0, n_keep))
 
     def close(self) -> None:
-        """Free the session."""
+        """Free the session of the draft model."""
         self._session.close()
 
     def _start_at(self, offset: int) -> None:

@@ -56,7 +56,7 @@ _CRC_BYTES = 4  # the CRC of a header, and of a record's head, is the last numbe
 
 
 class HistoryRecord(NamedTuple):  # made by the thousand: three times as fast as a frozen dataclass
-    """One document in a file."""
+    """Where one document stands in a history's file, and how it is recognised."""
 
     start: int
     """Where its tokens begin in the file, bytes."""

@@ -56,7 +56,7 @@ def bucket_of(confidence: float) -> int:
 
 
 class AcceptanceTable:
-    """Acceptance by (depth, bucket)."""
+    """Probability that a token is accepted, by its depth and its bucket, learned from outcomes."""
 
     _BUCKET_COUNTS = 5.0  # outcomes that the bucket over all depths counts for in a cell
     _GUESS_COUNTS = 5.0  # outcomes that the first guess counts for in the bucket
@@ -249,7 +249,7 @@ class Predictor:
         self.suffix.learn(depth, bucket, right)
 
     def begin(self) -> None:
-        """Start on another text."""
+        """Start on another text, which may differ: what was learned counts for less."""
         self._right, self._expected = _TRUST * _TRUST_COUNTS, _TRUST_COUNTS
         for table in self._tables().values():
             table.begin()

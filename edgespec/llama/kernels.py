@@ -197,7 +197,7 @@ class Plugin:
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """Which kernels this process uses."""
+    """The kernels this process uses, or why it uses none."""
 
     reason: str
     """Why the stock kernels are used, in one line; "" if edgespec's are."""

@@ -243,7 +243,7 @@ class KVCache(Closing):
         return self._rollback.cut(sequence, n_keep)
 
     def clear(self) -> None:
-        """Empty all sequences."""
+        """Empty all sequences; sessions stay open."""
         self.require_open()
         self._rollback.clear()
 

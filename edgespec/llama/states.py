@@ -57,7 +57,7 @@ class _SequenceStates:
 
 
 class States(Rollback):
-    """Goes back to earlier states."""
+    """Takes tokens back by copies of states, where a model keeps no cell for each token."""
 
     def __init__(self, n_sequences: int, size: RollbackSize, *, has_snapshots: bool) -> None:
         """`has_snapshots`: whether the library keeps them for this architecture."""

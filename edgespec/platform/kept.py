@@ -19,7 +19,7 @@ from edgespec.platform.files import cache_root, config_root, expand_user
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """One thing that is kept."""
+    """One kind of thing that is kept on disk: where, what for, and whether it may go."""
 
     name: str
     """The word for it in `edgespec cache`."""

@@ -423,7 +423,7 @@ def connect(address: str) -> None:
 
 
 def disconnect() -> None:
-    """Leave the cluster, if connected."""
+    """Leave the cluster; do nothing where none was joined."""
     ray.shutdown()
 
 

@@ -100,7 +100,7 @@ class EnergyColumn:
 
     @property
     def label(self) -> str:
-        """Such as "J/token, net (estimated)"."""
+        """The heading of the column, such as "J/token, net (estimated)"."""
         return f"J/token, {'net' if self.net else 'gross'}" + (f" {ESTIMATED}" if self.estimated else "")
 
     def of(self, variant: VariantSummary) -> float | None:

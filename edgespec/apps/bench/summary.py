@@ -173,7 +173,7 @@ class ThroughputCurve:
 
     @property
     def variants(self) -> tuple[str, ...]:
-        """The variants, plain first."""
+        """The names of the measured variants, plain decoding first."""
         return tuple(dict.fromkeys(point.variant for point in self.points))
 
     def of(self, variant: str) -> tuple[ThroughputPoint, ...]:

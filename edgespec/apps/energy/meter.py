@@ -83,7 +83,7 @@ class Window:
         self._meter.mark(self, phase)
 
     def end(self) -> Measurement:
-        """Close the window: EnergyMeter.end."""
+        """Close the window and return what was measured in it, as EnergyMeter.end."""
         return self._meter.end(self)
 
 

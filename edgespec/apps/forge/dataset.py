@@ -163,7 +163,7 @@ class Dataset:
                     yield text
 
     def shards(self) -> list[Path]:
-        """Return the shards, in order."""
+        """Return the files of texts, in the order in which they were written."""
         return [self.folder / name for name, aside in self._names() if not aside]
 
     def n_answer_tokens(self) -> int:

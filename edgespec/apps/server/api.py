@@ -215,18 +215,18 @@ class RunWriter(AnswerWriter[Token, Result]):
         self._limit = limit
 
     def add(self, _index: int, made: Sequence[Token], /) -> str:
-        """Return a line of tokens."""
+        """Return a line of JSON with the tokens that were made."""
         return write_part(RunPart(tokens=tuple((token.id, token.text, token.origin) for token in made)))
 
     def finish(self, _index: int, end: Result, /) -> str:
-        """Return the last line."""
+        """Return the last line of JSON, with the statistics."""
         if end.stop_reason == "length":
             end = replace(end, stop_reason=self._limit)
         end = replace(end, energy=None)  # measured unasked
         return write_part(RunPart(result=msgspec.Raw(msgspec.json.encode(end)), prompt=self._prompt))
 
     def idle(self, *, is_waiting: bool) -> str:
-        """Return an empty line."""
+        """Return an empty line, by which a client notices that the server lives."""
         return "\n"
 
     def queued(self, place: int) -> str:

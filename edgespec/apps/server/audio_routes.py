@@ -307,7 +307,7 @@ class AudioWriter(AnswerWriter[Segment, Transcript]):
         self.whole_type = MEDIA_TYPES.get(form, AnswerWriter.whole_type)
 
     def add(self, _index: int, made: Sequence[Segment]) -> str:
-        """Return the events of segments."""
+        """Return an event for each segment that was heard."""
         return "".join(_event(TranscriptDelta(delta=segment.text)) for segment in made)
 
     def finish(self, _index: int, end: Transcript) -> str:

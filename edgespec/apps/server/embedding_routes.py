@@ -84,7 +84,7 @@ class EmbeddingRequest(RequestPart):
 
 
 class RerankText(RequestPart):
-    """A document as an object."""
+    """A document to be ranked, given as an object."""
 
     text: str = Field(min_length=1)
 
@@ -136,7 +136,7 @@ class RankedText(BaseModel):
 
 
 class RankedDocument(BaseModel):
-    """The score of a document."""
+    """A document's place in the request, and how relevant it is."""
 
     index: int = Field(description="Its place in the request.")
     relevance_score: float = Field(description="0 to 1.")

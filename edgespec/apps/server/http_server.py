@@ -81,7 +81,7 @@ class HttpProtocol(H11Protocol):
         self._watch_headers()
 
     def data_received(self, data: bytes) -> None:
-        """Take what the client sent."""
+        """Take bytes from the client; headers have to be complete in time."""
         super().data_received(data)
         self._watch_headers()
 
@@ -98,7 +98,7 @@ class HttpProtocol(H11Protocol):
         self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
+        """Forget the connection, whose requests see that the client is gone."""
         super().connection_lost(exc)
         for timer in (self._headers_timer, self._stalled_timer):
             if timer:
@@ -112,7 +112,7 @@ class HttpProtocol(H11Protocol):
         self._stalled_timer = self.loop.call_later(STALLED_S, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Go on writing."""
+        """Go on writing: the client has read what waited."""
         super().resume_writing()
         if self._stalled_timer:
             self._stalled_timer.cancel()
@@ -140,11 +140,11 @@ class HttpServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Leave the signals alone."""
+        """Leave the signals to the command, which handles them."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and say so."""
+        """Listen on the port, and say so once clients can come."""
         await super().startup(sockets)
         self._on_ready()
 
@@ -155,7 +155,7 @@ class HttpServer(uvicorn.Server):
 
 
 class Working(Protocol):
-    """Whatever does a server's work."""
+    """Whatever does a server's work beside its event loop: a worker, or several."""
 
     @property
     def parallel(self) -> int:
@@ -194,12 +194,12 @@ class Workers:
         return [one for one in (self.texts, self.speech) if one]
 
     def start(self) -> None:
-        """Start them."""
+        """Start each of the workers."""
         for one in self._each:
             one.start()
 
     async def stop(self, *, grace_s: float) -> None:
-        """End them as `Worker.stop` does."""
+        """End each of the workers as `Worker.stop` does, all within `grace_s` seconds."""
         await asyncio.gather(*(one.stop(grace_s=grace_s) for one in self._each))
 
 

@@ -63,13 +63,13 @@ class ChoicesWriter:
         return [self._results[i] for i in sorted(self._results)]
 
     def begin(self) -> Iterator[Chunk]:
-        """Yield the first chunks."""
+        """Yield the chunks that come before any text."""
         for writing in self._writings:
             if chunk := writing.begin():
                 yield chunk
 
     def add(self, index: int, tokens: Sequence[Token]) -> Iterator[Chunk]:
-        """Yield the chunks of `tokens`."""
+        """Yield the chunks that `tokens` of text number `index` complete."""
         self._logprobs[index] += sum(token.logprob or 0.0 for token in tokens)
         yield from self._writings[index].add(tokens)
 
@@ -122,11 +122,11 @@ class OpenAIWriter(AnswerWriter[Token, Result]):
         self._usage = usage
 
     def begin(self) -> str:
-        """Return the first chunks."""
+        """Return the events that come before any text."""
         return _events(self._writing.begin())
 
     def add(self, index: int, tokens: Sequence[Token]) -> str:
-        """Return the chunks of `tokens`."""
+        """Return the events that `tokens` of text number `index` complete."""
         return _events(self._writing.add(index, tokens))
 
     def finish(self, index: int, result: Result) -> str:

@@ -112,7 +112,7 @@ class RequestQueue(Generic[_R]):
         return sum(map(len, self._queues.values()))
 
     def add(self, request: _R) -> None:
-        """Add `request` to the queue."""
+        """Add `request` to those of its client that wait."""
         self._queues.setdefault(request.client, deque()).append(request)
 
     def remove(self, request: _R) -> None:

@@ -24,7 +24,7 @@ from edgespec.platform.turns import Turns
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class QueuedRecording(QueuedRequest[Segment, Transcript]):
-    """One recording to be transcribed."""
+    """A recording that waits to be transcribed, with its options."""
 
     samples: npt.NDArray[np.float32]
     options: SpeechOptions

@@ -32,7 +32,7 @@ class GrammarModel(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name, for errors."""
+        """The model's name, for errors."""
 
     @property
     def n_vocab(self) -> int:

@@ -149,7 +149,7 @@ class ForeignSession(DraftSession, Protocol):
 
     @property
     def model(self) -> ForeignModel:
-        """Its model."""
+        """The draft model, of another vocabulary."""
 
 
 class TranslatedModel(DraftModel):

@@ -75,7 +75,7 @@ class ThresholdChoice:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """All choices of a pair."""
+    """The thresholds that were found for a pair, by signal and span."""
 
     target: str
     """`file_fingerprint` of its file."""

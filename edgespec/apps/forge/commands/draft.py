@@ -220,7 +220,7 @@ class TrainingOptions:
 
 @option_group(_JUDGING)
 class EvaluationOptions:
-    """Length of an evaluation."""
+    """How long an evaluation is: rounds, and tokens of an answer."""
 
     rounds: Annotated[int, typer.Option(min=1, help="Rounds over all prompts.")] = 3
     n_predict: Annotated[int, typer.Option("--n-predict", "-n", min=2, help="Tokens of an answer.")] = 64

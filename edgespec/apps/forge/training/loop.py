@@ -192,7 +192,7 @@ class TrainingProgress:
 
     @property
     def figures(self) -> str:
-        """Figures to show, in words."""
+        """The progress in words, for the line that is shown."""
         if self.what == "compiling":
             return "compiling"
         shares = self.acceptance.by_position if self.acceptance else ()

@@ -26,7 +26,7 @@ class Citations(RequestPart):
 
 
 class GivenText(BlockPart):
-    """Text."""
+    """A block of text in a message."""
 
     type: Literal["text"]
     text: str
@@ -53,7 +53,7 @@ TextGiven = Annotated[GivenText, _only("text")]
 
 
 class TextDocument(RequestPart):
-    """The text of a document."""
+    """The source of a document that is given as text."""
 
     type: Literal["text"]
     media_type: Literal["text/plain"] = "text/plain"
@@ -68,7 +68,7 @@ class BlocksDocument(RequestPart):
 
 
 class GivenDocument(BlockPart):
-    """A document of text."""
+    """A block with a document, which is read as text."""
 
     type: Literal["document"]
     source: Annotated[TextDocument | BlocksDocument, Field(discriminator="type")]
@@ -237,7 +237,7 @@ class ThinkingConfig(RequestPart):
 
 
 class OutputFormat(RequestPart):
-    """JSON that matches a schema."""
+    """The form of an answer that is JSON and matches a schema."""
 
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")
@@ -245,7 +245,7 @@ class OutputFormat(RequestPart):
 
 
 class OutputConfig(RequestPart):
-    """How the answer is."""
+    """How the answer is written: its form, and how much a model thinks."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = Field(
         None, description="How much a model that thinks does so."
@@ -254,7 +254,7 @@ class OutputConfig(RequestPart):
 
 
 class RequestMetadata(RequestPart):
-    """Who asks."""
+    """Who asks: `user_id` says whose turn it is in the queue."""
 
     user_id: str | None = Field(None, description="Whose turn it is in the queue.")
 

@@ -43,7 +43,7 @@ class AnswerUsage(MessageUsage):
 
 
 class TextBlock(BaseModel):
-    """Text of the answer."""
+    """A block of text in the answer."""
 
     type: Literal["text"] = "text"
     text: str = ""
@@ -99,7 +99,7 @@ class MessageStart(BaseModel):
 
 
 class Ping(BaseModel):
-    """A sign of life."""
+    """The event "ping": the server lives, and has nothing to send yet."""
 
     type: Literal["ping"] = "ping"
 
@@ -141,7 +141,7 @@ class InputPiece(BaseModel):
 
 
 class BlockDelta(BaseModel):
-    """A block goes on."""
+    """The event of a block that goes on: more text, thoughts or arguments."""
 
     type: Literal["content_block_delta"] = "content_block_delta"
     index: int
@@ -149,14 +149,14 @@ class BlockDelta(BaseModel):
 
 
 class BlockStop(BaseModel):
-    """A block has ended."""
+    """The event of a block that has ended."""
 
     type: Literal["content_block_stop"] = "content_block_stop"
     index: int
 
 
 class AnswerEnd(BaseModel):
-    """Why the answer ended."""
+    """Why the answer ended, in the event before the last."""
 
     stop_reason: MessageEnd | None
     stop_sequence: str | None
@@ -171,7 +171,7 @@ class MessageEndDelta(BaseModel):
 
 
 class MessageStop(BaseModel):
-    """The last event."""
+    """The last event of a stream."""
 
     type: Literal["message_stop"] = "message_stop"
 

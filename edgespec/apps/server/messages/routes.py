@@ -170,11 +170,11 @@ class MessagesWriter(AnswerWriter[Token, Result]):
         return _event(MessageStart(message=self._answer)) + _event(Ping())
 
     def add(self, index: int, tokens: Sequence[Token]) -> str:
-        """Return the events of `tokens`."""
+        """Return the events of a stream that `tokens` complete."""
         return "".join(map(_event, self._add(tokens)))
 
     def finish(self, index: int, result: Result) -> str:
-        """Return the last events."""
+        """Return the events that end a stream: the last block, why it ended, tokens used."""
         events = "".join(map(_event, self._finish(result)))
         end = AnswerEnd(stop_reason=self._answer.stop_reason, stop_sequence=self._answer.stop_sequence)
         last = MessageEndDelta(delta=end, usage=self._answer.usage)

@@ -299,11 +299,11 @@ class OllamaWriter(AnswerWriter[Token, Result]):
         self._n_calls = 0  # that were written
 
     def add(self, index: int, tokens: Sequence[Token]) -> str:
-        """Return the lines of `tokens`."""
+        """Return the lines of a stream that `tokens` complete."""
         return "".join(map(self._line, self._parts(self._writing.add(tokens))))
 
     def finish(self, index: int, result: Result) -> str:
-        """Return the last lines."""
+        """Return the lines that end a stream; the last one has the statistics."""
         lines, rest = "", LinePart()
         for part in self._last_parts(result):
             if part.content or part.thinking or part.calls:

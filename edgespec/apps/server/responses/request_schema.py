@@ -208,19 +208,19 @@ ToolChoice: TypeAlias = Literal["none", "auto", "required"] | ChosenTool | Allow
 
 
 class PlainAnswer(RequestPart):
-    """Plain text."""
+    """The form of an answer that is any text."""
 
     type: Literal["text"]
 
 
 class ObjectAnswer(RequestPart):
-    """Any JSON object."""
+    """The form of an answer that is any JSON object."""
 
     type: Literal["json_object"]
 
 
 class SchemaAnswer(RequestPart):
-    """JSON that matches a schema."""
+    """The form of an answer that is JSON and matches a schema."""
 
     type: Literal["json_schema"]
     name: str = "response"
@@ -232,7 +232,7 @@ class SchemaAnswer(RequestPart):
 
 
 class TextOptions(RequestPart):
-    """How the text is written."""
+    """The form of the answer's text; `verbosity` changes nothing."""
 
     format: Annotated[PlainAnswer | ObjectAnswer | SchemaAnswer, Field(discriminator="type")] | None = None
     verbosity: Literal["low", "medium", "high"] | None = Field(
@@ -241,7 +241,7 @@ class TextOptions(RequestPart):
 
 
 class ReasoningOptions(RequestPart):
-    """How much the model thinks."""
+    """How much the model thinks before it answers."""
 
     effort: str | None = Field(None, description="As reasoning_effort of a chat completion.")
     summary: Literal["auto", "concise", "detailed"] | None = Field(
@@ -255,7 +255,7 @@ class ReasoningOptions(RequestPart):
 
 
 class ResponseStreamOptions(RequestPart):
-    """The options of a stream."""
+    """Options of a stream, none of which changes anything."""
 
     include_obfuscation: bool | None = Field(None, description="OpenAI's; changes nothing.")
 

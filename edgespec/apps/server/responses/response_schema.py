@@ -19,7 +19,7 @@ Status = Literal["in_progress", "completed", "incomplete"]
 
 
 class OutputText(BaseModel):
-    """The text of a message."""
+    """The text of a message in the answer."""
 
     type: Literal["output_text"] = "output_text"
     text: str = ""
@@ -35,7 +35,7 @@ class OutputRefusal(BaseModel):
 
 
 class OutputMessage(BaseModel):
-    """A message of the model."""
+    """An item with a message of the model to the user."""
 
     id: str
     type: Literal["message"] = "message"
@@ -45,14 +45,14 @@ class OutputMessage(BaseModel):
 
 
 class OutputThought(BaseModel):
-    """The text of thoughts."""
+    """The text of an item of thoughts."""
 
     type: Literal["reasoning_text"] = "reasoning_text"
     text: str = ""
 
 
 class OutputReasoning(BaseModel):
-    """Thoughts of the model."""
+    """An item with the model's thoughts."""
 
     id: str
     type: Literal["reasoning"] = "reasoning"

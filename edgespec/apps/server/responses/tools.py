@@ -51,7 +51,7 @@ class ResponseTool:
 
 @dataclass
 class ReadTools:
-    """The tools of a request."""
+    """The tools of a request, as a chat completion names them."""
 
     fields: dict[str, Any] = field(default_factory=dict)
     """Those of a request for a chat completion."""

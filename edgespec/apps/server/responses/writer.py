@@ -44,7 +44,7 @@ def dumped(part: BaseModel) -> dict[str, Any]:
 
 
 def dumped_answer(answer: ResponseAnswer) -> dict[str, Any]:
-    """Return a response as JSON."""
+    """Return a response as the object of JSON that is sent and stored."""
     made = answer.model_dump(mode="json", exclude={"output", "usage"})
     usage = answer.usage and answer.usage.model_dump(mode="json", exclude_unset=True)
     return made | {"output": [dumped(item) for item in answer.output], "usage": usage}
@@ -62,7 +62,7 @@ class ItemWriter(ABC, Generic[Written]):
         self._index = index
 
     def begin(self) -> Iterator[Event]:
-        """Begin the item."""
+        """Yield the events that begin the item."""
         yield self._whole("output_item.added")
 
     @abstractmethod
@@ -212,15 +212,15 @@ class ResponseWriter(AnswerWriter[Token, Result]):
         self._spoke = time.monotonic()
 
     def begin(self) -> str:
-        """Return the first events."""
+        """Return the events that begin a stream, before any item."""
         return self._sent(map(self._about, ("created", "in_progress")))
 
     def add(self, index: int, tokens: Sequence[Token]) -> str:
-        """Return the events of `tokens`."""
+        """Return the events of a stream that `tokens` complete."""
         return self._sent(self._write(self._writing.add(tokens)))
 
     def finish(self, index: int, result: Result) -> str:
-        """Return the last events."""
+        """Return the events that end the last item and the stream."""
         return self._sent(self._finish(result))
 
     def collect(self, index: int, tokens: Sequence[Token]) -> None:

@@ -51,7 +51,7 @@ class ModelSpec:
 
     @property
     def name(self) -> str:
-        """The name in answers."""
+        """The name by which requests ask for the model, and which answers tell."""
         return self.files.name
 
 
@@ -84,7 +84,7 @@ class PooledModel:
 
     @property
     def name(self) -> str:
-        """The name in answers."""
+        """The name by which requests ask for the model, and which answers tell."""
         return self.spec.name
 
     @property

@@ -84,7 +84,7 @@ class GrammarVocabulary(Closing):
             return found
 
     def tokenizer(self) -> LLTokenizer:
-        """Return it once it is prepared. Raises UsageError for a model whose texts cannot end."""
+        """Return the tokenizer once it is prepared. Raises UsageError for a model whose texts cannot end."""
         return self._made.result()
 
     def close(self) -> None:

@@ -223,7 +223,7 @@ class PlainPrompts:
     )
 
     def defaults(self) -> PromptDefaults:
-        """Return them as the batch takes them. Raises UsageError."""
+        """Return the defaults of requests that name no option. Raises UsageError."""
         from edgespec.apps.batch.local import PromptDefaults
 
         n_predict = most_tokens(self.n_predict)

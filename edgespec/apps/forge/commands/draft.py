@@ -226,7 +226,7 @@ class EvaluationOptions:
     n_predict: Annotated[int, typer.Option("--n-predict", "-n", min=2, help="Tokens of an answer.")] = 64
 
     def settings(self, n_prompts: int, threads: int | None, kernels: str) -> EvaluationSettings:
-        """Return them as the judge wants them."""
+        """Return the settings of an evaluation with `n_prompts` prompts."""
         from edgespec.apps.forge.evaluation_process import EvaluationSettings
 
         off = kernels == "off"

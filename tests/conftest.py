@@ -102,7 +102,7 @@ _not_proven: set[str] = set()
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Before a whole run, note what its test files depend on (proven.py)."""
-    narrowing = ("keyword", "markexpr", "collectonly", "deselect", "lf")
+    narrowing = ("keyword", "markexpr", "collectonly", "deselect", "ignore", "ignore_glob", "lf")
     narrowed = any(getattr(session.config.option, name, None) for name in narrowing)
     if not IS_WORKER and not narrowed and session.config.args_source is pytest.Config.ArgsSource.TESTPATHS:
         session.config.stash[_before] = proven.fingerprints()

@@ -12,7 +12,7 @@ import proven
 
 TEST = "tests/app/test_a.py"
 FILES = {
-    TEST: 'from helper import x\nPAGE = "page.md"\ndef test_it(model): x("go", "-m", "edgespec")\n',
+    TEST: 'from helper import x\nPAGE = "page.md"\ndef test_it(model): x("-m", "edgespec", "go")\n',
     "tests/conftest.py": (
         "import pytest\nfrom edgespec import fixed, unused\n"
         "@pytest.fixture\ndef model(kept): return fixed\n"
@@ -26,10 +26,11 @@ FILES = {
     "edgespec/cli/app.py": "",
     "edgespec/cli/go.py": 'import importlib\nimportlib.import_module("edgespec.named")\n',
     "edgespec/cli/stay.py": "",
-    "edgespec/core/__init__.py": "",
+    "edgespec/core/__init__.py": "import edgespec.around\ndef main(): import edgespec.uncalled\n",
     "edgespec/core/thing.py": "import numpy\nfrom edgespec import _core\nimport edgespec.asks\n",
     "edgespec/core/table.toml": "",
     "edgespec/core/pages/page.html": "",
+    "edgespec/around.py": "",
     "edgespec/asks.py": 'part("an.app")\noffered("edgespec.meters")\ndef f():\n    import edgespec.lazy\n',
     "edgespec/app.py": "",
     "edgespec/fixed.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import edgespec.typed\n",
@@ -40,6 +41,7 @@ FILES = {
     "edgespec/other.py": '"""As edgespec.asks does."""\n',
     "edgespec/told.py": "",
     "edgespec/typed.py": "",
+    "edgespec/uncalled.py": "",
     "edgespec/unused.py": "",
     "csrc/core.c": "",
     "csrc/rpc_transport/a.cpp": "",
@@ -56,7 +58,8 @@ FILES = {
     ),
 }
 NO_MATTER = {
-    *("edgespec/cli/stay.py", "edgespec/other.py", "edgespec/typed.py", "edgespec/unused.py"),
+    *("edgespec/cli/stay.py", "edgespec/other.py", "edgespec/typed.py", "edgespec/uncalled.py"),
+    "edgespec/unused.py",
     *("csrc/whisper/a.cpp", "csrc/tests/test_core.c", "docs/other.md", ".ci/run", "pyproject.toml"),
 }
 

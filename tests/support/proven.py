@@ -26,6 +26,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import packages_distributions, version
+from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -87,6 +88,9 @@ class Needs:
     """Names, parameters and short strings: by one of these a test takes a fixture."""
 
 
+_Part = tuple[Path, bool]  # a file, and whether its functions are called, or it is only imported
+
+
 class Repository:
     """Finds what test files depend on: the files that they and all that they import import, wherever in them.
 
@@ -100,8 +104,8 @@ class Repository:
         self.root = root
         self._points = _entry_points(root / "pyproject.toml")
         self._public = _public_names(root / "edgespec/__init__.py")
-        self._needed: dict[Path, frozenset[Path]] = {}
-        self._found: dict[str, tuple[Path, ...]] = {}
+        self._needed: dict[_Part, frozenset[_Part]] = {}
+        self._found: dict[str, tuple[_Part, ...]] = {}
 
     def fingerprint(self, test: str) -> str:
         """Return the hash of all that a test file depends on: contents, versions of packages, tools."""
@@ -119,80 +123,79 @@ class Repository:
 
     def dependencies(self, test: str) -> set[Path]:
         """Return all files that a test file, named relative to the root, depends on, itself with them."""
-        found = self._closure([self.root / test, *self._of_fixtures(self.root / test)])
-        if self.root / "edgespec/cli/app.py" not in found:
-            return found
-        outside = [file for file in found if file.suffix == ".py" and not self._is_ours(file)]
+        found = self._closure(self._of_test(self.root / test))
+        files = {file for file, _ in found}
+        if self.root / "edgespec/cli/app.py" not in files:
+            return files
+        outside = [file for file in files if file.suffix == ".py" and not self._is_ours(file)]
         said = frozenset[str]().union(*(_needs(file.read_text()).strings for file in outside))
         commands = self._points.get("edgespec.commands", {})
-        called = [file for name in said & commands.keys() for file in self._modules(commands[name])]
-        return self._closure([*found, *called])
+        called = [one for name in said & commands.keys() for one in self._modules(commands[name])]
+        return {file for file, _ in self._closure({*found, *called})}
 
-    def _closure(self, todo: list[Path]) -> set[Path]:
-        found: set[Path] = set()
+    def _closure(self, start: Iterable[_Part]) -> set[_Part]:
+        found: set[_Part] = set()
+        todo = [*start]
         while todo:
-            file = todo.pop()
-            if file not in found:
-                found.add(file)
-                todo += self._needed_by(file)
+            part = todo.pop()
+            if part not in found:
+                found.add(part)
+                todo += self._needed_by(*part)
         return found
 
-    def _needed_by(self, file: Path) -> frozenset[Path]:
+    def _needed_by(self, file: Path, is_whole: bool) -> frozenset[_Part]:
         if file.suffix != ".py":
             return frozenset()
-        if file not in self._needed:
-            needs = _needs(file.read_text())
-            found = self._files(needs, is_ours=self._is_ours(file)) | self._beside(file)
-            self._needed[file] = frozenset(found)
-        return self._needed[file]
+        if (file, is_whole) not in self._needed:
+            needs = _needs(file.read_text(), is_whole=is_whole)
+            beside = {(one, True) for one in self._beside(file)}
+            self._needed[file, is_whole] = frozenset(self._parts(needs, is_ours=self._is_ours(file)) | beside)
+        return self._needed[file, is_whole]
 
-    def _files(self, needs: Needs, *, is_ours: bool) -> set[Path]:
-        parts = self._points.get("edgespec.parts", {})
-        names = {*needs.modules, *(parts[name] for name in needs.strings & parts.keys())}
+    def _parts(self, needs: Needs, *, is_ours: bool) -> set[_Part]:
+        offered = self._points.get("edgespec.parts", {})
+        names = {*needs.modules, *(offered[name] for name in needs.strings & offered.keys())}
         for group in needs.strings & _SMALL_GROUPS:
             names |= {*self._points.get(group, {}).values()}
-        if not is_ours and "edgespec" in needs.strings:  # python -m edgespec
-            names.add("edgespec.__main__")
-        found = {file for name in names for file in self._modules(name)}
-        return found if is_ours else found | {file for text in needs.strings for file in self._named(text)}
+        found = {one for name in names for one in self._modules(name)}
+        return found if is_ours else found | {one for text in needs.strings for one in self._named(text)}
 
-    def _of_fixtures(self, test: Path) -> set[Path]:
-        """Return the conftest.py files above a test, and what those of their fixtures need that it takes."""
+    def _of_test(self, test: Path) -> set[_Part]:
+        """Return the test, the conftest.py files above it, and what the fixtures need that it takes."""
         files = [folder / "conftest.py" for folder in test.parents if self.root in folder.parents]
         files = [file for file in files if file.is_file()]
+        for file in files:  # what the rest of such a file needs is not the test's
+            self._needed[file, True] = frozenset()
         fixtures = [one for file in files for one in _fixtures(file.read_text())]
-        found, taken = {test}, set[str]()
+        found, taken = {(file, True) for file in (test, *files)}, set[str]()
         todo = {_ALWAYS, *_needs(test.read_text()).identifiers}
         while todo:
             taken |= todo
             asked = [needs for name, needs in fixtures if name in todo]
-            found = found.union(*(self._files(needs, is_ours=False) for needs in asked))
+            found = found.union(*(self._parts(needs, is_ours=False) for needs in asked))
             todo = {name for needs in asked for name in needs.identifiers} - taken
-        self._needed.update(
-            (file, frozenset()) for file in files
-        )  # the rest of such a file is not the test's
-        return {*found, *files}
+        return found
 
-    def _named(self, text: str) -> list[Path]:
+    def _named(self, text: str) -> list[_Part]:
         if not _FILE.fullmatch(text):
             return []
         found = (self.root / folder / text for folder in _READ_FROM)
-        return [file for file in found if file.is_file()]
+        return [(file, True) for file in found if file.is_file()]
 
-    def _modules(self, name: str) -> tuple[Path, ...]:
-        """Return the file of one of our modules, and of the packages around it."""
+    def _modules(self, name: str) -> tuple[_Part, ...]:
+        """Return the file of one of our modules, and the packages around it, which are only imported."""
         if name not in self._found:
             self._found[name] = tuple(self._look_for(self._public.get(name, name)))
         return self._found[name]
 
-    def _look_for(self, name: str) -> list[Path]:
+    def _look_for(self, name: str) -> list[_Part]:
         for source in _SOURCES:
             base = self.root / source
             path = base / name.replace(".", "/")
             for file in (path.with_suffix(".py"), path.with_suffix(".pyi"), path / "__init__.py"):
                 if file.is_file():
                     around = [folder / "__init__.py" for folder in file.parents if base in folder.parents]
-                    return [file, *(one for one in around if one.is_file())]
+                    return [(file, True), *((one, False) for one in around if one.is_file() and one != file)]
         return []
 
     def _beside(self, file: Path) -> set[Path]:
@@ -259,25 +262,41 @@ def _read(root: Path) -> dict[str, str]:
 
 
 @cache
-def _needs(text: str) -> Needs:
-    return _needs_of(ast.parse(text))
+def _needs(text: str, *, is_whole: bool = True) -> Needs:
+    return _needs_of(ast.parse(text), is_whole=is_whole)
 
 
-def _needs_of(tree: ast.AST) -> Needs:
-    strings = frozenset(_strings(tree))
-    modules = {module for _, module in _imports(tree)}
+def _needs_of(tree: ast.AST, *, is_whole: bool = True) -> Needs:
+    modules, strings, identifiers = set[str](), set[str](), set[str]()
+    for node in _nodes(tree, is_whole=is_whole):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            strings.add(node.value)
+        elif isinstance(node, ast.Name):
+            identifiers.add(node.id)
+        elif isinstance(node, ast.arg):
+            identifiers.add(node.arg)
+        elif isinstance(node, ast.Tuple | ast.List | ast.Call):
+            words = [one.value for one in ast.iter_child_nodes(node) if isinstance(one, ast.Constant)]
+            modules |= {f"{name}.__main__" for option, name in pairwise(words) if option == "-m"}
+        else:
+            modules.update(module for _, module in _imported_by(node))
     for text in strings:
-        modules |= {*_MODULE.findall(text)}
+        modules.update(_MODULE.findall(text))
+        if "-m edgespec" in text:
+            modules.add("edgespec.__main__")
         if "import " in text:  # a program
-            modules |= {module for _, module in _imports_of_lines(text)}
-    return Needs(frozenset(modules), strings, frozenset(_identifiers(tree)))
+            for line in re.split(r"[\n;]", text):
+                with suppress(SyntaxError):
+                    modules |= _needs_of(ast.parse(line.strip())).modules
+    identifiers |= {text for text in strings if text.isidentifier()}
+    return Needs(frozenset(modules), frozenset(strings), frozenset(identifiers))
 
 
 @cache
 def _fixtures(text: str) -> list[tuple[str, Needs]]:
     """Return fixtures and helpers of a conftest.py, with what each uses of the file's imports and its own."""
     tree = ast.parse(text)
-    imported = [*_imports(tree)]
+    imported = [one for node in _nodes(tree) for one in _imported_by(node)]
     found = []
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -307,47 +326,31 @@ def _public_names(file: Path) -> dict[str, str]:
     return {}
 
 
-def _imports_of_lines(text: str) -> Iterator[tuple[str, str]]:
-    for line in re.split(r"[\n;]", text):
-        with suppress(SyntaxError):
-            yield from _imports(ast.parse(line.strip()))
-
-
-def _imports(tree: ast.AST) -> Iterator[tuple[str, str]]:
-    """Yield the names that imports bind and the modules they come from, those for type checkers left out.
-
-    What is imported from a module may be one itself: both are yielded.
-    """
+def _nodes(tree: ast.AST, *, is_whole: bool = True) -> Iterator[ast.AST]:
+    """Yield the nodes of a tree, or those outside of functions, without docstrings and types of checkers."""
     todo = [tree]
     while todo:
         node = todo.pop()
-        if isinstance(node, ast.Import):
-            yield from ((alias.asname or alias.name.partition(".")[0], alias.name) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            for alias in node.names:
-                yield alias.asname or alias.name, node.module
-                yield alias.asname or alias.name, f"{node.module}.{alias.name}"
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+        yield node
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             todo += node.orelse
-        else:
+        elif isinstance(node, ast.FunctionDef) and not is_whole:
+            continue
+        elif not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
             todo += ast.iter_child_nodes(node)
 
 
-def _strings(tree: ast.AST) -> Iterator[str]:
-    said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in said:
-            yield node.value
+def _imported_by(node: ast.AST) -> Iterator[tuple[str, str]]:
+    """Yield the names that an import binds and the modules they come from.
 
-
-def _identifiers(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name):
-            yield node.id
-        elif isinstance(node, ast.arg):
-            yield node.arg
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
-            yield node.value
+    What is imported from a module may be one itself: both are yielded.
+    """
+    if isinstance(node, ast.Import):
+        yield from ((alias.asname or alias.name.partition(".")[0], alias.name) for alias in node.names)
+    elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        for alias in node.names:
+            yield alias.asname or alias.name, node.module
+            yield alias.asname or alias.name, f"{node.module}.{alias.name}"
 
 
 def _found(root: Path, globs: Iterable[str]) -> list[Path]:

@@ -38,7 +38,11 @@ GROUPS = {
     "pi": ("tests/pi/test_*.py",),
     "ray": ("tests/apps/batch/test_batch_ray.py",),
     "balancer": ("tests/apps/server/test_haproxy.py",),
-    "clients": ("tests/apps/server/test_client_programs.py", "tests/apps/server/test_docs_integration.py"),
+    "clients": (
+        "tests/apps/server/test_client_programs.py",
+        "tests/apps/server/test_docs_integration.py",
+        "tests/apps/server/test_server_schema.py",
+    ),
     "kernels": ("tests/llama/test_kernel*.py", "tests/llama/test_eight_bit_matrix.py"),
     "architectures": ("tests/test_architecture_check.py", "tests/llama/test_architectures.py"),
     "counted texts": (
@@ -48,6 +52,8 @@ GROUPS = {
         "tests/decoding/test_*lossless.py",
         "tests/decoding/test_thoughts.py",
     ),
+    "comparisons": ("tests/cli/test_cli_compare.py", "tests/apps/bench/test_compare*.py"),
+    "processes of models": ("tests/apps/server/test_server_models.py", "tests/cli/test_cli_serve.py"),
     "installation": ("tests/test_install.py",),
 }
 """Globs of long tests, whose files CI leaves out while nothing that they depend on has changed."""

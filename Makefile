@@ -27,7 +27,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help run serve check test test-c lint house format sanitize sanitize-memory sanitize-threads bench forge models-supported wheels wheels-test release pi pi4 pi5 pi-test pi-count deploy clean needs
+.PHONY: help run serve check test test-c lint house types format sanitize sanitize-memory sanitize-threads bench forge models-supported wheels wheels-test release pi pi4 pi5 pi-test pi-count deploy clean needs
 
 help: ## Show this list
 	@sed -n 's/^\([a-z0-9 -]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 25
@@ -58,11 +58,13 @@ test: $(VENV)/.dev test-c ## All tests, three at once (pulls 1.6 GB of models)
 test-c: $(BUILT)/.tests ## The C tests alone
 	$(BIN)/ctest --test-dir $(BUILT) --parallel 2 --output-on-failure
 
-lint: $(VENV)/.dev house ## Check style, types, order of imports, the house rules
+lint: $(VENV)/.dev house types ## Check style, types, order of imports, the house rules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+types: $(VENV)/.dev ## Check the types alone
+	$(BIN)/mypy
 
 house: ## Check the house rules alone (docs/development.md)
 	$(PYTHON) lint_house.py

@@ -55,7 +55,7 @@ class NodeLost(EdgespecError):  # noqa: N818 - what happened, as its reader says
 
     @classmethod
     def because(cls, error: EdgespecError) -> NodeLost:
-        """Return it for a node that `error` is about, which was lost before."""
+        """Return the error for a node that was lost before and cannot be had again, as `error` says."""
         lost = cls("", "")
         lost.problem = f"nodes were lost, and cannot be had again yet: {error}"
         return lost

@@ -201,7 +201,7 @@ def _agreed(what: str) -> bool:
 
 
 class Deletion(NamedTuple):
-    """The deletion of a row."""
+    """How a row of `cache list` is deleted: the question to ask, and the function that does it."""
 
     what: str
     """The files in words, for the question."""

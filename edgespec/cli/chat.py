@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @option_group()
 class ChatLength:
-    """Longest answer and conversation."""
+    """How long an answer and the conversation may become, in tokens."""
 
     n_predict: Annotated[
         int, typer.Option("--n-predict", "-n", help="Most tokens of an answer; -1: to its end.")
@@ -56,7 +56,7 @@ class ChatLength:
 
 @option_group(PROMPT)
 class ChatStart:
-    """The beginning of a conversation."""
+    """How a conversation begins: with a system message, or where a saved one ended."""
 
     system: SystemOption = None
     chat_template: ChatTemplateOption = None
@@ -70,7 +70,7 @@ class ChatStart:
     ] = False
 
     def contradictions(self) -> dict[str, bool]:
-        """Return the options for `refuse_contradictions`."""
+        """Return for pairs of options that contradict each other, "A and B", whether both were given."""
         has_system, loads = self.system is not None, self.load is not None
         return {
             "--system and --load": has_system and loads,
@@ -89,7 +89,7 @@ class ChatStart:
 
 @option_group(OUTPUT)
 class ChatOutput:
-    """Format of the answers."""
+    """How answers are printed: as text or JSON, with drafted tokens marked or without."""
 
     json: Annotated[bool, typer.Option("--json", help="Print a JSON object a line for each answer.")] = False
     show_draft: ShowDraftOption = False

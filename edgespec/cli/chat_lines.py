@@ -316,7 +316,7 @@ class Chat:
         message(f"the last question and its answer are taken back; {_count(n, 'exchange')} left")
 
     def retry(self, _argument: str) -> None:
-        """Answer the last question again."""
+        """Take the last answer back and write another to the same question."""
         last = self.conversation.undo()
         n = len(self.conversation.exchanges)
         try:

@@ -30,7 +30,7 @@ def complete_models(incomplete: str) -> list[str]:
 
 
 def complete_pair() -> list[str]:
-    """Return the registry's pairs."""
+    """Return the names of pairs that a shell completes."""
     return list(_registry().pairs)
 
 

@@ -190,7 +190,7 @@ class ModelChoice:
         writes: bool = False,
         chat_template: str | None = None,
     ) -> ChosenModels:
-        """Return what `choose_refs` chooses; check first all that can be, without pulling them.
+        """Choose target and draft by `choose_refs`; check all that can be before they are pulled.
 
         Raises UsageError for addresses of nodes and a chat template that cannot be.
         """
@@ -213,7 +213,7 @@ class ModelChoice:
         writes: bool = False,
         chat_template: str | None = None,
     ) -> ChosenModels:
-        """Return the same as `choose`; pull models that are not here."""
+        """Choose target and draft as `choose` does, and pull those that are not here."""
         chosen = self.choose(drafter, compute, writes=writes, chat_template=chat_template)
         pull_named(*chosen)
         return chosen
@@ -221,7 +221,7 @@ class ModelChoice:
 
 @option_group()
 class ModelFirst(ModelChoice):
-    """The same, where the model may also stand without an option, as in `ollama run MODEL`."""
+    """The models of a command, where the first may stand without an option, as in `ollama run MODEL`."""
 
     model: ModelArgument = None
 
@@ -268,7 +268,7 @@ class DraftingOptions:
     ] = True
 
     def contradictions(self) -> dict[str, bool]:
-        """Return the options for `refuse_contradictions`."""
+        """Return for pairs of options that contradict each other, "A and B", whether both were given."""
         return {f"--drafter {self.drafter} and --gamma": is_plugin(self.drafter) and bool(self.gamma)}
 
     def chosen(self, *, cascade: bool = False) -> DrafterChoice:

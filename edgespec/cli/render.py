@@ -192,7 +192,7 @@ def _mode(result: Result) -> None:
 
 
 def said_shifted(n_shifted: int) -> str:
-    """Say what `Result.n_shifted` tells."""
+    """Return the line about tokens that were read after another text (`Result.n_shifted`)."""
     return f"{n_shifted:,} tokens of the prompt were read after another text"
 
 

@@ -131,7 +131,7 @@ class RunDrafting(DraftingOptions):
     ] = None
 
     def contradictions(self) -> dict[str, bool]:
-        """Return the options for `refuse_contradictions`."""
+        """Return for pairs of options that contradict each other, "A and B", whether both were given."""
         is_own = is_plugin(self.drafter)
         return {
             **super().contradictions(),

@@ -38,7 +38,7 @@ class Forward(SequenceTokens):
         return len(self.tokens) if self.with_features and self.session.all_logits else self.n_logits
 
     def run(self) -> ForwardResult:
-        """Run it by itself."""
+        """Make the pass with nothing else in it, and return its result."""
         return self.session.cache.forward([self])[0]
 
 

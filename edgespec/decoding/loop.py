@@ -63,16 +63,16 @@ class Prefill:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """The token."""
+        """The first token, which the prompt's pass gave; empty if none was emitted."""
         return () if self.token is None else (self.token,)
 
     @property
     def origins(self) -> tuple[Origin, ...]:
-        """The target."""
+        """("target",) for the first token; empty if none was emitted."""
         return () if self.token is None else ("target",)
 
     def add_to(self, tally: Tally) -> None:
-        """Add the time of reading."""
+        """Add the seconds in which the target read the prompt."""
         tally.prefill_s += self.seconds
 
 
@@ -83,12 +83,12 @@ class DraftPrefill(Event):
     seconds: float
 
     def add_to(self, tally: Tally) -> None:
-        """Add the time of reading."""
+        """Add the seconds in which the draft model read the prompt."""
         tally.draft_prefill_s += self.seconds
 
 
 class Loop(Protocol):
-    """Writes one text."""
+    """Writes one text, step by step: plain, drafted or cascaded decoding."""
 
     mark: Callable[[Phase], None]
     """Told at the end of each phase which one it was; may be replaced before the first event."""

@@ -23,7 +23,7 @@ LARGEST_INT = (1 << 31) - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """A row of the table."""
+    """A row of the table of options: help, bounds and names, for every place that takes it."""
 
     help: str
     limits: tuple[float, float] | None = None

@@ -54,7 +54,7 @@ class Waking:
             raise UsageError(problem, field="threshold", value=f"{self.threshold:g}")
 
     def __str__(self) -> str:
-        """Return it in words, such as "margin at most 0.4 over 2 tokens"."""
+        """Return when the target is woken, in words, such as "margin at most 0.4 over 2 tokens"."""
         if self.threshold is None:
             return f"{self.signal} as calibrated"
         limit = "at most" if self.signal == "margin" else "at least"

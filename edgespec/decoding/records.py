@@ -81,7 +81,7 @@ class Step:
         return (*accepted, last)[: len(self.tokens)]
 
     def add_to(self, tally: Tally) -> None:
-        """Count one step more."""
+        """Count the step, its tokens and its seconds."""
         tally.steps[self.depth, self.n_accepted] += 1
         tally.n_drafted += self.n_drafted
         tally.n_emitted += len(self.tokens)

@@ -165,7 +165,7 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Whether no coin decides anything."""
+        """Whether the likeliest token is always taken, so that no coin decides anything."""
         return self.temperature == 0.0 and self.dynatemp_range == 0.0 and self.xtc_probability == 0.0
 
     @property

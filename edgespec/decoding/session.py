@@ -68,7 +68,7 @@ class SequenceTokens:
 
     @property
     def n_chain(self) -> int:
-        """Tokens before the tree."""
+        """Tokens before the tree, each of which follows the one before it."""
         return len(self.tokens) - (len(self.branches.depths) if self.branches else 0)
 
     def section(self, start: int, n: int) -> SequenceTokens:
@@ -101,13 +101,13 @@ class ForwardResult:
     """The hidden states of the sequence's tokens, if any were asked for; valid as long as `rows`."""
 
     def copy(self) -> ForwardResult:
-        """Return it with rows and features that stay."""
+        """Return the result with copies of its rows and features, which the next pass leaves as they are."""
         features = None if self.features is None else self.features.copy()
         return replace(self, rows=self.rows.copy(), features=features)
 
 
 class SessionModel(Protocol):
-    """The model of a session."""
+    """A model as sessions know it: vocabulary, end tokens, name."""
 
     @property
     def n_vocab(self) -> int:
@@ -115,11 +115,11 @@ class SessionModel(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name, for errors."""
+        """The model's name, for errors."""
 
     @property
     def path(self) -> object:
-        """Its file, for errors."""
+        """The model's file, for errors."""
 
     @property
     def keeps_state(self) -> bool:
@@ -148,11 +148,11 @@ class ModelSession(Protocol):
 
     @property
     def model(self) -> SessionModel:
-        """Its model."""
+        """The model whose passes it makes."""
 
     @property
     def cache(self) -> SessionCache:
-        """The cache with its sequence."""
+        """The cache that its sequence is in, maybe with others."""
 
     @property
     def sequence(self) -> int:

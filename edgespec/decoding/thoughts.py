@@ -40,7 +40,7 @@ class ThoughtLimit:
 
 
 class ThoughtModel(Protocol):
-    """The model that thinks."""
+    """A model that may think before it answers, as ThoughtMatcher knows it."""
 
     @property
     def n_vocab(self) -> int:
@@ -96,7 +96,7 @@ class ThoughtMatcher:
                 out[token >> 5] = bit
 
     def consume(self, token: int) -> None:
-        """Move on by `token`."""
+        """Move on by `token`, of a thought or of the answer."""
         if self._inner:
             self._inner.consume(token)
         self._states.append(self._after(self._states[-1], token))

@@ -26,7 +26,7 @@ Source = Literal["suffix", "argmax", "sampled", "forced"]
 
 @dataclass(frozen=True, slots=True)
 class TreeNode:
-    """A proposed token."""
+    """A proposed token: where it hangs in the tree, and how it was drawn."""
 
     parent: int
     """Index of the node it follows, smaller than its own; -1: it follows the sequence's last token."""
@@ -56,7 +56,7 @@ class Lowered(NamedTuple):
 
     @property
     def n_nodes(self) -> int:
-        """Return the number of nodes."""
+        """Return the number of nodes in the pass."""
         return len(self.tokens)
 
     def paths(self) -> list[tuple[int, ...]]:

@@ -94,7 +94,7 @@ class Draft(Closing):
         return Model(header.path, kernels=kernels, header=header, placement=placement)
 
     def load(self, target: Model, *, kernels: bool, n_threads: int) -> Model | None:
-        """Load and return its model."""
+        """Load the draft's model and return it; None if nothing but the suffix store drafts."""
         self.target = target
         self.model = self._load(kernels=kernels, n_threads=n_threads)
         return self.model
@@ -141,7 +141,7 @@ class Draft(Closing):
         return n_ctx
 
     def open(self, sequences: SequencePool) -> DraftModel:
-        """Return it as the draft model of one generation, in one of `sequences`."""
+        """Return the draft model of one generation, which reads and writes in a sequence of `sequences`."""
         raise NotImplementedError
 
     @property
@@ -163,7 +163,7 @@ class Draft(Closing):
 
 
 class NoDraft(Draft):
-    """Nothing but the suffix store drafts."""
+    """No draft model: the suffix store alone drafts."""
 
     def __init__(self, target_name: str, reason: str = "") -> None:
         """`reason`: why the head in the target's file does not draft, if there is one."""
@@ -177,7 +177,7 @@ class NoDraft(Draft):
         return self
 
     def restrict(self, policy: Policy, drafter: DrafterName) -> Policy | None:
-        """Return `policy` without a model."""
+        """Return `policy` without a draft model; the suffix store's drafts remain."""
         if policy.model and not policy.suffix:
             raise UsageError("no draft model was loaded", field="drafter", value=drafter)
         return replace(policy, model=False, staged=False) if policy.model else policy
@@ -208,18 +208,18 @@ class PlainDraft(Draft):
         return self if match.equal else TranslatedDraft(self, on_message)
 
     def writer(self) -> Model:
-        """Return its model."""
+        """Return the draft model, which can write alone in a cascade."""
         return self.model
 
     def open(self, sequences: SequencePool) -> DraftModel:
-        """Return it as a DraftModel, which finds what it read of earlier sequences."""
+        """Return the draft model of one generation. What it read of earlier sequences is not read again."""
         model = DraftModel(sequences.begin([0]), n_vocab=self.target.n_vocab)
         model.sequences = sequences
         return model
 
 
 class TranslatedDraft(Draft):
-    """A model of another vocabulary."""
+    """A draft model of another vocabulary: what it writes is translated into the target's tokens."""
 
     model: Model
 
@@ -248,7 +248,7 @@ class TranslatedDraft(Draft):
         return min(math.ceil(n_ctx * ROOM_PER_TOKEN), self.model.n_ctx_train)
 
     def open(self, sequences: SequencePool) -> DraftModel:
-        """Return it as a TranslatedModel."""
+        """Return the draft model of one generation, which speaks the target's tokens."""
         return TranslatedModel(sequences.begin([0]), self.target, self._map)
 
 
@@ -404,7 +404,7 @@ class HeadDraft(_Head):
         return self
 
     def open(self, sequences: SequencePool) -> DraftModel:
-        """Return it as a HeadModel, with the matrix that joins tokens and states."""
+        """Return the head of one generation, with the matrix that joins tokens and states."""
         return HeadModel(
             sequences.begin([0]),
             self._features(),
@@ -445,7 +445,7 @@ class _PublishedDraft(_Head):
 
 
 class EagleDraft(_PublishedDraft):
-    """An EAGLE-3 head."""
+    """An EAGLE-3 head beside its target, of which it reads the states of several layers."""
 
     model: EagleHead
 
@@ -453,7 +453,7 @@ class EagleDraft(_PublishedDraft):
         return EagleHead(self.header, self.target, kernels=kernels, n_threads=n_threads)
 
     def open(self, sequences: SequencePool) -> DraftModel:
-        """Return it as a HeadModel, with its encoder of states."""
+        """Return the head of one generation, with the encoder of the target's states."""
         return HeadModel(
             sequences.begin([0]), self._features(), n_vocab=self.target.n_vocab, encode=self.model.encode
         )
@@ -479,7 +479,7 @@ class BlockDraft(_PublishedDraft):
         return BlockHead(self.header, self.target, kernels=kernels)
 
     def open(self, sequences: SequencePool) -> DraftModel:
-        """Return it as a BlockModel."""
+        """Return the head of one generation, which drafts a block of tokens in each pass."""
         return BlockModel(sequences.begin([0]), self._features(), self.model, n_vocab=self.target.n_vocab)
 
     @property
@@ -523,12 +523,12 @@ class MtpDraft(_Head):
         return self
 
     def open(self, sequences: SequencePool) -> DraftModel:
-        """Return it as a HeadModel, which takes states beside tokens."""
+        """Return the head of one generation, which reads the target's states beside its tokens."""
         return HeadModel(sequences.begin([0]), self._features(), n_vocab=self.target.n_vocab)
 
     @property
     def timed_inputs(self) -> EmbeddingsFn | None:
-        """States of zeros."""
+        """Rows of zeros in place of the states, for passes that are timed."""
         return lambda tokens: self._zeros(tokens, self.model.n_embd)
 
 

@@ -29,7 +29,7 @@ class DraftSession(ModelSession, Protocol):
         """Empty the sequence."""
 
     def close(self) -> None:
-        """Free it."""
+        """Free the session's cache."""
 
 
 class DraftSessions(Protocol):
@@ -39,7 +39,7 @@ class DraftSessions(Protocol):
         """Return a session that holds as much of the beginning of `timeline` as is known."""
 
     def end(self, session: Any, /) -> None:  # noqa: ANN401 - one of its own
-        """Take a session back."""
+        """Take a session back, for the next text to be drafted in."""
 
 
 class DraftModel:
@@ -175,7 +175,7 @@ class DraftModel:
             self._session.rewind(max(0, n_keep))
 
     def close(self) -> None:
-        """Free the session."""
+        """Free the session of the draft model."""
         self._session.close()
 
     def _start_at(self, offset: int) -> None:

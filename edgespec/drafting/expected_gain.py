@@ -70,7 +70,7 @@ def best_prefixes(verify: Sequence[float], rate: float, chains: Sequence[Chain])
 
 @dataclass(frozen=True, slots=True)
 class ExpectedGain:
-    """The prices of one step."""
+    """What one step's decisions are priced by: learned costs, passes, and the rate to beat."""
 
     learned: LearnedCosts
     verify: Sequence[float]

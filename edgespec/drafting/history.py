@@ -56,7 +56,7 @@ _CRC_BYTES = 4  # the CRC of a header, and of a record's head, is the last numbe
 
 
 class HistoryRecord(NamedTuple):  # made by the thousand: three times as fast as a frozen dataclass
-    """One document in a file."""
+    """Where one document stands in a history's file, and how it is recognised."""
 
     start: int
     """Where its tokens begin in the file, bytes."""
@@ -151,7 +151,7 @@ def _parse_records(data: bytes) -> HistoryContents:
 
 @dataclass(frozen=True, slots=True)
 class HistoryUpdate:
-    """The outcome of `History.extend`."""
+    """What `History.extend` added: documents and tokens, and what it left out."""
 
     documents: int
     tokens: int
@@ -161,7 +161,7 @@ class HistoryUpdate:
 
 @dataclass(frozen=True, slots=True)
 class HistoryInfo:
-    """The facts of one history."""
+    """The size of one history: documents, tokens, bytes."""
 
     path: Path
     tokenizer: str

@@ -48,7 +48,7 @@ _ENERGY_S = 0.25  # the counters tick about every millisecond
 
 @dataclass(frozen=True, slots=True)
 class MeasureProgress:
-    """How far a measurement is."""
+    """How far a measurement is: the step under way, and seconds done of all."""
 
     what: str
     """The step under way, in words."""

@@ -167,7 +167,7 @@ def _failure(what: str, error: Exception) -> str:
 
 
 class Draw(int):
-    """A token that `sample` drew."""
+    """A token that `sample` drew, with the slot of its distribution."""
 
     slot: int
     """The sampler's slot with the distribution that it was drawn from."""

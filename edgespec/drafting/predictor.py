@@ -56,7 +56,7 @@ def bucket_of(confidence: float) -> int:
 
 
 class AcceptanceTable:
-    """Acceptance by (depth, bucket)."""
+    """Probability that a token is accepted, by its depth and its bucket, learned from outcomes."""
 
     _BUCKET_COUNTS = 5.0  # outcomes that the bucket over all depths counts for in a cell
     _GUESS_COUNTS = 5.0  # outcomes that the first guess counts for in the bucket
@@ -215,7 +215,7 @@ def _is_grid(value: Any) -> bool:  # noqa: ANN401
 
 
 class Predictor:
-    """The six tables."""
+    """Probability that a drafted token is accepted, by where it came from: six tables, learned each step."""
 
     _right: float  # first tokens of the suffix store that were right in this text
     _expected: float  # how many of them should have been, by its table
@@ -249,7 +249,7 @@ class Predictor:
         self.suffix.learn(depth, bucket, right)
 
     def begin(self) -> None:
-        """Start on another text."""
+        """Start on another text, which may differ: what was learned counts for less."""
         self._right, self._expected = _TRUST * _TRUST_COUNTS, _TRUST_COUNTS
         for table in self._tables().values():
             table.begin()

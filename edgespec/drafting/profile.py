@@ -59,7 +59,7 @@ class ProfileKey:
 
     @property
     def file_name(self) -> str:
-        """The name of the profile's file: the models, and a hash of everything."""
+        """The name of the profile's file: both models, and a hash of all fields of the key."""
         facts = json.dumps([self.cpu, self.llama_cpp, self.kernels, self.threads, self.target, self.draft])
         names = [name for name in (self.target_name, self.draft_name) if name is not None]
         stems = "+".join(re.sub(r"[^A-Za-z0-9._@-]", "_", name)[:_LONGEST_STEM] for name in names)

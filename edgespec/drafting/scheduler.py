@@ -64,13 +64,13 @@ class DecayingRate:
         self.cost *= 1.0 - 1.0 / STEPS
 
     def learn(self, n_tokens: int, cost: float) -> None:
-        """Count a step."""
+        """Count a step's tokens and its cost; older ones weigh less."""
         self.tokens += n_tokens
         self.cost += cost
 
     @property
     def rate(self) -> float:
-        """Tokens a second."""
+        """Tokens for each unit of cost: a second, or a joule."""
         return self.tokens / self.cost
 
 

@@ -111,7 +111,7 @@ class NgramDrafter:
         return self._text.offer((), room)[0]
 
     def accept(self, tokens: tuple[int, ...], n_accepted: int) -> None:
-        """Append what is new."""
+        """Append the tokens that were emitted since the last call."""
         self._text.extend(tokens[self._n :])
         self._n = len(tokens)
 

@@ -360,7 +360,7 @@ class TreeDrafter:
         self._n_passes = 0
 
     def begin(self, tokens: Sequence[int], *, sampled: bool, n_predict: int | None) -> None:
-        """Start on a new sequence."""
+        """Start on a new sequence, the prompt `tokens`; what was learned of costs stays."""
         self._sampled = sampled
         self._n_pending = 1
         self._started = 0.0

@@ -63,7 +63,7 @@ class Capacity:
     """Bytes of the caches of target and draft; with n_cells None, for one request of the longest context."""
 
     def __str__(self) -> str:
-        """Return it in words."""
+        """Return the capacity in words."""
         texts = "1 text" if self.parallel == 1 else f"{self.parallel} texts"
         cells = f"{self.n_cells:,} tokens of cache" if self.n_cells else "the cache grows with it"
         most = "" if self.n_cells else "up to "

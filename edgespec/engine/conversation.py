@@ -45,7 +45,7 @@ class ChatAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A question and its answer."""
+    """A question of the user, and the model's answer to it."""
 
     question: str
     answer: ChatAnswer
@@ -80,7 +80,7 @@ class Conversation:
         """How many of the oldest exchanges are left out of the prompt."""
 
     def add(self, exchange: Exchange) -> None:
-        """Append an exchange."""
+        """Append an exchange to the conversation."""
         self.exchanges.append(exchange)
 
     def undo(self) -> Exchange:
@@ -375,7 +375,7 @@ class ChatTotals:
         self._timed_s = 0.0
 
     def add(self, result: Result) -> None:
-        """Count one answer."""
+        """Add the tokens and seconds of one answer."""
         stats = result.stats
         self.n_answers += 1
         self.n_tokens += len(result.token_ids)

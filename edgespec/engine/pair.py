@@ -163,13 +163,13 @@ class TargetOnNodes(Protocol):
         """Whether `model` must be loaded again before its next pass."""
 
     def warm_up(self, model: Model, interrupt: Interrupt | None) -> None:
-        """Make a first pass."""
+        """Make a first pass, which takes longer, since the nodes pack their weights in it."""
 
     def reopen(self, model: Model, interrupt: Interrupt | None) -> None:
         """Connect and load again. Raises NodeLost where that is not possible yet."""
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections to the nodes."""
 
 
 class Pair(Closing):

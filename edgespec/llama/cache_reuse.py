@@ -39,7 +39,7 @@ class Match:
         return self.at + self.n_tokens
 
     def copy(self, cache: KVCache, sequence: int, prompt: Sequence[int]) -> MovedChunk:
-        """Return it with a copy of its cells in the text's sequence."""
+        """Return the match with a copy of its cells in `sequence`, the text's."""
         state = cache.part(sequence, self.start, self.start + self.n_tokens)
         return MovedChunk(self, [*prompt[self.at : self.stop]], state)
 
@@ -58,9 +58,10 @@ class MovedChunk:
 
 
 def find_matches(text: Sequence[int], prompt: Sequence[int], begin: int, least: int) -> list[Match]:
-    """Return what of `prompt` from `begin` on, but for its last token, is in `text`: `least` tokens together.
+    """Return the parts of `prompt` from `begin` on that `text` has, of `least` tokens or more.
 
-    In the order of the prompt. Of several places in the text the one nearest to the last match's is taken.
+    In the order of the prompt; its last token is left out. Of several places in the text the one nearest to
+    the last match's is taken.
     """
     end = len(prompt) - 1
     if end - begin < least or len(text) < least:

@@ -175,12 +175,12 @@ class TensorInfo:
 
     @property
     def columns(self) -> int:
-        """Elements of a row."""
+        """Elements of a row, the first dimension."""
         return self.shape[0] if self.shape else 1
 
     @property
     def rows(self) -> int:
-        """Rows of a matrix."""
+        """Rows of a matrix, the second dimension; 1 for a vector."""
         return self.shape[1] if len(self.shape) > 1 else 1
 
     @property
@@ -485,7 +485,7 @@ _VERSION = 3
 
 
 def encode_head(n_tensors: int, n_fields: int) -> bytes:
-    """Return a file's first bytes."""
+    """Return the first bytes of a file: magic, version, numbers of tensors and fields."""
     return HEAD.pack(b"GGUF", _VERSION, n_tensors, n_fields)
 
 
@@ -512,7 +512,7 @@ def encode_texts(key: str, values: Sequence[bytes]) -> bytes:
 
 
 def encode_tensor_info(info: TensorInfo) -> bytes:
-    """Return a tensor info."""
+    """Return the bytes that describe a tensor: name, shape, type, offset."""
     n = len(info.shape)
     return _text(info.name.encode()) + struct.pack(f"<I{n}QIQ", n, *info.shape, info.kind, info.offset)
 

@@ -361,7 +361,7 @@ def architecture_key(gguf_name: str, *, mtp: bool) -> str:
 
 @functools.cache
 def read_results() -> dict[str, ArchitectureSupport]:
-    """Return all results."""
+    """Return what was found out of each architecture (docs/models-supported.md), by its name."""
     data = (files("edgespec.llama") / RESULTS).read_bytes()
     return msgspec.json.decode(data, type=dict[str, ArchitectureSupport])
 
@@ -379,7 +379,7 @@ _UNUSED = 5  # enum llama_token_type
 
 
 class HasHeader(Protocol):
-    """A model that was loaded."""
+    """Whatever was loaded from a GGUF file and keeps its header."""
 
     header: GGUFHeader
 

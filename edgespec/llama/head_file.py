@@ -396,7 +396,7 @@ class LayersTarget(Model):
 
 
 class PublishedHead(Model):
-    """A head beside its target."""
+    """A published draft head, which needs its target loaded beside it."""
 
     takes_states = True
     most_batch = _BATCH
@@ -425,7 +425,7 @@ class BlockHead(PublishedHead):
 
 
 class EagleHead(PublishedHead):
-    """An EAGLE-3 head."""
+    """An EAGLE-3 head, with the encoder of its target's states."""
 
     def __init__(self, header: GGUFHeader, target: Model, *, kernels: bool, n_threads: int) -> None:
         """Load the file, as PublishedHead; `n_threads` work on the encoder."""

@@ -37,7 +37,7 @@ _CONTEXT = "P13llama_context"  # the type of its pointer, as C++ names have it
 
 @dataclass(frozen=True, slots=True)
 class HiddenStates:
-    """One of these ways."""
+    """One way of getting hidden states out of a pass; which one the library has is found out once."""
 
     ask: Callable[[Any, bool], object]
     """Takes a context, and whether the passes that follow keep hidden states."""

@@ -30,7 +30,7 @@ class KernelCoverage:
         return self.packed / self.total if self.total else 0.0
 
     def __str__(self) -> str:
-        """Return it in few words: "all", "none: iq2_xs", "82%, not iq2_xs"."""
+        """Return the coverage in few words: "all", "none: iq2_xs", "82%, not iq2_xs"."""
         if self.share >= _ALL:
             return "all"
         types = ", ".join(self.declined)

@@ -37,7 +37,7 @@ class Prefetch:
 
 
 class MatrixShape(NamedTuple):
-    """A matrix of weights."""
+    """A matrix of weights to be timed: ggml's type, rows, columns."""
 
     type: int
     """ggml's number."""
@@ -123,7 +123,7 @@ class WeightStream(Closing):
         return _valid(self._peak(rounds, n_threads), rounds)
 
     def close(self) -> None:
-        """Free the memory."""
+        """Free the memory of the weights."""
         self._free(self._stream)
         self._stream = None
 

@@ -197,7 +197,7 @@ class Plugin:
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """Which kernels this process uses."""
+    """The kernels this process uses, or why it uses none."""
 
     reason: str
     """Why the stock kernels are used, in one line; "" if edgespec's are."""
@@ -305,7 +305,7 @@ class WeightPacking:
         return self._plugin is not None and self._plugin.n_packed() > self._start
 
     def mapping(self, file: int, offset: int, size: int) -> AbstractContextManager[None]:
-        """Return the context manager `Plugin.mapping`."""
+        """Return a context in which packed weights of `size` bytes are those of a file from `offset` on."""
         return self._plugin.mapping(file, offset, size) if self._plugin else nullcontext()
 
     def restart(self) -> None:

@@ -141,7 +141,7 @@ class KVCache(Closing):
 
     @property
     def n_open(self) -> int:
-        """Sequences in use."""
+        """Sequences that sessions use now."""
         return self.n_sequences - len(self._free_sequences)
 
     def take(self, n_ctx: int | None = None) -> int:
@@ -167,7 +167,7 @@ class KVCache(Closing):
         return self.n_past(sequence) - self._rollback.n_dropped(sequence)
 
     def drop_first(self, sequence: int, n_tokens: int) -> bool:
-        """Free the cells of a sequence's first `n_tokens`, not all; return whether the model allows it."""
+        """Free the cells of the first `n_tokens` of more; return whether the model allows it."""
         self._part(sequence, 0)
         return self._rollback.drop_first(sequence, n_tokens)
 
@@ -243,7 +243,7 @@ class KVCache(Closing):
         return self._rollback.cut(sequence, n_keep)
 
     def clear(self) -> None:
-        """Empty all sequences."""
+        """Empty all sequences; sessions stay open."""
         self.require_open()
         self._rollback.clear()
 

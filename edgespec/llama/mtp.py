@@ -85,7 +85,7 @@ class MtpHead(Model):
 
     @property
     def name(self) -> str:
-        """Which model's head it is."""
+        """The name of the model whose head it is."""
         return f"the MTP head of {self._target.name}"
 
     def close(self) -> None:

@@ -84,7 +84,7 @@ class Placement:
         return self.n_home + sum(node.n_layers for node in self.nodes)
 
     def __str__(self) -> str:
-        """Return it for the key of what was measured with it: "8 + board1 10 + board2 10"."""
+        """Return the placement as the key of what is measured with it: "8 + board1 10 + board2 10"."""
         return " + ".join([str(self.n_home), *(f"{node.name} {node.n_layers}" for node in self.nodes)])
 
 

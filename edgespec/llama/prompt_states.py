@@ -156,7 +156,7 @@ class StateFolder(Closing):
             self._on_message(line)
 
     def tell(self, line: str) -> None:
-        """Tell the user a line."""
+        """Give a line to whoever listens, for the user."""
         self._on_message(line)
 
     def say_too_slow(self) -> None:

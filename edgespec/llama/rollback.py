@@ -94,7 +94,7 @@ class Rollback(ABC):
         return 0
 
     def drop_first(self, sequence: int, n_tokens: int) -> bool:
-        """Free the cells of a sequence's first `n_tokens`, not all; return whether that can be done.
+        """Free the cells of the first `n_tokens` of more; return whether that can be done.
 
         Those that remain keep their positions. What follows attends to them alone.
         """
@@ -142,7 +142,7 @@ class Rollback(ABC):
         """
 
     def clear(self) -> None:
-        """Empty all sequences."""
+        """Empty all sequences; sessions stay open."""
         llama.llama_memory_clear(self._memory, False)
 
     # ---- earlier places to go on from ----
@@ -152,10 +152,10 @@ class Rollback(ABC):
         return n_tokens
 
     def keep(self, sequence: int) -> None:  # noqa: B027
-        """See to it that `cut` can go back to where a sequence is now, whatever follows."""
+        """Make it possible for `cut` to go back to where a sequence is now, whatever it reads."""
 
     def keep_at(self, sequence: int, places: Sequence[int]) -> None:  # noqa: B027
-        """Do so when it reads past these numbers of tokens."""
+        """Make it possible for `cut` to go back to these numbers of tokens, once they are read."""
 
     def rest(self, sequence: int) -> None:  # noqa: B027
         """Free what only a sequence under way needs; this one is kept as it is."""

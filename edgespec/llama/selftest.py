@@ -39,7 +39,7 @@ _RETRY_S = 24 * 60 * 60.0
 
 @dataclass(frozen=True, slots=True)
 class SelfTest:
-    """The result of a self-test."""
+    """The result of a self-test: passed, or why not."""
 
     reason: str
     """Why it failed, to follow the words "the self-test of edgespec's kernels"; "" if it passed."""

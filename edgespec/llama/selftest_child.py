@@ -208,7 +208,7 @@ def _model_file(model: int) -> Iterator[Path]:
 
 
 def logits(model: Model, *, n_batch: int, n_threads: int) -> Rows:
-    """Return the logits after each of the test's tokens, `n_batch` tokens a pass."""
+    """Return logits, shape (N_TOKENS, N_VOCAB), of the test's tokens, read in passes of `n_batch`."""
     tokens = np.random.default_rng(SEED).integers(0, N_VOCAB, N_TOKENS).tolist()
     with Session(model, n_ctx=2 * N_TOKENS, n_threads=n_threads) as session:
         session.eval(tokens, n_logits=0)  # as a draft reads its prompt: parts of the graph are then empty

@@ -57,7 +57,7 @@ class _SequenceStates:
 
 
 class States(Rollback):
-    """Goes back to earlier states."""
+    """Takes tokens back by copies of states, where a model keeps no cell for each token."""
 
     def __init__(self, n_sequences: int, size: RollbackSize, *, has_snapshots: bool) -> None:
         """`has_snapshots`: whether the library keeps them for this architecture."""
@@ -270,12 +270,12 @@ class States(Rollback):
                 del line.copies[sorted(line.copies)[1]]
 
     def keep_at(self, sequence: int, places: Sequence[int]) -> None:
-        """Note where copies are wanted."""
+        """Note after how many tokens of a sequence its state is to be copied, when it reads on."""
         n_past = self.n_past(sequence)
         self._lines[sequence].wanted = [n for n in places if n > n_past]
 
     def rest(self, sequence: int) -> None:
-        """Free its marks."""
+        """Free the marks of a sequence that is not under way; its last state stays."""
         line = self._lines[sequence]
         while line.marks:
             self._free(line.marks.popitem()[1])

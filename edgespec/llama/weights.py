@@ -251,7 +251,7 @@ class Model(Closing):
 
     @property
     def handle(self) -> llama.llama_model_p:
-        """The library's pointer, for Session."""
+        """llama.cpp's pointer to the model; valid until `close`."""
         self._require(self._finalizer)
         self._home.require()
         return self._model

@@ -77,7 +77,7 @@ class QuantizeFn(Protocol):
 
 
 def no_progress(_: PullProgress) -> None:
-    """Ignore the progress."""
+    """Show no progress of a pull."""
 
 
 def _quantize(

@@ -68,7 +68,7 @@ class PartFile:
         return state if self.path.exists() else None
 
     def save(self, state: PartState) -> None:
-        """Record the state."""
+        """Record how much of the file is here, so that a pull goes on there."""
         write_atomically(self._state_path, json.dumps(asdict(state)) + "\n")
 
     def discard(self) -> None:

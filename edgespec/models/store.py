@@ -42,7 +42,7 @@ class Stamp:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """The models directory."""
+    """The directory of models: files, stamps of what was verified, partial downloads."""
 
     root: Path
 

@@ -58,7 +58,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One request."""
+    """One request of a suite of prompts."""
 
     id: str
     """Unique in the suite."""

@@ -33,7 +33,7 @@ sys.exit({function}(*sys.argv[1:]))
 
 @dataclass(frozen=True, slots=True)
 class ChildExit:
-    """Exit of a child process."""
+    """How a child process ended: its code, and the last lines it wrote."""
 
     code: int | None
     """Its exit code, -N if signal N ended it; None if it took too long and was killed."""

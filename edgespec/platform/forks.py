@@ -17,7 +17,7 @@ from edgespec.errors import UsageError
 
 
 class HomeProcess:
-    """The process that loaded something."""
+    """The process that loaded something, which a process forked from it must not use."""
 
     def __init__(self, name: str) -> None:
         """Remember this process, for what errors call `name`."""

@@ -19,7 +19,7 @@ from edgespec.platform.files import cache_root, config_root, expand_user
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """One thing that is kept."""
+    """One kind of thing that is kept on disk: where, what for, and whether it may go."""
 
     name: str
     """The word for it in `edgespec cache`."""
@@ -52,7 +52,7 @@ class Kept:
 
     @property
     def shown(self) -> str:
-        """The place in Markdown."""
+        """The place of what is kept, by default, as docs/start.md shows it in Markdown."""
         roots = {
             "cache": "~/.cache/edgespec",
             "config": "~/.config/edgespec",

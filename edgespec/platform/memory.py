@@ -44,7 +44,7 @@ def memory_left(root: Path = ROOT) -> MemoryLeft | None:
 
 
 def available_bytes(root: Path = ROOT) -> int | None:
-    """Return the bytes of `memory_left`."""
+    """Return how many bytes of memory are left to this process; None where the system does not tell."""
     left = memory_left(root)
     return left.bytes if left else None
 

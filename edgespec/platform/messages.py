@@ -9,4 +9,4 @@ MessageFn = Callable[[str], None]
 
 
 def silent(_line: str) -> None:
-    """Drop the line."""
+    """Drop the line: nobody is to see it."""

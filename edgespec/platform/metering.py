@@ -99,7 +99,7 @@ class Meter(AbstractContextManager["Meter", None], Protocol):
 
     @property
     def available(self) -> bool:
-        """Whether its last reading succeeded."""
+        """Whether the meter's last reading succeeded."""
 
     @property
     def counts(self) -> bool:

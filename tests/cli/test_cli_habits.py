@@ -8,11 +8,12 @@ import shlex
 import socket
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 import typer.main
 
-from command_line import COMMAND, failed, run_cli
+from command_line import COMMAND, failed, run_cli, user_environment
 from edgespec import Engine
 from edgespec.apps.server.commands.ps import running_servers
 from edgespec.cli.app import app, as_options_here
@@ -288,10 +289,19 @@ def test_draft_make_without_jax_says_so_before_anything_is_pulled(environment):
 GREEDY = ("--raw", "--drafter", "none", "--temp", "0", "-n", "12", "--no-stats")
 
 
-@pytest.fixture
-def written(environment, tiny_path):
+@pytest.fixture(scope="module")
+def written(tiny_path, tmp_path_factory):
     """What is written for a prompt, without anything on stdin."""
-    return lambda prompt: run_cli("run", prompt, "-m", tiny_path, *GREEDY, env=environment).stdout
+    home = user_environment(tmp_path_factory.mktemp("written"))
+    return cache(lambda prompt: run_cli("run", prompt, "-m", tiny_path, *GREEDY, env=home).stdout)
+
+
+@pytest.fixture
+def notes(tmp_path):
+    """The folder of the files that are piped in."""
+    for name, text in {"notes": "the notes\n", "question": "asked\n", "empty": ""}.items():
+        (tmp_path / f"{name}.txt").write_text(text)
+    return tmp_path
 
 
 @pytest.mark.slow
@@ -299,9 +309,6 @@ def written(environment, tiny_path):
     ("shell", "prompt"),
     [
         ("cat notes.txt | {run} question", "question\n\nthe notes\n"),
-        ("{run} question < notes.txt", "question\n\nthe notes\n"),
-        ("cat notes.txt | {run} -f question.txt", "asked\n\n\nthe notes\n"),
-        ("{run} -f notes.txt question", "the notes\n\n\nquestion"),
         ("cat notes.txt | {run} -f question.txt last", "asked\n\n\nlast\n\nthe notes\n"),
         ("cat notes.txt | {run} -", "the notes\n"),
         ("cat notes.txt | {run}", "the notes\n"),
@@ -309,17 +316,14 @@ def written(environment, tiny_path):
         ("printf '' | {run} question", "question"),
         ("printf ' \\n' | {run} question", "question"),
         ("{run} question < /dev/null", "question"),
-        ("{run} question < empty.txt", "question"),
         ("{run} question <&-", "question"),
     ],
 )
-def test_what_is_piped_in_follows_the_prompt(environment, tiny_path, tmp_path, written, shell, prompt):
-    for name, text in {"notes": "the notes\n", "question": "asked\n", "empty": ""}.items():
-        (tmp_path / f"{name}.txt").write_text(text)
+def test_what_is_piped_in_follows_the_prompt(environment, tiny_path, notes, written, shell, prompt):
     command = shell.format(run=shlex.join([*COMMAND, "run", "-m", str(tiny_path), *GREEDY]))
     process = subprocess.run(
         ["sh", "-c", command],
-        cwd=tmp_path,
+        cwd=notes,
         env=environment,
         capture_output=True,
         text=True,
@@ -329,6 +333,20 @@ def test_what_is_piped_in_follows_the_prompt(environment, tiny_path, tmp_path, w
     assert (process.returncode, process.stderr) == (0, "")
     assert process.stdout == written(prompt)
     assert written("question") != written("question\n\nthe notes\n"), "they can be told apart"
+
+
+@pytest.mark.parametrize(
+    ("words", "stdin", "prompt"),
+    [
+        (["question"], b"the notes\n", "question\n\nthe notes\n"),
+        (["-f", "question.txt"], b"the notes\n", "asked\n\n\nthe notes\n"),
+        (["-f", "notes.txt", "question"], b"", "the notes\n\n\nquestion"),
+        (["question"], b"", "question"),
+    ],
+)
+def test_what_a_file_on_stdin_has_follows_too(environment, tiny_path, notes, written, words, stdin, prompt):
+    done = run_cli("run", *words, "-m", tiny_path, *GREEDY, env=environment, stdin=stdin, cwd=notes)
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", written(prompt))
 
 
 @pytest.mark.slow
@@ -475,19 +493,23 @@ PAIRS = {"first": "own", "second": "small"}
 
 # ---- what does not take what is written ----
 
+FULL_OR_CLOSED = [
+    ("{command} 2>/dev/full", 0, "TEXT", ""),
+    ("{command} 2>&-", 0, "TEXT", ""),
+    ("{command} >/dev/full", 1, "", "edgespec: error: standard output: No space left on device"),
+    ("{command} >/dev/full 2>/dev/full", 1, "", ""),
+    ("{command} >&-", 2, "", "edgespec: error: standard output is closed"),
+]
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("shell", "code", "stdout", "stderr"),
+    ("kind", "shell", "code", "stdout", "stderr"),
     [
-        ("{command} 2>/dev/full", 0, "TEXT", ""),
-        ("{command} 2>&-", 0, "TEXT", ""),
-        ("{command} >/dev/full", 1, "", "edgespec: error: standard output: No space left on device"),
-        ("{command} >/dev/full 2>/dev/full", 1, "", ""),
-        ("{command} >&-", 2, "", "edgespec: error: standard output is closed"),
+        *(("run", *case) for case in FULL_OR_CLOSED),
+        *((kind, *FULL_OR_CLOSED[at]) for kind in ("list", "help") for at in (2, 4)),  # stderr has nothing
     ],
 )
-@pytest.mark.parametrize("kind", ["run", "list", "help"])
 def test_standard_streams_that_are_full_or_closed(environment, tiny_path, kind, shell, code, stdout, stderr):
     """With a message too, so that there is something to be lost."""
     words = ["run", "abc", "-m", str(tiny_path), "-ngl", "9", "-n", "4", "--temp", "0", "--drafter", "none"]

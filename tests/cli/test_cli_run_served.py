@@ -80,7 +80,6 @@ def run(path: Path, environment: dict[str, str], *options: object, loaded: tuple
 @pytest.mark.parametrize(
     "options",
     [
-        ("--seed", 7),
         ("--temp", 0),
         ("--seed", 3, "--temp", 1.5, "--top-k", 0, "--repeat-penalty", 1.3, "--logit-bias", "5=-inf"),
         ("--seed", 7, "--raw", "--stop", "a"),

@@ -28,7 +28,7 @@ from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.tree_drafter import TreeDrafter
 from reference import filtered_probs
 from toy_models import chi_square_p_value
-from toy_schedulers import POLICIES, FixedPolicy, RandomScheduler, curves, soon_drafting
+from toy_schedulers import POLICIES, FixedPolicy, RandomScheduler, cases, curves, soon_drafting
 from toy_sessions import ToySession
 from toy_tasks import task_of
 
@@ -197,8 +197,7 @@ def test_the_expected_sequences_are_all_there_are():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", ["block", "chain"])
-@pytest.mark.parametrize("name", [*POLICIES, "random"])
+@pytest.mark.parametrize(("name", "rule"), cases(POLICIES))
 def test_every_policy_is_exact(clock, name, rule):
     scheduler = RandomScheduler if name == "random" else soon_drafting
     runs = Runs(clock, PARAMS["warm"], POLICIES.get(name, Policy()), rule, scheduler=scheduler)
@@ -208,8 +207,10 @@ def test_every_policy_is_exact(clock, name, rule):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", ["block", "chain"])
-@pytest.mark.parametrize("name", ["filtered", "penalties", "banned"])
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [("filtered", "block"), ("penalties", "block"), ("banned", "block"), ("penalties", "chain")],
+)
 def test_a_grammar_and_filters_are_exact(clock, name, rule):
     runs = Runs(clock, PARAMS[name], Policy(), rule, scheduler=RandomScheduler)
     assert p_value(runs, N_RUNS) > 1e-4

@@ -20,7 +20,7 @@ from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.tree_drafter import TreeDrafter
 from toy_heads import ToyTargetSession, state_of, toy_head, toy_mtp_head
 from toy_models import ToyModel, V, chi_square_p_value
-from toy_schedulers import FixedPolicy, RandomScheduler, SoonDrafting, curves, soon_drafting
+from toy_schedulers import FixedPolicy, RandomScheduler, SoonDrafting, cases, curves, soon_drafting
 from toy_sessions import ToySession
 from toy_tasks import task_of
 
@@ -106,8 +106,7 @@ def counts_of(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", ["block", "chain"])
-@pytest.mark.parametrize("name", [*POLICIES, "random"])
+@pytest.mark.parametrize(("name", "rule"), cases(POLICIES))
 def test_every_policy_is_exact(clock, name, rule):
     n = 2_000
     params = warm(1.0)
@@ -119,8 +118,7 @@ def test_every_policy_is_exact(clock, name, rule):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", ["block", "chain"])
-@pytest.mark.parametrize("name", [*POLICIES, "random"])
+@pytest.mark.parametrize(("name", "rule"), cases(["auto", "model, gamma 3"]))
 def test_a_head_in_the_targets_own_file_is_exact(clock, name, rule):
     n = 2_000
     scheduler = WithoutGuesses if name == "random" else soon_drafting

@@ -23,7 +23,7 @@ from edgespec.drafting.scheduler import FixedLength
 from edgespec.drafting.suffix import SuffixDrafts
 from edgespec.drafting.tree_drafter import TreeDrafter
 from toy_models import ToyModel, V, chi_square_p_value
-from toy_schedulers import POLICIES, FixedPolicy, RandomScheduler, SoonDrafting, curves, soon_drafting
+from toy_schedulers import POLICIES, FixedPolicy, RandomScheduler, SoonDrafting, cases, curves, soon_drafting
 from toy_sessions import ToySession, ToyStateSession
 from toy_tasks import task_of
 
@@ -142,8 +142,7 @@ def expected(target, params, prompt=PROMPT):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", ["block", "chain"])
-@pytest.mark.parametrize("name", [*POLICIES, "random"])
+@pytest.mark.parametrize(("name", "rule"), cases(POLICIES))
 def test_every_policy_is_exact(clock, name, rule):
     n = 3_000
     target, draft = ToyModel(1), ToyModel(101)
@@ -157,8 +156,7 @@ def test_every_policy_is_exact(clock, name, rule):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", ["block", "chain", "match"])
-@pytest.mark.parametrize("name", ["auto", "auto, gamma 3", "random"])
+@pytest.mark.parametrize(("name", "rule"), [*cases(["auto", "auto, gamma 3"]), ("random", "match")])
 def test_models_that_keep_a_state_are_exact(clock, name, rule):
     """What is read again must not change what is sampled, however much of it piles up."""
     n = 3_000

@@ -58,6 +58,14 @@ POLICIES = {
 }
 
 
+def cases(policies):
+    """Pairs of a policy's name and a rule: all by "block", and by "chain" what has all kinds of trees.
+
+    What is drafted does not depend on the rule it is judged by; "random" drafts whatever can be drafted.
+    """
+    return [*((name, "block") for name in (*policies, "random")), ("auto", "chain"), ("random", "chain")]
+
+
 class RandomScheduler(Scheduler):
     """Switches at random, from draft to draft and within a draft; uses only what a scheduler may know."""
 

@@ -139,7 +139,7 @@ class LocalWriter:
         return ended
 
     def close(self) -> None:
-        """End all requests."""
+        """End the requests that are under way; their answers are lost."""
         for running in self._running:
             running.stream.close()
         self._running, self._open = [], []

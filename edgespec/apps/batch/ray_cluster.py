@@ -59,7 +59,7 @@ class NodeSettings:
 
 
 class NodeCapacity(NamedTuple):
-    """Result of `NodeWorker.load`."""
+    """What a node takes once its models are loaded: the result of `NodeWorker.load`."""
 
     parallel: int
     """Most requests at once."""
@@ -67,7 +67,7 @@ class NodeCapacity(NamedTuple):
 
 
 class WorkerReport(NamedTuple):
-    """Result of `NodeWorker.work`."""
+    """News of a node: answers, tokens and lines since the last report of `NodeWorker.work`."""
 
     answers: list[tuple[BatchRequest, BatchAnswer]]
     n_tokens: int
@@ -420,7 +420,7 @@ def connect(address: str) -> None:
 
 
 def disconnect() -> None:
-    """Leave the cluster, if connected."""
+    """Leave the cluster; do nothing where none was joined."""
     ray.shutdown()
 
 

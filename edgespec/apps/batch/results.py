@@ -55,7 +55,7 @@ class BatchAnswer:
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """A line of the input."""
+    """A line of the input: its id, and the request to be answered."""
 
     place: int
     """Place of its result in the output, from 0; blank lines do not count."""

@@ -92,7 +92,7 @@ class Score:
 
     @property
     def perplexity(self) -> float:
-        """Return exp(nll)."""
+        """exp(nll): 1 where the model was sure of every token."""
         return math.exp(self.nll)
 
 
@@ -149,7 +149,7 @@ class Reference(Closing):
         self._text = text
 
     def put(self, rows: Rows) -> None:
-        """Append rows."""
+        """Append rows to the file, within `writing`. Raises EdgespecError on a full disk."""
         assert self._file is not None  # noqa: S101 - for the type checker: within `writing`
         # Plain writes: on a full disk they raise an error, while a memory mapping would crash the process.
         data = rows.data.cast("B")
@@ -168,7 +168,7 @@ class Reference(Closing):
         yield
 
     def take(self, n: int) -> Rows:
-        """Return the next `n` rows."""
+        """Return the next `n` rows that were put, shape (n, n_vocab). Raises EdgespecError."""
         assert self._file is not None  # noqa: S101 - for the type checker: within `reading`
         assert self._text is not None  # noqa: S101
         rows = np.empty((n, self._text.n_vocab), np.float32)

@@ -93,7 +93,7 @@ class Peer(Protocol):
 
     @property
     def name(self) -> str:
-        """Name in messages."""
+        """The name of the other program in tables and messages."""
         ...
 
     def runs(self, prompt: Prompt, round_: int) -> Iterator[Run]:
@@ -261,7 +261,7 @@ def turns(
 
 @dataclass(frozen=True, slots=True)
 class BenchProgress:
-    """Progress of a benchmark."""
+    """How far a benchmark is: prompts of the round, and seconds spent."""
 
     round: int
     done: int
@@ -286,7 +286,7 @@ class BenchLimits:
 
 @dataclass(frozen=True, slots=True)
 class BenchListener:
-    """Callbacks of a running benchmark."""
+    """Functions that a running benchmark calls: with runs, progress and lines for the user."""
 
     on_run: Callable[[Run], None]
     """Called with each run at once, so that it can be kept if a later one fails."""

@@ -84,7 +84,7 @@ class Passes(Closing):
         return PassTime(n, round_, seconds)
 
     def close(self) -> None:
-        """Free the session."""
+        """Free the session's cache."""
         self._context.session.close()
 
 

@@ -54,7 +54,7 @@ class Combination:
 
     @property
     def name(self) -> str:
-        """Name in files and messages."""
+        """The name in messages, and of the file of raw runs: TARGET+DRAFT+kernels-KERNELS."""
         return f"{self.target}+{self.draft}+kernels-{self.kernels}"
 
     @property
@@ -128,7 +128,7 @@ class _CellFile:
 
 @dataclass(frozen=True, slots=True)
 class ComparisonProgress:
-    """Progress of a comparison."""
+    """How far a comparison is: the run that begins, and how many of all are done."""
 
     combination: Combination
     round: int

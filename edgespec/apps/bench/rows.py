@@ -316,7 +316,7 @@ class EnergyColumn:
 
     @property
     def label(self) -> str:
-        """Such as "J/token, net (estimated)"."""
+        """The heading of the column, such as "J/token, net (estimated)"."""
         return f"J/token, {'net' if self.net else 'gross'}" + (f" {ESTIMATED}" if self.estimated else "")
 
     def of(self, variant: VariantSummary) -> float | None:
@@ -326,7 +326,7 @@ class EnergyColumn:
 
 @dataclass(frozen=True, slots=True)
 class ReportData:
-    """An outcome prepared for output."""
+    """An outcome in the rows, cells and curves that every form of output shows."""
 
     outcome: BenchmarkOutcome
     rows: tuple[Row, ...]

@@ -212,7 +212,7 @@ class ProblemsSolved:
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkOutcome:
-    """Everything recorded of a benchmark."""
+    """Everything recorded of a benchmark, as --json prints it and `compare` keeps it."""
 
     kind: str
     """"bench" or "compare"."""

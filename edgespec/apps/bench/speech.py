@@ -366,7 +366,7 @@ class FasterWhisper(Closing):
         return json.loads(line)
 
     def close(self) -> None:
-        """End it."""
+        """Kill the child that runs it, and wait for its end."""
         self._child.kill()
         self._child.communicate()
         self._log.close()

@@ -109,7 +109,7 @@ class VariantSummary:
 
 @dataclass(frozen=True, slots=True)
 class VariantComparison:
-    """A variant against plain decoding in one category."""
+    """Speed and energy of a variant over those of plain decoding, in one category."""
 
     variant: str
     speedup: Interval | None
@@ -173,7 +173,7 @@ class ThroughputCurve:
 
     @property
     def variants(self) -> tuple[str, ...]:
-        """The variants, plain first."""
+        """The names of the measured variants, plain decoding first."""
         return tuple(dict.fromkeys(point.variant for point in self.points))
 
     def of(self, variant: str) -> tuple[ThroughputPoint, ...]:

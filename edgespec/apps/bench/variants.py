@@ -22,7 +22,7 @@ _LENIENT = re.compile(rf"lenience-({_NUMBER})")
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """Drafting settings of a generation."""
+    """One way of drafting that is measured: drafter, length, and what is not exact."""
 
     name: str
     drafter: str

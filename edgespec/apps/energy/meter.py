@@ -83,7 +83,7 @@ class Window:
         self._meter.mark(self, phase)
 
     def end(self) -> Measurement:
-        """Close the window: EnergyMeter.end."""
+        """Close the window and return what was measured in it, as EnergyMeter.end."""
         return self._meter.end(self)
 
 
@@ -548,7 +548,7 @@ _STEP_S = 0.1  # between two calls of on_progress
 
 @dataclass(frozen=True, slots=True)
 class IdlePower:
-    """The measured power of the idle machine."""
+    """The mean power of the machine while this program sleeps, in watts."""
 
     watts: float | None
     """None if unknown; `reason` says why."""

@@ -212,7 +212,7 @@ class PmicPower(PowerSource):
         self._vcgencmd = vcgencmd
 
     def read(self) -> tuple[float, ...]:
-        """Return the board's watts."""
+        """Return the board's power in watts. Raises UnreadableError where its program fails."""
         command = [str(self._vcgencmd), "pmic_read_adc"]
         what = " ".join(command)
         try:
@@ -537,7 +537,7 @@ _LATE_S = 1.0  # how old a counter's figure may be when it is read; a generous b
 
 @dataclass(frozen=True, slots=True)
 class RaplZone:
-    """A counter of RAPL."""
+    """A counter of joules that RAPL keeps, of a package or a part of it."""
 
     domain: str
     """package-0, dram-0, psys."""

@@ -94,7 +94,7 @@ class TrainingJob:
 
 @dataclass(frozen=True, slots=True)
 class DraftFile:
-    """A draft that was built."""
+    """A draft that was built: its file, and the training it came from."""
 
     label: str
     """Such as "head-q4_0"."""

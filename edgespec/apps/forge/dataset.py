@@ -6,7 +6,7 @@
         00003.npz.set-aside                         a damaged shard, left for the user to look into
         .lock                                       held by the process that writes
 
-Hidden states are mapped, not loaded: a dataset may be larger than memory.
+Hidden states are mapped: a dataset may be larger than memory.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class Dataset:
                     yield text
 
     def shards(self) -> list[Path]:
-        """Return the shards, in order."""
+        """Return the files of texts, in the order in which they were written."""
         return [self.folder / name for name, aside in self._names() if not aside]
 
     def n_answer_tokens(self) -> int:

@@ -64,7 +64,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class CandidateResult:
-    """Measurements of one candidate."""
+    """Speed of one candidate beside plain decoding, with the raw runs."""
 
     candidate: Candidate
     timing: DraftTiming | None

@@ -51,7 +51,7 @@ LEAST_GAIN = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MakeRequest:
-    """A request for a draft."""
+    """All that `make_draft` needs: target, data, training, evaluation."""
 
     target: str
     data: DataRequest
@@ -65,7 +65,7 @@ class MakeRequest:
 
 @dataclass(frozen=True, slots=True)
 class MakeResult:
-    """Outcome of a request."""
+    """What became of a MakeRequest: all candidates, the best, and what it was measured against."""
 
     target_name: str
     texts: dict[str, int]

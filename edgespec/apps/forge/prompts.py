@@ -46,7 +46,7 @@ _PER_FILE = 12  # functions: some modules have hundreds that look alike
 
 @dataclass(frozen=True, slots=True)
 class LibraryFunction:
-    """A function of the library."""
+    """A function of Python's library, for a training prompt."""
 
     name: str
     signature: str

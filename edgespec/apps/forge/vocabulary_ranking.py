@@ -35,7 +35,7 @@ _ROWS, _PLACES = 8192, 512  # rows of the output matrix and places at a time: 0.
 
 @dataclass(frozen=True, slots=True)
 class SourceVocabulary:
-    """Tokens of a model's file."""
+    """The tokens of a model's file: which every cut keeps, and which none needs."""
 
     n_vocab: int
     required: npt.NDArray[np.int64]

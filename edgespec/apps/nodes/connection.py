@@ -282,7 +282,7 @@ class Nodes(Closing):
         return {name: reason for name, reason in reasons.items() if reason}
 
     def close(self) -> None:
-        """Close all tunnels."""
+        """Close the tunnels to all nodes."""
         for tunnel in self._tunnels.values():
             tunnel.close()
 

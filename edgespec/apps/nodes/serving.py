@@ -44,7 +44,7 @@ _MOST_ENDS, _ENDS_S = 5, 60.0  # so many in so many seconds: something is wrong 
 
 @dataclass(frozen=True, slots=True)
 class NodeOptions:
-    """Options of a node."""
+    """Where a node listens, and what of the machine it gives to clients."""
 
     port: int
     """Port; 0: a free one."""

@@ -175,7 +175,7 @@ class LocalMachine:
 
 @dataclass(frozen=True, slots=True)
 class LayerShare:
-    """Layers that one machine gets."""
+    """Layers that one machine gets, with the memory (bytes) and time (ms) they take there."""
 
     node: ConnectedNode | None
     """Node; None: this machine."""

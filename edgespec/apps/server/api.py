@@ -157,7 +157,7 @@ class TokenizerFacts(BaseModel):
 
 
 def add_tokenizer(app: FastAPI, target: Model, service: Service) -> None:
-    """Add the routes to `app`."""
+    """Add /tokenize, /detokenize and /tokenizer_info to `app`."""
 
     @app.post("/tokenize", response_model_exclude_unset=True)
     async def tokenize(body: TokenizeRequest) -> TokenizedText:
@@ -235,18 +235,18 @@ class RunWriter(AnswerWriter[Token, Result]):
         self._limit = limit
 
     def add(self, _index: int, made: Sequence[Token], /) -> str:
-        """Return a line of tokens."""
+        """Return a line of JSON with the tokens that were made."""
         return write_part(RunPart(tokens=tuple((token.id, token.text, token.origin) for token in made)))
 
     def finish(self, _index: int, end: Result, /) -> str:
-        """Return the last line."""
+        """Return the last line of JSON, with the statistics."""
         if end.stop_reason == "length":
             end = replace(end, stop_reason=self._limit)
         end = replace(end, energy=None)  # measured unasked
         return write_part(RunPart(result=msgspec.Raw(msgspec.json.encode(end)), prompt=self._prompt))
 
     def idle(self, *, is_waiting: bool) -> str:
-        """Return an empty line."""
+        """Return an empty line, by which a client notices that the server lives."""
         return "\n"
 
     def queued(self, place: int) -> str:
@@ -317,7 +317,7 @@ _RANDOM_SEED = (1 << 32) - 1  # llama-server's word for "another each time"
 
 
 class GenerationSettings(BaseModel):
-    """Defaults of a request."""
+    """Settings of a request that names none, as llama-server reports them."""
 
     n_ctx: int = Field(description="Most tokens of prompt and answer.")
     speculative: bool
@@ -349,7 +349,7 @@ class ServerProps(BaseModel):
 
 
 def add_props(app: FastAPI, engine: Engine, worker: Worker, service: Service, *, takes_tools: bool) -> None:
-    """Add the route to `app`."""
+    """Add GET /props to `app`: the model, its template, defaults of requests."""
     target, defaults = engine.target, SamplingParams()
     params = {
         "n_predict": -1,
@@ -397,7 +397,7 @@ def add_props(app: FastAPI, engine: Engine, worker: Worker, service: Service, *,
 def add_infill(
     app: FastAPI, target: Model, service: Service, reader: RequestReader, answerer: Answerer
 ) -> None:
-    """Add the route to `app`."""
+    """Add POST /infill to `app`: text for a gap between two others."""
 
     @app.post("/infill", response_model=InfillAnswer | dict[str, Any], responses=stream_responses(InfillPart))
     async def infill(request: Request, body: InfillRequest) -> Response:
@@ -602,7 +602,7 @@ def create_speech_app(service: SpeechService, *, metrics: Metrics | None, log: M
 
 
 class OllamaVectorRequest(OllamaRequest):
-    """The fields of both routes."""
+    """Fields that /api/embed and /api/embeddings share."""
 
     options: Annotated[dict[str, Any] | None, OPTIONS_SCHEMA] = None
     keep_alive: float | str | None = Field(
@@ -641,7 +641,7 @@ class OllamaVector(BaseModel):
 
 
 def add_ollama_embeddings(app: FastAPI, service: EmbeddingService) -> None:
-    """Add the routes to `app`."""
+    """Add POST /api/embed and /api/embeddings, and the facts of the model, to `app`."""
     model = service.worker.embedder.model
     # Ollama has no word for a model that ranks.
     capabilities = [] if service.ranks else ["embedding"]

@@ -298,7 +298,7 @@ _FORMS = {
 
 
 class ValidationMistake(NamedTuple):
-    """A mistake in a request."""
+    """A field that pydantic refused, and a line that says why."""
 
     field: str | None
     """The request's own field that it is in."""

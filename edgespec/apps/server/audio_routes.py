@@ -316,7 +316,7 @@ class AudioWriter(AnswerWriter[Segment, Transcript]):
         self.whole_type = MEDIA_TYPES.get(form, AnswerWriter.whole_type)
 
     def add(self, _index: int, made: Sequence[Segment]) -> str:
-        """Return the events of segments."""
+        """Return an event for each segment that was heard."""
         return "".join(_event(TranscriptDelta(delta=segment.text)) for segment in made)
 
     def finish(self, _index: int, end: Transcript) -> str:
@@ -326,7 +326,7 @@ class AudioWriter(AnswerWriter[Segment, Transcript]):
         return _event(TranscriptDone(text=end.text, usage=usage, edgespec=stats_object(end)))
 
     def whole(self, ends: Sequence[Transcript]) -> str:
-        """Return the answer."""
+        """Return the whole answer to a request that does not stream, in the format it asked for."""
         (transcript,) = ends
         for line in remarks(transcript):
             self._on_message(f"file: {line}")
@@ -372,7 +372,7 @@ def _event(item: TranscriptDelta | TranscriptDone) -> str:
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class QueuedRecording(QueuedRequest[Segment, Transcript]):
-    """One recording to be transcribed."""
+    """A recording that waits to be transcribed, with its options."""
 
     samples: npt.NDArray[np.float32]
     options: SpeechOptions

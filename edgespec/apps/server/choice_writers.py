@@ -136,7 +136,7 @@ class ChatChoiceWriter:
         return self._chunk(MessageDelta(role="assistant", content=""))
 
     def add(self, tokens: Sequence[Token]) -> Iterator[ChatChunk]:
-        """Yield the chunks of `tokens`."""
+        """Yield the chunks of a stream that `tokens` complete: text, thoughts or calls."""
         start = len(self._written.text)
         text = self._written.add(tokens)
         if self._reader:
@@ -151,7 +151,7 @@ class ChatChoiceWriter:
         yield self._chunk(MessageDelta(), self._finish_reason(result))
 
     def usage(self, usage: Usage) -> ChatChunk:
-        """Return the chunk of stream_options.include_usage."""
+        """Return the last chunk of a stream: tokens used, as stream_options.include_usage asks."""
         return ChatChunk(**self._begun("chat.completion.chunk"), choices=[], usage=usage)
 
     def whole(self, choices: list[ChatChoice], usage: Usage) -> ChatCompletion:
@@ -159,7 +159,7 @@ class ChatChoiceWriter:
         return ChatCompletion(**self._begun("chat.completion"), choices=choices, usage=usage)
 
     def choice(self, result: Result) -> ChatChoice:
-        """Return the whole answer."""
+        """Return the whole answer: its message, and why it ended."""
         content = "".join(self._said)
         message = AnswerMessage(
             role="assistant", content=content or (None if self.calls else ""), refusal=None
@@ -293,7 +293,7 @@ class TextChoiceWriter:
         return self._chunk(self._echo) if self._echo else None
 
     def add(self, tokens: Sequence[Token]) -> Iterator[TextCompletion]:
-        """Yield the chunks of `tokens`."""
+        """Yield the chunk of a stream with the text of `tokens`, if they complete any."""
         start = len(self._written.text)
         if text := self._written.add(tokens):
             chunk = self._chunk(text)
@@ -305,7 +305,7 @@ class TextChoiceWriter:
         yield self._chunk("", finish_reason(result))
 
     def usage(self, usage: Usage) -> TextCompletion:
-        """Return the chunk of stream_options.include_usage."""
+        """Return the last chunk of a stream: tokens used, as stream_options.include_usage asks."""
         return self._made([], usage)
 
     def whole(self, choices: list[TextChoice], usage: Usage) -> TextCompletion:
@@ -313,7 +313,7 @@ class TextChoiceWriter:
         return self._made(choices, usage)
 
     def choice(self, result: Result) -> TextChoice:
-        """Return the whole text."""
+        """Return the whole text, and why it ended."""
         logprobs = None
         if self._written.keeps_tokens:
             tokens = self._tokens if self._echo is None else self._with_prompt(result)

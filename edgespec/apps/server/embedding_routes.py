@@ -78,7 +78,7 @@ class EmbeddingRequest(RequestPart):
 
 
 class RerankText(RequestPart):
-    """A document as an object."""
+    """A document to be ranked, given as an object."""
 
     text: str = Field(min_length=1)
 
@@ -130,7 +130,7 @@ class RankedText(BaseModel):
 
 
 class RankedDocument(BaseModel):
-    """The score of a document."""
+    """A document's place in the request, and how relevant it is."""
 
     index: int = Field(description="Its place in the request.")
     relevance_score: float = Field(description="0 to 1.")
@@ -203,7 +203,7 @@ class EmbeddingService:
     def read_each(
         self, read: Callable[[Any], list[int]], texts: Sequence[Any], param: str
     ) -> list[list[int]]:
-        """Return what `read` makes of each of `texts`; a UsageError becomes an ApiError that says which."""
+        """Return the tokens that `read` makes of each text. Raises ApiError that names a refused one."""
         found = []
         for number, text in enumerate(texts):
             try:
@@ -225,7 +225,7 @@ class EmbeddingService:
 
 
 def add_embeddings(app: FastAPI, service: EmbeddingService) -> None:
-    """Add the routes to `app`."""
+    """Add POST /v1/embeddings and POST /v1/rerank to `app`."""
 
     @app.post(EMBEDDINGS, response_model=EmbeddingList)
     async def embed(request: Request, body: EmbeddingRequest) -> Response:

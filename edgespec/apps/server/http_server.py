@@ -76,7 +76,7 @@ class HttpProtocol(H11Protocol):
         self._watch_headers()
 
     def data_received(self, data: bytes) -> None:
-        """Take what the client sent."""
+        """Take bytes from the client; headers have to be complete in time."""
         super().data_received(data)
         self._watch_headers()
 
@@ -93,7 +93,7 @@ class HttpProtocol(H11Protocol):
         self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
+        """Forget the connection, whose requests see that the client is gone."""
         super().connection_lost(exc)
         for timer in (self._headers_timer, self._stalled_timer):
             if timer:
@@ -107,7 +107,7 @@ class HttpProtocol(H11Protocol):
         self._stalled_timer = self.loop.call_later(STALLED_S, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Go on writing."""
+        """Go on writing: the client has read what waited."""
         super().resume_writing()
         if self._stalled_timer:
             self._stalled_timer.cancel()
@@ -135,11 +135,11 @@ class HttpServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Leave the signals alone."""
+        """Leave the signals to the command, which handles them."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and say so."""
+        """Listen on the port, and say so once clients can come."""
         await super().startup(sockets)
         self._on_ready()
 
@@ -150,7 +150,7 @@ class HttpServer(uvicorn.Server):
 
 
 class Working(Protocol):
-    """Whatever does a server's work."""
+    """Whatever does a server's work beside its event loop: a worker, or several."""
 
     @property
     def parallel(self) -> int:

@@ -72,13 +72,13 @@ class ChoicesWriter:
         return [self._results[i] for i in sorted(self._results)]
 
     def begin(self) -> Iterator[Chunk]:
-        """Yield the first chunks."""
+        """Yield the chunks that come before any text."""
         for writing in self._writings:
             if chunk := writing.begin():
                 yield chunk
 
     def add(self, index: int, tokens: Sequence[Token]) -> Iterator[Chunk]:
-        """Yield the chunks of `tokens`."""
+        """Yield the chunk of a stream with the text of `tokens`, if they complete any."""
         self._logprobs[index] += sum(token.logprob or 0.0 for token in tokens)
         yield from self._writings[index].add(tokens)
 
@@ -131,11 +131,11 @@ class OpenAIWriter(AnswerWriter[Token, Result]):
         self._usage = usage
 
     def begin(self) -> str:
-        """Return the first chunks."""
+        """Return the events that come before any text."""
         return _events(self._writing.begin())
 
     def add(self, index: int, tokens: Sequence[Token]) -> str:
-        """Return the chunks of `tokens`."""
+        """Return the events that `tokens` of text number `index` complete."""
         return _events(self._writing.add(index, tokens))
 
     def finish(self, index: int, result: Result) -> str:
@@ -146,7 +146,7 @@ class OpenAIWriter(AnswerWriter[Token, Result]):
         return last + (_events([self._writing.usage()]) if self._usage else "") + "data: [DONE]\n\n"
 
     def whole(self, results: Sequence[Result]) -> str:
-        """Return the answer."""
+        """Return the whole answer to a request that does not stream, all its texts in it, as JSON text."""
         for i, result in enumerate(results):
             self.finish(i, result)
         return self._writing.whole().model_dump_json(exclude_unset=True)
@@ -182,11 +182,11 @@ class InfillWriter(AnswerWriter[Token, Result]):
         return f"data: {part.model_dump_json()}\n\n"
 
     def finish(self, index: int, result: Result) -> str:
-        """Return the last event."""
+        """Return the event that ends a stream: the empty text, the reason of the end, and the statistics."""
         return f"data: {self._end(result, streamed=True)}\n\n"
 
     def whole(self, results: Sequence[Result]) -> str:
-        """Return the answer."""
+        """Return the whole answer to a request that does not stream, all its texts in it, as JSON text."""
         return self._end(results[0], streamed=False)
 
     def _end(self, result: Result, *, streamed: bool) -> str:

@@ -109,7 +109,7 @@ class Service:
 
 @dataclass(frozen=True)
 class PreparedText:
-    """One text of a request, as the worker writes it."""
+    """One text of a request as the worker writes it: the prompt's tokens, options, and the answer's form."""
 
     tokens: list[int]
     options: Options
@@ -165,7 +165,7 @@ class RequestReader:
         return self._model.tokenize_rendered(prompt.text)
 
     def chat(self, request: ChatRequest) -> PreparedText:
-        """Prepare a chat completion."""
+        """Return the prompt's tokens and the options of a chat completion. Raises ApiError."""
         request = self._asked(request)
         if request.top_logprobs and not request.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
@@ -423,7 +423,7 @@ class AnswerConstraint:
 
     @property
     def param(self) -> str:
-        """The field of the request."""
+        """The field of the request to name in an error: the part of `field` before the first dot."""
         return self.field.partition(".")[0]
 
 

@@ -186,7 +186,7 @@ class SystemMessage(NamedMessage):
 
 
 class UserMessage(NamedMessage):
-    """A message of the user."""
+    """A message of the user, text or parts; `name` may say which user."""
 
     role: Literal["user"]
     content: Content
@@ -259,7 +259,7 @@ class Tool(RequestPart):
 
 
 class FunctionName(RequestPart):
-    """The function to be called."""
+    """The name of the function that tool_choice demands."""
 
     name: str
 
@@ -301,7 +301,7 @@ class AllowedToolsChoice(RequestPart):
 
 
 class TextFormat(RequestPart):
-    """Plain text."""
+    """The form of an answer that is any text."""
 
     type: Literal["text"]
 
@@ -314,7 +314,7 @@ class JsonFormat(RequestPart):
 
 
 class JsonSchema(RequestPart):
-    """A JSON schema."""
+    """A JSON schema that the answer has to match, with a name."""
 
     name: str = "response"
     description: str | None = Field(None, description="Changes nothing: the prompt is left alone.")
@@ -342,7 +342,7 @@ class SchemaFormat(RequestPart):
 
     @property
     def whole(self) -> dict[str, Any]:
-        """The schema, wherever it stands."""
+        """The schema, in whichever of its places the request has it."""
         return self.json_schema.schema_ if self.json_schema else self.schema_ or {}
 
     @property
@@ -362,7 +362,7 @@ class SpeculativeOptions(RequestPart):
 
 
 class StreamOptions(RequestPart):
-    """The options of a stream."""
+    """What a stream tells beside text: tokens used, at its end."""
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = Field(None, description="OpenAI's; changes nothing.")

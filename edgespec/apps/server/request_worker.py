@@ -27,7 +27,7 @@ from edgespec.platform.turns import Turns
 
 
 class QueueFull(EdgespecError):  # noqa: N818 - what happened, as its reader says it
-    """The queue is full."""
+    """As many requests wait as the queue holds; this one is refused."""
 
     def __init__(self, n_waiting: int) -> None:
         super().__init__(f"{n_waiting} requests wait already; try again later")
@@ -42,7 +42,7 @@ class TimedOut(EdgespecError):  # noqa: N818 - what happened, as its reader says
 
 
 class ShuttingDown(EdgespecError):  # noqa: N818 - what happened, as its reader says it
-    """The server ends."""
+    """The server ends: a request that came now or still waited is not begun."""
 
     def __init__(self) -> None:
         super().__init__("the server is shutting down")
@@ -124,7 +124,7 @@ class RequestQueue(Generic[_R]):
         return sum(map(len, self._queues.values()))
 
     def add(self, request: _R) -> None:
-        """Add `request` to the queue."""
+        """Add `request` to those of its client that wait."""
         self._queues.setdefault(request.client, deque()).append(request)
 
     def remove(self, request: _R) -> None:

@@ -167,7 +167,7 @@ class AnswerToolCall(BaseModel):
 
 
 class AnswerMessage(BaseModel):
-    """A message of the model."""
+    """The message of an answer: text, thoughts, and calls of tools."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None
@@ -178,7 +178,7 @@ class AnswerMessage(BaseModel):
 
 
 class ChatChoice(BaseModel):
-    """An answer."""
+    """One of the answers (`n`) to a chat completion: its message, and why it ended."""
 
     index: int = 0
     message: AnswerMessage
@@ -229,7 +229,7 @@ class MessageDelta(BaseModel):
 
 
 class ChatChunkChoice(BaseModel):
-    """An answer's next part."""
+    """The next part of one of the answers in a stream."""
 
     index: int = 0
     delta: MessageDelta

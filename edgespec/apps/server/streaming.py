@@ -36,7 +36,7 @@ _SETTLE_S = 0.1
 
 
 class ClientGone(Exception):  # noqa: N818 - no error: nobody is there to be answered
-    """The client went away."""
+    """The client went away: nothing more is written for it."""
 
 
 class RequestRun(Generic[Part, End]):
@@ -217,7 +217,7 @@ class RequestRun(Generic[Part, End]):
         return True
 
     def close(self) -> None:
-        """End what has not ended."""
+        """End the texts that are under way, and begin none of those that wait."""
         self._is_closed = True
         self._unbegun.clear()
         self._news.clear()
@@ -269,11 +269,11 @@ class AnswerWriter(ABC, Generic[Part, End]):
         return f": {'waiting' if is_waiting else 'writing'}\n\n"  # a comment, as below: clients skip it
 
     def queued(self, place: int) -> str:
-        """The line about the request's place in the queue."""
+        """Return the comment with the place in the queue, and a ping, which clients count."""
         return f": queue {place}\n\n"
 
     def reading(self, progress: PromptProgress) -> str:
-        """The line about how far the prompt is read."""
+        """Return the comment with how many tokens of the prompt are read, and a ping."""
         return f": reading {progress.n_read} of {progress.n_tokens} tokens\n\n"
 
     def stopped(self) -> str:

@@ -32,7 +32,7 @@ from edgespec.platform.turns import Turns
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class QueuedGeneration(QueuedRequest[Token, Result]):
-    """A request for a generation."""
+    """A request for a text that waits for the worker."""
 
     tokens: Sequence[int]
     options: Options

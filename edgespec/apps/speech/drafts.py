@@ -300,13 +300,13 @@ _MOST_DRAFTED = 16  # windows, after which one without the draft shows anew what
 
 
 class SpeechDraftModel(DraftModel):
-    """A draft model that hears a window: reading its prompt is cheap, so it is active from the start."""
+    """A draft model that hears a window. Its prompt is short, so it drafts from the start."""
 
     starts_idle = False
 
 
 class TranslatedSpeechModel(TranslatedModel):
-    """The same for a model of another vocabulary."""
+    """A SpeechDraftModel of another vocabulary than the target."""
 
     starts_idle = False
 

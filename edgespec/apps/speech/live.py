@@ -93,7 +93,7 @@ class LiveHearing:
 
     @property
     def transcript(self) -> Transcript:
-        """The final text so far."""
+        """The text so far that nothing heard later changes."""
         return self._hearing.transcript
 
     def stop(self) -> None:

@@ -39,7 +39,7 @@ _REPLACEMENT = "\ufffd"
 
 @dataclass(frozen=True)
 class WhisperTokenizer:
-    """The tokenizer of one model."""
+    """The tokens of one Whisper model: words, languages, tasks and times."""
 
     tokens: tuple[bytes, ...]
     """The bytes of the ordinary tokens, by id."""

@@ -61,7 +61,7 @@ _TOO_WARM = 0.5  # temperature above which a text is no prompt for the next
 
 
 class SpeechDrafts(Protocol):
-    """The drafts of a transcription."""
+    """Gives each window of a recording its drafter."""
 
     def begin_window(
         self, mel: npt.NDArray[np.float32], audio: EncodedAudio, stats: SpeechStats, n_frames: int

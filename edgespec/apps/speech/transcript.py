@@ -61,7 +61,7 @@ class Doubt:
 
 @dataclass(slots=True)
 class SpeechStats:
-    """Totals of a transcription."""
+    """Counts and seconds of a transcription, added up over its windows."""
 
     audio_s: float = 0.0
     """Length of the sound."""

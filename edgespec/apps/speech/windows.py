@@ -37,7 +37,7 @@ class BeamPasses(DecoderPasses, Protocol):
 
 @dataclass(slots=True)
 class Beam:
-    """A text under way."""
+    """One of the texts that a beam search goes on with."""
 
     tokens: list[int]
     logprob: float

@@ -32,7 +32,7 @@ class GrammarModel(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name, for errors."""
+        """The model's name, for errors."""
 
     @property
     def n_vocab(self) -> int:
@@ -84,7 +84,7 @@ class GrammarVocabulary(Closing):
             return found
 
     def tokenizer(self) -> LLTokenizer:
-        """Return it once it is prepared. Raises UsageError for a model whose texts cannot end."""
+        """Return the tokenizer once it is prepared. Raises UsageError for a model whose texts cannot end."""
         return self._made.result()
 
     def close(self) -> None:

@@ -83,7 +83,7 @@ class Overlap:
 
     @property
     def advice(self) -> str:
-        """One sentence: whether to try."""
+        """One sentence for the user: whether drafts of this model are worth a try."""
         figures = f"about {self.acceptance:.0%} of what it drafts should be accepted"
         if not self.worth:
             if self.cost > 0.5:

@@ -57,7 +57,7 @@ class Translation:
         return len(self._ids)
 
     def clear(self) -> None:
-        """Begin again."""
+        """Forget both texts."""
         self.tokens.clear()
         self._ids.clear()
         self._words.clear()
@@ -149,7 +149,7 @@ class ForeignSession(DraftSession, Protocol):
 
     @property
     def model(self) -> ForeignModel:
-        """Its model."""
+        """The draft model, of another vocabulary."""
 
 
 class TranslatedModel(DraftModel):

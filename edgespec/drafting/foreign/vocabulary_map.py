@@ -20,7 +20,7 @@ NONE = -1
 
 
 class TokenVocabulary(Protocol):
-    """The tokenizer of a `Model`."""
+    """Tokens and their texts, as a `Model` has them."""
 
     @property
     def n_vocab(self) -> int:

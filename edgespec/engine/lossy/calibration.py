@@ -2,7 +2,7 @@
 
     CACHE/profiles/TARGET+DRAFT-HASH.calibration.json       a choice for each signal and span (teacher.py)
 
-Unlike a profile it depends on the models only, not on the machine.
+It depends on the models alone, where a profile depends on the machine too.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class ThresholdChoice:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """All choices of a pair."""
+    """The thresholds that were found for a pair, by signal and span."""
 
     target: str
     """`file_fingerprint` of its file."""
@@ -85,7 +85,7 @@ class Calibration:
     format: int = FORMAT
 
     def with_choices(self, choices: Sequence[ThresholdChoice]) -> Calibration:
-        """Return it with these in place of older ones of the same signal and span."""
+        """Return the calibration with `choices` in place of older ones of the same signal and span."""
         return replace(self, choices={**self.choices, **{_name(c.signal, c.span): c for c in choices}})
 
 

@@ -101,7 +101,7 @@ class SoloStep:
 
     @property
     def origins(self) -> tuple[Origin, ...]:
-        """The small model alone."""
+        """The origin "alone" of its token; empty without one."""
         return () if self.token is None else ("alone",)
 
     @property

@@ -114,7 +114,7 @@ class RepositoryFile:
 
     @property
     def full_name(self) -> str:
-        """OWNER/REPO/FILE.gguf."""
+        """The name that `models pull` takes: OWNER/REPO/FILE.gguf."""
         return f"{self.repo}/{self.file}" if self.repo else self.file
 
 

@@ -270,8 +270,9 @@ CORPUS = [row for row in MADE if not (row.unenforced or row.is_openapi or "'numb
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_forced_calls_fit_the_schemas_that_clients_send(family: str):
+    """A family has a third of the schemas, and each schema a third of the families."""
     form = form_of(family)
-    for row in CORPUS:
+    for row in CORPUS[[*FAMILIES].index(family) % 3 :: 3]:
         functions = {"f": row.schema}
         forced = ForcedCalls(form, functions)
         compiled = GrammarSource.lark(forced_calls(forced, no_token), "tools").compiled

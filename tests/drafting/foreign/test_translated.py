@@ -131,10 +131,12 @@ def test_what_is_emitted_is_distributed_as_the_target_alone(clock, level):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("rule", ["block", "chain"])
+@pytest.mark.parametrize(
+    ("policy", "rule"), [("staged", "block"), ("all", "block"), ("random", "block"), ("random", "chain")]
+)
 @pytest.mark.parametrize("level", LEVELS)
 def test_every_level_rule_and_policy_is_exact(clock, level, rule, policy):
+    """What the model alone drafts is counted above."""
     exact(clock, level, rule, POLICIES[policy], 3_000)
 
 

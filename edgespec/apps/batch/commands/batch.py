@@ -79,7 +79,7 @@ class BatchDisplay(ProgressDisplay):
         self._drawn = 0.0
 
     def update(self) -> None:
-        """Show what has changed."""
+        """Draw the bar anew, at most every half second, or print a line if one is due."""
         now, n_done = self._clock(), self._results.n_done
         if err.is_terminal:
             if now >= self._drawn + 0.5 or n_done == self._n_requests:
@@ -160,7 +160,7 @@ class BatchFiles:
 
     @property
     def out(self) -> Path:
-        """The file of the results."""
+        """The file of the results; "-" is standard output."""
         return Path("-") if self.to is None else self.to
 
     @property
@@ -223,7 +223,7 @@ class PlainPrompts:
     )
 
     def defaults(self) -> PromptDefaults:
-        """Return them as the batch takes them. Raises UsageError."""
+        """Return the defaults of requests that name no option. Raises UsageError."""
         from edgespec.apps.batch.local import PromptDefaults
 
         n_predict = most_tokens(self.n_predict)
@@ -497,7 +497,7 @@ class BatchRate:
                 self._seen.popleft()
 
     def answered(self, answer: BatchAnswer) -> None:
-        """Note a complete answer."""
+        """Count a complete answer, its tokens, and whether it was cut."""
         self._n_answers += 1
         self.n_cut += answer.is_cut
         self._n_answer_tokens += answer.n_tokens

@@ -64,7 +64,7 @@ class SuitePrompts:
 
 @option_group()
 class VariantChoice:
-    """The variants that are compared with plain decoding."""
+    """The ways of drafting that are measured beside plain decoding."""
 
     variants: Annotated[
         str,

@@ -51,7 +51,7 @@ class CalibrationGoal:
 
 @option_group()
 class CalibrationPrompts:
-    """The prompts that the target answers."""
+    """The prompts that the target answers, and the tokens it writes to each."""
 
     suite: SuiteChoice
     n_predict: TokensOption = 128

@@ -140,7 +140,7 @@ class AccuracyOptions:
 
 @option_group()
 class ComparisonFolder:
-    """Folder of a comparison."""
+    """Where a comparison keeps its raw runs, and whether it goes on with them."""
 
     out: Annotated[
         Path,
@@ -375,7 +375,7 @@ class RunningComparison:
 
 @dataclass(frozen=True, slots=True)
 class ComparisonModels:
-    """The models of a comparison."""
+    """The files that a comparison combines, hashed once."""
 
     targets: list[ModelFile]
     drafts: list[str]

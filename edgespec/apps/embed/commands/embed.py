@@ -115,7 +115,7 @@ class InputText:
 
     @property
     def place(self) -> str:
-        """The place, for a message."""
+        """Where the text stands, for a message: its file and line."""
         name = "standard input" if self.file == STDIN else self.file
         return name if self.line is None else f"{name}:{self.line}"
 

@@ -33,7 +33,7 @@ def print_stored(kept: list[StoredDataset]) -> None:
 
 
 def described(kept: StoredDataset) -> dict[str, object]:
-    """The object of --json."""
+    """Return the object that --json prints of stored texts."""
     return {
         "path": str(kept.folder),
         "target": kept.target or None,

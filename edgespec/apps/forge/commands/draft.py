@@ -108,7 +108,7 @@ TargetOption = Annotated[
 
 @option_group()
 class MakeOptions:
-    """The draft that is made."""
+    """For which target a draft is made, its name, and whether it is kept in any case."""
 
     target: TargetOption = None
     name: Annotated[
@@ -220,13 +220,13 @@ class TrainingOptions:
 
 @option_group(_JUDGING)
 class EvaluationOptions:
-    """Length of an evaluation."""
+    """How long an evaluation is: rounds, and tokens of an answer."""
 
     rounds: Annotated[int, typer.Option(min=1, help="Rounds over all prompts.")] = 3
     n_predict: Annotated[int, typer.Option("--n-predict", "-n", min=2, help="Tokens of an answer.")] = 64
 
     def settings(self, n_prompts: int, threads: int | None, kernels: str) -> EvaluationSettings:
-        """Return them as the judge wants them."""
+        """Return the settings of an evaluation with `n_prompts` prompts."""
         from edgespec.apps.forge.evaluation_process import EvaluationSettings
 
         off = kernels == "off"

@@ -61,7 +61,7 @@ def print_evaluated(found: DraftEvaluation) -> None:
 
 
 def evaluated_document(found: DraftEvaluation) -> dict[str, Any]:
-    """Return what was measured, raw runs too, as JSON has it."""
+    """Return an evaluation as the object that --json prints: figures and raw runs of both drafts."""
     return {
         "target": found.target_name,
         "draft": _document(found.draft),

@@ -20,7 +20,7 @@ EmbedFn = Callable[[npt.NDArray[np.int32]], npt.NDArray[np.float16]]
 
 @dataclass(frozen=True, slots=True)
 class BatchSize:
-    """The size of a batch."""
+    """The shape of a batch: `n` rows of `columns` tokens."""
 
     n: int = 2
     columns: int = 640

@@ -54,7 +54,7 @@ class TrainingBatch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TrainingRecipe:
-    """Hyperparameters of a family."""
+    """Hyperparameters with which a family is trained."""
 
     matrices: Literal["muon", "adam"]
     rate: float
@@ -72,7 +72,7 @@ class Trainable(Protocol):
 
     @property
     def recipe(self) -> TrainingRecipe:
-        """Hyperparameters."""
+        """The hyperparameters it is trained with."""
 
     @property
     def frozen(self) -> Params:

@@ -453,7 +453,7 @@ _N_COMPARED = 1024  # rows of the output matrix
 
 @dataclass(frozen=True, slots=True)
 class HeadMetadata:
-    """Metadata of a head's file."""
+    """What a head's file says of it beside its weights."""
 
     shape: BlockShape
     target_sha256: str

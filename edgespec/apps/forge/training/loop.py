@@ -180,7 +180,7 @@ class TrainingSettings:
 
 @dataclass(frozen=True, slots=True)
 class TrainingProgress:
-    """Progress of a training."""
+    """How far a training is: steps, tokens, the share done (0 to 1), seconds left."""
 
     what: Literal["compiling", "training", "evaluating"]
     n_steps: int
@@ -192,7 +192,7 @@ class TrainingProgress:
 
     @property
     def figures(self) -> str:
-        """Figures to show, in words."""
+        """The progress in words, for the line that is shown."""
         if self.what == "compiling":
             return "compiling"
         shares = self.acceptance.by_position if self.acceptance else ()
@@ -202,7 +202,7 @@ class TrainingProgress:
 
 @dataclass(frozen=True, slots=True)
 class TrainingResult:
-    """Outcome of a training."""
+    """The best parameters of a training, and how it came to them."""
 
     params: Params
     """Parameters with the best acceptance."""

@@ -209,7 +209,7 @@ class ListenOptions:
 
 @option_group(OUTPUT)
 class ServeOutput:
-    """Output of a server."""
+    """What a server prints: one JSON object when it is ready, a line for each request."""
 
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object when it is ready.")] = False
     quiet: Annotated[bool, typer.Option("--quiet", help="Print no line for each request.")] = False
@@ -223,7 +223,7 @@ class ServeOutput:
 
 @option_group(_LIMITS)
 class RequestLimits:
-    """Limits of requests."""
+    """How many requests wait, how large they are, and how long a model thinks."""
 
     max_queue: Annotated[int, typer.Option(min=0, max=10_000, help="Requests that may wait.")] = 64
     max_body: Annotated[int, typer.Option(metavar="MB", min=1, max=1024, help="Size of a request.")] = 4

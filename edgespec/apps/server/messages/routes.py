@@ -170,7 +170,7 @@ class MessagesReader:
         self._reader = reader
 
     def read(self, body: MessagesRequest) -> PreparedText:
-        """Prepare a request."""
+        """Return the prompt's tokens and the options of a request. Raises ApiError."""
         if body.thread is not None:
             line = "thread: no conversation is kept here: send all of it, without thread"
             raise ApiError(400, line, param="thread", code=NO_THREAD)
@@ -487,40 +487,40 @@ class MessagesWriter(AnswerWriter[Token, Result]):
         )
 
     def begin(self) -> str:
-        """Return the first events."""
+        """Return the events before any text: message_start, and a ping."""
         return _event(MessageStart(message=self._answer)) + _event(Ping())
 
     def add(self, index: int, tokens: Sequence[Token]) -> str:
-        """Return the events of `tokens`."""
+        """Return the events of a stream that `tokens` complete."""
         return "".join(map(_event, self._add(tokens)))
 
     def finish(self, index: int, result: Result) -> str:
-        """Return the last events."""
+        """Return the events that end a stream: the last block, why it ended, tokens used."""
         events = "".join(map(_event, self._finish(result)))
         end = AnswerEnd(stop_reason=self._answer.stop_reason, stop_sequence=self._answer.stop_sequence)
         last = MessageEndDelta(delta=end, usage=self._answer.usage)
         return events + _event(last) + _event(MessageStop())
 
     def whole(self, results: Sequence[Result]) -> str:
-        """Return the answer."""
+        """Return the whole answer to a request that does not stream, all its texts in it, as JSON text."""
         self.finish(0, results[0])
         self._answer.content = self._blocks.blocks
         return self._answer.model_dump_json()
 
     def idle(self, *, is_waiting: bool) -> str:
-        """The sign of life, which clients count."""
+        """Return a ping, by which clients know in a silent connection that the server lives."""
         return _event(Ping())
 
     def queued(self, place: int) -> str:
-        """The line about the request's place in the queue."""
+        """Return the comment with the place in the queue, and a ping, which clients count."""
         return super().queued(place) + _event(Ping())
 
     def reading(self, progress: PromptProgress) -> str:
-        """The line about how far the prompt is read."""
+        """Return the comment with how many tokens of the prompt are read, and a ping."""
         return super().reading(progress) + _event(Ping())
 
     def failed(self, error: ApiError) -> str:
-        """The event of a stream that failed."""
+        """Return the event "error" that ends a stream, which names fields as Anthropic's API does."""
         body = with_anthropic_names(error).anthropic_body(self._plan.id)
         return _event(MessagesError.model_validate(body))
 

@@ -27,7 +27,7 @@ class Citations(RequestPart):
 
 
 class GivenText(BlockPart):
-    """Text."""
+    """A block of text in a message."""
 
     type: Literal["text"]
     text: str
@@ -54,7 +54,7 @@ TextGiven = Annotated[GivenText, _only("text")]
 
 
 class TextDocument(RequestPart):
-    """The text of a document."""
+    """The source of a document that is given as text."""
 
     type: Literal["text"]
     media_type: Literal["text/plain"] = "text/plain"
@@ -69,7 +69,7 @@ class BlocksDocument(RequestPart):
 
 
 class GivenDocument(BlockPart):
-    """A document of text."""
+    """A block with a document, which is read as text."""
 
     type: Literal["document"]
     source: Annotated[TextDocument | BlocksDocument, Field(discriminator="type")]
@@ -139,7 +139,7 @@ ReadBlock = Annotated[
 
 
 class CallResult(BlockPart):
-    """What a call gave."""
+    """The result of a tool's call, which the client made: `tool_use_id` says which call."""
 
     type: Literal["tool_result"]
     tool_use_id: str
@@ -238,7 +238,7 @@ class ThinkingConfig(RequestPart):
 
 
 class OutputFormat(RequestPart):
-    """JSON that matches a schema."""
+    """The form of an answer that is JSON and matches a schema."""
 
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")
@@ -246,7 +246,7 @@ class OutputFormat(RequestPart):
 
 
 class OutputConfig(RequestPart):
-    """How the answer is."""
+    """How the answer is written: its form, and how much a model thinks."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = Field(
         None, description="How much a model that thinks does so."
@@ -255,7 +255,7 @@ class OutputConfig(RequestPart):
 
 
 class RequestMetadata(RequestPart):
-    """Who asks."""
+    """Who asks: `user_id` says whose turn it is in the queue."""
 
     user_id: str | None = Field(None, description="Whose turn it is in the queue.")
 
@@ -338,7 +338,7 @@ class AnswerUsage(MessageUsage):
 
 
 class TextBlock(BaseModel):
-    """Text of the answer."""
+    """A block of text in the answer."""
 
     type: Literal["text"] = "text"
     text: str = ""
@@ -394,7 +394,7 @@ class MessageStart(BaseModel):
 
 
 class Ping(BaseModel):
-    """A sign of life."""
+    """The event "ping": the server lives, and has nothing to send yet."""
 
     type: Literal["ping"] = "ping"
 
@@ -436,7 +436,7 @@ class InputPiece(BaseModel):
 
 
 class BlockDelta(BaseModel):
-    """A block goes on."""
+    """The event of a block that goes on: more text, thoughts or arguments."""
 
     type: Literal["content_block_delta"] = "content_block_delta"
     index: int
@@ -444,14 +444,14 @@ class BlockDelta(BaseModel):
 
 
 class BlockStop(BaseModel):
-    """A block has ended."""
+    """The event of a block that has ended."""
 
     type: Literal["content_block_stop"] = "content_block_stop"
     index: int
 
 
 class AnswerEnd(BaseModel):
-    """Why the answer ended."""
+    """Why the answer ended, in the event before the last."""
 
     stop_reason: MessageEnd | None
     stop_sequence: str | None
@@ -466,7 +466,7 @@ class MessageEndDelta(BaseModel):
 
 
 class MessageStop(BaseModel):
-    """The last event."""
+    """The last event of a stream."""
 
     type: Literal["message_stop"] = "message_stop"
 

@@ -447,7 +447,7 @@ class OllamaWriter(AnswerWriter[Token, Result]):
         self._n_calls = 0  # that were written
 
     def add(self, index: int, tokens: Sequence[Token]) -> str:
-        """Return the lines of `tokens`."""
+        """Return the lines of a stream that `tokens` complete."""
         lines = ""
         for part in self._parts(self._writing.add(tokens)):
             self._all += part
@@ -455,7 +455,7 @@ class OllamaWriter(AnswerWriter[Token, Result]):
         return lines
 
     def finish(self, index: int, result: Result) -> str:
-        """Return the last lines."""
+        """Return the lines that end a stream; the last one has the statistics."""
         lines, rest = "", LinePart()
         for part in self._last_parts(result):
             if part.content or part.thinking or part.calls:
@@ -465,7 +465,7 @@ class OllamaWriter(AnswerWriter[Token, Result]):
         return lines + self._line(rest, self._end(result))
 
     def whole(self, results: Sequence[Result]) -> str:
-        """Return the answer."""
+        """Return the whole answer to a request that does not stream, all its texts in it, as JSON text."""
         for part in self._last_parts(results[0]):
             self._all += part
         return self._line(self._all, self._end(results[0]))

@@ -68,7 +68,7 @@ class ResponseTool:
 
 @dataclass
 class ReadTools:
-    """The tools of a request."""
+    """The tools of a request, as a chat completion names them."""
 
     fields: dict[str, Any] = field(default_factory=dict)
     """Those of a request for a chat completion."""
@@ -289,7 +289,7 @@ class ResponsesReader:
         self._store = store
 
     def read(self, body: ResponsesRequest) -> PreparedResponse:
-        """Prepare a request."""
+        """Return the prompt's tokens, the options and the tools of a request. Raises ApiError."""
         named = self._items(body)
         items = [item for _, item in named]
         tools = read_tools(body)

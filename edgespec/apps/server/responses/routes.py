@@ -139,7 +139,7 @@ def dumped(part: BaseModel) -> dict[str, Any]:
 
 
 def dumped_answer(answer: ResponseAnswer) -> dict[str, Any]:
-    """Return a response as JSON."""
+    """Return a response as the object of JSON that is sent and stored."""
     made = answer.model_dump(mode="json", exclude={"output", "usage"})
     usage = answer.usage and answer.usage.model_dump(mode="json", exclude_unset=True)
     return made | {"output": [dumped(item) for item in answer.output], "usage": usage}
@@ -157,7 +157,7 @@ class ItemWriter(ABC, Generic[Written]):
         self._index = index
 
     def begin(self) -> Iterator[Event]:
-        """Begin the item."""
+        """Yield the events that begin the item."""
         yield self._whole("output_item.added")
 
     @abstractmethod
@@ -182,7 +182,7 @@ class ItemWriter(ABC, Generic[Written]):
 
 
 class OutputTextWriter(ItemWriter[OutputMessage]):
-    """Writes text for the user."""
+    """Writes the events of a message item: text for the user as it comes."""
 
     def begin(self) -> Iterator[Event]:
         """Begin the item and its only part."""
@@ -192,7 +192,7 @@ class OutputTextWriter(ItemWriter[OutputMessage]):
         self.item.content = [self._part]
 
     def add(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> Iterator[Event]:
-        """Add `text`."""
+        """Yield the events of more text, with the probabilities of its tokens if they were asked for."""
         self._part.text += text
         self._part.logprobs = [*self._part.logprobs, *logprobs]
         told = [dumped(one) for one in logprobs]
@@ -206,7 +206,7 @@ class OutputTextWriter(ItemWriter[OutputMessage]):
 
 
 class ThoughtWriter(ItemWriter[OutputReasoning]):
-    """Writes thoughts."""
+    """Writes the events of a reasoning item: thoughts as they come."""
 
     def __init__(self, item: OutputReasoning, index: int, *, seals: bool) -> None:
         """Write `item`; `seals`: its text comes as `encrypted_content`, too."""
@@ -221,7 +221,7 @@ class ThoughtWriter(ItemWriter[OutputReasoning]):
         self.item.content = [self._part]
 
     def add(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> Iterator[Event]:
-        """Add `text`."""
+        """Yield the events of more text, with the probabilities of its tokens if they were asked for."""
         self._part.text += text
         yield self._event("reasoning_text.delta", content_index=0, delta=text)
 
@@ -307,19 +307,19 @@ class ResponseWriter(AnswerWriter[Token, Result]):
         self._spoke = time.monotonic()
 
     def begin(self) -> str:
-        """Return the first events."""
+        """Return the events before any text: message_start, and a ping."""
         return self._sent(map(self._about, ("created", "in_progress")))
 
     def add(self, index: int, tokens: Sequence[Token]) -> str:
-        """Return the events of `tokens`."""
+        """Return the events of a stream that `tokens` complete."""
         return self._sent(self._write(self._writing.add(tokens)))
 
     def finish(self, index: int, result: Result) -> str:
-        """Return the last events."""
+        """Return the events that end a stream: the last block, why it ended, tokens used."""
         return self._sent(self._finish(result))
 
     def whole(self, results: Sequence[Result]) -> str:
-        """Return the answer."""
+        """Return the whole answer to a request that does not stream, all its texts in it, as JSON text."""
         self.finish(0, results[0])
         return self.answer
 
@@ -526,7 +526,7 @@ def add_responses(
 
 
 def add_stored(app: FastAPI, store: ResponseStore) -> None:
-    """Add the routes about the responses in `store` to `app`."""
+    """Add to `app` the routes that read and delete the responses in `store`, and list their input."""
 
     @app.get(_PATH + "/{response_id}", response_model=ResponseAnswer)
     async def retrieve(response_id: str, stream: bool = False) -> Response:

@@ -86,7 +86,7 @@ class CallItem(InputItem):
 
 
 class FunctionCallItem(CallItem):
-    """A call of a function."""
+    """An earlier call of a function: its name, and its arguments as JSON text."""
 
     type: Literal["function_call"]
     arguments: str
@@ -100,7 +100,7 @@ class CustomCallItem(CallItem):
 
 
 class CallOutputItem(InputItem):
-    """What a call gave."""
+    """The result of a tool's call, which the client made: `call_id` says which call."""
 
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
@@ -125,7 +125,7 @@ ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
 
 
 class ToolDefinition(RequestPart):
-    """What every tool that the client runs has."""
+    """Fields that functions and custom tools share. The client runs them."""
 
     name: str = Field(pattern=_TOOL_NAME)
     description: str | None = None
@@ -143,13 +143,13 @@ class FunctionDefinition(ToolDefinition):
 
 
 class PlainInput(RequestPart):
-    """Any text."""
+    """The format of a custom tool that takes any text."""
 
     type: Literal["text"]
 
 
 class GrammarInput(RequestPart):
-    """Text that matches a grammar."""
+    """The format of a custom tool whose text matches a grammar."""
 
     type: Literal["grammar"]
     syntax: Literal["lark", "regex"]
@@ -157,7 +157,7 @@ class GrammarInput(RequestPart):
 
 
 class CustomDefinition(ToolDefinition):
-    """A tool that takes text."""
+    """A tool that takes one text; `format` says of which form, None: any."""
 
     type: Literal["custom"]
     format: Annotated[PlainInput | GrammarInput, Field(discriminator="type")] | None = None
@@ -210,19 +210,19 @@ ToolChoice: TypeAlias = Literal["none", "auto", "required"] | ChosenTool | Allow
 
 
 class PlainAnswer(RequestPart):
-    """Plain text."""
+    """The form of an answer that is any text."""
 
     type: Literal["text"]
 
 
 class ObjectAnswer(RequestPart):
-    """Any JSON object."""
+    """The form of an answer that is any JSON object."""
 
     type: Literal["json_object"]
 
 
 class SchemaAnswer(RequestPart):
-    """JSON that matches a schema."""
+    """The form of an answer that is JSON and matches a schema."""
 
     type: Literal["json_schema"]
     name: str = "response"
@@ -234,7 +234,7 @@ class SchemaAnswer(RequestPart):
 
 
 class TextOptions(RequestPart):
-    """How the text is written."""
+    """The form of the answer's text; `verbosity` changes nothing."""
 
     format: Annotated[PlainAnswer | ObjectAnswer | SchemaAnswer, Field(discriminator="type")] | None = None
     verbosity: Literal["low", "medium", "high"] | None = Field(
@@ -243,7 +243,7 @@ class TextOptions(RequestPart):
 
 
 class ReasoningOptions(RequestPart):
-    """How much the model thinks."""
+    """How much the model thinks before it answers."""
 
     effort: str | None = Field(None, description="As reasoning_effort of a chat completion.")
     summary: Literal["auto", "concise", "detailed"] | None = Field(
@@ -257,7 +257,7 @@ class ReasoningOptions(RequestPart):
 
 
 class ResponseStreamOptions(RequestPart):
-    """The options of a stream."""
+    """Options of a stream, none of which changes anything."""
 
     include_obfuscation: bool | None = Field(None, description="OpenAI's; changes nothing.")
 
@@ -357,7 +357,7 @@ Status = Literal["in_progress", "completed", "incomplete"]
 
 
 class OutputText(BaseModel):
-    """The text of a message."""
+    """The text of a message in the answer."""
 
     type: Literal["output_text"] = "output_text"
     text: str = ""
@@ -366,14 +366,14 @@ class OutputText(BaseModel):
 
 
 class OutputRefusal(BaseModel):
-    """What another server's model refused to answer, as a client sent it back."""
+    """A refusal that another server's model wrote, as a client sent it back."""
 
     type: Literal["refusal"] = "refusal"
     refusal: str
 
 
 class OutputMessage(BaseModel):
-    """A message of the model."""
+    """An item with a message of the model to the user."""
 
     id: str
     type: Literal["message"] = "message"
@@ -383,14 +383,14 @@ class OutputMessage(BaseModel):
 
 
 class OutputThought(BaseModel):
-    """The text of thoughts."""
+    """The text of an item of thoughts."""
 
     type: Literal["reasoning_text"] = "reasoning_text"
     text: str = ""
 
 
 class OutputReasoning(BaseModel):
-    """Thoughts of the model."""
+    """An item with the model's thoughts."""
 
     id: str
     type: Literal["reasoning"] = "reasoning"
@@ -546,7 +546,7 @@ class InputMessage(BaseModel):
 
 
 class CallOutput(BaseModel):
-    """What a call gave."""
+    """The result of a tool's call, as the client sent it; `call_id` says which call."""
 
     id: str
     type: Literal["function_call_output", "custom_tool_call_output"]

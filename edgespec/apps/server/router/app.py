@@ -116,7 +116,7 @@ _NOT_RETURNED = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b
 
 
 class Asked(msgspec.Struct):
-    """What is read of a body of JSON."""
+    """The fields of a request that the router reads: which model, and for how long it stays loaded."""
 
     model: str | None = None
     name: str | None = None
@@ -308,13 +308,13 @@ class Router:
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     async def list_models(self, _request: Request) -> Response:
-        """The models, loaded or not."""
+        """Answer GET /v1/models with all models that can be asked for, loaded or not."""
         await self._pool.known()
         entries = [one for model in self._models for one in self._entries(model)]
         return JSONResponse({"object": "list", "data": entries})
 
     async def show_model(self, request: Request) -> Response:
-        """One of them."""
+        """Answer GET /v1/models/{name} with one model; 404 for a name that is none of them."""
         await self._pool.known()
         name = request.path_params["name"]
         model = self.find(name)

@@ -123,7 +123,7 @@ class ModelProcess:
 
     @property
     def pid(self) -> int:
-        """Its id."""
+        """The id of the process."""
         return self._process.pid
 
     @property
@@ -150,7 +150,7 @@ class ModelProcess:
             await self._process.wait()
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the process, wherever it is; nothing happens if it has ended."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
 
@@ -260,13 +260,13 @@ class ModelSpec:
 
     @property
     def name(self) -> str:
-        """The name in answers."""
+        """The name by which requests ask for the model, and which answers tell."""
         return self.files.name
 
 
 @dataclass(eq=False)
 class PooledModel:
-    """A model, loaded or not."""
+    """A model of a server with several: its process if it is loaded, and who waits for it."""
 
     spec: ModelSpec
     keep_alive_s: float = 0.0
@@ -293,7 +293,7 @@ class PooledModel:
 
     @property
     def name(self) -> str:
-        """The name in answers."""
+        """The name by which requests ask for the model, and which answers tell."""
         return self.spec.name
 
     @property

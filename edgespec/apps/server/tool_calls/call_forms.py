@@ -34,7 +34,7 @@ class ArgumentForm:
     """The mark around texts, where other values have none."""
 
     def write(self, arguments: Mapping[str, Any]) -> str:
-        """Return the text of arguments."""
+        """Return the arguments of a call as text in this form."""
         if not arguments:
             return self.none
         pairs = (f"{key}{self.equals}{self._value(value)}" for key, value in arguments.items())

@@ -66,7 +66,7 @@ class TextSource:
         """Whether no more text comes."""
 
     def feed(self, text: str, *, hidden: bool = False) -> None:
-        """Add `text`."""
+        """Append `text` of the answer, of which `hidden` is not shown."""
         if hidden:
             end = self._base + len(self._text)
             self._hidden.append((end, end + len(text)))
@@ -74,7 +74,7 @@ class TextSource:
 
     @property
     def position(self) -> int:
-        """Where the cursor stands."""
+        """How many characters of the text precede the cursor."""
         return self._base + self._at
 
     @property
@@ -101,7 +101,7 @@ class TextSource:
         self._at = position - self._base
 
     def forget(self) -> None:
-        """Drop what precedes the cursor."""
+        """Drop the text before the cursor, which is read."""
         position = self.position
         self._text = self._text[self._at :]
         self._base, self._at = position, 0
@@ -164,7 +164,7 @@ class BracketScan:
         self._escaped = False
 
     def step(self, char: str) -> None:
-        """Take the next character."""
+        """Take the next character into account."""
         if self._escaped:
             self._escaped = False
         elif self.quote:

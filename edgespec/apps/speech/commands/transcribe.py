@@ -179,7 +179,7 @@ class SpeechModels:
 
 @option_group(_DECODING)
 class SpeechDecoding:
-    """The choice of the text."""
+    """How the text is chosen: greedily, by beams, or at a temperature."""
 
     beam: Annotated[int | None, typer.Option(help="Beams.", show_default="greedy")] = None
     patience: Annotated[float, typer.Option(help="Texts that a search waits for, times the beams.")] = 1.0

@@ -251,11 +251,11 @@ class ByteReader:
         return values
 
     def number(self, code: str) -> int:
-        """Read one number."""
+        """Read one little-endian number; `code` is that of `struct`. Raises BrokenModelError."""
         return self.numbers(code)[0]
 
     def bytes(self, n: int) -> bytes:
-        """Read `n` bytes."""
+        """Read `n` bytes. Raises BrokenModelError where the file ends before."""
         start = self.skip(n)
         return self.data[start : start + n]
 

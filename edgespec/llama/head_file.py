@@ -267,6 +267,8 @@ _GIVE_LAYERS = frozenset(
         *("minimax-01", "minimax-m2", "mimo2", "nanbeige", "muse-glimmer"),
     }
 )
+_GIVE_LAST = frozenset({"gpt-oss"})
+"""Those of which it also hands out what the last layer leaves, before the norm."""
 _ENCODED = 16  # rows at once: the library sets aside a row of logits for each, though it computes none
 _LARGEST_BLOCK = 33  # tokens: one and as many masks as a draft can have tokens (options.MAX_GAMMA)
 _BATCH = 64  # tokens of a pass: the library computes the logits of all of them
@@ -291,7 +293,7 @@ def check_published_head(draft: GGUFHeader, target: GGUFHeader) -> GGUFHeader | 
         )
     if reason := _damage(draft, target):
         raise UsageError(f"{draft.path}: {what}, damaged: {reason}")
-    if NEXTN_HEAD is None or of_layers(_layers(draft)) is None:
+    if NEXTN_HEAD is None or of_layers(_layers(draft), target.n_layer) is None:
         raise UsageError(f"{draft.path}: {what}; this llama.cpp does not export what it needs")
     # In the target's cache it needs no room of its own.
     return replace(draft, n_head_kv=(0,) * draft.n_layer) if draft.architecture == GEMMA else draft
@@ -331,13 +333,19 @@ def _misfit(head: GGUFHeader, target: GGUFHeader) -> str:
     if width != target.n_embd:
         return f"it reads hidden states of {width} numbers, and this model has {target.n_embd}"
     n_trunk = target.n_layer - target.n_mtp
-    if not 0 <= min(layers) <= max(layers) < n_trunk:
+    if not 0 <= min(layers) <= max(layers) <= n_trunk:
         return f"it reads what goes into layer {max(layers)}, from 0 on, and this model has {n_trunk}"
     if head.n_vocab < target.n_vocab:
         return f"it knows {head.n_vocab} tokens, and this model has {target.n_vocab}"
-    if target.architecture not in _GIVE_LAYERS and (min(layers) == 0 or not load_kernels().available):
+    if not _gives_layers(head, target) and (min(layers) == 0 or not load_kernels().available):
         return _no_layers(target)
     return ""
+
+
+def _gives_layers(head: GGUFHeader, target: GGUFHeader) -> bool:
+    """Whether llama.cpp hands out what `head` reads of `target`."""
+    reads_last = max(_layers(head)) == target.n_layer - target.n_mtp
+    return target.architecture in (_GIVE_LAST if reads_last else _GIVE_LAYERS)
 
 
 def _gemma_misfit(head: GGUFHeader, target: GGUFHeader) -> str:
@@ -372,7 +380,7 @@ def _gemma_misfit(head: GGUFHeader, target: GGUFHeader) -> str:
 
 
 def _no_layers(target: GGUFHeader) -> str:
-    why = f"llama.cpp gives no hidden states of single layers of architecture {target.architecture}"
+    why = f"llama.cpp gives no hidden states of all of these layers of architecture {target.architecture}"
     return f"{why}, and edgespec's kernels are not in use here, or it reads the embeddings"
 
 
@@ -428,8 +436,8 @@ class LayersTarget(Model):
         layers = _layers(head)
         # What goes into a layer is what the one before has left.
         before = tuple(layer - 1 for layer in layers)
-        of_library = header.architecture in _GIVE_LAYERS
-        states = of_layers(layers) if of_library else of_kernels(before, header.n_layer - header.n_mtp)
+        of_library, n_trunk = _gives_layers(head, header), header.n_layer - header.n_mtp
+        states = of_layers(layers, n_trunk) if of_library else of_kernels(before, n_trunk)
         if states is None:
             raise EdgespecError(f"{header.path}: this llama.cpp does not export what {head.path} needs")
         self.hidden_states = states

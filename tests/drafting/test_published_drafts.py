@@ -34,7 +34,7 @@ from edgespec.llama.kv_cache import KVCache, KVCacheSize
 from edgespec.llama.lent_cache import LentCache, LentSession
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
-from head_files import write_dflash, write_eagle, write_gemma
+from head_files import N_EMBD, write_dflash, write_eagle, write_gemma
 from measured_costs import measured
 from reference import filtered_probs
 from tiny_models import make_tiny
@@ -119,12 +119,21 @@ PAIRS += [(name, "blocks") for name in ("qwen3", "openai-moe", "qwen35", "gemma4
 PAIRS += [(name, file) for name in ("qwen3", "qwen35") for file in ("norms", "Markov", "paths")]
 
 
-@pytest.mark.parametrize("name", ["qwen2", "phi3", "mistral3"])
-def test_an_architecture_whose_layers_llama_cpp_does_not_give(name, folder):
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [
+        ("qwen2", [1, 1, 1]),
+        ("phi3", [1, 1, 1]),
+        ("mistral3", [1, 1, 1]),
+        ("qwen2", [1, 1, 2]),
+        ("llama", [1, 1, 2]),
+    ],
+)
+def test_an_architecture_whose_layers_llama_cpp_does_not_give(name, layers, folder):
     """edgespec's kernels leave them; without these the head is refused."""
     path = make_tiny(name, folder / f"{name} q8_0.gguf", weights_type="q8_0")
     head = write_eagle(
-        folder / f"{name} q8_0 head.gguf", tiny(name), quantized=True, kept=200, target_layers=[1, 1, 1]
+        folder / f"{name} q8_0 head.gguf", tiny(name), quantized=True, kept=200, target_layers=layers
     )
     with Engine(path, head, n_threads=1, n_ctx=1024, profile=False) as engine:
         options = {"params": GREEDY, "n_predict": N_PREDICT}
@@ -270,6 +279,23 @@ def test_the_states_are_what_goes_into_the_layers(head_of):
         assert np.array_equal(second, again)
         assert not np.allclose(first, second, atol=0.1)
         assert np.allclose(head.encode(states), states @ fusion.T, atol=1e-3)
+
+
+def test_what_the_last_layer_leaves(folder):
+    """EAGLE-3.1's published head reads it: the logits are made of it."""
+    path = write_eagle(folder / "last.gguf", tiny("openai-moe"), norms=True, target_layers=[0, 1, 2])
+    weights = head_equations.read_weights(tiny("openai-moe"))
+    target, head = loaded("openai-moe", path)
+    with target, head, Session(target, n_ctx=128, n_threads=1) as session:
+        result = Forward(session, [3, 7, 9, 11], 4, with_features=True).run().copy()
+    last = head_equations.rms_norm(result.features[:, -N_EMBD:], weights["output_norm.weight"])
+    assert np.allclose(result.rows, last @ weights["output.weight"].T, atol=2e-2)
+    with opened("openai-moe", path) as engine:
+        options = {"params": GREEDY, "n_predict": N_PREDICT}
+        alone = engine.generate(PROMPTS["short"], drafter="none", **options)
+        result = engine.generate(PROMPTS["short"], drafter="model", gamma=4, **options)
+        assert result.token_ids == alone.token_ids
+        assert result.stats.n_drafted > 20
 
 
 @pytest.mark.parametrize("file", ["its own matrices", "norms"])

@@ -72,7 +72,12 @@ def refusal(target, head, kind=UsageError, **options):
         ("eagle3", {"target_layers": [0, 1]}, "damaged: it does not say which layers"),
         ("eagle3", {"target_layers": None}, "damaged: it does not say which layers"),
         ("eagle3", {"target_layers": [0, 1, 31]}, "goes into layer 31, from 0 on, and this model has 2"),
-        ("eagle3", {"target_layers": [0, 1, 2]}, "goes into layer 2, from 0 on, and this model has 2"),
+        ("eagle3", {"target_layers": [0, 1, 3]}, "goes into layer 3, from 0 on, and this model has 2"),
+        (
+            "eagle3",
+            {"target_layers": [0, 1, 2]},
+            "no hidden states of all of these layers of architecture llama",
+        ),
         ("eagle3", {"target_hidden_size": 4096}, "hidden states of 4096 numbers, and this model has 64"),
         ("dflash", {"embedding_length": 4096}, "hidden states of 4096 numbers, and this model has 64"),
         ("eagle3", {"n_vocab": 5}, "it knows 5 tokens"),
@@ -138,7 +143,7 @@ def test_a_damaged_head_or_one_of_another_model(tmp_path, options, kind, said):
         ({"mask": None}, UsageError, "it does not say which token is the mask"),
         ({"mask": 4000}, UsageError, "it does not say which token is the mask"),
         ({"own": False, "kept": 9}, UsageError, "the target's is of other tokens"),
-        ({"target_layers": [1, 2]}, UsageError, "goes into layer 2, from 0 on, and this model has 2"),
+        ({"target_layers": [1, 3]}, UsageError, "goes into layer 3, from 0 on, and this model has 2"),
         ({"fc.weight": None}, EdgespecError, "tensor 'fc.weight' not found"),
     ],
 )
@@ -178,7 +183,7 @@ def test_a_truncated_head(tmp_path):
 
 
 def test_a_library_without_these_functions(tmp_path, monkeypatch):
-    monkeypatch.setattr(published_heads, "of_layers", lambda _layers: None)
+    monkeypatch.setattr(published_heads, "of_layers", lambda *_layers: None)
     head = write_eagle(tmp_path / "head.gguf", tiny("llama"))
     assert "this llama.cpp does not export what it needs" in refusal(tiny("llama"), head)
 
@@ -186,7 +191,7 @@ def test_a_library_without_these_functions(tmp_path, monkeypatch):
 def test_a_target_whose_layers_are_not_given_out(tmp_path):
     head = write_head(tmp_path / "head.gguf", "eagle3")
     line = refusal(tiny("phi3"), head)
-    assert "no hidden states of single layers of architecture phi3" in line
+    assert "no hidden states of all of these layers of architecture phi3" in line
     assert "or it reads the embeddings" in line
 
 

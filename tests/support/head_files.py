@@ -179,8 +179,11 @@ def _add_selector(
     }
 
 
-def write_gemma(path: Path, target: Path, *, quantized: bool = False, **changed) -> Path:
-    """Write a Gemma 4 head for a tiny target of that architecture, which often goes on as it does."""
+def write_gemma(path: Path, target: Path, *, width: int = 16, quantized: bool = False, **changed) -> Path:
+    """Write a Gemma 4 head for a tiny target of that architecture, which often says the last word again.
+
+    `width`: of a key of the target's layers with a sliding window.
+    """
     rng = np.random.default_rng(7)
     random = partial(_random, rng)
     embeddings, _ = _matrices(target)
@@ -189,22 +192,22 @@ def write_gemma(path: Path, target: Path, *, quantized: bool = False, **changed)
     tensors = {
         "token_embd.weight": 8 * embeddings @ narrow.T,
         "output_norm.weight": np.ones(n_embd, np.float32),
-        "nextn.pre_projection.weight": np.concatenate([narrow, random(n_embd, N_EMBD, 0.5)], axis=1),
+        "nextn.pre_projection.weight": np.concatenate([narrow, random(n_embd, N_EMBD, 0.01)], axis=1),
         "nextn.post_projection.weight": random(N_EMBD, n_embd),
         "rope_freqs.weight": np.repeat(np.array([1.0, 1e30], np.float32), 8),
     }
-    for i, width in enumerate((16, 32)):  # one with a sliding window and one without
+    for i, of_layer in enumerate((width, 32)):  # one with a sliding window and one without
         tensors |= {
             f"blk.{i}.attn_norm.weight": np.ones(n_embd, np.float32),
-            f"blk.{i}.attn_q.weight": random(_HEADS * width, n_embd),
-            f"blk.{i}.attn_q_norm.weight": np.full(width, 0.5, np.float32),
-            f"blk.{i}.attn_output.weight": random(n_embd, _HEADS * width),
-            f"blk.{i}.post_attention_norm.weight": np.full(n_embd, 0.4, np.float32),
+            f"blk.{i}.attn_q.weight": random(_HEADS * of_layer, n_embd),
+            f"blk.{i}.attn_q_norm.weight": np.full(of_layer, 0.5, np.float32),
+            f"blk.{i}.attn_output.weight": random(n_embd, _HEADS * of_layer),
+            f"blk.{i}.post_attention_norm.weight": np.full(n_embd, 0.05, np.float32),
             f"blk.{i}.ffn_norm.weight": np.ones(n_embd, np.float32),
             f"blk.{i}.ffn_gate.weight": random(_N_FF, n_embd),
             f"blk.{i}.ffn_up.weight": random(_N_FF, n_embd),
             f"blk.{i}.ffn_down.weight": random(n_embd, _N_FF),
-            f"blk.{i}.post_ffw_norm.weight": np.full(n_embd, 0.4, np.float32),
+            f"blk.{i}.post_ffw_norm.weight": np.full(n_embd, 0.05, np.float32),
             f"blk.{i}.layer_output_scale.weight": np.array([0.9], np.float32),
         }
     fields = _fields(n_embd, n_blocks=2) | {
@@ -213,12 +216,12 @@ def write_gemma(path: Path, target: Path, *, quantized: bool = False, **changed)
         "attention.head_count_kv": 2,
         "attention.key_length": 32,
         "attention.value_length": 32,
-        "attention.key_length_swa": 16,
-        "attention.value_length_swa": 16,
+        "attention.key_length_swa": width,
+        "attention.value_length_swa": width,
         "attention.sliding_window": 32,
         "attention.sliding_window_pattern": [True, False],
         "rope.dimension_count": 32,
-        "rope.dimension_count_swa": 16,
+        "rope.dimension_count_swa": width,
     }
     _change(fields, tensors, changed)
     _write(path, "gemma4-assistant", fields, tensors, quantized=quantized)

@@ -11,11 +11,10 @@ from functools import partial
 
 from edgespec.decoding.features import TargetFeatures
 from edgespec.decoding.forward import DraftForward
-from edgespec.decoding.session import Features, ForwardResult
+from edgespec.decoding.session import Features, ForwardResult, ModelSession
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.llama.lent_cache import LentSession
 from edgespec.llama.sequence_pool import SequencePool
-from edgespec.llama.session import Session
 
 
 class LentModel(DraftModel):
@@ -37,7 +36,7 @@ class LentModel(DraftModel):
         self._own_at = -1
         self._own: Features = features.rows(0, 0)  # its own hidden state of token `_own_at`
 
-    def join(self, target: Session) -> None:
+    def join(self, target: ModelSession) -> None:
         """Draft for this session of the target from now on."""
         self._session.target = target
 

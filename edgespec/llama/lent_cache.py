@@ -15,9 +15,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from edgespec._core import Interrupt
-from edgespec.decoding.session import Rows, SequenceTokens
+from edgespec.decoding.session import ModelSession, Rows, SequenceTokens
 from edgespec.llama.kv_cache import KVCache, KVCacheSize
-from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 
 
@@ -50,7 +49,7 @@ class LentCache(KVCache):
 class LentSession:
     """Passes of a head after a session of its target."""
 
-    def __init__(self, cache: LentCache, target: Session | None = None) -> None:
+    def __init__(self, cache: LentCache, target: ModelSession | None = None) -> None:
         """Work in `cache`, after the sequence of `target`; it can be set later."""
         self.cache, self.model, self.target = cache, cache.model, target
         self.n_ctx = cache.n_ctx
@@ -73,7 +72,7 @@ class LentSession:
     @property
     def tokens(self) -> list[int]:
         """The tokens that the target has read."""
-        return self.target.tokens if self.target else []
+        return self.cache.lender.tokens(self.sequence) if self.target else []
 
     def eval(self, tokens: Sequence[int], *, n_logits: int = 1) -> Rows:
         """Return the logits after each of the last `n_logits` of `tokens`, beside states of zeros."""

@@ -99,6 +99,8 @@ class ForwardResult:
     """Tokens in the whole pass, others' among them."""
     features: Features | None = None
     """The hidden states of the sequence's tokens, if any were asked for; valid as long as `rows`."""
+    confidence: float | None = None
+    """How likely a draft head says that a token of the first row is accepted; most say nothing."""
 
     def copy(self) -> ForwardResult:
         """Return the result with copies of its rows and features, which the next pass leaves as they are."""

@@ -4,8 +4,9 @@
     PlainDraft        a model of the target's vocabulary
     TranslatedDraft   a model of another vocabulary
     HeadDraft         a head in a file that edgespec made
-    EagleDraft        a head that was published in a file of its own (EAGLE-3)
-    BlockDraft        one that drafts a block of tokens in a pass (DFlash)
+    EagleDraft        a head that was published in a file of its own (EAGLE-3, EAGLE-3.1)
+    BlockDraft        one that drafts a block of tokens in a pass (DFlash, DSpark, DFlash 2)
+    GemmaDraft        one that works in the target's own cache (Gemma 4)
     MtpDraft          the head in the target's own file
 
 `find_draft` chooses the kind by the files' headers. Then the models are loaded
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -26,7 +27,7 @@ import numpy as np
 from edgespec.decoding.choices import DrafterChoice, DrafterName, is_draftless
 from edgespec.decoding.features import TargetFeatures
 from edgespec.decoding.forward import DraftForward
-from edgespec.decoding.session import ForwardResult, Inputs, Rows, n_common
+from edgespec.decoding.session import ForwardResult, Inputs, n_common
 from edgespec.drafting.costs import N_MAX, CostCurve, block_curve
 from edgespec.drafting.draft_model import DraftModel, WindowedModel
 from edgespec.drafting.foreign.overlap import find_overlap, suite_text
@@ -34,21 +35,26 @@ from edgespec.drafting.foreign.translated_model import ROOM_PER_TOKEN, Translate
 from edgespec.drafting.foreign.vocabulary_map import VocabularyMap, map_vocabularies
 from edgespec.drafting.foreign.vocabulary_match import compare_vocabularies
 from edgespec.drafting.head_model import HeadModel
+from edgespec.drafting.lent_model import LentModel
 from edgespec.drafting.policy import Policy
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.llama.batch import EmbeddingsFn
+from edgespec.llama.block_rows import PlainRows, rows_maker
 from edgespec.llama.gguf_header import GGUFHeader, check_model_file, read_header
 from edgespec.llama.head_file import (
-    DFLASH,
     BlockHead,
     EagleHead,
     Fusion,
+    GemmaHead,
     HeadFile,
     LayersTarget,
     TargetEmbeddings,
     check_published_head,
     read_head,
 )
+from edgespec.llama.head_kinds import DFLASH, EAGLE, GEMMA
+from edgespec.llama.kv_cache import KVCache
+from edgespec.llama.lent_cache import LentCache, LentSession
 from edgespec.llama.mtp import MtpHead, MtpTarget, why_no_mtp
 from edgespec.llama.placement import Placement
 from edgespec.llama.sequence_pool import SequencePool
@@ -75,6 +81,8 @@ class Draft(Closing):
     """Whether it is a head, which reads the target's hidden states."""
     is_mtp = False
     """Whether it is the head in the target's own file."""
+    in_target_cache = False
+    """Whether it works in the target's cache: `open` then takes the target's sequences."""
     model: Model | None = None
     """Its model, once it is loaded."""
     target: Model
@@ -143,6 +151,12 @@ class Draft(Closing):
     def open(self, sequences: SequencePool) -> DraftModel:
         """Return the draft model of one generation, which reads and writes in a sequence of `sequences`."""
         raise NotImplementedError
+
+    def enter(self, cache: KVCache) -> None:
+        """Take note of the target's new cache, with nothing in it yet."""
+
+    def leave(self) -> None:
+        """Take note that the target's cache is going to be closed."""
 
     @property
     def timed_inputs(self) -> EmbeddingsFn | None:
@@ -255,7 +269,7 @@ class TranslatedDraft(Draft):
 # ---- heads: blocks that go on from the target's hidden states ----
 
 
-# ---- a draft head that drafts a block of tokens in one pass (DFlash), in the place of a draft model ----
+# ---- a draft head that drafts a block of tokens in one pass, in the place of a draft model ----
 
 
 _FIRST, _FURTHER = 2, 1  # what `costs.of_blocks` has as n for the pass of a draft, and for what it gave
@@ -267,20 +281,28 @@ class BlockModel(WindowedModel):
     starts_idle = False
     features: TargetFeatures
 
-    def __init__(self, session: Session, features: TargetFeatures, head: BlockHead, *, n_vocab: int) -> None:
+    def __init__(
+        self,
+        session: Session,
+        features: TargetFeatures,
+        head: BlockHead,
+        *,
+        n_vocab: int,
+        make_rows: Callable[[int], PlainRows],
+    ) -> None:
         """Draft with `session`, of a cache that takes inputs, from what `features` will hold.
 
-        Only the first `n_vocab` tokens are drafted.
+        Only the first `n_vocab` tokens are drafted. `make_rows`: what `rows_maker` returned for `head`.
         """
         super().__init__(session, n_vocab=n_vocab)
         self.features = features
         self._masks = [head.mask] * (head.n_block - 1)
         self._began_at = 0  # tokens of the sequence that the last pass was made after
-        self._rows: Rows = np.empty((0, self._n_row), np.float32)
+        self._rows = make_rows(self._n_row)
 
     def begin(self, tokens: Sequence[int] = ()) -> None:
         """Start on the sequence `tokens`; what was read of one that begins like it stays."""
-        self._rows = self._rows[:0]
+        self._rows.clear()
         n_same = n_common(self._session.tokens, tokens[self._offset :])
         if not self._go_back(n_same):
             self._start_at(self.features.first)
@@ -325,26 +347,29 @@ class BlockModel(WindowedModel):
         if guesses:
             raise ValueError("a block is drafted without guesses")
         if not self._is_new(len(tokens)):
-            at = len(tokens) - self._began_at
-            return ForwardResult(self._rows[at : at + 1], 0.0, N_MAX + 1)  # not a pass to learn costs from
+            row, confidence = self._rows.at(len(tokens) - self._began_at, tokens[-1])
+            # Not a pass to learn costs from.
+            return ForwardResult(row, 0.0, N_MAX + 1, confidence=confidence)
         started = time.perf_counter()
         self.read(tokens)
         handled_s = time.perf_counter() - started
         block = [tokens[-1], *self._masks]
-        asked = DraftForward(self._session, block, len(block))
-        asked.finish = partial(self._finish_block, len(tokens), self.n_past, handled_s)
+        asked = DraftForward(self._session, block, len(block), with_features=self._rows.with_states)
+        asked.finish = partial(self._finish_block, tokens[-1], len(tokens), self.n_past, handled_s)
         return asked
 
     def _finish_block(
-        self, began_at: int, n_read: int, handled_s: float, evaluated: ForwardResult
+        self, last: int, began_at: int, n_read: int, handled_s: float, evaluated: ForwardResult
     ) -> ForwardResult:
         self._session.rewind(n_read)
-        self._rows = evaluated.rows[1:, : self._n_row].copy()
+        self._rows.set(evaluated)
         self._began_at = began_at
+        row, confidence = self._rows.at(0, last)
         is_own = evaluated.n_tokens == 1 + len(self._masks)
         return replace(
             evaluated,
-            rows=self._rows[:1],
+            rows=row,
+            confidence=confidence,
             n_tokens=_FIRST if is_own else evaluated.n_tokens,
             seconds=handled_s + evaluated.seconds,
         )
@@ -431,7 +456,7 @@ class _PublishedDraft(_Head):
 
     def without_layers(self) -> Draft:
         """Raise UsageError: it needs the layers' states."""
-        problem = "reads what is between the target's layers, which lie on nodes: choose another draft"
+        problem = "reads what is in the target's layers, which lie on nodes: choose another draft"
         raise UsageError(problem, field="draft", value=self.name)
 
     def load_target(self, header: GGUFHeader, *, kernels: bool, placement: Placement | None) -> Model:
@@ -471,16 +496,28 @@ class EagleDraft(_PublishedDraft):
 
 
 class BlockDraft(_PublishedDraft):
-    """A DFlash head, which drafts a block of tokens in one pass."""
+    """A DFlash head or its kin, which drafts a block of tokens in one pass."""
 
     model: BlockHead
 
     def _load(self, *, kernels: bool, n_threads: int) -> Model:
-        return BlockHead(self.header, self.target, kernels=kernels)
+        head = BlockHead(self.header, self.target, kernels=kernels)
+        try:
+            self._make_rows = rows_maker(head, n_threads)
+        except BaseException:
+            head.close()
+            raise
+        return head
 
     def open(self, sequences: SequencePool) -> DraftModel:
         """Return the head of one generation, which drafts a block of tokens in each pass."""
-        return BlockModel(sequences.begin([0]), self._features(), self.model, n_vocab=self.target.n_vocab)
+        return BlockModel(
+            sequences.begin([0]),
+            self._features(),
+            self.model,
+            n_vocab=self.target.n_vocab,
+            make_rows=self._make_rows,
+        )
 
     @property
     def timed_inputs(self) -> EmbeddingsFn | None:
@@ -490,6 +527,38 @@ class BlockDraft(_PublishedDraft):
     def costs(self, curve: CostCurve) -> CostCurve:
         """Return the curve of passes over a block."""
         return block_curve(curve, self.model.n_block)
+
+
+class GemmaDraft(_PublishedDraft):
+    """A Gemma 4 head, which works in the target's own cache."""
+
+    model: GemmaHead
+    in_target_cache = True
+    _cache: LentCache | None = None
+
+    def load_target(self, header: GGUFHeader, *, kernels: bool, placement: Placement | None) -> Model:
+        """Load the target as it is: the head reads its last hidden states."""
+        return Model(header.path, kernels=kernels, header=header)
+
+    def _load(self, *, kernels: bool, n_threads: int) -> Model:
+        self._n_threads = n_threads
+        return GemmaHead(self.header, self.target, kernels=kernels)
+
+    def open(self, sequences: SequencePool) -> DraftModel:
+        """Return it as a LentModel, in the cache of `sequences`, the target's."""
+        assert self._cache  # noqa: S101 - for the type checker
+        session = LentSession(self._cache)
+        return LentModel(session, self._features(), sequences, n_vocab=self.target.n_vocab)
+
+    def enter(self, cache: KVCache) -> None:
+        """Make its context in the target's cache."""
+        self._cache = LentCache(self.model, cache, n_threads=self._n_threads, interrupt=cache.interrupt)
+
+    def leave(self) -> None:
+        """Close its context in the target's cache."""
+        cache, self._cache = self._cache, None
+        if cache:
+            cache.close()
 
 
 class MtpDraft(_Head):
@@ -532,6 +601,9 @@ class MtpDraft(_Head):
         return lambda tokens: self._zeros(tokens, self.model.n_embd)
 
 
+_PUBLISHED: dict[str, type[_PublishedDraft]] = {EAGLE: EagleDraft, DFLASH: BlockDraft, GEMMA: GemmaDraft}
+
+
 def find_draft(search: DraftSearch, draft: ModelRef | None, drafter: DrafterChoice) -> Draft:
     """Return the draft that `draft` and the files' headers say; missing files are pulled.
 
@@ -555,8 +627,7 @@ def find_draft(search: DraftSearch, draft: ModelRef | None, drafter: DrafterChoi
     with named_as(name, path):
         header = read_header(path)
         if published := check_published_head(header, target):
-            kind = BlockDraft if published.architecture == DFLASH else EagleDraft
-            return kind(target_name, name, published)
+            return _PUBLISHED[published.architecture](target_name, name, published)
         header = check_model_file(header)
     if head := read_head(header):
         _check_made_for(head, target)

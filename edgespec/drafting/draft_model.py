@@ -106,6 +106,9 @@ class DraftModel:
         else:
             self._session.rewind(0)
 
+    def join(self, target: ModelSession) -> None:
+        """Draft for this session of the target from now on."""
+
     def rest(self) -> None:
         """Keep what was read of a sequence that has ended, for others that begin like it."""
         if self.sequences and not self._offset:

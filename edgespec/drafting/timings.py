@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 from edgespec.drafting.costs import CONTEXTS, N_MAX, CostCurve, interpolated
+from edgespec.llama.lent_cache import LentSession
 from edgespec.llama.session import Session
 
 ENERGY_SIZES = (1, 2, 4, 8, 16, N_MAX)
@@ -18,7 +19,7 @@ ENERGY_SIZES = (1, 2, 4, 8, 16, N_MAX)
 class TimedSession:
     """A session that was filled to `n_past` tokens, and the times of its passes."""
 
-    session: Session
+    session: Session | LentSession
     n_past: int
     seconds: dict[int, list[float]] = field(default_factory=dict)
     """n -> seconds of each sweep."""

@@ -109,7 +109,8 @@ class ModelSource:
             self._clock.observe(n_read, self._n_past, evaluated.seconds)
         n_right = 0
         for i, row in enumerate(evaluated.rows):
-            drafts = self._draft_token(row, proposal, position, may_sample=may_sample)
+            confidence = None if i else evaluated.confidence
+            drafts = self._draft_token(row, proposal, position, confidence, may_sample=may_sample)
             if not drafts or i == len(guesses):
                 break
             if proposal.drafted[-1] != guesses[i] or self._is_eog(guesses[i]):
@@ -119,9 +120,18 @@ class ModelSource:
         proposal.passes.append((n_read, len(guesses)))
 
     def _draft_token(
-        self, unmasked: Rows, proposal: Proposal, position: Position, *, may_sample: bool
+        self,
+        unmasked: Rows,
+        proposal: Proposal,
+        position: Position,
+        confidence: float | None,
+        *,
+        may_sample: bool,
     ) -> bool:
-        """Let the trunk go on with a token of this row of logits; return False if it does not."""
+        """Let the trunk go on with a token of this row of logits; return False if it does not.
+
+        `confidence`: what a head that knows says of the row; else its likeliest token's probability is.
+        """
         sampler, drafted = position.sampler, proposal.drafted
         row: Rows | None = unmasked
         ids = self._model.ids
@@ -131,7 +141,8 @@ class ModelSource:
         if row is None or (self._constraint and row.max() == -np.inf):
             return False  # nothing may follow, or nothing that the draft model knows
         likeliest = sampler.likeliest(row, _LIKELIEST, ids)
-        place = _Place(proposal.depth, proposal.path, bucket_of(likeliest[0][1]))
+        bucket = bucket_of(likeliest[0][1] if confidence is None else confidence)
+        place = _Place(proposal.depth, proposal.path, bucket)
         as_sampled = self._predictor.sampled.chance(place.depth, place.bucket)
         as_argmax = self._predictor.argmax.chance(place.depth, place.bucket)
         sampled = may_sample and as_sampled > as_argmax

@@ -215,6 +215,8 @@ class RequestRunner:
         if plan.policy:
             if plan.uses_model:
                 running.draft = self._pair.begin_draft(n_ctx, len(tokens), n_predict)
+                if running.draft:
+                    running.draft.join(target)
             drafter = self._drafter(running, plan.policy, running.draft, on_step)
             drafter.scheduler.n_known = n_known
             features = running.draft.features if running.draft else None

@@ -371,6 +371,9 @@ class Pair(Closing):
         """Return the target's sequences, each with a context of at least `n_ctx` tokens."""
         if self._sequences is None or self._sequences.n_ctx < n_ctx:
             cells = self.capacity.n_cells or n_ctx + self._kept_cells(self.target, 1.0 - DRAFT_SHARE)
+            if self.draft.in_target_cache:
+                self._idle_drafts.clear()
+                self.draft.leave()
             smaller, self._sequences = self._sequences, None
             self._sequences = self._replaced(smaller, self.target, cells, n_ctx)
         return self._sequences
@@ -396,6 +399,8 @@ class Pair(Closing):
         if smaller:
             smaller.close()
         cache = self._cache(model, size)
+        if model is self.target:
+            self.draft.enter(cache)
         larger = SequencePool(
             cache,
             n_ctx=n_ctx,
@@ -435,6 +440,8 @@ class Pair(Closing):
         draft = self.draft.model
         if draft is None:
             return None
+        if self.draft.in_target_cache:
+            return self._idle_drafts.pop() if self._idle_drafts else self.draft.open(self.sequences(n_ctx))
         parallel, n_train = self.parallel, draft.n_ctx_train
         if parallel > 1:
             n_ctx = min(DRAFT_CELLS, n_train)
@@ -496,6 +503,7 @@ class Pair(Closing):
                     if self._sequences:
                         self._sequences.close()
         finally:
+            self.draft.leave()
             for model in self._models:
                 model.close()
             if self._remote:

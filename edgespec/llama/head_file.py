@@ -17,17 +17,18 @@ They read the hidden states of several layers of one target, side by side.
     LayersTarget   a target that gives the states of these layers
     EagleHead      an encoder makes one row of a token's states; one block reads token t beside the row
                    before t, and says what may follow t; along a draft the row is the block's own
-    BlockHead      DFlash: the states become keys and values of some blocks, which then draft several
-                   tokens in one pass, over the last token and a mask for each token to come
+    GemmaHead      some layers on the keys and values of the target's last ones (lent_cache.py)
+    BlockHead      DFlash and its kin: the states become keys and values of some blocks, which then draft
+                   several tokens in one pass, over the last token and masks (block_rows.py goes on)
 
-What a file lacks of embeddings and output matrix is the target's. Other kinds of heads, and relatives of
-DFlash with more parts, are recognised and refused with the reason.
+What a file lacks of embeddings and output matrix is the target's. head_kinds.py tells the kinds apart; those
+that are not run are refused with the reason.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +42,7 @@ from edgespec.llama.backend import llama
 from edgespec.llama.batch import Batch
 from edgespec.llama.gguf import TensorInfo, from_floats, is_type, read_gguf, row_bytes, to_floats, type_number
 from edgespec.llama.gguf_header import DRAFT_PREFIX, HEAD_PREFIX, HELPERS, GGUFHeader, check_complete_file
+from edgespec.llama.head_kinds import DFLASH, DFLASH_2, DSPARK, EAGLE, GEMMA, kind_of
 from edgespec.llama.hidden_states import NEXTN_HEAD, Outputs, of_kernels, of_layers
 from edgespec.llama.kernels import Plugin
 from edgespec.llama.kernels import load as load_kernels
@@ -122,28 +124,39 @@ def read_fusion(head: HeadFile) -> npt.NDArray[np.float32]:
     return to_floats(raw, head.fusion_type, 2 * n)
 
 
-class TargetEmbeddings:
-    """The input embeddings of a target: rows of its own file, as floats.
+class MappedMatrix:
+    """A matrix in a model's file, whose rows are read as floats.
 
-    The matrix is mapped, so that only the pages of used tokens are in memory.
+    It is mapped, so that only the pages of used rows are in memory.
     """
 
-    def __init__(self, header: GGUFHeader) -> None:
-        """Map the matrix of the target's file. Raises EdgespecError if it has none."""
+    def __init__(self, header: GGUFHeader, name: str) -> None:
+        """Map the tensor of that name. Raises EdgespecError if the file has none."""
         for path in (header.path, *header.other_parts):
             gguf = header.gguf if path == header.path else read_gguf(path)
             for tensor in gguf.tensors:
-                if tensor.name == _EMBEDDINGS:
+                if tensor.name == name:
                     size = row_bytes(tensor.kind, tensor.columns)
                     start = gguf.data_start + tensor.offset
                     self._rows = np.memmap(path, np.uint8, "r", start, (tensor.rows, size))
                     self._kind, self.n_embd = tensor.kind, tensor.columns
                     return
-        raise EdgespecError(f"{header.path}: no {_EMBEDDINGS} in it; a head cannot draft for it")
+        raise EdgespecError(f"{header.path}: no {name} in it; a head cannot draft for it")
+
+    def __len__(self) -> int:
+        return len(self._rows)
 
     def __call__(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
         """Return the rows of `tokens`, shape (len(tokens), n_embd)."""
         return to_floats(self._rows[np.asarray(tokens, np.int64)], self._kind, self.n_embd)
+
+
+class TargetEmbeddings(MappedMatrix):
+    """The input embeddings of a target."""
+
+    def __init__(self, header: GGUFHeader) -> None:
+        """Map the matrix of the target's file. Raises EdgespecError if it has none."""
+        super().__init__(header, _EMBEDDINGS)
 
 
 class Fusion:
@@ -242,7 +255,6 @@ class EightBitMatrix:
 # ---- published heads ----
 
 
-EAGLE, DFLASH = "eagle3", "dflash"
 N_LAYERS = 3
 """Layers of the target whose states an EAGLE-3 head reads."""
 
@@ -255,7 +267,8 @@ _GIVE_LAYERS = frozenset(
         *("minimax-01", "minimax-m2", "mimo2", "nanbeige", "muse-glimmer"),
     }
 )
-_MORE_PARTS = ("markov_", "dspark_", "selector_", "conf_")
+_GIVE_LAST = frozenset({"gpt-oss"})
+"""Those of which it also hands out what the last layer leaves, before the norm."""
 _ENCODED = 16  # rows at once: the library sets aside a row of logits for each, though it computes none
 _LARGEST_BLOCK = 33  # tokens: one and as many masks as a draft can have tokens (options.MAX_GAMMA)
 _BATCH = 64  # tokens of a pass: the library computes the logits of all of them
@@ -268,30 +281,22 @@ def check_published_head(draft: GGUFHeader, target: GGUFHeader) -> GGUFHeader | 
     """
     if draft.architecture not in HELPERS:
         return None
-    what = HELPERS[draft.architecture]
+    kind = kind_of(draft)
+    what = kind.name
     draft = check_complete_file(draft)
     if reason := _misfit(draft, target):
         raise UsageError(f"{draft.path}: {what} that does not fit {target.path.name}: {reason}")
-    if kind := _other_kind(draft):
+    if kind.refused:
         raise UsageError(
-            f"{draft.path}: {kind}, which edgespec does not run; leave it out, or choose a draft model"
+            f"{draft.path}: {what}, which edgespec does not run: {kind.refused}; leave it out, or choose a "
+            "draft model"
         )
     if reason := _damage(draft, target):
         raise UsageError(f"{draft.path}: {what}, damaged: {reason}")
-    if NEXTN_HEAD is None or of_layers(_layers(draft)) is None:
+    if NEXTN_HEAD is None or of_layers(_layers(draft), target.n_layer) is None:
         raise UsageError(f"{draft.path}: {what}; this llama.cpp does not export what it needs")
-    return draft
-
-
-def _other_kind(head: GGUFHeader) -> str:
-    """The kind of a head that is not run; else ""."""
-    if head.architecture not in (EAGLE, DFLASH):
-        return HELPERS[head.architecture]
-    if head.architecture == DFLASH:
-        more = [tensor.name for tensor in head.gguf.tensors if tensor.name.startswith(_MORE_PARTS)]
-        if more or head.gguf.integers("dflash.hyper_connection.count"):
-            return "a relative of DFlash with more parts (DSpark, DFlash 2)"
-    return ""
+    # In the target's cache it needs no room of its own.
+    return replace(draft, n_head_kv=(0,) * draft.n_layer) if draft.architecture == GEMMA else draft
 
 
 def _layers(head: GGUFHeader) -> tuple[int, ...]:
@@ -311,12 +316,16 @@ def _is_causal(head: GGUFHeader) -> bool:
     return bool(stated[0]) if stated else head.gguf.text("dflash.decoder_arch") == "laguna"
 
 
+def _drafts_from_anchor(head: GGUFHeader) -> bool:
+    """Whether the last token's place in a DSpark block says what may follow it; else the first mask's."""
+    return all(head.gguf.integers("dflash.sample_from_anchor"))
+
+
 def _misfit(head: GGUFHeader, target: GGUFHeader) -> str:
     """Say why llama.cpp could not run `head` beside `target`; "" if it could, as far as the headers say."""
     layers, is_eagle = _layers(head), head.architecture == EAGLE
-    if head.architecture == "gemma4-assistant":
-        is_kin = target.architecture == "gemma4"
-        return "" if is_kin else f"it is for Gemma 4, not for architecture {target.architecture}"
+    if head.architecture == GEMMA:
+        return _gemma_misfit(head, target)
     if not layers or (is_eagle and len(layers) != N_LAYERS):
         return "damaged: it does not say which layers it reads"
     stated = head.gguf.integers(f"{head.architecture}.target_hidden_size")
@@ -324,17 +333,54 @@ def _misfit(head: GGUFHeader, target: GGUFHeader) -> str:
     if width != target.n_embd:
         return f"it reads hidden states of {width} numbers, and this model has {target.n_embd}"
     n_trunk = target.n_layer - target.n_mtp
-    if not 0 <= min(layers) <= max(layers) < n_trunk:
+    if not 0 <= min(layers) <= max(layers) <= n_trunk:
         return f"it reads what goes into layer {max(layers)}, from 0 on, and this model has {n_trunk}"
     if head.n_vocab < target.n_vocab:
         return f"it knows {head.n_vocab} tokens, and this model has {target.n_vocab}"
-    if target.architecture not in _GIVE_LAYERS and (min(layers) == 0 or not load_kernels().available):
+    if not _gives_layers(head, target) and (min(layers) == 0 or not load_kernels().available):
         return _no_layers(target)
     return ""
 
 
+def _gives_layers(head: GGUFHeader, target: GGUFHeader) -> bool:
+    """Whether llama.cpp hands out what `head` reads of `target`."""
+    reads_last = max(_layers(head)) == target.n_layer - target.n_mtp
+    return target.architecture in (_GIVE_LAST if reads_last else _GIVE_LAYERS)
+
+
+def _gemma_misfit(head: GGUFHeader, target: GGUFHeader) -> str:
+    """Say why a Gemma 4 head cannot work in the cache of `target`; "" if it can.
+
+    It takes the keys and values of the last layer but one, which has a sliding window, and of the last, which
+    has none, as if they were its own.
+    """
+    if target.architecture != "gemma4":
+        return f"it is for Gemma 4, not for architecture {target.architecture}"
+    width = max(head.gguf.integers(f"{GEMMA}.embedding_length_out"), default=0)
+    if width != target.n_embd:
+        return f"it reads hidden states of {width} numbers, and this model has {target.n_embd}"
+    if head.n_vocab < target.n_vocab:
+        return f"it knows {head.n_vocab} tokens, and this model has {target.n_vocab}"
+    windows, of_target = (
+        one.gguf.integers(f"{one.architecture}.attention.sliding_window_pattern") for one in (head, target)
+    )
+    if len(of_target) != target.n_layer or of_target[-2:] != (1, 0):
+        return "this model's last layers are not one with a sliding window and one without"
+    if len(windows) != head.n_layer or not any(windows):
+        return "damaged: it does not say which of its layers have a sliding window"
+    n_heads = [target.n_head_kv[-2 if is_window else -1] for is_window in windows]
+    keys = ("key_length", "value_length", "key_length_swa", "value_length_swa")
+    sizes = [
+        [max(one.gguf.integers(f"{one.architecture}.attention.{key}"), default=0) for key in keys]
+        for one in (head, target)
+    ]
+    if sizes[0] != sizes[1] or n_heads != [*head.n_head_kv]:
+        return "its keys and values are of another size than this model's"
+    return ""
+
+
 def _no_layers(target: GGUFHeader) -> str:
-    why = f"llama.cpp gives no hidden states of single layers of architecture {target.architecture}"
+    why = f"llama.cpp gives no hidden states of all of these layers of architecture {target.architecture}"
     return f"{why}, and edgespec's kernels are not in use here, or it reads the embeddings"
 
 
@@ -343,6 +389,9 @@ def _damage(head: GGUFHeader, target: GGUFHeader) -> str:
 
     It checks the shapes of other tensors itself when it loads the file.
     """
+    if head.architecture == GEMMA:
+        n = max(head.gguf.integers(f"{GEMMA}.nextn_predict_layers"), default=0)
+        return "" if n == head.n_layer else f"it says that {n} of its {head.n_layer} layers draft"
     tensors = {tensor.name: tensor for tensor in head.gguf.tensors}
     embeddings, output = tensors.get("token_embd.weight"), tensors.get("output.weight")
     n_known = embeddings.rows if embeddings else target.n_vocab
@@ -351,6 +400,10 @@ def _damage(head: GGUFHeader, target: GGUFHeader) -> str:
             return f"its blocks are of {_block_size(head)} tokens, and should be of 2 to {_LARGEST_BLOCK}"
         if not 0 <= _mask(head) < min(n_known, head.n_vocab):
             return "it does not say which token is the mask"
+        if kind_of(head) is DSPARK and "dflash.block_size" not in head.gguf.fields:
+            return "it does not say how large its blocks are"
+        if any("_conv_base" in name and tensor.type != "f32" for name, tensor in tensors.items()):
+            return "its convolutions are not of 32-bit floats"
         output = output or embeddings  # its own embeddings, if it has them, are its output matrix too
     elif head.n_layer != 1:
         return f"it has {head.n_layer} blocks, not one"
@@ -383,8 +436,8 @@ class LayersTarget(Model):
         layers = _layers(head)
         # What goes into a layer is what the one before has left.
         before = tuple(layer - 1 for layer in layers)
-        of_library = header.architecture in _GIVE_LAYERS
-        states = of_layers(layers) if of_library else of_kernels(before, header.n_layer - header.n_mtp)
+        of_library, n_trunk = _gives_layers(head, header), header.n_layer - header.n_mtp
+        states = of_layers(layers, n_trunk) if of_library else of_kernels(before, n_trunk)
         if states is None:
             raise EdgespecError(f"{header.path}: this llama.cpp does not export what {head.path} needs")
         self.hidden_states = states
@@ -410,18 +463,37 @@ class PublishedHead(Model):
 
 
 class BlockHead(PublishedHead):
-    """A DFlash head: its passes are over hidden states, or over tokens that may be masks."""
+    """A DFlash head or its kin: its passes are over hidden states, or over tokens that may be masks."""
 
     takes_tokens_alone = True
 
     def __init__(self, header: GGUFHeader, target: Model, *, kernels: bool) -> None:
         """Load the file, as PublishedHead."""
         self.is_causal = _is_causal(header)
+        self.kind = kind_of(header)
+        if NEXTN_HEAD and self.kind in (DSPARK, DFLASH_2):  # what their further parts give, a row a token
+            self.hidden_states = replace(NEXTN_HEAD, stays=True)
         super().__init__(header, target, kernels=kernels)
         self.n_input = target.n_state
         self.n_block = _block_size(header)
         """Tokens of a pass that drafts: the last of the text, then masks."""
         self.mask = _mask(header)
+        self.first = int(self.kind is not DSPARK or not _drafts_from_anchor(header))
+        """Row of a pass that says what may follow the text: 1 where that stands at the first mask."""
+
+
+class GemmaHead(Model):
+    """A Gemma 4 head, which works in the cache of its target."""
+
+    takes_states = True
+    most_batch = _BATCH
+
+    def __init__(self, header: GGUFHeader, target: Model, *, kernels: bool) -> None:
+        """Load a file that `check_published_head` has checked; `target` must stay open as long as it."""
+        if NEXTN_HEAD:
+            self.hidden_states = NEXTN_HEAD
+        self.cells_of = target
+        super().__init__(header.path, kernels=kernels, header=header)
 
 
 class EagleHead(PublishedHead):

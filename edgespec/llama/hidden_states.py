@@ -84,10 +84,12 @@ def _nextn(*, all_logits: bool) -> HiddenStates | None:
     )
 
 
-def of_layers(layers: Sequence[int]) -> HiddenStates | None:
+def of_layers(layers: Sequence[int], n_layers: int) -> HiddenStates | None:
     """Return the way that gives what goes into these layers of a model; None where the library lacks it.
 
-    The library ends the process for an architecture that does not give them, or a layer that is not there.
+    Layer `n_layers`, as many as the model has, is what a head in its file would go on from: where that is
+    what its last layer leaves. The library ends the process for an architecture that does not give them, or
+    a layer that is not there.
     """
     keep = exported(
         "llama_set_embeddings_layer_inp",
@@ -104,11 +106,17 @@ def of_layers(layers: Sequence[int]) -> HiddenStates | None:
         ctypes.c_void_p,
         ctypes.c_uint32,
     )
-    if keep is None or address is None:
+    last = _nextn(all_logits=False)
+    if keep is None or address is None or last is None:
         return None
     return HiddenStates(
-        lambda context, wanted: [keep(context, layer, wanted) for layer in layers],
-        lambda context: tuple(address(context, layer) for layer in layers),
+        lambda context, wanted: [
+            last.ask(context, wanted) if layer == n_layers else keep(context, layer, wanted)
+            for layer in layers
+        ],
+        lambda context: tuple(
+            last.addresses(context)[0] if layer == n_layers else address(context, layer) for layer in layers
+        ),
         stays=True,
     )
 

@@ -85,7 +85,7 @@ class KVCache(Closing):
         Raises EdgespecError if it cannot be created, the model cannot take embeddings, or cannot share its
         cache between sequences.
         """
-        self.model = model
+        self.model, self.interrupt = model, interrupt
         self.n_ctx = size.n_ctx
         self.n_batch = min(size.n_batch, size.n_ctx)
         self.n_logits_max = min(size.n_logits_max, self.n_batch)
@@ -641,11 +641,12 @@ def create_context(  # noqa: PLR0913 - sizes, each by its name
     params.n_rs_seq = n_snapshots
     params.kv_unified = n_sequences > 1  # sequences can share cells of one cache
     params.n_threads = params.n_threads_batch = n_threads
-    cache_type = model.header.cache_type
+    owner = model.cells_of or model
+    cache_type = owner.header.cache_type
     params.type_k = params.type_v = _CACHE_TYPES[cache_type]
     # edgespec's kernels get attention only this way; llama.cpp's own flash attention is slower than without,
     # but it alone reads a quantized cache.
-    flash = model.uses_kernels or cache_type != "f16"
+    flash = owner.uses_kernels or cache_type != "f16"
     params.flash_attn_type = _FLASH_ATTN_ENABLED if flash else _FLASH_ATTN_DISABLED
     # Hidden states, where they are asked for, are else those of each token.
     params.pooling_type = pooling or _POOLING_NONE

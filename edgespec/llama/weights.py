@@ -73,6 +73,8 @@ class Model(Closing):
     """Most tokens that a pass should have."""
     context_beside: Any = None
     """A context of the model whose weights it uses beside its own, or None."""
+    cells_of: Model | None = None
+    """The model in whose cache it works, if it has none of its own (lent_cache.py)."""
     hidden_states: HiddenStates = LAST_NORM
     """How its passes give hidden states."""
     is_mapped = False

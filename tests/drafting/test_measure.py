@@ -67,6 +67,7 @@ def fake_model(cost: Cost, *, read: float = 1e-3, n_ctx: int = 32768, can_rewind
         n_ctx_train=n_ctx,
         is_mtp=False,
         takes_states=False,
+        cells_of=None,
         most_batch=512,
         can_rewind=can_rewind,
         header=header,

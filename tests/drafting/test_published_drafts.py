@@ -1,4 +1,4 @@
-"""EAGLE-3 and DFlash heads, tiny and random, beside tiny random targets: the text, and what they read."""
+"""Published heads of every kind, tiny and random, beside tiny targets: the text, and what they read."""
 
 from __future__ import annotations
 
@@ -9,20 +9,32 @@ import gguf
 import numpy as np
 import pytest
 
+import head_equations
 from edgespec import Engine, SamplingParams
 from edgespec.decoding.features import TargetFeatures
 from edgespec.decoding.forward import Forward
+from edgespec.decoding.session import ForwardResult
 from edgespec.drafting.costs import block_curve
 from edgespec.drafting.draft import BlockModel
 from edgespec.drafting.head_model import HeadModel
+from edgespec.drafting.predictor import bucket_of
 from edgespec.drafting.profile import ProfileKey
 from edgespec.errors import UsageError
+from edgespec.llama.block_rows import rows_maker
 from edgespec.llama.gguf_header import check_model_file, read_header
-from edgespec.llama.head_file import DFLASH, BlockHead, EagleHead, LayersTarget, check_published_head
+from edgespec.llama.head_file import (
+    BlockHead,
+    EagleHead,
+    GemmaHead,
+    LayersTarget,
+    check_published_head,
+)
+from edgespec.llama.head_kinds import DFLASH
 from edgespec.llama.kv_cache import KVCache, KVCacheSize
+from edgespec.llama.lent_cache import LentCache, LentSession
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
-from head_files import write_dflash, write_eagle
+from head_files import N_EMBD, write_dflash, write_eagle, write_gemma
 from measured_costs import measured
 from reference import filtered_probs
 from tiny_models import make_tiny
@@ -35,12 +47,21 @@ EAGLES = {
     "the target's matrices": {"own": False},
     "cut vocabulary": {"kept": 200},
     "narrower": {"n_embd": 32, "kept": 250},
+    "norms": {"norms": True},
+}
+BLOCKS = {
+    "blocks": {},
+    "blocks, cut vocabulary": {"kept": 200},
+    "Markov": {"markov": 64},
+    "Markov, cut vocabulary": {"markov": 24, "kept": 200},
+    "Markov, from the first mask": {"markov": 64, "sample_from_anchor": False},
+    "Markov, no confidence": {"markov": 64, "conf_proj.weight": None, "conf_proj.bias": None},
+    "paths": {"top_k": 7},
 }
 FILES = {name: (write_eagle, options) for name, options in EAGLES.items()} | {
-    "blocks": (write_dflash, {}),
-    "blocks, the target's matrices": (write_dflash, {"own": False}),
-    "blocks, cut vocabulary": (write_dflash, {"kept": 200}),
+    name: (write_dflash, options) for name, options in BLOCKS.items()
 }
+FILES["blocks, the target's matrices"] = (write_dflash, {"own": False})
 GREEDY = SamplingParams(temperature=0.0)
 WARM = SamplingParams(temperature=0.8, top_k=20)
 PROMPTS = {
@@ -95,14 +116,24 @@ def plain():
 
 PAIRS = [(name, "its own matrices") for name in TARGETS] + [("llama", file) for file in list(FILES)[1:]]
 PAIRS += [(name, "blocks") for name in ("qwen3", "openai-moe", "qwen35", "gemma4")]
+PAIRS += [(name, file) for name in ("qwen3", "qwen35") for file in ("norms", "Markov", "paths")]
 
 
-@pytest.mark.parametrize("name", ["qwen2", "phi3", "mistral3"])
-def test_an_architecture_whose_layers_llama_cpp_does_not_give(name, folder):
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [
+        ("qwen2", [1, 1, 1]),
+        ("phi3", [1, 1, 1]),
+        ("mistral3", [1, 1, 1]),
+        ("qwen2", [1, 1, 2]),
+        ("llama", [1, 1, 2]),
+    ],
+)
+def test_an_architecture_whose_layers_llama_cpp_does_not_give(name, layers, folder):
     """edgespec's kernels leave them; without these the head is refused."""
     path = make_tiny(name, folder / f"{name} q8_0.gguf", weights_type="q8_0")
     head = write_eagle(
-        folder / f"{name} q8_0 head.gguf", tiny(name), quantized=True, kept=200, target_layers=[1, 1, 1]
+        folder / f"{name} q8_0 head.gguf", tiny(name), quantized=True, kept=200, target_layers=layers
     )
     with Engine(path, head, n_threads=1, n_ctx=1024, profile=False) as engine:
         options = {"params": GREEDY, "n_predict": N_PREDICT}
@@ -138,10 +169,15 @@ def test_the_text_is_plain_decodings_own(name, file, head_of, plain):
         assert n_accepted > 10, "little was accepted: it proves little"
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen35"])
-def test_with_quantized_files_and_edgespecs_kernels(name, folder):
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [("llama", "cut vocabulary"), ("qwen35", "cut vocabulary")]
+    + [("llama", file) for file in ("norms", "Markov, cut vocabulary", "Markov", "paths")],
+)
+def test_with_quantized_files_and_edgespecs_kernels(name, file, folder):
     path = make_tiny(name, folder / f"{name} q8_0.gguf", weights_type="q8_0")
-    head = write_eagle(folder / f"{name} q8_0 head.gguf", tiny(name), quantized=True, kept=200)
+    write, options = FILES[file]
+    head = write(folder / f"{name} q8_0 {file}.gguf", tiny(name), quantized=True, **options)
     with Engine(path, head, n_threads=1, n_ctx=1024, profile=False) as engine:
         options = {"params": GREEDY, "n_predict": N_PREDICT}
         alone = engine.generate(PROMPTS["short"], drafter="none", **options)
@@ -152,13 +188,17 @@ def test_with_quantized_files_and_edgespecs_kernels(name, folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", ["block", "chain"])
-@pytest.mark.parametrize("file", ["its own matrices", "cut vocabulary", "blocks"])
+@pytest.mark.parametrize("file", ["its own matrices", "cut vocabulary", "norms", "blocks", "Markov", "paths"])
 def test_sampled_texts_by_counting(rule, file, head_of):
+    count_texts(tiny("llama"), lambda **options: opened("llama", head_of("llama", file), **options), rule)
+
+
+def count_texts(target, open_engine, rule):
     """All texts of three tokens, of which the target allows three at each place."""
     prompt, length, n = PROMPTS["short"], 3, 1500
     params = SamplingParams(temperature=1.0, top_k=3, top_p=1.0, min_p=0.0)
     chances = {(): 1.0}
-    with Model(tiny("llama"), kernels=False) as model, Session(model, n_ctx=256, n_threads=1) as session:
+    with Model(target, kernels=False) as model, Session(model, n_ctx=256, n_threads=1) as session:
         for _ in range(length):
             longer = {}
             for text, chance in chances.items():
@@ -168,7 +208,7 @@ def test_sampled_texts_by_counting(rule, file, head_of):
             chances = longer
     counts = dict.fromkeys(chances, 0)
     n_accepted = 0
-    with opened("llama", head_of("llama", file), kernels="off") as engine:
+    with open_engine(kernels="off") as engine:
         for _ in range(n):
             result = engine.generate(
                 prompt, params=params, n_predict=length, drafter="model", gamma=2, rule=rule
@@ -187,6 +227,8 @@ def test_sampled_texts_by_counting(rule, file, head_of):
         ("qwen35", "its own matrices"),
         ("llama", "blocks"),
         ("qwen35", "blocks"),
+        ("llama", "Markov"),
+        ("llama", "paths"),
     ],
 )
 def test_texts_that_share_passes(name, file, head_of, plain):
@@ -237,6 +279,52 @@ def test_the_states_are_what_goes_into_the_layers(head_of):
         assert np.array_equal(second, again)
         assert not np.allclose(first, second, atol=0.1)
         assert np.allclose(head.encode(states), states @ fusion.T, atol=1e-3)
+
+
+def test_what_the_last_layer_leaves(folder):
+    """EAGLE-3.1's published head reads it: the logits are made of it."""
+    path = write_eagle(folder / "last.gguf", tiny("openai-moe"), norms=True, target_layers=[0, 1, 2])
+    weights = head_equations.read_weights(tiny("openai-moe"))
+    target, head = loaded("openai-moe", path)
+    with target, head, Session(target, n_ctx=128, n_threads=1) as session:
+        result = Forward(session, [3, 7, 9, 11], 4, with_features=True).run().copy()
+    last = head_equations.rms_norm(result.features[:, -N_EMBD:], weights["output_norm.weight"])
+    assert np.allclose(result.rows, last @ weights["output.weight"].T, atol=2e-2)
+    with opened("openai-moe", path) as engine:
+        options = {"params": GREEDY, "n_predict": N_PREDICT}
+        alone = engine.generate(PROMPTS["short"], drafter="none", **options)
+        result = engine.generate(PROMPTS["short"], drafter="model", gamma=4, **options)
+        assert result.token_ids == alone.token_ids
+        assert result.stats.n_drafted > 20
+
+
+@pytest.mark.parametrize("file", ["its own matrices", "norms"])
+def test_the_equations_of_eagle(file, head_of):
+    """Against 64-bit floats: the encoder, then a text beside the target's states, then beside its own."""
+    path, text = head_of("llama", file), [(7 * i * i + 3) % 200 for i in range(20)]
+    weights = head_equations.read_weights(path)
+    target, head = loaded("llama", path)
+    with (
+        target,
+        head,
+        Session(target, n_ctx=128, n_threads=1) as session,
+        KVCache(head, KVCacheSize(n_ctx=256), n_threads=1, takes_inputs=True) as cache,
+        Session.within(cache) as head_session,
+    ):
+        states = Forward(session, text, with_features=True).run().copy().features
+        inputs = head.encode(states[:-1])
+        read = Forward(head_session, text[1:], len(text) - 1, inputs=inputs, with_features=True).run().copy()
+        then = Forward(head_session, [17], inputs=read.features[-1:]).run().copy()
+    expected = head_equations.eagle_inputs(weights, states[:-1].astype(np.float64))
+    assert np.allclose(inputs, expected, atol=1e-3)
+    rows, own = head_equations.eagle_block(weights, text[1:], expected)
+    assert np.allclose(read.rows, rows, atol=2e-2)
+    assert np.allclose(read.features, own, atol=2e-2)
+    rows, _ = head_equations.eagle_block(weights, [*text[1:], 17], np.concatenate([expected, own[-1:]]))
+    assert np.allclose(then.rows[0], rows[-1], atol=2e-2)
+    if file == "norms":
+        without = states[:-1] @ weights["fc.weight"].T
+        assert not np.allclose(inputs, without, atol=0.1), "the norm changes something"
 
 
 @pytest.mark.parametrize("file", EAGLES)
@@ -292,7 +380,8 @@ def test_a_block_follows_all_states_read_at_once(file, head_of):
         states = Forward(session, text, with_features=True).run().copy().features
         assert states.shape == (len(text), 2 * target.n_embd)
         features = TargetFeatures(target.n_state)
-        model = BlockModel(head_session, features, block_head, n_vocab=target.n_vocab)
+        make_rows = rows_maker(block_head, 1)
+        model = BlockModel(head_session, features, block_head, n_vocab=target.n_vocab, make_rows=make_rows)
         assert not model.follows(1), "it knows no state"
         features.put(0, text[:1], states[:1])
         drafts = []
@@ -320,6 +409,207 @@ def test_a_block_follows_all_states_read_at_once(file, head_of):
         assert known.sum() == FILES[file][1].get("kept", target.n_vocab)
         assert np.allclose(np.array(drafts[-1])[:, known], seen[0][:, known], atol=1e-3)
         assert not np.allclose(seen[0][:, known], seen[1][:, known], atol=1e-3), "states count"
+
+
+@pytest.mark.parametrize("file", BLOCKS)
+def test_the_equations_of_blocks(file, head_of):
+    """Against 64-bit floats: each place after the head's likeliest token, and after others."""
+    text = [(7 * i * i + 3) % 200 for i in range(30)]
+    path = head_of("llama", file)
+    weights = head_equations.read_weights(path)
+    target, head = loaded("llama", path)
+    with (
+        target,
+        head,
+        Session(target, n_ctx=256, n_threads=1) as session,
+        KVCache(head, KVCacheSize(n_ctx=256), n_threads=1, takes_inputs=True) as cache,
+        Session.within(cache) as head_session,
+    ):
+        states = Forward(session, text, with_features=True).run().copy().features[:-1]
+        features = TargetFeatures(target.n_state)
+        model = BlockModel(
+            head_session, features, head, n_vocab=target.n_vocab, make_rows=rows_maker(head, 1)
+        )
+        features.put(0, text[:-1], states)
+        block = [text[-1], *[head.mask] * (head.n_block - 1)]
+        logits, hidden = head_equations.block_logits(weights, states.astype(np.float64), block)
+        for n_right in range(head.n_block):  # then others are drafted
+            tokens = [*text]
+            for place in range(head.first, head.n_block):
+                assert model.follows(len(tokens))
+                drafted = model.evaluate(tokens)
+                expected, chance = place_after(
+                    weights, logits[place : place + 1], hidden[place : place + 1], tokens[-1:]
+                )
+                row, known = drafted.rows[0], np.isfinite(expected)
+                assert np.array_equal(np.isfinite(row), known)
+                assert np.allclose(row[known], expected[known], atol=0.1)  # a matrix of 8 bits a number
+                assert (drafted.confidence is None) == (chance is None)
+                assert chance is None or abs(drafted.confidence - chance) < 1e-2
+                likeliest = np.argsort(-row)
+                tokens.append(int(likeliest[0 if place < n_right else place % 3]))
+            assert not model.follows(len(tokens)), "the block ends"
+
+
+def place_after(weights, logits, hidden, before):
+    """The logits of a place of a block after a token, and the confidence, by the equations of its kind."""
+    if "selector_hidden.weight" in weights:
+        return head_equations.pair_scores(weights, logits[0], hidden[0], before[0], 7), None
+    if "markov_w1.weight" not in weights:
+        return logits[0], None
+    chance = head_equations.confidences(weights, hidden, before)[0] if "conf_proj.weight" in weights else None
+    return head_equations.markov_logits(weights, logits, before)[0], chance
+
+
+def test_a_path_goes_on_after_a_token_that_is_no_candidate(head_of):
+    """A grammar may choose one: then the place says what it says by itself."""
+    target, head = loaded("llama", head_of("llama", "paths"))
+    with target, head:
+        rows = rows_maker(head, 1)(target.n_vocab)
+        block = np.arange(6 * head.n_vocab, dtype=np.float32).reshape(6, -1)
+        packed = np.zeros((6, head.n_embd), np.float32)
+        packed[:, :7] = range(7)
+        rows.set(ForwardResult(block, 0.0, 6, packed))
+        assert np.isfinite(rows.at(1, 6)[0]).sum() == 7
+        assert np.array_equal(rows.at(1, 7)[0][0], block[2])
+
+
+@pytest.mark.parametrize(("bias", "chance"), [(-30.0, 0.0), (30.0, 1.0)])
+def test_what_is_learned_of_confidence(bias, chance, folder):
+    """Each drafted token is counted in the bucket of the head's own confidence."""
+    path = folder / f"confidence {bias}.gguf"
+    write_dflash(path, tiny("llama"), markov=64, **{"conf_proj.bias": np.array([bias], np.float32)})
+    steps = []
+    with opened("llama", path, kernels="off") as engine:
+        options = {"params": GREEDY, "n_predict": N_PREDICT, "drafter": "model", "gamma": 4}
+        engine.generate(PROMPTS["short"], on_step=steps.append, **options)
+    buckets = [node.bucket for step in steps for node in step.proposed if node.source == "argmax"]
+    assert len(buckets) > 20
+    assert set(buckets) == {bucket_of(chance)}
+
+
+# ---- a head in the target's own cache ----
+
+
+@pytest.fixture(scope="module")
+def gemma(folder):
+    """A target that often says its last word again, and its head."""
+    target = make_tiny("gemma4", folder / "gemma target.gguf", post_norm=0.3)
+    return target, write_gemma(folder / "gemma head.gguf", target)
+
+
+def opened_gemma(gemma, **options):
+    target, head = gemma
+    return Engine(target, head, n_threads=1, n_ctx=1024, profile=False, **options)
+
+
+def test_the_equations_of_gemma(gemma):
+    """Against 64-bit floats, in the keys and values that the target left: a draft of several tokens."""
+    target_path, path = gemma
+    text = [(7 * i * i + 3) % 200 for i in range(50)]  # longer than the window
+    weights = head_equations.read_weights(path)
+    embeddings = head_equations.read_weights(target_path)["token_embd.weight"]
+    header = check_model_file(target_path)
+    head_header = check_published_head(read_header(path), header)
+    with (
+        Model(target_path, kernels=False, header=header) as target,
+        GemmaHead(head_header, target, kernels=False) as head,
+        Session(target, n_ctx=256, n_threads=1) as session,
+        LentCache(head, session.cache, n_threads=1) as cache,
+    ):
+        lent = LentSession(cache, session)
+        states = Forward(session, text[:-1], with_features=True).run().copy().features
+        window, whole = reversed(head_equations.cells_of(session.state()))
+        assert (len(window[0]), len(whole[0])) == (32, 49)
+        own, token = states[-1], text[-1]
+        expected = own.astype(np.float64)
+        for _ in range(4):
+            drafted = Forward(lent, [token], inputs=own[None], with_features=True).run().copy()
+            logits, expected = head_equations.gemma_pass(
+                weights, [window, whole], embeddings[token], expected, 32
+            )
+            assert np.allclose(drafted.rows[0], logits, atol=2e-2)
+            assert np.allclose(drafted.features[0], expected, atol=2e-2)
+            assert session.n_past == lent.n_past == 49, "a pass leaves nothing"
+            own, token = drafted.features[0], int(np.argsort(-drafted.rows[0])[1])
+        with pytest.raises(ValueError, match="in use"):
+            LentCache(head, session.cache, n_threads=1)
+
+
+@pytest.mark.parametrize("kernels", ["off", "auto"])
+def test_the_text_in_one_cache(kernels, gemma):
+    """Greedy, and sampled for a seed; a cache that is replaced by a larger one in between."""
+    n_accepted = 0
+    with opened_gemma(gemma, kernels=kernels) as engine:
+        for prompt, (drafter, gamma) in itertools.product(
+            [*PROMPTS.values()][:2], [("model", 1), ("model", 4), ("auto", None), ("tree", None)]
+        ):
+            engine.forget(tables=True)
+            for options in ({"params": GREEDY}, {"params": WARM, "seed": 3}):
+                alone = engine.generate(prompt, drafter="none", n_predict=N_PREDICT, **options)
+                result = engine.generate(prompt, drafter=drafter, gamma=gamma, n_predict=N_PREDICT, **options)
+                assert result.token_ids == alone.token_ids, (drafter, gamma)
+                n_accepted += result.sources.get("model", (0, 0))[1]
+    assert n_accepted > 20, "little was accepted: it proves little"
+    target, head = gemma
+    with Engine(target, head, n_threads=1, profile=False, kernels=kernels) as engine:
+        for prompt in ([3, 7, 9], PROMPTS["longer than a pass"], [3, 7, 9]):
+            options = {"params": GREEDY, "n_predict": N_PREDICT}
+            alone = engine.generate(prompt, drafter="none", **options)
+            result = engine.generate(prompt, drafter="model", gamma=3, **options)
+            assert result.token_ids == alone.token_ids
+            assert result.stats.n_drafted > 20
+
+
+def test_quantized_weights_and_a_quantized_cache(folder):
+    """On edgespec's kernels, if they are there: attention is then another operation, for both models."""
+    keys = dict.fromkeys(("attention.key_length_swa", "attention.value_length_swa"), 32)
+    options = {"weights_type": "q8_0", "metadata": keys | {"rope.dimension_count_swa": 32}, "post_norm": 0.3}
+    target = make_tiny("gemma4", folder / "gemma q8_0.gguf", **options)
+    plain = make_tiny("gemma4", folder / "gemma f32.gguf", **options | {"weights_type": "f32"})
+    pair = target, write_gemma(folder / "gemma q8_0 head.gguf", plain, width=32, quantized=True)
+    for cache_type in ("f16", "q8_0"):
+        with opened_gemma(pair, cache_type=cache_type) as engine:
+            options = {"params": WARM, "seed": 3, "n_predict": N_PREDICT}
+            alone = engine.generate(PROMPTS["short"], drafter="none", **options)
+            result = engine.generate(PROMPTS["short"], drafter="model", gamma=3, **options)
+            assert result.token_ids == alone.token_ids
+            assert result.stats.n_accepted > 3
+
+
+def test_texts_that_share_passes_in_one_cache(gemma):
+    """More texts than there is room for at once: some are read again, none changes."""
+    prompts = [PROMPTS["short"], [9, 8, 7], PROMPTS["longer than a pass"][:100], [3, 7, 9] * 20]
+    options = {"params": GREEDY, "n_predict": N_PREDICT}
+    with opened_gemma(gemma) as engine:
+        plain = [engine.generate(prompt, drafter="none", **options).token_ids for prompt in prompts]
+    for n_cells in (1024, 200):
+        with opened_gemma(gemma, parallel=3, n_cells=n_cells) as engine:
+            streams = [engine.stream(p, drafter="model", gamma=3, **options) for p in prompts[:3]]
+            while not all(stream.finished for stream in streams):
+                engine.step()
+                for stream in list(streams):
+                    stream.made()
+                    if stream.finished and len(streams) == 3:
+                        streams.append(engine.stream(prompts[3], drafter="model", gamma=3, **options))
+            assert [stream.result.token_ids for stream in streams] == plain
+            assert all(stream.result.stats.n_drafted > 10 for stream in streams)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["block", "chain"])
+def test_sampled_texts_in_one_cache_by_counting(rule, gemma):
+    count_texts(gemma[0], lambda **options: opened_gemma(gemma, **options), rule)
+
+
+def test_its_costs_are_measured_in_the_targets_cache(gemma):
+    with opened_gemma(gemma, kernels="off") as engine:
+        costs = measured(engine)
+        assert all(seconds > 0.0 for seconds in costs.draft.at(128)[1:])
+        assert costs.draft.read < costs.target.read / 100, "it reads no text"
+
+
+# ---- costs ----
 
 
 def test_a_block_costs_one_pass(head_of):

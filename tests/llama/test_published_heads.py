@@ -10,7 +10,8 @@ from edgespec import Engine
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama import head_file as published_heads
 from edgespec.llama.gguf_header import check_model_file
-from head_files import write_dflash, write_eagle
+from head_files import write_dflash, write_eagle, write_gemma
+from tiny_models import make_tiny
 from tiny_states import tiny
 from tiny_vocabulary import vocabulary
 
@@ -56,12 +57,27 @@ def refusal(target, head, kind=UsageError, **options):
         (
             "dflash",
             {"hyper_connection.count": 4},
-            "with more parts (DSpark, DFlash 2), which edgespec does not run",
+            "a DSpark head of DeepSeek V4's blocks, which edgespec does not run: llama.cpp cannot take",
+        ),
+        (
+            "eagle3",
+            {"norm_output": 1},
+            "EAGLE-3.1 head with norms of another form, which edgespec does not run",
+        ),
+        (
+            "eagle3",
+            {"fc_norm": 1},
+            "which edgespec does not run: llama.cpp has no form for norms of single layers",
         ),
         ("eagle3", {"target_layers": [0, 1]}, "damaged: it does not say which layers"),
         ("eagle3", {"target_layers": None}, "damaged: it does not say which layers"),
         ("eagle3", {"target_layers": [0, 1, 31]}, "goes into layer 31, from 0 on, and this model has 2"),
-        ("eagle3", {"target_layers": [0, 1, 2]}, "goes into layer 2, from 0 on, and this model has 2"),
+        ("eagle3", {"target_layers": [0, 1, 3]}, "goes into layer 3, from 0 on, and this model has 2"),
+        (
+            "eagle3",
+            {"target_layers": [0, 1, 2]},
+            "no hidden states of all of these layers of architecture llama",
+        ),
         ("eagle3", {"target_hidden_size": 4096}, "hidden states of 4096 numbers, and this model has 64"),
         ("dflash", {"embedding_length": 4096}, "hidden states of 4096 numbers, and this model has 64"),
         ("eagle3", {"n_vocab": 5}, "it knows 5 tokens"),
@@ -105,17 +121,59 @@ def test_a_damaged_head_or_one_of_another_model(tmp_path, options, kind, said):
 @pytest.mark.parametrize(
     ("options", "kind", "said"),
     [
+        (
+            {"markov": 32, "top_k": 7},
+            UsageError,
+            "with the parts of DSpark and of DFlash 2, which edgespec does",
+        ),
+        (
+            {"markov_gate.weight": np.ones((8, 8), np.float32)},
+            UsageError,
+            "with parts of its own, which edgespec",
+        ),
+        ({"markov": 32, "block_size": None}, UsageError, "a DSpark head, damaged: it does not say how large"),
+        ({"markov": 32, "markov_w2.weight": None}, EdgespecError, "tensor 'markov_w2.weight' not found"),
+        ({"top_k": 8}, EdgespecError, "DFlash2 hidden size is too small for the selector lattice"),
+        (
+            {"top_k": 7, "blk.0.attn_conv_base": np.ones((2, 2, N_EMBD), np.float16)},
+            UsageError,
+            "a DFlash 2 head, damaged: its convolutions are not of 32-bit floats",
+        ),
         ({"block_size": 1}, UsageError, "its blocks are of 1 tokens, and should be of 2 to 33"),
         ({"mask": None}, UsageError, "it does not say which token is the mask"),
         ({"mask": 4000}, UsageError, "it does not say which token is the mask"),
         ({"own": False, "kept": 9}, UsageError, "the target's is of other tokens"),
-        ({"target_layers": [1, 2]}, UsageError, "goes into layer 2, from 0 on, and this model has 2"),
+        ({"target_layers": [1, 3]}, UsageError, "goes into layer 3, from 0 on, and this model has 2"),
         ({"fc.weight": None}, EdgespecError, "tensor 'fc.weight' not found"),
     ],
 )
 def test_a_damaged_head_of_blocks(tmp_path, options, kind, said):
     head = write_dflash(tmp_path / "head.gguf", tiny("llama"), **options)
     assert said in refusal(tiny("llama"), head, kind)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"embedding_length_out": 128}, "it reads hidden states of 128 numbers, and this model has 64"),
+        ({"attention.key_length": 64}, "its keys and values are of another size than this model's"),
+        ({"attention.value_length_swa": 32}, "its keys and values are of another size"),
+        ({"attention.head_count_kv": 4}, "its keys and values are of another size"),
+        ({"attention.sliding_window_pattern": [True]}, "it does not say which of its layers have a sliding"),
+        ({"nextn_predict_layers": 1}, "a Gemma 4 head, damaged: it says that 1 of its 2 layers draft"),
+        ({"texts": (WORDS[::-1], TYPES)}, "a head of another model than"),
+    ],
+)
+def test_a_gemma_head_that_does_not_fit(tmp_path, options, said):
+    head = write_gemma(tmp_path / "head.gguf", tiny("gemma4"), **options)
+    assert said in refusal(tiny("gemma4"), head)
+
+
+def test_a_gemma_target_whose_last_layers_are_others(tmp_path):
+    pattern = {"attention.sliding_window_pattern": (False, True, False, True)}
+    target = make_tiny("gemma4", tmp_path / "target.gguf", metadata=pattern)
+    head = write_gemma(tmp_path / "head.gguf", target)
+    assert "last layers are not one with a sliding window and one without" in refusal(target, head)
 
 
 def test_a_truncated_head(tmp_path):
@@ -125,7 +183,7 @@ def test_a_truncated_head(tmp_path):
 
 
 def test_a_library_without_these_functions(tmp_path, monkeypatch):
-    monkeypatch.setattr(published_heads, "of_layers", lambda _layers: None)
+    monkeypatch.setattr(published_heads, "of_layers", lambda *_layers: None)
     head = write_eagle(tmp_path / "head.gguf", tiny("llama"))
     assert "this llama.cpp does not export what it needs" in refusal(tiny("llama"), head)
 
@@ -133,7 +191,7 @@ def test_a_library_without_these_functions(tmp_path, monkeypatch):
 def test_a_target_whose_layers_are_not_given_out(tmp_path):
     head = write_head(tmp_path / "head.gguf", "eagle3")
     line = refusal(tiny("phi3"), head)
-    assert "no hidden states of single layers of architecture phi3" in line
+    assert "no hidden states of all of these layers of architecture phi3" in line
     assert "or it reads the embeddings" in line
 
 

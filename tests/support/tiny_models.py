@@ -89,19 +89,23 @@ def make_tiny(
     tokenizer: bool = True,
     weights_type: str = "f32",
     metadata: Mapping[str, Value] | None = None,
+    post_norm: float | None = None,
 ) -> Path:
     """Write a random model of one of the ARCHITECTURES to `path` and return `path`.
 
     It writes text as any model does; the same arguments write the same bytes. Without `tokenizer` it has
     as many tokens, but no texts for them. `weights_type` is ggml's name of the type of the matrices that
-    llama.cpp would quantize. `metadata`: in place of the architecture's own. Raises UsageError for an unknown
-    name, EdgespecError if the library cannot make it.
+    llama.cpp would quantize. `metadata`, and `post_norm`, which says how much its layers change: in place of
+    the architecture's own. Raises UsageError for an unknown name, EdgespecError if the library cannot make
+    it.
     """
     if name not in ARCHITECTURES:
         raise UsageError(f"unknown architecture {name!r}; known: {', '.join(ARCHITECTURES)}")
     architecture = ARCHITECTURES[name]
     if metadata:
         architecture = replace(architecture, metadata={**architecture.metadata, **metadata})
+    if post_norm is not None:
+        architecture = replace(architecture, post_norm=post_norm)
     fields = [*_fields(architecture, f"tiny {seed}"), *_tokenizer_fields(architecture, tokenizer)]
     shapes = _wanted_tensors(name, fields)
     weights = {

@@ -19,7 +19,7 @@ from edgespec.models.entries import nearest
 from edgespec.models.sources import format_size
 from edgespec.models.store import Store
 from edgespec.platform.files import cache_root, check_file, expand_user
-from edgespec.platform.kept import EVERYTHING, FORGE, HISTORY, MODELS, NODE_WEIGHTS, Kept
+from edgespec.platform.kept import EVERYTHING, FORGE, HISTORY, MODELS, NODE_WEIGHTS, REJECTED, Kept
 from edgespec.platform.plugins import part
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def clear_command(
         typer.Argument(
             metavar="WHAT",
             help="Names of `edgespec cache info`; all: everything but models.",
-            show_default="your texts: history, chat-lines, chats, states, and yours in forge",
+            show_default="your texts: history, rejected, chat-lines, chats, states, and yours in forge",
             autocompletion=lambda: [row.name for row in EVERYTHING if row.deleted != "never"],
         ),
     ] = None,
@@ -210,8 +210,8 @@ class Deletion(NamedTuple):
 
 def _deletion(row: Kept, *, whole: bool) -> Deletion | None:
     """Return how a row is deleted, all of it if `whole`, else the user's texts; None: nothing is there."""
-    if row is HISTORY:
-        return _history_deletion()
+    if row in (HISTORY, REJECTED):
+        return _history_deletion(row)
     if row is FORGE:
         found: Deletion | None = part("forge.cache").deletion(whole=whole)
         return found
@@ -247,23 +247,26 @@ def _delete_models(row: Kept) -> None:
         out.print(f"kept, as they were not pulled: {', '.join(map(str, others))}")
 
 
-def _history_deletion() -> Deletion | None:
-    from edgespec.drafting.history import find_histories, history_root
+def _history_deletion(row: Kept) -> Deletion | None:
+    from edgespec.drafting.history import DOCUMENTS, find_histories
+    from edgespec.drafting.rejections import REJECTED_PLACES
 
-    histories = [(history, history.info()) for history in find_histories()]
+    kind = DOCUMENTS if row is HISTORY else REJECTED_PLACES
+    what = "documents" if row is HISTORY else "rejected texts"
+    histories = [(history, history.info()) for history in find_histories(kind=kind)]
     if not histories:
         return None
 
     def run() -> None:
         for history, info in histories:
             for path in history.clear():
-                what = f"{info.documents:,} documents" if path == info.path else "not in use"
-                out.print(f"{path}: deleted, {what}")
+                said = f"{info.documents:,} {what}" if path == info.path else "not in use"
+                out.print(f"{path}: deleted, {said}")
             if info.newer:
                 out.print(f"{info.path}: kept, a later edgespec wrote it; delete it by hand")
 
     n_documents = sum(info.documents for _, info in histories)
-    return Deletion(f"{n_documents:,} documents in {history_root()}", run)
+    return Deletion(f"{n_documents:,} {what} in {row.path()}", run)
 
 
 @cache_app.command("import", epilog="Example: edgespec cache import ~/src/project NOTES.md")

@@ -17,6 +17,7 @@ _SOURCES = {
     "prompt:history": "history",
     "prompt:file": "files",
     "read": "texts read",
+    "rejected": "texts with rejected drafts",
     "recordings": "recordings",
 }
 

@@ -283,6 +283,7 @@ class EngineKeywords(TypedDict, total=False):
     n_ctx: int | None
     objective: Objective
     history: bool
+    learn: bool
     meter: Meter | None
     signals: Cancellation
     prefix_cache: int

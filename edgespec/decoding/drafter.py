@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec import _core
+from edgespec.decoding.session import Rows
 from edgespec.decoding.tree import Tree
 
 Tokens = npt.NDArray[np.int32]
@@ -45,6 +46,8 @@ class DraftOutcome:
     judged: Sequence[tuple[int, float, float]] = ()
     """(node, p, q) of those that were judged, where the rule computes them: nodes below the root and below
     accepted ones, up to the accepted one among siblings."""
+    rows: Rows | None = None
+    """The target's logits after the sequence and after each node, which the target's next pass overwrites."""
 
 
 class Drafter(Protocol):

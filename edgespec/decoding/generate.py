@@ -444,9 +444,8 @@ class Generation:
         ready = time.perf_counter()
         if self._drafter:
             n_evaluated, seconds = evaluated.n_tokens, evaluated.seconds
-            self._drafter.accept(
-                self.tokens, DraftOutcome(path, emitted, self.n_pending, n_evaluated, seconds, judged)
-            )
+            outcome = DraftOutcome(path, emitted, self.n_pending, n_evaluated, seconds, judged, rows)
+            self._drafter.accept(self.tokens, outcome)
             if drafts:
                 self.mark("draft")
         ended = time.perf_counter()

@@ -85,6 +85,8 @@ class Draft(Closing):
     """Whether it works in the target's cache: `open` then takes the target's sequences."""
     model: Model | None = None
     """Its model, once it is loaded."""
+    trained_for: str | None = None
+    """SHA-256 of the target's file, where a training on rejected places can make a better one of it."""
     target: Model
 
     def __init__(self, target_name: str) -> None:
@@ -418,6 +420,7 @@ class HeadDraft(_Head):
         """Draft with the `head` in the file of `header`, which is named `name`."""
         super().__init__(target_name)
         self.name, self.header, self._head = name, header, head
+        self.trained_for = head.target_sha256
 
     def _load(self, *, kernels: bool, n_threads: int) -> Model | None:
         self._n_threads = n_threads

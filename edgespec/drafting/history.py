@@ -16,6 +16,8 @@ A file holds tokenized documents, one after another, each with its checksum:
 The header's 32 bytes are the same in all versions. A record is one document and is written at once. One
 that a killed process left unfinished is the last: it is ignored, and cut off by the next process that
 writes. The second CRC tells it from a damaged length, which would make all that follows look unfinished.
+
+Rejected places (rejections.py) are a file of the same form with another first word, one for each target.
 """
 
 from __future__ import annotations
@@ -33,8 +35,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.errors import describe_os_error
-from edgespec.platform.kept import HISTORY
+from edgespec.errors import EdgespecError, describe_os_error
+from edgespec.platform.kept import HISTORY, Kept
 from edgespec.platform.messages import MessageFn, silent
 from edgespec.platform.state_file import DamagedFileError, NewerFormatError, StateFile, write_all
 
@@ -44,15 +46,38 @@ MAX_TOKENS = 524_288
 _END = -1  # follows each document where the history is loaded
 
 _FINGERPRINT = re.compile(r"[A-Za-z0-9._-]+-[0-9a-f]{16}")
-_FILE = re.compile(rf"({_FINGERPRINT.pattern})\.tokens(?:\.set-aside(?:-\d+)?)?")
 
 
 Tokens = Sequence[int] | npt.NDArray[np.int32]
 
-_MAGIC, _VERSION = b"EDGEHIST", 1
+_VERSION = 1
 _HEADER = struct.Struct("<8sI16sI")
 _RECORD = struct.Struct("<III")
 _CRC_BYTES = 4  # the CRC of a header, and of a record's head, is the last number in it
+
+
+@dataclass(frozen=True, slots=True)
+class RecordKind:
+    """What the records of a file are."""
+
+    kept: Kept
+    magic: bytes
+    """The file's first 8 bytes."""
+    suffix: str
+    """The end of its name."""
+    noun: str
+    """What the file is, in words."""
+    owner: str
+    """Whose its fingerprint is: "tokenizer"."""
+
+    @property
+    def files(self) -> re.Pattern[str]:
+        """The names of such files, those set aside included; group 1 is the fingerprint."""
+        return re.compile(rf"({_FINGERPRINT.pattern})\{self.suffix}(?:\.set-aside(?:-\d+)?)?")
+
+
+DOCUMENTS = RecordKind(HISTORY, b"EDGEHIST", ".tokens", "history", "tokenizer")
+"""Prompts and answers."""
 
 
 class HistoryRecord(NamedTuple):  # made by the thousand: three times as fast as a frozen dataclass
@@ -84,9 +109,9 @@ class HistoryContents:
         return self.data[record.start - _RECORD.size : record.start + 4 * record.n_tokens]
 
 
-def encode_header(fingerprint: str) -> bytes:
-    """Return a file's first bytes, for the tokenizer called `fingerprint`."""
-    start = _HEADER.pack(_MAGIC, _VERSION, fingerprint[-16:].encode(), 0)[:-_CRC_BYTES]
+def encode_header(fingerprint: str, kind: RecordKind = DOCUMENTS) -> bytes:
+    """Return a file's first bytes, for the tokenizer (or what else `kind` says) called `fingerprint`."""
+    start = _HEADER.pack(kind.magic, _VERSION, fingerprint[-16:].encode(), 0)[:-_CRC_BYTES]
     return start + zlib.crc32(start).to_bytes(_CRC_BYTES, "little")
 
 
@@ -110,21 +135,21 @@ def places(record: bytes) -> int:
     return (len(record) - _RECORD.size) // 4 + 1
 
 
-def parse(path: Path, data: bytes, fingerprint: str) -> HistoryContents:
+def parse(path: Path, data: bytes, fingerprint: str, kind: RecordKind = DOCUMENTS) -> HistoryContents:
     """The content of the file `path`. Raises DamagedFileError if more than its last record is wrong."""
-    header, expected = data[: _HEADER.size], encode_header(fingerprint)
+    header, expected = data[: _HEADER.size], encode_header(fingerprint, kind)
     if header == expected:
         return _parse_records(data)
     if expected.startswith(header):
         return HistoryContents()  # its first process was killed while it wrote the header
-    if len(header) < _HEADER.size or not header.startswith(_MAGIC):
-        raise DamagedFileError("not a history")
+    if len(header) < _HEADER.size or not header.startswith(kind.magic):
+        raise DamagedFileError(f"not a {kind.noun}")
     _, version, key, crc = _HEADER.unpack(header)
     if crc != zlib.crc32(header[:-_CRC_BYTES]):
         raise DamagedFileError("its header is wrong")
     if version > _VERSION:
         raise NewerFormatError(path, version)
-    raise DamagedFileError(f"of another tokenizer ({key.decode(errors='replace')}) or format ({version})")
+    raise DamagedFileError(f"of another {kind.owner} ({key.decode(errors='replace')}) or format ({version})")
 
 
 def _parse_records(data: bytes) -> HistoryContents:
@@ -196,12 +221,13 @@ class History:
         *,
         root: Path | None = None,
         max_tokens: int = MAX_TOKENS,
+        kind: RecordKind = DOCUMENTS,
         on_message: MessageFn = silent,
     ) -> None:
         """Name the history; no file is touched.
 
         `fingerprint`: what `tokenizer_fingerprint` returned. `root`: the directory, by default
-        `history_root()`. `max_tokens`: the bound, in places (see MAX_TOKENS). `on_message` takes lines
+        that of `kind`. `max_tokens`: the bound, in places (see MAX_TOKENS). `on_message` takes lines
         that the user should know, each once. Raises ValueError for what is no fingerprint or a bound
         below 2.
         """
@@ -209,10 +235,11 @@ class History:
             raise ValueError(f"no history can be called {fingerprint!r} and keep {max_tokens} tokens")
         self.fingerprint = fingerprint
         self.max_tokens = max_tokens
-        self.path = (history_root() if root is None else root) / f"{fingerprint}.tokens"
+        self.kind = kind
+        self.path = (kind.kept.path() if root is None else root) / f"{fingerprint}{kind.suffix}"
         self._file = StateFile(
             self.path,
-            lambda data: parse(self.path, data, fingerprint),
+            lambda data: parse(self.path, data, fingerprint, kind),
             lock=f".{fingerprint}.lock",
             on_message=on_message,
         )
@@ -227,7 +254,7 @@ class History:
         try:
             contents = self._file.read() or HistoryContents()
         except OSError as error:
-            self._file.say(f"the history cannot be read: {describe_os_error(error)}")
+            self._file.say(f"the {self.kind.noun} cannot be read: {describe_os_error(error)}")
             contents = HistoryContents()
         chosen: list[tuple[int, int]] = []
         n_free = max(0, capacity)
@@ -245,6 +272,21 @@ class History:
             at += n + 1
         loaded[loaded.view(np.uint32) >= (1 << 31 if n_vocab is None else n_vocab)] = _END
         return loaded
+
+    def peek(self) -> list[npt.NDArray[np.int32]]:
+        """Return the whole documents, oldest first, and change nothing.
+
+        Raises EdgespecError, which names the file, for one that is damaged, foreign or cannot be read.
+        """
+        try:
+            contents = self._file.peek() or HistoryContents()
+        except DamagedFileError as error:
+            raise EdgespecError(f"{self.path}: {error}; not used") from None
+        except OSError as error:
+            raise EdgespecError(f"the {self.kind.noun} cannot be read: {describe_os_error(error)}") from error
+        return [
+            np.frombuffer(contents.data, "<i4", record.n_tokens, record.start) for record in contents.records
+        ]
 
     def append(self, tokens: Tokens) -> bool:
         """Store one document; False where it could not be (one line says why). See `extend`."""
@@ -265,7 +307,9 @@ class History:
         except NewerFormatError as error:
             self._file.say(str(error))
         except OSError as error:
-            self._file.say(f"the history cannot be written, nothing is added: {describe_os_error(error)}")
+            self._file.say(
+                f"the {self.kind.noun} cannot be written, nothing is added: {describe_os_error(error)}"
+            )
         return None
 
     def clear(self) -> list[Path]:
@@ -343,7 +387,7 @@ class History:
         try:
             os.ftruncate(file, end)  # an unfinished record, if there is one
             try:
-                write_all(file, records if end else encode_header(self.fingerprint) + records, end)
+                write_all(file, records if end else encode_header(self.fingerprint, self.kind) + records, end)
             except OSError:
                 os.ftruncate(file, end)
                 raise
@@ -354,7 +398,7 @@ class History:
         n_free, first = self.max_tokens, len(records)
         while first > 0 and (n_free := n_free - places(records[first - 1])) >= 0:
             first -= 1
-        self._file.write_locked(b"".join([encode_header(self.fingerprint), *records[first:]]))
+        self._file.write_locked(b"".join([encode_header(self.fingerprint, self.kind), *records[first:]]))
 
 
 def history_root() -> Path:
@@ -362,10 +406,10 @@ def history_root() -> Path:
     return HISTORY.path()
 
 
-def find_histories(root: Path | None = None) -> list[History]:
-    """Return the histories with a file in the directory, by name; a file set aside counts."""
-    root = history_root() if root is None else root
+def find_histories(root: Path | None = None, kind: RecordKind = DOCUMENTS) -> list[History]:
+    """Return the files of a kind in its directory, by name; a file set aside counts."""
+    root = kind.kept.path() if root is None else root
     if not root.exists():
         return []
-    names = {match[1] for path in root.iterdir() if (match := _FILE.fullmatch(path.name))}
-    return [History(name, root=root) for name in sorted(names)]
+    names = {match[1] for path in root.iterdir() if (match := kind.files.fullmatch(path.name))}
+    return [History(name, root=root, kind=kind) for name in sorted(names)]

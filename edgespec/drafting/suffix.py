@@ -15,6 +15,7 @@ import numpy as np
 from edgespec import _core
 from edgespec.decoding.drafter import Tokens
 from edgespec.drafting.history import MAX_TOKENS, History
+from edgespec.drafting.rejections import RejectedPlaces, RejectedText
 from edgespec.errors import EdgespecError
 from edgespec.llama.gguf_header import GGUFHeader, tokenizer_fingerprint
 
@@ -132,6 +133,8 @@ class EarlierTexts:
     def __init__(self, header: GGUFHeader, *, kept: bool, on_message: Callable[[str], None]) -> None:
         """Begin reading the history of `header`'s tokenizer, if it is `kept`."""
         self.suffix = SuffixDrafts(OWN_TOKENS)
+        self.rejected: RejectedPlaces | None = None
+        """Where rejected drafts are kept; None: nowhere. Set by the engine, which knows what drafts."""
         self._history: History | None = None
         self._on_message = on_message
         self._lines: list[str] = []
@@ -159,11 +162,13 @@ class EarlierTexts:
         self._report()
         return self.suffix
 
-    def keep(self, tokens: list[int]) -> None:
-        """Add a document to the history, if one is kept."""
+    def keep(self, tokens: list[int], rejected: RejectedText | None) -> None:
+        """Add a document to the history, and where drafts of it were rejected, as far as they are kept."""
         if self._history and tokens:
             self._history.append(np.asarray(tokens, np.int32))
             self._report()
+        if self.rejected and rejected:
+            self.rejected.append(rejected)
 
     def _report(self) -> None:
         while self._lines:

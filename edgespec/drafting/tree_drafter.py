@@ -38,6 +38,7 @@ from edgespec.drafting.online_curve import OnlineCurve, PassCurves
 from edgespec.drafting.policy import DraftAction, ModelAction, SuffixAction
 from edgespec.drafting.predictor import Predictor, bucket_of
 from edgespec.drafting.proposal import DraftStep, Proposal, SuffixOffer
+from edgespec.drafting.rejections import PlacesOfText
 from edgespec.drafting.scheduler import Scheduler
 from edgespec.drafting.shared_decision import Bid
 from edgespec.drafting.suffix import Document, SuffixDrafts, n_before_answer
@@ -325,6 +326,8 @@ class TreeDrafter:
     """The decision that the draft waits for."""
     forward: DraftForward | None = None
     """The draft model's pass that it waits for."""
+    rejected: PlacesOfText | None = None
+    """Told of each draft of the model's that was rejected."""
 
     def __init__(
         self,
@@ -557,6 +560,8 @@ class TreeDrafter:
         if self._suffix_source:
             self._suffix_source.extend(emitted)
         learn_step(self.scheduler.learned.predictor, proposal, outcome)
+        if self.rejected is not None and proposal.trunk:
+            self.rejected.note(proposal, outcome, self._position.sampler)
         n_own = self._n_pending + len(proposal.tree)
         if outcome.n_evaluated <= n_own <= N_MAX:  # else the batcher, which knows what was in it, does
             self._target_clock.observe(n_own, proposal.n_sequence, outcome.verify_s)

@@ -22,6 +22,7 @@ from edgespec.drafting.learned_state import LearnedState
 from edgespec.drafting.plugin import PluginDrafter, UserDrafter, find_drafter
 from edgespec.drafting.policy import Policy
 from edgespec.drafting.proposal import DraftStep
+from edgespec.drafting.rejections import PlacesOfText, RejectedPlaces, RejectedText
 from edgespec.drafting.scheduler import Scheduler
 from edgespec.drafting.suffix import EarlierTexts
 from edgespec.drafting.tree_drafter import TreeDrafter
@@ -61,6 +62,8 @@ class RunningRequest:
     session: Session | None = None
     draft: DraftModel | None = None
     drafter: TreeDrafter | None = None
+    rejected: PlacesOfText | None = None
+    """Where drafts of it were rejected, if that is kept."""
     batched: BatchedRequest | None = None
     """Its entry in the batcher, where it shares passes."""
     events: Generator[Event] | None = None
@@ -91,7 +94,7 @@ class RequestRunner:
         self._earlier_texts = earlier_texts
         self._on_message = on_message
         self._running: dict[Stream, RunningRequest] = {}
-        self._unkept: list[list[int]] = []
+        self._unkept: list[tuple[list[int], RejectedText | None]] = []
         self.batcher: Batcher | None = None
         """The batcher that runs them; None before the first."""
         self._is_advancing = False
@@ -217,6 +220,7 @@ class RequestRunner:
                 running.draft = self._pair.begin_draft(n_ctx, len(tokens), n_predict)
                 if running.draft:
                     running.draft.join(target)
+                running.rejected = PlacesOfText() if self._earlier_texts.rejected else None
             drafter = self._drafter(running, plan.policy, running.draft, on_step)
             drafter.scheduler.n_known = n_known
             features = running.draft.features if running.draft else None
@@ -273,6 +277,7 @@ class RequestRunner:
             on_step=on_step,
             constraint=plan.constraint,
         )
+        running.drafter.rejected = running.rejected
         return running.drafter
 
     def end_all(self, why: str) -> None:
@@ -291,7 +296,7 @@ class RequestRunner:
     def keep(self) -> None:
         """Store the texts that ended for drafting; until then they can be forgotten."""
         while self._unkept:
-            self._earlier_texts.keep(self._unkept.pop(0))
+            self._earlier_texts.keep(*self._unkept.pop(0))
 
     def forget(self) -> None:
         """End the requests under way, and forget the texts that were not stored yet."""
@@ -313,7 +318,11 @@ class RequestRunner:
             unfinished = result.stop_reason == "length"
             self._knowledge.answered(running.prompt, len(result.token_ids), unfinished=unfinished)
         # Earlier turns of a conversation are kept already: keep the new part and a few tokens before it.
-        self._unkept.append(stream.tokens[max(0, running.loop.n_known - _LEADING) :])
+        start, tokens = max(0, running.loop.n_known - _LEADING), stream.tokens
+        rejected = None
+        if running.rejected and result.mode == "exact":
+            rejected = running.rejected.of(tokens, result.prompt_tokens, start)
+        self._unkept.append((tokens[start:], rejected))
 
     def _release(self, running: RunningRequest) -> None:
         if running.session and self.batcher:
@@ -347,6 +356,8 @@ class Engine(Closing):
         objective: What drafting should save: time or joules.
         profile: Start with what is stored about this pair on this machine, and store what was learnt.
         history: Draft from earlier prompts and answers on disk, and add those of this engine (docs/cache.md).
+        learn: Keep the texts in which drafts of a head were rejected, for the training of a better one
+            (docs/drafts.md); None: with `history`.
         meter: Measures the joules of each generation.
         signals: Lets Ctrl-C, or another thread, end a running pass.
         prefix_cache: None reads every prompt from its beginning; 0 reads only the part of a prompt that is
@@ -385,6 +396,7 @@ class Engine(Closing):
         objective: Objective = "latency",
         profile: bool = True,
         history: bool = False,
+        learn: bool | None = None,
         meter: Meter | None = None,
         signals: Cancellation | None = None,
         prefix_cache: int | None = None,
@@ -422,8 +434,7 @@ class Engine(Closing):
         self._on_message, self._signals = on_message, signals
         self._lock = HomeLock("the engine")  # held for a pass, or while a text has the engine for itself
         self._pair = Pair(target, draft, options)
-        kept = history and drafts
-        self._earlier_texts = EarlierTexts(self._pair.target_header, kept=kept, on_message=on_message)
+        self._earlier_texts = self._texts(learn, kept=history and drafts)
         self._pair.load(on_message)
         try:
             self._knowledge = self._learned(objective if drafts else "latency", kept=profile and drafts)
@@ -444,6 +455,16 @@ class Engine(Closing):
             kept=kept,
             on_message=self._on_message,
         )
+
+    def _texts(self, learn: bool | None, *, kept: bool) -> EarlierTexts:
+        """Begin reading the history, if it is `kept`; `learn` as for the constructor."""
+        texts = EarlierTexts(self._pair.target_header, kept=kept, on_message=self._on_message)
+        sha256 = self._pair.draft.trained_for
+        if learn and not sha256:
+            self._on_message(f"nothing is learned: {self.target_name} has no head here that can be trained")
+        if sha256 and (kept if learn is None else learn):
+            texts.rejected = RejectedPlaces(sha256, on_message=self._on_message)
+        return texts
 
     @property
     def target(self) -> Model:

@@ -121,6 +121,13 @@ HISTORY = Kept(
     deleted="always",
     personal=True,
 )
+REJECTED = Kept(
+    "rejected",
+    ("rejected/",),
+    "where drafts were rejected, with the texts, for `draft make --from-history` (not with `--no-cache`)",
+    deleted="always",
+    personal=True,
+)
 CHAT_LINES = Kept(
     "chat-lines",
     ("chat-lines",),
@@ -226,7 +233,7 @@ LOCKS = Kept(
 )
 
 EVERYTHING = (
-    *(HISTORY, CHAT_LINES, FORGE, CONVERSATIONS, STATES),
+    *(HISTORY, REJECTED, CHAT_LINES, FORGE, CONVERSATIONS, STATES),
     *(PROFILES, IDLE_POWER, SELF_TESTS, HASHES, MODEL_FACTS),
     *(PACKED_WEIGHTS, SERVERS, NODE_WEIGHTS, NODES, BUILDS, QUANTIZED, MODELS, OWN_MODELS),
     *(COMPLETION, COMPARISONS, BATCHES, LOCKS),

@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import signal
 import struct
 import subprocess
@@ -25,6 +26,7 @@ from edgespec.apps.forge.draft_store import DraftStore
 from edgespec.cli import cache_import
 from edgespec.cli.app import main
 from edgespec.drafting.history import MAX_TOKENS, History, history_root
+from edgespec.drafting.rejections import RejectedPlaces, RejectedText
 from edgespec.llama.gguf_header import read_header, tokenizer_fingerprint
 from edgespec.llama.weights import Model
 from edgespec.models.pull import hash_file
@@ -151,7 +153,26 @@ def test_clear(edgespec, history):
         f"{other.path}: deleted, 1 documents",
     ]
     assert {path.suffix for path in history_root().iterdir()} == {".lock"}
-    assert edgespec("clear") == ("nothing is kept of history, chat-lines, forge, chats, states\n", "")
+    assert edgespec("clear") == (
+        "nothing is kept of history, rejected, chat-lines, forge, chats, states\n",
+        "",
+    )
+
+
+def test_where_drafts_failed_is_shown_and_deleted(edgespec):
+    places = RejectedPlaces("ab" * 32)
+    likeliest = np.zeros((1, 16), np.int32)
+    text = RejectedText(
+        np.arange(9, dtype=np.int32), 3, np.array([5], np.int32), likeliest, np.ones((1, 16), np.float32)
+    )
+    places.append(text)
+    shown, _ = edgespec("info")
+    assert re.search(r"^rejected +172 bytes, yours: where drafts were rejected", shown, re.MULTILINE)
+    assert edgespec("clear", "rejected", "--yes")[0] == f"{places.path}: deleted, 1 rejected texts\n"
+    places.append(text)
+    assert "1 rejected texts in " in edgespec("clear", code=2)[1]
+    edgespec("clear", "--yes")
+    assert places.texts() == []
 
 
 def test_clear_leaves_a_later_format_and_says_so(edgespec, history):
@@ -214,7 +235,7 @@ def test_clear_takes_own_texts_from_what_drafts_are_made_from(edgespec, history,
     ]
     assert [text.source for text in forge.texts()] == [BUILT_IN]
     nothing, mine = edgespec("clear")[0].splitlines()
-    assert nothing == "nothing is kept of history, chat-lines, forge, chats, states"
+    assert nothing == "nothing is kept of history, rejected, chat-lines, forge, chats, states"
     assert mine.startswith("mine: kept, ")
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+from datetime import datetime
 
 import pytest
 
 from command_line import COMMAND, failed, run_cli
-from edgespec.apps.forge.commands.draft import count, size
+from edgespec.apps.forge.commands.draft import count, seconds_until, size
 from edgespec.errors import UsageError
 from kept_drafts import keep_draft
 from terminals import messages_in_terminal, plain
@@ -138,7 +139,8 @@ def test_killed_and_started_again_and_trained_on(asked, environment, edgespec, t
     assert left == {"best.npz", "name"}, "checkpoints are for trainings that go on"
 
 
-def test_ctrl_c_and_again(asked, environment, edgespec, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_or_sigterm_and_again(asked, environment, edgespec, tmp_path, number):
     process = subprocess.Popen(
         [*COMMAND, *map(str, asked)],
         env=environment,
@@ -149,7 +151,7 @@ def test_ctrl_c_and_again(asked, environment, edgespec, tmp_path):
     assert process.stderr
     while process.stderr.readline().strip() != "judging":
         assert process.poll() is None
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert out == ""
@@ -163,6 +165,33 @@ def test_ctrl_c_and_again(asked, environment, edgespec, tmp_path):
     assert again.returncode == 0, again.stderr
     assert "edgespec: going on with the run that was stopped" in again.stderr.splitlines()
     assert "writing" not in again.stderr.splitlines()
+
+
+def test_until_a_time_of_the_day(asked, environment, tmp_path):
+    """The command ends by itself, with code 0, and goes on when it is given again."""
+    code = (
+        "import sys; from edgespec.apps.forge.commands import draft; draft.seconds_until = lambda *_: 0.5\n"
+        "from edgespec.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    many = [*without_length(asked), "--hours", "1", "--until", "07:00"]
+    command = [COMMAND[0], "-c", code, *map(str, many)]
+    process = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert process.returncode == 0, process.stderr
+    assert process.stderr.splitlines()[-1] == (
+        "edgespec: what was written and trained is kept; the same command goes on"
+    )
+    assert (process.stdout, models(tmp_path)) == ("", [])
+
+
+def test_the_next_time_of_a_day():
+    now = datetime(2026, 3, 1, 23, 30)
+    assert seconds_until("23:31", now) == 60
+    assert seconds_until("07:00", now) == 7.5 * 3600
+    assert seconds_until("23:30", now) == 86_400
+    with pytest.raises(UsageError, match="must be a time of the day"):
+        seconds_until("7 o'clock", now)
 
 
 def test_in_a_terminal(asked, environment):
@@ -207,6 +236,7 @@ def test_without_jax(asked, environment, tmp_path):
         (["--start", "mine.gguf"], "mine.gguf: no such file"),
         (["-n", "1"], "--n-predict"),
         (["--rounds", "0"], "--rounds"),
+        (["--until", "noon"], "--until noon: must be a time of the day, such as 07:00"),
     ],
 )
 def test_mistakes(asked, environment, options, problem, tmp_path):

@@ -131,7 +131,12 @@ def test_clear_deletes_your_texts_and_says_what_is_left(home, env):
 
 def test_clear_takes_names(env):
     failed(run_cli("cache", "clear", "node-weight", env=env), 2, "nearest: node-weights")
-    failed(run_cli("cache", "clear", "nothing-like-it", env=env), 2, "history, chat-lines, forge", "all")
+    failed(
+        run_cli("cache", "clear", "nothing-like-it", env=env),
+        2,
+        "history, rejected, chat-lines, forge",
+        "all",
+    )
     failed(run_cli("cache", "clear", "models.toml", env=env), 2, "edgespec models remove")
     assert run_cli("cache", "clear", "quantized", env=env).stdout == "nothing is kept of quantized\n"
 

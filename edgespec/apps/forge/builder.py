@@ -14,7 +14,7 @@ from edgespec.apps.forge.dataset import Dataset
 from edgespec.apps.forge.progress import StageContext, StageProgress
 from edgespec.apps.forge.runs import draft_of, earlier_training, read_token_ids, write_token_ids
 from edgespec.apps.forge.training.weights import EMBEDDINGS, OUTPUT_NORM, ModelWeights
-from edgespec.apps.forge.vocabulary_ranking import Ids, VocabularyRanking, rank, read_vocabulary
+from edgespec.apps.forge.vocabulary_ranking import Ids, VocabularyRanking, rank, read_vocabulary, renew
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.gguf_header import GGUFHeader, check_model_file
 from edgespec.llama.head_file import read_head
@@ -32,6 +32,9 @@ TYPES = ("q4_0", "q8_0")
 
 KEEP = 16384
 """Tokens that a draft can say by default, where the target has more."""
+
+LEARNING_RATE = 0.2
+"""Learning rate of a head that learns from its mistakes: a night must not unlearn what weeks taught."""
 
 _HEAD_BYTES = 64 << 20  # of a file, roughly
 _BYTES_PER_PARAMETER = 16  # the parameter, its gradient, two moments
@@ -90,6 +93,8 @@ class TrainingJob:
     start: Path | None
     """Weights to start from: the folder of an earlier training, or the file of a head."""
     seed: int = 0
+    start_rate: float | None = None
+    """Learning rate from these weights, as a share of the usual one; None: as from another training's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +118,15 @@ def require_jax() -> None:
 class DraftBuilder:
     """Builds the drafts for one target."""
 
-    def __init__(self, target: ModelFile, header: GGUFHeader, request: TrainingRequest) -> None:
-        """Check that the drafts can be built. Raises UsageError and EdgespecError, such as without JAX."""
+    def __init__(
+        self, target: ModelFile, header: GGUFHeader, request: TrainingRequest, installed: Path | None = None
+    ) -> None:
+        """Check that the drafts can be built. Raises UsageError and EdgespecError, such as without JAX.
+
+        `installed`: the file of the head that learns from where it was wrong; None: a head is made.
+        """
         self._target, self._header, self._request = target, header, request
+        self._installed = installed
         require_jax()
         weights = ModelWeights(header)
         for name in (EMBEDDINGS, weights.output, OUTPUT_NORM):
@@ -141,12 +152,19 @@ class DraftBuilder:
             hours=self._request.hours,
             tokens=self._request.tokens,
             folder=run / "head",
-            start=self._start or earlier_training(run) or self._best_head(),
+            start=self._start or self._usual_start(run),
             seed=int(run.name),
+            start_rate=LEARNING_RATE if self._installed else None,
         )
         trained, files = train_head(job, folder, self._request.types, context)
         parent = job.start.stem if job.start and job.start.is_file() else draft_of(job.start)
         return [DraftFile(f"head-{type_}", path, trained, parent) for type_, path in files.items()]
+
+    def _usual_start(self, run: Path) -> Path | None:
+        earlier, installed = earlier_training(run), self._installed
+        if installed and draft_of(earlier) != installed.stem:  # else its weights before they were rounded
+            return installed
+        return earlier or self._best_head()
 
     def _named_head(self, name: str) -> Path:
         path = resolve(name)
@@ -174,6 +192,11 @@ class DraftBuilder:
         if stored is not None:
             return stored
         context.on_progress(StageProgress("choosing tokens", 0.0))
+        head = read_head(check_model_file(self._installed)) if self._installed else None
+        if head and self._request.keep is None:
+            ids = renew(head.token_ids, self._vocabulary, list(dataset.texts(held_out=False)))
+            write_token_ids(run, ids)
+            return ids
         ranking = rank(
             self._vocabulary,
             list(dataset.texts(held_out=False)),
@@ -200,7 +223,7 @@ def train_head(
     Raises EdgespecError, and KeyboardInterrupt when it is stopped, with a checkpoint.
     """
     from edgespec.apps.forge.training.head import HeadFamily
-    from edgespec.apps.forge.training.loop import TextLessons, TrainingSettings, train
+    from edgespec.apps.forge.training.loop import WARM_START_RATE, TextLessons, TrainingSettings, train
 
     stage = "training head"
     context.on_progress(StageProgress(stage, 0.0, "preparing"))
@@ -214,7 +237,9 @@ def train_head(
 
     trained = train(
         TextLessons(head, job.dataset),
-        TrainingSettings(hours=job.hours, tokens=job.tokens, seed=job.seed),
+        TrainingSettings(
+            hours=job.hours, tokens=job.tokens, seed=job.seed, start_rate=job.start_rate or WARM_START_RATE
+        ),
         job.folder,
         start=head.read(job.start) if job.start and job.start.is_file() else job.start,
         on_progress=show,

@@ -10,12 +10,21 @@ from pathlib import Path
 import numpy as np
 
 from edgespec.apps.forge.builder import TrainingRequest
-from edgespec.apps.forge.dataset import BUILT_IN, FROM_FILE, FROM_HISTORY, READ, Dataset, is_held_out
+from edgespec.apps.forge.dataset import (
+    BUILT_IN,
+    FROM_FILE,
+    FROM_HISTORY,
+    READ,
+    REJECTED,
+    Dataset,
+    is_held_out,
+)
 from edgespec.apps.forge.progress import StageContext, StageProgress
 from edgespec.apps.forge.prompts import EvaluationPrompt, TextPrompt, TokenPrompt, built_in
 from edgespec.apps.forge.writing import LONGEST_PROMPT, TargetWriter, WritingRun, WritingSettings
 from edgespec.decoding.session import n_common
 from edgespec.drafting.history import History
+from edgespec.drafting.rejections import RejectedPlaces, RejectedText
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.gguf_header import tokenizer_fingerprint
 from edgespec.llama.weights import Model
@@ -25,6 +34,7 @@ from edgespec.platform.files import why_no_file
 
 # ---- the user's own prompts and texts ----
 #
+#     rejected places texts      whole texts; the target reads them first, in turns with built-in prompts
 #     the history     prompts    documents up to their last answer: the target answers anew
 #                     texts      whole documents: the target only reads them
 #     a text file     prompts    beginnings of passages: the target goes on
@@ -39,28 +49,59 @@ CONTEXT = 64
 """Tokens at the beginning of a passage that are its prompt."""
 
 LEAST = 2_000
-"""Fewest tokens of a history that is worth training on."""
+"""Fewest tokens of a history, rejected texts included, that is worth training on."""
+
+PLACE_WEIGHT = 4.0
+"""Weight in training of a rejected place where the target was sure; of other tokens 1."""
 
 _SUITES = (".jsonl", ".jsonl.gz")
 
 
 def all_prompts(
-    model: Model, files: Sequence[Path] = (), *, from_history: bool = False
+    model: Model,
+    files: Sequence[Path] = (),
+    *,
+    from_history: bool = False,
+    rejected: Sequence[RejectedText] = (),
 ) -> Iterator[TextPrompt | TokenPrompt]:
     """Yield the user's prompts, the user's texts and built-in prompts in turns; at last, built-in ones alone.
 
-    Raises UsageError for what is no file, EdgespecError for a history that is too small, and UsageError while
-    a file is read that is no text.
+    The `rejected` texts come before them, in turns with as many built-in prompts; first of all, some of the
+    user's texts that are held out. Raises UsageError for what is no file, EdgespecError for a history that is
+    too small, and UsageError while a file is read that is no text.
     """
     for path in files:
         check_file(path)
-    history = HistoryTexts(model) if from_history else None
+    n_rejected = sum(len(text.tokens) for text in rejected)
+    history = HistoryTexts(model, least=LEAST - n_rejected) if from_history else None
     prompts = [file_prompts(path, model) for path in files]
     texts = [file_texts(path, model) for path in files]
     if history:
         prompts.append(history.prompts())
         texts.append(history.texts())
-    return in_turns(in_turns(*prompts), in_turns(*texts), built_in())
+    failed = list(rejected_texts(rejected))
+    own = chain(failed, history.texts() if history else ())
+    held_out = islice((text for text in own if is_held_out(text.key)), _N_HELD_OUT)
+    first = in_turns(failed, islice(built_in(), len(failed)))
+    return chain(held_out, first, in_turns(in_turns(*prompts), in_turns(*texts), built_in()))
+
+
+def rejected_texts(texts: Sequence[RejectedText], longest: int = LONGEST_PROMPT) -> Iterator[TokenPrompt]:
+    """Yield the texts, newest first, in passages of at most `longest` tokens, with weights of their tokens.
+
+    A place weighs the more, the surer the target was of its likeliest token there: what nobody can know
+    teaches little.
+    """
+    for text in reversed(texts):
+        weights = np.ones(len(text.tokens))
+        weights[text.places] += (PLACE_WEIGHT - 1.0) * text.probs[:, 0]
+        for part, start in _parts(len(text.tokens), text.n_prompt, longest):
+            yield TokenPrompt(
+                REJECTED,
+                tuple(text.tokens[part].tolist()),
+                start,
+                tuple(weights[part].tolist()),
+            )
 
 
 def in_turns(*sources: Iterable[TextPrompt | TokenPrompt]) -> Iterator[TextPrompt | TokenPrompt]:
@@ -78,15 +119,15 @@ def in_turns(*sources: Iterable[TextPrompt | TokenPrompt]) -> Iterator[TextPromp
 class HistoryTexts:
     """The documents of the history that have a model's tokenizer."""
 
-    def __init__(self, model: Model, history: History | None = None) -> None:
-        """Read the history. Raises EdgespecError for one that is too small."""
+    def __init__(self, model: Model, history: History | None = None, *, least: int = LEAST) -> None:
+        """Read the history. Raises EdgespecError for one of fewer than `least` tokens."""
         history = history or History(tokenizer_fingerprint(model))
         stored = history.load(n_vocab=model.n_vocab)
         ends = np.flatnonzero(stored < 0)
         documents = [part[part >= 0].tolist() for part in np.split(stored, ends)]
         self.documents: list[list[int]] = [tokens for tokens in documents if len(tokens) > 1]
         self.n_tokens = sum(map(len, self.documents))
-        if self.n_tokens < LEAST:
+        if self.n_tokens < least:
             raise EdgespecError(
                 f"the history has {self.n_tokens:,} tokens of the kind that {model.name} writes; "
                 f"at least {LEAST:,} are needed: use the model for a while, or leave the history out"
@@ -158,12 +199,18 @@ def _text(path: Path) -> str:
 
 def _passages(tokens: Sequence[int], n_prompt: int, longest: int) -> Iterator[TokenPrompt]:
     """Yield passages of at most `longest` tokens, each with the last CONTEXT tokens of the one before."""
+    for part, n in _parts(len(tokens), n_prompt, longest):
+        yield TokenPrompt(READ, tuple(tokens[part]), n)
+
+
+def _parts(n_tokens: int, n_prompt: int, longest: int) -> Iterator[tuple[slice, int]]:
+    """Yield the parts of a text that are its passages, and how many tokens of each are its prompt."""
     start = 0 if n_prompt < longest else n_prompt - longest // 2  # the end of a long prompt
     while True:
-        part = tuple(tokens[start : start + longest])
-        if len(part) > n_prompt - start:
-            yield TokenPrompt(READ, part, n_prompt - start)
-        if start + longest >= len(tokens):
+        end = min(start + longest, n_tokens)
+        if end > n_prompt:
+            yield slice(start, end), n_prompt - start
+        if start + longest >= n_tokens:
             return
         start += longest - CONTEXT
         n_prompt = start + CONTEXT
@@ -246,7 +293,8 @@ def write_texts(
         detail = f"{run.tokens_per_s:.0f} tokens/s, {run.share * until:,.0f} tokens"
         context.on_progress(StageProgress("writing", run.share, detail, left))
 
-    prompts = all_prompts(model, request.prompts, from_history=request.from_history)
+    rejected = RejectedPlaces(dataset.target.sha256).texts() if request.from_history else []
+    prompts = all_prompts(model, request.prompts, from_history=request.from_history, rejected=rejected)
     target_writer = TargetWriter(
         model,
         WritingSettings(n_predict=request.n_predict),

@@ -40,6 +40,9 @@ from collections.abc import Mapping
 BUILT_IN, FROM_HISTORY, FROM_FILE, READ = "prompt:built-in", "prompt:history", "prompt:file", "read"
 """Sources of texts: the target's answer to such a prompt, or a text that the target only read."""
 
+REJECTED = "rejected"
+"""Source of a text of the user's that the target only read, in which drafts were rejected."""
+
 HELD_OUT_SHARE = 0.05
 """Share of prompts that are never trained on: drafts are evaluated on them."""
 
@@ -86,6 +89,8 @@ class TrainingText:
     source: str
     key: int
     """`key_of` its prompt."""
+    weights: npt.NDArray[np.float16] | None = None
+    """Weight of each token in training, by its index; None: 1."""
 
     @property
     def held_out(self) -> bool:
@@ -288,11 +293,14 @@ class DatasetWriter:
 
 
 def _bytes_of(text: TrainingText) -> int:
-    return text.features.nbytes + text.tokens.nbytes + 128
+    weights = 0 if text.weights is None else text.weights.nbytes + 256
+    return text.features.nbytes + text.tokens.nbytes + weights + 128
 
 
 def _arrays(texts: Sequence[TrainingText]) -> dict[str, Any]:
+    weights = {"weight": np.concatenate([_weights(text) for text in texts])}
     return {
+        **(weights if any(text.weights is not None for text in texts) else {}),
         "tokens": np.concatenate([text.tokens for text in texts]).astype(np.int32),
         "length": np.array([len(text.tokens) for text in texts], np.int32),
         "n_prompt": np.array([text.n_prompt for text in texts], np.int32),
@@ -304,12 +312,17 @@ def _arrays(texts: Sequence[TrainingText]) -> dict[str, Any]:
     }
 
 
+def _weights(text: TrainingText) -> npt.NDArray[np.float16]:
+    return np.ones(len(text.tokens), np.float16) if text.weights is None else text.weights
+
+
 def _texts(shard: Arrays) -> Iterator[TrainingText]:
     """Yield the texts of a shard."""
     columns = [
         shard[name].tolist() for name in ("length", "n_prompt", "first", "temperature", "source", "key")
     ]
     tokens, features = shard["tokens"].astype(np.int32), shard["features"]
+    weights = shard.get("weight")
     token = row = 0
     for length, n_prompt, first, temperature, source, key in zip(*columns, strict=True):
         n = length - 1 - first
@@ -321,6 +334,7 @@ def _texts(shard: Arrays) -> Iterator[TrainingText]:
             temperature,
             source,
             key,
+            None if weights is None else weights[token : token + length],  # type: ignore[arg-type]  # likewise
         )
         token, row = token + length, row + n
 
@@ -335,6 +349,7 @@ def _texts(shard: Arrays) -> Iterator[TrainingText]:
 #     temperature  float32  [n_texts]
 #     source       str      [n_texts]
 #     key          uint64   [n_texts]
+#     weight       float16  [sum of length]     of each token in training; missing: all 1
 #
 # The last token of a text was never read, so it has no hidden state.
 
@@ -403,6 +418,9 @@ def _check_shape(arrays: Arrays, n_embd: int, n_vocab: int) -> None:
         raise DamagedFileError("its arrays do not belong together")
     if features.dtype != np.float16 or features.shape != ((length - 1 - first).sum(), n_embd):
         raise DamagedFileError(f"hidden states of shape {features.shape} and type {features.dtype}")
+    weights = arrays.get("weight")
+    if weights is not None and (weights.dtype != np.float16 or weights.shape != tokens.shape):
+        raise DamagedFileError(f"weights of shape {weights.shape} and type {weights.dtype}")
     if not (np.all(first >= 0) and np.all(first < length) and np.all(n_prompt.astype(np.int64) <= length)):
         raise DamagedFileError("lengths that cannot be")
     if (

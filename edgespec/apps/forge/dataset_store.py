@@ -140,5 +140,6 @@ def _delete_from(shard: Path) -> int:
 
 def _selected(shard: dict[str, npt.NDArray[Any]], kept: npt.NDArray[np.bool_]) -> dict[str, npt.NDArray[Any]]:
     rows = shard["length"] - 1 - shard["first"]
-    by_row = {"tokens": np.repeat(kept, shard["length"]), "features": np.repeat(kept, rows)}
+    by_token = np.repeat(kept, shard["length"])
+    by_row = {"tokens": by_token, "weight": by_token, "features": np.repeat(kept, rows)}
     return {name: array[by_row.get(name, kept)] for name, array in shard.items()}

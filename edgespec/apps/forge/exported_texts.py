@@ -27,7 +27,15 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.apps.forge.dataset import BUILT_IN, FROM_FILE, FROM_HISTORY, READ, Dataset, DatasetTarget
+from edgespec.apps.forge.dataset import (
+    BUILT_IN,
+    FROM_FILE,
+    FROM_HISTORY,
+    READ,
+    REJECTED,
+    Dataset,
+    DatasetTarget,
+)
 from edgespec.apps.forge.progress import StageContext, StageProgress
 from edgespec.apps.forge.prompts import TextPrompt, TokenPrompt, WrittenText, built_in
 from edgespec.apps.forge.writing import TargetWriter, WritingRun, WritingSettings, prompt_tokens
@@ -35,7 +43,7 @@ from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.llama.weights import Model
 from edgespec.platform.files import check_file, replacing
 
-_SOURCES = (BUILT_IN, FROM_HISTORY, FROM_FILE, READ)
+_SOURCES = (BUILT_IN, FROM_HISTORY, FROM_FILE, READ, REJECTED)
 _COLUMNS = ("length", "n_prompt", "temperature", "source")
 _FAILURES = (ValueError, EOFError, KeyError, OSError, zlib.error, zipfile.BadZipFile, NotImplementedError)
 _MISSES = 20_000  # built-in prompts without a text, after which no more are tried

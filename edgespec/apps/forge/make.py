@@ -5,6 +5,7 @@
     the kept tokens are chosen   vocabulary_ranking.py        .../training/RUN/
     a head is trained            builder.py, training/        .../training/RUN/head/, checkpoints
     drafts are written           builder.py                   a folder in the models directory
+    drafts pass the guard        guard.py                     nothing; with --from-history
     drafts are evaluated         evaluation.py                .../judging/
     the best one is stored       draft_store.py               the models directory: file, name, record
 
@@ -30,12 +31,14 @@ from edgespec.apps.forge.dataset import READ, Dataset, DatasetTarget
 from edgespec.apps.forge.draft_store import DraftStore, check_draft_name
 from edgespec.apps.forge.evaluation import Candidate, CandidateResult, Evaluator, update_record
 from edgespec.apps.forge.evaluation_process import EvaluationSettings
+from edgespec.apps.forge.guard import Guard, GuardFigures, GuardTexts
 from edgespec.apps.forge.progress import StageContext, StageProgress
 from edgespec.apps.forge.runs import RunState, name_training, tidy
+from edgespec.apps.forge.training.weights import EMBEDDINGS, ModelWeights
 from edgespec.engine.model_choice import choose_models
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.llama.gguf_header import check_model_file
-from edgespec.llama.head_file import check_target
+from edgespec.llama.head_file import check_target, read_head
 from edgespec.llama.weights import Model
 from edgespec.models.draft_records import DraftRecord, drafts_for, read_record
 from edgespec.models.footprint import USUAL_CTX, fits_in_memory
@@ -81,6 +84,8 @@ class MakeResult:
     kept: DraftRecord | None
     """Record of the best, if it was stored."""
     path: Path | None
+    guard: GuardFigures | None = None
+    """What decided, in place of the gain, where a head learnt from the history."""
 
 
 def make(request: MakeRequest, context: StageContext | None = None) -> MakeResult:
@@ -103,7 +108,6 @@ class _MakeRun:
         self._kernels = request.evaluation.kernels == "auto"
         self._threads = request.evaluation.n_threads or default_threads()
         fits_in_memory([(self._header, min(self._header.n_ctx_train, USUAL_CTX))])
-        self._builder = DraftBuilder(self._target, self._header, request.training)
         self._sha256 = sha256_of(self._target.path, self._hashing)
         target = DatasetTarget.of(self._header, self._target.name, self._sha256)
         self._dataset = Dataset(target, on_message=context.on_message)
@@ -111,6 +115,8 @@ class _MakeRun:
         if request.name:
             check_draft_name(request.name, replace=request.force)
         self._before = self._present_draft()
+        self._installed = self._installed_head() if request.data.from_history else None
+        self._builder = DraftBuilder(self._target, self._header, request.training, self._installed)
         self._state = RunState("")
 
     def _hashing(self, n_bytes: int) -> None:
@@ -120,6 +126,12 @@ class _MakeRun:
         name = choose_models(self._request.target, None)[1]
         path = None if name is None else resolve(name)
         return Candidate(name or "no draft", path, was_there=True)
+
+    def _installed_head(self) -> Path | None:
+        """Return the present draft's file, if it is a head that can learn."""
+        path = self._before.path
+        head = read_head(check_model_file(path)) if path else None
+        return path if head and head.target_sha256 == self._sha256 else None
 
     def run(self) -> MakeResult:
         with self._store.locked_folder() as drafts_folder, choose_meter() as meter:
@@ -142,11 +154,18 @@ class _MakeRun:
                 self._write()
         self._state = self._state.with_sources(self._tokens_by_source())
         runs.save(folder, self._state)
+        texts = GuardTexts.of(self._dataset) if self._installed else None
         with self._part(meter):
             drafts = self._builder.build(self._dataset, drafts_folder, self._run_folder, context)
-        with self._part(meter):
-            measured = self._evaluate(drafts)
-        made = self._store_best(drafts, measured)
+        figures = None
+        if texts and self._installed:
+            drafts, figures = self._guarded(drafts, texts, self._installed)
+        if figures and not (figures.passes or request.force):
+            made = self._refused(drafts[0], figures)
+        else:
+            with self._part(meter):
+                measured = self._evaluate(drafts)
+            made = self._store_best(drafts, measured, figures)
         self._end(made)
         return made
 
@@ -176,6 +195,20 @@ class _MakeRun:
                 model, self._dataset, self._request.data, self._state.until, self._threads, self._context
             )
 
+    def _guarded(
+        self, drafts: Sequence[DraftFile], texts: GuardTexts, installed: Path
+    ) -> tuple[list[DraftFile], GuardFigures]:
+        """Return the best of the drafts by the guard's figures, alone, and its figures."""
+        self._context.on_progress(StageProgress("judging", 0.0, "by accepted tokens"))
+        guard = Guard(ModelWeights(self._header), texts, installed)
+        judged = [(one, guard.judge(one.path)) for one in _of_type(installed, drafts)]
+        best, figures = max(judged, key=lambda pair: (pair[1].passes, pair[1].own[1]))
+        return [best], figures
+
+    def _refused(self, best: DraftFile, figures: GuardFigures) -> MakeResult:
+        name, before = self._target.name, self._before.name
+        return MakeResult(name, self._state.sources, None, (), best, before, 0.0, None, None, figures)
+
     def _evaluate(self, drafts: Sequence[DraftFile]) -> dict[str, CandidateResult]:
         """Return the measurements by name: a new draft's label, or the present draft's name."""
         settings = self._request.evaluation
@@ -192,8 +225,16 @@ class _MakeRun:
 
     # ---- the outcome ----
 
-    def _store_best(self, drafts: Sequence[DraftFile], measured: dict[str, CandidateResult]) -> MakeResult:
-        """Store the best draft, if it is better than the present one and than plain decoding."""
+    def _store_best(
+        self,
+        drafts: Sequence[DraftFile],
+        measured: dict[str, CandidateResult],
+        figures: GuardFigures | None,
+    ) -> MakeResult:
+        """Store the best draft, if it is better than the present one and than plain decoding.
+
+        `figures`: the guard's, which passed it already.
+        """
         before = measured.get(self._before.name)
         found = [(one, measured[one.label]) for one in drafts if one.label in measured]
         if not found:
@@ -207,10 +248,12 @@ class _MakeRun:
             update_record(before)
         texts = self._texts_behind(best)
         kept = path = None
-        if gain >= LEAST_GAIN or self._request.force:
+        if figures or gain >= LEAST_GAIN or self._request.force:
             kept = self._record(best, its, texts)
             path = self._store.store(best.path, kept)
-        return MakeResult(self._target.name, texts, before, tuple(found), best, beaten, gain, kept, path)
+        return MakeResult(
+            self._target.name, texts, before, tuple(found), best, beaten, gain, kept, path, figures
+        )
 
     def _texts_behind(self, best: DraftFile) -> dict[str, int]:
         start = self._request.training.start
@@ -231,6 +274,8 @@ class _MakeRun:
         timing = result.timing
         assert timing is not None  # noqa: S101 - for the type checker: a candidate has a draft model
         name = self._request.name
+        if name is None and self._installed and read_record(self._installed):
+            name = self._before.name  # made here: the better one takes its place
         stem = re.sub(r"[^A-Za-z0-9._+@-]", "_", self._target.name).lstrip("._+@-") or "draft"
         return DraftRecord(
             name=name or self._store.free_name(f"{stem}-{best.label}"),
@@ -260,3 +305,13 @@ class _MakeRun:
         if made.kept:
             name_training(self._run_folder / "head", made.kept.name)
         tidy(self._run_folder, goes_on=made.kept is None)
+
+
+def _of_type(installed: Path, drafts: Sequence[DraftFile]) -> Sequence[DraftFile]:
+    """Return the drafts whose matrices have the type of the installed one's; all, if none has."""
+
+    def kind(path: Path) -> int:
+        return ModelWeights(check_model_file(path)).info(EMBEDDINGS).kind
+
+    wanted = kind(installed)
+    return [one for one in drafts if kind(one.path) == wanted] or drafts

@@ -175,6 +175,8 @@ class TokenPrompt:
     tokens: tuple[int, ...]
     n_prompt: int
     """Tokens of the beginning; a text with more tokens is only read."""
+    weights: tuple[float, ...] = ()
+    """Weight of each token in training; (): 1."""
 
     @property
     def key(self) -> int:

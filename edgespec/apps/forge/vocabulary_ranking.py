@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.apps.forge.dataset import TrainingText
+from edgespec.apps.forge.dataset import BUILT_IN, TrainingText
 from edgespec.apps.forge.training.weights import ModelWeights
 from edgespec.errors import UsageError
 from edgespec.llama.gguf import TOKEN_TYPES, TOKENS, Field
@@ -92,6 +92,21 @@ def rank(
     order = np.argsort(-score, kind="stable")
     n_words = n_vocab - len(np.setdiff1d(vocabulary.unused, vocabulary.required))
     return VocabularyRanking(order[:n_words], len(vocabulary.required))
+
+
+def renew(ids: Ids, vocabulary: SourceVocabulary, texts: Sequence[TrainingText]) -> Ids:
+    """Return as many ids as before, ascending, with those that the user's texts have more than once.
+
+    They take the places of ids that no text has, the highest first: tokenizers number roughly by frequency.
+    """
+    n_vocab = vocabulary.n_vocab
+    own = _counts((text.tokens[text.n_prompt :] for text in texts if text.source != BUILT_IN), n_vocab)
+    seen = _counts((text.tokens for text in texts), n_vocab)
+    missing = np.setdiff1d(np.flatnonzero(own > 1), ids)
+    missing = missing[np.argsort(-own[missing], kind="stable")]
+    free = np.setdiff1d(ids[seen[ids] == 0], vocabulary.required)[::-1]
+    n = min(len(missing), len(free))
+    return np.sort(np.concatenate([np.setdiff1d(ids, free[:n]), missing[:n]]))
 
 
 def expectations(

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec._core import Interrupt, Sampler
-from edgespec.apps.forge.dataset import READ, DatasetWriter, TrainingText, is_held_out
+from edgespec.apps.forge.dataset import DatasetWriter, TrainingText, is_held_out
 from edgespec.apps.forge.prompts import TextPrompt, TokenPrompt, WrittenText
 from edgespec.decoding.sampling import Coins, SamplingParams
 from edgespec.decoding.session import Features, Rows, SequenceTokens
@@ -103,14 +103,16 @@ class RunningText:
     def as_training_text(self) -> TrainingText:
         """Return the text as it is now."""
         n = len(self.tokens)
+        weights = self.prompt.weights if isinstance(self.prompt, TokenPrompt) else ()
         return TrainingText(
             tokens=np.array(self.tokens, np.int32),
             n_prompt=self.n_prompt,
             first=self.first,
             features=self.features[: n - 1 - self.first],
             temperature=self.temperature,
-            source=READ if math.isnan(self.temperature) else self.prompt.source,
+            source=self.prompt.source,
             key=self.prompt.key,
+            weights=np.array(weights, np.float16) if weights else None,
         )
 
 

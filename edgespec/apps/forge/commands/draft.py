@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -117,6 +123,14 @@ class MakeOptions:
     force: Annotated[
         bool, typer.Option("--force", help="Keep it though it is no better, and replace one of that name.")
     ] = False
+    until: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HH:MM",
+            help="Stop at that time of the day, as Ctrl-C does; the same command goes on.",
+            show_default="when it is done",
+        ),
+    ] = None
 
 
 @option_group(_DATA)
@@ -151,7 +165,9 @@ class DataOptions:
         bool,
         typer.Option(
             "--from-history",
-            help="Also your own earlier prompts (`edgespec cache info`). They stay on this machine.",
+            help="Also your own earlier prompts, and first the places where drafts were rejected (`edgespec "
+            "cache info`). They stay on this machine. A head that is there learns on, and a guard decides: "
+            "the new one must have more accepted on your latest texts and no less on built-in ones.",
         ),
     ] = False
 
@@ -250,6 +266,40 @@ def size(text: str, field: str) -> int:
     return int(float(found[1]) * base ** _POWERS[found[2].lower()])
 
 
+def seconds_until(time_of_day: str, now: datetime) -> float:
+    """Return the seconds from `now` until it is that time, such as "07:00". Raises UsageError."""
+    try:
+        wanted = time.fromisoformat(time_of_day)
+    except ValueError:
+        raise UsageError(
+            "must be a time of the day, such as 07:00", field="until", value=time_of_day
+        ) from None
+    then = now.replace(hour=wanted.hour, minute=wanted.minute, second=wanted.second, microsecond=0)
+    return ((then - now).total_seconds() - 1) % 86_400 + 1  # that very minute is tomorrow's
+
+
+@contextmanager
+def _ended_by(until: str | None) -> Iterator[threading.Event]:
+    """Let SIGTERM, and the time `until`, end the command as Ctrl-C does; the event tells which it was."""
+    is_time = threading.Event()
+
+    def stop() -> None:
+        is_time.set()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    timer = threading.Timer(seconds_until(until, datetime.now()), stop) if until else None
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        if timer:
+            timer.daemon = True
+            timer.start()
+        yield is_time
+    finally:
+        if timer:
+            timer.cancel()
+        signal.signal(signal.SIGTERM, previous)
+
+
 # ---- the commands ----
 
 
@@ -267,7 +317,7 @@ _Name = Annotated[str, typer.Argument(help="A name of `edgespec draft list`.", a
 @draft_app.command(
     "make",
     epilog="Examples: `edgespec draft make --hours 2` · over night: `edgespec draft make -t my-7b.gguf "
-    "--hours 8 --from-history`",
+    "--hours 8 --from-history --until 07:00`",
 )
 @grouped
 def make_command(
@@ -283,7 +333,7 @@ def make_command(
 
     The model writes texts; a head is trained on them (a block that goes on from the model's hidden states),
     quantized, and judged by tokens a second. The best one is used from then on wherever none is named. The
-    text stays the model's, exactly. Ctrl-C stops it, and the same command goes on.
+    text stays the model's, exactly. Ctrl-C and SIGTERM stop it, and the same command goes on.
     """
     from edgespec.apps.forge.builder import require_jax
     from edgespec.apps.forge.commands.draft_report import made_document, print_made
@@ -304,18 +354,22 @@ def make_command(
         name=making.name,
         force=making.force,
     )
+    if making.until:
+        seconds_until(making.until, datetime.now())  # refused before anything is done
     require_jax()  # before anything is downloaded, as all that can be refused by then
     if making.name:
         check_draft_name(making.name, replace=making.force)
     if trained.start:
         locate(trained.start)
     pull_named(target, choose_models(target, None)[1])
-    with SignalPipe() as signals, StageDisplay() as display:
+    with _ended_by(making.until) as is_time, SignalPipe() as signals, StageDisplay() as display:
         context = StageContext(on_progress=display.show, on_message=message, signals=signals)
         try:
             made = make(request, context)
         except KeyboardInterrupt:
             message("what was written and trained is kept; the same command goes on")
+            if is_time.is_set():
+                return
             raise
     if json:
         out.print_json(data=made_document(made))

@@ -19,6 +19,14 @@ from edgespec.models.sources import format_size
 def print_made(made: MakeResult) -> None:
     """Print what was judged, and what became of the best."""
     out.print(f"for {made.target_name}, from {sources_text(made.texts)}")
+    if made.guard:
+        out.print(str(made.guard))
+        if made.kept is None:
+            out.print(
+                f"nothing is replaced: {made.beaten} stays, until more is accepted on your texts and no less "
+                "on the built-in ones; --force keeps the new one"
+            )
+            return
     rows = [(one.label, judged) for one, judged in made.candidates]
     if made.before:
         rows.insert(0, (f"{made.before.candidate.name} (there now)", made.before))
@@ -48,6 +56,7 @@ def made_document(made: MakeResult) -> dict[str, Any]:
         "best": made.best.label,
         "beaten": made.beaten,
         "gain": made.gain,
+        "guard": made.guard and msgspec.to_builtins(made.guard),
         "kept": made.kept and described(made.kept),
         "path": str(made.path) if made.path else None,
     }

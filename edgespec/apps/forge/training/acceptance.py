@@ -57,10 +57,10 @@ class AcceptanceEvaluation:
         packing = TextPacking(texts, rows)
         self._n = n_positions
         self._batches: list[TrainingBatch] = []
-        n_answers = 0.0
+        n_answers = 0
         for batch, place in batches(packing, family.embed, rows.n, 0, EpochPosition()):
             self._batches.append(batch)
-            n_answers += float(batch.weights.sum())
+            n_answers += int((batch.weights > 0).sum())
             if place.epoch or n_answers >= n_most:
                 break
         self._walk = jax.jit(family.rollout, static_argnums=3)

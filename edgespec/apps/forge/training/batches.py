@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.apps.forge.dataset import TrainingText
+from edgespec.apps.forge.dataset import REJECTED, TrainingText
 from edgespec.apps.forge.training.family import TrainingBatch
 
 EmbedFn = Callable[[npt.NDArray[np.int32]], npt.NDArray[np.float16]]
@@ -51,19 +52,33 @@ class _TextPiece:
 class TextPacking:
     """Rows that texts are packed into."""
 
-    def __init__(self, texts: Sequence[TrainingText], rows: BatchSize) -> None:
+    def __init__(self, texts: Sequence[TrainingText], rows: BatchSize, *, mixes: bool = False) -> None:
         """Prepare to pack `texts`, without those that have no answer."""
         self._texts, self._rows = texts, rows
-        self._pieces = [piece for i, text in enumerate(texts) for piece in self._cut(i, text)]
-        self.n_answers = sum(piece.answers for piece in self._pieces)
+        pieces = [piece for i, text in enumerate(texts) for piece in self._cut(i, text)]
+        failed = [mixes and texts[piece.text].source == REJECTED for piece in pieces]
+        self._rejected = [piece for piece, one in zip(pieces, failed, strict=True) if one]
+        self._others = [piece for piece, one in zip(pieces, failed, strict=True) if not one]
+        self.n_answers = sum(piece.answers for piece in pieces)
 
     def epoch(self, seed: int, epoch: int) -> list[list[_TextPiece]]:
-        """Return the rows of an epoch in training order."""
-        order = np.random.default_rng([seed, epoch]).permutation(len(self._pieces))
+        """Return the rows of an epoch in training order.
+
+        Where it `mixes`, an epoch is all texts in which drafts were rejected, and after each row of them one
+        of other texts, drawn anew in each epoch: what the draft knew is not unlearned.
+        """
+        rejected = self._packed(self._rejected, seed, epoch)
+        others = self._packed(self._others, seed, epoch)
+        if not (rejected and others):
+            return rejected or others
+        return [row for pair in zip(rejected, cycle(others), strict=False) for row in pair]
+
+    def _packed(self, pieces: Sequence[_TextPiece], seed: int, epoch: int) -> list[list[_TextPiece]]:
+        order = np.random.default_rng([seed, epoch]).permutation(len(pieces))
         rows: list[list[_TextPiece]] = []
         # By the hundred, large pieces first: packed tightly, with other neighbours in each epoch.
         for at in range(0, len(order), 100):
-            some = sorted((self._pieces[i] for i in order[at : at + 100]), key=lambda piece: -piece.columns)
+            some = sorted((pieces[i] for i in order[at : at + 100]), key=lambda piece: -piece.columns)
             rows += self._pack(some)
         return [rows[i] for i in np.random.default_rng([seed, epoch, 1]).permutation(len(rows))]
 
@@ -88,7 +103,8 @@ class TextPacking:
                 learnt = at + piece.learnt - piece.begin
                 here = slice(n_answers, n_answers + piece.answers)
                 answers[r, here] = np.arange(learnt, at + n - 1)
-                weights[r, here] = 1.0
+                own = source.weights
+                weights[r, here] = 1.0 if own is None else own[piece.learnt + 1 : piece.end]
                 at, n_answers = at + n, n_answers + piece.answers
         return TrainingBatch(tokens, embed(tokens), features, text, answers, weights)
 

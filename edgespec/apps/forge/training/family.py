@@ -49,7 +49,7 @@ class TrainingBatch(NamedTuple):
     column. A text's answers are neighbours: c, c + 1, c + 2, ...
     """
     weights: Any
-    """float32 (n, a): 1 for an answer, 0 for padding."""
+    """float32 (n, a): of an answer in the loss, mostly 1; 0 for padding."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ import numpy as np
 import optax
 from jax import Array
 
-from edgespec.apps.forge.dataset import Dataset
+from edgespec.apps.forge.dataset import BUILT_IN, Dataset
 from edgespec.apps.forge.training.acceptance import Acceptance, AcceptanceEvaluation
 from edgespec.apps.forge.training.arithmetic import FACTOR, dot
 from edgespec.apps.forge.training.batches import BatchSize, EpochPosition, TextPacking, batches
@@ -81,11 +81,15 @@ class TextLessons:
         `recipe`, `rows`: None: the family's own. Raises EdgespecError if there are too few texts.
         """
         texts = list(dataset.texts(held_out=False))
-        held_out = [text for text in dataset.texts(held_out=True) if text.temperature == 0.0]
+        held_out = [
+            text
+            for text in dataset.texts(held_out=True)
+            if text.temperature == 0.0 or text.source != BUILT_IN
+        ]
         self.recipe, self.n = recipe or family.recipe, len(texts)
         self.frozen, self.init, self.loss = family.frozen, family.init, family.loss
         self._family, self._rows = family, rows or BatchSize(self.recipe.n_rows)
-        self._packing = TextPacking(texts, self._rows)
+        self._packing = TextPacking(texts, self._rows, mixes=True)
         if not self._packing.n_answers or not held_out:
             raise EdgespecError(
                 f"too few texts to train on ({len(texts)}, and {len(held_out)} to judge by); "
@@ -161,7 +165,8 @@ def orthogonal(gradient: Array) -> Array:
 BEST = "best.npz"
 """File of the parameters with the best acceptance, in the folder of a training."""
 
-_WARM_START_RATE = 0.5  # with another training's weights: at the full rate they are unlearned first
+WARM_START_RATE = 0.5
+"""Learning rate with another training's weights, which at the full rate are unlearned first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +179,8 @@ class TrainingSettings:
     seed: int = 0
     checkpoint_s: float = 180.0
     evaluate_s: float = 300.0
+    start_rate: float = WARM_START_RATE
+    """Learning rate of a training that starts from other weights, as a share of the recipe's."""
     patience: int = 8
     """Evaluations without improvement that end the training."""
 
@@ -289,7 +296,7 @@ class _Training:
         params, moments = self._begin(start)
         settings, state = self._settings, self._state
         began, kept = time.monotonic() - state.elapsed_s, time.monotonic()
-        key, longest = jax.random.key(settings.seed), 1.0 if start is None else _WARM_START_RATE
+        key, longest = jax.random.key(settings.seed), 1.0 if start is None else settings.start_rate
         warm_up = self._lessons.recipe.warm_up
         feed = self._lessons.batches(settings.seed, state.place)
         with stop_signals() as asked:
@@ -305,7 +312,7 @@ class _Training:
                 if not math.isfinite(self._loss):
                     raise EdgespecError(f"the training diverged at step {state.n_steps}; lower its rate")
                 state.place, state.n_steps = place, state.n_steps + 1
-                state.n_tokens += int(batch.weights.sum())
+                state.n_tokens += int((batch.weights > 0).sum())
                 state.elapsed_s = time.monotonic() - began
                 self._tell("training")
                 if state.elapsed_s - state.evaluated_s >= settings.evaluate_s and not asked.is_set():

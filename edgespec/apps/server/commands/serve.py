@@ -99,6 +99,14 @@ class ServeLoading(SharedModels):
         ),
     ] = 256
     cache_reuse: CacheReuseOption = 0
+    learn: Annotated[
+        bool,
+        typer.Option(
+            "--learn",
+            help="Keep the texts in which drafts were rejected, all clients', for `edgespec draft make "
+            "--from-history` (docs/drafts.md).",
+        ),
+    ] = False
     states: StateOptions
     compute: ComputeOnNodes
     vectors: EmbeddingServing
@@ -116,6 +124,7 @@ class ServeLoading(SharedModels):
             chat_template=self.chat_template,
             states=self.states.room(),
             cache_reuse=self.cache_reuse,
+            learn=self.learn,
         )
 
 
@@ -470,7 +479,7 @@ def _check_options(models: ModelFirst, options: ServerOptions) -> None:
     vectors = loading.vectors
     if vectors.embeddings:
         others = {"speech": speech.speech, "assume-watts": options.assume_watts}
-        others |= {"cache-reuse": loading.cache_reuse or None}
+        others |= {"cache-reuse": loading.cache_reuse or None, "learn": loading.learn or None}
         refuse_contradictions(vectors.contradictions(models, loading, **others))
     else:
         vectors.check()

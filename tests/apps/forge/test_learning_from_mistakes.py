@@ -1,0 +1,307 @@
+"""A head that learns where its drafts were rejected: the texts, their weights, the mixture, and the guard."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import islice
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+from edgespec.apps.forge.commands.draft_report import made_document, print_made
+from edgespec.apps.forge.data_stage import PLACE_WEIGHT, all_prompts, rejected_texts
+from edgespec.apps.forge.dataset import (
+    BUILT_IN,
+    READ,
+    REJECTED,
+    Dataset,
+    DatasetTarget,
+    is_held_out,
+)
+from edgespec.apps.forge.dataset_store import delete_user_texts, find_stored
+from edgespec.apps.forge.draft_store import DraftStore
+from edgespec.apps.forge.guard import Guard, GuardFigures, GuardTexts
+from edgespec.apps.forge.make import make
+from edgespec.apps.forge.prompts import TokenPrompt
+from edgespec.apps.forge.training.batches import EpochPosition, TextPacking, batches
+from edgespec.apps.forge.training.loop import TextLessons, TrainingSettings, train
+from edgespec.apps.forge.training.weights import ModelWeights
+from edgespec.apps.forge.vocabulary_ranking import renew
+from edgespec.apps.forge.writing import TargetWriter
+from edgespec.drafting.rejections import RejectedPlaces, RejectedText
+from edgespec.errors import EdgespecError
+from edgespec.llama.gguf_header import read_header
+from edgespec.models.draft_records import read_record
+from edgespec.models.pull import hash_file
+from tiny_training import ROWS, TinyTexts, tiny_head, write_target
+
+
+@pytest.fixture(autouse=True)
+def own_folders(tmp_path, monkeypatch):
+    """A registry, a store and a cache of the test's own."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("EDGESPEC_MODELS_DIR", str(tmp_path / "models"))
+
+
+def rejected_text(number, n_tokens=60, n_prompt=12, places=(12, 30, 59), sure=0.5):
+    """A text that begins with its number, and its rejected places."""
+    tokens = np.random.default_rng(number).integers(5, 250, n_tokens).astype(np.int32)
+    tokens[0] = number
+    probs = np.zeros((len(places), 16), np.float32)
+    probs[:, 0] = sure
+    likeliest = np.zeros(probs.shape, np.int32)
+    return RejectedText(tokens, n_prompt, np.array(places, np.int32), likeliest, probs)
+
+
+# ---- texts ----
+
+
+def test_a_place_weighs_more_the_surer_the_target_was():
+    texts = [rejected_text(1, sure=1.0), rejected_text(2, sure=0.25)]
+    newest, oldest = rejected_texts(texts)
+    assert (newest.tokens[0], oldest.tokens[0]) == (2, 1)
+    for prompt, extra in ((oldest, PLACE_WEIGHT - 1), (newest, 0.25 * (PLACE_WEIGHT - 1))):
+        expected = np.ones(60)
+        expected[[12, 30, 59]] += extra
+        assert (prompt.source, prompt.n_prompt) == (REJECTED, 12)
+        assert prompt.weights == pytest.approx(expected)
+
+
+def test_a_long_text_is_cut_and_its_weights_with_it():
+    text = rejected_text(1, n_tokens=500, places=tuple(range(12, 500, 7)), sure=1.0)
+    parts = list(rejected_texts([text], longest=200))
+    assert max(len(part.tokens) for part in parts) <= 200
+    assert [token for part in parts for token in part.tokens[part.n_prompt :]] == text.tokens[12:].tolist()
+    weights = [weight for part in parts for weight in part.weights[part.n_prompt :]]
+    assert [i + 12 for i, weight in enumerate(weights) if weight > 1] == text.places.tolist()
+
+
+def test_rejected_texts_come_first_in_turns_with_built_in_prompts(tiny_target):
+    many = [rejected_text(i, n_tokens=600) for i in range(5)]
+    first, *found = islice(all_prompts(tiny_target, from_history=True, rejected=many), 13)
+    assert first.tokens[0] == 0 and is_held_out(first.key), "one to judge by comes before all others"
+    assert [one.source for one in found] == [REJECTED, BUILT_IN] * 5 + [BUILT_IN] * 2
+    with pytest.raises(EdgespecError, match="the history has 0 tokens"):
+        all_prompts(tiny_target, from_history=True, rejected=many[:1])
+
+
+def test_a_rejected_text_and_its_document_in_the_history_are_one(tiny_target):
+    text = rejected_text(3)
+    (prompt,) = rejected_texts([text])
+    document = TokenPrompt(READ, tuple(text.tokens.tolist()), text.n_prompt)
+    assert prompt.key == document.key, "it is read once, and held out with it"
+
+
+@pytest.fixture
+def dataset(tmp_path, tiny_target):
+    """What the tiny target read of rejected texts, with some texts of its own."""
+    target = DatasetTarget("ab" * 32, "tiny", tiny_target.n_embd, tiny_target.n_vocab)
+    dataset = Dataset(target, tmp_path / "data")
+    texts = list(rejected_texts([rejected_text(i, sure=1.0) for i in range(6)]))
+    read = [TokenPrompt(READ, tuple(range(20 + i, 60 + i)), 10) for i in range(20)]
+    with TargetWriter(tiny_target, n_threads=1) as writer, dataset.writer(1 << 24) as into:
+        writer.fill(into, [*texts, *read], until=1 << 30)
+    return dataset
+
+
+def test_weights_are_stored_with_the_texts_and_reach_the_batches(dataset):
+    texts = list(dataset.texts())
+    failed = [text for text in texts if text.source == REJECTED]
+    assert (len(failed), len(texts)) == (6, 26)
+    for text in failed:
+        assert np.flatnonzero(text.weights > 1).tolist() == [12, 30, 59]
+    packing = TextPacking(failed, ROWS)
+    seen = {}
+    embed = lambda tokens: np.zeros((*tokens.shape, 4), np.float16)  # noqa: E731
+    for batch, place in batches(packing, embed, ROWS.n, 0, EpochPosition()):
+        for row, i in zip(*np.nonzero(batch.weights), strict=True):
+            column = batch.answers[row, i]
+            following = int(batch.tokens[row, column + 1])
+            seen.setdefault(float(batch.weights[row, i]), []).append(following)
+        if place.epoch:
+            break
+    wanted = [int(text.tokens[place]) for text in failed for place in (12, 30, 59)]
+    assert sorted(seen[PLACE_WEIGHT]) == sorted(wanted)
+    assert len(seen[1.0]) == 6 * 48 - len(wanted)
+
+
+def test_rows_of_rejected_texts_alternate_with_others(dataset):
+    texts = list(dataset.texts())
+    for epoch in range(3):
+        rows = TextPacking(texts, ROWS, mixes=True).epoch(0, epoch)
+        failed = [{texts[piece.text].source == REJECTED for piece in row} for row in rows]
+        assert failed == [{True}, {False}] * (len(rows) // 2)
+        read = [piece.text for row in rows[::2] for piece in row]
+        assert sorted(set(read)) == [i for i, text in enumerate(texts) if text.source == REJECTED]
+    apart = [TextPacking(texts, ROWS, mixes=True).epoch(0, epoch)[1::2] for epoch in range(2)]
+    assert apart[0] != apart[1], "what is mixed in is drawn anew"
+
+
+def test_a_shard_without_weights_is_read_and_wrong_ones_are_refused(dataset):
+    (path,) = dataset.shards()
+    with np.load(path) as shard:
+        arrays = {name: shard[name] for name in shard}
+    del arrays["weight"]
+    np.savez(path, **arrays)
+    texts = list(Dataset(dataset.target, dataset.folder).texts())
+    assert len(texts) == 26 and all(text.weights is None for text in texts)
+    np.savez(path, **arrays, weight=np.ones(3, np.float16))
+    lines = []
+    assert list(Dataset(dataset.target, dataset.folder, on_message=lines.append).texts()) == []
+    assert "weights of shape (3,)" in lines[0]
+
+
+def test_the_vocabulary_takes_up_what_the_user_writes():
+    def text(tokens, source):
+        return SimpleNamespace(tokens=np.array(tokens, np.int32), n_prompt=1, source=source)
+
+    vocabulary = SimpleNamespace(n_vocab=100, required=np.array([0, 9]))
+    ids = np.array([0, 1, 2, 3, 9])
+    texts = [text([50, 7, 7, 7, 8, 8, 60], READ), text([5, 3, 70, 70], BUILT_IN)]
+    assert renew(ids, vocabulary, texts).tolist() == [0, 3, 7, 8, 9], "70 is no word of the user's"
+    assert renew(ids, vocabulary, texts[1:]).tolist() == ids.tolist()
+
+
+# ---- the guard ----
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    return write_target(tmp_path_factory.mktemp("guard"))
+
+
+class OwnTexts(TinyTexts):
+    """A dataset in memory of which each second held-out text, and many others, are the user's."""
+
+    def __init__(self, target, n, **options):
+        super().__init__(target, n, **options)
+        self.all = [
+            replace(text, source=REJECTED if i % 2 else BUILT_IN, weights=None)
+            for i, text in enumerate(self.all)
+        ]
+
+
+@pytest.mark.slow
+def test_the_guard_lets_a_better_head_pass_and_no_worse_one(target, tmp_path):
+    texts = OwnTexts(target, 60)
+    family = tiny_head(target)
+    untrained, trained = tmp_path / "untrained.gguf", tmp_path / "trained.gguf"
+    family.export(family.init(jax.random.key(0)), untrained, "q8_0")
+    lessons = TextLessons(family, texts, rows=ROWS)
+    result = train(lessons, TrainingSettings(tokens=3_000, evaluate_s=1e9), tmp_path / "training")
+    family.export(result.params, trained, "q8_0")
+    weights, judged = ModelWeights(read_header(target)), GuardTexts.of(texts)
+    assert {text.source for text in judged.own} == {REJECTED}
+    assert {text.source for text in judged.built_in} == {BUILT_IN}
+    assert all(text.held_out for text in (*judged.own, *judged.built_in))
+    better = Guard(weights, judged, untrained).judge(trained)
+    assert better.passes
+    worse = Guard(weights, judged, trained).judge(untrained)
+    assert not worse.passes
+    assert (worse.own, worse.built_in) == (better.own[::-1], better.built_in[::-1])
+
+
+@pytest.mark.parametrize(
+    ("own", "built_in", "passes"),
+    [((1.0, 1.1), (2.0, 2.0), True), ((1.0, 1.0), (2.0, 2.1), False), ((1.0, 1.5), (2.0, 1.9), False)],
+)
+def test_more_on_the_users_texts_and_no_less_on_the_others(own, built_in, passes):
+    figures = GuardFigures(own, built_in, 1000, 2000)
+    assert figures.passes == passes
+    for figure in (*own, *built_in):
+        assert f"{figure:.3f}" in str(figures)
+
+
+def test_texts_to_judge_by_that_are_missing_are_one_line(target):
+    mine = OwnTexts(target, 60)
+    for source, which in ((REJECTED, "yours"), (BUILT_IN, "the built-in ones")):
+        left = SimpleNamespace(
+            texts=lambda held_out, source=source: [
+                one for one in mine.texts(held_out=held_out) if one.source != source
+            ]
+        )
+        with pytest.raises(EdgespecError, match=f"the head that is there stays: .* {which} are missing"):
+            GuardTexts.of(left)
+
+
+# ---- draft make --from-history ----
+
+
+@pytest.fixture
+def learning(request_, speeds, jobs, tiny_path):
+    """A request to learn from the history, with an installed head and texts in which it was rejected."""
+    make(replace(request_, force=True))
+    places = RejectedPlaces(hash_file(tiny_path))
+    numbers = [n for n in range(5, 250) if is_held_out(next(rejected_texts([rejected_text(n)])).key)][:2]
+    for number in (*numbers, *range(5, 55)):
+        places.append(rejected_text(number))
+    return replace(request_, data=replace(request_.data, from_history=True, tokens=4_000))
+
+
+@pytest.mark.slow
+def test_a_head_that_is_no_better_replaces_nothing_and_the_figures_are_said(learning, jobs, tmp_path, capsys):
+    installed = tmp_path / "models" / "target-head-q8_0.gguf"
+    before = installed.read_bytes(), read_record(installed)
+    made = make(learning)
+    assert made.kept is None and made.candidates == ()
+    assert made.guard.own[0] == made.guard.own[1], "the made-up training gives the same head again"
+    assert (installed.read_bytes(), read_record(installed)) == before
+    print_made(made)
+    said = " ".join(capsys.readouterr().out.split())
+    assert str(made.guard) in said
+    assert "nothing is replaced: target-head-q8_0 stays" in said
+    assert json.loads(json.dumps(made_document(made)))["guard"]["own"] == list(made.guard.own)
+    assert jobs[-1].start == installed, "it starts from the installed head"
+    assert jobs[-1].start_rate < 0.5
+
+
+@pytest.mark.slow
+def test_a_better_head_takes_the_place_of_the_one_that_was_made_here(learning, monkeypatch, tmp_path):
+    monkeypatch.setattr(GuardFigures, "passes", True)
+    made = make(learning)
+    assert made.kept.name == "target-head-q8_0"
+    assert [path.name for path in (tmp_path / "models").glob("*.gguf")] == ["target-head-q8_0.gguf"]
+    assert made.kept.data[REJECTED] > 0 and made.kept.uses_own_texts
+
+
+@pytest.mark.slow
+def test_the_guards_texts_deleted_is_one_line_and_nothing_is_replaced(learning, jobs, tmp_path):
+    make(learning)
+    n_jobs = len(jobs)
+    (stored,) = find_stored()
+    assert delete_user_texts(stored) > 0
+    RejectedPlaces(stored.sha256)._file.clear()
+    places = RejectedPlaces(stored.sha256)
+    kept_out = [n for n in range(60, 250) if not is_held_out(next(rejected_texts([rejected_text(n)])).key)]
+    for number in kept_out[:45]:
+        places.append(rejected_text(number))
+    before = (tmp_path / "models" / "target-head-q8_0.gguf").read_bytes()
+    with pytest.raises(EdgespecError, match=r"the head that is there stays: .* yours are missing") as raised:
+        make(replace(learning, data=replace(learning.data, tokens=2_000)))
+    assert "\n" not in str(raised.value)
+    assert len(jobs) == n_jobs, "nor is anything trained"
+    assert (tmp_path / "models" / "target-head-q8_0.gguf").read_bytes() == before
+
+
+@pytest.mark.slow
+def test_a_second_process_that_learns_is_refused_in_one_line(learning, tiny_path):
+    with (
+        DraftStore("target", hash_file(tiny_path)).locked_folder(),
+        pytest.raises(EdgespecError, match="another process makes drafts for target; wait") as raised,
+    ):
+        make(learning)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.slow
+def test_a_file_of_rejected_places_of_another_model_is_refused_by_name(learning, tiny_path):
+    other = RejectedPlaces("cd" * 32)
+    other.append(rejected_text(5))
+    places = RejectedPlaces(hash_file(tiny_path))
+    other.path.rename(places.path)
+    with pytest.raises(EdgespecError, match=rf"{places.path}: of another model \(cdcdcdcdcdcdcdcd\)"):
+        make(learning)

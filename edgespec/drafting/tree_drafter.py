@@ -143,7 +143,8 @@ class ModelSource:
         n_siblings = self._n_siblings(place, proposal) if sampled else 0
         next_bucket, slot = proposal.bucket, proposal.n_slots
         coin = position.coins(1)[0] if sampled else 0.0
-        token = sampler.sample(row, position.recent(drafted), coin, slot, ids)
+        ratio = self._model.temperature_ratio
+        token = sampler.sample(row, position.recent(drafted), coin, slot, ids, ratio)
         top = sampler.top(slot)
         if sampled:
             proposal.n_slots += 1

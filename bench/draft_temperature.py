@@ -79,7 +79,7 @@ class Likeliest:
         at = np.argpartition(rows, n_left, axis=1)[:, n_left:]
         logits = np.take_along_axis(rows, at, 1)
         order = np.argsort(-logits, axis=1, kind="stable")
-        at, logits = (np.take_along_axis(one, order, 1) for one in (at, logits))
+        at, logits = np.take_along_axis(at, order, 1), np.take_along_axis(logits, order, 1)
         total = np.exp(rows - logits[:, :1]).sum(1, dtype=np.float64)
         return cls((at if ids is None else ids[at]).astype(np.int64), logits.astype(np.float64), 1.0 / total)
 

@@ -1,6 +1,7 @@
 /* The Python binding of sampler.h; verify.h's is in module_verify.c. */
 #include "module_sampler.h"
 
+#include <math.h>
 #include <string.h>
 
 PyObject *es_raise(es_status status) {
@@ -144,9 +145,14 @@ static int get_ids(PyObject *object, const Py_buffer *row, Py_buffer *ids) {
 static PyObject *sampler_sample(PyObject *object, PyObject *args) {
     sampler_object *self = (sampler_object *)object;
     PyObject *row_object, *prefix_object, *ids_object = NULL, *result = NULL;
-    double coin;
+    double coin, ratio = 1.0;
     Py_ssize_t slot;
-    if (!PyArg_ParseTuple(args, "OOdn|O:sample", &row_object, &prefix_object, &coin, &slot, &ids_object)) return NULL;
+    if (!PyArg_ParseTuple(args, "OOdn|Od:sample", &row_object, &prefix_object, &coin, &slot, &ids_object, &ratio))
+        return NULL;
+    if (!(ratio > 0.0 && ratio < INFINITY)) {
+        PyErr_SetString(PyExc_ValueError, "ratio must be above 0");
+        return NULL;
+    }
     es_dist *dist = dist_at(self->sampler, slot);
     if (!dist) return NULL;
     Py_buffer row, prefix, ids;
@@ -158,8 +164,7 @@ static PyObject *sampler_sample(PyObject *object, PyObject *args) {
         int32_t token = -1;
         const size_t n = n_elements(&row), n_prefix = n_elements(&prefix);
         Py_BEGIN_ALLOW_THREADS
-        status = ids.obj ? es_filter_of(self->sampler, row.buf, ids.buf, n, prefix.buf, n_prefix, dist)
-                         : es_filter(self->sampler, row.buf, n, prefix.buf, n_prefix, dist);
+        status = es_filter_draft(self->sampler, row.buf, ids.buf, n, ratio, prefix.buf, n_prefix, dist);
         if (status == ES_OK) token = es_dist_sample(dist, coin);
         Py_END_ALLOW_THREADS
         self->busy = false;
@@ -332,7 +337,7 @@ static PyObject *sampler_probs(PyObject *object, PyObject *args) {
 
 static PyMethodDef sampler_methods[] = {
     {"sample", sampler_sample, METH_VARARGS,
-     "sample(row, prefix, coin, slot, ids=None) -> token: filter `row` into `slot` (-1: none) and sample it."},
+     "sample(row, prefix, coin, slot, ids=None, ratio=1) -> token: filter `row` into `slot` (-1: none), sample it."},
     {"adjusted", sampler_adjusted, METH_VARARGS,
      "adjusted(row, prefix, tokens) -> the logits of tokens after bias, penalties, DRY and top-n-sigma."},
     {"set_probs", sampler_set_probs, METH_VARARGS, "set_probs(slot, probs): give slot these probabilities by id."},

@@ -485,8 +485,10 @@ static double temperature_of(const es_params *p, const es_candidate *c, size_t n
     return low + (temperature + range - low) * pow(fmax(0.0, share), (double)p->dynatemp_exponent);
 }
 
-/* The filters over a row whose entry i is that of token ids[i]; `out` has i in the place of ids[i]. */
-static es_status filter(es_sampler *s, const float *row, const int32_t *ids, size_t n, es_text text, es_dist *out) {
+/* The filters over a row whose entry i is that of token ids[i]; `out` has i in the place of ids[i].  The
+ * temperature is multiplied by `ratio`. */
+static es_status filter(es_sampler *s, const float *row, const int32_t *ids, size_t n, double ratio, es_text text,
+                        es_dist *out) {
     const es_params *p = &s->params;
     if (n == 0 || n > s->n_vocab) return ES_BAD_LENGTH;
     if (adjusts(s)) row = adjust(s, row, ids, n, &text);
@@ -525,7 +527,8 @@ static es_status filter(es_sampler *s, const float *row, const int32_t *ids, siz
     } else {
         out->dense = true;
         out->n = n;
-        const double total = s->rows->exp_write(row, n, max, 1.0f / p->temperature, out->probs, out->block_sum);
+        const float scale = 1.0f / (p->temperature * (float)ratio);
+        const double total = s->rows->exp_write(row, n, max, scale, out->probs, out->block_sum);
         s->rows->scale(out->probs, n, out->block_sum, (float)(1.0 / total));
         out->total = 0;
         for (size_t b = 0; b < es_n_blocks(n); b++) out->total += out->block_sum[b];
@@ -544,7 +547,7 @@ static es_status filter(es_sampler *s, const float *row, const int32_t *ids, siz
         kept = without_top_choices(c, kept, first, (double)p->xtc_threshold);
         first = largest_key(c, kept);
     }
-    const double temperature = temperature_of(p, c, kept, first);
+    const double temperature = ratio * temperature_of(p, c, kept, first);
     if (greedy || (dynamic && temperature < 1e-38)) {
         size_t best = 0;
         for (size_t i = 1; i < kept; i++)
@@ -557,12 +560,12 @@ static es_status filter(es_sampler *s, const float *row, const int32_t *ids, siz
 
 es_status es_filter(es_sampler *s, const float *row, size_t n, const int32_t *prefix, size_t n_prefix,
                     es_dist *out) {
-    return filter(s, row, NULL, n, (es_text){.prefix = prefix, .n_prefix = n_prefix}, out);
+    return filter(s, row, NULL, n, 1.0, (es_text){.prefix = prefix, .n_prefix = n_prefix}, out);
 }
 
 es_status es_filter_along(es_sampler *s, const float *row, size_t n, const int32_t *prefix, size_t n_prefix,
                           const int32_t *path, size_t n_path, es_dist *out) {
-    return filter(s, row, NULL, n, (es_text){prefix, n_prefix, path, n_path}, out);
+    return filter(s, row, NULL, n, 1.0, (es_text){prefix, n_prefix, path, n_path}, out);
 }
 
 es_status es_adjust(es_sampler *s, const float *row, size_t n, const int32_t *prefix, size_t n_prefix,
@@ -580,11 +583,11 @@ static bool are_tokens(const es_sampler *s, const int32_t *ids, size_t n) {
     return ascend;
 }
 
-es_status es_filter_of(es_sampler *s, const float *row, const int32_t *ids, size_t n, const int32_t *prefix,
-                       size_t n_prefix, es_dist *out) {
-    if (!are_tokens(s, ids, n)) return ES_BAD_LENGTH;
-    const es_status status = filter(s, row, ids, n, (es_text){.prefix = prefix, .n_prefix = n_prefix}, out);
-    if (status != ES_OK) return status;
+es_status es_filter_draft(es_sampler *s, const float *row, const int32_t *ids, size_t n, double ratio,
+                          const int32_t *prefix, size_t n_prefix, es_dist *out) {
+    if (ids && !are_tokens(s, ids, n)) return ES_BAD_LENGTH;
+    const es_status status = filter(s, row, ids, n, ratio, (es_text){.prefix = prefix, .n_prefix = n_prefix}, out);
+    if (status != ES_OK || !ids) return status;
     for (size_t i = 0; i < out->n; i++) out->ids[i] = ids[out->dense ? i : (size_t)out->ids[i]];
     out->dense = false;
     return ES_OK;

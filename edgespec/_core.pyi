@@ -45,13 +45,20 @@ class Sampler:
         logit_bias: dict[int, float],
     ) -> Sampler: ...
     def sample(
-        self, row: _Floats, prefix: _Ints | array[int], coin: float, slot: int, ids: _Ints | None = None, /
+        self,
+        row: _Floats,
+        prefix: _Ints | array[int],
+        coin: float,
+        slot: int,
+        ids: _Ints | None = None,
+        ratio: float = 1.0,
+        /,
     ) -> int:
         """Filter `row` (float32, at most n_vocab) into `slot` (-1: the target's) and sample it.
 
         `prefix` (int32) is what precedes the position; penalties and DRY read it, XTC its length.
         `coin` is in [0, 1). With `ids` (int32, ascending) entry i of the row is that of token ids[i], and all
-        others are impossible.
+        others are impossible. `ratio` (above 0) multiplies the temperature: a draft's may be another one.
         """
 
     def adjusted(self, row: _Floats, prefix: _Ints | array[int], tokens: list[int], /) -> list[float]:

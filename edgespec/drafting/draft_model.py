@@ -53,6 +53,8 @@ class DraftModel:
 
     starts_idle = True
     """Whether prefill costs enough to wait until the first steps show that it pays."""
+    temperature_ratio = 1.0
+    """Its temperature over the target's, where tokens are sampled."""
     features: TargetFeatures | None = None
     """The target's hidden states, where it is a head that reads them."""
     sequences: DraftSessions | None = None

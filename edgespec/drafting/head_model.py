@@ -43,6 +43,7 @@ _STATES_OWN = (KEPT, 64)
 # with that of its last token, which edgespec's kernels leave for nothing (docs/measurements/drafts.md).
 _STATES_SHARE, _STATES_SHARE_AFTER_LAST = 0.12, 0.05
 _PASS_SHARE = 0.5  # of T(1), what dividing the prompt into one more pass costs
+_TEMPERATURE_RATIO = 0.5  # a head hardly knows how sure the target is; bench/draft_temperature.py counts it
 
 
 def states_worth(
@@ -127,6 +128,7 @@ class HeadModel(WindowedModel):
         if head:
             self.n_vocab = min(n_vocab, head.n_vocab)
             self._set_tokens(head.token_ids)
+            self.temperature_ratio = _TEMPERATURE_RATIO
         self._fusion, self._encode = fusion, encode
         self.features = features
         self._n_true = 0  # of the sequence's tokens, those before it were read with the target's states

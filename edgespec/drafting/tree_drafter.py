@@ -9,8 +9,9 @@ First the trunk: the scheduler says at its end what comes next. A guess that the
 change what it proposes. Each of its tokens is drawn from its own distribution; a guess only decides whether
 the distribution after it is already there.
 
-Then the branches, which cost no pass of the draft model: its next likeliest tokens where it hesitated (where
-tokens are sampled: one more, sampled without the first), and other continuations of the suffix store. The
+Then the branches, which cost no pass of the draft model: its likeliest other tokens where it hesitated (and
+more, each sampled without those before it, where the policy has siblings), and other continuations of the
+suffix store. The
 passes of decoding/passes.py make one tree of trunk and branches, as large as pays. A step without branches
 is a chain.
 """
@@ -144,20 +145,19 @@ class ModelSource:
         likeliest = sampler.likeliest(row, _LIKELIEST, ids)
         bucket = bucket_of(likeliest[0][1] if confidence is None else confidence)
         place = _Place(proposal.depth, proposal.path, bucket)
-        as_sampled = self._predictor.sampled.chance(place.depth, place.bucket)
-        as_argmax = self._predictor.argmax.chance(place.depth, place.bucket)
-        sampled = may_sample and as_sampled > as_argmax
-        chance = as_sampled if sampled else as_argmax
+        table = self._predictor.sampled if may_sample else self._predictor.argmax
+        chance = table.chance(place.depth, place.bucket)
         if proposal.n_left <= 0 or not self._scheduler.keeps(
             place.path * chance, place.depth, place.bucket, chance=chance
         ):
             return False
-        n_siblings = self._n_siblings(place, proposal) if sampled else 0
+        n_siblings = self._n_siblings(place, proposal) if may_sample else 0
         next_bucket, slot = proposal.bucket, proposal.n_slots
-        coin = position.coins(1)[0] if sampled else 0.0
-        token = sampler.sample(row, position.recent(drafted), coin, slot, ids)
+        coin = position.coins(1)[0] if may_sample else 0.0
+        ratio = self._model.temperature_ratio
+        token = sampler.sample(row, position.recent(drafted), coin, slot, ids, ratio)
         top = sampler.top(slot)
-        if sampled:
+        if may_sample:
             proposal.n_slots += 1
             proposal.grow(
                 token,
@@ -171,7 +171,7 @@ class ModelSource:
             self._draw_siblings(n_siblings, place, proposal, position)
         else:
             proposal.grow(top, "argmax", chance, place.bucket, next_bucket=next_bucket)
-        self._add_likeliest(likeliest, place, proposal, propose=not sampled)
+        self._add_likeliest(likeliest, place, proposal)
         return True
 
     def _n_siblings(self, place: _Place, proposal: Proposal) -> int:
@@ -207,7 +207,7 @@ class ModelSource:
             chance *= _FEWER
 
     def _add_likeliest(
-        self, likeliest: Sequence[tuple[int, float]], place: _Place, proposal: Proposal, *, propose: bool
+        self, likeliest: Sequence[tuple[int, float]], place: _Place, proposal: Proposal
     ) -> None:
         """Propose the likeliest tokens of a position that may pay, and remember them to learn from."""
         taken, depth = proposal.drafted[-1], place.depth
@@ -215,7 +215,7 @@ class ModelSource:
         while len(proposal.others) < depth:
             proposal.others.append([])  # of positions that the suffix store filled
         proposal.others.append(others)
-        for token, bucket in others if propose else ():
+        for token, bucket in others:
             chance = self._predictor.other.chance(depth, bucket)
             path = place.path * chance
             if self._scheduler.branches(path, depth + 1):

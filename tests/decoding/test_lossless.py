@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import os
 from array import array
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -189,6 +190,65 @@ def test_a_draft_that_lacks_what_the_target_says(options, rule):
             proposals = drafts(draft, params, while_confident(gamma))
             got = emitted(engine(target, draft, params), rule, proposals, gamma + 1)
             np.testing.assert_allclose(got, want, atol=tolerance)
+
+
+class SharpDraft(ToyModel):
+    """A draft whose temperature is `ratio` times the target's."""
+
+    def __init__(self, seed, ratio):
+        super().__init__(seed)
+        self.ratio = ratio
+
+    def probs(self, prefix, params):
+        temperatures = {
+            name: self.ratio * getattr(params, name) for name in ("temperature", "dynatemp_range")
+        }
+        return super().probs(prefix, replace(params, **temperatures))
+
+
+class CSharp(C):
+    """Slots are filled at the draft's temperature, or at `recorded` times the target's."""
+
+    recorded = None
+
+    def outcomes(self, tokens, rule):
+        n, ratio = len(tokens), self.recorded or self.draft.ratio
+        sampler = self.params.sampler(V, max(n, 1))
+        for i in range(n):
+            row = self.draft.logits(tokens[:i])
+            sampler.sample(row, np.asarray(tokens[:i], np.int32), 0.0, i, None, ratio)
+        rows = np.stack([self.target.logits(tokens[:i]) for i in range(n + 1)])
+        yield from c_outcomes(sampler, rows, tokens, np.arange(n, dtype=np.int32), rule)
+
+
+class ForgetsTheRatio(CSharp):
+    """What was drawn sharper is judged as if it had been drawn at the target's temperature."""
+
+    recorded = 1.0
+
+
+@pytest.mark.parametrize("ratio", [0.3, 0.6, 1.7])
+@pytest.mark.parametrize("rule", ["block", "chain"])
+@pytest.mark.parametrize("options", FILTERS, ids=str)
+def test_a_draft_of_another_temperature(options, rule, ratio):
+    params = SamplingParams(**options)
+    for seed, gamma in [(1, 1), (2, 2), (3, 3)]:
+        target, draft = ToyModel(seed), SharpDraft(seed + 100, ratio)
+        want = alone(target, params, gamma + 1)
+        for engine, tolerance in ((Twin, 1e-12), (CSharp, 1e-6)):
+            proposals = drafts(draft, params, while_confident(gamma))
+            got = emitted(engine(target, draft, params), rule, proposals, gamma + 1)
+            np.testing.assert_allclose(got, want, atol=tolerance)
+
+
+@pytest.mark.parametrize("ratio", [0.3, 0.6, 1.7])
+@pytest.mark.parametrize("rule", ["block", "chain"])
+def test_a_draft_judged_at_another_temperature_than_its_own_is_caught(rule, ratio):
+    params = SamplingParams(temperature=1.0, **PLAIN)
+    target, draft = ToyModel(1), SharpDraft(101, ratio)
+    proposals = drafts(draft, params, fixed_length(2))
+    got = emitted(ForgetsTheRatio(target, draft, params), rule, proposals, 3)
+    assert np.abs(got - alone(target, params, 3)).max() > 1e-3
 
 
 @pytest.mark.parametrize("rule", ["block", "chain"])

@@ -163,6 +163,30 @@ def test_a_row_of_some_tokens_is_one_in_which_the_others_are_impossible(row, par
     np.testing.assert_allclose([p for _, p in found], [p for _, p in same], rtol=1e-5)
 
 
+@settings(max_examples=200, deadline=None)
+@given(rows(), params_strategy, st.integers(0, 2**32 - 1), st.sampled_from([0.25, 0.6, 1.5]))
+def test_the_temperature_of_a_draft_is_a_multiple_of_the_targets(row, params, seed, ratio):
+    """The filters before it are the target's."""
+    sharper = dataclasses.replace(
+        params, temperature=params.temperature * ratio, dynatemp_range=params.dynatemp_range * ratio
+    )
+    sampler = params.sampler(len(row), 1, seed=seed)
+    sampler.sample(row, NO_TOKENS, 0.5, 0, None, ratio)
+    got = np.empty(len(row), np.float32)
+    sampler.probs(0, got)
+    want = filtered_probs(row, sharper, seed=seed)
+    if not np.allclose(got, want, atol=1e-6):
+        assume(not cut_is_near(row, sharper, (), seed=seed))
+    np.testing.assert_allclose(got, want, atol=1e-6)
+
+
+@pytest.mark.parametrize("ratio", [0.0, -1.0, math.inf, math.nan])
+def test_no_ratio_of_temperatures(ratio):
+    sampler = SamplingParams().sampler(8, 1)
+    with pytest.raises(ValueError, match="ratio must be above 0"):
+        sampler.sample(np.zeros(8, np.float32), NO_TOKENS, 0.5, 0, None, ratio)
+
+
 def test_ids_that_do_not_fit_a_row():
     sampler = SamplingParams().sampler(8, 1)
     row = np.zeros(3, np.float32)

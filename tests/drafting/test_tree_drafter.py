@@ -78,6 +78,20 @@ class DropsUnlikelySiblings(TreeDrafter):
         return self._proposal.tree
 
 
+class ForgetsItsTemperature(TreeDrafter):
+    """The trap: what was drawn at the draft's temperature is judged as if it had been at the target's."""
+
+    def draft(self, tokens, room, position):
+        tree = super().draft(tokens, room, position)
+        probs = np.empty(V, np.float32)
+        for node in tree:
+            if node.slot >= 0:
+                position.sampler.probs(node.slot, probs)
+                at_targets = probs**self._model.temperature_ratio
+                position.sampler.set_probs(node.slot, at_targets / at_targets.sum())
+        return tree
+
+
 class Branches(SoonDrafting):
     """A fixed shape: two tokens at the first position, of the model alone."""
 
@@ -105,10 +119,12 @@ def counts_of(
     prompt=PROMPT,
     n_draft_ctx=1 << 20,
     keep_states=False,
+    ratio=1.0,
 ):
     """Count the sequences of LENGTH tokens that the real loop emits after `prompt`.
 
-    `keep_states`: both models are such as take tokens back by reading others again.
+    `keep_states`: both models are such as take tokens back by reading others again. `ratio`: the draft's
+    temperature over the target's.
     """
     clocks = curves()
     chosen = scheduler(LearnedCosts(*clocks, Predictor()), policy)
@@ -117,6 +133,7 @@ def counts_of(
     target_session = kinds[0](cache(target.logits), V, clock=clock, cost=lambda n: 0.05)
     draft_session = kinds[1](cache(draft.logits), V, clock=clock, cost=lambda n: 0.001, n_ctx=n_draft_ctx)
     model = DraftModel(draft_session, n_vocab=V)
+    model.temperature_ratio = ratio
     counts = np.zeros((V,) * LENGTH)
     totals = {}
     for seed in range(n_runs):
@@ -208,6 +225,21 @@ def test_dropping_a_sampled_sibling_by_its_own_probability_is_caught(clock, rule
     }
     assert got[TreeDrafter] > 1e-4
     assert got[DropsUnlikelySiblings] < 1e-6
+
+
+@pytest.mark.parametrize("rule", ["block", "chain"])
+@pytest.mark.parametrize("ratio", [0.5, 2.0])
+def test_a_draft_of_another_temperature_is_exact(clock, ratio, rule):
+    n = 3_000
+    target, draft = ToyModel(1), ToyModel(101)
+    policy = FixedPolicy(suffix=False, staged=False, gamma=3)
+    got = {}
+    for kind in (TreeDrafter, ForgetsItsTemperature):
+        counts, totals = counts_of(clock, target, draft, WARM, rule, n, policy, kind=kind, ratio=ratio)
+        assert totals["sampled"][1] > n / 10, "little was accepted: it proves little"
+        got[kind] = chi_square_p_value(counts, n * expected(target, WARM))
+    assert got[TreeDrafter] > 1e-4
+    assert got[ForgetsItsTemperature] < 1e-6
 
 
 def test_with_the_match_rule_the_text_is_a_function_of_the_seed():

@@ -113,6 +113,7 @@ def test_ways_of_judging(judged: list[Judged]) -> None:
     assert tokens_a_pass(judged, "outside", GAMMA) > tokens_a_pass(judged, AS_IS, GAMMA)
 
 
+@pytest.mark.slow
 def test_rows_of_the_text_are_a_larger_vocabulary(
     judged: list[Judged], judge_all: Callable[[Path], list[Judged]], packable_path: Path, tmp_path: Path
 ) -> None:
@@ -205,6 +206,7 @@ def test_kinds_of_tokens() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_script(
     packable_path: Path,
     head: Path,

@@ -114,9 +114,9 @@ def report(runs: Sequence[Run], drafts: Sequence[str], suites: Sequence[Suite]) 
             line = f"{f'{suite.name}, {what}':<50}{shown(mean(STOCK))}"
             print(line + "".join(f"{shown(mean(name))}{'':>12}" for name in drafts))
     for name in drafts[1:]:
-        mean = ratios.ratio(name, drafts[0])
+        over_first = ratios.ratio(name, drafts[0])
         found = shown_interval(ratios.beside(name, drafts[0]).speedup)
-        print(f"{name} over {drafts[0]}: geometric mean {shown(mean, 0)}, median {found}")
+        print(f"{name} over {drafts[0]}: geometric mean {shown(over_first, 0)}, median {found}")
     print("\n".join(verdicts(ratios, drafts, suites)))
     for name in drafts:
         cost = drafting_cost(runs, name)

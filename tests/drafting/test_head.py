@@ -328,7 +328,8 @@ def test_in_a_long_text_it_attends_to_the_last_tokens(
         result = engine.generate(prompt, params=GREEDY, n_predict=400, drafter="model", gamma=gamma)
         assert result.token_ids == plain(prompt, params=GREEDY, n_predict=400)
         assert len(dropped) > (10 if gamma else 2)
-        assert 40 < max(held) <= 80 + 32
+        # What it holds is bounded always, and reached where times do not choose the lengths.
+        assert (40 if gamma else 0) < max(held) <= 80 + 32
         again = engine.generate([*prompt, *result.token_ids, 9], params=GREEDY, n_predict=50, drafter="model")
         assert again.token_ids == plain([*prompt, *result.token_ids, 9], params=GREEDY, n_predict=50)
         other = engine.generate([8, *prompt], params=GREEDY, n_predict=50, drafter="model")

@@ -111,9 +111,8 @@ def test_sampled_tokens_follow_the_targets_distribution(name: str) -> None:
             clocks=curves,  # type: ignore[arg-type]
         )
         counts, n_accepted = np.zeros_like(expected), 0
-        for seed in range(
-            n, 2 * n
-        ):  # of the first 300, one statistic is a chance of 1 in 10,000; of 5,000 none
+        # Of seeds 0 to 299, mamba2's statistic is a chance of 1 in 10,000; of 5,000 others it is none.
+        for seed in range(n, 2 * n):
             run = Generation(target, drafter, prompt, task_of(params, seed, rule="block", n_predict=5))
             n_accepted += sum(getattr(event, "n_accepted", 0) for event in run.events())
             counts[run.tokens[len(prompt) + 2]] += 1

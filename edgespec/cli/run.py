@@ -528,7 +528,7 @@ def _served(
     drafter, names = drafting.chosen(), models.names()
     target, _ = choose_models(names[0], None, "none")  # no draft is looked for
     loading = length.compute.for_text(prompt.chat_template)
-    server = find_server(target, names[1], drafter, loading)
+    server = find_server(target, names[1], drafter, loading, kept=drafting.cache)
     return ask_server(server, request) if server else None
 
 

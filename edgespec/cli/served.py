@@ -163,17 +163,17 @@ def ask_server(server: RunningServer, request: RunRequest) -> ServedStream | Non
 
 
 def find_server(
-    target: str, draft: str | None, drafter: DrafterChoice, loading: Loading
+    target: str, draft: str | None, drafter: DrafterChoice, loading: Loading, *, kept: bool
 ) -> RunningServer | None:
     """Return a server that has the models, loaded with the same options; None: there is none.
 
-    `draft`: the one that the user asked for; None: any will do.
+    `draft`: the one that the user asked for; None: any will do. `kept`: whether texts may be kept on disk.
     """
     with suppress(EdgespecError, OSError):
         wanted = file_identity(resolve(draft, pull_missing=False)) if draft else None
         for server in running_servers(resolve(target, pull_missing=False)):
             drafts = drafter in server.drafters and wanted in (None, server.draft)
-            if server.loading == loading and drafts:
+            if server.loading == loading and drafts and (kept or not server.learns):
                 return server
     return None
 

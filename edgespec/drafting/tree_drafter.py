@@ -11,9 +11,8 @@ the distribution after it is already there.
 
 Then the branches, which cost no pass of the draft model: its likeliest other tokens where it hesitated (and
 more, each sampled without those before it, where the policy has siblings), and other continuations of the
-suffix store. The
-passes of decoding/passes.py make one tree of trunk and branches, as large as pays. A step without branches
-is a chain.
+suffix store. The passes of decoding/passes.py make one tree of trunk and branches, as large as pays. A step
+without branches is a chain.
 """
 
 from __future__ import annotations
@@ -155,7 +154,12 @@ class ModelSource:
         next_bucket, slot = proposal.bucket, proposal.n_slots
         coin = position.coins(1)[0] if may_sample else 0.0
         ratio = self._model.temperature_ratio
-        token = sampler.sample(row, position.recent(drafted), coin, slot, ids, ratio)
+        try:
+            token = sampler.sample(row, position.recent(drafted), coin, slot, ids, ratio)
+        except ArithmeticError:
+            if np.isnan(row).any() or row.max() == np.inf:
+                raise
+            return False  # the bias forbids all that the draft model's row has
         top = sampler.top(slot)
         if may_sample:
             proposal.n_slots += 1

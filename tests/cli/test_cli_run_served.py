@@ -120,6 +120,18 @@ def test_text_and_statistics_look_as_ever(
         assert sum(line.startswith(f"{label} ") for line in here.stderr.splitlines()) == 1, label
 
 
+def test_a_server_that_learns_is_not_asked_where_nothing_may_be_kept(slow_path: Path, tmp_path: Path) -> None:
+    environment = user_environment(tmp_path)
+    server = Server(slow_path, environment, "--learn")
+    try:
+        kept, unkept = (run(slow_path, environment, *options) for options in ((), ("--no-cache",)))
+    finally:
+        server.process.kill()
+        server.process.communicate(timeout=60)
+    assert server.address in kept.stderr
+    assert (unkept.returncode, server.address in unkept.stderr) == (0, False)
+
+
 def test_the_history_has_what_a_server_wrote(
     server: Server, slow_path: Path, environment: dict[str, str]
 ) -> None:

@@ -71,8 +71,12 @@ _LIBRARIES = {
 }
 """Libraries beside `edgespec._core`, by the name with which a module loads them, and their sources."""
 
-_TOOLS = ("haproxy", "sshd", "gcc", "aarch64-linux-gnu-gcc", "qemu-aarch64-static", "chromium", "debootstrap")
-"""Programs without which tests are skipped: whether one is here counts for tests that name it."""
+_TOOLS = (
+    *("haproxy", "sshd", "gcc", "chromium", "debootstrap", "curl", "readelf", "apt-get", "dpkg"),
+    *("aarch64-linux-gnu-gcc", "aarch64-linux-gnu-g++", "qemu-aarch64", "qemu-aarch64-static"),
+)
+"""Programs without which tests are skipped: whether one is here counts for tests that name it, and all for
+the boards' tests, which put names together."""
 
 _SMALL_GROUPS = frozenset({"edgespec.drafters", "edgespec.meters"})
 """Entry points of which all are loaded where one is asked for."""
@@ -121,9 +125,13 @@ class Repository:
         packages = {
             name.partition(".")[0] for one in needs for name in one.modules if not self._modules(name)
         }
+        packages |= {word.partition(".")[0] for word in words}  # imported, or looked for, by its name
         compiled = [*_CORE] if self.root / "edgespec/_core.pyi" in files else []
         compiled += [source for library, source in _LIBRARIES.items() if library in words]
-        tools = [f"{tool} {shutil.which(tool) is not None}" for tool in _TOOLS if tool in words]
+        if "-DEDGESPEC_TESTS=ON" in words:  # it compiles the C tests
+            compiled.append("csrc/**/*")
+        named = [tool for tool in _TOOLS if tool in words or "/pi/" in test]
+        tools = [f"{tool} {shutil.which(tool) is not None}" for tool in named]
         more = [*_versions(packages), *tools, *(_instructions() if self._is_of_processor(test) else ())]
         return _hash(self.root, {*files, *_found(self.root, compiled)}, more)
 

@@ -12,7 +12,13 @@ import numpy as np
 
 from edgespec.apps.forge.dataset import Dataset
 from edgespec.apps.forge.progress import StageContext, StageProgress
-from edgespec.apps.forge.runs import draft_of, earlier_training, read_token_ids, write_token_ids
+from edgespec.apps.forge.runs import (
+    draft_of,
+    earlier_training,
+    read_token_ids,
+    training_of,
+    write_token_ids,
+)
 from edgespec.apps.forge.training.weights import EMBEDDINGS, OUTPUT_NORM, ModelWeights
 from edgespec.apps.forge.vocabulary_ranking import Ids, VocabularyRanking, rank, read_vocabulary, renew
 from edgespec.errors import EdgespecError, UsageError
@@ -161,10 +167,9 @@ class DraftBuilder:
         return [DraftFile(f"head-{type_}", path, trained, parent) for type_, path in files.items()]
 
     def _usual_start(self, run: Path) -> Path | None:
-        earlier, installed = earlier_training(run), self._installed
-        if installed and draft_of(earlier) != installed.stem:  # else its weights before they were rounded
-            return installed
-        return earlier or self._best_head()
+        if installed := self._installed:  # rather its weights before they were rounded
+            return training_of(run, installed.stem) or installed
+        return earlier_training(run) or self._best_head()
 
     def _named_head(self, name: str) -> Path:
         path = resolve(name)
@@ -183,7 +188,7 @@ class DraftBuilder:
         return path if path and self._is_head(path) else None
 
     def _is_head(self, path: Path) -> bool:
-        head = read_head(check_model_file(path))
+        head = read_head(check_model_file(path, or_head=True))
         return head is not None and head.target_sha256 == sha256_of(self._target.path)
 
     def _token_ids(self, dataset: Dataset, run: Path, context: StageContext) -> Ids:
@@ -236,7 +241,7 @@ def train_head(
         context.on_progress(StageProgress(stage, now.share, now.figures, now.left_s))
 
     trained = train(
-        TextLessons(head, job.dataset),
+        TextLessons(head, job.dataset, mixes=job.start_rate is not None),
         TrainingSettings(
             hours=job.hours, tokens=job.tokens, seed=job.seed, start_rate=job.start_rate or WARM_START_RATE
         ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -73,7 +73,8 @@ def all_prompts(
     for path in files:
         check_file(path)
     n_rejected = sum(len(text.tokens) for text in rejected)
-    history = HistoryTexts(model, least=LEAST - n_rejected) if from_history else None
+    known = {text.tokens.tobytes(): text.n_prompt for text in rejected}
+    history = HistoryTexts(model, least=LEAST - n_rejected, n_prompts=known) if from_history else None
     prompts = [file_prompts(path, model) for path in files]
     texts = [file_texts(path, model) for path in files]
     if history:
@@ -119,8 +120,20 @@ def in_turns(*sources: Iterable[TextPrompt | TokenPrompt]) -> Iterator[TextPromp
 class HistoryTexts:
     """The documents of the history that have a model's tokenizer."""
 
-    def __init__(self, model: Model, history: History | None = None, *, least: int = LEAST) -> None:
-        """Read the history. Raises EdgespecError for one of fewer than `least` tokens."""
+    def __init__(
+        self,
+        model: Model,
+        history: History | None = None,
+        *,
+        least: int = LEAST,
+        n_prompts: Mapping[bytes, int] | None = None,
+    ) -> None:
+        """Read the history. Raises EdgespecError for one of fewer than `least` tokens.
+
+        `n_prompts`: tokens of the prompt of documents for which that is known, by their tokens as int32. So a
+        text that is kept elsewhere too is held out in both places, or in neither.
+        """
+        self._n_prompts = n_prompts or {}
         history = history or History(tokenizer_fingerprint(model))
         stored = history.load(n_vocab=model.n_vocab)
         ends = np.flatnonzero(stored < 0)
@@ -149,6 +162,8 @@ class HistoryTexts:
 
     def _n_prompt(self, tokens: Sequence[int]) -> int:
         """Return where a document's last answer begins; without an answer, where its first part ends."""
+        if known := self._n_prompts.get(np.array(tokens, np.int32).tobytes()):
+            return known
         n = len(self._mark)
         for end in range(len(tokens) - 1, n - 1, -1):
             if n and tokens[end - n : end] == self._mark:

@@ -130,7 +130,7 @@ class _MakeRun:
     def _installed_head(self) -> Path | None:
         """Return the present draft's file, if it is a head that can learn."""
         path = self._before.path
-        head = read_head(check_model_file(path)) if path else None
+        head = read_head(check_model_file(path, or_head=True)) if path else None
         return path if head and head.target_sha256 == self._sha256 else None
 
     def run(self) -> MakeResult:
@@ -304,7 +304,8 @@ class _MakeRun:
         shutil.rmtree(folder / "judging", ignore_errors=True)
         if made.kept:
             name_training(self._run_folder / "head", made.kept.name)
-        tidy(self._run_folder, goes_on=made.kept is None)
+        installed = self._installed.stem if self._installed and made.kept is None else None
+        tidy(self._run_folder, goes_on=made.kept is None, installed=installed)
 
 
 def _of_type(installed: Path, drafts: Sequence[DraftFile]) -> Sequence[DraftFile]:

@@ -132,16 +132,23 @@ def draft_of(training: Path | None) -> str | None:
     return file.read_text(encoding="utf-8") if file and file.exists() else None
 
 
-def tidy(run: Path, *, goes_on: bool) -> None:
+def training_of(run: Path, name: str) -> Path | None:
+    """Return the folder of the earlier training whose weights the draft `name` has, if it is there."""
+    trainings = (other / "head" for other in _earlier_runs(run))
+    return next((one for one in trainings if draft_of(one) == name and (one / _BEST).exists()), None)
+
+
+def tidy(run: Path, *, goes_on: bool, installed: str | None = None) -> None:
     """Delete from a finished run, and those before it, what later trainings do not start from.
 
-    `goes_on`: the run may be resumed, so its checkpoints stay.
+    `goes_on`: the run may be resumed, so its checkpoints stay. The weights of the draft `installed` stay too.
     """
     for family in [path for path in run.glob("*") if path.is_dir()]:
         for name in _CHECKPOINTS if not goes_on else ():
             (family / name).unlink(missing_ok=True)
         for other in _earlier_runs(run):
-            shutil.rmtree(other / family.name, ignore_errors=True)
+            if installed is None or draft_of(other / family.name) != installed:
+                shutil.rmtree(other / family.name, ignore_errors=True)
     for other in _earlier_runs(run):
         if not any(path.is_dir() for path in other.iterdir()):
             shutil.rmtree(other, ignore_errors=True)

@@ -515,9 +515,9 @@ def add_models(app: FastAPI, *entries: ModelEntry) -> None:
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> ModelEntry:
-        wanted = name.removesuffix(":latest")  # which Ollama's lists add
+        wanted = {name, name.removesuffix(":latest")}  # which Ollama's lists add
         for entry in reversed(entries):
-            if wanted in (entry.id, *entry.edgespec.aliases):
+            if wanted & {entry.id, *entry.edgespec.aliases}:
                 return entry
         first = entries[0]
         line = f"no model {name[:80]!r} here: this server has {first.id!r}, also called "

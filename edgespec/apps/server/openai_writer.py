@@ -78,7 +78,7 @@ class ChoicesWriter:
                 yield chunk
 
     def add(self, index: int, tokens: Sequence[Token]) -> Iterator[Chunk]:
-        """Yield the chunk of a stream with the text of `tokens`, if they complete any."""
+        """Yield the chunks that `tokens` of text number `index` complete."""
         self._logprobs[index] += sum(token.logprob or 0.0 for token in tokens)
         yield from self._writings[index].add(tokens)
 
@@ -186,7 +186,7 @@ class InfillWriter(AnswerWriter[Token, Result]):
         return f"data: {self._end(result, streamed=True)}\n\n"
 
     def whole(self, results: Sequence[Result]) -> str:
-        """Return the whole answer to a request that does not stream, all its texts in it, as JSON text."""
+        """Return the whole answer to a request that does not stream, as JSON text."""
         return self._end(results[0], streamed=False)
 
     def _end(self, result: Result, *, streamed: bool) -> str:

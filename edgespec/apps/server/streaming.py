@@ -269,11 +269,11 @@ class AnswerWriter(ABC, Generic[Part, End]):
         return f": {'waiting' if is_waiting else 'writing'}\n\n"  # a comment, as below: clients skip it
 
     def queued(self, place: int) -> str:
-        """Return the comment with the place in the queue, and a ping, which clients count."""
+        """Return the comment with the request's place in the queue."""
         return f": queue {place}\n\n"
 
     def reading(self, progress: PromptProgress) -> str:
-        """Return the comment with how many tokens of the prompt are read, and a ping."""
+        """Return the comment with how many tokens of the prompt are read."""
         return f": reading {progress.n_read} of {progress.n_tokens} tokens\n\n"
 
     def stopped(self) -> str:

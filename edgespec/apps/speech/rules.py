@@ -100,7 +100,7 @@ class TimestampState:
         out[:] = np.packbits(bits, bitorder="little").view(np.uint32)
 
     def consume(self, token: int) -> None:
-        """Move on by `token`, of a thought or of the answer."""
+        """Move on by `token`, of the window's text or one of its times."""
         self._written.append(token)
         is_time = token >= self._tokens.first_timestamp
         self._lasts.append(token if is_time else self._lasts[-1])

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from edgespec.apps.forge.commands.draft_report import made_document, print_made
-from edgespec.apps.forge.data_stage import PLACE_WEIGHT, all_prompts, rejected_texts
+from edgespec.apps.forge.data_stage import PLACE_WEIGHT, HistoryTexts, all_prompts, rejected_texts
 from edgespec.apps.forge.dataset import (
     BUILT_IN,
     READ,
@@ -26,14 +26,16 @@ from edgespec.apps.forge.draft_store import DraftStore
 from edgespec.apps.forge.guard import Guard, GuardFigures, GuardTexts
 from edgespec.apps.forge.make import make
 from edgespec.apps.forge.prompts import TokenPrompt
+from edgespec.apps.forge.runs import name_training, tidy, training_of
 from edgespec.apps.forge.training.batches import EpochPosition, TextPacking, batches
 from edgespec.apps.forge.training.loop import TextLessons, TrainingSettings, train
 from edgespec.apps.forge.training.weights import ModelWeights
 from edgespec.apps.forge.vocabulary_ranking import renew
 from edgespec.apps.forge.writing import TargetWriter
+from edgespec.drafting.history import History
 from edgespec.drafting.rejections import RejectedPlaces, RejectedText
 from edgespec.errors import EdgespecError
-from edgespec.llama.gguf_header import read_header
+from edgespec.llama.gguf_header import read_header, tokenizer_fingerprint
 from edgespec.models.draft_records import read_record
 from edgespec.models.pull import hash_file
 from tiny_training import ROWS, TinyTexts, tiny_head, write_target
@@ -92,7 +94,11 @@ def test_rejected_texts_come_first_in_turns_with_built_in_prompts(tiny_target):
 def test_a_rejected_text_and_its_document_in_the_history_are_one(tiny_target):
     text = rejected_text(3)
     (prompt,) = rejected_texts([text])
-    document = TokenPrompt(READ, tuple(text.tokens.tolist()), text.n_prompt)
+    history = History(tokenizer_fingerprint(tiny_target))
+    history.append(text.tokens.tolist())
+    lengths = {text.tokens.tobytes(): text.n_prompt}
+    (document,) = HistoryTexts(tiny_target, least=0, n_prompts=lengths).texts()
+    assert (document.source, document.tokens, document.n_prompt) == (READ, prompt.tokens, text.n_prompt)
     assert prompt.key == document.key, "it is read once, and held out with it"
 
 
@@ -139,6 +145,34 @@ def test_rows_of_rejected_texts_alternate_with_others(dataset):
         assert sorted(set(read)) == [i for i, text in enumerate(texts) if text.source == REJECTED]
     apart = [TextPacking(texts, ROWS, mixes=True).epoch(0, epoch)[1::2] for epoch in range(2)]
     assert apart[0] != apart[1], "what is mixed in is drawn anew"
+
+
+def test_one_rejected_row_fills_half_of_a_batch(dataset):
+    texts = list(dataset.texts())
+    few = [text for text in texts if text.source != REJECTED] + [
+        text for text in texts if text.source == REJECTED
+    ][:1]
+    rows = TextPacking(few, ROWS, mixes=True).epoch(0, 0)
+    assert len(rows) >= ROWS.n - 1
+    assert {few[piece.text].source for row in rows[::2] for piece in row} == {REJECTED}
+    plain = TextPacking(few, ROWS).epoch(0, 0)
+    assert sum(few[piece.text].source == REJECTED for row in plain for piece in row) == 1
+
+
+def test_the_weights_of_the_installed_head_outlive_a_refused_training(tmp_path):
+    for number, name in (("1", "mine"), ("2", "other")):
+        training = tmp_path / number / "head"
+        training.mkdir(parents=True)
+        (training / "best.npz").write_bytes(b"")
+        name_training(training, name)
+    run = tmp_path / "3"
+    (run / "head").mkdir(parents=True)
+    assert training_of(run, "mine") == tmp_path / "1/head"
+    tidy(run, goes_on=True, installed="mine")
+    assert training_of(run, "mine") == tmp_path / "1/head"
+    assert training_of(run, "other") is None
+    tidy(run, goes_on=False)
+    assert training_of(run, "mine") is None
 
 
 def test_a_shard_without_weights_is_read_and_wrong_ones_are_refused(dataset):

@@ -279,15 +279,15 @@ def seconds_until(time_of_day: str, now: datetime) -> float:
 
 
 @contextmanager
-def _ended_by(until: str | None) -> Iterator[threading.Event]:
-    """Let SIGTERM, and the time `until`, end the command as Ctrl-C does; the event tells which it was."""
+def _ended_by(left_s: float | None) -> Iterator[threading.Event]:
+    """Let SIGTERM, and the end of `left_s` seconds, end the command as Ctrl-C does; the event tells which."""
     is_time = threading.Event()
 
     def stop() -> None:
         is_time.set()
         os.kill(os.getpid(), signal.SIGTERM)
 
-    timer = threading.Timer(seconds_until(until, datetime.now()), stop) if until else None
+    timer = None if left_s is None else threading.Timer(left_s, stop)
     previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         if timer:
@@ -354,15 +354,16 @@ def make_command(
         name=making.name,
         force=making.force,
     )
-    if making.until:
-        seconds_until(making.until, datetime.now())  # refused before anything is done
+    started = datetime.now()  # what is wrong is refused before anything is done
+    until_s = seconds_until(making.until, started) if making.until else None
     require_jax()  # before anything is downloaded, as all that can be refused by then
     if making.name:
         check_draft_name(making.name, replace=making.force)
     if trained.start:
         locate(trained.start)
     pull_named(target, choose_models(target, None)[1])
-    with _ended_by(making.until) as is_time, SignalPipe() as signals, StageDisplay() as display:
+    left_s = None if until_s is None else max(0.0, until_s - (datetime.now() - started).total_seconds())
+    with _ended_by(left_s) as is_time, SignalPipe() as signals, StageDisplay() as display:
         context = StageContext(on_progress=display.show, on_message=message, signals=signals)
         try:
             made = make(request, context)

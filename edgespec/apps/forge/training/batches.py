@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import cycle, islice
 
 import numpy as np
 import numpy.typing as npt
@@ -71,7 +71,9 @@ class TextPacking:
         others = self._packed(self._others, seed, epoch)
         if not (rejected and others):
             return rejected or others
-        return [row for pair in zip(rejected, cycle(others), strict=False) for row in pair]
+        n = max(len(rejected), self._rows.n // 2)  # a whole batch, however few they are
+        pairs = zip(islice(cycle(rejected), n), cycle(others), strict=False)
+        return [row for pair in pairs for row in pair]
 
     def _packed(self, pieces: Sequence[_TextPiece], seed: int, epoch: int) -> list[list[_TextPiece]]:
         order = np.random.default_rng([seed, epoch]).permutation(len(pieces))

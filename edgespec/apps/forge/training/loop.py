@@ -75,10 +75,12 @@ class TextLessons:
         recipe: TrainingRecipe | None = None,
         rows: BatchSize | None = None,
         n_positions: int = 5,
+        mixes: bool = False,
     ) -> None:
         """Pack the texts into `rows`, and judge drafts of `n_positions` tokens on some held-out texts.
 
-        `recipe`, `rows`: None: the family's own. Raises EdgespecError if there are too few texts.
+        `mixes`: every second row has texts in which drafts were rejected. `recipe`, `rows`: None: the
+        family's own. Raises EdgespecError if there are too few texts.
         """
         texts = list(dataset.texts(held_out=False))
         held_out = [
@@ -89,7 +91,7 @@ class TextLessons:
         self.recipe, self.n = recipe or family.recipe, len(texts)
         self.frozen, self.init, self.loss = family.frozen, family.init, family.loss
         self._family, self._rows = family, rows or BatchSize(self.recipe.n_rows)
-        self._packing = TextPacking(texts, self._rows, mixes=True)
+        self._packing = TextPacking(texts, self._rows, mixes=mixes)
         if not self._packing.n_answers or not held_out:
             raise EdgespecError(
                 f"too few texts to train on ({len(texts)}, and {len(held_out)} to judge by); "

@@ -550,6 +550,7 @@ def _announced(
         tokenizer=tokenizer_fingerprint(engine.target),
         n_ctx_train=engine.target.n_ctx_train,
         loading=loading.compute.for_text(loading.chat_template, loading.cache_reuse),
+        learns=loading.learn,
     )
     return announced_server(server)
 
@@ -726,6 +727,8 @@ def _spec(name: str, table: PresetModel, shared: list[str], options: ServerOptio
     except EdgespecError as error:
         kind = UsageError if isinstance(error, UsageError) else EdgespecError
         raise kind(f"{where}: models.{name}: {error}" if where != "--model" else str(error)) from None
+    if table.embeddings:  # which these do nothing for
+        shared = [word for word in shared if word.partition("=")[0] not in {"--learn", "--cache-reuse"}]
     words = [f"--target={target or 'none'}", *([f"--draft={draft}"] if draft else [])]
     aliases = [f"--alias={one}" for one in (name, *table.aliases)]
     return ModelSpec(

@@ -502,7 +502,7 @@ class MessagesWriter(AnswerWriter[Token, Result]):
         return events + _event(last) + _event(MessageStop())
 
     def whole(self, results: Sequence[Result]) -> str:
-        """Return the whole answer to a request that does not stream, all its texts in it, as JSON text."""
+        """Return the whole message of a request that does not stream, as JSON text."""
         self.finish(0, results[0])
         self._answer.content = self._blocks.blocks
         return self._answer.model_dump_json()

@@ -465,7 +465,7 @@ class OllamaWriter(AnswerWriter[Token, Result]):
         return lines + self._line(rest, self._end(result))
 
     def whole(self, results: Sequence[Result]) -> str:
-        """Return the whole answer to a request that does not stream, all its texts in it, as JSON text."""
+        """Return the whole answer to a request that does not stream: one line of JSON with its statistics."""
         for part in self._last_parts(results[0]):
             self._all += part
         return self._line(self._all, self._end(results[0]))

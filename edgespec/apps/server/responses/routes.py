@@ -221,7 +221,7 @@ class ThoughtWriter(ItemWriter[OutputReasoning]):
         self.item.content = [self._part]
 
     def add(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> Iterator[Event]:
-        """Yield the events of more text, with the probabilities of its tokens if they were asked for."""
+        """Yield the events of more thoughts."""
         self._part.text += text
         yield self._event("reasoning_text.delta", content_index=0, delta=text)
 
@@ -307,7 +307,7 @@ class ResponseWriter(AnswerWriter[Token, Result]):
         self._spoke = time.monotonic()
 
     def begin(self) -> str:
-        """Return the events before any text: message_start, and a ping."""
+        """Return the events that begin a stream, before any item."""
         return self._sent(map(self._about, ("created", "in_progress")))
 
     def add(self, index: int, tokens: Sequence[Token]) -> str:
@@ -315,11 +315,11 @@ class ResponseWriter(AnswerWriter[Token, Result]):
         return self._sent(self._write(self._writing.add(tokens)))
 
     def finish(self, index: int, result: Result) -> str:
-        """Return the events that end a stream: the last block, why it ended, tokens used."""
+        """Return the events that end the last item and the stream."""
         return self._sent(self._finish(result))
 
     def whole(self, results: Sequence[Result]) -> str:
-        """Return the whole answer to a request that does not stream, all its texts in it, as JSON text."""
+        """Return the whole response of a request that does not stream, as JSON text."""
         self.finish(0, results[0])
         return self.answer
 

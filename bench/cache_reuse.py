@@ -80,7 +80,13 @@ def measure(args: argparse.Namespace) -> list[Pair]:
 
     def opened(least: int) -> Engine:
         return Engine(
-            target, drafter="none", n_ctx=room, n_threads=args.threads, profile=False, cache_reuse=least
+            target,
+            drafter="none",
+            n_ctx=room,
+            n_threads=args.threads,
+            profile=False,
+            prefix_cache=0,
+            cache_reuse=least,
         )
 
     with opened(0) as reading, opened(args.least) as moving:

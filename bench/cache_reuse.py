@@ -25,7 +25,7 @@ from edgespec.decoding.records import Result
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.model_choice import choose_models
 from edgespec.llama.weights import Model
-from script import Measuring, numbers, parser, spread, start
+from script import Measuring, numbers, parser, shown_spread, spread, start
 
 _OPTIONS = Options(n_predict=48, params=SamplingParams(temperature=0))
 _ROOM = 512  # tokens of the question, the template and the answer, at most
@@ -52,6 +52,8 @@ class Pair:
     """The same prompt, read again and moved."""
 
     kind: str
+    length: int
+    """Tokens of the text that was asked for."""
     n_tokens: int
     """Of the prompt."""
     read_s: float
@@ -64,12 +66,12 @@ class Pair:
     """Tokens of the shorter answer."""
 
 
-def compared(read: Result, moved: Result, kind: str) -> Pair:
+def compared(read: Result, moved: Result, kind: str, length: int) -> Pair:
     """Return both answers to a prompt beside each other."""
     both = list(zip(read.token_ids, moved.token_ids, strict=False))
     alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], both))
     times = read.stats.ttft_s or 0.0, moved.stats.ttft_s or 0.0
-    return Pair(kind, read.prompt_tokens, *times, moved.n_shifted, alike, len(both))
+    return Pair(kind, length, read.prompt_tokens, *times, moved.n_shifted, alike, len(both))
 
 
 def measure(args: argparse.Namespace) -> list[Pair]:
@@ -98,7 +100,7 @@ def measure(args: argparse.Namespace) -> list[Pair]:
                     asked = prompt(text, round_)
                     answers = {one: one.generate(asked, _OPTIONS) for one in engines}
                     if round_:  # before it, there was nothing to move
-                        found.append(compared(answers[reading], answers[moving], kind))
+                        found.append(compared(answers[reading], answers[moving], kind, n_tokens))
                     print(".", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
     return found
@@ -114,10 +116,10 @@ def show(found: list[Pair]) -> None:
     print(
         f"{'':12}{'tokens':>8}{'read again, s':>24}{'moved, s':>24}{'tokens moved':>14}{'answers alike':>16}"
     )
-    for kind, n in dict.fromkeys((pair.kind, pair.n_tokens // 500) for pair in found):
-        pairs = [pair for pair in found if (pair.kind, pair.n_tokens // 500) == (kind, n)]
+    for kind, length in dict.fromkeys((pair.kind, pair.length) for pair in found):
+        pairs = [pair for pair in found if (pair.kind, pair.length) == (kind, length)]
         times = [[pair.read_s for pair in pairs], [pair.moved_s for pair in pairs]]
-        cells = ["{:.2f} ({:.2f} - {:.2f})".format(*spread(some)) for some in times]
+        cells = [shown_spread(some) for some in times]
         moved = spread([pair.n_moved for pair in pairs])[0]
         alike = f"{sum(pair.n_alike for pair in pairs)} of {sum(pair.n_written for pair in pairs)}"
         print(f"{kind:12}{pairs[0].n_tokens:>8}{cells[0]:>24}{cells[1]:>24}{moved:>14g}{alike:>16}")

@@ -42,7 +42,7 @@ from edgespec.llama.packed_file import SWITCH
 from edgespec.llama.weights import Model
 from edgespec.models.resolve import resolve
 from edgespec.platform.metering import Meter, choose_meter
-from script import Measuring, numbers, parser, spread, start
+from script import Measuring, numbers, parser, shown_spread, start
 from servers import Request, Server, ask_alone
 
 AUTO, PLAIN = "edgespec auto", "edgespec plain"
@@ -183,15 +183,10 @@ def show(runs: Runs, unmetered: str) -> None:
         for name in runs.contenders:
             written = statistics.median(runs.of(kind, name, lambda turns: sum(run.tokens for run in turns)))
             cells = [figure(runs, kind, name) for figure in FIGURES.values()]
-            print(f"{name:18}{written:>15g}" + "".join(f"{shown(cell):>25}" for cell in cells))
+            print(f"{name:18}{written:>15g}" + "".join(f"{shown_spread(cell):>25}" for cell in cells))
     print()
     if unmetered:
         print(f"no joules: {unmetered}")
-
-
-def shown(values: Sequence[float]) -> str:
-    """Return the median and the quartiles for a column."""
-    return "{:.2f} ({:.2f} - {:.2f})".format(*spread(values)) if values else "-"
 
 
 def arguments() -> argparse.Namespace:

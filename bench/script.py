@@ -117,6 +117,11 @@ def spread(values: Sequence[float]) -> tuple[float, float, float]:
     return median, low, high
 
 
+def shown_spread(values: Sequence[float]) -> str:
+    """Return the median and the quartiles for a column; "-" without values."""
+    return "{:.2f} ({:.2f} - {:.2f})".format(*spread(values)) if values else "-"
+
+
 def require_kernels() -> None:
     """End the script with one line if edgespec's kernels are not available."""
     if reason := kernels.load().reason:

@@ -32,12 +32,12 @@ class HeadKind(NamedTuple):
 
 
 def _says(*keys: str) -> Callable[[GGUFHeader], bool]:
-    """Return what finds one of these metadata in a file, with a number other than 0."""
+    """Return a test for a file that has one of these metadata, with a number other than 0."""
     return lambda head: any(any(head.gguf.integers(f"{head.architecture}.{key}")) for key in keys)
 
 
 def _holds(*tensors: str) -> Callable[[GGUFHeader], bool]:
-    """Return what finds a tensor in a file whose name begins with one of these."""
+    """Return a test for a file that has a tensor whose name begins with one of these."""
     return lambda head: any(tensor.name.startswith(tensors) for tensor in head.gguf.tensors)
 
 

@@ -11,7 +11,7 @@ model nor another quantization of the same one gets it. Only a file of the right
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -152,7 +152,12 @@ def drafts_for(target: str | ModelRef, on_message: MessageFn = silent) -> list[D
 
     Nothing is pulled: a target that is not here has none. Raises UsageError for an unknown target.
     """
-    return sorted(_fitting(target, on_message), key=lambda one: (one.gains.mean, one.made), reverse=True)
+    return best_first(_fitting(target, on_message))
+
+
+def best_first(records: Iterable[DraftRecord]) -> list[DraftRecord]:
+    """Return the drafts in the order in which they are chosen where none is named."""
+    return sorted(records, key=lambda one: (one.gains.mean, one.made), reverse=True)
 
 
 def _fitting(target: str | ModelRef, on_message: MessageFn) -> Iterator[DraftRecord]:

@@ -18,7 +18,8 @@ from conversations import MAKERS, Conversation, Sources
 from edgespec.errors import UsageError
 from edgespec.llama import kernels
 from edgespec.llama.weights import Model
-from long_texts import AUTO, PLAIN, Runs, TurnRun, shown
+from long_texts import AUTO, PLAIN, Runs, TurnRun
+from script import shown_spread
 from tiny_gguf import write_tiny_gguf
 
 PEER = f"{sys.executable} {Path(__file__).parents[1] / 'support' / 'fake_llama_server.py'}"
@@ -157,7 +158,7 @@ def test_joules_are_known_of_whole_rounds_alone() -> None:
     found = [run(AUTO, turn, 1.0, round_=round_) for round_ in range(2) for turn in range(2)]
     runs = Runs([*found[:-1], replace(found[-1], joules=None)])
     assert runs.joules("agent", AUTO) == [4.0]
-    assert shown([]) == "-"
+    assert shown_spread([]) == "-"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from contextlib import contextmanager
 
 import gguf
 import numpy as np
@@ -260,6 +261,20 @@ def loaded(name, path):
     return target, EagleHead(head_header, target, kernels=False, n_threads=1)
 
 
+@contextmanager
+def beside(path):
+    """A llama target and its head in the file `path`, and a session of each."""
+    target, head = loaded("llama", path)
+    with (
+        target,
+        head,
+        Session(target, n_ctx=256, n_threads=1) as session,
+        KVCache(head, KVCacheSize(n_ctx=256), n_threads=1, takes_inputs=True) as cache,
+        Session.within(cache) as head_session,
+    ):
+        yield target, head, session, head_session
+
+
 def test_the_states_are_what_goes_into_the_layers(head_of):
     """What goes into the first layer is the embeddings; the encoder is one matrix."""
     path, text = head_of("llama"), [(5 * i * i + 11) % 250 for i in range(100)]
@@ -303,14 +318,7 @@ def test_the_equations_of_eagle(file, head_of):
     """Against 64-bit floats: the encoder, then a text beside the target's states, then beside its own."""
     path, text = head_of("llama", file), [(7 * i * i + 3) % 200 for i in range(20)]
     weights = head_equations.read_weights(path)
-    target, head = loaded("llama", path)
-    with (
-        target,
-        head,
-        Session(target, n_ctx=128, n_threads=1) as session,
-        KVCache(head, KVCacheSize(n_ctx=256), n_threads=1, takes_inputs=True) as cache,
-        Session.within(cache) as head_session,
-    ):
+    with beside(path) as (_target, head, session, head_session):
         states = Forward(session, text, with_features=True).run().copy().features
         inputs = head.encode(states[:-1])
         read = Forward(head_session, text[1:], len(text) - 1, inputs=inputs, with_features=True).run().copy()
@@ -331,14 +339,7 @@ def test_the_equations_of_eagle(file, head_of):
 def test_its_rows_are_those_of_all_tokens_read_at_once(file, head_of):
     """Token i beside the target's states of token i - 1; along a draft beside the head's own."""
     text = [(7 * i * i + 3) % 200 for i in range(30)]
-    target, head_model = loaded("llama", head_of("llama", file))
-    with (
-        target,
-        head_model,
-        Session(target, n_ctx=256, n_threads=1) as session,
-        KVCache(head_model, KVCacheSize(n_ctx=256), n_threads=1, takes_inputs=True) as cache,
-        Session.within(cache) as head_session,
-    ):
+    with beside(head_of("llama", file)) as (target, head_model, session, head_session):
         states = Forward(session, text, with_features=True).run().copy().features
         features = TargetFeatures(target.n_state)
         head = HeadModel(head_session, features, n_vocab=target.n_vocab, encode=head_model.encode)
@@ -369,14 +370,7 @@ def test_its_rows_are_those_of_all_tokens_read_at_once(file, head_of):
 def test_a_block_follows_all_states_read_at_once(file, head_of):
     """Each draft begins behind what was read before; its pass leaves nothing."""
     text = [(7 * i * i + 3) % 200 for i in range(30)]
-    target, block_head = loaded("llama", head_of("llama", file))
-    with (
-        target,
-        block_head,
-        Session(target, n_ctx=256, n_threads=1) as session,
-        KVCache(block_head, KVCacheSize(n_ctx=256), n_threads=1, takes_inputs=True) as cache,
-        Session.within(cache) as head_session,
-    ):
+    with beside(head_of("llama", file)) as (target, block_head, session, head_session):
         states = Forward(session, text, with_features=True).run().copy().features
         assert states.shape == (len(text), 2 * target.n_embd)
         features = TargetFeatures(target.n_state)
@@ -417,14 +411,7 @@ def test_the_equations_of_blocks(file, head_of):
     text = [(7 * i * i + 3) % 200 for i in range(30)]
     path = head_of("llama", file)
     weights = head_equations.read_weights(path)
-    target, head = loaded("llama", path)
-    with (
-        target,
-        head,
-        Session(target, n_ctx=256, n_threads=1) as session,
-        KVCache(head, KVCacheSize(n_ctx=256), n_threads=1, takes_inputs=True) as cache,
-        Session.within(cache) as head_session,
-    ):
+    with beside(path) as (target, head, session, head_session):
         states = Forward(session, text, with_features=True).run().copy().features[:-1]
         features = TargetFeatures(target.n_state)
         model = BlockModel(

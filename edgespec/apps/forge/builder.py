@@ -12,13 +12,7 @@ import numpy as np
 
 from edgespec.apps.forge.dataset import Dataset
 from edgespec.apps.forge.progress import StageContext, StageProgress
-from edgespec.apps.forge.runs import (
-    draft_of,
-    earlier_training,
-    read_token_ids,
-    training_of,
-    write_token_ids,
-)
+from edgespec.apps.forge.runs import draft_of, earlier_training, read_token_ids, write_token_ids
 from edgespec.apps.forge.training.weights import EMBEDDINGS, OUTPUT_NORM, ModelWeights
 from edgespec.apps.forge.vocabulary_ranking import Ids, VocabularyRanking, rank, read_vocabulary, renew
 from edgespec.errors import EdgespecError, UsageError
@@ -168,7 +162,7 @@ class DraftBuilder:
 
     def _usual_start(self, run: Path) -> Path | None:
         if installed := self._installed:  # rather its weights before they were rounded
-            return training_of(run, installed.stem) or installed
+            return earlier_training(run, installed.stem) or installed
         return earlier_training(run) or self._best_head()
 
     def _named_head(self, name: str) -> Path:

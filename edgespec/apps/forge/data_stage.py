@@ -73,7 +73,7 @@ def all_prompts(
     for path in files:
         check_file(path)
     n_rejected = sum(len(text.tokens) for text in rejected)
-    known = {text.tokens.tobytes(): text.n_prompt for text in rejected}
+    known = {tuple(text.tokens.tolist()): text.n_prompt for text in rejected}
     history = HistoryTexts(model, least=LEAST - n_rejected, n_prompts=known) if from_history else None
     prompts = [file_prompts(path, model) for path in files]
     texts = [file_texts(path, model) for path in files]
@@ -126,12 +126,12 @@ class HistoryTexts:
         history: History | None = None,
         *,
         least: int = LEAST,
-        n_prompts: Mapping[bytes, int] | None = None,
+        n_prompts: Mapping[tuple[int, ...], int] | None = None,
     ) -> None:
         """Read the history. Raises EdgespecError for one of fewer than `least` tokens.
 
-        `n_prompts`: tokens of the prompt of documents for which that is known, by their tokens as int32. So a
-        text that is kept elsewhere too is held out in both places, or in neither.
+        `n_prompts`: tokens of the prompt of documents for which that is known, by the documents. So
+        a text that is kept elsewhere too is held out in both places, or in neither.
         """
         self._n_prompts = n_prompts or {}
         history = history or History(tokenizer_fingerprint(model))
@@ -162,7 +162,7 @@ class HistoryTexts:
 
     def _n_prompt(self, tokens: Sequence[int]) -> int:
         """Return where a document's last answer begins; without an answer, where its first part ends."""
-        if known := self._n_prompts.get(np.array(tokens, np.int32).tobytes()):
+        if known := self._n_prompts.get(tuple(tokens)):
             return known
         n = len(self._mark)
         for end in range(len(tokens) - 1, n - 1, -1):

@@ -114,10 +114,16 @@ def write_token_ids(run: Path, token_ids: Ids) -> None:
         np.save(stream, token_ids)
 
 
-def earlier_training(run: Path) -> Path | None:
-    """Return the folder of the last training whose weights another one can start from."""
-    trainings = (other / "head" for other in _earlier_runs(run))
-    return next((training for training in trainings if (training / _BEST).exists()), None)
+def earlier_training(run: Path, name: str | None = None) -> Path | None:
+    """Return the folder of the last training whose weights another one can start from.
+
+    `name`: of the draft that has these weights; None: of any, or of none.
+    """
+    for other in _earlier_runs(run):
+        training = other / "head"
+        if (training / _BEST).exists() and name in (None, draft_of(training)):
+            return training
+    return None
 
 
 def name_training(training: Path, name: str) -> None:
@@ -130,12 +136,6 @@ def draft_of(training: Path | None) -> str | None:
     """Return the draft that has the weights of a training; None if none was stored."""
     file = training / _NAME if training else None
     return file.read_text(encoding="utf-8") if file and file.exists() else None
-
-
-def training_of(run: Path, name: str) -> Path | None:
-    """Return the folder of the earlier training whose weights the draft `name` has, if it is there."""
-    trainings = (other / "head" for other in _earlier_runs(run))
-    return next((one for one in trainings if draft_of(one) == name and (one / _BEST).exists()), None)
 
 
 def tidy(run: Path, *, goes_on: bool, installed: str | None = None) -> None:

@@ -26,7 +26,7 @@ from edgespec.apps.forge.draft_store import DraftStore
 from edgespec.apps.forge.guard import Guard, GuardFigures, GuardTexts
 from edgespec.apps.forge.make import make
 from edgespec.apps.forge.prompts import TokenPrompt
-from edgespec.apps.forge.runs import name_training, tidy, training_of
+from edgespec.apps.forge.runs import earlier_training, name_training, tidy
 from edgespec.apps.forge.training.batches import EpochPosition, TextPacking, batches
 from edgespec.apps.forge.training.loop import TextLessons, TrainingSettings, train
 from edgespec.apps.forge.training.weights import ModelWeights
@@ -96,7 +96,7 @@ def test_a_rejected_text_and_its_document_in_the_history_are_one(tiny_target):
     (prompt,) = rejected_texts([text])
     history = History(tokenizer_fingerprint(tiny_target))
     history.append(text.tokens.tolist())
-    lengths = {text.tokens.tobytes(): text.n_prompt}
+    lengths = {prompt.tokens: text.n_prompt}
     (document,) = HistoryTexts(tiny_target, least=0, n_prompts=lengths).texts()
     assert (document.source, document.tokens, document.n_prompt) == (READ, prompt.tokens, text.n_prompt)
     assert prompt.key == document.key, "it is read once, and held out with it"
@@ -167,12 +167,12 @@ def test_the_weights_of_the_installed_head_outlive_a_refused_training(tmp_path):
         name_training(training, name)
     run = tmp_path / "3"
     (run / "head").mkdir(parents=True)
-    assert training_of(run, "mine") == tmp_path / "1/head"
+    assert earlier_training(run, "mine") == tmp_path / "1/head"
     tidy(run, goes_on=True, installed="mine")
-    assert training_of(run, "mine") == tmp_path / "1/head"
-    assert training_of(run, "other") is None
+    assert earlier_training(run, "mine") == tmp_path / "1/head"
+    assert earlier_training(run, "other") is None
     tidy(run, goes_on=False)
-    assert training_of(run, "mine") is None
+    assert earlier_training(run, "mine") is None
 
 
 def test_a_shard_without_weights_is_read_and_wrong_ones_are_refused(dataset):

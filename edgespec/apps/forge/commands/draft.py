@@ -8,7 +8,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime, time
+from datetime import datetime, time, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -279,15 +279,16 @@ def seconds_until(time_of_day: str, now: datetime) -> float:
 
 
 @contextmanager
-def _ended_by(left_s: float | None) -> Iterator[threading.Event]:
-    """Let SIGTERM, and the end of `left_s` seconds, end the command as Ctrl-C does; the event tells which."""
+def _ended_by(ends: datetime | None) -> Iterator[threading.Event]:
+    """Let SIGTERM, and the moment `ends`, end the command as Ctrl-C does; the event tells which it was."""
     is_time = threading.Event()
 
     def stop() -> None:
         is_time.set()
         os.kill(os.getpid(), signal.SIGTERM)
 
-    timer = None if left_s is None else threading.Timer(left_s, stop)
+    left_s = max(0.0, (ends - datetime.now()).total_seconds()) if ends else 0.0
+    timer = threading.Timer(left_s, stop) if ends else None
     previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         if timer:
@@ -354,16 +355,15 @@ def make_command(
         name=making.name,
         force=making.force,
     )
-    started = datetime.now()  # what is wrong is refused before anything is done
-    until_s = seconds_until(making.until, started) if making.until else None
+    now = datetime.now()  # what is wrong is refused before anything is done
+    ends = now + timedelta(seconds=seconds_until(making.until, now)) if making.until else None
     require_jax()  # before anything is downloaded, as all that can be refused by then
     if making.name:
         check_draft_name(making.name, replace=making.force)
     if trained.start:
         locate(trained.start)
     pull_named(target, choose_models(target, None)[1])
-    left_s = None if until_s is None else max(0.0, until_s - (datetime.now() - started).total_seconds())
-    with _ended_by(left_s) as is_time, SignalPipe() as signals, StageDisplay() as display:
+    with _ended_by(ends) as is_time, SignalPipe() as signals, StageDisplay() as display:
         context = StageContext(on_progress=display.show, on_message=message, signals=signals)
         try:
             made = make(request, context)

@@ -13,7 +13,7 @@ from edgespec.apps.forge.evaluation import CandidateResult, DraftEvaluation
 from edgespec.apps.forge.make import LEAST_GAIN, MakeResult
 from edgespec.cli.console import out, print_table
 from edgespec.cli.made_drafts import acceptance_text, described, sources_text
-from edgespec.models.draft_records import draft_records
+from edgespec.models.draft_records import best_first, draft_records
 from edgespec.models.sources import format_size
 
 
@@ -42,8 +42,8 @@ def print_made(made: MakeResult) -> None:
         return
     out.print(verdict)
     out.print(f"kept: {made.path}")
-    rivals = [one for one in draft_records() if one.target_sha256 == made.kept.target_sha256]
-    used = max(rivals, key=lambda one: (one.gains.mean, one.made), default=made.kept).name
+    rivals = best_first(one for one in draft_records() if one.target_sha256 == made.kept.target_sha256)
+    used = rivals[0].name if rivals else made.kept.name
     when = "from now on" if used == made.kept.name else f"with --draft {made.kept.name}; else {used} does"
     out.print(f"it drafts for {made.target_name} {when}; `edgespec draft remove {made.kept.name}` removes it")
 

@@ -633,9 +633,13 @@ def _announce(
 # ---- several models ----
 
 
-def _shared(options: ServerOptions) -> Iterator[str]:
-    """Yield the options of each model's own server; a preset's come after them, and win."""
-    yield from as_words(options.loading)
+def _shared(options: ServerOptions, *, vectors: bool) -> Iterator[str]:
+    """Yield the options of a model's own server; a preset's come after them, and win.
+
+    `vectors`: of one for embeddings, which some options do nothing for.
+    """
+    loading = options.loading
+    yield from as_words(replace(loading, cache_reuse=0, learn=False) if vectors else loading)
     yield from as_words(options.limits)
     yield from as_words(replace(options.speech, speech=None, speech_draft="auto"))
     if options.assume_watts is not None:
@@ -665,8 +669,7 @@ def _serve_several(models: ServedModels, options: ServerOptions) -> int:
         accepted = access.limits(options, bound)
         folder = Path(tempfile.mkdtemp(prefix="edgespec-models-"))  # which only this user reaches
         try:
-            shared = [f"--turns={folder}", *_shared(options)]
-            specs = [_spec(name, table, shared, options, where) for name, table in tables.items()]
+            specs = [_spec(name, table, folder, options, where) for name, table in tables.items()]
             for files in (spec.files for spec in specs):
                 pull_named(files.target, files.draft, files.speech)
             limits = options.limits
@@ -703,8 +706,8 @@ def _tables(models: ServedModels, speech: SpeechServing) -> tuple[dict[str, Pres
     return tables, where
 
 
-def _spec(name: str, table: PresetModel, shared: list[str], options: ServerOptions, where: str) -> ModelSpec:
-    """Return how a model is started. Raises UsageError for one whose files cannot be."""
+def _spec(name: str, table: PresetModel, turns: Path, options: ServerOptions, where: str) -> ModelSpec:
+    """Return how a model is started; `turns`: the folder of `--turns`. Raises UsageError for wrong files."""
     from edgespec.apps.server.router.model_facts import ModelNames
     from edgespec.apps.server.router.pool import ModelSpec
     from edgespec.apps.speech.speech_model import speech_ref
@@ -727,13 +730,11 @@ def _spec(name: str, table: PresetModel, shared: list[str], options: ServerOptio
     except EdgespecError as error:
         kind = UsageError if isinstance(error, UsageError) else EdgespecError
         raise kind(f"{where}: models.{name}: {error}" if where != "--model" else str(error)) from None
-    if table.embeddings:  # which these do nothing for
-        shared = [word for word in shared if word.partition("=")[0] not in {"--learn", "--cache-reuse"}]
-    words = [f"--target={target or 'none'}", *([f"--draft={draft}"] if draft else [])]
+    words = [f"--target={target or 'none'}", *([f"--draft={draft}"] if draft else []), f"--turns={turns}"]
     aliases = [f"--alias={one}" for one in (name, *table.aliases)]
     return ModelSpec(
         files=ModelNames(name, target, draft, speech, table.ctx or loading.ctx),
-        options=(*words, *aliases, *shared, *table.options()),
+        options=(*words, *aliases, *_shared(options, vectors=table.embeddings), *table.options()),
         aliases=table.aliases,
         keep=table.keep,
         keep_alive_s=duration_s(KEEP_ALIVE if table.keep_alive is None else table.keep_alive),

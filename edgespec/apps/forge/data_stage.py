@@ -17,6 +17,7 @@ from edgespec.apps.forge.dataset import (
     READ,
     REJECTED,
     Dataset,
+    DatasetWriter,
     is_held_out,
 )
 from edgespec.apps.forge.progress import StageContext, StageProgress
@@ -115,6 +116,35 @@ def in_turns(*sources: Iterable[TextPrompt | TokenPrompt]) -> Iterator[TextPromp
                 left.remove(source)
             else:
                 yield found
+
+
+class RejectedTexts:
+    """The texts in which drafts were rejected, and what a dataset has of them."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        """Read them. Raises EdgespecError for a file of another model, and where it cannot be read."""
+        self.stored = RejectedPlaces(dataset.target.sha256).texts()
+        parts = list(rejected_texts(self.stored))
+        known = {text.key for text in dataset.texts()}
+        self._n_embd, self._keys = dataset.target.n_embd, {part.key for part in parts}
+        self.unread = [part for part in parts if part.key not in known]
+        """Passages that the dataset has not, the newest first."""
+
+    def make_room(self, writer: DatasetWriter, window: int) -> int:
+        """Delete texts where the budget has no room for those to read; return how many are gone.
+
+        First go those of the same kind that are no longer kept, then built-in ones that are trained on.
+        `window`: tokens of a prompt whose hidden states are stored. Raises OSError.
+        """
+        rows = [len(text.tokens) - max(0, text.n_prompt - window) for text in self.unread]
+        tokens = [len(text.tokens) for text in self.unread]
+        return writer.make_room(
+            2 * self._n_embd * sum(rows) + 8 * sum(tokens) + _BYTES_OF_TEXT * len(tokens),
+            (
+                lambda text: text.source == REJECTED and text.key not in self._keys,
+                lambda text: text.source == BUILT_IN and not text.held_out,
+            ),
+        )
 
 
 class HistoryTexts:
@@ -257,6 +287,7 @@ LEAST_TOKENS, MOST_TOKENS = 20_000, 1_000_000
 
 _LEAST_BUDGET = 16_000_000  # bytes: room for a few texts of a small target
 _N_BEFORE_ESTIMATE = 100  # tokens; the first passes prefill only, so they say nothing of the speed
+_BYTES_OF_TEXT = 1024  # beside its tokens and hidden states
 _N_HELD_OUT = 4  # texts to evaluate training on, however few are written
 
 
@@ -264,8 +295,12 @@ _N_HELD_OUT = 4  # texts to evaluate training on, however few are written
 class DataRequest:
     """Texts that the target is to write."""
 
-    tokens: int
-    """Tokens in all, earlier runs included; with prompts of the user, tokens to add."""
+    tokens: int | None
+    """Tokens in all, earlier runs included; with prompts of the user, tokens to add.
+
+    None: `default_tokens`; for a head that learns from its mistakes, what it has not learnt from yet, and a
+    built-in answer for each such text.
+    """
     n_predict: int = WritingSettings().n_predict
     budget: int = BUDGET
     """Most bytes of texts and hidden states on disk."""
@@ -275,7 +310,7 @@ class DataRequest:
 
     def __post_init__(self) -> None:
         """Raise UsageError for values out of range and missing files."""
-        if self.tokens < 1:
+        if self.tokens is not None and self.tokens < 1:
             raise UsageError("must be 1 or more", field="data_tokens", value=self.tokens)
         if self.budget < _LEAST_BUDGET:
             problem = f"at least {format_size(_LEAST_BUDGET)}: a text takes about a megabyte"
@@ -283,10 +318,18 @@ class DataRequest:
         for path in self.prompts:
             check_file(path)
 
-    def until(self, dataset: Dataset) -> int:
-        """Return how many tokens the dataset is to have, at the beginning of a run."""
+    def until(self, dataset: Dataset, training: TrainingRequest, *, learns: bool) -> int:
+        """Return how many tokens the dataset is to have, at the beginning of a run.
+
+        `learns`: the training is of a head that learns from its mistakes.
+        """
         own = bool(self.prompts) or self.from_history
-        return self.tokens + (dataset.n_answer_tokens() if own else 0)
+        tokens = self.tokens
+        if tokens is None and learns:
+            news = RejectedTexts(dataset).unread
+            tokens = sum(len(text.tokens) - text.n_prompt + self.n_predict for text in news)
+            tokens = max(LEAST_TOKENS, tokens)
+        return (tokens or default_tokens(training)) + (dataset.n_answer_tokens() if own else 0)
 
 
 def default_tokens(training: TrainingRequest) -> int:
@@ -308,8 +351,9 @@ def write_texts(
         detail = f"{run.tokens_per_s:.0f} tokens/s, {run.share * until:,.0f} tokens"
         context.on_progress(StageProgress("writing", run.share, detail, left))
 
-    rejected = RejectedPlaces(dataset.target.sha256).texts() if request.from_history else []
-    prompts = all_prompts(model, request.prompts, from_history=request.from_history, rejected=rejected)
+    rejected = RejectedTexts(dataset) if request.from_history else None
+    stored = rejected.stored if rejected else ()
+    prompts = all_prompts(model, request.prompts, from_history=request.from_history, rejected=stored)
     target_writer = TargetWriter(
         model,
         WritingSettings(n_predict=request.n_predict),
@@ -318,6 +362,11 @@ def write_texts(
         on_message=context.on_message,
     )
     with target_writer, dataset.writer(request.budget) as writer:
+        if rejected and (n_gone := rejected.make_room(writer, target_writer.settings.window)):
+            context.on_message(
+                f"{n_gone:,} earlier texts made room for {len(rejected.unread):,} where drafts were rejected"
+            )
+            prompts = chain(rejected.unread, prompts)
         # Some held-out prompts come first, so that each dataset has texts to evaluate on.
         prompts = chain(islice(_held_out_prompts(), _N_HELD_OUT), prompts)
         run = target_writer.fill(writer, prompts, until=until, on_progress=show)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -273,6 +273,22 @@ class DatasetWriter:
             self.flush()
         return True
 
+    def make_room(self, n_bytes: int, kinds: Sequence[Callable[[TrainingText], bool]]) -> int:
+        """Delete texts until there is room for `n_bytes` more, or none is left; return how many are gone.
+
+        Those of the first of the `kinds` go first, the oldest before others, by the shard. Raises OSError.
+        """
+        n_gone = 0
+        for is_of_kind in kinds:
+            for path in self.dataset.shards():
+                if self.has_room(n_bytes):
+                    return n_gone
+                shard = self.dataset._open(path)
+                if shard:
+                    n_gone += delete_texts(path, np.array([is_of_kind(text) for text in _texts(shard)], bool))
+                    self._on_disk = self.dataset.n_bytes()
+        return n_gone
+
     def flush(self) -> None:
         """Write the waiting texts as a shard. Raises OSError; they then go on waiting."""
         if not self._waiting:
@@ -290,6 +306,28 @@ class DatasetWriter:
             f"the budget of {format_size(self.budget)} for the data of {self.dataset.target.name} "
             "is used up; a larger one lets the target write more"
         )
+
+
+def delete_texts(shard: Path, chosen: npt.NDArray[np.bool_]) -> int:
+    """Delete the `chosen` texts, (n_texts,), from a shard; return how many they are.
+
+    A shard without texts goes. Raises OSError; the shard is then complete, with or without these texts.
+    """
+    if chosen.all():
+        shard.unlink()
+    elif chosen.any():
+        with np.load(shard) as arrays:
+            rest: Any = _selected(dict(arrays), ~chosen)
+        with replacing(shard) as file:
+            np.savez(file, **rest)
+    return int(chosen.sum())
+
+
+def _selected(shard: dict[str, npt.NDArray[Any]], kept: npt.NDArray[np.bool_]) -> dict[str, npt.NDArray[Any]]:
+    rows = shard["length"] - 1 - shard["first"]
+    by_token = np.repeat(kept, shard["length"])
+    by_row = {"tokens": by_token, "weight": by_token, "features": np.repeat(kept, rows)}
+    return {name: array[by_row.get(name, kept)] for name, array in shard.items()}
 
 
 def _bytes_of(text: TrainingText) -> int:

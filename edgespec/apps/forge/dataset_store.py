@@ -11,15 +11,13 @@ import shutil
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.apps.forge.dataset import BUILT_IN, SHARD_NAME, forge_root
+from edgespec.apps.forge.dataset import BUILT_IN, SHARD_NAME, delete_texts, forge_root
 from edgespec.apps.forge.draft_store import DraftStore
 from edgespec.errors import EdgespecError, describe_os_error
-from edgespec.platform.files import replacing
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,30 +114,11 @@ def delete_user_texts(stored: StoredDataset) -> int:
         try:
             for file in sorted(stored.folder.iterdir()):
                 name = SHARD_NAME.fullmatch(file.name)
-                if name and name["aside"]:
-                    file.unlink()
+                own = _user_texts(file) if name and not name["aside"] else None
+                if own is not None:
+                    n_gone += delete_texts(file, own)
                 elif name:
-                    n_gone += _delete_from(file)
+                    file.unlink()
         except OSError as error:
             raise EdgespecError(f"not all could be deleted: {describe_os_error(error)}") from error
     return n_gone
-
-
-def _delete_from(shard: Path) -> int:
-    own = _user_texts(shard)
-    if own is None or own.all():
-        shard.unlink()
-        return 0 if own is None else len(own)
-    if own.any():
-        with np.load(shard) as arrays:
-            rest: Any = _selected(dict(arrays), ~own)
-        with replacing(shard) as file:
-            np.savez(file, **rest)
-    return int(own.sum())
-
-
-def _selected(shard: dict[str, npt.NDArray[Any]], kept: npt.NDArray[np.bool_]) -> dict[str, npt.NDArray[Any]]:
-    rows = shard["length"] - 1 - shard["first"]
-    by_token = np.repeat(kept, shard["length"])
-    by_row = {"tokens": by_token, "weight": by_token, "features": np.repeat(kept, rows)}
-    return {name: array[by_row.get(name, kept)] for name, array in shard.items()}

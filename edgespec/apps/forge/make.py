@@ -148,7 +148,8 @@ class _MakeRun:
         key = runs.request_key((self._sha256, request.data, request.training))
         self._state = runs.resume(folder, key, context.on_message, force=request.force)
         if not self._state.until:
-            self._state = replace(self._state, until=request.data.until(self._dataset))
+            until = request.data.until(self._dataset, request.training, learns=self._installed is not None)
+            self._state = replace(self._state, until=until)
         if not self._state.written:
             with self._part(meter, written=True):
                 self._write()

@@ -11,8 +11,20 @@ import jax
 import numpy as np
 import pytest
 
+from edgespec.apps.forge import data_stage
+from edgespec.apps.forge.builder import TrainingRequest
 from edgespec.apps.forge.commands.draft_report import made_document, print_made
-from edgespec.apps.forge.data_stage import PLACE_WEIGHT, HistoryTexts, all_prompts, rejected_texts
+from edgespec.apps.forge.data_stage import (
+    LEAST_TOKENS,
+    PLACE_WEIGHT,
+    DataRequest,
+    HistoryTexts,
+    RejectedTexts,
+    all_prompts,
+    default_tokens,
+    rejected_texts,
+    write_texts,
+)
 from edgespec.apps.forge.dataset import (
     BUILT_IN,
     READ,
@@ -25,13 +37,14 @@ from edgespec.apps.forge.dataset_store import delete_user_texts, find_stored
 from edgespec.apps.forge.draft_store import DraftStore
 from edgespec.apps.forge.guard import Guard, GuardFigures, GuardTexts
 from edgespec.apps.forge.make import make
-from edgespec.apps.forge.prompts import TokenPrompt
+from edgespec.apps.forge.progress import StageContext
+from edgespec.apps.forge.prompts import TextPrompt, TokenPrompt
 from edgespec.apps.forge.runs import earlier_training, name_training, tidy
 from edgespec.apps.forge.training.batches import EpochPosition, TextPacking, batches
 from edgespec.apps.forge.training.loop import TextLessons, TrainingSettings, train
 from edgespec.apps.forge.training.weights import ModelWeights
 from edgespec.apps.forge.vocabulary_ranking import renew
-from edgespec.apps.forge.writing import TargetWriter
+from edgespec.apps.forge.writing import TargetWriter, WritingSettings
 from edgespec.drafting.history import History
 from edgespec.drafting.rejections import RejectedPlaces, RejectedText
 from edgespec.errors import EdgespecError
@@ -198,6 +211,73 @@ def test_the_vocabulary_takes_up_what_the_user_writes():
     texts = [text([50, 7, 7, 7, 8, 8, 60], READ), text([5, 3, 70, 70], BUILT_IN)]
     assert renew(ids, vocabulary, texts).tolist() == [0, 3, 7, 8, 9], "70 is no word of the user's"
     assert renew(ids, vocabulary, texts[1:]).tolist() == ids.tolist()
+
+
+# ---- night after night ----
+
+
+@pytest.fixture
+def places(dataset):
+    """Rejected texts of the dataset's target that are kept: two that it has read, and three new ones."""
+    places = RejectedPlaces(dataset.target.sha256)
+    for number in (4, 5, 20, 21, 22):
+        places.append(rejected_text(number))
+    return places
+
+
+def test_a_night_takes_what_was_not_read_yet_and_a_built_in_answer_for_each(dataset, places):
+    unread = RejectedTexts(dataset).unread
+    assert [text.tokens[0] for text in unread] == [22, 21, 20], "the newest first"
+    training = TrainingRequest(hours=8.0)
+    here = dataset.n_answer_tokens()
+    by_default = DataRequest(tokens=None, n_predict=40_000, from_history=True)
+    assert by_default.until(dataset, training, learns=True) == here + 3 * (48 + 40_000)
+    few = replace(by_default, n_predict=8)
+    assert few.until(dataset, training, learns=True) == here + LEAST_TOKENS
+    assert few.until(dataset, training, learns=False) == here + default_tokens(training)
+    assert replace(few, tokens=70).until(dataset, training, learns=True) == here + 70
+
+
+def test_where_the_budget_is_full_new_mistakes_take_the_place_of_forgotten_ones(
+    dataset, places, tiny_target, monkeypatch
+):
+    monkeypatch.setattr(data_stage, "LEAST", 100)
+    lines = []
+    context = StageContext(on_message=lines.append)
+    monkeypatch.setattr(data_stage, "_LEAST_BUDGET", 0)
+    full = DataRequest(tokens=None, n_predict=8, budget=dataset.n_bytes(), from_history=True)
+    write_texts(tiny_target, dataset, full, 1 << 30, 1, context)
+    texts = list(dataset.texts())
+    failed = {int(text.tokens[0]) for text in texts if text.source == REJECTED}
+    assert {4, 5, 20, 21, 22} <= failed, "all that are kept are there"
+    assert not failed & {0, 1, 2, 3}, "of those that are not, none"
+    assert sum(text.source == READ for text in texts) == 20, "other texts of the user's stay"
+    assert dataset.n_bytes() <= full.budget + 4096, "the names and sums of a shard are not counted"
+    assert "4 earlier texts made room for 3 where drafts were rejected" in lines
+    write_texts(tiny_target, dataset, full, 1 << 30, 1, context)
+    assert len([line for line in lines if "made room" in line]) == 1, "nothing was new"
+
+
+def test_built_in_texts_make_room_where_no_mistake_is_forgotten_but_not_those_to_judge_by(
+    dataset, places, tiny_target
+):
+    prompts = [TextPrompt(BUILT_IN, (f"Why {i}?",)) for i in range(80)]
+    with TargetWriter(tiny_target, WritingSettings(n_predict=8), n_threads=1) as writer:
+        with dataset.writer(1 << 24) as into:
+            writer.fill(into, prompts, until=1 << 30)
+        for number in range(4):
+            places.append(rejected_text(number))
+        before = list(dataset.texts())
+        with dataset.writer(dataset.n_bytes()) as into:
+            gone = RejectedTexts(dataset).make_room(into, writer.settings.window)
+    after = list(dataset.texts())
+
+    def counted(texts, source, *, held_out):
+        return sum((text.source, text.held_out) == (source, held_out) for text in texts)
+
+    assert 0 < gone == len(before) - len(after)
+    assert counted(before, BUILT_IN, held_out=False) - gone == counted(after, BUILT_IN, held_out=False)
+    assert counted(after, BUILT_IN, held_out=True) == counted(before, BUILT_IN, held_out=True) > 0
 
 
 # ---- the guard ----

@@ -143,7 +143,7 @@ class DataOptions:
             metavar="N",
             help="Tokens that the target is to have written, such as 200k; what it wrote for earlier drafts "
             "counts, but not with --prompts and --from-history.",
-            show_default="200k for each hour of training, at least 20k",
+            show_default="200k for each hour of training, at least 20k; from mistakes, as many as they need",
         ),
     ] = None
     answer_tokens: Annotated[int, typer.Option(min=8, help="Most tokens of each of its answers.")] = 400
@@ -171,13 +171,12 @@ class DataOptions:
         ),
     ] = False
 
-    def request(self, training: TrainingRequest) -> DataRequest:
+    def request(self) -> DataRequest:
         """The texts that are asked of the target. Raises UsageError."""
-        from edgespec.apps.forge.data_stage import DataRequest, default_tokens
+        from edgespec.apps.forge.data_stage import DataRequest
 
-        tokens = self.data_tokens
         return DataRequest(
-            tokens=default_tokens(training) if tokens is None else count(tokens, "data_tokens"),
+            tokens=None if self.data_tokens is None else count(self.data_tokens, "data_tokens"),
             n_predict=self.answer_tokens,
             budget=size(self.budget, "budget"),
             prompts=tuple(self.prompts or ()),
@@ -318,7 +317,7 @@ _Name = Annotated[str, typer.Argument(help="A name of `edgespec draft list`.", a
 @draft_app.command(
     "make",
     epilog="Examples: `edgespec draft make --hours 2` · over night: `edgespec draft make -t my-7b.gguf "
-    "--hours 8 --from-history --until 07:00`",
+    "--hours 5 --from-history --until 07:00`",
 )
 @grouped
 def make_command(
@@ -349,7 +348,7 @@ def make_command(
     trained = training.request()
     request = MakeRequest(
         target=target,
-        data=data.request(trained),
+        data=data.request(),
         training=trained,
         evaluation=evaluation.settings(N_PROMPTS, compute.threads, compute.kernels),
         name=making.name,

@@ -1,7 +1,7 @@
 """Counts why a draft head's tokens are rejected, on texts that its target wrote and nobody trained on.
 
     .venv/bin/python bench/draft_losses.py --tokens 20000
-    .venv/bin/python bench/draft_losses.py --against bench/checkpoints/HEAD.gguf
+    .venv/bin/python bench/draft_losses.py --against HEAD.gguf
 
 `--texts` is an export of `edgespec draft data export`. Its greedy answers to held-out prompts are taken: what
 follows in them is the target's likeliest token, so one pass over a text gives the hidden states of all its

@@ -161,13 +161,19 @@ def clear_command(
         out.print(f"nothing is kept of {', '.join(row.name for row in rows)}")
     elif not yes and not _agreed(" and ".join(deletion.what for deletion in deletions)):
         return
+    failed = None
     for deletion in deletions:
-        deletion.run()
+        try:
+            deletion.run()
+        except EdgespecError as error:  # such as of what is in use: the rest is deleted all the same
+            failed = failed or error
     if FORGE in rows:
         part("forge.cache").name_drafts()
     left = [f"{row.name} ({format_size(size)})" for row in EVERYTHING if (size := row.bytes())]
     if left and not names:
         message(f"still here: {', '.join(left)}; `edgespec cache clear NAME` deletes more")
+    if failed:
+        raise failed
 
 
 def _rows(names: Sequence[str]) -> list[Kept]:

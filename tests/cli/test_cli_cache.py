@@ -31,6 +31,7 @@ from edgespec.llama.gguf_header import read_header, tokenizer_fingerprint
 from edgespec.llama.weights import Model
 from edgespec.models.pull import hash_file
 from edgespec.platform.files import cache_root
+from edgespec.platform.kept import CONVERSATIONS
 from kept_drafts import keep_draft
 
 
@@ -249,11 +250,17 @@ def test_clear_all_that_drafts_are_made_from(edgespec, forge):
 
 def test_clear_beside_a_process_that_makes_a_draft(edgespec, history, forge):
     history.append([1])
+    chat = CONVERSATIONS.path() / "one.json"
+    chat.parent.mkdir(parents=True)
+    chat.write_text("{}")
     with DraftStore("my-target", forge.target.sha256).locked_folder():
-        text, line = edgespec("clear", "--yes", code=1)
-    assert text == f"{history.path}: deleted, 1 documents\n"
-    assert "another process makes drafts for my-target" in line
-    assert line.count("\n") == 1
+        text, lines = edgespec("clear", "--yes", code=1)
+    first, *others = text.splitlines()
+    assert first == f"{history.path}: deleted, 1 documents"
+    assert [chat.exists(), len(others)] == [False, 1], "what comes after it is deleted all the same"
+    left, problem = lines.splitlines()
+    assert left.startswith("edgespec: still here: forge (")
+    assert "another process makes drafts for my-target" in problem
     assert len(list(forge.texts())) == 3
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -18,6 +18,7 @@ from edgespec.apps.forge.dataset import (
     REJECTED,
     Dataset,
     DatasetWriter,
+    TrainingText,
     is_held_out,
 )
 from edgespec.apps.forge.progress import StageContext, StageProgress
@@ -32,10 +33,11 @@ from edgespec.llama.weights import Model
 from edgespec.models.sources import format_size
 from edgespec.models.suites import evenly, load_suite, read_contents
 from edgespec.platform.files import why_no_file
+from edgespec.platform.messages import MessageFn
 
 # ---- the user's own prompts and texts ----
 #
-#     rejected places texts      whole texts; the target reads them first, in turns with built-in prompts
+#     rejected places texts      whole texts; the target reads them before all others
 #     the history     prompts    documents up to their last answer: the target answers anew
 #                     texts      whole documents: the target only reads them
 #     a text file     prompts    beginnings of passages: the target goes on
@@ -57,6 +59,8 @@ PLACE_WEIGHT = 4.0
 
 _SUITES = (".jsonl", ".jsonl.gz")
 
+Prompts = Iterator[TextPrompt | TokenPrompt]
+
 
 def all_prompts(
     model: Model,
@@ -64,12 +68,12 @@ def all_prompts(
     *,
     from_history: bool = False,
     rejected: Sequence[RejectedText] = (),
-) -> Iterator[TextPrompt | TokenPrompt]:
+) -> Prompts:
     """Yield the user's prompts, the user's texts and built-in prompts in turns; at last, built-in ones alone.
 
-    The `rejected` texts come before them, in turns with as many built-in prompts; first of all, some of the
-    user's texts that are held out. Raises UsageError for what is no file, EdgespecError for a history that is
-    too small, and UsageError while a file is read that is no text.
+    First of all come some of the user's texts that are held out. `rejected`: texts that are read apart from
+    these, and may be in the history too. Raises UsageError for what is no file, EdgespecError for a history
+    that is too small, and UsageError while a file is read that is no text.
     """
     for path in files:
         check_file(path)
@@ -81,11 +85,9 @@ def all_prompts(
     if history:
         prompts.append(history.prompts())
         texts.append(history.texts())
-    failed = list(rejected_texts(rejected))
-    own = chain(failed, history.texts() if history else ())
+    own = history.texts() if history else ()
     held_out = islice((text for text in own if is_held_out(text.key)), _N_HELD_OUT)
-    first = in_turns(failed, islice(built_in(), len(failed)))
-    return chain(held_out, first, in_turns(in_turns(*prompts), in_turns(*texts), built_in()))
+    return chain(held_out, in_turns(in_turns(*prompts), in_turns(*texts), built_in()))
 
 
 def rejected_texts(texts: Sequence[RejectedText], longest: int = LONGEST_PROMPT) -> Iterator[TokenPrompt]:
@@ -106,7 +108,7 @@ def rejected_texts(texts: Sequence[RejectedText], longest: int = LONGEST_PROMPT)
             )
 
 
-def in_turns(*sources: Iterable[TextPrompt | TokenPrompt]) -> Iterator[TextPrompt | TokenPrompt]:
+def in_turns(*sources: Iterable[TextPrompt | TokenPrompt]) -> Prompts:
     """Yield from the sources in turns, until all have ended."""
     left = [iter(source) for source in sources]
     while left:
@@ -119,32 +121,65 @@ def in_turns(*sources: Iterable[TextPrompt | TokenPrompt]) -> Iterator[TextPromp
 
 
 class RejectedTexts:
-    """The texts in which drafts were rejected, and what a dataset has of them."""
+    """The texts in which drafts were rejected that a dataset has room for, and what it has of them."""
 
-    def __init__(self, dataset: Dataset) -> None:
-        """Read them. Raises EdgespecError for a file of another model, and where it cannot be read."""
+    def __init__(self, dataset: Dataset, budget: int) -> None:
+        """Read the newest, up to half of `budget` bytes.
+
+        Raises EdgespecError for a file of another model, and where it cannot be read.
+        """
+        self._dataset, self._budget = dataset, budget
         self.stored = RejectedPlaces(dataset.target.sha256).texts()
         parts = list(rejected_texts(self.stored))
-        known = {text.key for text in dataset.texts()}
-        self._n_embd, self._keys = dataset.target.n_embd, {part.key for part in parts}
-        self.unread = [part for part in parts if part.key not in known]
+        sizes = [_expected_bytes(part, dataset.target.n_embd) for part in parts]
+        n = int(np.searchsorted(np.cumsum(sizes), budget // 2, "right"))
+        known = self._known()
+        self._wanted = {part.key for part in parts[:n]}
+        self.unread = [part for part in parts[:n] if part.key not in known]
         """Passages that the dataset has not, the newest first."""
-
-    def make_room(self, writer: DatasetWriter, window: int) -> int:
-        """Delete texts where the budget has no room for those to read; return how many are gone.
-
-        First go those of the same kind that are no longer kept, then built-in ones that are trained on.
-        `window`: tokens of a prompt whose hidden states are stored. Raises OSError.
-        """
-        rows = [len(text.tokens) - max(0, text.n_prompt - window) for text in self.unread]
-        tokens = [len(text.tokens) for text in self.unread]
-        return writer.make_room(
-            2 * self._n_embd * sum(rows) + 8 * sum(tokens) + _BYTES_OF_TEXT * len(tokens),
-            (
-                lambda text: text.source == REJECTED and text.key not in self._keys,
-                lambda text: text.source == BUILT_IN and not text.held_out,
-            ),
+        self._needed = sum(
+            size for part, size in zip(parts[:n], sizes, strict=False) if part.key not in known
         )
+
+    def prompts(self, writer: DatasetWriter, on_message: MessageFn) -> Prompts:
+        """Return the unread passages in turns with new built-in prompts.
+
+        Where the budget has no room for them texts are deleted, and none are written beside them. Raises
+        OSError.
+        """
+        if n_gone := writer.make_room(self._needed, self._expendable()):
+            n = len(self.unread)
+            on_message(f"{n_gone:,} earlier texts made room for {n:,} in which drafts were rejected")
+        if n_gone or not writer.has_room(self._needed):
+            return iter(self.unread)
+        known = self._known()
+        new = (prompt for prompt in built_in() if not (prompt.key in known or is_held_out(prompt.key)))
+        return in_turns(self.unread, islice(new, len(self.unread)))
+
+    def _known(self) -> set[int]:
+        return {text.key for text in self._dataset.texts()}
+
+    def _expendable(self) -> Sequence[Callable[[TrainingText], bool]]:
+        """Return what may be deleted, kind by kind; a third of the budget is the built-in texts'."""
+        left = sum(text.features.nbytes for text in self._dataset.texts() if text.source == BUILT_IN)
+
+        def is_spare(text: TrainingText) -> bool:
+            nonlocal left
+            if text.source != BUILT_IN or text.held_out or left <= self._budget // 3:
+                return False
+            left -= text.features.nbytes
+            return True
+
+        return (
+            lambda text: text.source == REJECTED and text.key not in self._wanted,
+            lambda text: text.source in (READ, FROM_HISTORY) and not text.held_out,
+            is_spare,
+        )
+
+
+def _expected_bytes(text: TokenPrompt, n_embd: int) -> int:
+    n_rows = len(text.tokens) - max(0, text.n_prompt - WritingSettings().window)
+    return 2 * n_embd * n_rows + 8 * len(text.tokens) + _BYTES_OF_TEXT
 
 
 class HistoryTexts:
@@ -324,12 +359,12 @@ class DataRequest:
         `learns`: the training is of a head that learns from its mistakes.
         """
         own = bool(self.prompts) or self.from_history
-        tokens = self.tokens
-        if tokens is None and learns:
-            news = RejectedTexts(dataset).unread
-            tokens = sum(len(text.tokens) - text.n_prompt + self.n_predict for text in news)
-            tokens = max(LEAST_TOKENS, tokens)
-        return (tokens or default_tokens(training)) + (dataset.n_answer_tokens() if own else 0)
+        tokens = default_tokens(training) if self.tokens is None else self.tokens
+        if self.tokens is None and learns:
+            rejected = RejectedTexts(dataset, self.budget)
+            news = sum(len(text.tokens) - text.n_prompt + self.n_predict for text in rejected.unread)
+            tokens = news if rejected.stored else LEAST_TOKENS
+        return tokens + (dataset.n_answer_tokens() if own else 0)
 
 
 def default_tokens(training: TrainingRequest) -> int:
@@ -339,11 +374,20 @@ def default_tokens(training: TrainingRequest) -> int:
 
 
 def write_texts(
-    model: Model, dataset: Dataset, request: DataRequest, until: int, n_threads: int, context: StageContext
+    model: Model,
+    dataset: Dataset,
+    request: DataRequest,
+    until: int,
+    n_threads: int,
+    context: StageContext,
+    *,
+    learns: bool = False,
 ) -> None:
     """Let `model` write until the dataset has `until` tokens, or its budget is used up.
 
-    Raises EdgespecError, and KeyboardInterrupt when it is stopped; what was written by then is stored.
+    `learns`: the training is of a head that learns from its mistakes; these are read first, and no more than
+    they need is written unless tokens or files are asked for. Raises EdgespecError, and KeyboardInterrupt
+    when it is stopped; what was written by then is stored.
     """
 
     def show(run: WritingRun) -> None:
@@ -351,7 +395,7 @@ def write_texts(
         detail = f"{run.tokens_per_s:.0f} tokens/s, {run.share * until:,.0f} tokens"
         context.on_progress(StageProgress("writing", run.share, detail, left))
 
-    rejected = RejectedTexts(dataset) if request.from_history else None
+    rejected = RejectedTexts(dataset, request.budget) if request.from_history else None
     stored = rejected.stored if rejected else ()
     prompts = all_prompts(model, request.prompts, from_history=request.from_history, rejected=stored)
     target_writer = TargetWriter(
@@ -362,11 +406,12 @@ def write_texts(
         on_message=context.on_message,
     )
     with target_writer, dataset.writer(request.budget) as writer:
-        if rejected and (n_gone := rejected.make_room(writer, target_writer.settings.window)):
-            context.on_message(
-                f"{n_gone:,} earlier texts made room for {len(rejected.unread):,} where drafts were rejected"
-            )
-            prompts = chain(rejected.unread, prompts)
+        if rejected and rejected.unread:
+            n_before = dataset.n_answer_tokens()
+            first = rejected.prompts(writer, context.on_message)
+            until -= n_before - dataset.n_answer_tokens()  # what made room is not written again
+            alone = learns and request.tokens is None and not request.prompts
+            prompts = first if alone else chain(first, prompts)
         # Some held-out prompts come first, so that each dataset has texts to evaluate on.
         prompts = chain(islice(_held_out_prompts(), _N_HELD_OUT), prompts)
         run = target_writer.fill(writer, prompts, until=until, on_progress=show)

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from edgespec.apps.forge import runs
 from edgespec.apps.forge.builder import DraftBuilder, DraftFile, TrainingRequest
-from edgespec.apps.forge.data_stage import DataRequest, evaluation_prompts, write_texts
+from edgespec.apps.forge.data_stage import DataRequest, RejectedTexts, evaluation_prompts, write_texts
 from edgespec.apps.forge.dataset import READ, Dataset, DatasetTarget
 from edgespec.apps.forge.draft_store import DraftStore, check_draft_name
 from edgespec.apps.forge.evaluation import Candidate, CandidateResult, Evaluator, update_record
@@ -88,11 +88,12 @@ class MakeResult:
     """What decided, in place of the gain, where a head learnt from the history."""
 
 
-def make(request: MakeRequest, context: StageContext | None = None) -> MakeResult:
+def make(request: MakeRequest, context: StageContext | None = None) -> MakeResult | None:
     """Make the best draft for `request.target`, which must be on this machine.
 
-    The draft is stored if it is better than the present one, or with `force`. Raises UsageError and
-    EdgespecError; what was written and trained by then stays, and the same request resumes.
+    The draft is stored if it is better than the present one, or with `force`. None: a head was to learn from
+    its mistakes once more, and there are no new ones. Raises UsageError and EdgespecError; what was written
+    and trained by then stays, and the same request resumes.
     """
     return _MakeRun(request, context or StageContext()).run()
 
@@ -112,10 +113,11 @@ class _MakeRun:
         target = DatasetTarget.of(self._header, self._target.name, self._sha256)
         self._dataset = Dataset(target, on_message=context.on_message)
         self._store = DraftStore(self._target.name, self._sha256)
-        if request.name:
-            check_draft_name(request.name, replace=request.force)
         self._before = self._present_draft()
         self._installed = self._installed_head() if request.data.from_history else None
+        if request.name:
+            learns_on = self._installed is not None and request.name == self._before.name
+            check_draft_name(request.name, replace=request.force or learns_on)
         self._builder = DraftBuilder(self._target, self._header, request.training, self._installed)
         self._state = RunState("")
 
@@ -133,14 +135,14 @@ class _MakeRun:
         head = read_head(check_model_file(path, or_head=True)) if path else None
         return path if head and head.target_sha256 == self._sha256 else None
 
-    def run(self) -> MakeResult:
+    def run(self) -> MakeResult | None:
         with self._store.locked_folder() as drafts_folder, choose_meter() as meter:
             try:
                 return self._run(drafts_folder, meter)
             except OSError as error:
                 raise EdgespecError(f"cannot make a draft: {describe_os_error(error)}") from error
 
-    def _run(self, drafts_folder: Path, meter: Meter) -> MakeResult:
+    def _run(self, drafts_folder: Path, meter: Meter) -> MakeResult | None:
         context, folder = self._context, self._dataset.folder
         self._store.check_space(self._builder.expected_bytes())
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -148,6 +150,8 @@ class _MakeRun:
         key = runs.request_key((self._sha256, request.data, request.training))
         self._state = runs.resume(folder, key, context.on_message, force=request.force)
         if not self._state.until:
+            if self._knows_all():
+                return None
             until = request.data.until(self._dataset, request.training, learns=self._installed is not None)
             self._state = replace(self._state, until=until)
         if not self._state.written:
@@ -155,7 +159,7 @@ class _MakeRun:
                 self._write()
         self._state = self._state.with_sources(self._tokens_by_source())
         runs.save(folder, self._state)
-        texts = GuardTexts.of(self._dataset) if self._installed else None
+        texts = self._guard_texts() if self._installed else None
         with self._part(meter):
             drafts = self._builder.build(self._dataset, drafts_folder, self._run_folder, context)
         figures = None
@@ -169,6 +173,26 @@ class _MakeRun:
             made = self._store_best(drafts, measured, figures)
         self._end(made)
         return made
+
+    def _knows_all(self) -> bool:
+        """Whether nothing was rejected since the last training, which was of the same request."""
+        request = self._request
+        if not (self._installed and self._state.repeats and request.data.tokens is None) or request.force:
+            return False
+        rejected = RejectedTexts(self._dataset, request.data.budget)
+        return bool(rejected.stored) and not rejected.unread
+
+    def _guard_texts(self) -> GuardTexts:
+        """Return what heads are compared on. Raises EdgespecError without such texts.
+
+        The next run of this request then takes up what was written by then.
+        """
+        try:
+            return GuardTexts.of(self._dataset)
+        except EdgespecError:
+            self._state = replace(self._state, written=False, until=0)
+            runs.save(self._dataset.folder, self._state)
+            raise
 
     @property
     def _run_folder(self) -> Path:
@@ -193,7 +217,13 @@ class _MakeRun:
                 problem = "cannot take tokens back: no draft can be used with it"
                 raise UsageError(problem, field="target", value=self._target.name)
             write_texts(
-                model, self._dataset, self._request.data, self._state.until, self._threads, self._context
+                model,
+                self._dataset,
+                self._request.data,
+                self._state.until,
+                self._threads,
+                self._context,
+                learns=self._installed is not None,
             )
 
     def _guarded(

@@ -41,6 +41,8 @@ class RunState:
     """Tokens that the dataset is to have; 0: not decided yet."""
     written: bool = False
     ended: bool = False
+    repeats: bool = False
+    """Whether the run before was of the same request."""
     kept: str | None = None
     """The draft that was stored; None: none yet, or none was better."""
     joules: float | None = 0.0
@@ -87,7 +89,7 @@ def resume(folder: Path, key: str, on_message: MessageFn, *, force: bool = False
         return replace(found, ended=False)
     if not found.ended:
         on_message("the run that was stopped had other options: a new one begins, with the texts it wrote")
-    return RunState(key, found.number + 1, sources=found.sources)
+    return RunState(key, found.number + 1, repeats=found.key == key, sources=found.sources)
 
 
 def save(folder: Path, state: RunState) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
-from itertools import islice
 from types import SimpleNamespace
 
 import jax
@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from edgespec.apps.forge import data_stage
+from edgespec.apps.forge import dataset as dataset_module
 from edgespec.apps.forge.builder import TrainingRequest
 from edgespec.apps.forge.commands.draft_report import made_document, print_made
 from edgespec.apps.forge.data_stage import (
-    LEAST_TOKENS,
     PLACE_WEIGHT,
     DataRequest,
     HistoryTexts,
@@ -95,11 +95,9 @@ def test_a_long_text_is_cut_and_its_weights_with_it():
     assert [i + 12 for i, weight in enumerate(weights) if weight > 1] == text.places.tolist()
 
 
-def test_rejected_texts_come_first_in_turns_with_built_in_prompts(tiny_target):
+def test_a_history_may_be_small_where_rejected_texts_are_many(tiny_target):
     many = [rejected_text(i, n_tokens=600) for i in range(5)]
-    first, *found = islice(all_prompts(tiny_target, from_history=True, rejected=many), 13)
-    assert first.tokens[0] == 0 and is_held_out(first.key), "one to judge by comes before all others"
-    assert [one.source for one in found] == [REJECTED, BUILT_IN] * 5 + [BUILT_IN] * 2
+    assert next(all_prompts(tiny_target, from_history=True, rejected=many)).source == BUILT_IN
     with pytest.raises(EdgespecError, match="the history has 0 tokens"):
         all_prompts(tiny_target, from_history=True, rejected=many[:1])
 
@@ -225,59 +223,75 @@ def places(dataset):
     return places
 
 
-def test_a_night_takes_what_was_not_read_yet_and_a_built_in_answer_for_each(dataset, places):
-    unread = RejectedTexts(dataset).unread
-    assert [text.tokens[0] for text in unread] == [22, 21, 20], "the newest first"
-    training = TrainingRequest(hours=8.0)
-    here = dataset.n_answer_tokens()
-    by_default = DataRequest(tokens=None, n_predict=40_000, from_history=True)
-    assert by_default.until(dataset, training, learns=True) == here + 3 * (48 + 40_000)
-    few = replace(by_default, n_predict=8)
-    assert few.until(dataset, training, learns=True) == here + LEAST_TOKENS
-    assert few.until(dataset, training, learns=False) == here + default_tokens(training)
-    assert replace(few, tokens=70).until(dataset, training, learns=True) == here + 70
+def sources(dataset):
+    return Counter(text.source for text in dataset.texts())
+
+
+def test_a_night_takes_what_was_not_read_yet_and_a_built_in_answer_for_each(dataset, places, tiny_target):
+    size = 2 * dataset.target.n_embd * 60 + 1500
+    for budget, newest in ((1 << 24, [22, 21, 20]), (5 * size, [22, 21])):  # of which it takes half
+        assert [text.tokens[0] for text in RejectedTexts(dataset, budget).unread] == newest
+    request = DataRequest(tokens=None, n_predict=8, budget=1 << 24, from_history=True)
+    training, here = TrainingRequest(hours=8.0), dataset.n_answer_tokens()
+    until = request.until(dataset, training, learns=True)
+    assert until == here + 3 * (48 + 8)
+    assert request.until(dataset, training, learns=False) == here + default_tokens(training)
+    assert replace(request, tokens=70).until(dataset, training, learns=True) == here + 70
+    fill_history(tiny_target)
+    write_texts(tiny_target, dataset, request, until, 1, StageContext(), learns=True)
+    held_out = len([text for text in dataset.texts(held_out=True) if text.source == BUILT_IN])
+    assert sources(dataset) == {REJECTED: 9, READ: 20, BUILT_IN: 3 + held_out}
+    assert request.until(dataset, training, learns=True) == dataset.n_answer_tokens(), "nothing is left"
+
+
+def fill_history(target):
+    History(tokenizer_fingerprint(target)).extend([[i, *range(20, 90)] for i in range(40)])
 
 
 def test_where_the_budget_is_full_new_mistakes_take_the_place_of_forgotten_ones(
     dataset, places, tiny_target, monkeypatch
 ):
-    monkeypatch.setattr(data_stage, "LEAST", 100)
+    fill_history(tiny_target)
+    monkeypatch.setattr(data_stage, "_LEAST_BUDGET", 0)
     lines = []
     context = StageContext(on_message=lines.append)
-    monkeypatch.setattr(data_stage, "_LEAST_BUDGET", 0)
     full = DataRequest(tokens=None, n_predict=8, budget=dataset.n_bytes(), from_history=True)
-    write_texts(tiny_target, dataset, full, 1 << 30, 1, context)
-    texts = list(dataset.texts())
-    failed = {int(text.tokens[0]) for text in texts if text.source == REJECTED}
-    assert {4, 5, 20, 21, 22} <= failed, "all that are kept are there"
-    assert not failed & {0, 1, 2, 3}, "of those that are not, none"
-    assert sum(text.source == READ for text in texts) == 20, "other texts of the user's stay"
+    write_texts(tiny_target, dataset, full, 1 << 30, 1, context, learns=True)
+    failed = {int(text.tokens[0]) for text in dataset.texts() if text.source == REJECTED}
+    assert failed == {4, 5, 20, 21, 22}, "all that are kept, and no others"
+    assert sources(dataset)[READ] == 20, "other texts stay while these make room"
     assert dataset.n_bytes() <= full.budget + 4096, "the names and sums of a shard are not counted"
-    assert "4 earlier texts made room for 3 where drafts were rejected" in lines
-    write_texts(tiny_target, dataset, full, 1 << 30, 1, context)
+    assert "4 earlier texts made room for 3 in which drafts were rejected" in lines
+    write_texts(tiny_target, dataset, full, 1 << 30, 1, context, learns=True)
     assert len([line for line in lines if "made room" in line]) == 1, "nothing was new"
 
 
-def test_built_in_texts_make_room_where_no_mistake_is_forgotten_but_not_those_to_judge_by(
-    dataset, places, tiny_target
+def test_built_in_texts_make_room_down_to_a_third_of_the_budget_and_not_those_to_judge_by(
+    dataset, places, tiny_target, monkeypatch
 ):
-    prompts = [TextPrompt(BUILT_IN, (f"Why {i}?",)) for i in range(80)]
-    with TargetWriter(tiny_target, WritingSettings(n_predict=8), n_threads=1) as writer:
-        with dataset.writer(1 << 24) as into:
-            writer.fill(into, prompts, until=1 << 30)
-        for number in range(4):
-            places.append(rejected_text(number))
-        before = list(dataset.texts())
-        with dataset.writer(dataset.n_bytes()) as into:
-            gone = RejectedTexts(dataset).make_room(into, writer.settings.window)
+    monkeypatch.setattr(dataset_module, "TEXTS_PER_SHARD", 4)
+    prompts = [TextPrompt(BUILT_IN, (f"Why {i}?",)) for i in range(120)]
+    settings = WritingSettings(n_predict=30)
+    with TargetWriter(tiny_target, settings, n_threads=1) as writer, dataset.writer(1 << 24) as into:
+        writer.fill(into, prompts, until=1 << 30)
+    for number in range(100, 140):
+        places.append(rejected_text(number, n_tokens=120))
+    budget = dataset.n_bytes()
+    before = list(dataset.texts())
+    rejected = RejectedTexts(dataset, budget)
+    with dataset.writer(budget) as into:
+        taken = list(rejected.prompts(into, [].append))
+        assert into.has_room(sum(2 * dataset.target.n_embd * (len(text.tokens) - 1) for text in taken))
+    assert taken == rejected.unread, "nothing is written beside them"
     after = list(dataset.texts())
 
-    def counted(texts, source, *, held_out):
-        return sum((text.source, text.held_out) == (source, held_out) for text in texts)
+    def built_in(texts, *, held_out):
+        return [text for text in texts if (text.source, text.held_out) == (BUILT_IN, held_out)]
 
-    assert 0 < gone == len(before) - len(after)
-    assert counted(before, BUILT_IN, held_out=False) - gone == counted(after, BUILT_IN, held_out=False)
-    assert counted(after, BUILT_IN, held_out=True) == counted(before, BUILT_IN, held_out=True) > 0
+    assert len(built_in(after, held_out=True)) == len(built_in(before, held_out=True)) > 0
+    assert 0 < len(built_in(after, held_out=False)) < len(built_in(before, held_out=False))
+    assert sum(text.features.nbytes for text in after if text.source == BUILT_IN) > 0.3 * budget
+    assert not any(text.source == READ and not text.held_out for text in after), "the user's went before them"
 
 
 # ---- the guard ----
@@ -376,7 +390,7 @@ def test_a_head_that_is_no_better_replaces_nothing_and_the_figures_are_said(lear
 @pytest.mark.slow
 def test_a_better_head_takes_the_place_of_the_one_that_was_made_here(learning, monkeypatch, tmp_path):
     monkeypatch.setattr(GuardFigures, "passes", True)
-    made = make(learning)
+    made = make(replace(learning, name="target-head-q8_0"))
     assert made.kept.name == "target-head-q8_0"
     assert [path.name for path in (tmp_path / "models").glob("*.gguf")] == ["target-head-q8_0.gguf"]
     assert made.kept.data[REJECTED] > 0 and made.kept.uses_own_texts
@@ -399,6 +413,31 @@ def test_the_guards_texts_deleted_is_one_line_and_nothing_is_replaced(learning, 
     assert "\n" not in str(raised.value)
     assert len(jobs) == n_jobs, "nor is anything trained"
     assert (tmp_path / "models" / "target-head-q8_0.gguf").read_bytes() == before
+
+
+@pytest.mark.slow
+def test_what_the_user_writes_after_a_night_without_texts_to_judge_by_is_learnt(
+    request_, speeds, jobs, tiny_path
+):
+    make(replace(request_, force=True))
+    places = RejectedPlaces(hash_file(tiny_path))
+    keys = {number: next(rejected_texts([rejected_text(number)])).key for number in range(5, 250)}
+    for number in [number for number in keys if not is_held_out(keys[number])][:45]:
+        places.append(rejected_text(number))
+    learning = replace(request_, data=replace(request_.data, from_history=True, tokens=None))
+    for _night in range(2):
+        with pytest.raises(EdgespecError, match="yours are missing"):
+            make(learning)
+    for number in [number for number in keys if is_held_out(keys[number])][:2]:
+        places.append(rejected_text(number))
+    n_jobs = len(jobs)
+    assert make(learning).guard is not None
+    assert len(jobs) == n_jobs + 1
+    assert make(learning) is None, "no mistake is new"
+    assert make(replace(learning, training=replace(learning.training, hours=2.0))), "but as often as is asked"
+    places.append(rejected_text(250))
+    assert make(replace(learning, training=replace(learning.training, hours=2.0)))
+    assert len(jobs) == n_jobs + 3
 
 
 @pytest.mark.slow

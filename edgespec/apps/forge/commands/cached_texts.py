@@ -8,6 +8,7 @@ from edgespec.apps.forge.dataset import forge_root
 from edgespec.apps.forge.dataset_store import StoredDataset, delete_dataset, delete_user_texts, find_stored
 from edgespec.cli.cache import Deletion
 from edgespec.cli.console import message, out, print_table
+from edgespec.errors import EdgespecError
 from edgespec.models.draft_records import draft_records
 from edgespec.models.sources import format_size
 
@@ -53,8 +54,14 @@ def deletion(*, whole: bool) -> Deletion | None:
         return None
 
     def run() -> None:
+        failed = None
         for one in kept:
-            _clear(one, everything=whole)
+            try:
+                _clear(one, everything=whole)
+            except EdgespecError as error:
+                failed = failed or error
+        if failed:
+            raise failed
 
     n_texts = sum(one.n_texts if whole else one.n_own for one in kept)
     return Deletion(f"{n_texts:,} texts {'and the checkpoints ' if whole else ''}in {forge_root()}", run)

@@ -98,6 +98,7 @@ def _left(step: StageProgress) -> str:
 
 _DATA, _TRAINING, _JUDGING = "What it learns from", "Training", "Judging"
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMgG]?)([iI]?[bB])?")
+_LONGEST_WAIT_S = 30.0
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3}
 
 TargetOption = Annotated[
@@ -282,21 +283,22 @@ def _ended_by(ends: datetime | None) -> Iterator[threading.Event]:
     """Let SIGTERM, and the moment `ends`, end the command as Ctrl-C does; the event tells which it was."""
     is_time = threading.Event()
 
-    def stop() -> None:
+    def wait(ends: datetime) -> None:
+        # In short waits: a timer stands still while the machine is suspended.
+        while (left_s := (ends - datetime.now()).total_seconds()) > 0:
+            if is_over.wait(min(left_s, _LONGEST_WAIT_S)):
+                return
         is_time.set()
         os.kill(os.getpid(), signal.SIGTERM)
 
-    left_s = max(0.0, (ends - datetime.now()).total_seconds()) if ends else 0.0
-    timer = threading.Timer(left_s, stop) if ends else None
+    is_over = threading.Event()
     previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        if timer:
-            timer.daemon = True
-            timer.start()
+        if ends:
+            threading.Thread(target=wait, args=(ends,), daemon=True).start()
         yield is_time
     finally:
-        if timer:
-            timer.cancel()
+        is_over.set()
         signal.signal(signal.SIGTERM, previous)
 
 
@@ -358,7 +360,7 @@ def make_command(
     ends = now + timedelta(seconds=seconds_until(making.until, now)) if making.until else None
     require_jax()  # before anything is downloaded, as all that can be refused by then
     if making.name:
-        check_draft_name(making.name, replace=making.force)
+        check_draft_name(making.name, replace=making.force or data.from_history)
     if trained.start:
         locate(trained.start)
     pull_named(target, choose_models(target, None)[1])
@@ -371,9 +373,11 @@ def make_command(
             if is_time.is_set():
                 return
             raise
+    if made is None:
+        message("nothing was rejected since the last training: there is nothing new to learn from")
     if json:
-        out.print_json(data=made_document(made))
-    else:
+        out.print_json(data=made and made_document(made))
+    elif made:
         print_made(made)
 
 

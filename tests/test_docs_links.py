@@ -43,6 +43,17 @@ def test_files_that_are_named_exist(page: Path) -> None:
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
+def test_scripts_that_are_named_exist() -> None:
+    folders = (ROOT.glob("*.py"), *((ROOT / name).rglob("*.py") for name in ("bench", "edgespec", "tests")))
+    there = {path.name for files in folders for path in files}
+    named = {
+        (page.name, name)
+        for page in PAGES
+        for name in re.findall(r"`(?:bench/)?([a-z_]+\.py)\b", page.read_text(encoding="utf-8"))
+    }
+    assert {(page, name) for page, name in named if name not in there} == set()
+
+
 def test_pages_that_the_code_names_exist() -> None:
     files = [ROOT / "Makefile", *(ROOT / "edgespec").rglob("*.py"), *(ROOT / "bench").glob("*.py")]
     named = {

@@ -346,7 +346,8 @@ def _is_refusal(error: BaseException) -> bool:
 
 def _message(error: Exception) -> str:
     format_message = getattr(error, "format_message", None)
-    return _one_line(format_message() if format_message else str(error))
+    text = format_message() if format_message else str(error)
+    return _one_line(text.replace(": Value error, ", ": "))  # pydantic's word for it
 
 
 def _one_line(text: str) -> str:

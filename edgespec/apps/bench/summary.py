@@ -134,6 +134,10 @@ class CategorySummary:
     comparisons: tuple[VariantComparison, ...]
     """Each variant but plain."""
 
+    def comparison(self, variant: str) -> VariantComparison | None:
+        """Return a variant compared with plain decoding; None for plain."""
+        return next((one for one in self.comparisons if one.variant == variant), None)
+
 
 @dataclass(frozen=True, slots=True)
 class ThroughputPoint:

@@ -137,14 +137,13 @@ def _print_categories(reading: ReportData) -> None:
             found = {variant.variant: variant for variant in summary.variants}
             if name not in found:
                 continue
-            comparison = next((one for one in summary.comparisons if one.variant == name), None)
             plain = found.get(PLAIN)
             table.add_row(
                 summary.category,
                 str(summary.n_prompts),
                 fixed(plain.decode_tokens_per_s if plain else None, 1),
                 fixed(found[name].decode_tokens_per_s, 1),
-                *_figures(reading, found[name], comparison),
+                *_figures(reading, found[name], summary.comparison(name)),
                 style="bold" if summary is summaries[0] else None,
             )
         out.print()
@@ -160,7 +159,6 @@ def _print_recordings(reading: ReportData) -> None:
     """Print a table for each category of recordings, and one for all together: a row for each variant."""
     (cell, summaries), *_ = reading.cells
     for summary in summaries[1:] if len(summaries) == 2 else (*summaries[1:], summaries[0]):
-        compared = {comparison.variant: comparison for comparison in summary.comparisons}
         table = _table(
             f"{summary.category}, n = {summary.n_prompts}",
             "seconds",
@@ -176,7 +174,8 @@ def _print_recordings(reading: ReportData) -> None:
         )
         for variant in summary.variants:
             if variant.heard:
-                table.add_row(variant.variant, *_heard(variant, variant.heard, compared.get(variant.variant)))
+                compared = summary.comparison(variant.variant)
+                table.add_row(variant.variant, *_heard(variant, variant.heard, compared))
         out.print()
         print_table(table)
     out.print()

@@ -20,7 +20,7 @@ import msgspec
 
 from edgespec.apps.bench import clients
 from edgespec.apps.bench.bench import BenchSettings, leaving_no_trace, turns, unfit, warm_up
-from edgespec.apps.bench.runs import Cell, PassTime, Run, Throughput, as_json, from_json, rotated
+from edgespec.apps.bench.runs import Cell, PassTime, Run, Throughput, keep, read_kept, rotated
 from edgespec.apps.bench.variants import Variant
 from edgespec.decoding.choices import DrafterName
 from edgespec.engine.engine import Engine
@@ -100,11 +100,11 @@ class ComparisonPlan:
         n_times = len(self.settings.clients) or len(self.prompts)
         return n_times * (1 + len(combination.restrict(self.settings).variants))
 
-    def key(self, combination: Combination) -> str:
-        """Return a hash of what a cell's runs depend on."""
+    def key(self, combination: Combination, round_: int) -> str:
+        """Return a hash of what a cell's runs in a round depend on."""
         files = [self.models[n].sha256 for n in (combination.target, combination.draft_model) if n]
         alike = (self.prompts, self.settings, self.n_threads, self.assume_watts, self.machine)
-        return hashlib.sha256(as_json((combination, files, alike))).hexdigest()
+        return hashlib.sha256(msgspec.json.encode((combination, round_, files, alike))).hexdigest()
 
     def conflicts(self, other: ComparisonPlan) -> list[str]:
         """Return in words why cells of `other` must not stand in one table with this plan's."""
@@ -116,11 +116,8 @@ class ComparisonPlan:
 
 @dataclass(frozen=True, slots=True)
 class _CellFile:
-    """A file of runs."""
+    """A file of runs, kept under its `ComparisonPlan.key`."""
 
-    key: str
-    """`ComparisonPlan.key` of the cell; if it differs, the file belongs to another comparison."""
-    round: int
     cell: Cell
     warnings: tuple[str, ...] = ()
     """Disturbances of the machine during the runs, and the engine's warnings."""
@@ -163,7 +160,7 @@ class ComparisonRun:
             self._runs.mkdir(parents=True, exist_ok=True)
             # Models that this plan leaves out stay in the file, since their cells stay in the folder.
             models = {**stored.models, **plan.models} if stored else plan.models
-            write_atomically(folder / _PLAN, as_json(replace(plan, models=models)) + b"\n")
+            write_atomically(folder / _PLAN, msgspec.json.encode(replace(plan, models=models)) + b"\n")
         except OSError as error:
             raise UsageError(describe_os_error(error), field="out", value=folder) from None
 
@@ -190,12 +187,7 @@ class ComparisonRun:
 
     def _stored(self, combination: Combination, round_: int) -> _CellFile | None:
         """Return a cell's runs in a round; None if their file is missing, outdated or damaged."""
-        try:
-            file = self._file(combination, round_)
-            found = from_json(_CellFile, file.read_bytes(), str(file))
-        except (OSError, EdgespecError):
-            return None
-        return found if (found.key, found.round) == (self.plan.key(combination), round_) else None
+        return read_kept(self._file(combination, round_), self.plan.key(combination, round_), _CellFile)
 
     def run(self, on_progress: Callable[[ComparisonProgress], None] = lambda _progress: None) -> None:
         """Measure what is missing. Raises OSError if a cell cannot be written; earlier cells stay."""
@@ -254,8 +246,8 @@ class ComparisonRun:
                 passes=tuple(passes),
             )
             warnings += watch.warnings()
-            measured = _CellFile(plan.key(combination), round_, cell, tuple(warnings))
-            write_atomically(self._file(combination, round_), as_json(measured) + b"\n")
+            measured = _CellFile(cell, tuple(warnings))
+            keep(self._file(combination, round_), plan.key(combination, round_), measured)
             return
         self._skipped[combination] = self._why_ended(ended)
 
@@ -332,9 +324,10 @@ def _stored_plan(folder: Path) -> ComparisonPlan | None:
     if not file.exists():
         return None
     try:
-        return from_json(ComparisonPlan, file.read_bytes(), str(file))
-    except EdgespecError as error:
-        raise UsageError(f"{error}; delete it, or choose another folder") from None
+        return msgspec.json.decode(file.read_bytes(), type=ComparisonPlan)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # ValidationError is a DecodeError
+        problem = f"{file}: holds no comparison plan that edgespec wrote: {error}"
+        raise UsageError(f"{problem}; delete it, or choose another folder") from None
 
 
 def _draft(combination: Combination) -> str | None:

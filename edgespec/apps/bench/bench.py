@@ -105,7 +105,7 @@ def unfit(engine: Engine, prompts: Sequence[Prompt], n_predict: int) -> dict[str
     """Return the ids of prompts that the target cannot answer in full, each with the reason."""
     found = {}
     for prompt in prompts:
-        needed = len(engine.prompt_tokens(prompt.text)) + n_predict + 1
+        needed = len(prompt.tokens or engine.prompt_tokens(prompt.text)) + n_predict + 1
         if needed > engine.target.n_ctx_train:
             found[prompt.id] = (
                 f"{prompt.id} is left out: with {n_predict} tokens of answer it needs a context of {needed}, "
@@ -125,7 +125,7 @@ def leaving_no_trace(engine: Engine) -> Iterator[None]:
 
 def warm_up(engine: Engine, prompts: Sequence[Prompt], settings: BenchSettings) -> None:
     """Begin to answer the longest prompt in every variant, to enlarge the contexts and read the weights."""
-    longest = max(prompts, key=lambda prompt: len(engine.prompt_tokens(prompt.text)))
+    longest = max(prompts, key=lambda prompt: len(prompt.tokens or engine.prompt_tokens(prompt.text)))
     for variant in (PLAIN_VARIANT, *settings.variants):
         stream = _stream(engine, longest, variant, settings)
         for _ in itertools.islice(stream, _WARM_UP_TOKENS):
@@ -139,7 +139,7 @@ def _stream(
     """Begin to answer as a new process would, with the profile that the engine was made with."""
     engine.forget(tables=True)
     return engine.stream(
-        prompt.text,
+        prompt.tokens or prompt.text,
         params=settings.params,
         seed=settings.seed + round_,
         n_predict=settings.n_predict,

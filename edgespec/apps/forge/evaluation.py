@@ -32,7 +32,6 @@ from edgespec.apps.forge.evaluation_process import (
     EvaluationTask,
 )
 from edgespec.apps.forge.progress import StageContext, StageProgress
-from edgespec.apps.forge.prompts import EvaluationPrompt
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.llama.gguf_header import check_model_file
 from edgespec.models.draft_records import (
@@ -46,6 +45,7 @@ from edgespec.models.draft_records import (
 from edgespec.models.hashes import sha256_of
 from edgespec.models.quantizations import ModelFile, model_file
 from edgespec.models.resolve import resolve
+from edgespec.models.suites import Prompt
 
 _BEST_OF_FIRST_ROUND = 2  # new candidates that go on after it
 
@@ -89,7 +89,7 @@ class Evaluator:
     def __init__(
         self,
         target: Path,
-        prompts: Sequence[EvaluationPrompt],
+        prompts: Sequence[Prompt],
         settings: EvaluationSettings,
         folder: Path,
         context: StageContext,
@@ -209,7 +209,7 @@ class DraftEvaluation:
 def evaluate_draft(
     name: str,
     target: str | None,
-    prompts: Sequence[EvaluationPrompt] | None,
+    prompts: Sequence[Prompt] | None,
     settings: EvaluationSettings,
     context: StageContext,
 ) -> DraftEvaluation:

@@ -15,14 +15,14 @@ from edgespec.apps.forge.evaluation_process import (
     EvaluationTask,
 )
 from edgespec.apps.forge.progress import StageContext
-from edgespec.apps.forge.prompts import EvaluationPrompt
 from edgespec.errors import EdgespecError
+from edgespec.models.suites import Prompt
 from tiny_gguf import write_tiny_gguf
 
 SETTINGS = EvaluationSettings(n_predict=12, rounds=2, n_threads=1, kernels="off")
 QUESTIONS = (
-    EvaluationPrompt("a", "test", "the wind in the reeds"),
-    EvaluationPrompt("b", "test", tokens=(5, 6, 7, 8)),
+    Prompt("a", "test", "the wind in the reeds"),
+    Prompt("b", "test", tokens=(5, 6, 7, 8)),
 )
 
 

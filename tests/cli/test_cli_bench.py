@@ -21,7 +21,7 @@ from edgespec.apps.bench.commands import bench as bench_room
 from edgespec.apps.bench.commands import bench_runs
 from edgespec.apps.bench.peers import DRAFTED_PROGRAM, PLAIN_PROGRAM
 from edgespec.apps.bench.runs import BenchmarkOutcome
-from edgespec.apps.energy import EnergyMeter
+from edgespec.apps.energy.meter import EnergyMeter
 from edgespec.cli import app
 from edgespec.llama.kv_cache import KVCache
 from fake_llama_cpp import DRAFTED_LOG, PLAIN_LOG, asked, fake

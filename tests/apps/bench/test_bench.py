@@ -30,7 +30,7 @@ from edgespec.apps.bench.bench import (
 )
 from edgespec.apps.bench.runs import PLAIN, Run
 from edgespec.apps.bench.variants import PLAIN_VARIANT, Variant, parse_variants
-from edgespec.apps.energy import EnergyMeter
+from edgespec.apps.energy.meter import EnergyMeter
 from edgespec.decoding.options import Waking
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.kv_cache import KVCache

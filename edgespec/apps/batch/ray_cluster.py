@@ -257,7 +257,7 @@ class RayWriter:
         for worker in self._workers:
             ray.kill(worker.actor)
         self._workers = []
-        disconnect()
+        ray.shutdown()
 
     # ---- nodes ----
 
@@ -417,11 +417,6 @@ def connect(address: str) -> None:
             value=address,
         ) from None
     signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own prints a stack trace
-
-
-def disconnect() -> None:
-    """Leave the cluster; do nothing where none was joined."""
-    ray.shutdown()
 
 
 def _check_answers(address: str) -> None:

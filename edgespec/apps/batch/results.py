@@ -91,16 +91,8 @@ class _OutputLine(msgspec.Struct):
     response: _OutputStatus
 
 
-@dataclass(frozen=True, slots=True)
-class OutputRecord:
-    """Place and status of a line of the output."""
-
-    place: int
-    failed: bool
-
-
-def read_output_line(line: bytes, key: str) -> OutputRecord | None:
-    """Parse a line of `output_line`; None for a line that is not of this batch."""
+def read_output_line(line: bytes, key: str) -> tuple[int, bool] | None:
+    """Return the place of a line of `output_line`, and whether it failed; None: not of this batch."""
     try:
         found = msgspec.json.decode(line, type=_OutputLine)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -108,7 +100,7 @@ def read_output_line(line: bytes, key: str) -> OutputRecord | None:
     prefix, _, place = found.id.rpartition("_")
     if prefix != f"batch_req_{key}" or not (place.isascii() and place.isdecimal()):
         return None
-    return OutputRecord(int(place), found.response.status_code != 200)
+    return int(place), found.response.status_code != 200
 
 
 class _AnswerMessage(msgspec.Struct):
@@ -304,13 +296,14 @@ class Journal(Closing):
             file.seek(start)
             for line in file:
                 written = read_output_line(line, self.key) if line.endswith(b"\n") else None
-                if written is None or not 0 <= written.place < len(self._places):
+                place, failed = written or (_ABSENT, False)
+                if not 0 <= place < len(self._places):
                     self._refuse_foreign(line)
                     break
-                if self._places[written.place] == _ABSENT:
+                if self._places[place] == _ABSENT:
                     self.n_done += 1
-                    self.n_failed += written.failed
-                    self._places[written.place] = self._end
+                    self.n_failed += failed
+                    self._places[place] = self._end
                 self._end += len(line)
         if n_torn := os.fstat(self._results).st_size - self._end:
             os.ftruncate(self._results, self._end)

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from edgespec.apps.bench.runs import Run, WorkProgressFn, rotated, text_hash
@@ -94,11 +95,9 @@ class Peer(Protocol):
     @property
     def name(self) -> str:
         """The name of the other program in tables and messages."""
-        ...
 
     def runs(self, prompt: Prompt, round_: int) -> Iterator[Run]:
         """Yield a run of each of its variants."""
-        ...
 
 
 def unfit(engine: Engine, prompts: Sequence[Prompt], n_predict: int) -> dict[str, str]:
@@ -246,14 +245,7 @@ def read_answers(
     return found
 
 
-def turns(
-    engine: Engine,
-    prompt: Prompt,
-    settings: BenchSettings,
-    *,
-    round_: int,
-    place: int,
-) -> Iterator[Run]:
+def turns(engine: Engine, settings: BenchSettings, prompt: Prompt, round_: int, place: int) -> Iterator[Run]:
     """Yield a run of every variant over one prompt; which variant comes first depends on round and place."""
     for variant in rotated((PLAIN_VARIANT, *settings.variants), round_ + place):
         yield generate(engine, prompt, variant, settings, round_=round_)
@@ -312,10 +304,7 @@ def measure(
     engine raises.
     """
     began = time.monotonic()
-
-    def answer(prompt: Prompt, round_: int, place: int) -> Iterator[Run]:
-        return turns(engine, prompt, settings, round_=round_, place=place)
-
+    answer = partial(turns, engine, settings)
     with leaving_no_trace(engine):
         warm_up(engine, prompts, settings)
         return measure_rounds(prompts, answer, limits=limits, listener=listener, peers=peers, began=began)

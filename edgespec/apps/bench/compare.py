@@ -399,7 +399,7 @@ def _measure(request: _CellRequest) -> None:
 def _one_by_one(engine: Engine, request: _CellRequest) -> None:
     warm_up(engine, request.prompts, request.settings)
     for place, prompt in enumerate(request.prompts):
-        for run in turns(engine, prompt, request.settings, round_=request.round, place=place):
+        for run in turns(engine, request.settings, prompt, request.round, place):
             say("run", run)
 
 

@@ -222,10 +222,10 @@ class Row:
 
     def of_category(self, category: str) -> tuple[VariantSummary, VariantComparison | None] | None:
         """Return this variant's figures in a category; None if the cell has no such runs."""
-        for summary in self.categories:
-            if summary.category == category:
-                return _pick(summary, self.variant.variant)
-        return None
+        name = self.variant.variant
+        own = [summary for summary in self.categories if summary.category == category]
+        found = ((one, summary.comparison(name)) for summary in own for one in summary.variants)
+        return next(((one, compared) for one, compared in found if one.variant == name), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,13 +265,6 @@ class ReportData:
         """The categories of all cells, without OVERALL."""
         names = (summary.category for row in self.rows for summary in row.categories)
         return tuple(dict.fromkeys(names))
-
-
-def _pick(summary: CategorySummary, variant: str) -> tuple[VariantSummary, VariantComparison | None] | None:
-    for found in summary.variants:
-        if found.variant == variant:
-            return found, summary.comparison(variant)
-    return None
 
 
 def read_outcome(outcome: BenchmarkOutcome, summaries: Summaries | None = None) -> ReportData:

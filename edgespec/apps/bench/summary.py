@@ -469,13 +469,9 @@ def summarise_throughput(cell: Cell) -> tuple[ThroughputPoint, ...]:
     found = []
     for n in numbers:
         for variant in variants:
-            own = _rounds(cell.throughput, variant, n)
+            own, fewest = (_rounds(cell.throughput, variant, at) for at in (n, numbers[0]))
+            plain, texts = (_rounds(cell.throughput, PLAIN, at) for at in (n, numbers[0]))
             if own:
-                fewest, plain = (
-                    _rounds(cell.throughput, variant, numbers[0]),
-                    _rounds(cell.throughput, PLAIN, n),
-                )
-                texts = _rounds(cell.throughput, PLAIN, numbers[0])
                 found.append(_throughput_point(own, fewest, plain, texts, _limit(cell.passes, n)))
     return tuple(found)
 

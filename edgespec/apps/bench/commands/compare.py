@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -72,6 +71,8 @@ class ModelMatrix:
 
     def kernels_choices(self) -> list[KernelsChoice]:
         """Return the kernels one by one. Raises UsageError."""
+        from edgespec.apps.bench.variants import names_in
+
         chosen: list[KernelsChoice] = []
         for name in names_in(self.kernels, "kernels"):
             check_choice("kernels", name, KernelsChoice)
@@ -175,6 +176,7 @@ def compare_command(
     from edgespec.apps.bench.clients import prompts_for
     from edgespec.apps.bench.commands.tables import write_results
     from edgespec.apps.bench.compare import ComparisonPlan
+    from edgespec.apps.bench.variants import names_in
     from edgespec.models.quantizations import parse_types
     from edgespec.platform.cpu import default_threads
 
@@ -225,16 +227,6 @@ def _check_drafts(drafts: list[str], settings: BenchSettings, variants: str) -> 
     for draft in drafts:
         if draft != NO_DRAFT and not Combination("", draft, "auto").restrict(settings).variants:
             raise UsageError(f"--drafts {draft} and --variants {variants}: none of them can use it; add auto")
-
-
-def names_in(text: str, field: str) -> list[str]:
-    """Return the names in `text`, with commas, the value of `field`. Raises UsageError."""
-    names = [name for name in (part.strip() for part in text.split(",")) if name]
-    if not names:
-        raise UsageError("name at least one", field=field)
-    if twice := [name for name, n in Counter(names).items() if n > 1]:
-        raise UsageError(f"{twice[0]} is named twice", field=field)
-    return names
 
 
 # ---- the work ----

@@ -87,7 +87,7 @@ def print_outcome(outcome: BenchmarkOutcome, summaries: Summaries | None = None)
             out.print(line)
 
 
-def _table(*names: str, texts: int = 1) -> Table:
+def figures_table(*names: str, texts: int = 1) -> Table:
     """Return an empty table; the columns after the first `texts` hold figures and are aligned right."""
     table = Table(box=None, pad_edge=False, collapse_padding=True)
     for i, name in enumerate(names):
@@ -121,7 +121,7 @@ def _print_categories(reading: ReportData) -> None:
         PLAIN: True
     }
     for name, exact in variants.items():
-        table = _table(
+        table = figures_table(
             "category",
             "n",
             "plain\ntokens/s",
@@ -159,7 +159,7 @@ def _print_recordings(reading: ReportData) -> None:
     """Print a table for each category of recordings, and one for all together: a row for each variant."""
     (cell, summaries), *_ = reading.cells
     for summary in summaries[1:] if len(summaries) == 2 else (*summaries[1:], summaries[0]):
-        table = _table(
+        table = figures_table(
             f"{summary.category}, n = {summary.n_prompts}",
             "seconds",
             "times\nreal time",
@@ -207,7 +207,7 @@ def _heard(variant: VariantSummary, heard: HeardSummary, comparison: VariantComp
 
 
 def _print_rows(reading: ReportData) -> None:
-    table = _table(
+    table = figures_table(
         "row",
         "target",
         "draft",
@@ -245,7 +245,7 @@ def _row(reading: ReportData, row: Row) -> list[str]:
 
 def _print_skipped(reading: ReportData) -> None:
     if reading.skipped:
-        table = _table("skipped: target", "draft", "kernels", "why", texts=4)
+        table = figures_table("skipped: target", "draft", "kernels", "why", texts=4)
         for cell in reading.skipped:
             table.add_row(cell.target, cell.draft or NOT_APPLICABLE, cell.kernels, cell.skipped)
         out.print()
@@ -257,7 +257,7 @@ def _print_accuracy(reading: ReportData) -> None:
     if not scores:
         return
     names = ("tokens", "perplexity", "KL, nats/token", "top-1", "exact match")
-    table = _table("target", "kernels", "compared with", *names, texts=3)
+    table = figures_table("target", "kernels", "compared with", *names, texts=3)
     for score in scores:
         *found, reference, _ = accuracy_figures(score)
         answered = passed(score) or "not asked for"
@@ -279,7 +279,7 @@ def _print_throughput(reading: ReportData) -> None:
 
 def _throughput(curve: ThroughputCurve) -> Table:
     than = fewest_name(curve, curve.points[0])
-    table = _table(
+    table = figures_table(
         "at once",
         "variant",
         "tokens/s\n[rounds]",

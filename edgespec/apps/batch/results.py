@@ -103,35 +103,12 @@ def read_output_line(line: bytes, key: str) -> tuple[int, bool] | None:
     return int(place), found.response.status_code != 200
 
 
-class _AnswerMessage(msgspec.Struct):
-    content: str | None = None
-    message: str = ""
-
-
-class _Choice(msgspec.Struct):
-    text: str | None = None
-    message: _AnswerMessage | None = None
-
-
-class _AnswerBody(msgspec.Struct):
-    choices: list[_Choice] = []
-    error: _AnswerMessage | None = None
-
-
-class _AnswerResponse(msgspec.Struct):
-    body: _AnswerBody
-
-
-class _AnswerLine(msgspec.Struct):
-    response: _AnswerResponse
-
-
 def answer_text(line: bytes) -> bytes:
     """Return the answer of a line of `output_line` as text with a newline; if it failed, the reason."""
-    body = msgspec.json.decode(line, type=_AnswerLine).response.body
-    if body.error:
-        return f"[failed: {body.error.message}]\n".encode()
-    text = "".join(one.text or (one.message and one.message.content) or "" for one in body.choices)
+    body = json.loads(line)["response"]["body"]
+    if error := body.get("error"):
+        return f"[failed: {error['message']}]\n".encode()
+    text = "".join(one.get("text") or one.get("message", {}).get("content") or "" for one in body["choices"])
     return text.strip("\n").encode(errors="replace") + b"\n"
 
 

@@ -208,7 +208,9 @@ class ComparisonRun:
     def _measure(self, combination: Combination, round_: int) -> Iterator[str]:
         """Yield the prompt of each run of a cell in one round, and write the runs once all are complete."""
         plan = self.plan
-        request = self._request(combination, round_)
+        draft = combination.draft_model
+        paths = [str(self._paths[name]) for name in (combination.target, draft) if name]
+        request = _CellRequest(plan, combination, round_, *paths)
         kernels, peak = "", 0
         runs: list[Run] = []
         throughput: list[Throughput] = []
@@ -250,21 +252,6 @@ class ComparisonRun:
             keep(self._file(combination, round_), plan.key(combination, round_), measured)
             return
         self._skipped[combination] = self._why_ended(ended)
-
-    def _request(self, combination: Combination, round_: int) -> _CellRequest:
-        plan, draft = self.plan, combination.draft_model
-        settings = combination.restrict(plan.settings)
-        return _CellRequest(
-            target=str(self._paths[combination.target]),
-            draft=str(self._paths[draft]) if draft else None,
-            drafter=combination.drafter(settings),
-            kernels=combination.kernels,
-            n_threads=plan.n_threads,
-            prompts=plan.prompts,
-            settings=settings,
-            round=round_,
-            assume_watts=plan.assume_watts,
-        )
 
     def _why_ended(self, ended: ChildExit) -> str:
         why = ended.complaint
@@ -351,16 +338,12 @@ def _merged(rounds: Sequence[Cell]) -> Cell:
 class _CellRequest:
     """The job that a cell's process reads from stdin."""
 
-    target: str
-    draft: str | None
-    drafter: DrafterName
-    """The drafter that the engine loads models for."""
-    kernels: KernelsChoice
-    n_threads: int
-    prompts: tuple[Prompt, ...]
-    settings: BenchSettings
+    plan: ComparisonPlan
+    combination: Combination
     round: int
-    assume_watts: float | None
+    target: str
+    """The model's file, and the draft's."""
+    draft: str | None = None
 
 
 def _in_child() -> int:
@@ -368,15 +351,16 @@ def _in_child() -> int:
 
 
 def _measure(request: _CellRequest) -> None:
-    settings = request.settings
+    plan, combination = request.plan, request.combination
+    settings = combination.restrict(plan.settings)
     with (
-        choose_meter(assume_watts=request.assume_watts) as meter,
+        choose_meter(assume_watts=plan.assume_watts) as meter,
         Engine(
             request.target,
             request.draft,
-            drafter=request.drafter,
-            n_threads=request.n_threads,
-            kernels=request.kernels,
+            drafter=combination.drafter(settings),
+            n_threads=plan.n_threads,
+            kernels=combination.kernels,
             meter=meter,
             parallel=max(settings.clients, default=1),
             on_message=lambda line: say("message", line),
@@ -384,28 +368,27 @@ def _measure(request: _CellRequest) -> None:
     ):
         if request.draft and engine.draft is None:
             raise EdgespecError("one of the models cannot take tokens back: nothing is drafted")
-        if too_long := unfit(engine, request.prompts, settings.n_predict):
+        if too_long := unfit(engine, plan.prompts, settings.n_predict):
             name, why = next(iter(too_long.items()))
             raise EdgespecError(f"{name}: {why.removeprefix(f'{name} is left out: ')}")
         say("kernels", engine.kernels)
         with leaving_no_trace(engine):
             if settings.clients:
-                _many_at_once(engine, request)
+                _many_at_once(engine, settings, plan.prompts, request.round)
             else:
-                _one_by_one(engine, request)
+                _one_by_one(engine, settings, plan.prompts, request.round)
         say("peak", peak_rss_bytes())
 
 
-def _one_by_one(engine: Engine, request: _CellRequest) -> None:
-    warm_up(engine, request.prompts, request.settings)
-    for place, prompt in enumerate(request.prompts):
-        for run in turns(engine, request.settings, prompt, request.round, place):
+def _one_by_one(engine: Engine, settings: BenchSettings, prompts: Sequence[Prompt], round_: int) -> None:
+    warm_up(engine, prompts, settings)
+    for place, prompt in enumerate(prompts):
+        for run in turns(engine, settings, prompt, round_, place):
             say("run", run)
 
 
-def _many_at_once(engine: Engine, request: _CellRequest) -> None:
-    settings, prompts = request.settings, request.prompts
+def _many_at_once(engine: Engine, settings: BenchSettings, prompts: Sequence[Prompt], round_: int) -> None:
     with clients.Passes(engine, prompts, settings) as passes:
         clients.warm_up(engine, prompts, settings)
-        for measured in clients.one_round(engine, prompts, settings, passes, request.round):
+        for measured in clients.one_round(engine, prompts, settings, passes, round_):
             say("pass" if isinstance(measured, PassTime) else "throughput", measured)

@@ -14,7 +14,6 @@ from edgespec.apps.bench.rows import (
     NOT_EXACT,
     UNAVAILABLE,
     ReportData,
-    Row,
     Summaries,
     accuracy_figures,
     document,
@@ -225,22 +224,14 @@ def _print_rows(reading: ReportData) -> None:
     )
     table.columns[0].justify = "right"
     for row in reading.rows:
-        table.add_row(*_row(reading, row))
+        table.add_row(
+            *(str(row.number), row.cell.target, row.draft, row.kernels, row.variant_name),
+            fixed(row.variant.decode_tokens_per_s, 1),
+            *_figures(reading, row.variant, row.comparison),
+            megabytes(row.peak_rss_bytes),
+        )
     out.print()
     print_table(table)
-
-
-def _row(reading: ReportData, row: Row) -> list[str]:
-    return [
-        str(row.number),
-        row.cell.target,
-        row.draft,
-        row.kernels,
-        row.variant_name,
-        fixed(row.variant.decode_tokens_per_s, 1),
-        *_figures(reading, row.variant, row.comparison),
-        megabytes(row.peak_rss_bytes),
-    ]
 
 
 def _print_skipped(reading: ReportData) -> None:

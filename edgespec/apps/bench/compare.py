@@ -374,21 +374,13 @@ def _measure(request: _CellRequest) -> None:
         say("kernels", engine.kernels)
         with leaving_no_trace(engine):
             if settings.clients:
-                _many_at_once(engine, settings, plan.prompts, request.round)
+                with clients.Passes(engine, plan.prompts, settings) as passes:
+                    clients.warm_up(engine, plan.prompts, settings)
+                    for measured in clients.one_round(engine, plan.prompts, settings, passes, request.round):
+                        say("pass" if isinstance(measured, PassTime) else "throughput", measured)
             else:
-                _one_by_one(engine, settings, plan.prompts, request.round)
+                warm_up(engine, plan.prompts, settings)
+                for place, prompt in enumerate(plan.prompts):
+                    for run in turns(engine, settings, prompt, request.round, place):
+                        say("run", run)
         say("peak", peak_rss_bytes())
-
-
-def _one_by_one(engine: Engine, settings: BenchSettings, prompts: Sequence[Prompt], round_: int) -> None:
-    warm_up(engine, prompts, settings)
-    for place, prompt in enumerate(prompts):
-        for run in turns(engine, settings, prompt, round_, place):
-            say("run", run)
-
-
-def _many_at_once(engine: Engine, settings: BenchSettings, prompts: Sequence[Prompt], round_: int) -> None:
-    with clients.Passes(engine, prompts, settings) as passes:
-        clients.warm_up(engine, prompts, settings)
-        for measured in clients.one_round(engine, prompts, settings, passes, round_):
-            say("pass" if isinstance(measured, PassTime) else "throughput", measured)

@@ -82,11 +82,7 @@ def write_csv(outcome: BenchmarkOutcome, where: Path | TextIO, summaries: Summar
     Raises EdgespecError in one line if the file cannot be written.
     """
     found = summarise(outcome) if summaries is None else summaries
-    _write_rows(list(_csv_rows(outcome, found)), where)
-
-
-def _write_rows(rows: list[dict[str, Any]], where: Path | TextIO) -> None:
-    text = io.StringIO()
+    rows, text = list(_csv_rows(outcome, found)), io.StringIO()
     columns = list(dict.fromkeys(name for row in rows for name in row))
     writer = csv.DictWriter(text, columns, lineterminator="\n", restval="")
     writer.writeheader()

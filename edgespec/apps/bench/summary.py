@@ -315,8 +315,9 @@ def _resampled(groups: Sequence[Sequence[float]], *, over_prompts: bool) -> npt.
         row[: len(group)] = group
     coins = np.random.Generator(np.random.PCG64(0))
     medians = []
-    for n in _portions(_RESAMPLES, max(1, _DRAWN_AT_ONCE // table.size)):
-        shape = (n, len(groups))
+    most = max(1, _DRAWN_AT_ONCE // table.size)
+    for start in range(0, _RESAMPLES, most):
+        shape = n, _ = min(most, _RESAMPLES - start), len(groups)
         rows = coins.integers(len(groups), size=shape) if over_prompts else np.arange(len(groups))
         rows = np.broadcast_to(rows, shape)[:, :, None]
         own = counts[rows]
@@ -326,10 +327,6 @@ def _resampled(groups: Sequence[Sequence[float]], *, over_prompts: bool) -> npt.
         each = np.arange(n)
         medians.append((drawn[each, (n_drawn - 1) // 2] + drawn[each, n_drawn // 2]) / 2)
     return np.concatenate(medians)
-
-
-def _portions(total: int, most: int) -> list[int]:
-    return [min(most, total - start) for start in range(0, total, most)]
 
 
 # ---- one variant ----

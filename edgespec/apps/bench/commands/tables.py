@@ -36,7 +36,6 @@ from edgespec.apps.bench.rows import (
 )
 from edgespec.apps.bench.runs import PLAIN, BenchmarkOutcome
 from edgespec.apps.bench.summary import (
-    CategorySummary,
     HeardSummary,
     ThroughputCurve,
     VariantComparison,
@@ -158,6 +157,7 @@ def _print_recordings(reading: ReportData) -> None:
     """Print a table for each category of recordings, and one for all together: a row for each variant."""
     (cell, summaries), *_ = reading.cells
     for summary in summaries[1:] if len(summaries) == 2 else (*summaries[1:], summaries[0]):
+        n_words = max((variant.heard.n_words for variant in summary.variants if variant.heard), default=0)
         table = figures_table(
             f"{summary.category}, n = {summary.n_prompts}",
             "seconds",
@@ -167,7 +167,7 @@ def _print_recordings(reading: ReportData) -> None:
             "decoder",
             "tau",
             "alpha",
-            f"word errors\nof {_n_words(summary)}",
+            f"word errors\nof {n_words}",
             "J/min",
             "identical",
         )
@@ -179,10 +179,6 @@ def _print_recordings(reading: ReportData) -> None:
         print_table(table)
     out.print()
     out.print(f"kernels {cell.kernels}; peak memory {megabytes(cell.peak_rss_bytes)}")
-
-
-def _n_words(summary: CategorySummary) -> int:
-    return max((variant.heard.n_words for variant in summary.variants if variant.heard), default=0)
 
 
 def _heard(variant: VariantSummary, heard: HeardSummary, comparison: VariantComparison | None) -> list[str]:

@@ -61,7 +61,7 @@ def measured(engine: Engine, prompts: list[Prompt], settings: BenchSettings, rou
         warm_up(engine, prompts, settings)
         for turn in range(rounds):
             for shift, prompt in enumerate(prompts):
-                runs += turns(engine, prompt, settings, round_=turn, place=shift)
+                runs += turns(engine, settings, prompt, turn, shift)
                 print(".", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
     return runs

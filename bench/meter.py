@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from edgespec import EnergyMeter, Engine, SamplingParams
-from edgespec.apps.energy import Window
+from edgespec.apps.energy.meter import Window
 from edgespec.decoding.choices import DrafterName
 from edgespec.platform.metering import Phase
 from script import Measuring, parser, spread, start

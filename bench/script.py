@@ -19,7 +19,6 @@ import msgspec
 
 from edgespec import _core
 from edgespec.apps.bench.machine import facts
-from edgespec.apps.bench.runs import as_json
 from edgespec.errors import EdgespecError
 from edgespec.llama import kernels
 from edgespec.llama.backend import llama
@@ -93,7 +92,7 @@ class Measuring:
         disturbed, nothing is written and the script ends with the reason.
         """
         command = [Path(part).name if part.startswith("/") else part for part in sys.argv]
-        outcome = as_json({"machine": self.machine, "command": command, **result})
+        outcome = msgspec.json.encode({"machine": self.machine, "command": command, **result})
         text = msgspec.json.format(outcome, indent=1).decode() + "\n"
         if self._args.json:
             print(text, end="")

@@ -227,19 +227,6 @@ static PyObject *sampler_set_probs(PyObject *object, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-static PyObject *sampler_set_point(PyObject *object, PyObject *args) {
-    sampler_object *self = (sampler_object *)object;
-    Py_ssize_t slot;
-    int token;
-    if (!PyArg_ParseTuple(args, "ni:set_point", &slot, &token)) return NULL;
-    es_dist *dist = dist_at(self->sampler, slot);
-    if (!dist || es_enter(self) < 0) return NULL;
-    const es_status status = es_dist_set_point(self->sampler, token, dist);
-    self->busy = false;
-    if (status != ES_OK) return es_raise(status);
-    Py_RETURN_NONE;
-}
-
 PyObject *es_write_probs(const es_sampler *s, const es_dist *dist, PyObject *out_object) {
     Py_buffer out;
     if (get_buffer(out_object, &out, 'f', "out", PyBUF_WRITABLE) < 0) return NULL;
@@ -341,7 +328,6 @@ static PyMethodDef sampler_methods[] = {
     {"adjusted", sampler_adjusted, METH_VARARGS,
      "adjusted(row, prefix, tokens) -> the logits of tokens after bias, penalties, DRY and top-n-sigma."},
     {"set_probs", sampler_set_probs, METH_VARARGS, "set_probs(slot, probs): give slot these probabilities by id."},
-    {"set_point", sampler_set_point, METH_VARARGS, "set_point(slot, token): give slot a point mass."},
     {"top", sampler_top, METH_VARARGS, "top(slot) -> the likeliest token of slot."},
     {"draw", sampler_draw, METH_VARARGS, "draw(slot, coin) -> a token sampled from slot."},
     {"likeliest", sampler_likeliest, METH_VARARGS,

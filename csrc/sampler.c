@@ -559,12 +559,7 @@ static es_status filter(es_sampler *s, const float *row, const int32_t *ids, siz
 }
 
 es_status es_filter(es_sampler *s, const float *row, size_t n, const int32_t *prefix, size_t n_prefix,
-                    es_dist *out) {
-    return filter(s, row, NULL, n, 1.0, (es_text){.prefix = prefix, .n_prefix = n_prefix}, out);
-}
-
-es_status es_filter_along(es_sampler *s, const float *row, size_t n, const int32_t *prefix, size_t n_prefix,
-                          const int32_t *path, size_t n_path, es_dist *out) {
+                    const int32_t *path, size_t n_path, es_dist *out) {
     return filter(s, row, NULL, n, 1.0, (es_text){prefix, n_prefix, path, n_path}, out);
 }
 

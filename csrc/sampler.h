@@ -122,18 +122,15 @@ es_sampler *es_sampler_new(size_t n_vocab, size_t n_slots, const es_params *para
                            const float *bias_values, size_t n_bias);
 void es_sampler_free(es_sampler *sampler);
 
-/* Filters row[n] (n <= n_vocab), at a position that follows prefix[n_prefix], into `out`, which is one of
- * `target` or of `slots`. */
+/* Filters row[n] (n <= n_vocab), at a position that follows prefix[n_prefix] and then path[n_path], into `out`,
+ * which is one of `target` or of `slots`. */
 es_status es_filter(es_sampler *sampler, const float *row, size_t n, const int32_t *prefix, size_t n_prefix,
-                    es_dist *out);
+                    const int32_t *path, size_t n_path, es_dist *out);
 /* The same for a draft's row, whose temperature is `ratio` (above 0) times the target's.  It may be of some tokens
  * only: entry i is that of token ids[i], and others are impossible.  The ids must ascend and be tokens of the
  * vocabulary, else ES_BAD_LENGTH; NULL: all of the row's. */
 es_status es_filter_draft(es_sampler *sampler, const float *row, const int32_t *ids, size_t n, double ratio,
                           const int32_t *prefix, size_t n_prefix, es_dist *out);
-/* es_filter at a position that follows prefix[n_prefix] and then path[n_path]. */
-es_status es_filter_along(es_sampler *sampler, const float *row, size_t n, const int32_t *prefix, size_t n_prefix,
-                          const int32_t *path, size_t n_path, es_dist *out);
 
 /* Points *adjusted at the n logits of the row after bias, penalties, DRY and top-n-sigma, valid until the next
  * call. */

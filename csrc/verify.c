@@ -53,8 +53,8 @@ static es_status hold(walk *w) {
     es_frame *f = &s->frames[w->depth];
     if (f->held) return ES_OK;
     es_dist *p = &s->target[w->depth];
-    const es_status status = es_filter_along(s, d->rows + (size_t)(f->node + 1) * s->n_vocab, s->n_vocab,
-                                             d->prefix, d->n_prefix, s->path, w->depth, p);
+    const es_status status = es_filter(s, d->rows + (size_t)(f->node + 1) * s->n_vocab, s->n_vocab, d->prefix,
+                                       d->n_prefix, s->path, w->depth, p);
     if (status != ES_OK) return status;
     f->held = true;
     for (int32_t child = f->node + 1; child < end_of(w, f->node); child = s->ends[child])

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from edgespec.apps.energy import EnergyMeter
+    from edgespec.apps.energy.meter import EnergyMeter
     from edgespec.decoding.grammar.grammar import Grammar
     from edgespec.decoding.options import Options, Waking
     from edgespec.decoding.records import Result, Stats, Token
@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "apps.energy": ("EnergyMeter",),
+    "apps.energy.meter": ("EnergyMeter",),
     "platform.metering": ("Measurement",),
     "engine.engine": ("Engine",),
     "errors": ("EdgespecError", "UsageError"),

@@ -67,9 +67,6 @@ class Sampler:
     def set_probs(self, slot: int, probs: _Floats) -> None:
         """Give `slot` the probabilities `probs` (float32, by token id)."""
 
-    def set_point(self, slot: int, token: int) -> None:
-        """Give `slot` the point mass on `token`: a deterministic proposal."""
-
     def top(self, slot: int) -> int:
         """Return the likeliest token of `slot`, of equal ones that of the smallest id."""
 

@@ -16,7 +16,7 @@ static inline const es_dist *chain_p(es_sampler *s, const es_draft *d, size_t i)
     int32_t *history = exact((d->n_prefix + i) * sizeof *history);
     if (d->n_prefix) memcpy(history, d->prefix, d->n_prefix * sizeof *history);
     if (i) memcpy(history + d->n_prefix, d->tokens, i * sizeof *history);
-    CHECK(es_filter(s, d->rows + i * s->n_vocab, s->n_vocab, history, d->n_prefix + i, s->target) == ES_OK);
+    CHECK(es_filter(s, d->rows + i * s->n_vocab, s->n_vocab, history, d->n_prefix + i, NULL, 0, s->target) == ES_OK);
     free(history);
     return s->target;
 }

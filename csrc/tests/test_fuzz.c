@@ -52,7 +52,7 @@ static int32_t propose(es_sampler *s, size_t i, size_t n_q, const int32_t *prefi
         break;
     default:
         fill_row(&state, random_below(&state, N_ROW_KINDS), values, n_q);
-        CHECK(es_filter(s, values, n_q, prefix, n_prefix, q) == ES_OK);
+        CHECK(es_filter(s, values, n_q, prefix, n_prefix, NULL, 0, q) == ES_OK);
         check_filtered(s, q);
     }
     free(values);
@@ -106,8 +106,8 @@ static void check_verdict(es_sampler *s, const es_draft *d, es_rule rule, const 
 
     int32_t emitted[MOST_NODES];
     for (size_t i = 0; i <= n_accepted; i++) { /* each has p > 0 */
-        CHECK(es_filter_along(s, d->rows + (size_t)(path[i] + 1) * s->n_vocab, s->n_vocab, d->prefix, d->n_prefix,
-                              emitted, i, s->target) == ES_OK);
+        CHECK(es_filter(s, d->rows + (size_t)(path[i] + 1) * s->n_vocab, s->n_vocab, d->prefix, d->n_prefix,
+                        emitted, i, s->target) == ES_OK);
         check_filtered(s, s->target);
         const int32_t token = i < n_accepted ? d->tokens[path[i + 1]] : next_token;
         CHECK(es_dist_prob(s->target, token) > 0.0);

@@ -42,8 +42,8 @@ int main(void) {
     /* The loop allocates nothing. */
     n_calls = 0;
     for (size_t slot = 0; slot < 4; slot++) {
-        CHECK(es_filter(s, row, 300, NULL, 0, &s->slots[slot]) == ES_OK);
-        CHECK(es_filter(s, row, 300, NULL, 0, s->target) == ES_OK);
+        CHECK(es_filter(s, row, 300, NULL, 0, NULL, 0, &s->slots[slot]) == ES_OK);
+        CHECK(es_filter(s, row, 300, NULL, 0, NULL, 0, s->target) == ES_OK);
         es_residual(s, s->target, &s->slots[slot], 0.5);
         es_dist_sample(s->target, 0.5);
     }

@@ -135,7 +135,7 @@ static void filters_agree_with_the_slow_ones(size_t n_runs, size_t longest) {
         for (size_t i = 0; i < n_prefix; i++) prefix[i] = (int32_t)random_below(&state, 40) - 2;
 
         es_sampler *s = es_sampler_new(n_vocab, 1, &params, NULL, NULL, 0);
-        CHECK(s && es_filter(s, row, n, prefix, n_prefix, &s->slots[0]) == ES_OK);
+        CHECK(s && es_filter(s, row, n, prefix, n_prefix, NULL, 0, &s->slots[0]) == ES_OK);
         check_filtered(s, &s->slots[0]);
         check_scratch(s);
         n_near += !agrees(&params, row, n, prefix, n_prefix, &s->slots[0]);
@@ -178,7 +178,7 @@ static void ties_are_ordered_by_id(void) {
     es_params params = all_off();
     for (params.top_k = 1; params.top_k < N; params.top_k++) {
         es_sampler *s = es_sampler_new(N, 0, &params, NULL, NULL, 0);
-        CHECK(s && es_filter(s, row, N, NULL, 0, s->target) == ES_OK);
+        CHECK(s && es_filter(s, row, N, NULL, 0, NULL, 0, s->target) == ES_OK);
         CHECK(s->target->n == (size_t)params.top_k);
         for (size_t i = 0; i < s->target->n; i++)
             CHECK(s->target->ids[i] == (int32_t)(i % 100 * 7 + 6 - i / 100));
@@ -193,23 +193,23 @@ static void refusals(void) {
         es_sampler *s = es_sampler_new(N, 2, &params, NULL, NULL, 0);
         float row[N + 1] = {0};
         CHECK(s);
-        CHECK(es_filter(s, row, 0, NULL, 0, s->target) == ES_BAD_LENGTH);
-        CHECK(es_filter(s, row, N + 1, NULL, 0, s->target) == ES_BAD_LENGTH);
+        CHECK(es_filter(s, row, 0, NULL, 0, NULL, 0, s->target) == ES_BAD_LENGTH);
+        CHECK(es_filter(s, row, N + 1, NULL, 0, NULL, 0, s->target) == ES_BAD_LENGTH);
         const int32_t wrong_ids[][2] = {{-1, 3}, {3, N}, {3, 3}, {4, 3}};
         for (size_t w = 0; w < 4; w++)
             CHECK(es_filter_draft(s, row, wrong_ids[w], 2, 1.0, NULL, 0, s->target) == ES_BAD_LENGTH);
         CHECK(es_filter_draft(s, row, wrong_ids[0], 0, 1.0, NULL, 0, s->target) == ES_BAD_LENGTH);
         for (size_t i = 0; i < N; i += 13) {
             row[i] = NAN;
-            CHECK(es_filter(s, row, N, NULL, 0, s->target) == ES_NOT_FINITE);
+            CHECK(es_filter(s, row, N, NULL, 0, NULL, 0, s->target) == ES_NOT_FINITE);
             row[i] = INFINITY;
-            CHECK(es_filter(s, row, N, NULL, 0, s->target) == ES_NOT_FINITE);
+            CHECK(es_filter(s, row, N, NULL, 0, NULL, 0, s->target) == ES_NOT_FINITE);
             row[i] = 0;
         }
         for (size_t i = 0; i < N; i++) row[i] = -INFINITY;
-        CHECK(es_filter(s, row, N, NULL, 0, s->target) == ES_NO_TOKEN);
+        CHECK(es_filter(s, row, N, NULL, 0, NULL, 0, s->target) == ES_NO_TOKEN);
         row[150] = -1e30f; /* the only possible token */
-        CHECK(es_filter(s, row, N, NULL, 0, s->target) == ES_OK);
+        CHECK(es_filter(s, row, N, NULL, 0, NULL, 0, s->target) == ES_OK);
         check_filtered(s, s->target);
         CHECK(es_dist_prob(s->target, 150) == 1.0);
         CHECK(es_dist_sample(s->target, 0.0) == 150 && es_dist_sample(s->target, 1 - 0x1p-53) == 150);
@@ -236,10 +236,10 @@ static void bias_and_extreme_temperatures(void) {
     const float values[] = {1.0f, -INFINITY, 0.5f}, row[6] = {0, 0, 0, 0, 0, 9};
     es_params params = all_off();
     es_sampler *s = es_sampler_new(6, 0, &params, ids, values, 3);
-    CHECK(s && es_filter(s, row, 6, NULL, 0, s->target) == ES_OK);
+    CHECK(s && es_filter(s, row, 6, NULL, 0, NULL, 0, s->target) == ES_OK);
     CHECK(es_dist_prob(s->target, 5) == 0.0);
     CHECK(fabs(es_dist_prob(s->target, 3) / es_dist_prob(s->target, 0) - exp(1.5)) < 1e-5);
-    CHECK(es_filter(s, row, 3, NULL, 0, s->target) == ES_OK); /* a shorter row lacks the biased ids */
+    CHECK(es_filter(s, row, 3, NULL, 0, NULL, 0, s->target) == ES_OK); /* a shorter row lacks the biased ids */
     es_sampler_free(s);
 
     const float coldest[] = {1e-45f, 1e-40f, 1e-30f}; /* 1 / temperature overflows a float */
@@ -247,7 +247,7 @@ static void bias_and_extreme_temperatures(void) {
         for (params.top_k = 0; params.top_k <= 3; params.top_k += 3) {
             params.temperature = coldest[i];
             s = es_sampler_new(6, 0, &params, NULL, NULL, 0);
-            CHECK(s && es_filter(s, row, 6, NULL, 0, s->target) == ES_OK);
+            CHECK(s && es_filter(s, row, 6, NULL, 0, NULL, 0, s->target) == ES_OK);
             check_filtered(s, s->target);
             CHECK(es_dist_prob(s->target, 5) > 0.999999);
             es_sampler_free(s);
@@ -300,7 +300,7 @@ static void sampling_over_dense_filters(void) { /* block sums are rounded apart 
         float *row = exact(n * sizeof *row);
         fill_row(&state, run % N_ROW_KINDS, row, n);
         es_sampler *s = es_sampler_new(n, 0, &params, NULL, NULL, 0);
-        CHECK(s && es_filter(s, row, n, NULL, 0, s->target) == ES_OK);
+        CHECK(s && es_filter(s, row, n, NULL, 0, NULL, 0, s->target) == ES_OK);
         check_filtered(s, s->target);
         for (size_t c = 0; c < 20; c++) {
             const double coin = c < 6 ? EDGES[c] : random_unit(&state);
@@ -333,7 +333,7 @@ static void residuals(void) {
         fill_row(&state, random_below(&state, N_ROW_KINDS), row, n);
         if (q_kind == Q_SPARSE) {
             s->params.top_k = 1 + (int32_t)random_below(&state, 50);
-            CHECK(es_filter(s, row, n, NULL, 0, q) == ES_OK);
+            CHECK(es_filter(s, row, n, NULL, 0, NULL, 0, q) == ES_OK);
             s->params.top_k = params.top_k;
         } else if (q_kind == Q_POINT) {
             CHECK(es_dist_set_point(s, (int32_t)random_below(&state, n), q) == ES_OK);
@@ -342,7 +342,7 @@ static void residuals(void) {
             CHECK(es_dist_set(s, probs, n_q, q) == ES_OK);
         }
         fill_row(&state, random_below(&state, N_ROW_KINDS), row, n);
-        CHECK(es_filter(s, row, n, NULL, 0, s->target) == ES_OK);
+        CHECK(es_filter(s, row, n, NULL, 0, NULL, 0, s->target) == ES_OK);
         double *before = exact(n * sizeof *before);
         double weight = random_bits(&state) % 2 ? 1.0 : random_unit(&state);
         for (size_t time = 0; time < 2; time++) { /* what is left can be taken from again */
@@ -386,7 +386,7 @@ static void without(void) {
         float *row = exact(n_q * sizeof *row);
         double *want = exact(n * sizeof *want), left = 0;
         fill_row(&state, random_below(&state, N_ROW_KINDS), row, n_q);
-        CHECK(es_filter(s, row, n_q, NULL, 0, q) == ES_OK);
+        CHECK(es_filter(s, row, n_q, NULL, 0, NULL, 0, q) == ES_OK);
         const int32_t token =
             random_bits(&state) % 2 ? es_dist_sample(q, random_unit(&state)) : (int32_t)random_below(&state, n);
         for (int32_t i = 0; (size_t)i < n; i++) left += want[i] = i == token ? 0.0 : es_dist_prob(q, i);
@@ -425,8 +425,8 @@ static void histories_join(void) {
         int32_t *prefix = exact(n_prefix * sizeof *prefix), *path = exact((n - n_prefix) * sizeof *path);
         memcpy(prefix, history, n_prefix * sizeof *prefix);
         memcpy(path, history + n_prefix, (n - n_prefix) * sizeof *path);
-        CHECK(es_filter(s, row, N, history, n, s->target) == ES_OK);
-        CHECK(es_filter_along(s, row, N, prefix, n_prefix, path, n - n_prefix, &s->slots[0]) == ES_OK);
+        CHECK(es_filter(s, row, N, history, n, NULL, 0, s->target) == ES_OK);
+        CHECK(es_filter(s, row, N, prefix, n_prefix, path, n - n_prefix, &s->slots[0]) == ES_OK);
         for (int32_t i = 0; i < N; i++) CHECK(es_dist_prob(s->target, i) == es_dist_prob(&s->slots[0], i));
         check_scratch(s);
         es_sampler_free(s);

@@ -72,7 +72,7 @@ static void everything_is_accepted_when_p_is_q(void) {
             coins[i] = run % 2 ? random_unit(&state) : 1 - 0x1p-53;
         }
         for (size_t i = 0; i < GAMMA; i++) {
-            CHECK(es_filter(s, rows + i * n, n, draft, i, &s->slots[i]) == ES_OK);
+            CHECK(es_filter(s, rows + i * n, n, draft, i, NULL, 0, &s->slots[i]) == ES_OK);
             draft[i] = es_dist_sample(&s->slots[i], random_unit(&state));
         }
         const es_draft d = {draft, parents, slots, GAMMA, rows, GAMMA + 1, NULL, 0};
@@ -81,7 +81,7 @@ static void everything_is_accepted_when_p_is_q(void) {
             CHECK(es_verify(s, &d, RULES[rule], coins, &verdict) == ES_OK);
             CHECK(verdict.n_accepted == GAMMA && verdict.n_judged == GAMMA);
             for (size_t i = 0; i < GAMMA; i++) CHECK(verdict.judged[i].p == verdict.judged[i].q);
-            CHECK(es_filter(s, rows + GAMMA * n, n, NULL, 0, s->target) == ES_OK);
+            CHECK(es_filter(s, rows + GAMMA * n, n, NULL, 0, NULL, 0, s->target) == ES_OK);
             CHECK(es_dist_prob(s->target, verdict.next_token) > 0.0);
         }
         es_sampler_free(s);
@@ -201,7 +201,7 @@ static double p_value(const shape *shape, es_rule rule, size_t n_runs) {
                 const int32_t previous = place[i - 1]; /* a leaf, so this node's sibling */
                 if (es_dist_without(s, &s->slots[previous], tokens[previous], q) != ES_OK) continue;
             } else {
-                CHECK(es_filter(s, row, V, paths[parent + 1], depth, q) == ES_OK);
+                CHECK(es_filter(s, row, V, paths[parent + 1], depth, NULL, 0, q) == ES_OK);
             }
             tokens[n] = es_dist_sample(q, coins[i]);
             if (shape->hows[i] == TOP || shape->hows[i] == BIASED) tokens[n] = top_of(row);
@@ -221,7 +221,7 @@ static double p_value(const shape *shape, es_rule rule, size_t n_runs) {
         for (size_t i = 0; i < length; i++) x[i] = tokens[verdict.path[i]];
         x[length++] = verdict.next_token;
         for (; length < LENGTH; length++) { /* the target alone goes on */
-            CHECK(es_filter(s, logits_after(&target, x, length), V, x, length, s->target) == ES_OK);
+            CHECK(es_filter(s, logits_after(&target, x, length), V, x, length, NULL, 0, s->target) == ES_OK);
             x[length] = es_dist_sample(s->target, coins[2 * MOST_NODES + 1 + length]);
         }
         counts[(x[0] * V + x[1]) * V + x[2]]++;

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -21,7 +20,7 @@ from edgespec.models.entries import Entry
 from edgespec.models.pull import hash_file
 from edgespec.models.store import Store
 from edgespec.platform.kept import HASHES
-from edgespec.platform.state_file import StateFile, parse_struct
+from edgespec.platform.state_file import FileEntry, FileTable, StoredFiles
 
 SHA256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 """64 lower-case hexadecimal digits, for records that msgspec checks."""
@@ -29,17 +28,8 @@ SHA256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 _MOST = 64  # files that are remembered: the oldest are forgotten
 
 
-@dataclass(frozen=True, slots=True)
-class _FileHash:
-    size: int
-    mtime_ns: int
+class _FileHash(FileEntry, frozen=True):
     sha256: SHA256
-
-
-@dataclass(frozen=True, slots=True)
-class _HashTable:
-    files: dict[str, _FileHash] = field(default_factory=dict)
-    """Path -> hash, in the order of hashing."""
 
 
 def sha256_of(path: Path, on_bytes: Callable[[int], None] = lambda _: None) -> str:
@@ -52,7 +42,7 @@ def sha256_of(path: Path, on_bytes: Callable[[int], None] = lambda _: None) -> s
         return known
     stat = path.stat()
     found = _FileHash(stat.st_size, stat.st_mtime_ns, hash_file(path, on_bytes))
-    _remember(_kept(), str(path), found)
+    _table().add({str(path): found})
     return found.sha256
 
 
@@ -67,10 +57,8 @@ def known_sha256(path: Path) -> str | None:
         stamp = store.stamp(Entry(file.stem)) if _is_same(file, stat) else None
         if stamp and stamp.size == stat.st_size:
             return stamp.sha256
-    known = _read(_kept()).files.get(str(path))
-    if known and (known.size, known.mtime_ns) == (stat.st_size, stat.st_mtime_ns):
-        return known.sha256
-    return None
+    known = _table().read().get(str(path))
+    return known.sha256 if known and known.holds(stat) else None
 
 
 def _is_same(file: Path, stat: os.stat_result) -> bool:
@@ -80,24 +68,5 @@ def _is_same(file: Path, stat: os.stat_result) -> bool:
         return False
 
 
-def _kept() -> StateFile[_HashTable]:
-    return StateFile(HASHES.path(), lambda data: parse_struct(data, _HashTable), lock=".hashes.lock")
-
-
-def _read(kept: StateFile[_HashTable]) -> _HashTable:
-    try:
-        return kept.read() or _HashTable()
-    except OSError:
-        return _HashTable()
-
-
-def _remember(kept: StateFile[_HashTable], path: str, found: _FileHash) -> None:
-    def added(old: _HashTable | None) -> bytes:
-        files = {name: one for name, one in (old or _HashTable()).files.items() if name != path}
-        newest = [*files.items(), (path, found)][-_MOST:]
-        return msgspec.json.encode(_HashTable(dict(newest)))
-
-    try:
-        kept.update(added)
-    except OSError:
-        return  # hashed again the next time
+def _table() -> FileTable[_FileHash]:
+    return FileTable(HASHES.path(), StoredFiles[_FileHash], _MOST)

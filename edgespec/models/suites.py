@@ -63,8 +63,10 @@ class Prompt:
     id: str
     """Unique in the suite."""
     category: str
-    text: str
+    text: str = ""
     """The question; of a recording the words that are said in it, "" if they are not known."""
+    tokens: tuple[int, ...] = ()
+    """Token ids that are continued; (): the question is answered."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -184,6 +184,52 @@ def parse_struct(data: bytes, type_: type[T]) -> T:
         return msgspec.json.decode(data, type=type_)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise DamagedFileError(f"damaged: {error}") from None
+
+
+class FileEntry(msgspec.Struct, frozen=True):
+    """What `FileTable` stores of a file; subclasses add what is known of it."""
+
+    size: int
+    mtime_ns: int
+
+    def holds(self, stat: os.stat_result) -> bool:
+        """Whether the file still has this size and time."""
+        return (self.size, self.mtime_ns) == (stat.st_size, stat.st_mtime_ns)
+
+
+E = TypeVar("E", bound=FileEntry)
+
+
+class StoredFiles(msgspec.Struct, Generic[E]):
+    """The JSON of a `FileTable`."""
+
+    files: dict[str, E]
+
+
+class FileTable(Generic[E]):
+    """A state file with entries by the path of a file; where nothing can be stored it is empty."""
+
+    def __init__(self, path: Path, kind: type[StoredFiles[E]], most: int) -> None:
+        """Name the state file. Of more than `most` entries, the oldest are forgotten."""
+        self._state = StateFile(path, lambda data: parse_struct(data, kind), lock=f".{path.stem}.lock")
+        self._most = most
+
+    def read(self) -> dict[str, E]:
+        """Return the entries, the oldest first."""
+        with suppress(OSError):
+            if stored := self._state.read():
+                return stored.files
+        return {}
+
+    def add(self, new: dict[str, E]) -> None:
+        """Store entries as the newest."""
+
+        def added(old: StoredFiles[E] | None) -> bytes:
+            kept = [(path, entry) for path, entry in old.files.items() if path not in new] if old else []
+            return msgspec.json.encode(StoredFiles(dict([*kept, *new.items()][-self._most :])))
+
+        with suppress(OSError):
+            self._state.update(added)
 
 
 def parse_json(path: Path, data: bytes, *, form: str, version: int) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -19,8 +20,8 @@ from command_line import COMMAND, failed, run_cli
 from edgespec.apps.bench.commands import bench as bench_room
 from edgespec.apps.bench.commands import bench_runs
 from edgespec.apps.bench.peers import DRAFTED_PROGRAM, PLAIN_PROGRAM
-from edgespec.apps.bench.runs import BenchmarkOutcome, from_json
-from edgespec.apps.energy import EnergyMeter
+from edgespec.apps.bench.runs import BenchmarkOutcome
+from edgespec.apps.energy.meter import EnergyMeter
 from edgespec.cli import app
 from edgespec.llama.kv_cache import KVCache
 from fake_llama_cpp import DRAFTED_LOG, PLAIN_LOG, asked, fake
@@ -78,7 +79,7 @@ def refused(process, *words, code=2):
 
 def outcome_of(process) -> BenchmarkOutcome:
     assert process.stdout.count("\n") == 1
-    return from_json(BenchmarkOutcome, json.dumps(json.loads(process.stdout)["outcome"]), "stdout")
+    return msgspec.convert(json.loads(process.stdout)["outcome"], BenchmarkOutcome)
 
 
 def messages(text: str) -> list[str]:
@@ -321,7 +322,7 @@ def test_interrupted(environment, models, suite):
     assert process.returncode == 130, stderr
     assert "edgespec: interrupted" in stderr.splitlines()
     assert "Traceback" not in stderr
-    outcome = from_json(BenchmarkOutcome, json.dumps(json.loads(stdout)["outcome"]), "stdout")
+    outcome = msgspec.convert(json.loads(stdout)["outcome"], BenchmarkOutcome)
     assert outcome.settings["ended"] == "interrupted"
     assert len(outcome.cells[0].runs) >= 12, "two rounds, three prompts, two variants"
 

@@ -6,11 +6,12 @@ import csv
 import json
 import wave
 
+import msgspec
 import numpy as np
 import pytest
 
 from command_line import failed, run_cli
-from edgespec.apps.bench.runs import BenchmarkOutcome, from_json
+from edgespec.apps.bench.runs import BenchmarkOutcome
 from tiny_gguf import write_tiny_gguf
 from tiny_whisper import write_tiny_whisper
 
@@ -49,7 +50,7 @@ def test_recordings_are_heard_in_all_variants_and_every_run_is_kept(bench, folde
         *("--assume-watts", 10),
     )
     assert done.returncode == 0, done.stderr
-    outcome = from_json(BenchmarkOutcome, json.dumps(json.loads(done.stdout)["outcome"]), "stdout")
+    outcome = msgspec.convert(json.loads(done.stdout)["outcome"], BenchmarkOutcome)
     (cell,) = outcome.cells
     assert outcome.suite["prompts"] == {"radio": 1, "recordings": 1}
     assert len(cell.runs) == 2 * 5

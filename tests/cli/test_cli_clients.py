@@ -8,10 +8,11 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from command_line import failed, run_cli
-from edgespec.apps.bench.runs import BenchmarkOutcome, from_json
+from edgespec.apps.bench.runs import BenchmarkOutcome
 
 QUICK = (
     "--threads",
@@ -61,7 +62,7 @@ def bench(run: Run) -> Run:
 
 def outcome_of(process: subprocess.CompletedProcess[str]) -> BenchmarkOutcome:
     assert process.returncode == 0, process.stderr
-    return from_json(BenchmarkOutcome, json.dumps(json.loads(process.stdout)["outcome"]), "stdout")
+    return msgspec.convert(json.loads(process.stdout)["outcome"], BenchmarkOutcome)
 
 
 def test_the_table_of_a_bench(bench: Run) -> None:

@@ -12,11 +12,12 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from command_line import COMMAND, copy_self_test, run_cli, user_environment
-from edgespec.apps.bench import compare as room
-from edgespec.apps.bench.runs import BenchmarkOutcome, from_json
+from edgespec.apps.bench import runs as kept_runs
+from edgespec.apps.bench.runs import BenchmarkOutcome
 from edgespec.cli.app import main
 from edgespec.llama.kernels import plugin_path
 from terminals import messages_in_terminal
@@ -112,7 +113,7 @@ def _marked(mark: bytes) -> Iterator[str]:
 
 
 def outcome_of(process: subprocess.CompletedProcess[str]) -> BenchmarkOutcome:
-    return from_json(BenchmarkOutcome, json.dumps(json.loads(process.stdout)["outcome"]), "stdout")
+    return msgspec.convert(json.loads(process.stdout)["outcome"], BenchmarkOutcome)
 
 
 def texts(outcome: BenchmarkOutcome) -> list[tuple[object, ...]]:
@@ -339,14 +340,14 @@ def test_a_full_disk(folder, tmp_path, monkeypatch, capsys):
     copy_self_test(tmp_path / "cache")
     for name, value in (("XDG_CACHE_HOME", "cache"), ("XDG_CONFIG_HOME", "config")):
         monkeypatch.setenv(name, str(tmp_path / value))
-    write = room.write_atomically
+    write = kept_runs.write_atomically
 
     def full(file: Path, text: str) -> None:
         if "suffix" in file.name:
             raise OSError(errno.ENOSPC, "No space left on device", str(file))
         write(file, text)
 
-    monkeypatch.setattr(room, "write_atomically", full)
+    monkeypatch.setattr(kept_runs, "write_atomically", full)
     out = tmp_path / "out"
     code = main(arguments_of((*PAIR, "-o", out)))
     captured = capsys.readouterr()

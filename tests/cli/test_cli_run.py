@@ -18,7 +18,7 @@ import pytest
 
 from command_line import COMMAND, failed, run_cli
 from edgespec import Engine
-from edgespec.apps.energy import EnergyMeter
+from edgespec.apps.energy.meter import EnergyMeter
 from edgespec.cli import render
 from edgespec.models import resolve
 from edgespec.models.resolve import locate

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from edgespec import Engine, SamplingParams
-from edgespec.apps.energy import EnergyMeter
-from edgespec.apps.energy.sources import PowerSource
+from edgespec.apps.energy.meter import EnergyMeter
+from edgespec.apps.energy.sources import EnergySource
 from edgespec.decoding.forward import Forward, TargetForward
 from edgespec.decoding.generate import Generation, logprobs_of
 from edgespec.decoding.grammar.constraint import Constraint
@@ -743,7 +743,7 @@ class Counter:
         return tuple((b - a) / 1e6 for a, b in zip(before.figures, after.figures, strict=True))
 
 
-class FiveWatts(PowerSource):
+class FiveWatts(EnergySource):
     """A source of power, which a thread reads while a window is open."""
 
     name = "a power"

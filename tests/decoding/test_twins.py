@@ -624,13 +624,13 @@ def ints(*lists):
             )
             for one in ([1], [-1], [8, -1], [1, -1, -1], [-2, -1], [1, -2, -1])
         ],
-        (lambda s: s.set_point(0, 8), ValueError),
+        (lambda s: s.set_probs(0, zeros(9)), ValueError),
         (lambda s: s.set_probs(0, np.full(8, 2.0, np.float32)), ArithmeticError),
         (lambda s: s.set_probs(0, np.zeros(8, np.float32)), ArithmeticError),
         (lambda s: s.without(2, 0, 0), ValueError),
         (lambda s: s.without(0, 8, 1), ValueError),
         (lambda s: s.without(0, 0, 2), ValueError),
-        (lambda s: (s.set_point(0, 3), s.without(0, 3, 1)), ArithmeticError),
+        (lambda s: (s.set_probs(0, np.eye(8, dtype=np.float32)[3]), s.without(0, 3, 1)), ArithmeticError),
         (lambda s: s.verify(zeros(9), *ints([0], [-1], [-1], []), [0.0] * 2, True), ValueError),
         (
             lambda s: s.verify(zeros(4, 8), *ints([0] * 3, [-1, 0, 1], [-1] * 3, []), [0.0] * 4, True),

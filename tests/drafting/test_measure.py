@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.apps.energy import EnergyMeter
+from edgespec.apps.energy.meter import EnergyMeter
 from edgespec.apps.energy.sources import AssumedPower, RaplCounters, RaplZone, UnreadableError
 from edgespec.drafting import measure as measuring
 from edgespec.drafting import timings

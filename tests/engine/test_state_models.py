@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from edgespec import Engine, SamplingParams
-from edgespec.apps.energy import EnergyMeter
+from edgespec.apps.energy.meter import EnergyMeter
 from edgespec.decoding.generate import Generation
 from edgespec.drafting.costs import N_MAX, guessed_curve
 from edgespec.drafting.draft_model import DraftModel

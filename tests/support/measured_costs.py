@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgespec.apps.energy import EnergyMeter
+from edgespec.apps.energy.meter import EnergyMeter
 from edgespec.drafting.measure import measure
 
 

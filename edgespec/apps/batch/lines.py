@@ -99,12 +99,7 @@ def open_input(path: Path, spool_folder: Path | None) -> BatchInput:
         if n_requests == 0:
             raise UsageError(f"{name}: there is no request in it")
         stack.pop_all()
-    return BatchInput(file, name, digest.hexdigest(), n_bytes, n_requests, is_text(path))
-
-
-def is_text(path: Path) -> bool:
-    """Whether a file's name is that of a text; else it has JSON lines."""
-    return path.suffix.lower() == ".txt"
+    return BatchInput(file, name, digest.hexdigest(), n_bytes, n_requests, path.suffix.lower() == ".txt")
 
 
 def _lines(file: BinaryIO, n_bytes: int, digest: hashlib._Hash) -> Iterator[tuple[int, bytes | None]]:

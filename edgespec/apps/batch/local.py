@@ -203,7 +203,12 @@ class LocalWriter:
                 if not self._engine.has_room(tokens, options.n_predict):
                     if self._running:
                         return
-                    raise _too_long(len(tokens))
+                    raise ApiError(
+                        400,
+                        f"the prompt's {len(tokens)} tokens and its answer do not fit into the cache: "
+                        "shorten the prompt, lower max_tokens, or begin with a larger --ctx",
+                        code="context_length_exceeded",
+                    )
                 self._running.append(
                     _RunningChoice(choice.of, choice.index, self._engine.stream(tokens, options))
                 )
@@ -247,12 +252,3 @@ class LocalWriter:
     def _error(self, error: Exception) -> BatchAnswer:
         error = engine_error(error, self._log)
         return BatchAnswer.error(error.status, error.body())
-
-
-def _too_long(n_tokens: int) -> ApiError:
-    return ApiError(
-        400,
-        f"the prompt's {n_tokens} tokens and its answer do not fit into the cache: "
-        "shorten the prompt, lower max_tokens, or begin with a larger --ctx",
-        code="context_length_exceeded",
-    )

@@ -244,7 +244,9 @@ class RayWriter:
                 worker.call, worker.unsent = worker.actor.work.remote(worker.unsent), []
         calls = {worker.call: worker for worker in self._workers if worker.call is not None}
         if not calls:
-            self._check_patience()
+            if time.monotonic() > self._seen + NO_NODE_S:
+                problem = f"the Ray cluster has had no usable node for {NO_NODE_S:.0f} s"
+                raise EdgespecError(f"{problem}; start one with `ray start`")
             time.sleep(_WAIT_S)
             return answers
         self._seen = time.monotonic()
@@ -257,7 +259,7 @@ class RayWriter:
         for worker in self._workers:
             ray.kill(worker.actor)
         self._workers = []
-        disconnect()
+        ray.shutdown()
 
     # ---- nodes ----
 
@@ -298,12 +300,6 @@ class RayWriter:
         for name, here in self._facts.items():
             if facts.get(name) != here:
                 raise EdgespecError(f"{name} differs: {facts.get(name, 'none')} there, {here} here")
-
-    def _check_patience(self) -> None:
-        if time.monotonic() > self._seen + NO_NODE_S:
-            raise EdgespecError(
-                f"the Ray cluster has had no usable node for {NO_NODE_S:.0f} s; start one with `ray start`"
-            )
 
     # ---- work ----
 
@@ -417,11 +413,6 @@ def connect(address: str) -> None:
             value=address,
         ) from None
     signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own prints a stack trace
-
-
-def disconnect() -> None:
-    """Leave the cluster; do nothing where none was joined."""
-    ray.shutdown()
 
 
 def _check_answers(address: str) -> None:

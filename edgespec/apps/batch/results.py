@@ -91,16 +91,8 @@ class _OutputLine(msgspec.Struct):
     response: _OutputStatus
 
 
-@dataclass(frozen=True, slots=True)
-class OutputRecord:
-    """Place and status of a line of the output."""
-
-    place: int
-    failed: bool
-
-
-def read_output_line(line: bytes, key: str) -> OutputRecord | None:
-    """Parse a line of `output_line`; None for a line that is not of this batch."""
+def read_output_line(line: bytes, key: str) -> tuple[int, bool] | None:
+    """Return the place of a line of `output_line`, and whether it failed; None: not of this batch."""
     try:
         found = msgspec.json.decode(line, type=_OutputLine)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -108,38 +100,15 @@ def read_output_line(line: bytes, key: str) -> OutputRecord | None:
     prefix, _, place = found.id.rpartition("_")
     if prefix != f"batch_req_{key}" or not (place.isascii() and place.isdecimal()):
         return None
-    return OutputRecord(int(place), found.response.status_code != 200)
-
-
-class _AnswerMessage(msgspec.Struct):
-    content: str | None = None
-    message: str = ""
-
-
-class _Choice(msgspec.Struct):
-    text: str | None = None
-    message: _AnswerMessage | None = None
-
-
-class _AnswerBody(msgspec.Struct):
-    choices: list[_Choice] = []
-    error: _AnswerMessage | None = None
-
-
-class _AnswerResponse(msgspec.Struct):
-    body: _AnswerBody
-
-
-class _AnswerLine(msgspec.Struct):
-    response: _AnswerResponse
+    return int(place), found.response.status_code != 200
 
 
 def answer_text(line: bytes) -> bytes:
     """Return the answer of a line of `output_line` as text with a newline; if it failed, the reason."""
-    body = msgspec.json.decode(line, type=_AnswerLine).response.body
-    if body.error:
-        return f"[failed: {body.error.message}]\n".encode()
-    text = "".join(one.text or (one.message and one.message.content) or "" for one in body.choices)
+    body = json.loads(line)["response"]["body"]
+    if error := body.get("error"):
+        return f"[failed: {error['message']}]\n".encode()
+    text = "".join(one.get("text") or one.get("message", {}).get("content") or "" for one in body["choices"])
     return text.strip("\n").encode(errors="replace") + b"\n"
 
 
@@ -304,13 +273,14 @@ class Journal(Closing):
             file.seek(start)
             for line in file:
                 written = read_output_line(line, self.key) if line.endswith(b"\n") else None
-                if written is None or not 0 <= written.place < len(self._places):
+                place, failed = written or (_ABSENT, False)
+                if not 0 <= place < len(self._places):
                     self._refuse_foreign(line)
                     break
-                if self._places[written.place] == _ABSENT:
+                if self._places[place] == _ABSENT:
                     self.n_done += 1
-                    self.n_failed += written.failed
-                    self._places[written.place] = self._end
+                    self.n_failed += failed
+                    self._places[place] = self._end
                 self._end += len(line)
         if n_torn := os.fstat(self._results).st_size - self._end:
             os.ftruncate(self._results, self._end)

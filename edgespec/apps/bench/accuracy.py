@@ -29,13 +29,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from io import FileIO
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.apps.bench.runs import AccuracyScore, Cell, ProblemsSolved, WorkProgressFn, as_json
+from edgespec.apps.bench.runs import AccuracyScore, Cell, ProblemsSolved, WorkProgressFn, keep, read_kept
 from edgespec.apps.bench.variants import PLAIN_VARIANT, Variant
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.session import Rows
@@ -53,7 +53,6 @@ from edgespec.models.sources import check_disk
 from edgespec.platform.child import ReportingChild, answer, say
 from edgespec.platform.closing import Closing
 from edgespec.platform.cpu import default_threads
-from edgespec.platform.files import write_atomically
 from edgespec.platform.signals import Cancellation
 
 WINDOW = 512
@@ -68,8 +67,6 @@ ProgressFn = Callable[[int, int], None]
 """Called with the number of tokens read so far and the number in the text."""
 
 _LogProbs = npt.NDArray[np.float64]
-
-_T = TypeVar("_T")
 
 _EXAMPLES = "12 + 7 = 19\n60 - 85 = -25\n8 * 9 = 72\n6 * 5 + 4 = 34\n"
 _LONGEST_ANSWER = 12  # tokens; the numbers have four digits and a sign at most
@@ -436,7 +433,7 @@ class TargetAccuracy:
         hashes = [(file.name, self.facts[file.name].sha256) for file in group]
         key = _key(text, n_tokens, self.kernels, *hashes)
         kept = self.folder / f"accuracy-{group[0].name}+kernels-{self.kernels}.json"
-        if stored := _read(kept, key, dict[str, AccuracyScore]):
+        if stored := read_kept(kept, key, dict[str, AccuracyScore]):
             return stored
         request = _TextRequest(
             [str(file.path) for file in group],
@@ -467,7 +464,7 @@ class TargetAccuracy:
                     top1=scored.top1,
                 )
         if len(found) == len(group):
-            _keep(kept, key, found)
+            keep(kept, key, found)
         return found
 
     def on_problems(
@@ -525,7 +522,7 @@ class TargetAccuracy:
         key = _key(*problems, self.kernels, *(self.facts[model.name].sha256 for model in models), variant)
         name = f"{file.name}+{draft.name}+{variant.name}" if draft else file.name
         kept = self.folder / f"problems-{name}+kernels-{self.kernels}.json"
-        if stored := _read(kept, key, list[ProblemAnswer]):
+        if stored := read_kept(kept, key, list[ProblemAnswer]):
             return stored
         request = _ProblemsRequest(
             str(file.path),
@@ -543,7 +540,7 @@ class TargetAccuracy:
             self.on_progress(what, len(found), len(problems))
         if len(found) < len(problems):
             return None
-        _keep(kept, key, found)
+        keep(kept, key, found)
         return found
 
     def _ask(self, function: str, request: object, what: str) -> Iterator[tuple[str, Any]]:
@@ -586,19 +583,6 @@ def _failure(file: ModelFile, why: str) -> str:
 
 def _key(*parts: object) -> str:
     return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()
-
-
-def _read(file: Path, key: str, kind: type[_T]) -> _T | None:
-    """Return the stored value; None if it has another key, or is missing or damaged."""
-    try:
-        stored_key, value = msgspec.json.decode(file.read_bytes(), type=tuple[str, Any])
-        return msgspec.convert(value, kind) if stored_key == key else None
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
-        return None
-
-
-def _keep(file: Path, key: str, value: object) -> None:
-    write_atomically(file, as_json((key, value)) + b"\n")
 
 
 # ---- their processes ----

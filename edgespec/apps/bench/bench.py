@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from edgespec.apps.bench.runs import Run, WorkProgressFn, rotated, text_hash
@@ -94,18 +95,16 @@ class Peer(Protocol):
     @property
     def name(self) -> str:
         """The name of the other program in tables and messages."""
-        ...
 
     def runs(self, prompt: Prompt, round_: int) -> Iterator[Run]:
         """Yield a run of each of its variants."""
-        ...
 
 
 def unfit(engine: Engine, prompts: Sequence[Prompt], n_predict: int) -> dict[str, str]:
     """Return the ids of prompts that the target cannot answer in full, each with the reason."""
     found = {}
     for prompt in prompts:
-        needed = len(engine.prompt_tokens(prompt.text)) + n_predict + 1
+        needed = len(prompt.tokens or engine.prompt_tokens(prompt.text)) + n_predict + 1
         if needed > engine.target.n_ctx_train:
             found[prompt.id] = (
                 f"{prompt.id} is left out: with {n_predict} tokens of answer it needs a context of {needed}, "
@@ -125,7 +124,7 @@ def leaving_no_trace(engine: Engine) -> Iterator[None]:
 
 def warm_up(engine: Engine, prompts: Sequence[Prompt], settings: BenchSettings) -> None:
     """Begin to answer the longest prompt in every variant, to enlarge the contexts and read the weights."""
-    longest = max(prompts, key=lambda prompt: len(engine.prompt_tokens(prompt.text)))
+    longest = max(prompts, key=lambda prompt: len(prompt.tokens or engine.prompt_tokens(prompt.text)))
     for variant in (PLAIN_VARIANT, *settings.variants):
         stream = _stream(engine, longest, variant, settings)
         for _ in itertools.islice(stream, _WARM_UP_TOKENS):
@@ -139,7 +138,7 @@ def _stream(
     """Begin to answer as a new process would, with the profile that the engine was made with."""
     engine.forget(tables=True)
     return engine.stream(
-        prompt.text,
+        prompt.tokens or prompt.text,
         params=settings.params,
         seed=settings.seed + round_,
         n_predict=settings.n_predict,
@@ -246,14 +245,7 @@ def read_answers(
     return found
 
 
-def turns(
-    engine: Engine,
-    prompt: Prompt,
-    settings: BenchSettings,
-    *,
-    round_: int,
-    place: int,
-) -> Iterator[Run]:
+def turns(engine: Engine, settings: BenchSettings, prompt: Prompt, round_: int, place: int) -> Iterator[Run]:
     """Yield a run of every variant over one prompt; which variant comes first depends on round and place."""
     for variant in rotated((PLAIN_VARIANT, *settings.variants), round_ + place):
         yield generate(engine, prompt, variant, settings, round_=round_)
@@ -312,10 +304,7 @@ def measure(
     engine raises.
     """
     began = time.monotonic()
-
-    def answer(prompt: Prompt, round_: int, place: int) -> Iterator[Run]:
-        return turns(engine, prompt, settings, round_=round_, place=place)
-
+    answer = partial(turns, engine, settings)
     with leaving_no_trace(engine):
         warm_up(engine, prompts, settings)
         return measure_rounds(prompts, answer, limits=limits, listener=listener, peers=peers, began=began)

@@ -20,7 +20,7 @@ import msgspec
 
 from edgespec.apps.bench import clients
 from edgespec.apps.bench.bench import BenchSettings, leaving_no_trace, turns, unfit, warm_up
-from edgespec.apps.bench.runs import Cell, PassTime, Run, Throughput, as_json, from_json, rotated
+from edgespec.apps.bench.runs import Cell, PassTime, Run, Throughput, keep, read_kept, rotated
 from edgespec.apps.bench.variants import Variant
 from edgespec.decoding.choices import DrafterName
 from edgespec.engine.engine import Engine
@@ -100,11 +100,11 @@ class ComparisonPlan:
         n_times = len(self.settings.clients) or len(self.prompts)
         return n_times * (1 + len(combination.restrict(self.settings).variants))
 
-    def key(self, combination: Combination) -> str:
-        """Return a hash of what a cell's runs depend on."""
+    def key(self, combination: Combination, round_: int) -> str:
+        """Return a hash of what a cell's runs in a round depend on."""
         files = [self.models[n].sha256 for n in (combination.target, combination.draft_model) if n]
         alike = (self.prompts, self.settings, self.n_threads, self.assume_watts, self.machine)
-        return hashlib.sha256(as_json((combination, files, alike))).hexdigest()
+        return hashlib.sha256(msgspec.json.encode((combination, round_, files, alike))).hexdigest()
 
     def conflicts(self, other: ComparisonPlan) -> list[str]:
         """Return in words why cells of `other` must not stand in one table with this plan's."""
@@ -116,11 +116,8 @@ class ComparisonPlan:
 
 @dataclass(frozen=True, slots=True)
 class _CellFile:
-    """A file of runs."""
+    """A file of runs, kept under its `ComparisonPlan.key`."""
 
-    key: str
-    """`ComparisonPlan.key` of the cell; if it differs, the file belongs to another comparison."""
-    round: int
     cell: Cell
     warnings: tuple[str, ...] = ()
     """Disturbances of the machine during the runs, and the engine's warnings."""
@@ -163,7 +160,7 @@ class ComparisonRun:
             self._runs.mkdir(parents=True, exist_ok=True)
             # Models that this plan leaves out stay in the file, since their cells stay in the folder.
             models = {**stored.models, **plan.models} if stored else plan.models
-            write_atomically(folder / _PLAN, as_json(replace(plan, models=models)) + b"\n")
+            write_atomically(folder / _PLAN, msgspec.json.encode(replace(plan, models=models)) + b"\n")
         except OSError as error:
             raise UsageError(describe_os_error(error), field="out", value=folder) from None
 
@@ -190,12 +187,7 @@ class ComparisonRun:
 
     def _stored(self, combination: Combination, round_: int) -> _CellFile | None:
         """Return a cell's runs in a round; None if their file is missing, outdated or damaged."""
-        try:
-            file = self._file(combination, round_)
-            found = from_json(_CellFile, file.read_bytes(), str(file))
-        except (OSError, EdgespecError):
-            return None
-        return found if (found.key, found.round) == (self.plan.key(combination), round_) else None
+        return read_kept(self._file(combination, round_), self.plan.key(combination, round_), _CellFile)
 
     def run(self, on_progress: Callable[[ComparisonProgress], None] = lambda _progress: None) -> None:
         """Measure what is missing. Raises OSError if a cell cannot be written; earlier cells stay."""
@@ -216,7 +208,9 @@ class ComparisonRun:
     def _measure(self, combination: Combination, round_: int) -> Iterator[str]:
         """Yield the prompt of each run of a cell in one round, and write the runs once all are complete."""
         plan = self.plan
-        request = self._request(combination, round_)
+        draft = combination.draft_model
+        paths = [str(self._paths[name]) for name in (combination.target, draft) if name]
+        request = _CellRequest(plan, combination, round_, *paths)
         kernels, peak = "", 0
         runs: list[Run] = []
         throughput: list[Throughput] = []
@@ -254,25 +248,10 @@ class ComparisonRun:
                 passes=tuple(passes),
             )
             warnings += watch.warnings()
-            measured = _CellFile(plan.key(combination), round_, cell, tuple(warnings))
-            write_atomically(self._file(combination, round_), as_json(measured) + b"\n")
+            measured = _CellFile(cell, tuple(warnings))
+            keep(self._file(combination, round_), plan.key(combination, round_), measured)
             return
         self._skipped[combination] = self._why_ended(ended)
-
-    def _request(self, combination: Combination, round_: int) -> _CellRequest:
-        plan, draft = self.plan, combination.draft_model
-        settings = combination.restrict(plan.settings)
-        return _CellRequest(
-            target=str(self._paths[combination.target]),
-            draft=str(self._paths[draft]) if draft else None,
-            drafter=combination.drafter(settings),
-            kernels=combination.kernels,
-            n_threads=plan.n_threads,
-            prompts=plan.prompts,
-            settings=settings,
-            round=round_,
-            assume_watts=plan.assume_watts,
-        )
 
     def _why_ended(self, ended: ChildExit) -> str:
         why = ended.complaint
@@ -332,9 +311,10 @@ def _stored_plan(folder: Path) -> ComparisonPlan | None:
     if not file.exists():
         return None
     try:
-        return from_json(ComparisonPlan, file.read_bytes(), str(file))
-    except EdgespecError as error:
-        raise UsageError(f"{error}; delete it, or choose another folder") from None
+        return msgspec.json.decode(file.read_bytes(), type=ComparisonPlan)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # ValidationError is a DecodeError
+        problem = f"{file}: holds no comparison plan that edgespec wrote: {error}"
+        raise UsageError(f"{problem}; delete it, or choose another folder") from None
 
 
 def _draft(combination: Combination) -> str | None:
@@ -358,16 +338,12 @@ def _merged(rounds: Sequence[Cell]) -> Cell:
 class _CellRequest:
     """The job that a cell's process reads from stdin."""
 
-    target: str
-    draft: str | None
-    drafter: DrafterName
-    """The drafter that the engine loads models for."""
-    kernels: KernelsChoice
-    n_threads: int
-    prompts: tuple[Prompt, ...]
-    settings: BenchSettings
+    plan: ComparisonPlan
+    combination: Combination
     round: int
-    assume_watts: float | None
+    target: str
+    """The model's file, and the draft's."""
+    draft: str | None = None
 
 
 def _in_child() -> int:
@@ -375,15 +351,16 @@ def _in_child() -> int:
 
 
 def _measure(request: _CellRequest) -> None:
-    settings = request.settings
+    plan, combination = request.plan, request.combination
+    settings = combination.restrict(plan.settings)
     with (
-        choose_meter(assume_watts=request.assume_watts) as meter,
+        choose_meter(assume_watts=plan.assume_watts) as meter,
         Engine(
             request.target,
             request.draft,
-            drafter=request.drafter,
-            n_threads=request.n_threads,
-            kernels=request.kernels,
+            drafter=combination.drafter(settings),
+            n_threads=plan.n_threads,
+            kernels=combination.kernels,
             meter=meter,
             parallel=max(settings.clients, default=1),
             on_message=lambda line: say("message", line),
@@ -391,28 +368,19 @@ def _measure(request: _CellRequest) -> None:
     ):
         if request.draft and engine.draft is None:
             raise EdgespecError("one of the models cannot take tokens back: nothing is drafted")
-        if too_long := unfit(engine, request.prompts, settings.n_predict):
+        if too_long := unfit(engine, plan.prompts, settings.n_predict):
             name, why = next(iter(too_long.items()))
             raise EdgespecError(f"{name}: {why.removeprefix(f'{name} is left out: ')}")
         say("kernels", engine.kernels)
         with leaving_no_trace(engine):
             if settings.clients:
-                _many_at_once(engine, request)
+                with clients.Passes(engine, plan.prompts, settings) as passes:
+                    clients.warm_up(engine, plan.prompts, settings)
+                    for measured in clients.one_round(engine, plan.prompts, settings, passes, request.round):
+                        say("pass" if isinstance(measured, PassTime) else "throughput", measured)
             else:
-                _one_by_one(engine, request)
+                warm_up(engine, plan.prompts, settings)
+                for place, prompt in enumerate(plan.prompts):
+                    for run in turns(engine, settings, prompt, request.round, place):
+                        say("run", run)
         say("peak", peak_rss_bytes())
-
-
-def _one_by_one(engine: Engine, request: _CellRequest) -> None:
-    warm_up(engine, request.prompts, request.settings)
-    for place, prompt in enumerate(request.prompts):
-        for run in turns(engine, prompt, request.settings, round_=request.round, place=place):
-            say("run", run)
-
-
-def _many_at_once(engine: Engine, request: _CellRequest) -> None:
-    settings, prompts = request.settings, request.prompts
-    with clients.Passes(engine, prompts, settings) as passes:
-        clients.warm_up(engine, prompts, settings)
-        for measured in clients.one_round(engine, prompts, settings, passes, request.round):
-            say("pass" if isinstance(measured, PassTime) else "throughput", measured)

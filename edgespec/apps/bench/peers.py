@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -53,7 +54,7 @@ _LOG_PREFIX = re.compile(r"^\d+(?:\.\d+)+ [A-Z](?: |$)")
 def check_programs(directory: Path, *, drafts: bool) -> None:
     """Raise UsageError if a program that is needed is not in `directory`."""
     needed = (PLAIN_PROGRAM, *((DRAFTED_PROGRAM,) if drafts else ()))
-    missing = [name for name in needed if not _executable(directory / name)]
+    missing = [name for name in needed if not shutil.which(directory.absolute() / name)]
     if missing:
         problem = (
             f"no executable {' and no '.join(missing)} there; in llama.cpp's source run cmake -B build "
@@ -261,10 +262,6 @@ def _sampling_options(params: SamplingParams, seed: int) -> list[str]:
         "--seed": seed % 0xFFFFFFFF,  # 0xFFFFFFFF means a random seed
     }
     return [str(part) for option in options.items() for part in option]
-
-
-def _executable(program: Path) -> bool:
-    return program.is_file() and os.access(program, os.X_OK)
 
 
 def _last_line(done: subprocess.CompletedProcess[str]) -> str:

@@ -11,9 +11,9 @@ import csv
 import io
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, get_args
 
 import msgspec
 
@@ -39,6 +39,7 @@ from edgespec.apps.bench.summary import (
     summarise_throughput,
 )
 from edgespec.platform.files import write_file
+from edgespec.platform.metering import Phase
 
 Summaries = tuple[tuple[CategorySummary, ...], ...]
 """The result of `summarise_cell` for each cell of an outcome, in their order."""
@@ -46,22 +47,15 @@ Summaries = tuple[tuple[CategorySummary, ...], ...]
 ESTIMATED = "(estimated)"
 """The end of `VariantSummary.energy_source` if the joules are estimated."""
 
-_NOTHING = VariantSummary(
-    variant="",
-    n_runs=0,
-    decode_tokens_per_s=None,
-    whole_tokens_per_s=None,
-    ttft_s=None,
-    tau=None,
-    alpha=None,
-    acceptance_by_position=(),
-    time_shares={},
-    joules_per_token=None,
-    net_joules_per_token=None,
-    joule_shares={},
-    joule_seconds=None,
-    energy_source="",
-)  # of a cell that was skipped: its row has the columns of every other
+_NAMES = {
+    "at_once": "texts_at_once", "low": "tokens_per_s_slowest_round", "high": "tokens_per_s_fastest_round",
+    "limit": "limit_tokens_per_s", "joules_per_token": "gross_joules_per_token",
+    "joules": "gross_joules_ratio", "joules_per_minute": "gross_joules_per_minute_of_sound",
+    "agreement": "agreement_with_target", "VariantSummary.kl": "kl_from_target_nats_per_token",
+    "kl": "kl_nats_per_token", "kl_error": "kl_error_nats_per_token", "reference": "accuracy_reference",
+    "n_tokens": "accuracy_tokens", "passed": "problems_passed",
+}  # fmt: skip
+"""Field -> column of the CSV, where that is not the field's name without "n_"."""
 
 
 def summarise(outcome: BenchmarkOutcome) -> Summaries:
@@ -88,11 +82,7 @@ def write_csv(outcome: BenchmarkOutcome, where: Path | TextIO, summaries: Summar
     Raises EdgespecError in one line if the file cannot be written.
     """
     found = summarise(outcome) if summaries is None else summaries
-    _write_rows(list(_csv_rows(outcome, found)), where)
-
-
-def _write_rows(rows: list[dict[str, Any]], where: Path | TextIO) -> None:
-    text = io.StringIO()
+    rows, text = list(_csv_rows(outcome, found)), io.StringIO()
     columns = list(dict.fromkeys(name for row in rows for name in row))
     writer = csv.DictWriter(text, columns, lineterminator="\n", restval="")
     writer.writeheader()
@@ -103,143 +93,71 @@ def _write_rows(rows: list[dict[str, Any]], where: Path | TextIO) -> None:
         where.write(text.getvalue())
 
 
-def _facts(cell: Cell, variant: str) -> dict[str, Any]:
-    kernels = peer_of(variant) or cell.kernels
-    return {"target": cell.target, "draft": cell.draft or "none", "kernels": kernels}
-
-
 def _csv_rows(outcome: BenchmarkOutcome, summaries: Summaries) -> Iterator[dict[str, Any]]:
     for cell, summary in zip(outcome.cells, summaries, strict=True):
         if cell.skipped:
-            yield _csv_row(outcome, cell, None, _NOTHING, None)
+            yield _csv_row(outcome, cell)
         for point in summarise_throughput(cell):
-            yield {**_facts(cell, point.variant), **_point_columns(point)}
+            yield {**_models(cell, point.variant), **_columns(ThroughputPoint, point)}
         for category in summary:
-            compared = {comparison.variant: comparison for comparison in category.comparisons}
             for variant in category.variants:
-                yield _csv_row(outcome, cell, category, variant, compared.get(variant.variant))
+                yield _csv_row(outcome, cell, category, variant)
 
 
-def _point_columns(point: ThroughputPoint) -> dict[str, Any]:
-    return {
-        "variant": point.variant,
-        "texts_at_once": point.at_once,
-        "rounds": point.n_rounds,
-        "tokens_per_s": point.tokens_per_s,
-        "tokens_per_s_slowest_round": point.low,
-        "tokens_per_s_fastest_round": point.high,
-        "ttft_s": point.ttft_s,
-        "longest_ttft_s": point.longest_ttft_s,
-        **_interval("gain", point.gain),
-        **_interval("speedup", point.speedup),
-        "limit_tokens_per_s": point.limit,
-        "identical": point.n_identical,
-        "compared": point.n_compared,
-    }
+def _models(cell: Cell, variant: str) -> dict[str, Any]:
+    kernels = peer_of(variant) or cell.kernels
+    return {"target": cell.target, "draft": cell.draft or "none", "kernels": kernels, "variant": variant}
 
 
 def _csv_row(
     outcome: BenchmarkOutcome,
     cell: Cell,
-    category: CategorySummary | None,
-    variant: VariantSummary,
-    comparison: VariantComparison | None,
+    category: CategorySummary | None = None,
+    variant: VariantSummary | None = None,
 ) -> dict[str, Any]:
+    name = variant.variant if variant else ""
+    accuracy = outcome.accuracy_of(cell) if variant and measures_target(variant) else None
+    solved = outcome.solved_by(cell, name)
+    known = variant and variant.joules_per_token is not None
     return {
-        **_facts(cell, variant.variant),
+        **_models(cell, name),
         "category": category.category if category else "",
-        "variant": variant.variant,
         "prompts": category.n_prompts if category else None,
-        **_variant_columns(variant),
-        **_comparison_columns(comparison),
-        "peak_rss_bytes": None if peer_of(variant.variant) else cell.peak_rss_bytes,
-        **_accuracy_columns(outcome.accuracy_of(cell) if measures_target(variant) else None),
-        **_solved_columns(outcome.solved_by(cell, variant.variant)),
+        **_columns(VariantSummary, variant),
+        "energy_estimated": ("no", "yes")[is_estimated(variant)] if variant and known else None,
+        **_columns(VariantComparison, category and category.comparison(name)),
+        "peak_rss_bytes": None if peer_of(name) else cell.peak_rss_bytes,
+        **_columns(AccuracyScore, accuracy),
+        **({"problems_passed": solved.passed, "problems": solved.n_problems} if solved else {}),
         "skipped": cell.skipped,
     }
 
 
-def _variant_columns(variant: VariantSummary) -> dict[str, Any]:
-    acceptance = " ".join(f"{share:.6g}" for share in variant.acceptance_by_position)
-    known = variant.joules_per_token is not None
-    return {
-        "runs": variant.n_runs or None,
-        "decode_tokens_per_s": variant.decode_tokens_per_s,
-        "whole_tokens_per_s": variant.whole_tokens_per_s,
-        "ttft_s": variant.ttft_s,
-        "tau": variant.tau,
-        "alpha": variant.alpha,
-        "acceptance_by_position": acceptance,
-        **_shares("time_share", variant.time_shares),
-        "gross_joules_per_token": variant.joules_per_token,
-        "net_joules_per_token": variant.net_joules_per_token,
-        **_shares("joule_share", variant.joule_shares),
-        "joule_seconds": variant.joule_seconds,
-        "energy_source": variant.energy_source,
-        "exact": ("yes" if variant.exact else "no") if variant.n_runs else None,
-        "target_share": variant.target_share if variant.n_runs else None,
-        "agreement_with_target": variant.agreement,
-        "kl_from_target_nats_per_token": variant.kl,
-        "energy_estimated": ("yes" if variant.energy_source.endswith(ESTIMATED) else "no") if known else None,
-        **(_heard_columns(variant.heard) if variant.heard else {}),
-    }
-
-
-def _heard_columns(heard: HeardSummary) -> dict[str, Any]:
-    return {
-        "audio_s": heard.audio_s,
-        "seconds": heard.seconds,
-        "times_real_time": heard.times_real_time,
-        "words": heard.n_words,
-        "word_error_rate": heard.word_error_rate,
-        "encoder_share": heard.encoder_share,
-        "decoder_share": heard.decoder_share,
-        "gross_joules_per_minute_of_sound": heard.joules_per_minute,
-    }
-
-
-def _shares(name: str, shares: dict[str, float]) -> dict[str, Any]:
-    return {f"{name}_{phase}": shares.get(phase) for phase in ("prefill", "draft", "verify", "rest")}
-
-
-def _comparison_columns(comparison: VariantComparison | None) -> dict[str, Any]:
-    return {
-        **_interval("speedup", comparison.speedup if comparison else None),
-        **_interval("decode_speedup", comparison.decode_speedup if comparison else None),
-        **_interval("gross_joules_ratio", comparison.joules if comparison else None),
-        "identical": comparison.n_identical if comparison else None,
-        "compared": comparison.n_compared if comparison else None,
-    }
-
-
-def _interval(name: str, interval: Interval | None) -> dict[str, Any]:
-    return {
-        name: interval.median if interval else None,
-        f"{name}_low": interval.low if interval else None,
-        f"{name}_high": interval.high if interval else None,
-    }
+def _columns(kind: type[Any], record: object) -> dict[str, Any]:
+    """Return the columns of a record's figures, empty ones for None: the same for all records of `kind`."""
+    found: dict[str, Any] = {}
+    for field in fields(kind):
+        value = getattr(record, field.name, None)
+        key = f"{kind.__name__}.{field.name}"
+        name = _NAMES.get(key) or _NAMES.get(field.name) or field.name.removeprefix("n_")
+        if field.name.endswith("_shares"):
+            found |= {f"{name[:-1]}_{phase}": (value or {}).get(phase) for phase in get_args(Phase)}
+        elif field.type == "Interval | None":
+            parts = {name: "median", f"{name}_low": "low", f"{name}_high": "high"}
+            found |= {column: getattr(value, part, None) for column, part in parts.items()}
+        elif field.name == "heard":
+            if value:
+                found |= {**_columns(HeardSummary, value), "times_real_time": value.times_real_time}
+        elif field.name == "acceptance_by_position":
+            found[name] = " ".join(f"{share:.6g}" for share in value or ())
+        elif field.name not in ("target", "kernels", "variant"):
+            found[name] = ("no", "yes")[value] if isinstance(value, bool) else value
+    return found
 
 
 def measures_target(variant: VariantSummary) -> bool:
     """Whether the target's accuracy holds for this variant: it is exact, and our process computed it."""
     return variant.exact and not peer_of(variant.variant)
-
-
-def _solved_columns(solved: ProblemsSolved | None) -> dict[str, Any]:
-    return {"problems_passed": solved.passed, "problems": solved.n_problems} if solved else {}
-
-
-def _accuracy_columns(accuracy: AccuracyScore | None) -> dict[str, Any]:
-    return {
-        "perplexity": accuracy.perplexity if accuracy else None,
-        "kl_nats_per_token": accuracy.kl if accuracy else None,
-        "kl_error_nats_per_token": accuracy.kl_error if accuracy else None,
-        "top1": accuracy.top1 if accuracy else None,
-        "accuracy_reference": accuracy.reference if accuracy else None,
-        "accuracy_tokens": accuracy.n_tokens if accuracy else None,
-        "problems_passed": accuracy.passed if accuracy else None,
-        "problems": accuracy.n_problems if accuracy else None,
-    }
 
 
 # ---- rows ----
@@ -300,10 +218,10 @@ class Row:
 
     def of_category(self, category: str) -> tuple[VariantSummary, VariantComparison | None] | None:
         """Return this variant's figures in a category; None if the cell has no such runs."""
-        for summary in self.categories:
-            if summary.category == category:
-                return _pick(summary, self.variant.variant)
-        return None
+        name = self.variant.variant
+        own = [summary for summary in self.categories if summary.category == category]
+        found = ((one, summary.comparison(name)) for summary in own for one in summary.variants)
+        return next(((one, compared) for one, compared in found if one.variant == name), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,13 +263,6 @@ class ReportData:
         return tuple(dict.fromkeys(names))
 
 
-def _pick(summary: CategorySummary, variant: str) -> tuple[VariantSummary, VariantComparison | None] | None:
-    for found in summary.variants:
-        if found.variant == variant:
-            return found, next((c for c in summary.comparisons if c.variant == variant), None)
-    return None
-
-
 def read_outcome(outcome: BenchmarkOutcome, summaries: Summaries | None = None) -> ReportData:
     """Prepare an outcome for output; `summaries`: the result of `summarise`, if it exists already."""
     found = summarise(outcome) if summaries is None else summaries
@@ -361,13 +272,12 @@ def read_outcome(outcome: BenchmarkOutcome, summaries: Summaries | None = None) 
     alone = {_plain_of(cell) for cell, _ in ran if not cell.draft}
     for cell, summary in ran:
         overall, *categories = summary
-        compared = {comparison.variant: comparison for comparison in overall.comparisons}
         for variant in overall.variants:
             if variant.variant == PLAIN and cell.draft and _plain_of(cell) in alone:
                 continue
             accuracy = outcome.accuracy_of(cell) if measures_target(variant) else None
             solved = outcome.solved_by(cell, variant.variant)
-            compared_with = compared.get(variant.variant)
+            compared_with = overall.comparison(variant.variant)
             rows.append(Row(len(rows) + 1, cell, variant, compared_with, tuple(categories), accuracy, solved))
     skipped = tuple(cell for cell in outcome.cells if cell.skipped)
     return ReportData(outcome, tuple(rows), ran, skipped, _energy_column(rows), curves(outcome))

@@ -9,15 +9,15 @@ Outcome                the machine, the versions, the settings, the warnings
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
-from edgespec.errors import EdgespecError
 from edgespec.models.quantizations import FileFacts
+from edgespec.platform.files import write_atomically
 from edgespec.platform.metering import Measurement
 
 PLAIN = "plain"
@@ -27,9 +27,6 @@ PEER = "llama.cpp "
 """Prefix of the variants of llama.cpp's programs."""
 
 _PEERS = (PEER.strip(), "faster-whisper", "whisper.cpp")
-
-FORMAT = 2
-"""Version of the JSON format; files of other versions are not read."""
 
 WorkProgressFn = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and how much there is."""
@@ -232,7 +229,8 @@ class BenchmarkOutcome:
     warnings: tuple[str, ...] = ()
     solved: tuple[ProblemsSolved, ...] = ()
     """Problems solved by variants that are not exact, if asked for."""
-    format: int = FORMAT
+    format: int = 2
+    """Version of the JSON."""
 
     def accuracy_of(self, cell: Cell) -> AccuracyScore | None:
         """Return the accuracy of a cell's target with its kernels; None if it was not measured."""
@@ -261,21 +259,15 @@ def text_hash(token_ids: Iterable[int]) -> str:
     return hashlib.sha256(" ".join(map(str, token_ids)).encode()).hexdigest()
 
 
-def as_json(record: object) -> bytes:
-    """Return a record, or a structure of records, as one line of JSON."""
-    return msgspec.json.encode(record)
+def keep(file: Path, key: str, value: object) -> None:
+    """Store a value under a key, for `read_kept`. Raises OSError."""
+    write_atomically(file, msgspec.json.encode((key, value)) + b"\n")
 
 
-def from_json(kind: type[_T], data: bytes | str, where: str) -> _T:
-    """Return the record of `kind` that `as_json` wrote as `data`; `where` names its file.
-
-    Raises EdgespecError in one line if `data` is no such record, or has another FORMAT.
-    """
+def read_kept(file: Path, key: str, kind: type[_T]) -> _T | None:
+    """Return the value of `kind` that `keep` stored; None if it has another key, or is missing or damaged."""
     try:
-        found = msgspec.json.decode(data, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # ValidationError is a DecodeError
-        what = re.sub(r"\B(?=[A-Z])", " ", kind.__name__.strip("_")).lower()
-        raise EdgespecError(f"{where}: holds no {what} that edgespec wrote: {error}") from None
-    if isinstance(found, BenchmarkOutcome) and found.format != FORMAT:
-        raise EdgespecError(f"{where}: written in format {found.format}; this edgespec reads {FORMAT}")
-    return found
+        stored_key, value = msgspec.json.decode(file.read_bytes(), type=tuple[str, Any])
+        return msgspec.convert(value, kind) if stored_key == key else None
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return None

@@ -22,13 +22,13 @@ from typing import Any, Literal, NamedTuple
 
 from edgespec.apps.bench.peers import TIMEOUT_S, run_program
 from edgespec.apps.bench.runs import PLAIN, HeardRecording, Run, rotated, text_hash
+from edgespec.apps.bench.variants import names_in
 from edgespec.apps.speech.audio import read_audio
 from edgespec.apps.speech.drafts import ModelDrafts, SpeechDraftCosts, joined
 from edgespec.apps.speech.languages import language_code
 from edgespec.apps.speech.mel import SAMPLE_RATE
 from edgespec.apps.speech.options import MAX_BEAM, SpeechOptions
 from edgespec.apps.speech.transcriber import Samples, Transcriber
-from edgespec.apps.speech.transcript import Transcript
 from edgespec.apps.speech.whisper_model import SpeechModel
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.suites import Prompt
@@ -66,23 +66,15 @@ PLAIN_HEARING = SpeechVariant(PLAIN)
 
 def parse_speech_variants(text: str) -> tuple[SpeechVariant, ...]:
     """Return the variants named in `text`, separated by commas. Raises UsageError."""
-    variants: dict[str, SpeechVariant] = {}
-    for name in filter(None, (part.strip() for part in text.split(","))):
-        if name in variants:
-            raise UsageError(f"{name} is named twice", field="variants")
+    variants = []
+    for name in names_in(text, "variants"):
         found = _BEAM.fullmatch(name)
         if name not in (*_NAMES, _INDEPENDENT) and not (found and 1 <= int(found[1]) <= MAX_BEAM):
             problem = f"of recordings: {', '.join(_NAMES)}, {_INDEPENDENT}, or beam-1 to beam-{MAX_BEAM}"
             raise UsageError(problem, field="variants", value=name)
-        variants[name] = SpeechVariant(
-            name,
-            _NAMES.get(name, "none"),
-            beam=int(found[1]) if found else None,
-            independent=name == _INDEPENDENT,
-        )
-    if not variants:
-        raise UsageError("name at least one, such as auto", field="variants")
-    return tuple(variants.values())
+        beam = int(found[1]) if found else None
+        variants.append(SpeechVariant(name, _NAMES.get(name, "none"), beam, name == _INDEPENDENT))
+    return tuple(variants)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,19 +194,14 @@ class SpeechBench:
             histogram=steps,
             text_sha256=text_hash(tokens) if variant.writes_plain_text else None,
             energy=energy,
-            heard=_heard(prompt, transcript),
+            heard=compared_with_known(
+                prompt,
+                transcript.text,
+                stats.audio_s,
+                encode_s=stats.encode_s + stats.draft_encode_s,
+                decode_s=stats.decode_s,
+            ),
         )
-
-
-def _heard(prompt: Prompt, transcript: Transcript) -> HeardRecording:
-    stats = transcript.stats
-    return compared_with_known(
-        prompt,
-        transcript.text,
-        stats.audio_s,
-        encode_s=stats.encode_s + stats.draft_encode_s,
-        decode_s=stats.decode_s,
-    )
 
 
 def compared_with_known(

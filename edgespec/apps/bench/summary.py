@@ -134,6 +134,10 @@ class CategorySummary:
     comparisons: tuple[VariantComparison, ...]
     """Each variant but plain."""
 
+    def comparison(self, variant: str) -> VariantComparison | None:
+        """Return a variant compared with plain decoding; None for plain."""
+        return next((one for one in self.comparisons if one.variant == variant), None)
+
 
 @dataclass(frozen=True, slots=True)
 class ThroughputPoint:
@@ -311,8 +315,9 @@ def _resampled(groups: Sequence[Sequence[float]], *, over_prompts: bool) -> npt.
         row[: len(group)] = group
     coins = np.random.Generator(np.random.PCG64(0))
     medians = []
-    for n in _portions(_RESAMPLES, max(1, _DRAWN_AT_ONCE // table.size)):
-        shape = (n, len(groups))
+    most = max(1, _DRAWN_AT_ONCE // table.size)
+    for start in range(0, _RESAMPLES, most):
+        shape = n, _ = min(most, _RESAMPLES - start), len(groups)
         rows = coins.integers(len(groups), size=shape) if over_prompts else np.arange(len(groups))
         rows = np.broadcast_to(rows, shape)[:, :, None]
         own = counts[rows]
@@ -322,10 +327,6 @@ def _resampled(groups: Sequence[Sequence[float]], *, over_prompts: bool) -> npt.
         each = np.arange(n)
         medians.append((drawn[each, (n_drawn - 1) // 2] + drawn[each, n_drawn // 2]) / 2)
     return np.concatenate(medians)
-
-
-def _portions(total: int, most: int) -> list[int]:
-    return [min(most, total - start) for start in range(0, total, most)]
 
 
 # ---- one variant ----
@@ -465,13 +466,9 @@ def summarise_throughput(cell: Cell) -> tuple[ThroughputPoint, ...]:
     found = []
     for n in numbers:
         for variant in variants:
-            own = _rounds(cell.throughput, variant, n)
+            own, fewest = (_rounds(cell.throughput, variant, at) for at in (n, numbers[0]))
+            plain, texts = (_rounds(cell.throughput, PLAIN, at) for at in (n, numbers[0]))
             if own:
-                fewest, plain = (
-                    _rounds(cell.throughput, variant, numbers[0]),
-                    _rounds(cell.throughput, PLAIN, n),
-                )
-                texts = _rounds(cell.throughput, PLAIN, numbers[0])
                 found.append(_throughput_point(own, fewest, plain, texts, _limit(cell.passes, n)))
     return tuple(found)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass
 from typing import get_args
 
@@ -56,14 +57,17 @@ def parse_variants(text: str) -> tuple[Variant, ...]:
     Variants that are not exact: "cascade", with "-SIGNAL", "-SPAN" and "@THRESHOLD" for other values than the
     defaults, and "lenience-L". Plain decoding, always measured, is not named. Raises UsageError.
     """
-    variants: dict[str, Variant] = {}
-    for name in filter(None, (part.strip() for part in text.split(","))):
-        if name in variants:
-            raise UsageError(f"{name} is named twice", field="variants")
-        variants[name] = _lossy(name) or _drafting(name)
-    if not variants:
-        raise UsageError("name at least one, such as auto", field="variants")
-    return tuple(variants.values())
+    return tuple(_lossy(name) or _drafting(name) for name in names_in(text, "variants"))
+
+
+def names_in(text: str, field: str) -> list[str]:
+    """Return the names in `text`, with commas, the value of `field`. Raises UsageError."""
+    names = [name for name in (part.strip() for part in text.split(",")) if name]
+    if not names:
+        raise UsageError("name at least one", field=field)
+    if twice := [name for name, n in Counter(names).items() if n > 1]:
+        raise UsageError(f"{twice[0]} is named twice", field=field)
+    return names
 
 
 def _drafting(name: str) -> Variant:

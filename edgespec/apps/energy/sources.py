@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from edgespec.errors import UsageError, describe_os_error
 from edgespec.platform.cpu import device_model, read_cpu
@@ -47,38 +47,33 @@ class EnergyReading(NamedTuple):
     """Figure of each of the source's domains: a counter's microjoules, or watts."""
 
 
-class EnergySource(Protocol):
-    """Something in this machine that shows energy or power."""
+class EnergySource:
+    """Something in this machine that shows energy or power. By default it shows watts."""
 
-    @property
-    def name(self) -> str:
-        """Its name for the user: Measurement.source."""
-
-    @property
-    def domains(self) -> tuple[str, ...]:
-        """The parts of the machine that it measures separately, such as package-0."""
-
-    @property
-    def counted(self) -> tuple[bool, ...]:
-        """Whether each domain counts for the total; those that do not overlap with the others."""
-
-    @property
-    def counts(self) -> bool:
-        """Whether it counts energy, fine enough for windows of milliseconds; else it shows power."""
-
-    @property
-    def estimated(self) -> bool:
-        """Whether its figures are an assumption."""
-
-    @property
-    def interval_s(self) -> float:
-        """Seconds between readings while a window is open; infinite: never read in between."""
+    name: str
+    """Its name for the user: Measurement.source."""
+    domains: tuple[str, ...]
+    """The parts of the machine that it measures separately, such as package-0."""
+    counted: tuple[bool, ...]
+    """Whether each domain counts for the total; those that do not overlap with the others."""
+    counts = False
+    """Whether it counts energy, fine enough for windows of milliseconds; else it shows power."""
+    estimated = False
+    """Whether its figures are an assumption."""
+    interval_s: float
+    """Seconds between readings while a window is open; infinite: never read in between."""
 
     def read(self) -> tuple[float, ...]:
         """Return the present figure of each domain. Raises UnreadableError."""
+        raise NotImplementedError
 
     def joules(self, before: EnergyReading, after: EnergyReading) -> tuple[float, ...]:
-        """Return the joules of each domain between two readings. Raises UnreadableError."""
+        """Return the joules of each domain between two readings: of watts by the trapezoidal rule.
+
+        Raises UnreadableError.
+        """
+        half = (after.at - before.at) / 2
+        return tuple(half * (a + b) for a, b in zip(before.figures, after.figures, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,18 +104,6 @@ def finding(kind: str, find: Callable[[], EnergySource | None], missing: str) ->
     except UnreadableError as error:
         return SourceFinding(kind, None, str(error), error.fix, present=True)
     return SourceFinding(kind, source, present=True)
-
-
-class PowerSource:
-    """Base of the sources that show watts: computes the joules between two samples."""
-
-    counts = False
-    estimated = False
-
-    def joules(self, before: EnergyReading, after: EnergyReading) -> tuple[float, ...]:
-        """Return the joules of each domain between two samples, by the trapezoidal rule."""
-        half = (after.at - before.at) / 2
-        return tuple(half * (a + b) for a, b in zip(before.figures, after.figures, strict=True))
 
 
 def read_kernel_file(file: str | Path) -> str:
@@ -200,7 +183,7 @@ _HANGS_AFTER_S = 2.0
 _VIDEO_GROUP = ("sudo usermod --append --groups video $USER", "then log out and in again")
 
 
-class PmicPower(PowerSource):
+class PmicPower(EnergySource):
     """The rails of a Raspberry Pi 5's power chip, scaled to the whole board."""
 
     name = PMIC
@@ -279,7 +262,7 @@ class _Rail:
         return volts * read_number(self.folder / f"curr{self.channel}_input") / 1e3
 
 
-class InaPower(PowerSource):
+class InaPower(EnergySource):
     """The rails of a board that have INA sensors."""
 
     interval_s = 0.1
@@ -343,7 +326,7 @@ def _label(folder: Path, channel: int) -> str:
 BATTERY = "battery"
 
 
-class BatteryPower(PowerSource):
+class BatteryPower(EnergySource):
     """A laptop's batteries while they discharge: the power of the whole machine, display included."""
 
     interval_s = 1.0  # gauges update every second or more slowly
@@ -403,7 +386,7 @@ def _batteries(supplies: Path) -> Iterator[Path]:
 # ---- an assumption ----
 
 
-class AssumedPower(PowerSource):
+class AssumedPower(EnergySource):
     """Constant watts that the user gave."""
 
     estimated = True
@@ -556,11 +539,10 @@ class RaplZone:
         return (self.range_uj or _USUAL_RANGE_UJ) / 1e6 / self.most_w
 
 
-class RaplCounters:
+class RaplCounters(EnergySource):
     """The counters of some zones, read from sysfs; pyRAPL's are a subclass."""
 
     counts = True
-    estimated = False
 
     def __init__(self, zones: Sequence[RaplZone], name: str = KIND) -> None:
         self.zones = tuple(zones)

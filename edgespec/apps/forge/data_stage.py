@@ -22,7 +22,7 @@ from edgespec.apps.forge.dataset import (
     is_held_out,
 )
 from edgespec.apps.forge.progress import StageContext, StageProgress
-from edgespec.apps.forge.prompts import EvaluationPrompt, TextPrompt, TokenPrompt, built_in
+from edgespec.apps.forge.prompts import TextPrompt, TokenPrompt, built_in
 from edgespec.apps.forge.writing import LONGEST_PROMPT, TargetWriter, WritingRun, WritingSettings
 from edgespec.decoding.session import n_common
 from edgespec.drafting.history import History
@@ -31,7 +31,7 @@ from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.gguf_header import tokenizer_fingerprint
 from edgespec.llama.weights import Model
 from edgespec.models.sources import format_size
-from edgespec.models.suites import evenly, load_suite, read_contents
+from edgespec.models.suites import Prompt, evenly, load_suite, read_contents
 from edgespec.platform.files import why_no_file
 from edgespec.platform.messages import MessageFn
 
@@ -423,15 +423,13 @@ def _held_out_prompts() -> Iterator[TextPrompt]:
     return (prompt for prompt in built_in() if is_held_out(prompt.key))
 
 
-def evaluation_prompts(dataset: Dataset, n: int) -> tuple[EvaluationPrompt, ...]:
+def evaluation_prompts(dataset: Dataset, n: int) -> tuple[Prompt, ...]:
     """Return `n` held-out prompts: up to half of them the user's own, then built-in ones."""
     own = [text for text in dataset.texts(held_out=True) if text.source != BUILT_IN and text.n_prompt > 1]
     found = [
-        EvaluationPrompt(
-            f"{text.key:016x}", text.source, tokens=tuple(map(int, text.tokens[: text.n_prompt]))
-        )
+        Prompt(f"{text.key:016x}", text.source, tokens=tuple(map(int, text.tokens[: text.n_prompt])))
         for text in evenly(own, n // 2)
     ]
     for prompt in islice(_held_out_prompts(), n - len(found)):
-        found.append(EvaluationPrompt(f"{prompt.key:016x}", BUILT_IN, text=prompt.turns[-1]))
+        found.append(Prompt(f"{prompt.key:016x}", BUILT_IN, text=prompt.turns[-1]))
     return tuple(found)

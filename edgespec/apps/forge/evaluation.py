@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from edgespec.apps.bench.runs import Run, rotated
+from edgespec.apps.bench.runs import Run, keep, read_kept, rotated
 from edgespec.apps.bench.summary import VariantComparison, compare
 from edgespec.apps.forge.data_stage import evaluation_prompts
 from edgespec.apps.forge.dataset import Dataset, DatasetTarget
@@ -32,7 +32,6 @@ from edgespec.apps.forge.evaluation_process import (
     EvaluationTask,
 )
 from edgespec.apps.forge.progress import StageContext, StageProgress
-from edgespec.apps.forge.prompts import EvaluationPrompt
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.llama.gguf_header import check_model_file
 from edgespec.models.draft_records import (
@@ -46,7 +45,7 @@ from edgespec.models.draft_records import (
 from edgespec.models.hashes import sha256_of
 from edgespec.models.quantizations import ModelFile, model_file
 from edgespec.models.resolve import resolve
-from edgespec.platform.files import write_atomically
+from edgespec.models.suites import Prompt
 
 _BEST_OF_FIRST_ROUND = 2  # new candidates that go on after it
 
@@ -84,21 +83,13 @@ class CandidateResult:
         return DraftSpeedups(*medians)
 
 
-@dataclass(frozen=True, slots=True)
-class _StoredRuns:
-    """Content of a part's file."""
-
-    key: str
-    runs: tuple[Run, ...]
-
-
 class Evaluator:
     """Evaluates drafts of one target, with finished parts in a folder."""
 
     def __init__(
         self,
         target: Path,
-        prompts: Sequence[EvaluationPrompt],
+        prompts: Sequence[Prompt],
         settings: EvaluationSettings,
         folder: Path,
         context: StageContext,
@@ -157,7 +148,7 @@ class Evaluator:
         )
         key = self._key(one, task)
         file = self._folder / f"{key[:16]}.json"
-        runs = _read(file, key)
+        runs = read_kept(file, key, tuple[Run, ...])
         if runs is None:
             found: list[Run] = []
             self._show(detail, 0.0)
@@ -166,7 +157,7 @@ class Evaluator:
                 self._show(detail, len(found) / task.n_runs)
             runs = tuple(found)
             try:
-                write_atomically(file, msgspec.json.encode(_StoredRuns(key, runs)))
+                keep(file, key, runs)
             except OSError as error:
                 problem = f"what was judged cannot be kept: {describe_os_error(error)}"
                 raise EdgespecError(problem) from error
@@ -184,15 +175,6 @@ class Evaluator:
         files = self._sha256[self._target], self._sha256[one.path]
         facts = msgspec.json.encode((files, replace(task, target="", draft=None)))
         return hashlib.sha256(facts).hexdigest()
-
-
-def _read(file: Path, key: str) -> tuple[Run, ...] | None:
-    """Return the runs in a file; None if it is missing, damaged or of another part."""
-    try:
-        stored = msgspec.json.decode(file.read_bytes(), type=_StoredRuns)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
-        return None
-    return stored.runs if stored.key == key else None
 
 
 def _best(results: Sequence[CandidateResult]) -> list[Candidate]:
@@ -227,7 +209,7 @@ class DraftEvaluation:
 def evaluate_draft(
     name: str,
     target: str | None,
-    prompts: Sequence[EvaluationPrompt] | None,
+    prompts: Sequence[Prompt] | None,
     settings: EvaluationSettings,
     context: StageContext,
 ) -> DraftEvaluation:

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from edgespec.apps.bench.bench import run_of
+from edgespec.apps.bench.bench import run_of, unfit
 from edgespec.apps.bench.runs import PLAIN, Run, rotated
 from edgespec.apps.bench.variants import PLAIN_VARIANT, Variant
-from edgespec.apps.forge.prompts import EvaluationPrompt
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError
@@ -52,7 +51,7 @@ class EvaluationTask:
     target: str
     draft: str | None
     """None: no draft model, only text seen before."""
-    prompts: tuple[EvaluationPrompt, ...]
+    prompts: tuple[Prompt, ...]
     settings: EvaluationSettings
     round: int | None
     """None: the timing. Runs at SAMPLED are numbered after all greedy rounds."""
@@ -146,19 +145,24 @@ def _answer_all(
     engine: Engine, task: EvaluationTask, drafting: Variant, temperature: float, round_: int
 ) -> None:
     """Answer each prompt plainly and drafting, in turns, and report the runs."""
-    prompts, variants = _fitting(engine, task), (PLAIN_VARIANT, drafting)
+    n_predict, variants = task.settings.n_predict, (PLAIN_VARIANT, drafting)
+    too_long = unfit(engine, task.prompts, n_predict)
+    prompts = [prompt for prompt in task.prompts if prompt.id not in too_long]
+    if not prompts:
+        n_ctx = engine.target.n_ctx_train
+        raise EdgespecError(f"no prompt with {n_predict} tokens of answer fits in a context of {n_ctx}")
 
-    def generate(prompt: EvaluationPrompt, variant: Variant) -> Run:
+    def generate(prompt: Prompt, variant: Variant) -> Run:
         engine.forget(tables=task.round is not None)
         result = engine.generate(
             prompt.tokens or prompt.text,
             params=SamplingParams(temperature=temperature),
             seed=round_,
-            n_predict=task.settings.n_predict,
+            n_predict=n_predict,
             drafter=variant.chosen,
             gamma=variant.gamma,
         )
-        return run_of(result, Prompt(prompt.id, prompt.category, prompt.text), variant.name, round_)
+        return run_of(result, prompt, variant.name, round_)
 
     longest = max(prompts, key=lambda one: len(one.tokens) or len(one.text))
     for variant in variants:
@@ -166,16 +170,3 @@ def _answer_all(
     for place, prompt in enumerate(prompts):
         for variant in rotated(variants, round_ + place):
             say("run", generate(prompt, variant))
-
-
-def _fitting(engine: Engine, task: EvaluationTask) -> list[EvaluationPrompt]:
-    """Return the prompts whose answers fit in the context. Raises EdgespecError if none do."""
-    n_predict, n_ctx = task.settings.n_predict, engine.target.n_ctx_train
-    found = []
-    for one in task.prompts:
-        n_prompt = len(one.tokens) or len(engine.prompt_tokens(one.text))
-        if n_prompt + n_predict < n_ctx:
-            found.append(one)
-    if not found:
-        raise EdgespecError(f"no prompt with {n_predict} tokens of answer fits in a context of {n_ctx}")
-    return found

@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 
 from edgespec.apps.forge.dataset import BUILT_IN, key_of
-from edgespec.models.suites import Prompt
 
 # ---- functions of this machine's Python library ----
 
@@ -314,22 +313,3 @@ def _texts(found: object) -> list[str]:
 @cache
 def _document() -> dict[str, Any]:
     return tomllib.loads(_FILE.read_text(encoding="utf-8"))
-
-
-# ---- held out ----
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluationPrompt:
-    """A prompt that no draft was trained on."""
-
-    id: str
-    category: str
-    text: str = ""
-    """Text for the chat template; "": the tokens are continued."""
-    tokens: tuple[int, ...] = ()
-
-    @classmethod
-    def of(cls, prompt: Prompt) -> EvaluationPrompt:
-        """Return a suite's prompt as one for evaluation."""
-        return cls(prompt.id, prompt.category, prompt.text)

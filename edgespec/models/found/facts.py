@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Annotated
 
 import msgspec
 
@@ -27,9 +26,8 @@ from edgespec.models.footprint import shape_of
 from edgespec.models.found.files import real_path
 from edgespec.models.found.repositories import FoundModel
 from edgespec.platform.kept import MODEL_FACTS
-from edgespec.platform.state_file import StateFile, parse_struct
+from edgespec.platform.state_file import FileEntry, FileTable, StoredFiles
 
-_FORMAT = 1  # of the facts: those of another one are read again
 _MOST = 2000  # files that are remembered: the oldest are forgotten
 _TYPES = {number: name.upper() for name, number in QUANT_TYPES.items()} | {
     19: "IQ2_XXS", 20: "IQ2_XS", 21: "Q2_K_S", 22: "IQ3_XS", 23: "IQ3_XXS", 24: "IQ1_S", 26: "IQ3_S",
@@ -68,15 +66,8 @@ class ModelFacts(msgspec.Struct, frozen=True):
     """The matrices that a pass multiplies with; those of one type and width are counted as one."""
 
 
-class _Remembered(msgspec.Struct, frozen=True):
-    size: int
-    mtime_ns: int
+class _FileFacts(FileEntry, frozen=True):
     facts: ModelFacts
-
-
-class _Table(msgspec.Struct, frozen=True):
-    format: Annotated[int, msgspec.Meta(ge=0)] = _FORMAT
-    files: dict[str, _Remembered] = {}
 
 
 class FactsReader:
@@ -84,17 +75,9 @@ class FactsReader:
 
     def __init__(self) -> None:
         """Begin with what is stored; without a cache every header is read."""
-        self._stored = StateFile(
-            MODEL_FACTS.path(),
-            lambda data: parse_struct(data, _Table),
-            lock=".model_facts.lock",
-        )
-        try:
-            table = self._stored.read() or _Table()
-        except OSError:
-            table = _Table()
-        self._known = dict(table.files) if table.format == _FORMAT else {}
-        self._new: dict[str, _Remembered] = {}
+        self._table = FileTable(MODEL_FACTS.path(), StoredFiles[_FileFacts], _MOST)
+        self._known = self._table.read()
+        self._new: dict[str, _FileFacts] = {}
 
     def read(self, model: FoundModel) -> ModelFacts:
         """Return the facts of a model. Raises EdgespecError for a file that is no whole GGUF."""
@@ -104,35 +87,21 @@ class FactsReader:
         except OSError as error:
             raise EdgespecError(describe_os_error(error)) from None
         known = self._known.get(str(path))
-        if known and (known.size, known.mtime_ns) == (stat.st_size, stat.st_mtime_ns):
+        if known and known.holds(stat):
             return known.facts
-        facts = _facts(check_complete_file(model.path))
-        self._new[str(path)] = self._known[str(path)] = _Remembered(stat.st_size, stat.st_mtime_ns, facts)
+        facts = facts_of(check_complete_file(model.path))
+        self._new[str(path)] = self._known[str(path)] = _FileFacts(stat.st_size, stat.st_mtime_ns, facts)
         return facts
 
     def save(self) -> None:
         """Store new facts; where nothing can be stored, they are read again the next time."""
-        if not self._new:
-            return
-
-        def added(old: _Table | None) -> bytes:
-            files = dict(old.files) if old and old.format == _FORMAT else {}
-            newest = [*({**files, **self._new}).items()][-_MOST:]
-            return msgspec.json.encode(_Table(files=dict(newest)))
-
-        try:
-            self._stored.update(added)
-        except OSError:
-            return
-        self._new.clear()
+        if self._new:
+            self._table.add(self._new)
+            self._new = {}
 
 
 def facts_of(header: GGUFHeader) -> ModelFacts:
     """Return the facts of one header, without the cache."""
-    return _facts(header)
-
-
-def _facts(header: GGUFHeader) -> ModelFacts:
     kind = other_kind(header)
     if not kind and header.is_head:
         kind = "a draft head that edgespec made"

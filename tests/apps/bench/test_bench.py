@@ -30,7 +30,7 @@ from edgespec.apps.bench.bench import (
 )
 from edgespec.apps.bench.runs import PLAIN, Run
 from edgespec.apps.bench.variants import PLAIN_VARIANT, Variant, parse_variants
-from edgespec.apps.energy import EnergyMeter
+from edgespec.apps.energy.meter import EnergyMeter
 from edgespec.decoding.options import Waking
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.kv_cache import KVCache
@@ -183,7 +183,7 @@ def test_settings_as_an_outcome_tells_them() -> None:
 def test_every_variant_gives_plain_decodings_text(engine: Engine, temperature: float) -> None:
     settings = BenchSettings(VARIANTS, 48, temperature, seed=3)
     for prompt in PROMPTS:
-        runs = list(turns(engine, prompt, settings, round_=0, place=0))
+        runs = list(turns(engine, settings, prompt, 0, 0))
         assert [run.variant for run in runs] == [PLAIN, *(variant.name for variant in VARIANTS)]
         assert len({run.text_sha256 for run in runs}) == 1
         assert len({(run.tokens, run.prompt_tokens, run.stop_reason) for run in runs}) == 1
@@ -212,7 +212,7 @@ def test_what_a_run_tells(engine: Engine) -> None:
 
 def test_what_a_run_that_is_not_exact_tells(engine: Engine) -> None:
     settings = BenchSettings(parse_variants("cascade@0,cascade@1,cascade@0.1,lenience-0.5,auto"), 30)
-    plain, never, always, some, lenient, auto = turns(engine, PROMPTS[0], settings, round_=0, place=0)
+    plain, never, always, some, lenient, auto = turns(engine, settings, PROMPTS[0], 0, 0)
     assert [run.exact for run in (plain, never, always, some, lenient, auto)] == [True, *[False] * 4, True]
     assert [run.target_share for run in (plain, never, always, lenient)] == [1.0, 0.0, 1.0, 1.0]
     assert 0.0 < some.target_share < 1.0

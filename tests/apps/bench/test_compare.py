@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.apps.bench import compare as room
+from edgespec.apps.bench import runs as kept_runs
 from edgespec.apps.bench.bench import BenchSettings
 from edgespec.apps.bench.compare import MTP, NO_DRAFT, SUFFIX, Combination, ComparisonPlan, ComparisonRun
 from edgespec.apps.bench.runs import PLAIN
@@ -176,8 +177,7 @@ def test_another_model_of_the_same_name_is_refused(files, tmp_path):
         lambda data: data[: len(data) // 2],
         lambda _: b"\xff\xfe",
         lambda _: b'{"target": "target", "draft": null, "kernels": "stock"}',
-        lambda data: data.replace(b'"round":0', b'"round":1', 1),
-        lambda data: data.replace(b'"key":"', b'"key":"0'),
+        lambda data: data.replace(b'["', b'["0', 1),
     ],
 )
 def test_damaged_files_are_measured_again(damage, files, tmp_path):
@@ -199,8 +199,10 @@ def test_files_of_another_comparison_are_measured_again(files, tmp_path):
     comparison, seen = measure(make_plan(files, ALONE), files, tmp_path)
     assert seen == ["none 0"]
     assert {run.tokens for run in comparison.cells()[0].runs} == {12}
-    # Copied over another cell's.
+    # Copied over another round's, and over another cell's.
     (file,) = (tmp_path / "runs").iterdir()
+    file.with_name(f"{ALONE.name}.1.json").write_bytes(file.read_bytes())
+    assert measure(make_plan(files, ALONE, rounds=2), files, tmp_path)[1] == ["none 1"]
     file.with_name(f"{OF_TEXT.name}.0.json").write_bytes(file.read_bytes())
     assert measure(make_plan(files, OF_TEXT), files, tmp_path)[1] == ["suffix 0"]
 
@@ -363,14 +365,14 @@ def test_what_disturbed_a_cell_is_kept_with_it(files, tmp_path, monkeypatch):
 def test_a_full_disk(files, tmp_path, monkeypatch):
     plan = make_plan(files, ALONE, OF_TEXT)
     comparison = ComparisonRun(plan, files, tmp_path)
-    write = room.write_atomically
+    write = kept_runs.write_atomically
 
     def full(file: Path, text: str) -> None:
         if SUFFIX in file.name:
             raise OSError(errno.ENOSPC, "No space left on device", str(file))
         write(file, text)
 
-    monkeypatch.setattr(room, "write_atomically", full)
+    monkeypatch.setattr(kept_runs, "write_atomically", full)
     with pytest.raises(OSError, match="No space left"):
         comparison.run()
     assert [len(cell.runs) for cell in comparison.cells()] == [2, 0]

@@ -21,7 +21,7 @@ from edgespec.apps.bench.speech import (
     word_errors,
 )
 from edgespec.apps.bench.summary import noise, summarise_cell, summarise_heard
-from edgespec.apps.energy import EnergyMeter
+from edgespec.apps.energy.meter import EnergyMeter
 from edgespec.apps.speech.drafts import SpeechDraftCosts
 from edgespec.apps.speech.whisper_model import SpeechModel
 from edgespec.errors import EdgespecError, UsageError

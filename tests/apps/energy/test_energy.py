@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from edgespec.apps.energy import EnergyMeter, survey
+from edgespec.apps.energy.meter import EnergyMeter
 from edgespec.apps.energy.sources import (
     GROUP_FIX,
     EnergyReading,
@@ -23,6 +23,7 @@ from edgespec.apps.energy.sources import (
     find_pmic,
     find_rapl,
     is_for_pyrapl,
+    survey,
 )
 from edgespec.errors import UsageError
 from energy_trees import (

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.apps.energy import EnergyMeter, idle_path, measure_idle, store_idle_power
 from edgespec.apps.energy.commands.energy import know_idle
-from edgespec.apps.energy.meter import load_idle_power
+from edgespec.apps.energy.meter import EnergyMeter, idle_path, load_idle_power, measure_idle, store_idle_power
 from edgespec.apps.energy.sources import AssumedPower, find_rapl
 from edgespec.platform.other_load import OtherLoad
 from energy_trees import AMD, AMD_RANGE, Powercap, battery, laptop, write

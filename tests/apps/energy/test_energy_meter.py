@@ -11,12 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.apps.energy import EnergyMeter
-from edgespec.apps.energy.meter import boot_clock
+from edgespec.apps.energy.meter import EnergyMeter, boot_clock
 from edgespec.apps.energy.sources import (
     AssumedPower,
     BatteryPower,
-    PowerSource,
+    EnergySource,
     RaplCounters,
     RaplZone,
     find_rapl,
@@ -390,7 +389,7 @@ def test_plugged_in_and_out_again(on_battery):
 def test_time_going_backwards_gives_no_negative_joules(seconds, watts, marks):
     clock = Clock()
 
-    class Changing(PowerSource):
+    class Changing(EnergySource):
         name, domains, counted, interval_s, now = "changing", ("all",), (True,), 100.0, 1.0
 
         def read(self) -> tuple[float, ...]:
@@ -478,7 +477,7 @@ def test_the_thread_reads_counters(tmp_path):
 def test_a_mark_does_not_wait_for_a_sample():
     is_reading, go_on = threading.Event(), threading.Event()
 
-    class Slow(PowerSource):
+    class Slow(EnergySource):
         name, domains, counted, interval_s = "slow", ("all",), (True,), 0.001
 
         def read(self) -> tuple[float, ...]:

@@ -15,14 +15,14 @@ from edgespec.apps.forge.evaluation_process import (
     EvaluationTask,
 )
 from edgespec.apps.forge.progress import StageContext
-from edgespec.apps.forge.prompts import EvaluationPrompt
 from edgespec.errors import EdgespecError
+from edgespec.models.suites import Prompt
 from tiny_gguf import write_tiny_gguf
 
 SETTINGS = EvaluationSettings(n_predict=12, rounds=2, n_threads=1, kernels="off")
 QUESTIONS = (
-    EvaluationPrompt("a", "test", "the wind in the reeds"),
-    EvaluationPrompt("b", "test", tokens=(5, 6, 7, 8)),
+    Prompt("a", "test", "the wind in the reeds"),
+    Prompt("b", "test", tokens=(5, 6, 7, 8)),
 )
 
 
@@ -97,7 +97,7 @@ def test_what_was_judged_is_not_judged_again(judging, tiny_draft_path, tmp_path)
     again = judging(on_progress=seen.append).evaluate([candidate])
     assert len({step.detail for step in seen}) == 1, "the damaged part alone"
     assert again[0].candidate == candidate
-    assert json.loads(files[0].read_text())["runs"]
+    assert json.loads(files[0].read_text())[1]
 
 
 @pytest.mark.slow

@@ -324,13 +324,12 @@ def _results(
         return stack.enter_context(journal)
     if str(files.out) == "-":
         file, name = sys.stdout.fileno(), "standard output"
-        return PipedResults(file, name, found.sha256[:16], in_order=in_order, as_text=files.as_text)
-    try:
-        file = os.open(files.out, os.O_WRONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise UsageError(f"-o {files.out}: {error.strerror}") from None
-    stack.callback(os.close, file)
-    name = str(files.out)
+    else:
+        try:
+            file, name = os.open(files.out, os.O_WRONLY | os.O_CLOEXEC), str(files.out)
+        except OSError as error:
+            raise UsageError(f"-o {files.out}: {error.strerror}") from None
+        stack.callback(os.close, file)
     return PipedResults(file, name, found.sha256[:16], in_order=in_order, as_text=files.as_text)
 
 
@@ -389,7 +388,24 @@ class _BatchRun:
     def answer_on_cluster(
         self, address: str, names: ChosenModels, loading: BatchLoading, defaults: PromptDefaults
     ) -> None:
-        with closing(_open_cluster(address, names, loading, defaults)) as writer:
+        """Have the cluster at `address` answer what has no result yet. Raises EdgespecError."""
+        from edgespec.apps.batch.ray_cluster import NodeSettings, RayWriter
+        from edgespec.llama.chat_template import template_text
+
+        (target, draft), template = names, loading.chat_template
+        settings = NodeSettings(
+            target=_for_nodes(target.name),
+            draft=_for_nodes(draft.name) if draft else None,
+            drafter=cast("DrafterName", loading.drafter),
+            n_ctx=loading.ctx,
+            parallel=loading.parallel,
+            n_threads=loading.compute.threads,
+            kernels=loading.compute.kernels,
+            cache_type=loading.compute.cache_type,
+            chat_template=template and template_text(template),
+            defaults=defaults,
+        )
+        with closing(RayWriter(address, settings, on_message=message)) as writer:
             self._write(writer)
 
     def _write(self, writer: LocalWriter | RayWriter) -> None:
@@ -399,16 +415,13 @@ class _BatchRun:
             with BatchDisplay(self._results, self._input.n_requests, pace) as display:
                 run_batch(self._input.requests(), writer, self._results, pace, display.update)
         except KeyboardInterrupt:
-            self._tell_interrupted()
+            self.interrupted = True
+            done = f"{self._results.n_done} of {self._input.n_requests} requests are done"
+            go_on = "nothing is kept" if self._files.piped else "the same command goes on from there"
+            message(f"interrupted: {done}; {go_on}")
         finally:
             self._n_tokens, self._seconds = writer.n_tokens, time.monotonic() - began
             self._n_cut = pace.n_cut
-
-    def _tell_interrupted(self) -> None:
-        self.interrupted = True
-        done = f"{self._results.n_done} of {self._input.n_requests} requests are done"
-        go_on = "nothing is kept" if self._files.piped else "the same command goes on from there"
-        message(f"interrupted: {done}; {go_on}")
 
     def summarise(self) -> None:
         """Print the outcome: a line on stderr, or an object on stdout."""
@@ -439,32 +452,6 @@ class _BatchRun:
             about = "about " if self._energy and self._energy.estimated else ""
             parts.append(f"{about}{joules:.0f} J")
         message("; ".join(parts))
-
-
-def _open_cluster(
-    address: str,
-    names: ChosenModels,
-    loading: BatchLoading,
-    defaults: PromptDefaults,
-) -> RayWriter:
-    """The service on the cluster at `address`. Raises EdgespecError."""
-    from edgespec.apps.batch.ray_cluster import NodeSettings, RayWriter
-    from edgespec.llama.chat_template import template_text
-
-    (target, draft), template = names, loading.chat_template
-    settings = NodeSettings(
-        target=_for_nodes(target.name),
-        draft=_for_nodes(draft.name) if draft else None,
-        drafter=cast("DrafterName", loading.drafter),
-        n_ctx=loading.ctx,
-        parallel=loading.parallel,
-        n_threads=loading.compute.threads,
-        kernels=loading.compute.kernels,
-        cache_type=loading.compute.cache_type,
-        chat_template=template and template_text(template),
-        defaults=defaults,
-    )
-    return RayWriter(address, settings, on_message=message)
 
 
 def _for_nodes(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -89,7 +90,19 @@ def bench_command(
     refuse_contradictions(models.contradictions())
     suite = prompts.suite.suite
     if is_recordings(suite):
-        given = _options_of_texts(measuring, compute, prompts, peer, outputs) | {"--pair": models.pair}
+        given = {
+            "--clients": measuring.variants.clients,
+            "--rule": measuring.variants.rule,
+            "--n-predict": prompts.n_predict != SuitePrompts.n_predict,
+            "--temp": prompts.temp != SuitePrompts.temp,
+            "--seed": prompts.seed != SuitePrompts.seed,
+            "--cache-type": compute.cache_type != ComputeOnNodes.cache_type,
+            "--nodes": compute.nodes,
+            "--peer": peer.peer or peer.bin_,
+            "--report": outputs.report,
+            "--png": outputs.png,
+            "--pair": models.pair,
+        }
         _refuse_given(given, f"is for texts, and --suite {suite} holds recordings")
         from edgespec.apps.bench.commands.bench_runs import RecordingBench
 
@@ -150,29 +163,7 @@ def _bench_texts(
             return RunningBench(engine, suite, settings, limits, peers).run(outputs)
 
 
-def _options_of_texts(
-    measuring: BenchMeasuring,
-    compute: ComputeOnNodes,
-    prompts: SuitePrompts,
-    peer: PeerChoice,
-    outputs: ReportOutputs,
-) -> dict[str, object]:
-    """Return the options that say nothing of recordings, with a value if they were given."""
-    return {
-        "--clients": measuring.variants.clients,
-        "--rule": measuring.variants.rule,
-        "--n-predict": prompts.n_predict != SuitePrompts.n_predict,
-        "--temp": prompts.temp != SuitePrompts.temp,
-        "--seed": prompts.seed != SuitePrompts.seed,
-        "--cache-type": compute.cache_type != ComputeOnNodes.cache_type,
-        "--nodes": compute.nodes,
-        "--peer": peer.peer or peer.bin_,
-        "--report": outputs.report,
-        "--png": outputs.png,
-    }
-
-
-def _refuse_given(options: dict[str, object], why: str) -> None:
+def _refuse_given(options: Mapping[str, object], why: str) -> None:
     for option, value in options.items():
         if value:
             raise UsageError(f"{option} {why}")

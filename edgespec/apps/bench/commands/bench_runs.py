@@ -88,9 +88,7 @@ class BenchRunner(ABC):
         self._facts = settings.facts()
         self._prompts: Sequence[Prompt] = suite.interleaved()
         self._peers = list(peers)
-        self._peer_names = ", ".join(
-            peer.name for peer in peers
-        )  # kept here: a peer that fails is removed from the list
+        self._peer_names = ", ".join(peer.name for peer in peers)  # also of those that will fail
         self._warnings: list[str] = []
         self._runs: list[Run] = []
         self._throughput: list[Throughput] = []

@@ -149,20 +149,11 @@ def _choice(
 
 
 def _print_choice(choice: ThresholdChoice) -> None:
-    from rich.table import Table
-    from rich.text import Text
+    from edgespec.apps.bench.commands.tables import figures_table
 
-    table = Table(box=None, pad_edge=False, collapse_padding=True)
-    headings = (
-        choice.signal,
-        "over\ntokens",
-        "the target\nwrites",
-        "loss of\ntokens",
-        "KL, nats\na token",
-        "",
-    )
-    for i, heading in enumerate(headings):
-        table.add_column(Text(heading), justify="left" if i == 5 else "right")
+    names = ("over\ntokens", "the target\nwrites", "loss of\ntokens", "KL, nats\na token", "")
+    table = figures_table(choice.signal, *names, texts=0)
+    table.columns[-1].justify = "left"
     for point in _spread(choice.curve, choice.point):
         table.add_row(
             f"{point.threshold:.3g}",

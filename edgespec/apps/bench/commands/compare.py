@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -32,10 +31,9 @@ from edgespec.platform.files import check_folder, read_text_file
 from edgespec.platform.kept import QUANTIZED
 
 if TYPE_CHECKING:
-    from edgespec.apps.bench.accuracy import Problem, TargetAccuracy
     from edgespec.apps.bench.bench import BenchSettings
     from edgespec.apps.bench.compare import Combination, ComparisonPlan, ComparisonProgress
-    from edgespec.apps.bench.runs import AccuracyScore, BenchmarkOutcome, Cell, ProblemsSolved
+    from edgespec.apps.bench.runs import AccuracyScore, BenchmarkOutcome, ProblemsSolved
     from edgespec.models.quantizations import FileFacts, ModelFile
 
 
@@ -72,6 +70,8 @@ class ModelMatrix:
 
     def kernels_choices(self) -> list[KernelsChoice]:
         """Return the kernels one by one. Raises UsageError."""
+        from edgespec.apps.bench.variants import names_in
+
         chosen: list[KernelsChoice] = []
         for name in names_in(self.kernels, "kernels"):
             check_choice("kernels", name, KernelsChoice)
@@ -124,15 +124,8 @@ class AccuracyOptions:
             if both:
                 raise UsageError(f"{options}: contradictory; add or leave out one of them")
 
-    def scoring(self) -> ScoringOptions:
-        """Return the text, which is read, and the problems. Raises UsageError."""
-        from edgespec.apps.bench.accuracy import arithmetic
-
-        problems = arithmetic(self.problems or 0)
-        name = str(self.text) if self.text else DEFAULT
-        return ScoringOptions(self.accuracy, name, self._read(), self.text_tokens, problems)
-
-    def _read(self) -> str:
+    def read(self) -> str:
+        """Return the text. Raises UsageError."""
         if not self.text:
             return "\n\n".join(prompt.text for prompt in load_suite(DEFAULT).prompts)
         return read_text_file(self.text, "text")
@@ -175,6 +168,7 @@ def compare_command(
     from edgespec.apps.bench.clients import prompts_for
     from edgespec.apps.bench.commands.tables import write_results
     from edgespec.apps.bench.compare import ComparisonPlan
+    from edgespec.apps.bench.variants import names_in
     from edgespec.models.quantizations import parse_types
     from edgespec.platform.cpu import default_threads
 
@@ -187,7 +181,7 @@ def compare_command(
     kernels = matrix.kernels_choices()
     types = parse_types(matrix.quants, "quants") if matrix.quants is not None else []
     suite = prompts.suite.load()
-    scoring = accuracy.scoring()
+    text = accuracy.read()
     asked = suite.interleaved()
     if settings.clients:
         asked = tuple(prompts_for(asked, settings.clients))
@@ -203,7 +197,7 @@ def compare_command(
         assume_watts=assume_watts,
         machine={name: machine[name] for name in IDENTITY if name in machine},
     )
-    compare = RunningComparison(plan, models, scoring, folder.out, fresh=folder.fresh)
+    compare = RunningComparison(plan, models, accuracy, text, folder.out, fresh=folder.fresh)
     code = compare.run(kernels)
     outcome = compare.outcome(suite, machine)
     write_results(outcome, outputs)
@@ -227,16 +221,6 @@ def _check_drafts(drafts: list[str], settings: BenchSettings, variants: str) -> 
             raise UsageError(f"--drafts {draft} and --variants {variants}: none of them can use it; add auto")
 
 
-def names_in(text: str, field: str) -> list[str]:
-    """Return the names in `text`, with commas, the value of `field`. Raises UsageError."""
-    names = [name for name in (part.strip() for part in text.split(",")) if name]
-    if not names:
-        raise UsageError("name at least one", field=field)
-    if twice := [name for name, n in Counter(names).items() if n > 1]:
-        raise UsageError(f"{twice[0]} is named twice", field=field)
-    return names
-
-
 # ---- the work ----
 
 IDENTITY = ("processor", "usable processors", "energy", "edgespec", "llama-cpp-python", "llama.cpp")
@@ -254,20 +238,6 @@ def machine_facts(assume_watts: float | None) -> dict[str, str | int | float]:
         return {**facts(), "energy": meter.begin().end().source or "unavailable"}
 
 
-@dataclass(frozen=True, slots=True)
-class ScoringOptions:
-    """Text and problems that the targets' answers are scored on."""
-
-    wanted: bool
-    name: str
-    """Name of the text's file, or of the suite whose prompts it consists of."""
-    text: str
-    n_tokens: int
-    """Most tokens of the text."""
-    problems: list[Problem]
-    """Arithmetic problems; [] if none are asked for."""
-
-
 class RunningComparison:
     """A running comparison: its cells are stored in the folder, the accuracies in this object."""
 
@@ -275,18 +245,21 @@ class RunningComparison:
         self,
         plan: ComparisonPlan,
         models: ComparisonModels,
-        scoring: ScoringOptions,
+        scoring: AccuracyOptions,
+        text: str,
         folder: Path,
         *,
         fresh: bool,
     ) -> None:
         """Begin, if `fresh` or the folder is empty; otherwise continue the comparison there.
 
+        `text`: what `scoring` read.
         Raises UsageError if the folder holds another comparison.
         """
         from edgespec.apps.bench.compare import ComparisonRun
 
-        self._plan, self._models, self._scoring, self._folder = plan, models, scoring, folder
+        self._plan, self._models, self._folder = plan, models, folder
+        self._scoring, self._text = scoring, text
         if fresh:
             ComparisonRun.discard(folder)
         self._again = (
@@ -308,7 +281,7 @@ class RunningComparison:
                     display.show(what, progress.done, progress.total)
 
                 self._comparison.run(show)
-            if self._scoring.wanted:
+            if self._scoring.accuracy:
                 for choice in kernels:
                     self._score(choice, solves=choice == kernels[0])
         except KeyboardInterrupt:
@@ -321,7 +294,7 @@ class RunningComparison:
 
     def _score(self, kernels: KernelsChoice, *, solves: bool) -> None:
         """Score the targets on the text, and with `solves` on the problems too."""
-        from edgespec.apps.bench.accuracy import TargetAccuracy
+        from edgespec.apps.bench.accuracy import TargetAccuracy, arithmetic
 
         scoring, cells, plan = self._scoring, self._comparison.cells(), self._plan
         with WorkDisplay() as display:
@@ -335,17 +308,15 @@ class RunningComparison:
                 self._warnings.append,
                 self._models.references,
             )
-            found = targets.texts(scoring.text, scoring.n_tokens)
+            found = targets.texts(self._text, scoring.text_tokens)
             if scoring.problems and solves:
-                found = targets.on_problems(found, scoring.problems)
-                self._solved = self._solved_by_variants(targets, cells)
+                problems = arithmetic(scoring.problems)
+                found = targets.on_problems(found, problems)
+                variants = [variant for variant in plan.settings.variants if not variant.exact]
+                pairs = zip(plan.combinations, cells, strict=True)
+                ran = [cell for combination, cell in pairs if combination.kernels == kernels]
+                self._solved = targets.variants(problems, ran, variants, list(self._models.files.values()))
             self._accuracies += found.values()
-
-    def _solved_by_variants(self, targets: TargetAccuracy, cells: Sequence[Cell]) -> list[ProblemsSolved]:
-        variants = [variant for variant in self._plan.settings.variants if not variant.exact]
-        pairs = zip(self._plan.combinations, cells, strict=True)
-        ran = [cell for combination, cell in pairs if combination.kernels == targets.kernels]
-        return targets.variants(self._scoring.problems, ran, variants, list(self._models.files.values()))
 
     def outcome(self, suite: Suite, machine: dict[str, str | int | float]) -> BenchmarkOutcome:
         """Return all that was measured so far."""
@@ -360,9 +331,9 @@ class RunningComparison:
                 **plan.settings.facts(),
                 "rounds": plan.rounds,
                 "threads": plan.n_threads,
-                "accuracy text": scoring.name,
-                "accuracy text sha256": hashlib.sha256(scoring.text.encode()).hexdigest(),
-                "accuracy text tokens, at most": scoring.n_tokens,
+                "accuracy text": str(scoring.text or DEFAULT),
+                "accuracy text sha256": hashlib.sha256(self._text.encode()).hexdigest(),
+                "accuracy text tokens, at most": scoring.text_tokens,
             },
             suite={"name": suite.name, "sha256": suite.sha256, "prompts": suite.categories},
             models=plan.models,

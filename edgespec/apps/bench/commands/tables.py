@@ -14,7 +14,6 @@ from edgespec.apps.bench.rows import (
     NOT_EXACT,
     UNAVAILABLE,
     ReportData,
-    Row,
     Summaries,
     accuracy_figures,
     document,
@@ -37,7 +36,6 @@ from edgespec.apps.bench.rows import (
 )
 from edgespec.apps.bench.runs import PLAIN, BenchmarkOutcome
 from edgespec.apps.bench.summary import (
-    CategorySummary,
     HeardSummary,
     ThroughputCurve,
     VariantComparison,
@@ -87,7 +85,7 @@ def print_outcome(outcome: BenchmarkOutcome, summaries: Summaries | None = None)
             out.print(line)
 
 
-def _table(*names: str, texts: int = 1) -> Table:
+def figures_table(*names: str, texts: int = 1) -> Table:
     """Return an empty table; the columns after the first `texts` hold figures and are aligned right."""
     table = Table(box=None, pad_edge=False, collapse_padding=True)
     for i, name in enumerate(names):
@@ -121,7 +119,7 @@ def _print_categories(reading: ReportData) -> None:
         PLAIN: True
     }
     for name, exact in variants.items():
-        table = _table(
+        table = figures_table(
             "category",
             "n",
             "plain\ntokens/s",
@@ -137,14 +135,13 @@ def _print_categories(reading: ReportData) -> None:
             found = {variant.variant: variant for variant in summary.variants}
             if name not in found:
                 continue
-            comparison = next((one for one in summary.comparisons if one.variant == name), None)
             plain = found.get(PLAIN)
             table.add_row(
                 summary.category,
                 str(summary.n_prompts),
                 fixed(plain.decode_tokens_per_s if plain else None, 1),
                 fixed(found[name].decode_tokens_per_s, 1),
-                *_figures(reading, found[name], comparison),
+                *_figures(reading, found[name], summary.comparison(name)),
                 style="bold" if summary is summaries[0] else None,
             )
         out.print()
@@ -160,8 +157,8 @@ def _print_recordings(reading: ReportData) -> None:
     """Print a table for each category of recordings, and one for all together: a row for each variant."""
     (cell, summaries), *_ = reading.cells
     for summary in summaries[1:] if len(summaries) == 2 else (*summaries[1:], summaries[0]):
-        compared = {comparison.variant: comparison for comparison in summary.comparisons}
-        table = _table(
+        n_words = max((variant.heard.n_words for variant in summary.variants if variant.heard), default=0)
+        table = figures_table(
             f"{summary.category}, n = {summary.n_prompts}",
             "seconds",
             "times\nreal time",
@@ -170,21 +167,18 @@ def _print_recordings(reading: ReportData) -> None:
             "decoder",
             "tau",
             "alpha",
-            f"word errors\nof {_n_words(summary)}",
+            f"word errors\nof {n_words}",
             "J/min",
             "identical",
         )
         for variant in summary.variants:
             if variant.heard:
-                table.add_row(variant.variant, *_heard(variant, variant.heard, compared.get(variant.variant)))
+                compared = summary.comparison(variant.variant)
+                table.add_row(variant.variant, *_heard(variant, variant.heard, compared))
         out.print()
         print_table(table)
     out.print()
     out.print(f"kernels {cell.kernels}; peak memory {megabytes(cell.peak_rss_bytes)}")
-
-
-def _n_words(summary: CategorySummary) -> int:
-    return max((variant.heard.n_words for variant in summary.variants if variant.heard), default=0)
 
 
 def _heard(variant: VariantSummary, heard: HeardSummary, comparison: VariantComparison | None) -> list[str]:
@@ -208,7 +202,7 @@ def _heard(variant: VariantSummary, heard: HeardSummary, comparison: VariantComp
 
 
 def _print_rows(reading: ReportData) -> None:
-    table = _table(
+    table = figures_table(
         "row",
         "target",
         "draft",
@@ -226,27 +220,19 @@ def _print_rows(reading: ReportData) -> None:
     )
     table.columns[0].justify = "right"
     for row in reading.rows:
-        table.add_row(*_row(reading, row))
+        table.add_row(
+            *(str(row.number), row.cell.target, row.draft, row.kernels, row.variant_name),
+            fixed(row.variant.decode_tokens_per_s, 1),
+            *_figures(reading, row.variant, row.comparison),
+            megabytes(row.peak_rss_bytes),
+        )
     out.print()
     print_table(table)
 
 
-def _row(reading: ReportData, row: Row) -> list[str]:
-    return [
-        str(row.number),
-        row.cell.target,
-        row.draft,
-        row.kernels,
-        row.variant_name,
-        fixed(row.variant.decode_tokens_per_s, 1),
-        *_figures(reading, row.variant, row.comparison),
-        megabytes(row.peak_rss_bytes),
-    ]
-
-
 def _print_skipped(reading: ReportData) -> None:
     if reading.skipped:
-        table = _table("skipped: target", "draft", "kernels", "why", texts=4)
+        table = figures_table("skipped: target", "draft", "kernels", "why", texts=4)
         for cell in reading.skipped:
             table.add_row(cell.target, cell.draft or NOT_APPLICABLE, cell.kernels, cell.skipped)
         out.print()
@@ -258,7 +244,7 @@ def _print_accuracy(reading: ReportData) -> None:
     if not scores:
         return
     names = ("tokens", "perplexity", "KL, nats/token", "top-1", "exact match")
-    table = _table("target", "kernels", "compared with", *names, texts=3)
+    table = figures_table("target", "kernels", "compared with", *names, texts=3)
     for score in scores:
         *found, reference, _ = accuracy_figures(score)
         answered = passed(score) or "not asked for"
@@ -280,7 +266,7 @@ def _print_throughput(reading: ReportData) -> None:
 
 def _throughput(curve: ThroughputCurve) -> Table:
     than = fewest_name(curve, curve.points[0])
-    table = _table(
+    table = figures_table(
         "at once",
         "variant",
         "tokens/s\n[rounds]",

@@ -6,7 +6,7 @@ import io
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -222,23 +222,18 @@ def _write(
         made = {"output": str(output.output)} if output.output else {"data": [*objects()]}
         sys.stdout.write(json.dumps(facts | made, ensure_ascii=False) + "\n")
     if output.output:
-        write_file(output.output, _FORMS[output.kind](objects, rows), field="output")
+        write_file(output.output, _encoded(output.kind, objects(), rows), field="output")
         tell_written(output.output)
     elif not output.json:
-        sys.stdout.buffer.write(_FORMS[output.kind](objects, rows))
+        sys.stdout.buffer.write(_encoded(output.kind, objects(), rows))
     sys.stdout.flush()
 
 
-def _as_lines(objects: Callable[[], Iterator[dict[str, Any]]], _rows: Vectors) -> bytes:
-    return "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in objects()).encode()
-
-
-def _as_array(_objects: object, rows: Vectors) -> bytes:
+def _encoded(kind: VectorFormat, objects: Iterator[dict[str, Any]], rows: Vectors) -> bytes:
+    if kind == "jsonl":
+        return "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in objects).encode()
     import numpy as np
 
     file = io.BytesIO()
     np.save(file, rows)
     return file.getvalue()
-
-
-_FORMS = {"jsonl": _as_lines, "npy": _as_array}

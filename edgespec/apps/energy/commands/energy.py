@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
-from edgespec.apps.energy import EnergyMeter, Resolution, idle_path, measure_idle, store_idle_power
+from edgespec.apps.energy.meter import EnergyMeter, Resolution, idle_path, measure_idle, store_idle_power
 from edgespec.cli.console import message, out, print_line, print_table
 from edgespec.cli.groups import shown
 from edgespec.cli.options import JsonOption, WattsOption
@@ -54,11 +55,7 @@ def energy_command(
             "chosen": meter.source or None,
             "estimated": meter.estimated,
             "reason": meter.reason,
-            "resolution": {
-                "step_j": resolution.step_j,
-                "step_s": resolution.step_s,
-                "interval_s": resolution.interval_s,
-            },
+            "resolution": asdict(resolution),
             "reading_s": meter.reading_s,
             "idle_w": watts,
             "kept": str(kept) if kept else None,

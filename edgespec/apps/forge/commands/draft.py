@@ -421,13 +421,10 @@ def eval_command(
     from edgespec.apps.forge.commands.draft_report import evaluated_document, print_evaluated
     from edgespec.apps.forge.evaluation import evaluate_draft
     from edgespec.apps.forge.progress import StageContext
-    from edgespec.apps.forge.prompts import EvaluationPrompt
     from edgespec.models.suites import evenly, load_suite
     from edgespec.platform.signals import SignalPipe
 
-    asked = None
-    if suite is not None:
-        asked = [EvaluationPrompt.of(prompt) for prompt in evenly(load_suite(suite).interleaved(), questions)]
+    asked = None if suite is None else evenly(load_suite(suite).interleaved(), questions)
     settings = evaluation.settings(questions, compute.threads, compute.kernels)
     with SignalPipe() as signals, StageDisplay() as display:
         context = StageContext(on_progress=display.show, on_message=message, signals=signals)

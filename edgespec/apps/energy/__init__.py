@@ -4,7 +4,6 @@ from edgespec.apps.energy.meter import (
     EnergyMeter,
     Resolution,
     Window,
-    idle_path,
     measure_idle,
     store_idle_power,
 )
@@ -14,7 +13,6 @@ __all__ = [
     "EnergyMeter",
     "Resolution",
     "Window",
-    "idle_path",
     "measure_idle",
     "store_idle_power",
     "survey",

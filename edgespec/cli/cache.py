@@ -43,7 +43,7 @@ def info_command(
     json: JsonOption = False,
 ) -> None:
     """Show all that is kept, where it is, and its size; then histories, and what drafts are made from."""
-    from edgespec.drafting.history import MAX_TOKENS, find_histories, history_root
+    from edgespec.drafting.history import MAX_TOKENS, find_histories
 
     forge = part("forge.cache")
     histories, stored = [history.info() for history in find_histories()], forge.find_stored()
@@ -51,7 +51,7 @@ def info_command(
         out.print_json(
             data={
                 "kept": [_described_row(row) for row in EVERYTHING if row.places],
-                "directory": str(history_root()),
+                "directory": str(HISTORY.path()),
                 "max_tokens": MAX_TOKENS,
                 "histories": [_described(info) for info in histories],
                 "forge": [forge.described(one) for one in stored],

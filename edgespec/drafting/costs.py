@@ -10,6 +10,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import msgspec
 
 from edgespec.decoding.option_table import MAX_GAMMA
 
@@ -49,14 +52,20 @@ def one_more_each(costs: Sequence[float], n: int, m: int, n_values: int) -> list
     return [together[0] + (cost - together[0]) / m for cost in together]
 
 
+Positive = Annotated[float, msgspec.Meta(gt=0.0, le=1e300)]
+_Side = Annotated[tuple[Positive, ...], msgspec.Meta(min_length=N_MAX, max_length=N_MAX)]
+
+
 @dataclass(frozen=True)
 class CostCurve:
     """T(n) of one model on one machine, with its kernels and threads; in seconds, or in joules."""
 
-    passes: tuple[tuple[float, ...], tuple[float, ...]]
+    passes: tuple[_Side, _Side]
     """Element [i][n - 1]: one pass over n = 1 .. N_MAX tokens at context CONTEXTS[i]."""
-    read: float
+    read: Positive
     """Cost of a token in prefill, where many are read at once without logits."""
+    contexts: tuple[Literal[128], Literal[2048]] = (128, 2048)
+    """CONTEXTS, for a profile's file: one with others is not read."""
 
     def at(self, n_past: int) -> list[float]:
         """Return T(0) = 0, T(1) .. T(N_MAX) after `n_past` tokens, in the curve's unit."""

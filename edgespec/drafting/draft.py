@@ -33,7 +33,7 @@ from edgespec.drafting.draft_model import DraftModel, WindowedModel
 from edgespec.drafting.foreign.overlap import find_overlap, suite_text
 from edgespec.drafting.foreign.translated_model import ROOM_PER_TOKEN, TranslatedModel
 from edgespec.drafting.foreign.vocabulary_map import VocabularyMap, map_vocabularies
-from edgespec.drafting.foreign.vocabulary_match import compare_vocabularies
+from edgespec.drafting.foreign.vocabulary_match import vocabulary_difference
 from edgespec.drafting.head_model import HeadModel
 from edgespec.drafting.lent_model import LentModel
 from edgespec.drafting.policy import Policy
@@ -220,8 +220,7 @@ class PlainDraft(Draft):
         self.header = header
 
     def _match(self, model: Model, on_message: MessageFn) -> Draft:
-        match = compare_vocabularies(self.target, model)
-        return self if match.equal else TranslatedDraft(self, on_message)
+        return TranslatedDraft(self, on_message) if vocabulary_difference(self.target, model) else self
 
     def writer(self) -> Model:
         """Return the draft model, which can write alone in a cascade."""
@@ -466,10 +465,9 @@ class _PublishedDraft(_Head):
         return LayersTarget(header, self.header, kernels=kernels)
 
     def _match(self, model: Model, on_message: MessageFn) -> Draft:
-        match = compare_vocabularies(self.target, model)
-        if match.equal:
-            return self
-        raise UsageError(f"{model.path}: a head of another model than {self.target_name}: {match.reason}")
+        if difference := vocabulary_difference(self.target, model):
+            raise UsageError(f"{model.path}: a head of another model than {self.target_name}: {difference}")
+        return self
 
 
 class EagleDraft(_PublishedDraft):

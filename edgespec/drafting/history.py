@@ -401,11 +401,6 @@ class History:
         self._file.write_locked(b"".join([encode_header(self.fingerprint, self.kind), *records[first:]]))
 
 
-def history_root() -> Path:
-    """Return the directory of all histories. Raises UsageError where no home directory is known."""
-    return HISTORY.path()
-
-
 def find_histories(root: Path | None = None, kind: RecordKind = DOCUMENTS) -> list[History]:
     """Return the files of a kind in its directory, by name; a file set aside counts."""
     root = kind.kept.path() if root is None else root

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import msgspec
 
 from edgespec.drafting.answer_lengths import ANSWER_TOKENS
-from edgespec.drafting.costs import CONTEXTS, N_MAX, CostCurve
+from edgespec.drafting.costs import CostCurve, Positive
 from edgespec.llama.backend import library_version
 from edgespec.llama.gguf_header import GGUFHeader, file_fingerprint
 from edgespec.platform.cpu import read_cpu
@@ -79,15 +79,15 @@ class Profile:
     draft_joules: CostCurve | None = None
     measured: str | None = None
     """When `edgespec profile` measured the curves, as an ISO date; None: only learned from runs."""
-    spread: float = 0.0
+    spread: Annotated[float, msgspec.Meta(ge=0.0, le=1e300)] = 0.0
     """Interquartile range over median of a pass's repeats, the median of all passes; 0 if not measured."""
     reliable: bool = False
     """Whether the curves were measured, with repeats that agree."""
     acceptance: dict[str, Any] = field(default_factory=dict)
     """The predictor's own JSON."""
-    answer_tokens: float = ANSWER_TOKENS
+    answer_tokens: Positive = ANSWER_TOKENS
     """Length of the last answers, a decaying mean."""
-    runs: int = 0
+    runs: Annotated[int, msgspec.Meta(ge=0)] = 0
     """Runs that added to it."""
 
     def with_learned_of(self, earlier: Profile) -> Profile:
@@ -105,95 +105,28 @@ class Profile:
 
 def as_json(profile: Profile) -> dict[str, Any]:
     """Return the JSON object that a profile's file holds. Raises ValueError for impossible numbers."""
-    document: dict[str, Any] = {"format": FORMAT, "version": VERSION}
-    for entry in fields(profile):
-        value = getattr(profile, entry.name)
-        match value:
-            case ProfileKey():
-                value = asdict(value)
-            case CostCurve():
-                near, far = ([*map(_six_digits, side)] for side in value.passes)
-                value = {"contexts": [*CONTEXTS], "passes": [near, far], "read": _six_digits(value.read)}
-            case dict():
-                value = json.loads(json.dumps(value, allow_nan=False))  # what a reader would get back
-            case float():
-                value = _six_digits(value)
-        document[entry.name] = value
+    text = json.dumps({"format": FORMAT, "version": VERSION, **asdict(profile)}, allow_nan=False)
+    document: dict[str, Any] = json.loads(text)  # what a reader would get back
     from_json(document)  # refuses what could not be read again
     return document
 
 
 def as_text(profile: Profile) -> str:
-    """Return that object as the file has it, for people to read. Raises ValueError for impossible numbers."""
-    return _laid_out(as_json(profile)) + "\n"
-
-
-def _laid_out(value: Any, indent: str = "") -> str:  # noqa: ANN401 - any JSON
-    """Return JSON that people can read: a list of numbers is one line."""
-    inner = indent + "  "
-    if isinstance(value, dict) and value:
-        items = [f"{json.dumps(key)}: {_laid_out(item, inner)}" for key, item in value.items()]
-        brackets = "{}"
-    elif isinstance(value, list) and any(isinstance(item, (list, dict)) for item in value):
-        items = [_laid_out(item, inner) for item in value]
-        brackets = "[]"
-    else:
-        return json.dumps(value, allow_nan=False)
-    return brackets[0] + "".join(f"\n{inner}{item}," for item in items)[:-1] + f"\n{indent}{brackets[1]}"
-
-
-def _six_digits(number: float) -> float:
-    return float(f"{number:.6g}")
+    """Return that object as the file has it, a field a line. Raises ValueError for impossible numbers."""
+    items = (f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in as_json(profile).items())
+    return "{\n" + ",\n".join(items) + "\n}\n"
 
 
 def from_json(document: dict[str, Any]) -> Profile:
     """Return the profile that `as_json` made an object of. Raises ValueError for what it cannot be."""
+    if missing := {entry.name for entry in fields(Profile)} - document.keys():
+        raise ValueError(f"no {min(missing)}")
     try:
-        stored = msgspec.convert(document, _StoredProfile)
+        profile = msgspec.convert(document, Profile)
     except (msgspec.ValidationError, OverflowError) as error:
         raise ValueError(str(error)) from None
-    if stored.measured is not None:
-        datetime.fromisoformat(stored.measured)
-    if stored.draft and stored.key.draft is None:
+    if profile.measured is not None:
+        datetime.fromisoformat(profile.measured)
+    if profile.draft and profile.key.draft is None:
         raise ValueError("draft is there, and key.draft is null")
-    values: dict[str, Any] = {}
-    for name in stored.__struct_fields__:
-        value = getattr(stored, name)
-        values[name] = value.curve() if isinstance(value, _StoredCurve) else value
-    return Profile(**values)
-
-
-_LARGEST = 1e300  # finite, which a file's numbers have to be
-_Positive = Annotated[float, msgspec.Meta(gt=0.0, le=_LARGEST)]
-_Side = Annotated[tuple[_Positive, ...], msgspec.Meta(min_length=N_MAX, max_length=N_MAX)]
-
-
-class _StoredCurve(msgspec.Struct):
-    """A CostCurve in a file."""
-
-    contexts: tuple[int, int]
-    passes: tuple[_Side, _Side]
-    read: _Positive
-
-    def __post_init__(self) -> None:
-        if self.contexts != CONTEXTS:
-            raise ValueError(f"contexts are not {[*CONTEXTS]}")
-
-    def curve(self) -> CostCurve:
-        return CostCurve(self.passes, self.read)
-
-
-class _StoredProfile(msgspec.Struct):
-    """A Profile in a file: nothing may be missing."""
-
-    key: ProfileKey
-    target: _StoredCurve
-    draft: _StoredCurve | None
-    target_joules: _StoredCurve | None
-    draft_joules: _StoredCurve | None
-    measured: str | None
-    spread: Annotated[float, msgspec.Meta(ge=0.0, le=_LARGEST)]
-    reliable: bool
-    acceptance: dict[str, Any]
-    answer_tokens: _Positive
-    runs: Annotated[int, msgspec.Meta(ge=0)]
+    return profile

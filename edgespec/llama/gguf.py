@@ -220,11 +220,6 @@ class GGUF:
         """Least size of the complete file: the end of its last tensor."""
         return self.data_start + max((tensor.offset + tensor.bytes for tensor in self.tensors), default=0)
 
-    @property
-    def alignment(self) -> int:
-        """Alignment of the tensors' data, in bytes."""
-        return _alignment(self.fields)
-
     def text(self, key: str) -> str:
         """Return a text; "" if there is no such field."""
         field = self.fields.get(key)

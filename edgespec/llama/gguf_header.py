@@ -27,7 +27,7 @@ HEAD_PREFIX = "edgespec.head."
 """Begins the keys of a draft head's own metadata (head_file.py)."""
 
 DRAFT_PREFIX = "edgespec.draft."
-"""Begins the keys of the tokens that a head can say; a file with these alone is of an earlier edgespec."""
+"""Begins the keys of the tokens that a head can say."""
 
 _MAX_LAYERS = 512  # of llama.cpp, which aborts on more
 _KV_PAD = 256  # llama.cpp rounds a context up to this many cells
@@ -288,9 +288,6 @@ def other_kind(header: GGUFHeader, *, or_embedder: bool = False) -> str:
         ),
         "a LoRA adapter, not a model": kind == "adapter",
         "an importance matrix, not a model": "imatrix" in (kind, architecture),
-        "a draft with a cut vocabulary, of a kind that is no longer used": (
-            not header.is_head and any(key.startswith(DRAFT_PREFIX) for key in header.gguf.fields)
-        ),
         "a GGUF file that names no architecture": not architecture,
         "a Whisper model, which turns speech into text (`edgespec transcribe`)": architecture == "whisper",
         f"a model that makes pictures or films (architecture {architecture})": architecture in _PICTURES,

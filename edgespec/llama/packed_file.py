@@ -192,11 +192,6 @@ def is_wanted() -> bool:
     return word == "auto"
 
 
-def packed_root() -> Path:
-    """Return the folder of packed weights; it may not exist."""
-    return PACKED_WEIGHTS.path()
-
-
 def packed_file(header: GGUFHeader, isa: str, build: str, part: str) -> PackedFile | None:
     """Return the place of a model's packed weights; None if none are wanted, or its file cannot be read.
 
@@ -208,7 +203,7 @@ def packed_file(header: GGUFHeader, isa: str, build: str, part: str) -> PackedFi
         model = file_fingerprint(header)
         times = [path.stat().st_mtime_ns for path in (header.path, *header.other_parts)]
         digest = hashlib.sha256(f"{model} {times} {isa} {build} {part}".encode()).hexdigest()
-        return PackedFile(packed_root() / f"{model[:16]}-{isa}-{digest[:16]}.weights")
+        return PackedFile(PACKED_WEIGHTS.path() / f"{model[:16]}-{isa}-{digest[:16]}.weights")
     except (OSError, EdgespecError):  # UsageError: no home directory
         return None
 

@@ -58,7 +58,7 @@ class DraftRecord:
     name: str
     """Its name in models.toml."""
     family: Literal["head"] = "head"
-    """Kind of draft. A record of another kind is of an earlier edgespec, and none."""
+    """Kind of draft."""
     target_name: str
     """Name of its target; `target_sha256` decides."""
     target_sha256: SHA256

@@ -25,13 +25,13 @@ from edgespec.apps.forge.dataset import (
 from edgespec.apps.forge.draft_store import DraftStore
 from edgespec.cli import cache_import
 from edgespec.cli.app import main
-from edgespec.drafting.history import MAX_TOKENS, History, history_root
+from edgespec.drafting.history import MAX_TOKENS, History
 from edgespec.drafting.rejections import RejectedPlaces, RejectedText
 from edgespec.llama.gguf_header import read_header, tokenizer_fingerprint
 from edgespec.llama.weights import Model
 from edgespec.models.pull import hash_file
 from edgespec.platform.files import cache_root
-from edgespec.platform.kept import CONVERSATIONS
+from edgespec.platform.kept import CONVERSATIONS, HISTORY
 from kept_drafts import keep_draft
 
 
@@ -98,12 +98,12 @@ def test_info_of_nothing(edgespec):
     found = json.loads(edgespec("info", "--json")[0])
     assert {(row["files"], row["bytes"]) for row in found.pop("kept")} == {(0, 0)}
     assert found == {
-        "directory": str(history_root()),
+        "directory": str(HISTORY.path()),
         "max_tokens": MAX_TOKENS,
         "histories": [],
         "forge": [],
     }
-    assert not history_root().exists()
+    assert not HISTORY.path().exists()
 
 
 def test_info(edgespec, history):
@@ -153,7 +153,7 @@ def test_clear(edgespec, history):
         f"{history.path}.set-aside: deleted, not in use",
         f"{other.path}: deleted, 1 documents",
     ]
-    assert {path.suffix for path in history_root().iterdir()} == {".lock"}
+    assert {path.suffix for path in HISTORY.path().iterdir()} == {".lock"}
     assert edgespec("clear") == (
         "nothing is kept of history, rejected, chat-lines, forge, chats, states\n",
         "",
@@ -223,7 +223,7 @@ def test_clear_takes_own_texts_from_what_drafts_are_made_from(edgespec, history,
     keep_draft(tmp_path / "models", "mine", tiny_path)
     keep_draft(tmp_path / "models", "of-built-in", tiny_path, data={"prompt:built-in": 5})
     _, line = edgespec("clear", code=2)
-    assert f"1 documents in {history_root()} and 2 texts in {forge_root()} without a terminal" in line
+    assert f"1 documents in {HISTORY.path()} and 2 texts in {forge_root()} without a terminal" in line
     assert len(list(forge.texts())) == 3
     text, _ = edgespec("clear", "--yes")
     assert text.splitlines() == [
@@ -277,7 +277,7 @@ def test_clear_asks_in_a_terminal(history, child_environment, answer, deleted):
     os.close(terminal)
     os.close(inside)
     assert ended.returncode == 0, ended.stderr
-    assert f"Delete 1 documents in {history_root()}?".encode() in ended.stderr
+    assert f"Delete 1 documents in {HISTORY.path()}?".encode() in ended.stderr
     assert history.path.exists() != deleted
     assert (b"nothing was deleted" in ended.stderr) != deleted
 
@@ -376,7 +376,7 @@ def test_import_refuses_in_one_line(edgespec, tree, tmp_path, tiny_path):
     assert "not a GGUF" in refused(tree, "-t", tree / "a.py", code=1)
     assert "no text file was found" in refused(tree / "program", "-t", tiny_path, code=1)
     assert "edgespec models pull" in refused(tree, code=1)  # nothing is pulled for this
-    assert not history_root().exists()
+    assert not HISTORY.path().exists()
 
 
 def test_import_into_a_history_that_cannot_be_written(edgespec, history, tree, tiny_path):

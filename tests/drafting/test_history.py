@@ -24,8 +24,8 @@ from edgespec.drafting.history import (
     History,
     HistoryUpdate,
     find_histories,
-    history_root,
 )
+from edgespec.platform.kept import HISTORY
 
 NAME = "qwen2-0123456789abcdef"
 HEADER, HEAD = 32, 12  # bytes
@@ -642,8 +642,8 @@ def test_clear(history):
 
 def test_the_directory_is_in_the_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert history_root() == tmp_path / "edgespec" / "history"
-    assert History(NAME).path == history_root() / f"{NAME}.tokens"
+    assert HISTORY.path() == tmp_path / "edgespec" / "history"
+    assert History(NAME).path == HISTORY.path() / f"{NAME}.tokens"
     assert find_histories() == []
     History(NAME).append([1])
-    assert [found.path for found in find_histories()] == [history_root() / f"{NAME}.tokens"]
+    assert [found.path for found in find_histories()] == [HISTORY.path() / f"{NAME}.tokens"]

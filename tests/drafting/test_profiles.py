@@ -61,7 +61,7 @@ def save(profile: Profile, **more: object) -> Path | None:
 
 
 def assert_like(found: Profile | None, wanted: Profile) -> None:
-    """Equal, to the six digits a file holds."""
+    """Equal, but for rounding."""
     assert found is not None
     plain = {"target": None, "draft": None, "target_joules": None, "draft_joules": None, "answer_tokens": 0}
     target = CostCurve(((1.0,), (1.0,)), 1.0)
@@ -119,10 +119,8 @@ def test_any_profile_survives_its_text(target, draft, acceptance):
 
 def test_people_can_read_it():
     text = as_text(FULL)
-    assert text.startswith(
-        '{\n  "format": "edgespec profile",\n  "version": 1,\n  "key": {\n    "cpu": "A CPU"'
-    )
-    assert len(text.splitlines()) < 80
+    assert text.startswith('{\n  "format": "edgespec profile",\n  "version": 1,\n  "key": {"cpu": "A CPU"')
+    assert len(text.splitlines()) < 20
     assert '"text": "[a,  b]\\n"' in text
 
 

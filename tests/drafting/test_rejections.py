@@ -10,11 +10,11 @@ import pytest
 
 from edgespec.decoding.options import Options
 from edgespec.decoding.sampling import SamplingParams
-from edgespec.drafting.history import history_root
 from edgespec.drafting.rejections import RejectedPlaces, RejectedText
 from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError
 from edgespec.models.pull import hash_file
+from edgespec.platform.kept import HISTORY
 from random_heads import write_random_head
 
 SHA256 = "0123456789abcdef" * 4
@@ -177,7 +177,7 @@ def test_places_are_kept_with_the_history_or_if_asked_for(tiny_path, head, optio
     with engine_of(tiny_path, head, **options) as engine:
         engine.generate("the wind", ASKED)
     assert bool(kept_of(tiny_path)) == is_kept
-    assert history_root().exists() == options.get("history", False)
+    assert HISTORY.path().exists() == options.get("history", False)
 
 
 def test_a_forgotten_text_is_not_kept(tiny_path, head):

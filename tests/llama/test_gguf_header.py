@@ -140,7 +140,6 @@ def test_truncated_header(tmp_path: Path, tiny_path: Path) -> None:
         ({"architecture": "clip"}, "projector"),
         ({"general_type": "mmproj"}, "projector"),
         ({"general_type": "adapter"}, "a LoRA adapter"),
-        ({"extra": {"edgespec.draft.n_vocab": 300}}, "a draft with a cut vocabulary"),
         ({"general_type": "imatrix"}, "an importance matrix"),
         ({"architecture": ""}, "no architecture"),
         ({"architecture": "bert"}, "embedding"),

@@ -51,13 +51,13 @@ def load(path: Path, *, interrupt: Interrupt | None = None) -> tuple[bool, np.nd
 
 
 def kept() -> list[Path]:
-    return sorted(room.packed_root().glob("*.weights"))
+    return sorted(room.PACKED_WEIGHTS.path().glob("*.weights"))
 
 
 def test_the_second_start_maps_what_the_first_packed(model_path: Path) -> None:
     mapped, packed, lines = load(model_path)
     assert not mapped
-    assert len(lines) == 1 and str(room.packed_root()) in lines[0] and room.SWITCH in lines[0]
+    assert len(lines) == 1 and str(room.PACKED_WEIGHTS.path()) in lines[0] and room.SWITCH in lines[0]
     (file,) = kept()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
@@ -159,22 +159,22 @@ def test_an_interrupt_leaves_no_part(model_path: Path) -> None:
     load(model_path, interrupt=Interrupt(reader))
     os.close(reader)
     os.close(writer)
-    assert [path.name for path in room.packed_root().iterdir()] == [".lock"]
+    assert [path.name for path in room.PACKED_WEIGHTS.path().iterdir()] == [".lock"]
 
 
 def test_two_processes_do_not_write_at_once(model_path: Path) -> None:
-    room.packed_root().mkdir(parents=True)
-    with locked(room.packed_root() / ".lock"):
+    room.PACKED_WEIGHTS.path().mkdir(parents=True)
+    with locked(room.PACKED_WEIGHTS.path() / ".lock"):
         load(model_path)
     assert not kept()
-    left = room.packed_root() / ".edgespec-1-1.tmp"  # of a process that was killed
+    left = room.PACKED_WEIGHTS.path() / ".edgespec-1-1.tmp"  # of a process that was killed
     left.write_bytes(b"half")
     load(model_path)
     assert kept() and not left.exists()
 
 
 def test_what_was_unused_for_longest_makes_room(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = room.packed_root()
+    folder = room.PACKED_WEIGHTS.path()
     folder.mkdir(parents=True)
     for age, name in enumerate(("new", "old", "months old")):
         (folder / f"{name}.weights").write_bytes(b"x" * (1000 if age < 2 else 1))
@@ -205,11 +205,11 @@ def test_a_disk_that_would_be_full_is_left_alone(model_path: Path, monkeypatch: 
 
 
 def test_a_folder_that_cannot_be_made_is_one_line(model_path: Path) -> None:
-    room.packed_root().parent.parent.mkdir()
-    room.packed_root().parent.write_text("")
+    room.PACKED_WEIGHTS.path().parent.parent.mkdir()
+    room.PACKED_WEIGHTS.path().parent.write_text("")
     mapped, _, lines = load(model_path)
     assert not mapped
-    assert len(lines) == 1 and str(room.packed_root()) in lines[0]
+    assert len(lines) == 1 and str(room.PACKED_WEIGHTS.path()) in lines[0]
 
 
 def test_weights_on_the_disk_are_not_waited_for(model_path: Path) -> None:
@@ -230,7 +230,7 @@ def test_small_models_and_off_keep_nothing(model_path: Path, monkeypatch: pytest
     monkeypatch.setattr(room, "LEAST_BYTES", 1)
     monkeypatch.setenv(room.SWITCH, "OFF")
     assert not load(model_path)[2]
-    assert not room.packed_root().exists()
+    assert not room.PACKED_WEIGHTS.path().exists()
     monkeypatch.setenv(room.SWITCH, "maybe")
     with pytest.raises(UsageError, match=f"{room.SWITCH}=maybe: must be auto or off"):
         load(model_path)

@@ -489,11 +489,6 @@ Entries = dict[str, _IdleFigure]
 """Source name -> figure."""
 
 
-def idle_path() -> Path:
-    """Return the file that keeps the idle power."""
-    return IDLE_POWER.path()
-
-
 def load_idle_power(source: str, root: Path = Path("/"), on_message: MessageFn = silent) -> float | None:
     """Return the idle watts stored for `source` on this processor, or None."""
     try:
@@ -530,11 +525,11 @@ def _cpu(root: Path) -> str:
 
 
 def _file(on_message: MessageFn) -> StateFile[Entries]:
-    return StateFile(idle_path(), _parse, on_message=on_message)
+    return StateFile(IDLE_POWER.path(), _parse, on_message=on_message)
 
 
 def _parse(data: bytes) -> Entries:
-    document = parse_json(idle_path(), data, form=FORMAT, version=VERSION)
+    document = parse_json(IDLE_POWER.path(), data, form=FORMAT, version=VERSION)
     try:
         return msgspec.convert(document["idle"], Entries)
     except (KeyError, msgspec.ValidationError):

@@ -25,7 +25,6 @@ from filelock import lock_descriptor
 from edgespec import _core
 from edgespec.errors import EdgespecError
 from edgespec.platform.files import write_atomically
-from edgespec.platform.kept import NODE_WEIGHTS
 from edgespec.platform.messages import MessageFn, silent
 
 LEAST_FREE = 1 << 30
@@ -34,11 +33,6 @@ LEAST_FREE = 1 << 30
 _CHECKED, _LOCK, _PART = "checked.json", ".lock", "part"
 _NAME = re.compile(r"[0-9a-f]{16}")
 _PIECE = 16 << 20
-
-
-def default_folder() -> Path:
-    """Return where weights are kept if the user names no folder."""
-    return NODE_WEIGHTS.path()
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import struct
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, runtime_checkable
 
@@ -93,13 +93,7 @@ def read_format(file: BinaryIO, start: bytes = b"") -> WavFormat:
         if name == b"data":
             if found is None:
                 raise WavError("its samples come before their description")
-            return WavFormat(
-                found.rate,
-                found.n_channels,
-                found.n_bits,
-                found.is_float,
-                None if length in _UNKNOWN else length,
-            )
+            return replace(found, n_bytes=None if length in _UNKNOWN else length)
         if name == b"fmt ":
             if length > _LONGEST_CHUNK:
                 raise WavError("its description is damaged")
@@ -411,7 +405,7 @@ class SoundReader:
 
     def blocks(self, file: BinaryIO, *, raw: WavFormat | None = None) -> Iterator[Floats]:
         """Yield the samples as they come; errors and `raw` as in `read`."""
-        start = _first_bytes(file)
+        start = _read(file, 12)
         if not start:
             raise EdgespecError(f"{self.name}: empty, 0 bytes")
         if start[:4] == b"RIFF" and start[8:] == b"WAVE":
@@ -605,13 +599,6 @@ def resampled(blocks: Iterable[Floats], rate: int) -> Iterator[Floats]:
 def is_silent(samples: Floats) -> bool:
     """Whether nobody can be heard: a model asked for the text of nothing makes some up."""
     return not len(samples) or float(np.abs(samples).max()) < SILENCE
-
-
-def _first_bytes(file: BinaryIO) -> bytes:
-    start = b""
-    while len(start) < 12 and (part := file.read(12 - len(start))):
-        start += part
-    return start
 
 
 def _is_compressed(start: bytes) -> bool:

@@ -11,9 +11,9 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -123,8 +123,6 @@ def joined(kept: SpeechDraftCosts | None, seen: SpeechDraftCosts | None) -> Spee
 
 
 class _Stored(msgspec.Struct):
-    format: Literal["edgespec speech draft"]
-    version: Literal[1]
     pair: SpeechPair
     costs: SpeechDraftCosts
 
@@ -338,13 +336,7 @@ def map_tokenizers(target: WhisperTokenizer, draft: WhisperTokenizer) -> Vocabul
     theirs = np.arange(draft.timestamp_begin, draft.timestamp_begin + n, dtype=np.int32)
     found.target_of[theirs], found.draft_of[ours] = ours, theirs
     shared = np.concatenate([found.shared[0], theirs]), np.concatenate([found.shared[1], ours])
-    return VocabularyMap(
-        target_of=found.target_of,
-        draft_of=found.draft_of,
-        shared=shared,
-        target_end=found.target_end,
-        draft_ends=found.draft_ends,
-    )
+    return replace(found, shared=shared)
 
 
 def shares_encoder(target: SpeechModel, draft: SpeechModel) -> bool:
@@ -353,10 +345,7 @@ def shares_encoder(target: SpeechModel, draft: SpeechModel) -> bool:
 
 
 class ModelDrafts:
-    """Drafts of one target: of a smaller model where it pays, and of text heard before. A SpeechDrafts.
-
-    It is also the WindowDrafter of the window under way.
-    """
+    """Drafts of one target: of a smaller model where it pays, and of text heard before."""
 
     def __init__(
         self,
@@ -407,7 +396,10 @@ class ModelDrafts:
     def begin_window(
         self, mel: npt.NDArray[np.float32], audio: EncodedAudio, stats: SpeechStats, n_frames: int
     ) -> ModelDrafts:
-        """Prepare for a window, as SpeechDrafts says; return itself."""
+        """Prepare for a window of this spectrogram and the target's encoding; return itself.
+
+        `n_frames`: how many of the window's are the recording's, the rest is silence.
+        """
         self._stats, self._model, self._full = stats, None, n_frames / WINDOW_FRAMES
         draft = self._draft
         if draft is None or not self._runs(draft):
@@ -517,7 +509,10 @@ class ModelDrafts:
             self.heard_text.expect(tokens)
 
     def decoded(self, tokens: Sequence[int], n_prompt: int, drafter: Drafter | None, seconds: float) -> None:
-        """Learn what a token took, and a pass where nothing was drafted."""
+        """Learn what a token took, and a pass where nothing was drafted.
+
+        A decoding made `tokens`, of which `n_prompt` are the prompt, in so many seconds.
+        """
         n = len(tokens) - n_prompt
         if n < _FEWEST:
             return

@@ -12,12 +12,13 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from edgespec.apps.speech.audio import SILENCE, is_silent
+from edgespec.apps.speech.drafts import ModelDrafts
 from edgespec.apps.speech.mel import HOP, SAMPLE_RATE, log_mel, window_of
 from edgespec.apps.speech.options import SpeechOptions
 from edgespec.apps.speech.rules import SpeechRules, check_language, log_total, rule_tokens, start_tokens
@@ -37,7 +38,6 @@ from edgespec.apps.speech.windows import (
     WordTimer,
     split_window,
 )
-from edgespec.decoding.drafter import Drafter
 from edgespec.decoding.generate import Generation
 from edgespec.decoding.loop import Prefill, Task
 from edgespec.decoding.options import Options
@@ -60,21 +60,6 @@ _NOBODY = "probably nobody speaks"
 _TOO_WARM = 0.5  # temperature above which a text is no prompt for the next
 
 
-class SpeechDrafts(Protocol):
-    """Gives each window of a recording its drafter."""
-
-    def begin_window(
-        self, mel: npt.NDArray[np.float32], audio: EncodedAudio, stats: SpeechStats, n_frames: int
-    ) -> WindowDrafter | None:
-        """The drafter of a window, of this spectrogram and the target's encoding; None: nothing.
-
-        `n_frames`: how many of the window's are the recording's, the rest is silence.
-        """
-
-    def end_window(self) -> None:
-        """Free what only that window needed."""
-
-
 class Transcriber:
     """Writes down what is said in recordings, with one model and one set of options."""
 
@@ -84,7 +69,7 @@ class Transcriber:
         tokenizer: WhisperTokenizer,
         options: SpeechOptions | None = None,
         *,
-        drafts: SpeechDrafts | None = None,
+        drafts: ModelDrafts | None = None,
     ) -> None:
         """Use `model`, and `drafts` to decode faster: the text is the same.
 
@@ -327,7 +312,7 @@ class Hearing:
     @contextmanager
     def _heard(
         self, sound: Samples, n_frames: int
-    ) -> Iterator[tuple[EncodedAudio, DecoderCache, WindowDrafter | None]]:
+    ) -> Iterator[tuple[EncodedAudio, DecoderCache, ModelDrafts | None]]:
         """Encode a window; yield it, the decoder's cache over it, and what drafts in it."""
         drafts = self._drafts
         with ExitStack() as stack:
@@ -434,19 +419,6 @@ REPEATS, GUESS = "the text repeats itself", "the text is a guess"
 """Faults of a window's text."""
 
 
-class WindowDrafter(Protocol):
-    """Drafts for the decodings of one window."""
-
-    def drafter(self, rules: SpeechRules, prompt: Sequence[int], *, greedy: bool) -> Drafter | None:
-        """Return the drafter of one decoding after `prompt`; None: decode plainly."""
-
-    def expect(self, tokens: Sequence[int]) -> None:
-        """Draft with the text `tokens` in the next windows: it is expected again."""
-
-    def decoded(self, tokens: Sequence[int], n_prompt: int, drafter: Drafter | None, seconds: float) -> None:
-        """Learn that a decoding made `tokens`, of which `n_prompt` are the prompt, in so many seconds."""
-
-
 @dataclass(frozen=True, slots=True)
 class WindowText:
     """A window's text, and how sure the model is of it."""
@@ -548,7 +520,7 @@ class WindowDecoder:
         n_start: int,
         place: int,
         seconds: float,
-        drafter: WindowDrafter | None = None,
+        drafter: ModelDrafts | None = None,
     ) -> WindowText:
         """Return the text after `prompt`, whose last `n_start` tokens begin it, of the window in `cache`.
 
@@ -570,7 +542,7 @@ class WindowDecoder:
         return best_of(attempts, options, seconds)
 
     def guess(
-        self, cache: BeamPasses, prompt: Sequence[int], *, n_start: int, drafter: WindowDrafter | None
+        self, cache: BeamPasses, prompt: Sequence[int], *, n_start: int, drafter: ModelDrafts | None
     ) -> WindowText:
         """Return the greedy text, however good it is; arguments as of `decode`."""
         started = time.perf_counter()
@@ -605,7 +577,7 @@ class WindowDecoder:
         prompt: Sequence[int],
         temperature: float,
         coins: Coins,
-        window: WindowDrafter | None,
+        window: ModelDrafts | None,
     ) -> _Decoded:
         """Decode once through the exact loop."""
         rules = self._rules.again()

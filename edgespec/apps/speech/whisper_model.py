@@ -13,7 +13,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
@@ -372,16 +372,7 @@ class WhisperModel(Closing):
         heads = np.zeros((c.n_alignment_heads, 2), np.int32)
         self.library.alignment_heads(self._handle, address(heads), len(heads))
         return WhisperDims(
-            n_mels=c.n_mels,
-            n_vocab=c.n_vocab,
-            n_audio_ctx=c.n_audio_ctx,
-            n_audio_state=c.n_audio_state,
-            n_audio_head=c.n_audio_head,
-            n_audio_layer=c.n_audio_layer,
-            n_text_ctx=c.n_text_ctx,
-            n_text_state=c.n_text_state,
-            n_text_head=c.n_text_head,
-            n_text_layer=c.n_text_layer,
+            **{size.name: getattr(c, size.name) for size in fields(WhisperSizes)},
             multilingual=bool(c.is_multilingual),
             alignment_heads=tuple((int(layer), int(head)) for layer, head in heads),
         )

@@ -21,7 +21,7 @@ from edgespec.apps.speech.rules import SpeechRules, TimestampState, log_total
 from edgespec.apps.speech.session import DecoderPasses
 from edgespec.apps.speech.tokenizer import SECONDS_PER_TIMESTAMP, WhisperTokenizer
 from edgespec.apps.speech.transcript import Segment, SpokenWord
-from edgespec.apps.speech.whisper_model import SequenceBatch
+from edgespec.apps.speech.whisper_model import DecoderCache, SequenceBatch
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.session import Rows
 
@@ -215,13 +215,6 @@ def _undivided(tokens: Sequence[int], first_timestamp: int, n_frames: int) -> Sp
 T = TypeVar("T")
 
 
-class SharedCache(BeamPasses, Protocol):
-    """A cache of several windows, the same number of sequences for each, numbered window by window."""
-
-    n_sequences: int
-    """Sequences of each window."""
-
-
 class _GivenUpError(Exception):
     """Another window, or the caller, has ended the work."""
 
@@ -229,7 +222,7 @@ class _GivenUpError(Exception):
 class WindowPasses:
     """One window's sequences, numbered from 0: its passes wait for those of the others. A BeamPasses."""
 
-    def __init__(self, together: WindowsTogether[T], cache: SharedCache, place: int) -> None:
+    def __init__(self, together: WindowsTogether[T], cache: DecoderCache, place: int) -> None:
         """For `WindowsTogether` only."""
         self._together, self._cache, self._place = together, cache, place
         self._first = place * cache.n_sequences
@@ -265,7 +258,7 @@ class WindowPasses:
 class WindowsTogether(Generic[T]):
     """Decodes the windows of one cache together."""
 
-    def __init__(self, cache: SharedCache, n_windows: int) -> None:
+    def __init__(self, cache: DecoderCache, n_windows: int) -> None:
         """Decode in `cache`, which has so many windows."""
         self.n_windows = n_windows
         self._cache = cache
@@ -356,16 +349,6 @@ _LEAST = np.float32(1e-20)  # that is divided by
 _FRAMES_PER_POSITION = 2
 
 
-class AlignmentPasses(Protocol):
-    """A window's cache, which tells where its alignment heads listen."""
-
-    def cross_attention(self, tokens: Sequence[int], n_logits: int) -> tuple[Floats, Rows]:
-        """Return weights, shape (n_heads, n_tokens, n_positions), of one pass over `tokens`.
-
-        And the logits of the last `n_logits` of them.
-        """
-
-
 @dataclass(slots=True)
 class _Timed:
     """A word, before it belongs to a segment."""
@@ -397,7 +380,7 @@ class WordTimer:
     def time(
         self,
         segments: Sequence[Segment],
-        cache: AlignmentPasses,
+        cache: DecoderCache,
         start: Sequence[int],
         n_frames: int,
         language: str,
@@ -429,7 +412,7 @@ class WordTimer:
     def _align(
         self,
         text: Sequence[int],
-        cache: AlignmentPasses,
+        cache: DecoderCache,
         start: Sequence[int],
         n_frames: int,
         language: str,

@@ -13,7 +13,7 @@ from itertools import accumulate, pairwise
 
 from edgespec.drafting.foreign.translated_model import Level, TranslatedModel
 from edgespec.drafting.foreign.vocabulary_map import TextTokenizer, VocabularyMap, map_vocabularies
-from edgespec.drafting.foreign.vocabulary_match import compare_vocabularies
+from edgespec.drafting.foreign.vocabulary_match import vocabulary_difference
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from edgespec.models.suites import DEFAULT, load_suite
@@ -127,7 +127,7 @@ def find_overlap(target: Model, draft: Model, mapping: VocabularyMap, text: str)
         n_draft=draft.n_vocab,
         types=(target.tokenizer_type, draft.tokenizer_type),
         n_shared=mapping.n_shared,
-        equal=compare_vocabularies(target, draft).equal,
+        equal=not vocabulary_difference(target, draft),
         n_tokens=len(ours),
         coverage=float((mapping.draft_of[ours] >= 0).sum()) / n if ours else 0.0,
         same=sum(piece in pieces for piece in pairwise(ends)) / n,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
@@ -13,52 +11,37 @@ from edgespec.llama.weights import Model
 _CONTROL = 3  # enum llama_token_type
 
 
-@dataclass(frozen=True)
-class VocabularyMatch:
-    """The outcome of a comparison of two vocabularies."""
+def vocabulary_difference(target: Model, draft: Model) -> str:
+    """Return in a line how the tokens of two models differ, with both models' facts; "" if they do not.
 
-    equal: bool
-    n_common: int
-    """The ids both models have, the same in both when `equal`; ids above it are one model's padding."""
-    reason: str
-    """For a mismatch, both models' facts in one line; "" when equal."""
-
-
-def compare_vocabularies(target: Model, draft: Model) -> VocabularyMatch:
-    """Compare the tokens of two models: the same pieces and control tokens, up to padding at the end.
-
-    The tokenizer's type and the special tokens (EOS, end of turn, BOS where a model adds it) must
-    agree too. Compares the token lists as they lie in the files: two memory comparisons for equal
-    lists (about 20 ms for 151,936 tokens).
+    Compared are pieces and control tokens, up to padding at the end, the tokenizer's type and the special
+    tokens (EOS, end of turn, BOS where a model adds it): of the lists as they lie in the files, with two
+    memory comparisons for equal ones (about 20 ms for 151,936 tokens).
     """
     n_common = min(target.n_vocab, draft.n_vocab)
     facts = (
         f"target has {target.n_vocab} tokens ({target.tokenizer_type}), "
-        f"draft has {draft.n_vocab} ({draft.tokenizer_type})"
+        f"draft has {draft.n_vocab} ({draft.tokenizer_type}); "
     )
-
-    def mismatch(detail: str) -> VocabularyMatch:
-        return VocabularyMatch(equal=False, n_common=n_common, reason=f"{facts}; {detail}")
-
     ours, theirs = _TokenList(target), _TokenList(draft)
     token = ours.first_difference(theirs, n_common)
     if token is not None:
         pieces = (model.piece(token, special=True).decode(errors="replace") for model in (target, draft))
-        return mismatch("first difference at id {}: {!r} against {!r}".format(token, *pieces))
+        return facts + "first difference at id {}: {!r} against {!r}".format(token, *pieces)
     if target.tokenizer_type != draft.tokenizer_type:
-        return mismatch("the tokenizers are of different types")
+        return facts + "the tokenizers are of different types"
     token = ours.first_control_difference(theirs, n_common)
     if token is not None:
         sides = [f"{'a' if model.is_control(token) else 'no'} control token" for model in (target, draft)]
-        return mismatch(f"id {token} is {sides[0]} in the target, {sides[1]} in the draft")
+        return facts + f"id {token} is {sides[0]} in the target, {sides[1]} in the draft"
     for name, token_a, token_b in (
         ("EOS", target.eos, draft.eos),
         ("end of turn", target.eot, draft.eot),
         ("BOS", target.bos if target.add_bos else None, draft.bos if draft.add_bos else None),
     ):
         if token_a != token_b:
-            return mismatch(f"{name} is {_show(target, token_a)} against {_show(draft, token_b)}")
-    return VocabularyMatch(equal=True, n_common=n_common, reason="")
+            return facts + f"{name} is {_show(target, token_a)} against {_show(draft, token_b)}"
+    return ""
 
 
 def _show(model: Model, token: int | None) -> str:

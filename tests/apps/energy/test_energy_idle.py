@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from edgespec.apps.energy.commands.energy import know_idle
-from edgespec.apps.energy.meter import EnergyMeter, idle_path, load_idle_power, measure_idle, store_idle_power
+from edgespec.apps.energy.meter import EnergyMeter, load_idle_power, measure_idle, store_idle_power
 from edgespec.apps.energy.sources import AssumedPower, find_rapl
+from edgespec.platform.kept import IDLE_POWER
 from edgespec.platform.other_load import OtherLoad
 from energy_trees import AMD, AMD_RANGE, Powercap, battery, laptop, write
 
@@ -95,8 +96,8 @@ def test_kept_for_its_source(tmp_path, cache):
     laptop(tmp_path)
     battery(tmp_path / "other", power_now=9_500_000)
     assert EnergyMeter.choose(tmp_path).idle_w is None
-    assert store_idle_power("RAPL", 3.14159265, tmp_path) == idle_path() == cache / "energy.json"
-    assert store_idle_power("battery BAT0", 7, tmp_path / "other") == idle_path()
+    assert store_idle_power("RAPL", 3.14159265, tmp_path) == IDLE_POWER.path() == cache / "energy.json"
+    assert store_idle_power("battery BAT0", 7, tmp_path / "other") == IDLE_POWER.path()
     assert EnergyMeter.choose(tmp_path).idle_w == 3.14159
     assert EnergyMeter.choose(tmp_path / "other").idle_w == 7
     assert EnergyMeter.choose(tmp_path, 15).idle_w is None
@@ -186,7 +187,7 @@ def test_it_is_measured_where_it_is_not_known(tmp_path, capsys):
     meter = EnergyMeter.choose(tmp_path)
     know_idle(meter, 0.1)
     assert meter.idle_w == pytest.approx(9.5)
-    assert idle_path().exists()
+    assert IDLE_POWER.path().exists()
     assert "measuring the idle machine" in capsys.readouterr().err
     battery(tmp_path, power_now=1_000_000)
     know_idle(meter, 0.1)
@@ -202,4 +203,4 @@ def test_it_stays_unknown(tmp_path, capsys):
     for other in (EnergyMeter.choose(tmp_path / "nothing"), EnergyMeter.choose(tmp_path, 15)):
         know_idle(other, 0.1)
         assert (other.idle_w, capsys.readouterr().err) == (None, "")
-    assert not idle_path().exists()
+    assert not IDLE_POWER.path().exists()

@@ -11,16 +11,16 @@ import jax
 import numpy as np
 import pytest
 
-from edgespec.apps.forge.training.head import HeadFamily, HeadSettings
-from edgespec.apps.forge.training.loop import BEST, MUON, TextLessons, TrainingSettings, train
+from edgespec.apps.forge.training.head import HeadFamily, HeadSettings, TrainingRecipe
+from edgespec.apps.forge.training.loop import BEST, TextLessons, TrainingSettings, train
 from edgespec.apps.forge.training.weights import ModelWeights
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.gguf_header import read_header
 from tiny_training import IDS, ROWS, TinyTexts, tiny_head, write_target
 
-FAST = replace(MUON, rate=3e-2)  # for a hundred steps
+FAST = TrainingRecipe(rate=3e-2)  # for a hundred steps
 SETTINGS = TrainingSettings(tokens=3000, checkpoint_s=0.0, evaluate_s=1e9)
-STILL = replace(MUON, rate=0.0, vector_rate=0.0)
+STILL = TrainingRecipe(rate=0.0, vector_rate=0.0)
 
 
 def lessons(family, dataset, recipe=FAST):

@@ -9,11 +9,12 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from edgespec.apps.energy.meter import EnergyMeter, Resolution, idle_path, measure_idle, store_idle_power
+from edgespec.apps.energy.meter import EnergyMeter, Resolution, measure_idle, store_idle_power
 from edgespec.cli.console import message, out, print_line, print_table
 from edgespec.cli.groups import shown
 from edgespec.cli.options import JsonOption, WattsOption
 from edgespec.cli.progress import WorkDisplay
+from edgespec.platform.kept import IDLE_POWER
 from edgespec.platform.metering import Meter
 
 ROOT = Path("/")
@@ -39,7 +40,7 @@ def energy_command(
     with EnergyMeter.choose(ROOT, assume_watts, on_message=message) as meter:
         resolution = meter.resolution() if meter.available else Resolution()
         watts, warning = meter.idle_w, ""
-        kept = None if watts is None else idle_path()
+        kept = None if watts is None else IDLE_POWER.path()
         if idle and meter.available and not meter.estimated:
             watts, kept, warning = _measured_idle(meter, seconds)
         report: _Report = {

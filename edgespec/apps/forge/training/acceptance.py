@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
-from jax import Array
 
 from edgespec.apps.forge.dataset import TrainingText
-from edgespec.apps.forge.training.batches import BatchSize, EpochPosition, TextPacking, batches
-from edgespec.apps.forge.training.family import Params, TrainableFamily, TrainingBatch
+from edgespec.apps.forge.training.arithmetic import Params
+from edgespec.apps.forge.training.batches import BatchSize, EpochPosition, TextPacking, TrainingBatch, batches
+from edgespec.apps.forge.training.head import HeadFamily
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +41,11 @@ class Acceptance:
 
 
 class AcceptanceEvaluation:
-    """Held-out texts, packed once, and the family's rollout, compiled once."""
+    """Held-out texts, packed once, and the draft's rollout, compiled once."""
 
     def __init__(
         self,
-        family: TrainableFamily,
+        family: HeadFamily,
         texts: Sequence[TrainingText],
         rows: BatchSize,
         *,
@@ -86,13 +85,3 @@ def starts(batch: TrainingBatch, n: int) -> npt.NDArray[np.bool_]:
     weights[:, : answers.shape[1] - n + 1] = batch.weights[:, n - 1 :]
     found: npt.NDArray[np.bool_] = (np.asarray(batch.weights) > 0) & (weights > 0) & (last == answers + n - 1)
     return found
-
-
-def likeliest_is_next(logits: Array, row: Array, batch: TrainingBatch) -> Array:
-    """Return bool (rows, a): whether the likeliest token after each answer's column is the text's.
-
-    `logits`: (rows * a, kept); `row`: each token's index among the kept ones.
-    """
-    last = batch.tokens.shape[1] - 1
-    following = jnp.take_along_axis(batch.tokens, jnp.minimum(batch.answers + 1, last), 1)
-    return logits.argmax(-1).reshape(following.shape) == row[following]

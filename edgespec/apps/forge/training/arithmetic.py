@@ -13,10 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from edgespec.apps.forge.training.family import TrainingBatch
+from edgespec.apps.forge.training.batches import TrainingBatch
 from edgespec.platform.cpu import read_cpu
 
 FACTOR: Any = jnp.bfloat16 if {"avx512_bf16", "amx_bf16"} & read_cpu().flags else jnp.float32
+
+Params = Any
+"""Nested dicts of float32 arrays."""
 
 MASKED = -1e9
 """An attention score that softmax turns into 0."""

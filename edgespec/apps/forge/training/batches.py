@@ -2,6 +2,14 @@
 
 A text longer than a row is cut into pieces, each beginning with columns of the piece before, for attention
 only. Seed and epoch determine the order, so a resumed training sees the same batches.
+
+A batch has n rows of m columns. A row holds the ends of one or several texts; attention stays inside a text
+(`text` tells them apart). For a column c:
+
+    tokens[c]      its token
+    features[c]    the target's hidden state after it, from which the target predicts tokens[c + 1]
+
+A draft learns to predict what follows the columns in `answers`: the target wrote it.
 """
 
 from __future__ import annotations
@@ -9,14 +17,38 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from edgespec.apps.forge.dataset import REJECTED, TrainingText
-from edgespec.apps.forge.training.family import TrainingBatch
 
 EmbedFn = Callable[[npt.NDArray[np.int32]], npt.NDArray[np.float16]]
+
+
+class TrainingBatch(NamedTuple):
+    """Texts of one training step: numpy arrays on the host, JAX arrays in a traced function."""
+
+    tokens: Any
+    """int32 (n, m)."""
+    embeddings: Any
+    """float16 (n, m, width): `HeadFamily.embed` of the tokens."""
+    features: Any
+    """float16 (n, m, n_embd); 0 where unknown (last token of a text, padding)."""
+    text: Any
+    """int32 (n, m): number of the column's text in its row, from 0; -1: padding at the row's end.
+
+    RoPE depends on distances only, so a column's number serves as its position.
+    """
+    answers: Any
+    """int32 (n, a): columns c to learn, ascending; 0: padding.
+
+    tokens[c + 1] is of the same text and the target wrote it, features[c] is known, c is not the text's first
+    column. A text's answers are neighbours: c, c + 1, c + 2, ...
+    """
+    weights: Any
+    """float32 (n, a): of an answer in the loss, mostly 1; 0 for padding."""
 
 
 @dataclass(frozen=True, slots=True)

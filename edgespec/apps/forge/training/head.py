@@ -1,4 +1,4 @@
-"""The family "head": a decoder block that predicts the target's next hidden state from its last one.
+"""A head: a decoder block that predicts the target's next hidden state from its last one.
 
     x = We e(token c) + Wf f(c - 1);  f'(c) = norm(block(x));  logits = k W_out[cut] f'(c)
 
@@ -30,10 +30,10 @@ import numpy.typing as npt
 from jax import Array
 
 from edgespec.apps.forge.dataset import TrainingText
-from edgespec.apps.forge.training.acceptance import likeliest_is_next
 from edgespec.apps.forge.training.arithmetic import (
     FACTOR,
     MASKED,
+    Params,
     at_answers,
     project,
     rms_norm,
@@ -41,9 +41,7 @@ from edgespec.apps.forge.training.arithmetic import (
     rope_turns,
     score,
 )
-from edgespec.apps.forge.training.batches import EmbedFn
-from edgespec.apps.forge.training.family import Params, TrainingBatch
-from edgespec.apps.forge.training.loop import MUON
+from edgespec.apps.forge.training.batches import EmbedFn, TrainingBatch
 from edgespec.apps.forge.training.weights import EMBEDDINGS, OUTPUT_NORM, BlockShape, ModelWeights
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.llama.gguf import (
@@ -132,6 +130,20 @@ _NEW_BLOCK_SCALE = 0.1  # a new block adds little to its input
 
 
 @dataclass(frozen=True, slots=True)
+class TrainingRecipe:
+    """Hyperparameters of a training."""
+
+    rate: float = 7e-3
+    """Learning rate of matrices, after the warm-up: Muon's step length in each direction."""
+    vector_rate: float = 5e-4
+    warm_up: int = 10
+    n_rows: int = 6
+    clip: float = 0.5
+    """Longest global norm of gradients."""
+    decay: float = 0.01
+
+
+@dataclass(frozen=True, slots=True)
 class HeadSettings:
     """Sizes and training of a head."""
 
@@ -153,8 +165,7 @@ class HeadSettings:
 class HeadFamily:
     """A head for one target and one cut vocabulary."""
 
-    name = "head"
-    recipe = MUON
+    recipe = TrainingRecipe()
 
     def __init__(
         self,
@@ -246,12 +257,17 @@ class HeadFamily:
         return total
 
     def rollout(self, params: Params, frozen: Params, batch: TrainingBatch, n: int) -> Array:
-        """Return bool (rows, a, n): whether the next tokens are the head's likeliest."""
+        """Return bool (rows, a, n): whether a draft from each answer has the text's next tokens.
+
+        [row, i, s]: given the target's features up to column answers[i] - 1 and the tokens up to column
+        answers[i] + s, the head's likeliest next token is tokens[answers[i] + s + 1]. Undefined where
+        answers[i] + s is no answer of the same text.
+        """
         rollout = HeadRollout(self, params, batch)
         right = []
         for step in range(n):
             logits = score(rollout.step().reshape(-1, self.shape.n_embd), frozen["output"])
-            right.append(jnp.roll(likeliest_is_next(logits, frozen["row"], batch), -step, 1))
+            right.append(jnp.roll(_likeliest_is_next(logits, frozen["row"], batch), -step, 1))
         return jnp.stack(right, -1)
 
     def export(self, params: Params, path: Path, type_: str) -> None:
@@ -276,6 +292,16 @@ class HeadFamily:
         params["embedding"] = params["embedding"] * self.embedding_scale
         params["feature"] = params["feature"] * self.feature_scale
         return params
+
+
+def _likeliest_is_next(logits: Array, row: Array, batch: TrainingBatch) -> Array:
+    """Return bool (rows, a): whether the likeliest token after each answer's column is the text's.
+
+    `logits`: (rows * a, kept); `row`: each token's index among the kept ones.
+    """
+    last = batch.tokens.shape[1] - 1
+    following = jnp.take_along_axis(batch.tokens, jnp.minimum(batch.answers + 1, last), 1)
+    return logits.argmax(-1).reshape(following.shape) == row[following]
 
 
 class HeadRollout:

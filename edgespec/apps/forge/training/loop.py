@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from os import SEEK_END
 from pathlib import Path
 from types import FrameType
-from typing import Any, BinaryIO, Literal, Protocol
+from typing import Any, BinaryIO, Literal
 
 import jax
 import jax.numpy as jnp
@@ -29,47 +29,29 @@ from jax import Array
 
 from edgespec.apps.forge.dataset import BUILT_IN, Dataset
 from edgespec.apps.forge.training.acceptance import Acceptance, AcceptanceEvaluation
-from edgespec.apps.forge.training.arithmetic import FACTOR, dot
-from edgespec.apps.forge.training.batches import BatchSize, EpochPosition, TextPacking, batches
-from edgespec.apps.forge.training.family import (
-    Batch,
-    Params,
-    Trainable,
-    TrainableFamily,
+from edgespec.apps.forge.training.arithmetic import FACTOR, Params, dot
+from edgespec.apps.forge.training.batches import (
+    BatchSize,
+    EpochPosition,
+    TextPacking,
     TrainingBatch,
-    TrainingRecipe,
+    batches,
 )
+from edgespec.apps.forge.training.head import HeadFamily, TrainingRecipe
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.platform.files import replacing
 from edgespec.platform.messages import MessageFn, silent
 from edgespec.platform.state_file import DamagedFileError
 
-# ---- lessons of a training: what it learns from and is judged by, as the loop sees it ----
-
-
-class Lessons(Trainable, Protocol):
-    """A draft, and what it is trained on."""
-
-    @property
-    def n(self) -> int:
-        """The number of texts or windows; where it changed, a resumed training begins an epoch."""
-
-    def batches(self, seed: int, place: EpochPosition) -> Iterator[tuple[Batch, EpochPosition]]:
-        """Yield batches from `place` on, without end, each with the position after it."""
-
-    def evaluate(self, params: Params) -> Acceptance:
-        """Return the acceptance on what is held out."""
-
-
 _MOST_HELD_OUT = 8192  # tokens that drafts are judged on
 
 
 class TextLessons:
-    """Texts of a dataset, for a family of drafts."""
+    """Texts of a dataset that a head is trained on, and judged by."""
 
     def __init__(
         self,
-        family: TrainableFamily,
+        family: HeadFamily,
         dataset: Dataset,
         *,
         recipe: TrainingRecipe | None = None,
@@ -80,7 +62,7 @@ class TextLessons:
         """Pack the texts into `rows`, and judge drafts of `n_positions` tokens on some held-out texts.
 
         `mixes`: every second row has texts in which drafts were rejected. `recipe`, `rows`: None: the
-        family's own. Raises EdgespecError if there are too few texts.
+        head's own. Raises EdgespecError if there are too few texts.
         """
         texts = list(dataset.texts(held_out=False))
         held_out = [
@@ -88,7 +70,10 @@ class TextLessons:
             for text in dataset.texts(held_out=True)
             if text.temperature == 0.0 or text.source != BUILT_IN
         ]
-        self.recipe, self.n = recipe or family.recipe, len(texts)
+        self.recipe, self.n = (
+            recipe or family.recipe,
+            len(texts),
+        )  # n: where it changed, a resumed training begins an epoch
         self.frozen, self.init, self.loss = family.frozen, family.init, family.loss
         self._family, self._rows = family, rows or BatchSize(self.recipe.n_rows)
         self._packing = TextPacking(texts, self._rows, mixes=mixes)
@@ -106,7 +91,7 @@ class TextLessons:
         return batches(self._packing, self._family.embed, self._rows.n, seed, place)
 
 
-# ---- the optimizer: Muon or AdamW for matrices, Adam for vectors and numbers ----
+# ---- the optimizer: Muon for matrices, Adam for vectors and numbers ----
 #
 # Muon (K. Jordan, 2024, https://kellerjordan.github.io/posts/muon; arXiv 2502.16982) makes steps equally long
 # in all directions of a matrix. A new head learns about twice as much from a step as with AdamW, and bears
@@ -117,21 +102,17 @@ _ITERATIONS = 4  # with the author's 5 a head learns no more
 _QUINTIC = (3.4445, -4.7750, 2.0315)  # coefficients of the Newton-Schulz iteration, its author's
 _MOMENTUM = 0.95
 
-MUON = TrainingRecipe("muon", rate=7e-3, vector_rate=5e-4, warm_up=10, n_rows=6)
-
 
 def optimizer(recipe: TrainingRecipe) -> optax.GradientTransformation:
     """Return the transformation of gradients to full-length steps downhill."""
     adam = optax.scale_by_adam(b1=0.9, b2=0.95)
-    matrices = adam
-    if recipe.matrices == "muon":
-        matrices = optax.chain(optax.trace(_MOMENTUM, nesterov=True), optax.stateless(_orthogonalize))
+    muon = optax.chain(optax.trace(_MOMENTUM, nesterov=True), optax.stateless(_orthogonalize))
     decay = optax.add_decayed_weights(recipe.decay)
     return optax.chain(
         optax.clip_by_global_norm(recipe.clip),
         optax.multi_transform(
             {
-                "matrix": optax.chain(matrices, decay, optax.scale(-recipe.rate)),
+                "matrix": optax.chain(muon, decay, optax.scale(-recipe.rate)),
                 "vector": optax.chain(adam, optax.scale(-recipe.vector_rate)),
             },
             lambda params: jax.tree.map(lambda x: "matrix" if x.ndim > 1 else "vector", params),
@@ -223,7 +204,7 @@ class TrainingResult:
 
 
 def train(
-    lessons: Lessons,
+    lessons: TextLessons,
     settings: TrainingSettings,
     folder: Path,
     *,
@@ -267,7 +248,7 @@ class _TrainingState:
 class _Training:
     def __init__(
         self,
-        lessons: Lessons,
+        lessons: TextLessons,
         settings: TrainingSettings,
         folder: Path,
         on_progress: Callable[[TrainingProgress], None],
@@ -285,7 +266,7 @@ class _Training:
         params: Params,
         moments: optax.OptState,
         frozen: Params,
-        batch: Batch,
+        batch: TrainingBatch,
         key: jax.Array,
         length: jax.Array,
     ) -> tuple[Params, optax.OptState, jax.Array]:

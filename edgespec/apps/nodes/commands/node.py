@@ -11,6 +11,7 @@ import typer
 from edgespec.cli.console import message, out, print_line
 from edgespec.cli.groups import grouped, option_group, shown
 from edgespec.cli.options import JsonOption, ThreadsAndKernels
+from edgespec.platform.kept import NODE_WEIGHTS
 
 if TYPE_CHECKING:
     from edgespec.apps.nodes.description import NodeDescription, NodeSpeed, RunningNode
@@ -79,7 +80,6 @@ def node_command(
     Others come through ssh, which knows who they are: without --unsafe-no-ssh the port is open to this
     machine alone. A node has one client at a time.
     """
-    from edgespec.apps.nodes import weight_store
     from edgespec.apps.nodes.description import describe as describe_node
     from edgespec.apps.nodes.serving import NodeOptions, chosen_kernels, run_node
     from edgespec.platform.cpu import default_threads
@@ -94,7 +94,7 @@ def node_command(
     options = NodeOptions(
         port=address.port,
         n_threads=n_threads,
-        folder=expand_user(holding.cache or weight_store.default_folder()).absolute(),
+        folder=expand_user(holding.cache or NODE_WEIGHTS.path()).absolute(),
         kernels=compute.kernels,
         memory_bytes=holding.memory and holding.memory << 20,
         everywhere=address.unsafe_no_ssh,

@@ -312,7 +312,7 @@ def _stored_plan(folder: Path) -> ComparisonPlan | None:
         return None
     try:
         return msgspec.json.decode(file.read_bytes(), type=ComparisonPlan)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # ValidationError is a DecodeError
+    except (msgspec.DecodeError, UnicodeDecodeError, EdgespecError) as error:
         problem = f"{file}: holds no comparison plan that edgespec wrote: {error}"
         raise UsageError(f"{problem}; delete it, or choose another folder") from None
 

@@ -98,7 +98,8 @@ def _csv_rows(outcome: BenchmarkOutcome, summaries: Summaries) -> Iterator[dict[
         if cell.skipped:
             yield _csv_row(outcome, cell)
         for point in summarise_throughput(cell):
-            yield {**_models(cell, point.variant), **_columns(ThroughputPoint, point)}
+            own = {"variant": point.variant, **_columns(ThroughputPoint, point)}
+            yield {**_models(cell, point.variant), **own}
         for category in summary:
             for variant in category.variants:
                 yield _csv_row(outcome, cell, category, variant)
@@ -106,7 +107,7 @@ def _csv_rows(outcome: BenchmarkOutcome, summaries: Summaries) -> Iterator[dict[
 
 def _models(cell: Cell, variant: str) -> dict[str, Any]:
     kernels = peer_of(variant) or cell.kernels
-    return {"target": cell.target, "draft": cell.draft or "none", "kernels": kernels, "variant": variant}
+    return {"target": cell.target, "draft": cell.draft or "none", "kernels": kernels}
 
 
 def _csv_row(
@@ -122,6 +123,7 @@ def _csv_row(
     return {
         **_models(cell, name),
         "category": category.category if category else "",
+        "variant": name,
         "prompts": category.n_prompts if category else None,
         **_columns(VariantSummary, variant),
         "energy_estimated": ("no", "yes")[is_estimated(variant)] if variant and known else None,

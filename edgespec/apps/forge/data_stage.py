@@ -147,6 +147,8 @@ class RejectedTexts:
         Where the budget has no room for them texts are deleted, and none are written beside them. Raises
         OSError.
         """
+        if not self.unread:
+            return iter(())
         if n_gone := writer.make_room(self._needed, self._expendable()):
             n = len(self.unread)
             on_message(f"{n_gone:,} earlier texts made room for {n:,} in which drafts were rejected")
@@ -172,7 +174,7 @@ class RejectedTexts:
 
         return (
             lambda text: text.source == REJECTED and text.key not in self._wanted,
-            lambda text: text.source in (READ, FROM_HISTORY) and not text.held_out,
+            lambda text: text.source in (READ, FROM_HISTORY, FROM_FILE) and not text.held_out,
             is_spare,
         )
 
@@ -360,7 +362,7 @@ class DataRequest:
         """
         own = bool(self.prompts) or self.from_history
         tokens = default_tokens(training) if self.tokens is None else self.tokens
-        if self.tokens is None and learns:
+        if self.tokens is None and learns and not self.prompts:
             rejected = RejectedTexts(dataset, self.budget)
             news = sum(len(text.tokens) - text.n_prompt + self.n_predict for text in rejected.unread)
             tokens = news if rejected.stored else LEAST_TOKENS
@@ -406,7 +408,7 @@ def write_texts(
         on_message=context.on_message,
     )
     with target_writer, dataset.writer(request.budget) as writer:
-        if rejected and rejected.unread:
+        if rejected and rejected.stored:
             n_before = dataset.n_answer_tokens()
             first = rejected.prompts(writer, context.on_message)
             until -= n_before - dataset.n_answer_tokens()  # what made room is not written again

@@ -177,7 +177,8 @@ class _MakeRun:
     def _knows_all(self) -> bool:
         """Whether nothing was rejected since the last training, which was of the same request."""
         request = self._request
-        if not (self._installed and self._state.repeats and request.data.tokens is None) or request.force:
+        asks = request.force or request.data.tokens is not None or request.data.prompts
+        if asks or not (self._installed and self._state.repeats):
             return False
         rejected = RejectedTexts(self._dataset, request.data.budget)
         return bool(rejected.stored) and not rejected.unread

@@ -84,7 +84,7 @@ def test_the_json_holds_the_raw_runs_and_the_summaries():
 
 def test_a_csv_in_a_file(tmp_path):
     write_csv(toy_outcome(), tmp_path / "a.csv")
-    assert (tmp_path / "a.csv").read_text().startswith("target,draft,kernels,variant,category,")
+    assert (tmp_path / "a.csv").read_text().startswith("target,draft,kernels,category,variant,")
     assert [file.name for file in tmp_path.iterdir()] == ["a.csv"]
 
 

@@ -227,7 +227,9 @@ def sources(dataset):
     return Counter(text.source for text in dataset.texts())
 
 
-def test_a_night_takes_what_was_not_read_yet_and_a_built_in_answer_for_each(dataset, places, tiny_target):
+def test_a_night_takes_what_was_not_read_yet_and_a_built_in_answer_for_each(
+    dataset, places, tiny_target, tmp_path
+):
     size = 2 * dataset.target.n_embd * 60 + 1500
     for budget, newest in ((1 << 24, [22, 21, 20]), (5 * size, [22, 21])):  # of which it takes half
         assert [text.tokens[0] for text in RejectedTexts(dataset, budget).unread] == newest
@@ -237,6 +239,9 @@ def test_a_night_takes_what_was_not_read_yet_and_a_built_in_answer_for_each(data
     assert until == here + 3 * (48 + 8)
     assert request.until(dataset, training, learns=False) == here + default_tokens(training)
     assert replace(request, tokens=70).until(dataset, training, learns=True) == here + 70
+    (tmp_path / "book.txt").write_text("It was a dark and stormy night. " * 50)
+    with_file = replace(request, prompts=(tmp_path / "book.txt",))
+    assert with_file.until(dataset, training, learns=True) == here + default_tokens(training)
     fill_history(tiny_target)
     write_texts(tiny_target, dataset, request, until, 1, StageContext(), learns=True)
     held_out = len([text for text in dataset.texts(held_out=True) if text.source == BUILT_IN])

@@ -376,7 +376,7 @@ def make_command(
     if made is None:
         message("nothing was rejected since the last training: there is nothing new to learn from")
     if json:
-        out.print_json(data=made and made_document(made))
+        out.print_json(data=made_document(made) if made else {"target": target, "kept": None})
     elif made:
         print_made(made)
 

@@ -70,10 +70,8 @@ class TextLessons:
             for text in dataset.texts(held_out=True)
             if text.temperature == 0.0 or text.source != BUILT_IN
         ]
-        self.recipe, self.n = (
-            recipe or family.recipe,
-            len(texts),
-        )  # n: where it changed, a resumed training begins an epoch
+        self.recipe = recipe or family.recipe
+        self.n = len(texts)  # where it changed, a resumed training begins an epoch
         self.frozen, self.init, self.loss = family.frozen, family.init, family.loss
         self._family, self._rows = family, rows or BatchSize(self.recipe.n_rows)
         self._packing = TextPacking(texts, self._rows, mixes=mixes)

@@ -222,7 +222,7 @@ def main() -> None:
     new, training = learn(args, learnt, head, weights)
     built_in = tuple(text for text in learnt.texts(held_out=True) if text.source == BUILT_IN)
     texts = GuardTexts(tuple(judged.texts()), built_in)
-    figures = Guard(weights, texts, head).judge(new)
+    new, share, figures = Guard(weights, texts, head).choose(new, "q4_0")
     after = write(target, new, asked[args.texts :], args, learn=False)
     n_places = sum(len(text.places) for text in week)
     print(
@@ -231,7 +231,7 @@ def main() -> None:
     print(
         f"training in {60 * training['hours']:.0f} minutes, {training['new_tokens_of_vocabulary']} new tokens"
     )
-    print(figures)
+    print(f"{share:.0%} of the training: {figures}")
     print(f"tokens a step of chains of {_CHAIN}: {before.tau:.2f} before, {after.tau:.2f} now")
     measuring.end()
     print(measuring)
@@ -240,6 +240,7 @@ def main() -> None:
         "training": training,
         "guard": msgspec.to_builtins(figures),
         "passes": figures.passes,
+        "share": share,
         **{
             key: msgspec.to_builtins(replace(one, texts=()))
             for key, one in (("before", before), ("after", after))

@@ -101,12 +101,19 @@ class TrainingJob:
 class DraftFile:
     """A draft that was built: its file, and the training it came from."""
 
-    label: str
-    """Such as "head-q4_0"."""
+    type_: str
+    """Such as "q4_0"."""
     path: Path
     trained: TrainingSummary
     parent: str | None
     """The draft that its weights started from."""
+    share: float = 1.0
+    """Part of its training, where the rest of its weights are the parent's (guard.py)."""
+
+    @property
+    def label(self) -> str:
+        """Such as "head-q4_0"."""
+        return f"head-{self.type_}"
 
 
 def require_jax() -> None:
@@ -158,7 +165,7 @@ class DraftBuilder:
         )
         trained, files = train_head(job, folder, self._request.types, context)
         parent = job.start.stem if job.start and job.start.is_file() else draft_of(job.start)
-        return [DraftFile(f"head-{type_}", path, trained, parent) for type_, path in files.items()]
+        return [DraftFile(type_, path, trained, parent) for type_, path in files.items()]
 
     def _usual_start(self, run: Path) -> Path | None:
         if installed := self._installed:  # rather its weights before they were rounded

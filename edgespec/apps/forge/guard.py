@@ -3,6 +3,10 @@
 Both heads draft from every place of held-out texts, which neither was trained on: the user's latest ones, and
 answers to built-in prompts. The files are compared, so what quantization costs counts. No time is measured:
 the heads are of one size, and a machine at night has other things to do.
+
+What a training gains on the user's texts it may lose on others. So where all of it loses too much, a part of
+it is taken: the mean of the old weights and the new (WiSE-FT, arXiv 2109.01903, section 3). On the built-in
+texts the head that learning began with is the measure, so that small losses of many nights do not add up.
 """
 
 from __future__ import annotations
@@ -19,10 +23,17 @@ from edgespec.llama.head_file import read_head
 
 if TYPE_CHECKING:
     from edgespec.apps.forge.training.acceptance import Acceptance
+    from edgespec.apps.forge.training.head import HeadFamily
     from edgespec.apps.forge.training.weights import ModelWeights
 
 N_DRAFTED = 5
 """Tokens of a draft."""
+
+TOLERATED = 0.02
+"""Share that may be lost on the built-in texts: more than the choice of kept tokens and quantization cost."""
+
+SHARES = (1.0, 0.75, 0.5, 0.25)
+"""Parts of a training that are tried, until one passes."""
 
 _MOST = 8192  # tokens of the texts of each kind
 
@@ -63,34 +74,72 @@ def _up_to(n_most: int, texts: Iterable[TrainingText]) -> tuple[TrainingText, ..
 
 @dataclass(frozen=True, slots=True)
 class GuardFigures:
-    """Mean accepted tokens of a draft of N_DRAFTED: of the head that is there, and of the new one."""
+    """Mean accepted tokens of a draft of N_DRAFTED: of an older head, and of the new one."""
 
     own: tuple[float, float]
+    """The older one is the head that is there."""
     built_in: tuple[float, float]
+    """The older one is the head that learning began with."""
     n_own: int
     n_built_in: int
     """Drafts that were compared."""
 
     @property
     def passes(self) -> bool:
-        """Whether the new head is better on the user's texts, and no worse on the built-in ones."""
-        return self.own[1] > self.own[0] and self.built_in[1] >= self.built_in[0]
+        """Whether the new head is better on the user's texts, and hardly worse on the built-in ones."""
+        return self.gains and self.built_in[1] >= (1.0 - TOLERATED) * self.built_in[0]
+
+    @property
+    def gains(self) -> bool:
+        """Whether the new head is better on the user's texts."""
+        return self.own[1] > self.own[0]
 
     def __str__(self) -> str:
         (a, b), (c, d) = self.own, self.built_in
         return (
             f"accepted of a draft of {N_DRAFTED}: {a:.3f} before, {b:.3f} now on your latest texts "
-            f"({self.n_own:,} drafts); {c:.3f} before, {d:.3f} now on the built-in ones ({self.n_built_in:,})"
+            f"({self.n_own:,} drafts); {c:.3f} at first, {d:.3f} now on built-in ones ({self.n_built_in:,})"
         )
 
 
 class Guard:
     """Compares heads with the one that is installed."""
 
-    def __init__(self, target: ModelWeights, texts: GuardTexts, installed: Path) -> None:
-        """Measure the head in the file `installed`, of `target`. Raises UsageError if it is none."""
-        self._target, self._texts = target, texts
-        self._before = self._measure(installed)
+    def __init__(
+        self, target: ModelWeights, texts: GuardTexts, installed: Path, first: Path | None = None
+    ) -> None:
+        """Measure the head in the file `installed`, of `target`. Raises UsageError if it is none.
+
+        `first`: the head that learning began with; None: this one.
+        """
+        self._target, self._texts, self._installed = target, texts, installed
+        own, built_in = self._measure(installed)
+        if first:
+            (built_in,) = accepted(first, target, (texts.built_in,))
+        self._before = own, built_in
+
+    def choose(self, path: Path, type_: str) -> tuple[Path, float, GuardFigures]:
+        """Return the file to keep of the head in `path`, of `type_`; its part of the training; its figures.
+
+        The part is the first of SHARES that passes, its file beside `path`; the whole if none does.
+        """
+        whole = self.judge(path)
+        if whole.passes or not whole.gains:
+            return path, 1.0, whole
+        for share in SHARES[1:]:
+            part = self._mixed(path, share, type_)
+            figures = self.judge(part)
+            if figures.passes:
+                return part, share, figures
+        return path, 1.0, whole
+
+    def _mixed(self, path: Path, share: float, type_: str) -> Path:
+        family = _family(path, self._target)
+        before, after = family.read(self._installed), family.read(path)
+        params = {name: (1.0 - share) * before[name] + share * after[name] for name in after}
+        part = path.with_name(f"{path.stem}-{share:.0%}.gguf")
+        family.export(params, part, type_)
+        return part
 
     def judge(self, path: Path) -> GuardFigures:
         """Return the figures of the head in `path` beside those of the installed one."""
@@ -114,15 +163,20 @@ def accepted(path: Path, target: ModelWeights, parts: Sequence[Sequence[Training
     """
     from edgespec.apps.forge.training.acceptance import AcceptanceEvaluation
     from edgespec.apps.forge.training.batches import BatchSize
+
+    family = _family(path, target)
+    params, rows = family.read(path), BatchSize(family.recipe.n_rows)
+    return [
+        AcceptanceEvaluation(family, texts, rows, n_positions=N_DRAFTED, n_most=_MOST)(params)
+        for texts in parts
+    ]
+
+
+def _family(path: Path, target: ModelWeights) -> HeadFamily:
     from edgespec.apps.forge.training.head import HeadFamily, HeadSettings
 
     header = check_model_file(path)
     head = read_head(header)
     if head is None:
         raise UsageError(f"{path}: no draft head")
-    family = HeadFamily(target, head.target_sha256, head.token_ids, HeadSettings(n_ff=header.n_ff))
-    params, rows = family.read(path), BatchSize(family.recipe.n_rows)
-    return [
-        AcceptanceEvaluation(family, texts, rows, n_positions=N_DRAFTED, n_most=_MOST)(params)
-        for texts in parts
-    ]
+    return HeadFamily(target, head.target_sha256, head.token_ids, HeadSettings(n_ff=header.n_ff))

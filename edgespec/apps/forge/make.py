@@ -27,13 +27,13 @@ from pathlib import Path
 from edgespec.apps.forge import runs
 from edgespec.apps.forge.builder import DraftBuilder, DraftFile, TrainingRequest
 from edgespec.apps.forge.data_stage import DataRequest, RejectedTexts, evaluation_prompts, write_texts
-from edgespec.apps.forge.dataset import READ, Dataset, DatasetTarget
+from edgespec.apps.forge.dataset import READ, REJECTED, Dataset, DatasetTarget
 from edgespec.apps.forge.draft_store import DraftStore, check_draft_name
 from edgespec.apps.forge.evaluation import Candidate, CandidateResult, Evaluator, update_record
 from edgespec.apps.forge.evaluation_process import EvaluationSettings
 from edgespec.apps.forge.guard import Guard, GuardFigures, GuardTexts
 from edgespec.apps.forge.progress import StageContext, StageProgress
-from edgespec.apps.forge.runs import RunState, name_training, tidy
+from edgespec.apps.forge.runs import FIRST_HEAD, RunState, name_training, tidy
 from edgespec.apps.forge.training.weights import EMBEDDINGS, ModelWeights
 from edgespec.engine.model_choice import choose_models
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
@@ -46,6 +46,7 @@ from edgespec.models.hashes import sha256_of
 from edgespec.models.quantizations import model_file
 from edgespec.models.resolve import resolve
 from edgespec.platform.cpu import default_threads, read_cpu
+from edgespec.platform.files import replacing
 from edgespec.platform.metering import Meter, choose_meter
 
 LEAST_GAIN = 0.02
@@ -232,10 +233,26 @@ class _MakeRun:
     ) -> tuple[list[DraftFile], GuardFigures]:
         """Return the best of the drafts by the guard's figures, alone, and its figures."""
         self._context.on_progress(StageProgress("judging", 0.0, "by accepted tokens"))
-        guard = Guard(ModelWeights(self._header), texts, installed)
-        judged = [(one, guard.judge(one.path)) for one in _of_type(installed, drafts)]
+        guard = Guard(ModelWeights(self._header), texts, installed, self._first_head(installed))
+        judged = []
+        for draft in _of_type(installed, drafts):
+            path, share, figures = guard.choose(draft.path, draft.type_)
+            judged.append((replace(draft, path=path, share=share), figures))
         best, figures = max(judged, key=lambda pair: (pair[1].passes, pair[1].own[1]))
+        if best.share < 1.0:
+            self._context.on_message(
+                f"{best.share:.0%} of the training is taken: all of it would lose too much on built-in texts"
+            )
         return [best], figures
+
+    def _first_head(self, installed: Path) -> Path:
+        """Return a copy of the head that learning began with: the installed one, unless that has learnt."""
+        path = self._dataset.folder / FIRST_HEAD
+        record = read_record(installed)
+        if not (path.exists() and record and record.data.get(REJECTED)):
+            with replacing(path) as file:
+                file.write(installed.read_bytes())
+        return path
 
     def _refused(self, best: DraftFile, figures: GuardFigures) -> MakeResult:
         name, before = self._target.name, self._before.name
@@ -334,7 +351,7 @@ class _MakeRun:
         self._state = replace(self._state, ended=True, kept=kept)
         runs.save(folder, self._state)
         shutil.rmtree(folder / "judging", ignore_errors=True)
-        if made.kept:
+        if made.kept and made.best.share == 1.0:
             name_training(self._run_folder / "head", made.kept.name)
         installed = self._installed.stem if self._installed and made.kept is None else None
         tidy(self._run_folder, goes_on=made.kept is None, installed=installed)

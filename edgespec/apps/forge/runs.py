@@ -4,6 +4,7 @@
     FOLDER/training/2/token_ids.npy    tokens that the drafts of run 2 can say
     FOLDER/training/2/head/            training of a head: checkpoints under way, then its best weights
                            name        the draft that was stored of it
+    FOLDER/first-head.gguf             the head that learning from mistakes began with (guard.py)
 
 A finished run is remembered too: the next one may start from its weights.
 """
@@ -25,6 +26,7 @@ from edgespec.platform.messages import MessageFn
 from edgespec.platform.metering import Measurement
 from edgespec.platform.state_file import StateFile, parse_struct
 
+FIRST_HEAD = "first-head.gguf"
 _STATE = "make.json"
 _TOKEN_IDS, _NAME = "token_ids.npy", "name"
 _BEST, _CHECKPOINTS = "best.npz", ("latest.npz", "before.npz")  # training/loop.py

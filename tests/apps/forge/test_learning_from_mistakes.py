@@ -39,7 +39,7 @@ from edgespec.apps.forge.guard import Guard, GuardFigures, GuardTexts
 from edgespec.apps.forge.make import make
 from edgespec.apps.forge.progress import StageContext
 from edgespec.apps.forge.prompts import TextPrompt, TokenPrompt
-from edgespec.apps.forge.runs import earlier_training, name_training, tidy
+from edgespec.apps.forge.runs import FIRST_HEAD, earlier_training, name_training, tidy
 from edgespec.apps.forge.training.batches import EpochPosition, TextPacking, batches
 from edgespec.apps.forge.training.loop import TextLessons, TrainingSettings, train
 from edgespec.apps.forge.training.weights import ModelWeights
@@ -335,14 +335,17 @@ def test_the_guard_lets_a_better_head_pass_and_no_worse_one(target, tmp_path):
     assert better.passes
     worse = Guard(weights, judged, trained).judge(untrained)
     assert not worse.passes
+    other = Guard(weights, judged, trained, untrained).judge(trained)
+    assert other.own[0] == other.own[1], "the user's texts are judged beside the installed head"
+    assert other.built_in == better.built_in, "the others beside the first one"
     assert (worse.own, worse.built_in) == (better.own[::-1], better.built_in[::-1])
 
 
 @pytest.mark.parametrize(
     ("own", "built_in", "passes"),
-    [((1.0, 1.1), (2.0, 2.0), True), ((1.0, 1.0), (2.0, 2.1), False), ((1.0, 1.5), (2.0, 1.9), False)],
+    [((1.0, 1.1), (2.0, 1.97), True), ((1.0, 1.0), (2.0, 2.1), False), ((1.0, 1.5), (2.0, 1.95), False)],
 )
-def test_more_on_the_users_texts_and_no_less_on_the_others(own, built_in, passes):
+def test_more_on_the_users_texts_and_hardly_less_on_the_others(own, built_in, passes):
     figures = GuardFigures(own, built_in, 1000, 2000)
     assert figures.passes == passes
     for figure in (*own, *built_in):
@@ -399,6 +402,58 @@ def test_a_better_head_takes_the_place_of_the_one_that_was_made_here(learning, m
     assert made.kept.name == "target-head-q8_0"
     assert [path.name for path in (tmp_path / "models").glob("*.gguf")] == ["target-head-q8_0.gguf"]
     assert made.kept.data[REJECTED] > 0 and made.kept.uses_own_texts
+
+
+def test_a_part_of_the_training_is_the_mean_of_old_and_new_weights(target, tmp_path, monkeypatch):
+    family = tiny_head(target)
+    old, new = tmp_path / "old.gguf", tmp_path / "new.gguf"
+    for path, seed in ((old, 0), (new, 1)):
+        family.export(family.init(jax.random.key(seed)), path, "f32")
+    parts = {"new": 1.5, "new-75%": 1.9, "new-50%": 1.97, "new-25%": 1.99}  # on built-in texts, of 2
+    judged = []
+
+    def judge(self, path):
+        judged.append(path.stem)
+        return GuardFigures((1.0, gain), (2.0, parts[path.stem]), 1, 1)
+
+    gain = 1.2
+    monkeypatch.setattr(Guard, "judge", judge)
+    guard = Guard(ModelWeights(read_header(target)), GuardTexts.of(OwnTexts(target, 60)), old)
+    path, share, figures = guard.choose(new, "f32")
+    assert (path, share, figures.passes) == (tmp_path / "new-50%.gguf", 0.5, True)
+    before, after, mean = map(family.read, (old, new, path))
+    for name, weights in mean.items():
+        assert weights == pytest.approx((before[name] + after[name]) / 2, abs=1e-6), name
+    parts["new-50%"] = parts["new-25%"] = 1.9
+    assert guard.choose(new, "f32")[:2] == (new, 1.0), "none passes"
+    gain = 1.0
+    judged.clear()
+    assert guard.choose(new, "f32")[:2] == (new, 1.0)
+    assert judged == ["new"], "nothing is gained: no part is tried"
+
+
+@pytest.mark.slow
+def test_after_a_part_the_next_training_goes_on_from_the_file_and_is_judged_by_the_first_head(
+    learning, jobs, tmp_path, monkeypatch
+):
+    installed = tmp_path / "models" / "target-head-q8_0.gguf"
+    first = installed.read_bytes()
+    lines = []
+
+    def judge(self, path):
+        of_first = 2.0 if "%" in path.stem else 1.5
+        return GuardFigures((1.0, 1.2), (2.0, of_first), 1, 1)
+
+    monkeypatch.setattr(Guard, "judge", judge)
+    made = make(learning, StageContext(on_message=lines.append))
+    assert made.best.share == 0.75 and made.kept.name == "target-head-q8_0"
+    assert "75% of the training is taken: all of it would lose too much on built-in texts" in lines
+    assert installed.read_bytes() != first
+    (stored,) = find_stored()
+    assert (stored.folder / FIRST_HEAD).read_bytes() == first
+    make(learning)
+    assert jobs[-1].start == installed, "its weights are no training's"
+    assert (stored.folder / FIRST_HEAD).read_bytes() == first, "losses of many nights do not add up"
 
 
 @pytest.mark.slow

@@ -168,7 +168,7 @@ class DataOptions:
             "--from-history",
             help="Also your own earlier prompts, and first the places where drafts were rejected (`edgespec "
             "cache info`). They stay on this machine. A head that is there learns on, and a guard decides: "
-            "the new one must have more accepted on your latest texts and no less on built-in ones.",
+            "the new one must have more accepted on your latest texts and hardly less on built-in ones.",
         ),
     ] = False
 

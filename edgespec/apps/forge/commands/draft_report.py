@@ -24,8 +24,8 @@ def print_made(made: MakeResult) -> None:
         out.print(str(made.guard))
         if made.kept is None:
             out.print(
-                f"nothing is replaced: {made.beaten} stays, until more is accepted on your texts and hardly less "
-                "on the built-in ones; --force keeps the new one"
+                f"nothing is replaced: {made.beaten} stays, until more is accepted on your texts and hardly "
+                "less on the built-in ones; --force keeps the new one"
             )
             return
     rows = [(one.label, judged) for one, judged in made.candidates]

@@ -27,7 +27,7 @@ from pathlib import Path
 from edgespec.apps.forge import runs
 from edgespec.apps.forge.builder import DraftBuilder, DraftFile, TrainingRequest
 from edgespec.apps.forge.data_stage import DataRequest, RejectedTexts, evaluation_prompts, write_texts
-from edgespec.apps.forge.dataset import READ, REJECTED, Dataset, DatasetTarget
+from edgespec.apps.forge.dataset import READ, Dataset, DatasetTarget
 from edgespec.apps.forge.draft_store import DraftStore, check_draft_name
 from edgespec.apps.forge.evaluation import Candidate, CandidateResult, Evaluator, update_record
 from edgespec.apps.forge.evaluation_process import EvaluationSettings
@@ -160,12 +160,14 @@ class _MakeRun:
                 self._write()
         self._state = self._state.with_sources(self._tokens_by_source())
         runs.save(folder, self._state)
-        texts = self._guard_texts() if self._installed else None
+        texts = first = None
+        if self._installed:
+            texts, first = self._guard_texts(), self._first_head(self._installed)
         with self._part(meter):
             drafts = self._builder.build(self._dataset, drafts_folder, self._run_folder, context)
         figures = None
-        if texts and self._installed:
-            drafts, figures = self._guarded(drafts, texts, self._installed)
+        if texts and first and self._installed:
+            drafts, figures = self._guarded(drafts, texts, self._installed, first)
         if figures and not (figures.passes or request.force):
             made = self._refused(drafts[0], figures)
         else:
@@ -229,11 +231,11 @@ class _MakeRun:
             )
 
     def _guarded(
-        self, drafts: Sequence[DraftFile], texts: GuardTexts, installed: Path
+        self, drafts: Sequence[DraftFile], texts: GuardTexts, installed: Path, first: Path
     ) -> tuple[list[DraftFile], GuardFigures]:
         """Return the best of the drafts by the guard's figures, alone, and its figures."""
         self._context.on_progress(StageProgress("judging", 0.0, "by accepted tokens"))
-        guard = Guard(ModelWeights(self._header), texts, installed, self._first_head(installed))
+        guard = Guard(ModelWeights(self._header), texts, installed, first)
         judged = []
         for draft in _of_type(installed, drafts):
             path, share, figures = guard.choose(draft.path, draft.type_)
@@ -246,10 +248,9 @@ class _MakeRun:
         return [best], figures
 
     def _first_head(self, installed: Path) -> Path:
-        """Return a copy of the head that learning began with: the installed one, unless that has learnt."""
+        """Return a copy of the head that learning began with: the installed one, unless it has learnt."""
         path = self._dataset.folder / FIRST_HEAD
-        record = read_record(installed)
-        if not (path.exists() and record and record.data.get(REJECTED)):
+        if not (path.exists() and self._state.learnt == sha256_of(installed)):
             with replacing(path) as file:
                 file.write(installed.read_bytes())
         return path
@@ -348,13 +349,18 @@ class _MakeRun:
     def _end(self, made: MakeResult) -> None:
         folder = self._dataset.folder
         kept = made.kept.name if made.kept else None
-        self._state = replace(self._state, ended=True, kept=kept)
+        learnt = (
+            sha256_of(made.path) if made.path and made.guard and made.guard.passes else self._state.learnt
+        )
+        self._state = replace(self._state, ended=True, kept=kept, learnt=learnt)
         runs.save(folder, self._state)
         shutil.rmtree(folder / "judging", ignore_errors=True)
         if made.kept and made.best.share == 1.0:
             name_training(self._run_folder / "head", made.kept.name)
         installed = self._installed.stem if self._installed and made.kept is None else None
         tidy(self._run_folder, goes_on=made.kept is None, installed=installed)
+        if made.kept and made.best.share < 1.0:  # the next training starts from the file
+            shutil.rmtree(self._run_folder / "head", ignore_errors=True)
 
 
 def _of_type(installed: Path, drafts: Sequence[DraftFile]) -> Sequence[DraftFile]:

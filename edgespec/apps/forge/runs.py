@@ -52,6 +52,8 @@ class RunState:
     joules_reason: str = ""
     sources: dict[str, int] = field(default_factory=dict)
     """Source -> tokens that this run, and those before it, learnt from."""
+    learnt: str = ""
+    """SHA-256 of the last head that passed the guard: FIRST_HEAD is what its learning began with."""
 
     def with_sources(self, tokens: Mapping[str, int]) -> RunState:
         """Add sources of texts; a source that was deleted since stays counted."""
@@ -91,7 +93,9 @@ def resume(folder: Path, key: str, on_message: MessageFn, *, force: bool = False
         return replace(found, ended=False)
     if not found.ended:
         on_message("the run that was stopped had other options: a new one begins, with the texts it wrote")
-    return RunState(key, found.number + 1, repeats=found.key == key, sources=found.sources)
+    return RunState(
+        key, found.number + 1, repeats=found.key == key, sources=found.sources, learnt=found.learnt
+    )
 
 
 def save(folder: Path, state: RunState) -> None:

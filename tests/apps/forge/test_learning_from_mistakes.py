@@ -434,7 +434,7 @@ def test_a_part_of_the_training_is_the_mean_of_old_and_new_weights(target, tmp_p
 
 @pytest.mark.slow
 def test_after_a_part_the_next_training_goes_on_from_the_file_and_is_judged_by_the_first_head(
-    learning, jobs, tmp_path, monkeypatch
+    learning, request_, jobs, tmp_path, monkeypatch
 ):
     installed = tmp_path / "models" / "target-head-q8_0.gguf"
     first = installed.read_bytes()
@@ -454,6 +454,12 @@ def test_after_a_part_the_next_training_goes_on_from_the_file_and_is_judged_by_t
     make(learning)
     assert jobs[-1].start == installed, "its weights are no training's"
     assert (stored.folder / FIRST_HEAD).read_bytes() == first, "losses of many nights do not add up"
+    monkeypatch.setattr(Guard, "judge", lambda *_: GuardFigures((1.0, 1.2), (2.0, 1.0), 1, 1))
+    for asked in (learning, request_):  # kept against the guard, and made without it
+        make(replace(asked, force=True, name=installed.stem))
+        present = installed.read_bytes()
+        make(learning)
+        assert (stored.folder / FIRST_HEAD).read_bytes() == present, "learning begins anew"
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ def print_made(made: MakeResult) -> None:
         if made.kept is None:
             out.print(
                 f"nothing is replaced: {made.beaten} stays, until more is accepted on your texts and hardly "
-                "less on the built-in ones; --force keeps the new one"
+                "less on the built-in ones, of all of the training or of a part; --force keeps the new one"
             )
             return
     rows = [(one.label, judged) for one, judged in made.candidates]
@@ -58,6 +58,7 @@ def made_document(made: MakeResult) -> dict[str, Any]:
         "best": made.best.label,
         "beaten": made.beaten,
         "gain": made.gain,
+        "share": made.best.share,
         "guard": made.guard and msgspec.to_builtins(made.guard),
         "kept": made.kept and described(made.kept),
         "path": str(made.path) if made.path else None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -161,12 +161,7 @@ def clear_command(
         out.print(f"nothing is kept of {', '.join(row.name for row in rows)}")
     elif not yes and not _agreed(" and ".join(deletion.what for deletion in deletions)):
         return
-    failed = None
-    for deletion in deletions:
-        try:
-            deletion.run()
-        except EdgespecError as error:  # such as of what is in use: the rest is deleted all the same
-            failed = failed or error
+    failed = first_failure(deletion.run for deletion in deletions)
     if FORGE in rows:
         part("forge.cache").name_drafts()
     left = [f"{row.name} ({format_size(size)})" for row in EVERYTHING if (size := row.bytes())]
@@ -174,6 +169,17 @@ def clear_command(
         message(f"still here: {', '.join(left)}; `edgespec cache clear NAME` deletes more")
     if failed:
         raise failed
+
+
+def first_failure(actions: Iterable[Callable[[], None]]) -> EdgespecError | None:
+    """Run all actions, also after one that fails, such as on what is in use; return the first error."""
+    failed = None
+    for action in actions:
+        try:
+            action()
+        except EdgespecError as error:
+            failed = failed or error
+    return failed
 
 
 def _rows(names: Sequence[str]) -> list[Kept]:

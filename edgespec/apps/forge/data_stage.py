@@ -132,14 +132,12 @@ class RejectedTexts:
         self.stored = RejectedPlaces(dataset.target.sha256).texts()
         parts = list(rejected_texts(self.stored))
         sizes = [_expected_bytes(part, dataset.target.n_embd) for part in parts]
-        n = int(np.searchsorted(np.cumsum(sizes), budget // 2, "right"))
+        parts = parts[: int(np.searchsorted(np.cumsum(sizes), budget // 2, "right"))]
         known = self._known()
-        self._wanted = {part.key for part in parts[:n]}
-        self.unread = [part for part in parts[:n] if part.key not in known]
+        self._wanted = {part.key for part in parts}
+        self.unread = [part for part in parts if part.key not in known]
         """Passages that the dataset has not, the newest first."""
-        self._needed = sum(
-            size for part, size in zip(parts[:n], sizes, strict=False) if part.key not in known
-        )
+        self._needed = sum(_expected_bytes(part, dataset.target.n_embd) for part in self.unread)
 
     def prompts(self, writer: DatasetWriter, on_message: MessageFn) -> Prompts:
         """Return the unread passages in turns with new built-in prompts.
@@ -355,6 +353,11 @@ class DataRequest:
         for path in self.prompts:
             check_file(path)
 
+    @property
+    def names_more(self) -> bool:
+        """Whether tokens or files are asked for; else a head that learns reads its mistakes alone."""
+        return self.tokens is not None or bool(self.prompts)
+
     def until(self, dataset: Dataset, training: TrainingRequest, *, learns: bool) -> int:
         """Return how many tokens the dataset is to have, at the beginning of a run.
 
@@ -362,7 +365,7 @@ class DataRequest:
         """
         own = bool(self.prompts) or self.from_history
         tokens = default_tokens(training) if self.tokens is None else self.tokens
-        if self.tokens is None and learns and not self.prompts:
+        if learns and not self.names_more:
             rejected = RejectedTexts(dataset, self.budget)
             news = sum(len(text.tokens) - text.n_prompt + self.n_predict for text in rejected.unread)
             tokens = news if rejected.stored else LEAST_TOKENS
@@ -412,8 +415,7 @@ def write_texts(
             n_before = dataset.n_answer_tokens()
             first = rejected.prompts(writer, context.on_message)
             until -= n_before - dataset.n_answer_tokens()  # what made room is not written again
-            alone = learns and request.tokens is None and not request.prompts
-            prompts = first if alone else chain(first, prompts)
+            prompts = first if learns and not request.names_more else chain(first, prompts)
         # Some held-out prompts come first, so that each dataset has texts to evaluate on.
         prompts = chain(islice(_held_out_prompts(), _N_HELD_OUT), prompts)
         run = target_writer.fill(writer, prompts, until=until, on_progress=show)

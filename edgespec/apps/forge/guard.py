@@ -32,8 +32,8 @@ N_DRAFTED = 5
 TOLERATED = 0.02
 """Share that may be lost on the built-in texts: more than the choice of kept tokens and quantization cost."""
 
-SHARES = (1.0, 0.75, 0.5, 0.25)
-"""Parts of a training that are tried, until one passes."""
+SHARES = (0.75, 0.5, 0.25)
+"""Parts of a training that are tried where all of it loses too much, until one passes."""
 
 _MOST = 8192  # tokens of the texts of each kind
 
@@ -121,25 +121,21 @@ class Guard:
     def choose(self, path: Path, type_: str) -> tuple[Path, float, GuardFigures]:
         """Return the file to keep of the head in `path`, of `type_`; its part of the training; its figures.
 
-        The part is the first of SHARES that passes, its file beside `path`; the whole if none does.
+        All of it, or the first of SHARES that passes, its file beside `path`; all of it if none does.
         """
         whole = self.judge(path)
         if whole.passes or not whole.gains:
             return path, 1.0, whole
-        for share in SHARES[1:]:
-            part = self._mixed(path, share, type_)
+        family = _family(path, self._target)
+        before, after = family.read(self._installed), family.read(path)
+        for share in SHARES:
+            part = path.with_name(f"{path.stem}-{share:.0%}.gguf")
+            mean = {name: (1.0 - share) * before[name] + share * after[name] for name in after}
+            family.export(mean, part, type_)
             figures = self.judge(part)
             if figures.passes:
                 return part, share, figures
         return path, 1.0, whole
-
-    def _mixed(self, path: Path, share: float, type_: str) -> Path:
-        family = _family(path, self._target)
-        before, after = family.read(self._installed), family.read(path)
-        params = {name: (1.0 - share) * before[name] + share * after[name] for name in after}
-        part = path.with_name(f"{path.stem}-{share:.0%}.gguf")
-        family.export(params, part, type_)
-        return part
 
     def judge(self, path: Path) -> GuardFigures:
         """Return the figures of the head in `path` beside those of the installed one."""

@@ -180,7 +180,7 @@ class _MakeRun:
     def _knows_all(self) -> bool:
         """Whether nothing was rejected since the last training, which was of the same request."""
         request = self._request
-        asks = request.force or request.data.tokens is not None or request.data.prompts
+        asks = request.force or request.data.names_more
         if asks or not (self._installed and self._state.repeats):
             return False
         rejected = RejectedTexts(self._dataset, request.data.budget)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from rich.table import Table
 
 from edgespec.apps.forge.dataset import forge_root
 from edgespec.apps.forge.dataset_store import StoredDataset, delete_dataset, delete_user_texts, find_stored
-from edgespec.cli.cache import Deletion
+from edgespec.cli.cache import Deletion, first_failure
 from edgespec.cli.console import message, out, print_table
-from edgespec.errors import EdgespecError
 from edgespec.models.draft_records import draft_records
 from edgespec.models.sources import format_size
 
@@ -54,13 +55,7 @@ def deletion(*, whole: bool) -> Deletion | None:
         return None
 
     def run() -> None:
-        failed = None
-        for one in kept:
-            try:
-                _clear(one, everything=whole)
-            except EdgespecError as error:
-                failed = failed or error
-        if failed:
+        if failed := first_failure(partial(_clear, one, everything=whole) for one in kept):
             raise failed
 
     n_texts = sum(one.n_texts if whole else one.n_own for one in kept)

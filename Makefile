@@ -101,10 +101,8 @@ sanitize-threads: $(VENV)/.dev
 
 bench: $(VENV)/.dev ## Measure (10 minutes, keep the machine quiet)
 	$(BIN)/edgespec models pull default qwen2.5-coder-0.5b-q4_0
-	$(BIN)/python bench/accept.py
 	$(BIN)/python bench/verify_cost.py
 	$(BIN)/python bench/speed.py
-	$(BIN)/python bench/memory.py
 
 # What is stopped goes on when it is called again (docs/drafts.md).
 forge: $(VENV)/.forge ## Train a draft for HOURS hours, keep it if it is faster

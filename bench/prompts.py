@@ -11,14 +11,16 @@ target below 40 tokens), words.jsonl (of 1 to 3 tokens). There a prompt may have
 from __future__ import annotations
 
 import argparse
+import inspect
+import random
+import tokenize
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
-from conversations import Sources, TextModel
 from edgespec.decoding.session import n_common
 from edgespec.errors import UsageError
 from edgespec.models.suites import Prompt, Suite, load_suite, numbered_lines, read_contents
@@ -28,6 +30,7 @@ OWN = (_SETS / "copy.jsonl", _SETS / "hurt.jsonl")
 SHORT = _SETS / "short.jsonl"
 WORDS = _SETS / "words.jsonl"
 AGAIN = _SETS / "again.jsonl"
+_LONGEST = 16  # characters of a token, on average: of what follows none is read
 _FILES = "These are some files, for reference."
 _NOW = "Those were the files. What I ask is another thing:"
 
@@ -59,6 +62,35 @@ def pairs(path: Path) -> dict[str, tuple[str, str]]:
     return {question["category"]: (question["turns"][0], question["turns"][1]) for question in records(path)}
 
 
+class TextModel(Protocol):
+    """A model's vocabulary."""
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """Return the tokens of `text`."""
+
+    def piece(self, token: int, /) -> bytes:
+        """Return the text of `token`."""
+
+
+def sources_text(model: TextModel, n_tokens: int, seed: int) -> str:
+    """Return `n_tokens` tokens of the standard library's modules in an order by `seed`, the last one cut.
+
+    Raises UsageError where the library has fewer.
+    """
+    files = sorted(Path(inspect.__file__).parent.glob("*.py"))
+    random.Random(str(seed)).shuffle(files)
+    text, left = "", n_tokens
+    for file in files:
+        with tokenize.open(file) as opened:
+            module = f"\n# {file.name}\n{opened.read()}"
+        tokens = model.tokenize(module[: _LONGEST * left], add_special=False, parse_special=False)[:left]
+        text += b"".join(map(model.piece, tokens)).decode(errors="ignore")
+        left -= len(tokens)
+        if left <= 0:
+            return text
+    raise UsageError("the standard library here is too short", field="depth", value=n_tokens)
+
+
 def at_depth(model: TextModel, prompts: Sequence[Prompt], depth: int, seed: int = 1) -> list[Prompt]:
     """Return `prompts` with about `depth` tokens of sources in front of each, the same for all.
 
@@ -67,7 +99,7 @@ def at_depth(model: TextModel, prompts: Sequence[Prompt], depth: int, seed: int 
     """
     if not depth:
         return list(prompts)
-    text = Sources(model, str(seed)).modules(depth)
+    text = sources_text(model, depth, seed)
     return [replace(one, text=f"{_FILES}\n{text}\n\n{_NOW}\n\n{one.text}") for one in prompts]
 
 

@@ -1,4 +1,4 @@
-"""bench/clients.py and bench/serve_load.py: edgespec's real server on tiny models, and an invented peer."""
+"""bench/clients.py: edgespec's real server on tiny models, and an invented peer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 import clients
-import serve_load
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama import kernels
 from loads import GOALS, Load, Record, differing, quantile, ratios
@@ -141,28 +140,3 @@ def test_figures() -> None:
     older = [load("older auto", 0, 4.0, "a", "b", "c"), load("older auto", 1, 4.0, "a", "b", "c")]
     goal = next(goal for goal in GOALS if goal.n_clients == 4)
     assert sorted(ratios([one, other, *older], goal, "older auto", 0.0)) == [1.0, 2.0]
-
-
-@pytest.mark.slow
-def test_the_server_under_load(
-    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = (
-        "--clients",
-        "4",
-        "--minutes",
-        "0.04",
-        "-n",
-        "8",
-        "--",
-        "--target",
-        model,
-        "--drafter",
-        "suffix",
-    )
-    with pytest.raises(SystemExit) as ended:
-        run(serve_load, monkeypatch, capsys, *options)
-    printed = capsys.readouterr().out
-    assert ended.value.code == 0, printed
-    assert "nothing lost" in printed
-    assert "met     no answer mixed or changed" in printed

@@ -9,15 +9,14 @@ import pytest
 
 from edgespec.apps.speech.speech_model import check_speech_file
 from edgespec.apps.speech.tokenizer import WhisperTokenizer
-from edgespec.apps.speech.weights.convert import convert_whisper, stored_shape
-from edgespec.apps.speech.weights.reading import expected_tensors, n_ordinary
+from edgespec.apps.speech.weights.convert import SIZE_KEYS, convert_whisper, stored_shape
+from edgespec.apps.speech.weights.reading import WhisperSizes, expected_tensors, n_ordinary
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.gguf import read_gguf, row_bytes, to_floats
 from edgespec.models.whisper_files import is_whisper_source
 from tiny_gguf import write_tiny_gguf
 from tiny_whisper import write_tiny_whisper
 from whisper_files import HEADS, TOKENS, sizes, weights, write_ctranslate2, write_hub, write_whisper_cpp
-from whisper_reference import read_weights
 
 SIZES = sizes()
 WEIGHTS = weights(SIZES)
@@ -112,7 +111,10 @@ def test_types(tmp_path):
 
 
 def test_the_tests_of_the_graphs_have_the_converters_tensors(tmp_path):
-    shapes = expected_tensors(read_weights(write_tiny_whisper(tmp_path / "tiny.gguf"))[0])
+    gguf = read_gguf(write_tiny_whisper(tmp_path / "tiny.gguf"))
+    shapes = expected_tensors(
+        WhisperSizes(**{name: int(gguf.number(f"whisper.{key}")) for name, key in SIZE_KEYS.items()})
+    )
     found = tensors_of(tmp_path / "tiny.gguf")
     assert found.keys() == shapes.keys()
     assert all(found[name].size == np.prod(shape) for name, shape in shapes.items())

@@ -16,18 +16,16 @@ PROMPT ?= Write a quicksort in Python.
 RUN ?=
 SERVE ?=
 TEST ?=
-PI ?=
-DEPLOY ?=
 HOURS ?= 8
 MACHINES ?= x86_64 aarch64
 FORGE ?=
-export PROMPT PI DEPLOY HOURS MACHINES
+export PROMPT HOURS MACHINES
 # Each module is compiled once, not at each start of each program: containers' images often forbid it.
 export PYTHONDONTWRITEBYTECODE :=
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help run serve check test test-c lint house types format sanitize sanitize-memory sanitize-threads bench forge models-supported wheels wheels-test release pi pi4 pi5 pi-test pi-count deploy clean needs
+.PHONY: help run serve check test test-c lint house types format sanitize sanitize-memory sanitize-threads bench forge models-supported wheels wheels-test release pi pi-test clean needs
 
 help: ## Show this list
 	@sed -n 's/^\([a-z0-9 -]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 25
@@ -37,7 +35,6 @@ help: ## Show this list
 	@echo '  make test TEST="-k name"'
 	@echo '  make forge HOURS=2 FORGE="--types q4_0"'
 	@echo '  make wheels MACHINES=x86_64'
-	@echo '  make deploy PI=user@host DEPLOY="--port 2222"'
 
 run: $(VENV)/.installed ## Build, pull the default pair, write text from PROMPT
 	@$(BIN)/edgespec run $(RUN) -- "$$PROMPT"
@@ -121,20 +118,11 @@ release: $(VENV)/.pi ## Wheels of a tagged commit, sums, notes in dist/release
 	@$(BIN)/python -m pi.manylinux $(MACHINES)
 	@$(BIN)/python -m pi.release $(MACHINES)
 
-pi: $(VENV)/.pi ## Wheels for Raspberry Pi 4 and 5 (docs/raspberry-pi.md)
-	@$(BIN)/python -m pi.wheels pi4 pi5
+pi: $(VENV)/.pi ## Build the wheels of 64-bit Raspberry Pis (docs/raspberry-pi.md)
+	@$(BIN)/python -m pi.manylinux aarch64
 
-pi4 pi5: $(VENV)/.pi ## One of them
-	@$(BIN)/python -m pi.wheels $@
-
-pi-test: $(VENV)/.pi ## Test these wheels under qemu, emulated as each board
-	@$(BIN)/python -m pi.emulate
-
-pi-count: $(VENV)/.pi ## Count instructions of products on each board
-	@$(BIN)/python -m pi.count
-
-deploy: $(VENV)/.pi ## Install them on a board: make deploy PI=user@host
-	@$(BIN)/python -m pi.deploy $(DEPLOY) -- "$$PI"
+pi-test: $(VENV)/.pi ## Try them under qemu, with tests of the kernels
+	@$(BIN)/python -m pi.bare aarch64
 
 clean: ## Remove all that was built; models and llama.cpp stay
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info

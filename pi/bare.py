@@ -1,6 +1,8 @@
 """The wheels of dist/ where no compiler is: `python -m pi.bare x86_64 aarch64`, which is `make wheels-test`.
 
-    this machine's kind   Debian roots by debootstrap, entered by chroot without a network
+`make pi-test` is the same for ARM alone, where qemu's processors are those of the Raspberry Pi 4 and 5.
+
+    this machine's kind   Debian roots by mmdebstrap, entered by chroot without a network
     another kind          the same suites' packages unpacked (root.py); qemu is another processor in each
 
 In each place, one for each Python of Debian's suites, with nothing but Python and what pip installs:
@@ -10,6 +12,7 @@ In each place, one for each Python of Debian's suites, with nothing but Python a
     kernels   the self-test passes, the right variant of llama.cpp's CPU backend and its RPC backend are there
     run       SmolLM2-135M, greedy: plainly, drafted from its own words, on llama.cpp's kernels; and by
               llama-cpp-python without edgespec
+    C tests   under qemu alone: cross-compiled, and the Python tests of kernels and core (emulated_tests.py)
 
 The output of each command is in build/pi/bare-PLACE-STEP.log.
 """
@@ -26,30 +29,29 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgespec.cli.console import message
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.store import Store
 from edgespec.platform.files import write_atomically
-from pi import BUILD, needs, root
-from pi.console import Parser, environment, json_of, main, message, out, run
+from pi import BUILD, emulated_tests, needs, root
+from pi.console import Parser, environment, json_of, main, out, run
 from pi.dependencies import download, folder_name
 from pi.needs import MACHINES, QEMU
 
-_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}  # Debian's names
 _EMULATED = {"bookworm": "cortex-a72", "trixie": "cortex-a76", "forky": "max,pauth-impdef=on"}
 """qemu's -cpu in each suite; the last has all features, its signed pointers as cheap as they can be."""
 _VARIANTS = {"cortex-a72": "armv8.0_1", "cortex-a76": "armv8.2_2", "max,pauth-impdef=on": "armv8.6_2"}
 """The variant of the CPU backend that each of them takes."""
+
+_PLAINEST = "bookworm"
+"""Where tests run whose code is the same on every processor."""
 
 _COMPILERS = ("cc", "c++", "gcc", "g++", "clang", "cmake", "make", "ld")
 _MODEL = "smollm2-135m-q4_1"
 _PROMPT = "one two three four five one two three four five one two"
 _N_TOKENS = 8
 
-# The self-test has 20 s, enough on a processor. In the emulator it is given more; its verdict is kept.
-_SELF_TEST = (
-    "import edgespec.llama.selftest; edgespec.llama.selftest.TIMEOUT_S = 600.0\n"
-    "from edgespec.llama import kernels; print(kernels.load().reason)"
-)
+_SELF_TEST = emulated_tests.PATIENT + "from edgespec.llama import kernels; print(kernels.load().reason)"
 # A program that knows nothing of edgespec.
 _ALONE = (
     "import sys, llama_cpp\nllama_cpp.Llama(sys.argv[1], n_ctx=64, verbose=False)('one two', max_tokens=2)"
@@ -81,7 +83,7 @@ class Place:
     @property
     def tree(self) -> Path:
         """Its file tree, made on first use."""
-        return root.ensure_root(self.suite) if self.emulated else _debootstrap(self.suite, self.machine)
+        return root.ensure_root(self.suite) if self.emulated else root.debian(self.suite, self.machine)
 
     @property
     def home(self) -> Path:
@@ -119,22 +121,6 @@ class Place:
         run(f"{self.name}: {step}", command, self.log(step), env=environment(**settings), cwd=self.home)
 
 
-def _debootstrap(suite: str, machine: str) -> Path:
-    """Return a root of Debian's smallest system with Python, made on first use by debootstrap."""
-    tree = BUILD / f"debian-{suite}-{machine}"
-    if tree.is_dir():
-        return tree
-    new = tree.with_name(f"{tree.name}.new")
-    shutil.rmtree(new, ignore_errors=True)
-    command: list[str | Path] = ["debootstrap", "--variant=minbase", f"--arch={_ARCHITECTURES[machine]}"]
-    command += ["--include=python3,python3-venv", f"--keyring={needs.keyring()}", suite, new, needs.mirror()]
-    # An older debootstrap does not know a newer suite by name; all of them are made as sid is.
-    command += ["/usr/share/debootstrap/scripts/sid"]
-    run(f"making a root of Debian {suite}", command, BUILD / f"debootstrap-{suite}.log")
-    new.rename(tree)
-    return tree
-
-
 # ---- the steps: each returns what it found, in one line, or raises EdgespecError ----
 
 
@@ -151,7 +137,9 @@ def _bare(place: Place) -> str:
 def _install(place: Place) -> str:
     own = needs.wheels_of(place.machine)
     kept = BUILD / folder_name(place.machine, place.python)
-    others = download(own, place.machine, place.python, kept)
+    tools = emulated_tests.tools() if place.emulated else []
+    # pip takes requirements in the place of files.
+    others = download([*own, *map(Path, tools)], place.machine, place.python, kept)
     shutil.rmtree(place.home, ignore_errors=True)
     for folder, files in (("dist", own), ("wheels", others), ("models", _model())):
         (place.home / folder).mkdir(parents=True)
@@ -162,7 +150,7 @@ def _install(place: Place) -> str:
     links = [f"--find-links={place.inside(place.home / folder)}" for folder in ("dist", "wheels")]
     options = ["--isolated", "--disable-pip-version-check", "install", "--no-index", "--no-compile"]
     start = time.monotonic()
-    place.run("install", "python", *_pip(place), *options, *links, "edgespec")
+    place.run("install", "python", *_pip(place), *options, *links, "edgespec", *tools)
     return f"{len(own)} wheels of dist, {len(others)} others in {time.monotonic() - start:.0f} s"
 
 
@@ -204,6 +192,20 @@ def _run(place: Place) -> str:
     return f"three texts in {time.monotonic() - start:.0f} s; drafted as plain, on llama.cpp's kernels {same}"
 
 
+def _c_tests(place: Place) -> str:
+    if not place.emulated:
+        return "left to make test"
+    plainest = place.suite == _PLAINEST
+    return emulated_tests.c_tests(place.name, place.machine, _qemu(place), plainest=plainest)
+
+
+def _python_tests(place: Place) -> str:
+    if not place.emulated:
+        return "left to make test"
+    command = emulated_tests.pytest_command(place.home / "suite", plainest=place.suite == _PLAINEST)
+    return place.run("tests", "python", *command).splitlines()[-1]
+
+
 # ---- what they need ----
 
 
@@ -222,16 +224,23 @@ def _link(file: Path, to: Path) -> None:
 
 
 def _python(place: Place) -> Path:
-    """Return the place's Python, as its programs call it; under qemu a script, see emulator.py."""
+    """Return the place's Python, as its programs call it; under qemu a script.
+
+    It is beside Python itself, so that it finds its library; a venv's `python` is a link to it.
+    """
     name = f"python{place.python}"
     if not place.emulated:
         return Path("/usr/bin", name)
     script = place.tree / "usr" / "bin" / "python-bare"
-    qemu = shlex.join([QEMU, "-cpu", _EMULATED[place.suite], "-L", str(place.tree)])
+    qemu = shlex.join(_qemu(place))
     program = shlex.quote(f"{place.tree}/usr/bin/{name}")
     write_atomically(script, f'#!/bin/sh\nexec {qemu} -0 "$0" {program} "$@"\n')
     script.chmod(0o755)
     return script
+
+
+def _qemu(place: Place) -> list[str]:
+    return [QEMU, "-cpu", _EMULATED[place.suite], "-L", str(place.tree)]
 
 
 def _pip(place: Place) -> list[str | Path]:
@@ -249,6 +258,8 @@ _STEPS: dict[str, Callable[[Place], str]] = {
     "install": _install,
     "kernels": _kernels,
     "run": _run,
+    "C tests": _c_tests,
+    "tests": _python_tests,
 }
 
 

@@ -8,33 +8,15 @@ import os
 import shlex
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from rich.console import Console
-from rich.status import Status
 
 from edgespec.cli.console import INTERRUPTED, err, message
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
-
-__all__ = [
-    "INTERRUPTED",
-    "Parser",
-    "describe_exit",
-    "environment",
-    "err",
-    "json_of",
-    "main",
-    "message",
-    "out",
-    "run",
-    "run_for_code",
-    "status",
-]
 
 _TAIL = 20  # lines of a log
 _KEPT = ("PATH", "HOME", "TMPDIR", "XDG_CACHE_HOME")  # of a user's environment
@@ -52,38 +34,20 @@ def run(
     cwd: Path | None = None,
     causes: Mapping[str, str] | None = None,
 ) -> None:
-    """Run a command with all of its output in a log file, and show `what` in the status line.
+    """Run a command with all of its output in a log file, and say `what` before.
 
     `env` is its whole environment; None: this process's. Raises EdgespecError if there is no such program
     or the command fails. The message is the line that `causes` has for a text found in the log; if none
     is found, the end of the log is printed first.
     """
     start = time.monotonic()
-    if code := run_for_code(what, command, log, env=env, cwd=cwd):
-        text = log.read_text(encoding="utf-8", errors="replace")
-        for sign, line in {**(causes or {}), **_CAUSES}.items():
-            if sign in text:
-                raise EdgespecError(f"{what}: {line} ({log})")
-        err.print("\n".join(text.splitlines()[-_TAIL:]), markup=False)
-        raise EdgespecError(f"{what}: failed ({describe_exit(code)}); all of its output is in {log}")
-    message(f"{what}: done in {time.monotonic() - start:.0f} s")
-
-
-def run_for_code(
-    what: str,
-    command: Sequence[str | Path],
-    log: Path,
-    *,
-    env: Mapping[str, str] | None = None,
-    cwd: Path | None = None,
-) -> int:
-    """Run a command as `run` does, and return its exit code: -N if signal N ended it."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("w", encoding="utf-8") as stream, status(what):
+    message(what)
+    with log.open("w", encoding="utf-8") as stream:
         stream.write(shlex.join(map(str, command)) + "\n")
         stream.flush()
         try:
-            return subprocess.run(
+            code = subprocess.run(
                 [str(part) for part in command],
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
@@ -95,31 +59,21 @@ def run_for_code(
             ).returncode
         except FileNotFoundError as error:
             raise EdgespecError(f"{error.filename}: there is no such program") from error
-
-
-@contextmanager
-def status(what: str) -> Iterator[Status | None]:
-    """Show what is being done: in a terminal a live line, elsewhere a printed line; then None is yielded.
-
-    Only the main thread has the live line; other threads print theirs.
-    """
-    if err.is_terminal and threading.current_thread() is threading.main_thread():
-        with err.status(what) as shown:
-            yield shown
-    else:
-        message(what)
-        yield None
+    if code:
+        text = log.read_text(encoding="utf-8", errors="replace")
+        for sign, line in {**(causes or {}), **_CAUSES}.items():
+            if sign in text:
+                raise EdgespecError(f"{what}: {line} ({log})")
+        err.print("\n".join(text.splitlines()[-_TAIL:]), markup=False)
+        how = f"exit code {code}" if code > 0 else f"signal {-code}"
+        raise EdgespecError(f"{what}: failed ({how}); all of its output is in {log}")
+    message(f"{what}: done in {time.monotonic() - start:.0f} s")
 
 
 def environment(**more: str) -> dict[str, str]:
     """Return an environment without the user's settings, such as CMAKE_ARGS, CPATH or PYTEST_ADDOPTS."""
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
     return {"LC_ALL": "C.UTF-8", **kept, **more}
-
-
-def describe_exit(code: int) -> str:
-    """Return how a process ended: "exit code 2", or "signal 4" for -4."""
-    return f"exit code {code}" if code >= 0 else f"signal {-code}"
 
 
 class Parser(argparse.ArgumentParser):

@@ -1,7 +1,7 @@
-"""Downloads other packages' wheels for a board, so that the board needs no network.
+"""Downloads other packages' wheels for a machine, so that it needs no network.
 
 Wheels downloaded before are used again as long as they fit: then the package registry is not asked, and a
-board set up later gets the same versions.
+machine set up later gets the same versions.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from edgespec.errors import EdgespecError
 from edgespec.models.sources import one_line
 from edgespec.models.wheels import run_pip
 
+_GLIBC = 36  # 2.36: Raspberry Pi OS bookworm's
 _OLDEST_GLIBC = 17  # 2.17: manylinux2014's, the oldest that wheels for ARM are built for
 
 # pip evaluates a package's markers for the Python that it runs in, so on a laptop it would miss what only a
@@ -32,18 +33,16 @@ sys.exit(main())
 """
 
 
-def download(
-    wheels: Sequence[Path], machine: str, python: str, to: Path, *, glibc: str = "2.36"
-) -> list[Path]:
+def download(wheels: Sequence[Path], machine: str, python: str, to: Path) -> list[Path]:
     """Return the wheels in `to` that the given ones need, on this kind of machine ("aarch64").
 
-    `python` ("3.11.2") and `glibc` are the board's; the latter's default is Raspberry Pi OS bookworm's.
-    Raises EdgespecError if the registry cannot be reached, or has no fitting wheel.
+    `python` ("3.11.2") is that machine's, whose C library is Debian bookworm's or newer. Raises EdgespecError
+    if the registry cannot be reached, or has no fitting wheel.
     """
     to.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".new-", dir=to) as folder:
         new = Path(folder)
-        arguments = _arguments(wheels, machine, python, glibc)
+        arguments = _arguments(wheels, machine, python)
         arguments += ["--dest", folder, "--find-links", str(to)]
         failure = _pip(["--no-index", *arguments], machine, python)
         if failure is not None:
@@ -64,9 +63,8 @@ def folder_name(machine: str, python: str) -> str:
     return f"wheels-{machine}-{_tag(python)}"
 
 
-def _arguments(wheels: Sequence[Path], machine: str, python: str, glibc: str) -> list[str]:
-    newest = int(glibc.split(".")[1])
-    platforms = [f"manylinux_2_{minor}_{machine}" for minor in range(newest, _OLDEST_GLIBC - 1, -1)]
+def _arguments(wheels: Sequence[Path], machine: str, python: str) -> list[str]:
+    platforms = [f"manylinux_2_{minor}_{machine}" for minor in range(_GLIBC, _OLDEST_GLIBC - 1, -1)]
     platforms.append(f"manylinux2014_{machine}")
     arguments = ["--only-binary=:all:", "--implementation=cp"]
     arguments += [f"--python-version={'.'.join(python.split('.')[:2])}"]

@@ -20,11 +20,11 @@ import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
+from edgespec.cli.console import message
 from edgespec.errors import EdgespecError
 from edgespec.platform.files import write_atomically
 from pi import BUILD, DIST, ROOT, needs, recipe
-from pi.console import Parser, main, message
-from pi.manifest import sha256
+from pi.console import Parser, main
 from pi.needs import MACHINES
 from pi.root import ensure_root
 
@@ -154,7 +154,7 @@ def _publish(wheel: Path) -> Path:
     for old in DIST.glob(f"{wheel.name.partition('-')[0]}-*{machine}.whl"):
         old.unlink()
     copy.rename(published)
-    message(f"{sha256(published)}  {published.relative_to(ROOT)}")
+    message(f"{recipe.sha256(published)}  {published.relative_to(ROOT)}")
     return published
 
 

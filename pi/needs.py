@@ -21,19 +21,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.platform.cpu import BOARDS
-from edgespec.platform.ssh import is_host
 from pi import BUILD, DIST, ROOT
 
 MACHINES = ("x86_64", "aarch64")
 """Kinds of processors that wheels are made for, by Linux's names."""
-MACHINE = "aarch64"
-"""The kind of all boards."""
-
+BOARDS = "aarch64"
+"""The kind that the Raspberry Pi's processors are of."""
 QEMU = "qemu-aarch64-static"
-QEMU_WITH_PLUGINS = "qemu-aarch64"
-"""The one that counts instructions; Debian's static one loads no plugins."""
-
 TO_COMPILE = "apt install gcc g++ python3-dev"
 """The cure where `compiler_lacking` returns something."""
 
@@ -94,12 +88,12 @@ def mirror() -> str:
 
 def packages_of_debian() -> None:
     """Raise EdgespecError, with what to do, if packages for the boards cannot be had from a mirror."""
-    for name in ("apt-get", "dpkg"):
-        if not shutil.which(name):
-            raise EdgespecError(
-                f"no {name}: Python for the boards is taken from Debian's packages; "
-                "run this on Debian, a container will do"
-            )
+    if not shutil.which("apt-get"):
+        raise EdgespecError(
+            "no apt-get: Python for other machines is taken from Debian's packages; "
+            "run this on Debian, a container will do"
+        )
+    program("mmdebstrap", "mmdebstrap")
     keyring()
     mirror()
 
@@ -121,14 +115,6 @@ def wheels_of(machine: str) -> list[Path]:
             raise EdgespecError(f"{DIST}: {len(wheels)} wheels of {package} for {machine}; make wheels first")
         found += wheels
     return found
-
-
-def _wheels_of_boards(least: int) -> None:
-    lacking = [board.name for board in BOARDS if not (DIST / board.name / "manifest.json").is_file()]
-    if len(BOARDS) - len(lacking) < least:
-        raise EdgespecError(
-            f"{DIST / lacking[0]}: no wheels for this board; build them with `make {lacking[0]}`"
-        )
 
 
 def known_machines(machines: Sequence[str]) -> None:
@@ -167,28 +153,14 @@ def notes() -> str:
 def sources_of_release() -> None:
     """Raise EdgespecError unless this is the commit tagged with the version, unchanged, and has notes."""
     program("git", "git")
-    tag = f"v{version()}"
-    here = _git("rev-parse", "HEAD")
-    if not here:
-        raise EdgespecError(f"{ROOT}: no commit of git; a release is made of a tagged one")
     if changed := _git("status", "--porcelain"):
-        first, *others = changed
-        more = f" and {len(others)} more" if others else ""
         raise EdgespecError(
-            f"{first[3:]}{more}: not as committed; a release is made of a commit: commit, or git stash -u"
+            f"{changed[0][3:]}: not as committed; a release is made of a commit: commit, or git stash -u"
         )
     notes()
-    tagged = _git("rev-parse", "--quiet", "--verify", f"refs/tags/{tag}^{{commit}}")
-    if tagged and tagged != here:
+    if (tag := f"v{version()}") not in _git("tag", "--points-at", "HEAD"):
         raise EdgespecError(
-            f"{tag} is the tag of {tagged[0][:10]}, this is {here[0][:10]}; git checkout {tag}, "
-            "or raise the version in pyproject.toml"
-        )
-    if not tagged:
-        others = [name for name in _git("tag", "--points-at", "HEAD") if re.match(r"v?\d", name)]
-        has = f"this commit is tagged {', '.join(others)}" if others else "this commit has no tag"
-        raise EdgespecError(
-            f"{has}, and pyproject.toml has version {version()}; git tag {tag}, or change the version"
+            f"this commit is not tagged {tag}; git tag {tag}, or change pyproject.toml's version"
         )
 
 
@@ -236,43 +208,12 @@ def wheels_test(machines: Sequence[str]) -> None:
     for machine in machines:
         if machine != platform.machine():
             program(QEMU, "qemu-user-static")
+            compilers(machine)
         else:
-            program("debootstrap", "debootstrap")
             program("unshare", "util-linux")
             if os.geteuid() != 0:
                 raise EdgespecError("roots are made and entered as root: sudo make wheels-test")
         packages_of_debian()
-
-
-def boards() -> None:
-    """Raise EdgespecError for what building the boards' wheels needs."""
-    compilers(MACHINE)
-    _tree()
-
-
-def _boards_test() -> None:
-    _wheels_of_boards(len(BOARDS))
-    program(QEMU, "qemu-user-static")
-    boards()
-
-
-def _boards_count() -> None:
-    _wheels_of_boards(len(BOARDS))
-    program(QEMU_WITH_PLUGINS, "qemu-user")
-    boards()
-
-
-def _deploy() -> None:
-    host = os.environ.get("PI", "")
-    if not host:
-        raise UsageError("which board? make deploy PI=user@host")
-    if not is_host(host):
-        raise UsageError(
-            f"PI={host}: not user@host, such as pi@raspberrypi.local; a port goes to DEPLOY=--port"
-        )
-    program("ssh", "openssh-client")
-    if "--dist" not in os.environ.get("DEPLOY", ""):
-        _wheels_of_boards(1)
 
 
 def _forge() -> None:
@@ -306,11 +247,8 @@ _TARGETS: dict[str, Callable[[], None]] = {
     "wheels": lambda: wheels(_machines()),
     "release": lambda: release(_machines()),
     "wheels-test": lambda: wheels_test(_machines()),
-    "pi": boards,
-    **{board.name: boards for board in BOARDS},
-    "pi-test": _boards_test,
-    "pi-count": _boards_count,
-    "deploy": _deploy,
+    "pi": lambda: wheels([BOARDS]),
+    "pi-test": lambda: wheels_test([BOARDS]),
     "forge": _forge,
     "sanitize": lambda: _sanitizers(*_MEMORY, *_THREADS),
     "sanitize-memory": lambda: _sanitizers(*_MEMORY),

@@ -8,6 +8,7 @@ OpenMP's library is left to whoever loads the wheel, so that llama.cpp and edges
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import platform
@@ -56,7 +57,6 @@ class Wheel:
     """Where its objects stay for the next time."""
     defines: Mapping[str, str]
     """CMake's variables."""
-    build_tag: str = ""
     exclude: Sequence[str] = ()
     """Patterns of files that are left out."""
 
@@ -167,7 +167,6 @@ def build_wheel(wheel: Wheel) -> Path:
     given = {"CMAKE_TOOLCHAIN_FILE": str(_TOOLCHAIN), "PI_TRIPLE": triple(wheel.machine), **wheel.defines}
     options |= {f"cmake.define.{name}": value for name, value in given.items()}
     options |= {"wheel.exclude": ";".join(wheel.exclude)} if wheel.exclude else {}
-    options |= {"wheel.build-tag": wheel.build_tag} if wheel.build_tag else {}
     run(
         f"building {wheel.what} for {wheel.label}",
         [
@@ -214,6 +213,12 @@ def glibc(wheel: Path) -> tuple[int, int]:
             "use the compilers of Debian bookworm"
         )
     return needed
+
+
+def sha256(file: Path) -> str:
+    """Return the SHA-256 of a file in lower-case hex."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def tools() -> dict[str, str]:

@@ -17,10 +17,10 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from edgespec.cli.console import message
 from edgespec.errors import EdgespecError
 from pi import DIST, needs, recipe
-from pi.console import Parser, main, message, out
-from pi.manifest import sha256
+from pi.console import Parser, main, out
 from pi.manylinux import LOCAL_VERSION
 from pi.needs import MACHINES
 
@@ -52,7 +52,7 @@ def release(machines: Sequence[str]) -> Path:
     new.mkdir()
     for wheel in wheels:
         os.link(wheel, new / wheel.name)
-    sums = "".join(f"{sha256(wheel)}  {wheel.name}\n" for wheel in wheels)
+    sums = "".join(f"{recipe.sha256(wheel)}  {wheel.name}\n" for wheel in wheels)
     (new / _SUMS).write_text(sums, encoding="utf-8")
     (new / _NOTES).write_text(f"{needs.notes()}\n{_INSTALL}", encoding="utf-8")
     shutil.rmtree(folder, ignore_errors=True)

@@ -26,11 +26,8 @@ os.environ.setdefault("GGML_NO_BACKTRACE", "1")
 
 from edgespec._core import Interrupt
 from edgespec.errors import EdgespecError
-from edgespec.platform.cpu import is_refusal, wheel_for_another_board, why_refused
+from edgespec.platform.cpu import is_refusal, why_refused
 from edgespec.platform.files import lines_of
-
-if _problem := wheel_for_another_board():
-    raise EdgespecError(_problem)  # loading the library would end in SIGILL
 
 
 def _bindings() -> ModuleType:

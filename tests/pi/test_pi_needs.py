@@ -21,11 +21,8 @@ SOURCES = (
     "edgespec/__init__.py",
     "edgespec/errors.py",
 )
-OF_PLATFORM = ("__init__", "cpu", "files", "ssh")
 CROSS = "no aarch64-linux-gnu-gcc on this machine: apt install g++-aarch64-linux-gnu"
 NO_QEMU = "no qemu-aarch64-static on this machine: apt install qemu-user-static"
-NO_HOST = "not user@host, such as pi@raspberrypi.local; a port goes to DEPLOY=--port"
-NO_BOARDS = "/dist/pi4: no wheels for this board; build them with `make pi4`"
 
 
 pytestmark = pytest.mark.skipif(os.uname().machine != "x86_64", reason="packages have other names elsewhere")
@@ -34,7 +31,7 @@ pytestmark = pytest.mark.skipif(os.uname().machine != "x86_64", reason="packages
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
     """A fresh clone as far as make reads it, on a machine with gcc alone; programs are in bin/."""
-    for name in (*SOURCES, *(f"edgespec/platform/{name}.py" for name in OF_PLATFORM)):
+    for name in SOURCES:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / "bin").mkdir()
@@ -57,12 +54,6 @@ def add_wheels(clone: Path, *machines: str) -> None:
             (clone / "dist" / f"{package}-manylinux_2_34_{machine}.whl").touch()
 
 
-def add_boards(clone: Path, *boards: str) -> None:
-    for board in boards:
-        (clone / "dist" / board).mkdir(parents=True)
-        (clone / "dist" / board / "manifest.json").touch()
-
-
 def make(clone: Path, *arguments: str, **settings: str) -> tuple[int, str]:
     """Return what make ends with, and the one line of ours."""
     environment = {"PATH": str(clone / "bin"), "LC_ALL": "C", **settings}
@@ -77,7 +68,7 @@ def make(clone: Path, *arguments: str, **settings: str) -> tuple[int, str]:
     return ended.returncode, line.replace(str(clone), "")
 
 
-@pytest.mark.parametrize("target", ["pi", "pi4", "pi5", "wheels"])
+@pytest.mark.parametrize("target", ["pi", "wheels"])
 @pytest.mark.parametrize("parallel", [[], ["--jobs", "4"]], ids=["", "jobs"])
 def test_a_cross_compiler_is_missed_before_anything_is_installed(
     clone: Path, target: str, parallel: list[str]
@@ -85,34 +76,18 @@ def test_a_cross_compiler_is_missed_before_anything_is_installed(
     assert make(clone, *parallel, target) == (2, f"edgespec: {CROSS}")
 
 
-@pytest.mark.parametrize(
-    ("target", "boards", "programs", "line"),
-    [
-        ("pi-test", [], [], NO_BOARDS),
-        ("pi-test", ["pi4"], [], NO_BOARDS.replace("pi4", "pi5")),
-        ("pi-test", ["pi4", "pi5"], [], NO_QEMU),
-        ("pi-test", ["pi4", "pi5"], ["qemu-aarch64-static"], CROSS),
-        ("pi-count", ["pi4", "pi5"], [], "no qemu-aarch64 on this machine: apt install qemu-user"),
-        ("pi-count", ["pi4", "pi5"], ["qemu-aarch64"], CROSS),
-        ("deploy", [], ["ssh"], NO_BOARDS),
-        ("deploy", ["pi5"], [], "no ssh on this machine: apt install openssh-client"),
-        ("wheels-test", [], [], "/dist: 0 wheels of edgespec for x86_64; make wheels first"),
-    ],
-)  # fmt: skip
-def test_wheels_and_programs_are_missed(
-    clone: Path, target: str, boards: list[str], programs: list[str], line: str
-) -> None:
-    add_boards(clone, *boards)
-    add(clone, *programs, program="true")
-    assert make(clone, target, "PI=pi@board") == (2, f"edgespec: {line}")
+@pytest.mark.parametrize(("target", "machine"), [("pi-test", "aarch64"), ("wheels-test", "x86_64")])
+def test_wheels_are_missed(clone: Path, target: str, machine: str) -> None:
+    line = f"edgespec: /dist: 0 wheels of edgespec for {machine}; make wheels first"
+    assert make(clone, target) == (2, line)
 
 
 @pytest.mark.parametrize(
     ("programs", "machines", "line"),
     [
-        ([], "x86_64", "no debootstrap on this machine: apt install debootstrap"),
-        (["debootstrap"], "x86_64", "no unshare on this machine: apt install util-linux"),
+        ([], "x86_64", "no unshare on this machine: apt install util-linux"),
         ([], "aarch64", NO_QEMU),
+        (["qemu-aarch64-static"], "aarch64", CROSS),
     ],
 )
 def test_what_trying_wheels_needs(clone: Path, programs: list[str], machines: str, line: str) -> None:
@@ -124,8 +99,6 @@ def test_what_trying_wheels_needs(clone: Path, programs: list[str], machines: st
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["deploy"], "which board? make deploy PI=user@host"),
-        (["deploy", "PI=a board"], f"PI=a board: {NO_HOST}"),
         (["forge", "HOURS=two"], "HOURS=two: not a number of hours; such as make forge HOURS=2"),
         (["wheels", "MACHINES=arm64"], "arm64: not a kind of processor; choose from x86_64, aarch64"),
         (["wheels-test", "MACHINES=arm64"], "arm64: not a kind of processor; choose from x86_64, aarch64"),
@@ -181,29 +154,16 @@ def tagged(clone: Path) -> Path:
 
 def test_a_release_is_of_a_tagged_commit(tagged: Path) -> None:
     assert make(tagged, "release") == (2, f"edgespec: {CROSS}")  # what is left to do on this machine
-    git(tagged, "tag", "-d", "v0.1.0")
-    cure = "pyproject.toml has version 0.1.0; git tag v0.1.0, or change the version"
-    assert make(tagged, "release") == (2, f"edgespec: this commit has no tag, and {cure}")
-    git(tagged, "tag", "v0.2.0")
-    assert make(tagged, "release") == (2, f"edgespec: this commit is tagged v0.2.0, and {cure}")
-
-
-def test_a_tag_of_another_commit_is_not_this_version(tagged: Path) -> None:
     git(tagged, "commit", "-q", "--allow-empty", "-m", "two")
-    code, line = make(tagged, "release")
-    assert code == 2
-    assert re.fullmatch(
-        r"edgespec: v0\.1\.0 is the tag of [0-9a-f]{10}, this is [0-9a-f]{10}; git checkout v0\.1\.0, "
-        r"or raise the version in pyproject\.toml",
-        line,
-    )
+    line = "this commit is not tagged v0.1.0; git tag v0.1.0, or change the version"
+    assert make(tagged, "release") == (2, f"edgespec: {line}")
 
 
 @pytest.mark.parametrize(
     ("changed", "line"),
     [
         (["CHANGELOG.md"], "CHANGELOG.md: not as committed"),
-        (["new", "Makefile"], "Makefile and 1 more: not as committed"),
+        (["new", "Makefile"], "Makefile: not as committed"),
     ],
 )
 def test_a_tree_that_has_changed_is_not_released(tagged: Path, changed: list[str], line: str) -> None:
@@ -230,9 +190,6 @@ def test_a_release_has_notes(tagged: Path, heading: str, line: str) -> None:
 
 def test_a_release_needs_git(clone: Path) -> None:
     assert make(clone, "release") == (2, "edgespec: no git on this machine: apt install git")
-    add(clone, "git")
-    line = "no commit of git; a release is made of a tagged one"
-    assert make(clone, "release", GIT_CEILING_DIRECTORIES=str(clone.parent)) == (2, f"edgespec: : {line}")
 
 
 def test_help_names_every_target_in_80_columns() -> None:

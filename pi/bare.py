@@ -181,13 +181,8 @@ def _run(place: Place) -> str:
     }
     if len(texts["stock"]) != _N_TOKENS or texts["drafted"] != texts["plain"]:
         raise EdgespecError(f"{texts}: not the same {_N_TOKENS} tokens")
-    place.run(
-        "llama-cpp-python alone",
-        "python",
-        "-c",
-        _ALONE,
-        place.inside(place.home / "models" / f"{_MODEL}.gguf"),
-    )
+    alone = place.inside(place.home / "models" / f"{_MODEL}.gguf")
+    place.run("llama-cpp-python alone", "python", "-c", _ALONE, alone)
     same = "the same" if texts["stock"] == texts["plain"] else "another text"
     return f"three texts in {time.monotonic() - start:.0f} s; drafted as plain, on llama.cpp's kernels {same}"
 

@@ -159,9 +159,7 @@ def sources_of_release() -> None:
         )
     notes()
     if (tag := f"v{version()}") not in _git("tag", "--points-at", "HEAD"):
-        raise EdgespecError(
-            f"this commit is not tagged {tag}; git tag {tag}, or change pyproject.toml's version"
-        )
+        raise EdgespecError(f"this commit is not tagged {tag}; git tag {tag}, or change the version")
 
 
 def _git(*arguments: str) -> list[str]:

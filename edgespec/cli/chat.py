@@ -120,7 +120,8 @@ def chat_command(
     if output.show_draft and not out.is_terminal:
         message("--show-draft has an effect only in a terminal")
     conversation = beginning.conversation()
-    states = length.states.room(STATES.path() if beginning.continues else None)
+    usual = STATES.path() if beginning.continues else None
+    states = length.states.room(usual, cache=drafting.cache)
     names = models.pull(drafter, length.compute, chat_template=beginning.chat_template)
     with (
         SignalPipe() as signals,

@@ -57,8 +57,8 @@ class RunningServer(msgspec.Struct, frozen=True, kw_only=True):
     n_ctx_train: int
     """The longest context of the target."""
     loading: Loading
-    learns: bool = False
-    """Whether it keeps texts in which drafts were rejected (`--learn`)."""
+    keeps_texts: bool = False
+    """Whether texts of its requests are kept on disk (`--learn`, `--state-dir`)."""
 
 
 class RunRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -310,8 +310,12 @@ class StateOptions:
         ),
     ] = None
 
-    def room(self, usual: Path | None = None) -> StateRoom | None:
-        """Return the folder, or the `usual` one, and its limit; None: none are kept. Raises UsageError."""
+    def room(self, usual: Path | None = None, *, cache: bool = True) -> StateRoom | None:
+        """Return the folder, or the `usual` one, and its limit; None: none are kept. Raises UsageError.
+
+        `cache`: whether texts may be kept.
+        """
+        refuse_contradictions({"--no-cache and --state-dir": self.state_dir is not None and not cache})
         limit = read_size("state_limit", self.state_limit or "8GB")
         path = usual if self.state_dir is None else expand_user(self.state_dir)
         if path is None and self.state_limit is not None:

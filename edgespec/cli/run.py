@@ -345,7 +345,7 @@ def run_command(
     _refuse_contradictions(prompt, models, drafting, lossy, output)
     options = _options(prompt, drafting, lossy, length, sampling)
     source = _grammar_source(output)
-    states = length.states.room()
+    states = length.states.room(cache=drafting.cache)
     text = prompt.read()
     if has_servers() and not _needs_own_engine(drafting, lossy, length, output):
         request = _request(prompt, text, options, source, drafting.chosen())

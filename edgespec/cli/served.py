@@ -173,7 +173,7 @@ def find_server(
         wanted = file_identity(resolve(draft, pull_missing=False)) if draft else None
         for server in running_servers(resolve(target, pull_missing=False)):
             drafts = drafter in server.drafters and wanted in (None, server.draft)
-            if server.loading == loading and drafts and (kept or not server.learns):
+            if server.loading == loading and drafts and (kept or not server.keeps_texts):
                 return server
     return None
 

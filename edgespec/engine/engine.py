@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -725,10 +725,11 @@ class Engine(Closing):
         with self._lock:
             if not self._closed:
                 self._closed = True
-                self._requests.end_all("the engine was closed")
-                self._requests.keep()
-                self._knowledge.store(self._on_message)
-                self._pair.close()
+                with ExitStack() as stack:  # the last one first, each whatever the others raise
+                    stack.callback(self._pair.close)
+                    stack.callback(self._knowledge.store, self._on_message)
+                    stack.callback(self._requests.keep)
+                    self._requests.end_all("the engine was closed")
 
 
 def _found_drafter(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -497,17 +498,16 @@ class Pair(Closing):
     def close(self) -> None:
         """Free models and sessions; a second call does nothing."""
         states, self._states = self._states, None
-        try:
-            if states:
-                with states:
-                    if self._sequences:
-                        self._sequences.close()
-        finally:
-            self.draft.leave()
-            for model in self._models:
-                model.close()
+        with ExitStack() as stack:  # the last one first, each whatever the others raise
             if self._remote:
-                self._remote.close()
+                stack.callback(self._remote.close)
+            for model in reversed(self._models):
+                stack.callback(model.close)
+            stack.callback(self.draft.leave)
+            if states:
+                stack.enter_context(states)
+                if self._sequences:
+                    self._sequences.close()
 
 
 # ---- the plan of a generation: what its options leave open ----

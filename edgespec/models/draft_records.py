@@ -103,11 +103,15 @@ def record_file(draft: Path) -> Path:
     return draft.with_name(draft.name.removesuffix(".gguf") + _SUFFIX)
 
 
+def record_text(record: DraftRecord) -> bytes:
+    """Return the content of a record's file."""
+    return msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"
+
+
 def write_record(draft: Path, record: DraftRecord) -> None:
     """Write the record of the file `draft`, whole or not at all. Raises EdgespecError."""
     try:
-        text = msgspec.json.format(msgspec.json.encode(record), indent=2)
-        write_atomically(record_file(draft), text + b"\n")
+        write_atomically(record_file(draft), record_text(record))
     except OSError as error:
         raise EdgespecError(f"cannot write the draft's record: {describe_os_error(error)}") from error
 

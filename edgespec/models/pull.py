@@ -310,8 +310,7 @@ class Puller:
     def _put(self, entry: Entry, complete: Path, stamp: Stamp) -> None:
         with complete.open("rb") as file:
             os.fsync(file.fileno())
-        complete.replace(self.store.file(entry))
-        self.store.write_stamp(entry, stamp)
+        self.store.put(entry, complete, stamp)
 
     def _derive(self, entry: Entry) -> None:
         assert entry.derived  # noqa: S101 - the caller's condition, for the type checker

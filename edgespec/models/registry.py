@@ -8,12 +8,14 @@ models.toml, yours    /
 from __future__ import annotations
 
 import functools
-import json
 import os
 import re
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.entries import NAME, Registry, parse
@@ -53,10 +55,27 @@ def load_registry() -> Registry:
 # --- The user's own entries ---------------------------------------------------------------------
 
 
-def _rewrite_user_file(text: str) -> None:
+def _changed(change: Callable[[dict[str, Any]], None]) -> str:
+    """Return the text of the user's models.toml after `change`, with comments and layout of the rest.
+
+    Raises EdgespecError, for a file that is written in a way that cannot be changed in places too.
+    """
+    import tomlkit
+
     file = user_models_file()
+    text = file.read_bytes().decode() if file.exists() else ""
+    wanted, document = tomllib.loads(text), tomlkit.parse(text)
+    change(wanted)
+    change(document)
+    text = document.as_string()
+    if _filled(tomllib.loads(text)) != _filled(wanted):
+        raise EdgespecError(f"{file}: cannot be changed as it is written: give each model its own table")
     parse(file, text)
-    write_atomically(file, text)
+    return text
+
+
+def _filled(document: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in document.items() if value != {}}
 
 
 def check_name(name: str) -> None:
@@ -83,36 +102,53 @@ def add_local(
     check_name(name)
     if name in load_registry().entries:
         raise UsageError("a model of this name exists already; choose another", field="name", value=name)
+    text = with_local(name, path, size, sha256, mark=mark, parts=parts)
+    write_atomically(user_models_file(), text)
+
+
+def with_local(
+    name: str, path: Path, size: int, sha256: str, *, mark: str = "", parts: Sequence[str] = ()
+) -> str:
+    """Return the text of the user's models.toml with this entry, as of `add_local`, new or changed."""
     if not str(path).isprintable():
         raise UsageError(f"{str(path)!r}: models.toml cannot hold this file name; rename the file")
-    file = user_models_file()
-    text = file.read_text(encoding="utf-8") if file.exists() else ""
-    separator = "" if not text else "\n" if text.endswith("\n") else "\n\n"
-    quoted = json.dumps(str(path), ensure_ascii=False)  # JSON's escapes are TOML's too
-    more = f"{mark} = true\n" if mark else ""
-    if parts:
-        more += f"parts = {json.dumps(list(parts))}\n"
-    _rewrite_user_file(
-        f'{text}{separator}[models."{name}"]\npath = {quoted}\nsize = {size}\nsha256 = "{sha256}"\n{more}'
-    )
+    facts = {"path": str(path), "size": size, "sha256": sha256, **({mark: True} if mark else {})}
+    facts |= {"parts": list(parts)} if parts else {}
+
+    def put(document: dict[str, Any]) -> None:
+        models = document.setdefault("models", {})
+        if name in models:
+            models[name].update(facts)
+        else:
+            models[name] = facts
+
+    return _changed(put)
 
 
 def remove_local(name: str) -> None:
     """Remove the entry `name` from the user's models.toml and leave the rest of the text unchanged."""
+
+    def remove(document: dict[str, Any]) -> None:
+        document.get("models", {}).pop(name, None)
+
     file = user_models_file()
-    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
-    header = re.compile(rf"""\s*\[\s*models\s*\.\s*(["']?){re.escape(name)}\1\s*\]\s*(#.*)?\n?""")
-    start = next((i for i, line in enumerate(lines) if header.fullmatch(line)), None)
-    if start is None:
-        raise EdgespecError(f"{file}: cannot find the table of {name}; take it out by hand")
-    end = next((i for i in range(start + 1, len(lines)) if lines[i].startswith("[")), len(lines))
-    _rewrite_user_file("".join(lines[:start] + lines[end:]))
+    before, after = (
+        text.splitlines(keepends=True) for text in (file.read_bytes().decode(), _changed(remove))
+    )
+    # The lines above the next table are about that one, but tomlkit counts them to the table before.
+    at = next((i for i, (old, new) in enumerate(zip(before, after, strict=False)) if old != new), len(after))
+    gone = before[at : at + len(before) - len(after)]
+    rest = list(takewhile(lambda line: line.lstrip()[:1] in ("", "#"), reversed(gone)))[::-1]
+    write_atomically(file, "".join([*after[:at], *rest, *after[at:]]))
 
 
 def set_default(name: str) -> None:
     """Write the model or pair that is taken where none is named into the user's models.toml; "": none."""
-    file = user_models_file()
-    lines = file.read_text(encoding="utf-8").splitlines(keepends=True) if file.exists() else []
-    tables = next((i for i, line in enumerate(lines) if line.lstrip().startswith("[")), len(lines))
-    kept = [line for i, line in enumerate(lines) if i >= tables or not re.match(r"\s*default\s*=", line)]
-    _rewrite_user_file("".join([f"default = {json.dumps(name, ensure_ascii=False)}\n"] * bool(name) + kept))
+
+    def change(document: dict[str, Any]) -> None:
+        if name:
+            document["default"] = name
+        else:
+            document.pop("default", None)
+
+    write_atomically(user_models_file(), _changed(change))

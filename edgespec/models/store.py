@@ -19,7 +19,7 @@ from pathlib import Path
 
 from edgespec.errors import EdgespecError, describe_os_error
 from edgespec.models.entries import REVISION_DIGITS, Entry, Registry
-from edgespec.platform.files import write_atomically
+from edgespec.platform.files import replace_together, write_atomically
 from edgespec.platform.kept import MODELS
 from edgespec.platform.locks import locked
 
@@ -78,7 +78,11 @@ class Store:
 
     def write_stamp(self, entry: Entry, stamp: Stamp) -> None:
         """Write the stamp of the entry's file."""
-        write_atomically(self._stamp_file(entry), json.dumps(asdict(stamp), indent=2) + "\n")
+        write_atomically(self._stamp_file(entry), _text_of(stamp))
+
+    def put(self, entry: Entry, complete: Path, stamp: Stamp) -> None:
+        """Make the file `complete` that of the entry, with its stamp, or change neither. Raises OSError."""
+        replace_together(complete, self.file(entry), (self._stamp_file(entry), _text_of(stamp)))
 
     def expected_sha256(self, entry: Entry) -> str | None:
         """Return the hash the file must have: the registry's, else that of the first pull, else None."""
@@ -148,3 +152,7 @@ class Store:
         final = self.file(entry)
         parts = self.root.glob(f"{glob.escape(final.name)}.part*")
         return [path for path in (final, self._stamp_file(entry), *parts) if path.exists()]
+
+
+def _text_of(stamp: Stamp) -> str:
+    return json.dumps(asdict(stamp), indent=2) + "\n"

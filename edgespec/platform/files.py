@@ -12,7 +12,7 @@ import stat
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -35,19 +35,48 @@ def replacing(file: Path) -> Iterator[BinaryIO]:
     Symlinks are followed and the file's mode is kept. Raises OSError.
     """
     file = file.resolve()
-    temporary = temporary_path(file)
-    try:
+    with _temporary(file) as temporary:
         with temporary.open("wb") as stream:
             yield stream
-            stream.flush()
-            os.fsync(stream.fileno())
-        if file.is_file():
-            temporary.chmod(stat.S_IMODE(file.stat().st_mode))
+            _complete(stream, file)
         temporary.replace(file)
-    except BaseException:  # Ctrl-C too: leave no partial file behind
+
+
+def replace_together(complete: Path, file: Path, *others: tuple[Path, str | bytes]) -> None:
+    """Replace `file` by the file `complete`, and `others` by their new content, text as UTF-8.
+
+    A full disk changes none of them: all is written before the first is replaced. Raises OSError.
+    """
+    with ExitStack() as stack:
+        written = []
+        for number, (other, content) in enumerate(others):
+            other.resolve().parent.mkdir(parents=True, exist_ok=True)
+            temporary = stack.enter_context(_temporary(other.resolve(), number))
+            with temporary.open("wb") as stream:
+                stream.write(content.encode() if isinstance(content, str) else content)
+                _complete(stream, other)
+            written.append((temporary, other.resolve()))
+        for new, old in [(complete, file), *written]:
+            new.replace(old)
+
+
+@contextmanager
+def _temporary(file: Path, number: int = 0) -> Iterator[Path]:
+    """Give a temporary path for the new content of `file`; leave no partial file behind, after Ctrl-C too."""
+    temporary = temporary_path(file).with_suffix(f".{number}.tmp" if number else ".tmp")
+    try:
+        yield temporary
+    except BaseException:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
+
+
+def _complete(stream: BinaryIO, file: Path) -> None:
+    stream.flush()
+    os.fsync(stream.fileno())
+    if file.is_file():
+        os.fchmod(stream.fileno(), stat.S_IMODE(file.stat().st_mode))
 
 
 def text_of(file: Path) -> str:

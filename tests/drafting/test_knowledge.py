@@ -11,9 +11,12 @@ import pytest
 
 from edgespec import Engine, SamplingParams
 from edgespec.drafting.answer_lengths import ANSWER_TOKENS, AnswerLengths
+from edgespec.drafting.draft import Draft
 from edgespec.drafting.history import find_histories
+from edgespec.drafting.learned_state import LearnedState
 from edgespec.drafting.policy import Policy
 from edgespec.drafting.predictor import N_BUCKETS, N_DEPTHS, Predictor
+from edgespec.drafting.suffix import EarlierTexts
 from edgespec.errors import UsageError
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -89,6 +92,25 @@ def test_what_was_learnt_is_stored_on_close_and_not_before(engine, cache):
     assert document["measured"] is None
     one.close()
     assert stored(cache)["runs"] == 1, "a second close stores nothing"
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+@pytest.mark.parametrize("fails", [(EarlierTexts, "keep"), (LearnedState, "store"), (Draft, "leave")])
+def test_what_fails_at_the_end_leaves_nothing_open(engine, cache, monkeypatch, fails, error):
+    """A second Ctrl-C, or a disk's error: the rest is done all the same."""
+
+    def fail(*_arguments):
+        raise error
+
+    one = engine()
+    drafted(one, n_predict=8)
+    model = one.target
+    monkeypatch.setattr(*fails, fail)
+    with pytest.raises(error):
+        one.close()
+    assert not model._finalizer.alive
+    assert (profiles(cache) == []) == (fails[1] == "store")
+    one.close()
 
 
 def test_the_next_engine_starts_from_it(engine, cache):

@@ -1,5 +1,7 @@
 """models.toml: reading, overriding, complaints, the user's own entries; and the store's stamps."""
 
+import tomllib
+
 import pytest
 
 from edgespec.errors import EdgespecError, UsageError
@@ -278,6 +280,47 @@ def test_add_and_remove_keep_the_rest_of_the_user_file(user_toml, tmp_path):
     assert load_registry().get("t.wo").path == path
     models.remove_local("t.wo")
     assert user_toml.read_text().rstrip() == before.rstrip()
+
+
+A, B = (f'path = "/{name}.gguf"\n' for name in "ab")
+PAIR = '[pairs.p]\ntarget = "b"\ndraft = "b"\n'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"[models.a]\n{A}\n[models.b]\n{B}{PAIR}",
+        f"# mine\n  [models.a]\n  {A}\n  # about b\n  [models.b] # x\n  {B}{PAIR}",
+        f"  [ models . 'a' ]\n{A}\n\t[models.b]\n{B}\n  {PAIR}",
+        f'["models"."a"]\n{A}[models.b]\n{B}',
+        f"[models.b]\n{B}[models.a]\n{A}{PAIR}",
+        f"[models.b]\n{B}{PAIR}[models.a]\n{A}",
+        f"[models.a]\n{A}{PAIR}[models.b]\n{B}",
+        '[models]\na = { path = "/a.gguf" } # one\nb = { path = "/b.gguf" }\n',
+        '[models]\na.path = "/a.gguf"\nb.path = "/b.gguf"\n',
+        'models.a.path = "/a.gguf"\nmodels.b.path = "/b.gguf"\n',
+        'models = { a = { path = "/a.gguf" }, b = { path = "/b.gguf" } }\n',
+        f"[models.b]\npath = '''/b\n[models.a]\n'''\n[models.a]\n{A}{PAIR}",
+        f'[models.a]\n{A}parts = [\n"{"0" * 64}",\n  "{"1" * 64}"]\n[models.b]\n{B}',
+        f"[models.a]\r\n{A}\r\n# about b\r\n[models.b]\r\n{B}",
+    ],
+)
+def test_a_file_written_by_hand_loses_only_what_is_removed(user_toml, text):
+    """And gets a default, and loses it, without another change: however the user wrote it."""
+    user_toml.write_text(text, newline="")
+    written = user_toml.read_bytes()
+    before = tomllib.loads(written.decode())
+    models.set_default("b")
+    assert tomllib.loads(user_toml.read_text()) == {"default": "b", **before}
+    models.set_default("")
+    assert tomllib.loads(user_toml.read_text()) == before
+    models.remove_local("a")
+    del before["models"]["a"]
+    assert tomllib.loads(user_toml.read_text()) == before
+    lines = user_toml.read_bytes().splitlines(keepends=True)
+    comments = [line for line in written.splitlines(keepends=True) if line.lstrip().startswith(b"#")]
+    assert [line for line in lines if line.lstrip().startswith(b"#")] == comments
+    assert "a" not in load_registry().entries and "b" in load_registry().entries
 
 
 def test_add_refuses_a_taken_or_unusable_name(user_toml, tmp_path):

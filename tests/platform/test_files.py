@@ -52,6 +52,32 @@ def test_a_full_disk_costs_nothing(tmp_path, monkeypatch, there):
     assert not there or file.read_bytes() == b"old"
 
 
+@pytest.mark.parametrize("room_for", [0, 1, 2])
+def test_files_that_belong_together_are_replaced_together(tmp_path, monkeypatch, room_for):
+    """A full disk changes none of them, however many find room."""
+    new, file, *others = (tmp_path / name for name in ("new", "file", "record", "list"))
+    for path in (new, file, *others):
+        path.write_text(f"old {path.name}")
+    synced, fsync = [], os.fsync
+
+    def fill(handle):
+        synced.append(handle)
+        return fsync(handle) if len(synced) <= room_for else fail_with(OSError(errno.ENOSPC, "full"))(handle)
+
+    monkeypatch.setattr(os, "fsync", fill)
+    changes = [(other, "new") for other in others]
+    if room_for == 2:
+        files.replace_together(new, file, *changes)
+        assert [path.read_text() for path in (file, *others)] == ["old new", "new", "new"]
+    else:
+        with pytest.raises(OSError, match="full"):
+            files.replace_together(new, file, *changes)
+        assert {path.read_text() for path in tmp_path.iterdir()} == {
+            f"old {path.name}" for path in (new, file, *others)
+        }
+    assert len(list(tmp_path.iterdir())) == (3 if room_for == 2 else 4)
+
+
 def test_without_room_anywhere_the_reason_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
     with pytest.raises(EdgespecError, match=r"there is no folder .*; make it first or choose another file$"):

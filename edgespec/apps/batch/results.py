@@ -257,8 +257,8 @@ class Journal(Closing):
         if not isinstance(found, dict) or found.get("format") != FORMAT:
             raise UsageError(f"{self.partial} is no batch of edgespec: choose another -o, or --restart")
         go_on = "go on with the same, choose another -o, or --restart"
-        for name, value in wanted.items():
-            was = found.get(name)
+        for name in {**wanted, **found}:
+            was, value = found.get(name), wanted.get(name)
             if was == value:
                 continue
             if name in _WHAT:
@@ -337,6 +337,8 @@ _WHAT = {
     "version": "version of edgespec",
     "in_order": "order of results",
     "input_sha256": "input",
+    "is_text": "kind of input (.txt or .jsonl)",
+    "chat_template": "chat template",
     "target_sha256": "target model",
 }
 """Facts of `belongs_to` that are no options."""

@@ -12,11 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
-from edgespec.models.draft_records import DraftRecord, read_record, record_file, write_record
+from edgespec.models.draft_records import DraftRecord, read_record, record_file, record_text
 from edgespec.models.pull import hash_file
-from edgespec.models.registry import add_local, check_name, load_registry, remove_local
+from edgespec.models.registry import check_name, load_registry, remove_local, user_models_file, with_local
 from edgespec.models.sources import check_disk
 from edgespec.models.store import Store
+from edgespec.platform.files import replace_together
 from edgespec.platform.locks import locked
 
 
@@ -80,19 +81,8 @@ class DraftStore:
         Raises OSError and EdgespecError; then nothing is stored.
         """
         file = self._root / f"{record.name}.gguf"
-        size, sha256 = made.stat().st_size, hash_file(made)
-        replaces = record.name in load_registry().entries
-        made.replace(file)
-        try:
-            write_record(file, record)
-            if replaces:
-                remove_local(record.name)
-            add_local(record.name, file, size, sha256)
-        except BaseException:
-            if not replaces:
-                record_file(file).unlink(missing_ok=True)
-                file.unlink(missing_ok=True)
-            raise
+        entries = with_local(record.name, file, made.stat().st_size, hash_file(made))
+        replace_together(made, file, (record_file(file), record_text(record)), (user_models_file(), entries))
         return file
 
 

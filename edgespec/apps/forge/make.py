@@ -19,7 +19,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -43,6 +43,7 @@ from edgespec.llama.weights import Model
 from edgespec.models.draft_records import DraftRecord, drafts_for, read_record
 from edgespec.models.footprint import USUAL_CTX, fits_in_memory
 from edgespec.models.hashes import sha256_of
+from edgespec.models.pull import hash_file
 from edgespec.models.quantizations import model_file
 from edgespec.models.resolve import resolve
 from edgespec.platform.cpu import default_threads, read_cpu
@@ -148,8 +149,7 @@ class _MakeRun:
         self._store.check_space(self._builder.expected_bytes())
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         request = self._request
-        key = runs.request_key((self._sha256, request.data, request.training))
-        self._state = runs.resume(folder, key, context.on_message, force=request.force)
+        self._state = runs.resume(folder, self._key(), context.on_message, force=request.force)
         if not self._state.until:
             if self._knows_all():
                 return None
@@ -176,6 +176,12 @@ class _MakeRun:
             made = self._store_best(drafts, measured, figures)
         self._end(made)
         return made
+
+    def _key(self) -> str:
+        """Return the hash of what the run is made from: of the user's files, what they hold now."""
+        data = self._request.data
+        held = {**asdict(data), "prompts": list(map(hash_file, data.prompts))}
+        return runs.request_key((self._sha256, held, self._request.training))
 
     def _knows_all(self) -> bool:
         """Whether nothing was rejected since the last training, which was of the same request."""

@@ -71,7 +71,7 @@ class RunState:
 
 def request_key(request: object) -> str:
     """Return the hash of a request, which msgspec can encode."""
-    return hashlib.sha256(msgspec.json.encode(request, enc_hook=str)).hexdigest()
+    return hashlib.sha256(msgspec.json.encode(request)).hexdigest()
 
 
 def resume(folder: Path, key: str, on_message: MessageFn, *, force: bool = False) -> RunState:

@@ -219,8 +219,12 @@ def test_files_of_something_else_are_left_alone(source, out):
 
 
 def test_a_batch_goes_on_only_with_what_it_was_begun_with(source, out):
-    answered(source, out, 3, belongs_to={"temperature": 0.5, "target_sha256": "a" * 64})
-    same = {"temperature": 0.5, "target_sha256": "a" * 64}
+    same = {"temperature": 0.5, "target_sha256": "a" * 64, "chat_template": "{{ one }}"}
+    answered(source, out, 3, belongs_to=same)
+    del same["chat_template"]
+    with pytest.raises(UsageError, match="another chat template: go on"):
+        opened(source, out, belongs_to=same)
+    same["chat_template"] = "{{ one }}"
     for changed, word in (
         ({"temperature": None}, "^temperature: .* was begun with 0.5, not nothing: go on"),
         ({"target_sha256": "b"}, "another target model: go on"),

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from edgespec.apps.forge import builder
 from edgespec.apps.forge.builder import TrainingRequest, train_head
 from edgespec.apps.forge.data_stage import DataRequest, default_tokens
-from edgespec.apps.forge.dataset import forge_root
+from edgespec.apps.forge.dataset import Dataset, DatasetTarget, forge_root
 from edgespec.apps.forge.dataset_store import delete_dataset
-from edgespec.apps.forge.draft_store import remove_draft
+from edgespec.apps.forge.draft_store import DraftStore, remove_draft
 from edgespec.apps.forge.make import LEAST_GAIN, make
 from edgespec.apps.forge.progress import StageContext
 from edgespec.engine.model_choice import choose_models
@@ -20,6 +23,7 @@ from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.backend import llama
 from edgespec.llama.gguf_header import read_header
 from edgespec.llama.head_file import read_head
+from edgespec.llama.weights import Model
 from edgespec.models.draft_records import read_record, record_file, write_record
 from edgespec.models.pull import hash_file
 from edgespec.models.registry import add_local, load_registry, remove_local, user_models_file
@@ -220,6 +224,58 @@ def test_a_head_goes_on_from_one_that_is_named(request_, speeds, tiny_path, tmp_
     for start in (tiny_path, write_random_head(tmp_path / "of-another.gguf", other)):
         with pytest.raises(UsageError, match=r"start .*: no head for target"):
             make(replace(request_, training=replace(request_.training, start=str(start))))
+
+
+def test_another_text_in_the_same_file_is_another_run(request_, tmp_path):
+    """Its texts are read; the same text under another name goes on."""
+
+    def stop(step):
+        if step.stage == "choosing tokens":
+            raise KeyboardInterrupt
+
+    file, said = tmp_path / "notes.txt", []
+    for name, text, word in (
+        ("notes.txt", "one two three " * 40, None),
+        ("notes.txt", "four five six " * 40, "other options: a new one begins"),
+        ("copy.txt", "four five six " * 40, "going on with the run"),
+    ):
+        file = file.with_name(name)
+        file.write_text(text)
+        request = replace(request_, data=replace(request_.data, prompts=(file,)))
+        said.clear()
+        with pytest.raises(KeyboardInterrupt):
+            make(request, StageContext(on_progress=stop, on_message=said.append))
+        assert [word in line for line in said] == ([True] if word else [])
+    header = read_header(Path(request_.target))
+    dataset = Dataset(DatasetTarget.of(header, "target", hash_file(header.path)))
+    with Model(header.path) as model:
+        read = b"".join(model.piece(token) for text in dataset.texts() for token in text.tokens.tolist())
+    assert b"one two" in read and b"four five" in read
+
+
+@pytest.mark.parametrize("room_for", [0, 1])
+def test_a_full_disk_leaves_the_draft_that_is_there(request_, tmp_path, monkeypatch, room_for):
+    """With its record, and the hash that models.toml has of it."""
+    made = make(replace(request_, name="mine", force=True))
+    files = made.path, record_file(made.path), user_models_file()
+    before = [file.read_bytes() for file in files]
+    fsync, n_synced = os.fsync, 0
+
+    def fill(handle):
+        nonlocal n_synced
+        if (n_synced := n_synced + 1) > room_for:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return fsync(handle)
+
+    (other := tmp_path / "other.gguf").write_bytes(b"GGUF other")
+    monkeypatch.setattr(os, "fsync", fill)
+    store = DraftStore("target", made.kept.target_sha256)
+    with pytest.raises(OSError, match="No space"):
+        store.store(other, replace(made.kept, hours=9.0))
+    assert [file.read_bytes() for file in files] == before
+    monkeypatch.setattr(os, "fsync", fsync)
+    store.store(other, replace(made.kept, hours=9.0))
+    assert (read_record(made.path).hours, load_registry().get("mine").sha256) == (9.0, hash_file(made.path))
 
 
 def test_names(request_, speeds, tmp_path, tiny_path):

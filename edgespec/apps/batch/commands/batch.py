@@ -286,8 +286,10 @@ def _belongs_to(
     from edgespec.llama.gguf_header import check_model_file, file_fingerprint
     from edgespec.models.resolve import resolve
 
-    decides = {
+    template = loading.chat_template
+    return {
         "input_sha256": found.sha256,
+        "is_text": found.is_text or None,
         "target_sha256": file_fingerprint(check_model_file(resolve(target))),
         "n_ctx": loading.ctx,
         "kernels": loading.compute.kernels,
@@ -296,10 +298,8 @@ def _belongs_to(
         "n_predict": defaults.n_predict,
         "temperature": defaults.temp,
         "seed": defaults.seed,
+        "chat_template": None if template is None else template_text(template),
     }
-    if loading.chat_template is not None:
-        decides["chat_template"] = template_text(loading.chat_template)
-    return decides
 
 
 def _results(

@@ -550,7 +550,7 @@ def _announced(
         tokenizer=tokenizer_fingerprint(engine.target),
         n_ctx_train=engine.target.n_ctx_train,
         loading=loading.compute.for_text(loading.chat_template, loading.cache_reuse),
-        learns=loading.learn,
+        keeps_texts=loading.learn or loading.states.state_dir is not None,
     )
     return announced_server(server)
 

@@ -178,13 +178,11 @@ class SamplingParams:
         return self.dry_multiplier > 0.0 and self.dry_base >= 1.0 and self.dry_penalty_last_n != 0
 
     @property
-    def look_back(self) -> int:
-        """How many of the tokens before a position the filters need; -1: all, or their number (XTC)."""
+    def looks_back(self) -> bool:
+        """Whether the filters need the text before a position: its tokens, or their number (XTC)."""
         neutral = (self.repeat_penalty, self.frequency_penalty, self.presence_penalty) == (1.0, 0.0, 0.0)
-        needed = [0] if neutral else [self.penalty_last_n]
-        if self._uses_dry:
-            needed.append(self.dry_penalty_last_n)
-        return -1 if self.xtc_probability > 0.0 or -1 in needed else max(needed)
+        penalises = self.penalty_last_n != 0 and not neutral
+        return penalises or self._uses_dry or self.xtc_probability > 0.0
 
     def sampler(
         self, n_vocab: int, n_slots: int, *, seed: int = 0, vocabulary: SessionModel | None = None

@@ -188,13 +188,22 @@ class ModelSession(Protocol):
         """Cut the sequence back to its first `n_keep` tokens; return how many are left, maybe fewer."""
 
 
+def as_ints(tokens: Sequence[int]) -> array[int]:
+    """Return `tokens` as C ints, themselves if they are; then many comparisons copy them once."""
+    return tokens if isinstance(tokens, array) else array("i", tokens)
+
+
 _PIECE = 512
 
 
 def n_common(first: Sequence[object], second: Sequence[object]) -> int:
     """Return the number of tokens, or of characters, with which both sequences begin."""
-    n = 0  # whole pieces are compared at once, where both are of one type
-    while n < len(first) and first[n : n + _PIECE] == second[n : n + _PIECE]:
-        n += _PIECE
-    pairs = zip(first[n:], second[n:], strict=False)
-    return min(n, len(first)) + sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    n = 0
+    while piece := first[n : n + _PIECE]:  # where both are of one type, a piece is compared at once
+        other = second[n : n + _PIECE]
+        alike = takewhile(lambda pair: pair[0] == pair[1], zip(piece, other, strict=False))
+        n_alike = len(piece) if piece == other else sum(1 for _ in alike)
+        n += n_alike
+        if n_alike < _PIECE:
+            break
+    return n

@@ -66,7 +66,6 @@ class OnlineCurve:
         """
         self._curve = curve
         self._is_measured = not (guessed or unsure)
-        self._scale = 0.0
         self._logs = np.zeros(N_MAX + 2)  # of T(1) .. T(N_MAX), then of what the context adds
         self._covariance = (
             _covariance(_MEASURED_SPREAD, _MEASURED_GROWTH_SPREAD) if self._is_measured else _UNKNOWN.copy()
@@ -77,33 +76,34 @@ class OnlineCurve:
         self._n_scaling = _SCALING if guessed else 0
         self._unread = guessed
         self._growths: dict[int, list[float]] = {}  # of the curve, by spans of context
-        self._tables: dict[int, list[float]] = {}  # the same as known now
+        self._tables: dict[int, list[float]] = {}  # the same, as it was known when they were last forgotten
+        self._known = self._logs.copy()
         self.n_observed = 0
 
     def at(self, n_past: int) -> list[float]:
-        """Return T(0) .. T(N_MAX) after `n_past` tokens, in seconds. Do not change the list."""
-        span = n_past // _SPAN
+        """Return T(0) .. T(N_MAX) after `n_past` tokens, in seconds. Do not change the list.
+
+        It does not depend on who asked before: it is that of the middle of a span, and as it was known
+        when all tables were last made anew.
+        """
+        span = round(n_past / _SPAN)
         table = self._tables.get(span)
         if table is None:
-            near, growth = self._curve.passes[0], self._growth(n_past)
-            costs = zip(near, growth, self._factors(), strict=True)
+            near, growth = self._curve.passes[0], self._growth(n_past, self._known)
+            costs = zip(near, growth, _factors(self._known), strict=True)
             table = [0.0, *(max(cost + added, cost * 0.5) * factor for cost, added, factor in costs)]
             # While all steps draft none is over one token: what was known of those may be from a slower hour.
             table[1] = min(table[1:])
             self._tables[span] = table
         return table
 
-    def _factors(self) -> list[float]:
-        factors: list[float] = np.exp(self._scale + self._logs[:N_MAX]).tolist()
-        return factors
-
-    def _growth(self, n_past: int) -> list[float]:
-        """What the context adds to T(1) .. T(N_MAX) of the curve, as known now."""
-        span = n_past // _SPAN
+    def _growth(self, n_past: int, logs: np.ndarray) -> list[float]:
+        """What the context adds to T(1) .. T(N_MAX) of the curve, by these estimates."""
+        span = round(n_past / _SPAN)
         if span not in self._growths:
-            self._growths[span] = self._curve.growth(n_past)
+            self._growths[span] = self._curve.growth(span * _SPAN)
         growth = self._growths[span]
-        one, further = np.exp(self._logs[_GROWN]).tolist()
+        one, further = np.exp(logs[_GROWN]).tolist()
         return [one * growth[0] + further * (added - growth[0]) for added in growth]
 
     def read(self, n_tokens: int, n_past: int) -> float:
@@ -117,7 +117,8 @@ class OnlineCurve:
 
         The curve's own figure is of reading up to the longer of its contexts.
         """
-        added = self._growth(n_past + n_tokens // 2)[-1] - self._growth(CONTEXTS[1] // 2)[-1]
+        longer, usual = (self._growth(n, self._logs)[-1] for n in (n_past + n_tokens // 2, CONTEXTS[1] // 2))
+        added = longer - usual
         return n_tokens * max(self._curve.read + added / N_MAX, self._curve.read * 0.5)
 
     def of(self, n: int, n_past: int) -> float:
@@ -131,20 +132,21 @@ class OnlineCurve:
         `rare`: few others will be timed, so this one counts for more.
         """
         self.n_observed += 1
-        near, growth = self._curve.passes[0][n - 1], self._growth(n_past)
+        near, growth = self._curve.passes[0][n - 1], self._growth(n_past, self._logs)
         cost = max(near + growth[n - 1], near * 0.5)
-        error = math.log(max(seconds, 1e-9) / cost) - self._scale - self._logs[n - 1]
+        error = math.log(max(seconds, 1e-9) / cost) - self._logs[n - 1]
         scales = self._n_scaling > 0
         if scales:
             # The very first pass of a small model may take 20 times as long as the next: if it were believed,
             # there would be no next. So a guess rises in steps, and falls to what was really seen.
             self._n_scaling -= 1
-            self._scale += min(_MOST, error)
+            self._logs[:N_MAX] += min(_MOST, error)
         else:
             shares = max(0.0, growth[0] / cost), max(0.0, (growth[n - 1] - growth[0]) / cost)
             self._learn(n, error, np.array(shares), _RARE if rare else 1)
         if scales or rare or self.n_observed % _EVERY == 0:
             self._tables.clear()
+            self._known = self._logs.copy()
 
     def _learn(self, n: int, error: float, shares: np.ndarray, n_passes: int) -> None:
         """Move the estimates; `n_passes` since the last one.
@@ -183,10 +185,16 @@ class OnlineCurve:
 
     def curve(self) -> CostCurve:
         """Return the curve as it is known now."""
-        factors, near = self._factors(), self._curve.passes[0]
-        far = tuple(cost + added for cost, added in zip(near, self._growth(CONTEXTS[1]), strict=True))
+        factors, near = _factors(self._logs), self._curve.passes[0]
+        growth = self._growth(CONTEXTS[1], self._logs)
+        far = tuple(cost + added for cost, added in zip(near, growth, strict=True))
         near, far = (tuple(s * f for s, f in zip(side, factors, strict=True)) for side in (near, far))
         return CostCurve((near, far), self._curve.read * math.exp(self._read_log))
+
+
+def _factors(logs: np.ndarray) -> list[float]:
+    factors: list[float] = np.exp(logs[:N_MAX]).tolist()
+    return factors
 
 
 class PassCurves(NamedTuple):

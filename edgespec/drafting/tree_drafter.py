@@ -30,6 +30,7 @@ from edgespec.decoding.forward import DraftForward
 from edgespec.decoding.grammar.constraint import Constraint
 from edgespec.decoding.passes import balance, cut, fold, merge, order, prune
 from edgespec.decoding.session import ForwardResult, Rows
+from edgespec.decoding.token_sequence import TokenView
 from edgespec.decoding.tree import Source, Tree, TreeNode
 from edgespec.drafting.costs import N_MAX
 from edgespec.drafting.draft_model import DraftModel
@@ -90,7 +91,7 @@ class ModelSource:
     ) -> DraftForward | ForwardResult:
         """Return the model's pass after `tokens` and the trunk, over `guesses` too, or its result."""
         model = self._model
-        sequence = [*tokens, *proposal.drafted] if proposal.drafted else tokens
+        sequence = TokenView(tokens, proposal.drafted) if proposal.drafted else tokens
         self._n_sequence, self._guesses = len(sequence), guesses
         self._n_read = model.n_unread(len(sequence)) + len(guesses)
         self._n_past = model.n_held
@@ -741,7 +742,7 @@ class Activation:
     def _probe(self, tokens: Sequence[int], n_probed: int, sampler: _core.Sampler) -> None:
         first = len(tokens) - n_probed
         predictor = self._scheduler.learned.predictor
-        rows = self._model.run(tokens[:first], tokens[first:-1])
+        rows = self._model.run(TokenView(tokens, n=first), tokens[first:-1])
         for row, token in zip(rows, tokens[first:], strict=True):
             ((likeliest, probability),) = sampler.likeliest(row, 1, self._model.ids)
             predictor.argmax.learn(0, bucket_of(probability), likeliest == token)

@@ -27,6 +27,7 @@ from edgespec.decoding.forward import DraftForward, Forward, TargetForward
 from edgespec.decoding.generate import Generation, GenerationEvent
 from edgespec.decoding.option_table import MAX_GAMMA
 from edgespec.decoding.session import ForwardResult
+from edgespec.decoding.token_sequence import TokenView
 from edgespec.drafting.costs import N_MAX
 from edgespec.drafting.online_curve import PassCurves
 from edgespec.drafting.policy import DraftAction, OtherRequests
@@ -107,19 +108,20 @@ class BatchedRequest:
             return ask
         n = min(n, self.n_rest)
         if ask.with_features and n_past < self.n_held:  # read before it was preempted: without
-            return TargetForward(self.session, self.generation.tokens[n_past : self.n_held][:n], 0)
-        tokens = [*self.generation.tokens[n_past : self.n_held], *ask.tokens[max(0, n_past - self.n_held) :]]
-        if n == len(tokens):
-            return TargetForward(
-                self.session,
-                tokens,
-                ask.n_logits,
-                ask.parents,
-                with_features=ask.with_features,
-                with_last_states=ask.with_last_states,
-            )
-        n = min(n, len(tokens) - ask.n_logits)
-        return TargetForward(self.session, tokens[:n], 0, with_features=ask.with_features)
+            n = min(n, self.n_held - n_past)
+            return TargetForward(self.session, self.generation.tokens[n_past : n_past + n], 0)
+        tokens = TokenView(self.generation.tokens, ask.tokens, self.n_held)
+        if n < self.n_rest:
+            part = tokens[n_past : n_past + min(n, self.n_rest - ask.n_logits)]
+            return TargetForward(self.session, part, 0, with_features=ask.with_features)
+        return TargetForward(
+            self.session,
+            tokens[n_past:],
+            ask.n_logits,
+            ask.parents,
+            with_features=ask.with_features,
+            with_last_states=ask.with_last_states,
+        )
 
 
 class Batcher:

@@ -202,8 +202,8 @@ class StateFolder(Closing):
         found: list[_Found] = []
         before, at, places = _START, 0, self.places(model)
         while at < len(tokens):
-            rest = tokens[at:]
-            wanted = _PiecePlace.after(model, before, rest[:n_piece])
+            rest = tokens[at : at + n_piece]
+            wanted = _PiecePlace.after(model, before, rest)
             candidates = [wanted] if wanted in places else [one for one in places if one.before == before]
             pieces = [
                 _Found(place, header, at, reach(header, n_common(header.tokens, rest)))

@@ -11,7 +11,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from edgespec.decoding.session import n_common
+from edgespec.decoding.session import as_ints
 from edgespec.llama.backend import llama
 from edgespec.llama.cache_reuse import MovedChunk, find_matches
 from edgespec.llama.kv_cache import KVCache
@@ -186,8 +186,9 @@ class SequencePool(Closing):
         """
         best, n_best, n_exact, n_same = None, 0, 0, 0
         if self._keeps:
+            wanted = as_ints(tokens)
             for session in [*self._running, *self._kept.values()]:
-                n = min(n_common(session.tokens, tokens), len(tokens) - 1)
+                n = min(session.n_same(wanted), len(tokens) - 1)
                 n_same = max(n_same, n)
                 if n < max(1, n_best) or not self._has_all(session, n):
                     continue
@@ -214,9 +215,9 @@ class SequencePool(Closing):
             session.close()
             return
         session.rest()
-        timeline = session.tokens
+        timeline = session.written
         for key, other in list(self._kept.items()):
-            n_both = n_common(other.tokens, timeline)
+            n_both = other.n_same(timeline)
             if (
                 n_both == other.n_past and other.n_exact <= session.n_exact
             ):  # it says no more than the new one
@@ -255,7 +256,7 @@ class SequencePool(Closing):
         """
         kept, self._kept = self._kept, OrderedDict()
         for session in kept.values():
-            n = n_common(session.tokens, but) if but and not self._kept else 0
+            n = session.n_same(as_ints(but)) if but and not self._kept else 0
             if n and n == len(but) == session.rewind(n):
                 self._kept[id(session)] = session
             else:

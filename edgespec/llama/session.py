@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Self
 
@@ -108,6 +109,15 @@ class Session(Closing):
     def tokens(self) -> list[int]:
         """The tokens in the sequence."""
         return self.cache.tokens(self.sequence)
+
+    @property
+    def written(self) -> array[int]:
+        """The same as C ints, which takes a hundredth of the time."""
+        return self.cache.written(self.sequence)
+
+    def n_same(self, tokens: array[int]) -> int:
+        """Return how many of `tokens` the sequence begins with."""
+        return self.cache.n_same(self.sequence, tokens)
 
     @property
     def moved(self) -> list[range]:

@@ -190,3 +190,16 @@ def test_reading_costs_more_in_a_long_text() -> None:
     assert curve.read(512, 0) == pytest.approx(first), "a long text says nothing new of short ones"
     curve.observe_read(512, 8192, 2 * later)
     assert first < curve.read(512, 0) < 2 * first
+
+
+def test_a_table_of_costs_does_not_depend_on_who_asked_first() -> None:
+    """Neither on the context within a span, nor on how many passes were timed when it was first asked for."""
+    asked, unasked = (OnlineCurve(guessed_curve(1 << 30, own_kernels=True)) for _ in range(2))
+    for i, n_past in enumerate((600, 1000, 703, 580, 100, 640, 3000)):
+        asked.at(n_past)
+        for curve in (asked, unasked):
+            curve.observe(1 + i % 3, n_past, 0.03 + 0.01 * i)
+        if i % 2:
+            unasked.at(699)
+    for n_past in (577, 703, 3000, 0):
+        assert asked.at(n_past) == unasked.at(n_past)

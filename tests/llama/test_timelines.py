@@ -334,6 +334,24 @@ def test_the_one_unused_for_longest_goes_first(tiny_target: Model) -> None:
         assert not timelines.make_room(800)
 
 
+def test_sequences_are_compared_where_they_are(tiny_target: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of those kept is copied for a prompt, whether it can begin or only waits."""
+    copied = []
+    real = KVCache.written
+    monkeypatch.setattr(
+        KVCache, "written", lambda cache, sequence: copied.append(sequence) or real(cache, sequence)
+    )
+    with open_timelines(tiny_target) as timelines:
+        for seed in (1, 2, 3):
+            session = timelines.begin(text(seed, 40))
+            session.eval(text(seed, 40))
+            timelines.end(session)
+        copied.clear()
+        assert timelines.n_new(text(2, 40)) == 40
+        assert timelines.begin([*text(2, 40), 7]).n_past == 40
+    assert not copied
+
+
 def test_what_is_kept_leaves_the_reserve(tiny_target: Model) -> None:
     with open_timelines(tiny_target, n_cells=512, n_sequences=8, reserved=256) as timelines:
         for seed in range(4):

@@ -22,6 +22,7 @@ from edgespec.apps.server.request_worker import (
 )
 from edgespec.decoding.options import Options
 from edgespec.decoding.records import Result, Token
+from edgespec.decoding.session import as_ints
 from edgespec.engine.batcher import StepSummary
 from edgespec.engine.engine import Engine
 from edgespec.engine.stream import Stream
@@ -82,7 +83,8 @@ class Worker(RequestWorker[QueuedGeneration, Token, Result]):
         takes the place of an earlier text of the same request, and is not refused for a full queue. Beginning
         raises QueueFull and ShuttingDown.
         """
-        request = partial(QueuedGeneration, client, tokens=tokens, options=options)
+        # C ints: while it waits, they are compared before each pass with what the cache holds.
+        request = partial(QueuedGeneration, client, tokens=as_ints(tokens), options=options)
         return partial(self._ask, request, follows=follows)
 
     def _interrupt(self) -> None:

@@ -25,6 +25,7 @@ from typing import Literal, Protocol
 import numpy as np
 
 from edgespec.decoding.session import ForwardResult, Rows, SessionModel
+from edgespec.decoding.token_sequence import TokenView
 from edgespec.drafting.draft_model import DraftModel, DraftSession
 from edgespec.drafting.foreign.vocabulary_map import NONE, TextTokenizer, TokenVocabulary, VocabularyMap
 
@@ -214,7 +215,7 @@ class TranslatedModel(DraftModel):
 
     def read(self, tokens: Sequence[int]) -> None:
         """Read what of `tokens` it has not, except the last, which is read with the next pass."""
-        wanted = self._follow(tokens[:-1])
+        wanted = self._follow(TokenView(tokens, n=len(tokens) - 1))
         n_kept = self._common(wanted)
         if n_kept < len(wanted):
             n_kept = self._rewind(n_kept)

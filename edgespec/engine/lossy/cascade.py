@@ -26,7 +26,7 @@ from edgespec.decoding.loop import DraftPrefill, Prefill, Task, unmarked
 from edgespec.decoding.options import Waking
 from edgespec.decoding.records import Logprobs, Origin, Step, StopReason, Tally
 from edgespec.decoding.session import Rows
-from edgespec.decoding.token_sequence import TokenSequence
+from edgespec.decoding.token_sequence import TokenSequence, TokenView
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.llama.session import Session
 from edgespec.platform.metering import Phase
@@ -189,7 +189,7 @@ class Cascade:
         if self._small_can_hold():
             tokens = self.tokens
             for n in range(_READ, len(tokens) + _READ, _READ):
-                self._small.read(tokens[: n + 1])
+                self._small.read(TokenView(tokens, n=min(n + 1, len(tokens))))
                 self.n_prompt_read = min(n, len(tokens))
         self.mark("draft")
         yield DraftPrefill(time.perf_counter() - started)

@@ -181,7 +181,7 @@ def plainly(model, params, n, seed=0):
     """Plain decoding with one coin a token."""
     sampler, coins, tokens = params.sampler(N_VOCAB, 0), Coins(seed), [*PROMPT]
     for _ in range(n):
-        recent = np.asarray(tokens if params.look_back else [], np.int32)
+        recent = np.asarray(tokens if params.looks_back else [], np.int32)
         tokens.append(sampler.sample(model(tuple(tokens)), recent, coins.take(1)[0], -1))
     return tokens[len(PROMPT) :]
 

@@ -156,6 +156,7 @@ class RequestRunner:
         """Let `stream` be told what its loop does."""
         loop = running.loop
         self._running[stream] = running
+        self._pair.idle.note(self.n_running)
         stream.on_closed = self._ended
         if isinstance(loop, Generation) and running.session and self.batcher:
             batched = BatchedRequest(loop, running.session, running.drafter, stream.take, stream.end)
@@ -306,6 +307,7 @@ class RequestRunner:
     def _ended(self, stream: Stream) -> None:
         """Keep what later requests can use of a stream that has ended, and free the rest."""
         running = self._running.pop(stream)
+        self._pair.idle.note(self.n_running)
         if running.batched and self.batcher:
             self.batcher.close(running.batched)
         if running.events:

@@ -66,6 +66,7 @@ from edgespec.platform.cpu import default_threads
 from edgespec.platform.memory import available_bytes
 from edgespec.platform.plugins import part
 from edgespec.platform.signals import Cancellation
+from edgespec.platform.turns import IdleTime
 
 if TYPE_CHECKING:
     from edgespec.llama.node_addresses import NodeAddress
@@ -226,6 +227,8 @@ class Pair(Closing):
         if options.cache_type == "auto":
             self._settle_cache_type(n_tokens)
         self._models: list[Model] = []
+        self.idle = IdleTime()
+        """Told of the texts under way."""
         self._states: StateFolder | None = None
         self._sequences: SequencePool | None = None
         self._draft_sequences: SequencePool | None = None
@@ -275,7 +278,7 @@ class Pair(Closing):
             self._models.append(draft)
         if self.options.keep_packed:
             for model in self._models:
-                model.keep_packed(self._interrupt, on_message)
+                model.keep_packed(self._interrupt, on_message, self.idle)
         if loaded and any(model.uses_kernels for model in self._models):
             self.kernels = loaded.name
         if self.options.chat_template is not None:

@@ -37,6 +37,7 @@ from edgespec.platform.memory import available_bytes, cached_share
 from edgespec.platform.messages import MessageFn
 from edgespec.platform.signals import is_requested
 from edgespec.platform.state_file import write_all
+from edgespec.platform.turns import IdleTime
 
 SWITCH = "EDGESPEC_PACKED_WEIGHTS"
 """Environment variable: "auto", or "off" to keep none and use none."""
@@ -122,11 +123,13 @@ class PackedFile:
         owner: object,
         interrupt: Interrupt | None,
         on_message: MessageFn,
+        idle: IdleTime,
     ) -> Thread | None:
         """Begin to write `tensors`, which must stay in memory until the thread has ended, as `owner` does.
 
         None if nothing is to be written. `on_message` takes a line that says what is kept, or why not.
-        `interrupt` ends it. A file that is there, but not in the page cache, is read into it.
+        It is written in `idle` time; once that is all, `interrupt` ends it. A file that is there, but not in
+        the page cache, is read into it.
         """
         size = _span(tensors)
         if size < LEAST_BYTES:
@@ -148,19 +151,34 @@ class PackedFile:
             )
             return None
         on_message(
-            f"packed weights are kept for quicker starts, once: {size / 1e9:.2f} GB in {self.path.parent} "
-            f"({SWITCH}=off: not)"
+            f"packed weights are kept for quicker starts, once, when no text is under way: "
+            f"{size / 1e9:.2f} GB in {self.path.parent} ({SWITCH}=off: not)"
         )
-        return _started(lambda: self._write(tensors, size, interrupt, on_message), owner)
+
+        def may_go_on() -> bool:
+            idle.wait()
+            return not (idle.is_over and is_requested(interrupt))
+
+        def write() -> None:
+            with idle.turn:
+                self._write(tensors, size, may_go_on, on_message)
+
+        return _started(write, owner)
 
     def _write(
-        self, tensors: Sequence[PackedTensor], size: int, interrupt: Interrupt | None, on_message: MessageFn
+        self,
+        tensors: Sequence[PackedTensor],
+        size: int,
+        may_go_on: Callable[[], bool],
+        on_message: MessageFn,
     ) -> None:
+        if not may_go_on() or self.path.exists():
+            return
         try:
             with locked(self.path.with_name(".lock"), _give_way, mode=0o600):
                 for left in self.path.parent.glob(".edgespec-*.tmp"):  # of a process that was killed
                     left.unlink(missing_ok=True)
-                _write(self.path, tensors, size, interrupt)
+                _write(self.path, tensors, size, may_go_on)
         except _BusyError:
             pass
         except OSError as error:
@@ -248,8 +266,8 @@ def _delete_surplus(folder: Path, size: int) -> None:
             other.unlink(missing_ok=True)
 
 
-def _write(path: Path, tensors: Sequence[PackedTensor], size: int, interrupt: Interrupt | None) -> None:
-    """Write the file, or none if `interrupt` comes first. Raises OSError."""
+def _write(path: Path, tensors: Sequence[PackedTensor], size: int, may_go_on: Callable[[], bool]) -> None:
+    """Write the file, or none if it may not go on. Raises OSError."""
     facts = tuple((one.name, one.type, one.rows, one.columns, one.bytes, one.offset) for one in tensors)
     head = msgspec.json.encode(_Contents(facts, size)) + b"\n"
     if len(head) > _DATA_AT:
@@ -261,7 +279,7 @@ def _write(path: Path, tensors: Sequence[PackedTensor], size: int, interrupt: In
         try:
             write_all(file, head, 0)
             for start in range(0, size, _PIECE):
-                if is_requested(interrupt):
+                if not may_go_on():
                     return
                 write_all(file, memory[start : start + _PIECE], _DATA_AT + start)
                 if start % _SYNC_EVERY == 0:

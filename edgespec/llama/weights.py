@@ -35,6 +35,7 @@ from edgespec.platform.forks import HomeProcess, finalize
 from edgespec.platform.memory import MappedPages
 from edgespec.platform.messages import MessageFn
 from edgespec.platform.signals import is_requested
+from edgespec.platform.turns import IdleTime
 
 _NO_TOKEN = -1
 _LONGEST_TAIL = 20  # tokens of a sequence breaker after its first, as in llama.cpp
@@ -82,6 +83,7 @@ class Model(Closing):
     _with_mtp = False  # whether the head in its file is loaded too
     _file: PackedFile | None = None
     _keeping: Thread | None = None
+    _idle: IdleTime
 
     def __init__(
         self,
@@ -206,13 +208,17 @@ class Model(Closing):
         packed.restart()
         return None
 
-    def keep_packed(self, interrupt: Interrupt | None, on_message: MessageFn) -> None:
+    def keep_packed(
+        self, interrupt: Interrupt | None, on_message: MessageFn, idle: IdleTime | None = None
+    ) -> None:
         """Begin to keep packed weights on the disk for later starts, if there are none (packed_file.py).
 
-        `close` waits for the end, which `interrupt` brings about; `on_message` takes a line about it.
+        They are written in `idle` time. `close` makes all of it idle and waits for the end, which `interrupt`
+        then brings about; `on_message` takes a line about it.
         """
         if self._file and not self.is_mapped:
-            self._keeping = self._file.keep(self.packed, self, interrupt, on_message)
+            self._idle = idle or IdleTime()
+            self._keeping = self._file.keep(self.packed, self, interrupt, on_message, self._idle)
 
     def unload(self) -> None:
         """Close its sessions and free the weights, with the connections to their nodes, until `reopen`.
@@ -497,6 +503,7 @@ class Model(Closing):
         """Free the model's open sessions, then the model; a second call does nothing."""
         self._close_sessions()
         if self._keeping:
+            self._idle.finish()
             self._keeping.join()
         self._finalizer()
         self._words()

@@ -1,10 +1,11 @@
-"""Locks that are handed over in the order in which they were asked for, among threads and among processes."""
+"""Who computes when: locks that are handed over in the order in which they were asked for, and idle time."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import threading
+import time
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
@@ -65,3 +66,41 @@ class SharedTurns(Turns):
         for descriptor in (self._turn, self._next):
             with suppress(OSError):
                 os.close(descriptor)
+
+
+QUIET_S = 1.0
+"""Seconds without work after which time counts as idle."""
+
+
+class IdleTime:
+    """The time in which nothing is under way, for a thread whose work would slow that down."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._n_under_way = 0
+        self._idle_since = time.monotonic()
+        self.turn = threading.Lock()
+        """Held by the thread that works in it."""
+        self.is_over = False
+        """Whether nothing more comes, so that all time is idle."""
+
+    def note(self, n_under_way: int) -> None:
+        """Take note of how much is under way now."""
+        with self._changed:
+            self._n_under_way, self._idle_since = n_under_way, time.monotonic()
+            self._changed.notify_all()
+
+    def finish(self) -> None:
+        """Take note that nothing more comes."""
+        with self._changed:
+            self.is_over = True
+            self._changed.notify_all()
+
+    def wait(self) -> None:
+        """Wait until nothing has been under way for a while, or the program ends."""
+        with self._changed:
+            while not self.is_over and threading.main_thread().is_alive():
+                left = self._idle_since + QUIET_S - time.monotonic()
+                if not self._n_under_way and left <= 0:
+                    return
+                self._changed.wait(QUIET_S if self._n_under_way else left)

@@ -3,6 +3,9 @@
 import os
 import shutil
 import stat
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,13 +16,16 @@ import numpy as np
 import pytest
 
 from edgespec._core import Interrupt
+from edgespec.engine.engine import Engine
 from edgespec.errors import UsageError
 from edgespec.llama import packed_file as room
 from edgespec.llama.kernels import Kernels
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
+from edgespec.platform import state_file, turns
 from edgespec.platform.locks import locked
 from edgespec.platform.memory import cached_share
+from edgespec.platform.signals import Cancellation
 
 PROMPT = [1, 2, 3, 4, 5]
 
@@ -153,9 +159,15 @@ def test_another_model_in_the_file_s_place_is_packed_anew(model_path: Path) -> N
     assert len(kept()) <= 2
 
 
-def test_an_interrupt_leaves_no_part(model_path: Path) -> None:
+def test_an_interrupt_leaves_no_part(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes after the first part was written."""
     reader, writer = os.pipe()
-    os.write(writer, b"x")
+
+    def write_all(file: int, data: memoryview, at: int) -> None:
+        state_file.write_all(file, data, at)
+        os.write(writer, b"x")
+
+    monkeypatch.setattr(room, "write_all", write_all)
     load(model_path, interrupt=Interrupt(reader))
     os.close(reader)
     os.close(writer)
@@ -234,6 +246,49 @@ def test_small_models_and_off_keep_nothing(model_path: Path, monkeypatch: pytest
     monkeypatch.setenv(room.SWITCH, "maybe")
     with pytest.raises(UsageError, match=f"{room.SWITCH}=maybe: must be auto or off"):
         load(model_path)
+
+
+def test_nothing_is_written_while_a_text_is_under_way(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But when the last one ended; an interruption of a text is none of the writing."""
+    monkeypatch.setattr(turns, "QUIET_S", 3600.0)
+    under_way: list[int] = []
+    written = threading.Event()
+
+    def write_all(file: int, data: memoryview, at: int) -> None:
+        under_way.append(engine._requests.n_running)
+        state_file.write_all(file, data, at)
+        written.set()
+
+    monkeypatch.setattr(room, "write_all", write_all)
+    monkeypatch.setattr(room, "_PIECE", 4096)
+    with Cancellation() as signals:
+        engine = Engine(model_path, keep_packed=True, signals=signals, parallel=2)
+        with engine:
+            first, second = (engine.stream([1, 2, 3], n_predict=n) for n in (4, 40))
+            monkeypatch.setattr(turns, "QUIET_S", 0.0)
+            assert len([*first]) == 4
+            assert len([*zip(second, range(20), strict=False)]) == 20
+            assert not written.is_set()
+            signals.cancel()
+            second.close()
+            assert written.wait(60)
+    assert [file.suffix for file in kept()] == [".weights"]
+    assert not any(under_way) and len(under_way) > 2
+    assert load(model_path)[0]
+
+
+def test_a_text_that_was_left_does_not_keep_the_program_waiting(model_path: Path) -> None:
+    code = f"""
+from edgespec.engine.engine import Engine
+from edgespec.llama import packed_file
+packed_file.LEAST_BYTES, packed_file.LEAST_FREE_SHARE = 1, 0.0
+engine = Engine({str(model_path)!r}, keep_packed=True)
+next(text := engine.stream([1, 2, 3]))
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    assert len(kept()) == 1
 
 
 def test_a_description_has_what_a_tensor_has() -> None:

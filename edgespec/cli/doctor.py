@@ -89,12 +89,11 @@ def _print(report: Report, *, asked: bool) -> None:
     )
     print_line("energy", report["energy"]["source"] or f"unavailable: {report['energy']['reason']}")
     libraries = report["libraries"]
-    built_for = f" for {libraries['built_for']}" if libraries["built_for"] else ""
     variant = f", its CPU backend {libraries['cpu_backend']}" if libraries["cpu_backend"] else ""
     print_line(
         "version",
         f"edgespec {report['edgespec']}, llama.cpp {libraries['llama_cpp']}, ggml {libraries['ggml']}, "
-        f"llama-cpp-python {libraries['llama_cpp_python']}{built_for}{variant}",
+        f"llama-cpp-python {libraries['llama_cpp_python']}{variant}",
     )
     _print_kernels(report["kernels"])
     if reason := report["nodes"]["reason"]:

@@ -59,7 +59,6 @@ from edgespec.platform.cpu import (
     hwcaps,
     physical_cores,
     read_cpu,
-    wheel_board,
 )
 from edgespec.platform.machine import processor_clock, temperatures, throttling
 from edgespec.platform.memory import available_bytes, memory_left, peak_rss_bytes, total_bytes
@@ -163,12 +162,10 @@ def _memory(root: Path) -> Report:
 
 
 def _libraries() -> Report:
-    board = wheel_board()
     return {
         "llama_cpp": library_version(),
         "ggml": cast("bytes", foreign_function("ggml_version", ctypes.c_char_p)()).decode(),
         "llama_cpp_python": version("llama-cpp-python"),
-        "built_for": board and board.name,
         "cpu_backend": cpu_backend() or None,
     }
 

@@ -67,12 +67,21 @@ class AnswerText:
     def __init__(self, model: Model, *, keeps_tokens: bool) -> None:
         """Begin with no text; with `keeps_tokens`, keep the tokens for `take`."""
         self.model = model
-        self.text = ""
         self.keeps_tokens = keeps_tokens
+        self.n_characters = 0
+        self._parts: list[str] = []
+        self._n_read = 0  # characters that `part` has passed
+        self._unread: list[str] = []  # those after them
         self._origins: list[Origin] = []
         self._starts: list[bool] = []  # whether a token's text begins with the character
         self._waiting: list[tuple[int, Token]] = []  # with the byte at which each begins
-        self._n_bytes = 0
+        self._n_bytes = self._n_shown = 0
+        self._is_replaced = False  # a character that is not valid Unicode
+
+    @property
+    def text(self) -> str:
+        """All of the text."""
+        return "".join(self._parts)
 
     def add(self, tokens: Sequence[Token]) -> str:
         """Add `tokens` and return the text that they add."""
@@ -83,8 +92,18 @@ class AnswerText:
                 self._waiting.append((self._n_bytes, token))
                 self._n_bytes += len(self.model.piece(token.id))
         added = "".join(token.text for token in tokens)
-        self.text += added
+        self._parts.append(added)
+        self._unread.append(added)
+        self.n_characters += len(added)
+        self._n_shown += len(added.encode())
+        self._is_replaced = self._is_replaced or "\ufffd" in added
         return added
+
+    def part(self, start: int, end: int) -> str:
+        """Return the characters from `start` to `end`, none of which was returned before."""
+        unread, at = "".join(self._unread), self._n_read
+        self._n_read, self._unread = end, [unread[end - at :]]
+        return unread[start - at : end - at]
 
     def take(self) -> list[Token]:
         """Return the tokens that the text consists of and that were not taken before.
@@ -93,7 +112,7 @@ class AnswerText:
         a stop string. Once a character that is not valid Unicode was replaced, positions no longer match, and
         all tokens that have come are returned.
         """
-        n_shown = self._n_bytes if "\ufffd" in self.text else len(self.text.encode())
+        n_shown = self._n_bytes if self._is_replaced else self._n_shown
         taken = [token for start, token in self._waiting if start < n_shown]
         self._waiting = [(start, token) for start, token in self._waiting if start >= n_shown]
         return taken
@@ -137,7 +156,7 @@ class ChatChoiceWriter:
 
     def add(self, tokens: Sequence[Token]) -> Iterator[ChatChunk]:
         """Yield the chunks of a stream that `tokens` complete: text, thoughts or calls."""
-        start = len(self._written.text)
+        start = self._written.n_characters
         text = self._written.add(tokens)
         if self._reader:
             yield from self._write(feed(self._reader, self._written.model, tokens))
@@ -182,7 +201,7 @@ class ChatChoiceWriter:
                 yield self._chunk(MessageDelta(tool_calls=[self._write_call(event)]))
 
     def _write_text(self, part: PlainText) -> ChatChunk:
-        text = self._written.text[part.start : part.end]
+        text = self._written.part(part.start, part.end)
         if isinstance(part, ThoughtText):
             self._thought.append(text)
             chunk = self._chunk(MessageDelta(reasoning_content=text))
@@ -294,7 +313,7 @@ class TextChoiceWriter:
 
     def add(self, tokens: Sequence[Token]) -> Iterator[TextCompletion]:
         """Yield the chunk of a stream with the text of `tokens`, if they complete any."""
-        start = len(self._written.text)
+        start = self._written.n_characters
         if text := self._written.add(tokens):
             chunk = self._chunk(text)
             chunk.edgespec = self._written.origins(start, start + len(text))

@@ -159,15 +159,21 @@ class RequestRun(Generic[Part, End]):
     async def collect(
         self, receive: Receive, collect: Callable[[int, list[Part]], object]
     ) -> list[End] | None:
-        """Give all parts to `collect`; return the ends, None if the client left. Raises ApiError."""
+        """Give all parts of each answer to `collect` at once, so that they are written once.
+
+        Return the ends, None if the client left. Raises ApiError.
+        """
         self.watch(receive)
+        made: list[list[Part]] = [[] for _ in self._starts]
         try:
             async for found in self.items():
                 if found is None:
                     continue
                 index, item = found
                 if isinstance(item, list):
-                    collect(index, item)
+                    made[index] += item
+            for i, parts in enumerate(made):
+                collect(i, parts)
         except ClientGone:
             return None
         except Exception as error:  # noqa: BLE001 - all of them become an answer

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from chat_templates import FAMILIES
 from edgespec.apps.server.chat_prompts import choose_form
-from edgespec.apps.server.tool_calls.answer_reader import AnswerForm, AnswerReader
+from edgespec.apps.server.tool_calls import answer_reader
+from edgespec.apps.server.tool_calls.answer_reader import AnswerForm, AnswerReader, may_be_calls
 from edgespec.apps.server.tool_calls.call_forms import HERMES, CallForm
 from edgespec.apps.server.tool_calls.text_source import (
     CallArguments,
@@ -243,6 +244,47 @@ def test_the_name_comes_first_and_nothing_of_the_call_is_text(family: str, text:
         assert begun == [name for name, _ in whole.calls][: len(begun)]
     parts = [e for e in Read([*text], expected).events if isinstance(e, CallArguments)]
     assert len(parts) >= 2 or "{}" in whole.calls[0] or text.startswith('<tool_call>{"arguments"')
+
+
+@pytest.mark.parametrize(
+    ("family", "begin", "end"),
+    [
+        ("hermes", '<tool_call>\n{"name": "f", "arguments": {"city": "', '"}}\n</tool_call>'),
+        ("coder", "<tool_call>\n<function=f>\n<parameter=city>\n", "\n</parameter>\n</function>\n</tool_call>"),
+        ("coder", '<tool_call>\n<function=f>\n<parameter=deep>\n{"a": "', '"}\n</parameter>\n</function>\n</tool_call>'),
+        ("llama", '{"name": "f", "parameters": {"city": "', '"}}'),
+        ("lfm", '<|tool_call_start|>[f(days=1, city="', '")]<|tool_call_end|>'),
+        ("glm", '<tool_call>f\n<arg_key>any</arg_key>\n<arg_value>{"a": "', '"}</arg_value>\n</tool_call>'),
+        ("gemma", '<|tool_call>call:f{days:1,city:<|"|>', '<|"|>}<tool_call|>'),
+    ],
+)  # fmt: skip
+def test_of_a_long_call_nothing_is_held_that_was_read(family: str, begin: str, end: str):
+    """Or each token would cost as much as the call is long."""
+    reader = AnswerReader(AnswerForm(FUNCTIONS, FORMS[family]))
+    n_held = 0
+    for piece in (begin, *[" word"] * 2000):
+        list(reader.feed(piece))
+        n_held = max(n_held, reader._source.n_left + reader._source._at)
+    assert n_held < 200
+    list(reader.feed(end))
+    assert reader.n_calls == 1
+
+
+def test_whether_a_text_is_a_call_is_soon_decided(monkeypatch: pytest.MonkeyPatch):
+    looked = 0
+
+    def look(text: str, names: Any) -> bool:
+        nonlocal looked
+        looked += 1
+        return may_be_calls(text, names)
+
+    monkeypatch.setattr(answer_reader, "may_be_calls", look)
+    reader = AnswerReader(AnswerForm(FUNCTIONS, FORMS["hermes"]))
+    for piece in ('{"name": "f", "arguments": {"city": "', *[" word"] * 2000):
+        list(reader.feed(piece))
+    assert looked < 200
+    assert not list(reader.feed('"}}'))
+    assert [type(event) for event in reader.finish()] == [CallStart, CallArguments, CallEnd]
 
 
 @pytest.mark.parametrize(

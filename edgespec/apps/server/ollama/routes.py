@@ -443,14 +443,14 @@ class OllamaWriter(AnswerWriter[Token, Result]):
         self._began = began
         self._context = context
         self._warnings = warnings
-        self._all = LinePart()
+        self._parts_made: list[LinePart] = []
         self._n_calls = 0  # that were written
 
     def add(self, index: int, tokens: Sequence[Token]) -> str:
         """Return the lines of a stream that `tokens` complete."""
         lines = ""
         for part in self._parts(self._writing.add(tokens)):
-            self._all += part
+            self._parts_made.append(part)
             lines += self._line(part)
         return lines
 
@@ -466,9 +466,10 @@ class OllamaWriter(AnswerWriter[Token, Result]):
 
     def whole(self, results: Sequence[Result]) -> str:
         """Return the whole answer to a request that does not stream: one line of JSON with its statistics."""
-        for part in self._last_parts(results[0]):
-            self._all += part
-        return self._line(self._all, self._end(results[0]))
+        whole = LinePart()
+        for part in (*self._parts_made, *self._last_parts(results[0])):
+            whole += part
+        return self._line(whole, self._end(results[0]))
 
     def idle(self, *, is_waiting: bool) -> str:
         """Return a line that adds nothing."""

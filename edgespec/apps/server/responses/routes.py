@@ -194,7 +194,7 @@ class OutputTextWriter(ItemWriter[OutputMessage]):
     def add(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> Iterator[Event]:
         """Yield the events of more text, with the probabilities of its tokens if they were asked for."""
         self._part.text += text
-        self._part.logprobs = [*self._part.logprobs, *logprobs]
+        self._part.logprobs += logprobs
         told = [dumped(one) for one in logprobs]
         yield self._event("output_text.delta", content_index=0, delta=text, logprobs=told)
 

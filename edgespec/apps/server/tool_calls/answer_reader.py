@@ -40,6 +40,7 @@ _BEGINNINGS = ("{", "```json", "```\n{", "<tools>")
 _WRAPPING = re.compile(r"^(?:```(?:json)?|<tools>)|(?:```|</tools>)$")
 _NEXT = re.compile(r"[^\s},;]|$")  # where the next value begins
 _FIRST_KEY = re.compile(r'(?:```(?:json)?|<tools>)?[\s{]*"((?:[^"\\]|\\.)*)"(?:\s*:\s*"((?:[^"\\]|\\.)*)")?')
+_DECIDING = 512  # characters that have the first key of a call, and a function's name
 _KEYS = frozenset([*NAME_KEYS, *ARGUMENT_KEYS, "type", "function", "id"])
 
 
@@ -124,6 +125,7 @@ class CallReader:
 
     def _add(self, text: str) -> None:
         self._emit(CallArguments(text))
+        self._source.forget()
 
     def _end(self, *, complete: bool) -> None:
         self._emit(CallEnd(complete))
@@ -241,7 +243,6 @@ class TaggedCallReader(CallReader):
                 n -= rest[:at].endswith("\n")
             if n > 0:
                 self._add(write_json(source.take(n))[1:-1])
-                source.forget()
             if at >= 0:
                 source.take(at - n + len(closing))
                 return True
@@ -252,15 +253,19 @@ class TaggedCallReader(CallReader):
 
     def _text_until(self, end: str) -> Steps[str | None]:
         """Return the text before `end` and move behind it; None if it does not come."""
-        source = self._source
-        while (at := source.rest.find(end)) < 0:
+        source, parts = self._source, [""]
+        while True:
+            rest = source.rest
+            at = rest.find(end)
+            parts.append(source.take(at if at >= 0 else len(rest) - n_open(rest, [end])))
+            source.forget()
+            if at >= 0:
+                source.take(len(end))
+                return "".join(parts)
             if source.ended:
-                source.take(len(source.rest))
+                source.take(len(rest))
                 return None
             yield
-        text = source.take(at)
-        source.take(len(end))
-        return text
 
 
 def _property(whole: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -322,6 +327,7 @@ class PythonCallReader(CallReader):
             rest = source.rest
             n = scan.advance(rest)
             parts.append(source.take(n))
+            source.forget()
             if n < len(rest):
                 return "".join(parts), source.take(1)
             if source.ended:
@@ -740,13 +746,14 @@ class AnswerReader:
                 self._decide()
                 return True
         self._source.back(self._emitted)
-        functions = self._expected.functions
-        while may_be_calls(self._source.rest, functions):
+        functions, n_seen = self._expected.functions, 0
+        while n_seen > _DECIDING or may_be_calls(self._source.rest, functions):
             if self._source.ended:
                 calls = calls_of(self._source.rest, functions)
                 for event in (event for call in calls for event in call):
                     self._emit(event)
                 return bool(calls)
+            n_seen = self._source.n_left
             yield
         return False
 

@@ -82,6 +82,11 @@ class TextSource:
         """The text after the cursor, as far as it has come."""
         return self._text[self._at :]
 
+    @property
+    def n_left(self) -> int:
+        """How many characters of it there are."""
+        return len(self._text) - self._at
+
     def take(self, n: int) -> str:
         """Move the cursor over `n` characters that have come, and return them."""
         taken = self._text[self._at : self._at + n]

@@ -10,7 +10,7 @@ BUILT := build/cp311-abi3-linux_$(shell uname -m)
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 CMAKE := $(BIN)/cmake
 PACKAGES = $(shell $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-C_SOURCES := CMakeLists.txt $(wildcard csrc/*.[ch] csrc/tests/*.[ch] csrc/kernels/*.h csrc/kernels/*.cpp csrc/kernels/tests/* csrc/rpc_transport/*.[chm]* csrc/rpc_transport/tests/* csrc/whisper/*.* csrc/whisper/tests/*)
+C_SOURCES := CMakeLists.txt $(wildcard csrc/*.[ch] csrc/tests/*.[ch] csrc/kernels/*.h csrc/kernels/*.cpp csrc/kernels/tests/* csrc/whisper/*.* csrc/whisper/tests/*)
 
 PROMPT ?= Write a quicksort in Python.
 RUN ?=

@@ -44,24 +44,7 @@ class UsageError(EdgespecError):
     exit_code = 2
 
 
-class NodeLost(EdgespecError):  # noqa: N818 - what happened, as its reader says it
-    """A node that holds layers of the model has died, hangs, or cannot be reached."""
-
-    def __init__(self, name: str, reason: str) -> None:
-        """Say that the node called `name` was lost, and why."""
-        super().__init__(
-            f"the node {name} is lost: {reason}; look whether `edgespec node` still runs there, and try again"
-        )
-
-    @classmethod
-    def because(cls, error: EdgespecError) -> NodeLost:
-        """Return the error for a node that was lost before and cannot be had again, as `error` says."""
-        lost = cls("", "")
-        lost.problem = f"nodes were lost, and cannot be had again yet: {error}"
-        return lost
-
-
-class ServerLost(EdgespecError):  # noqa: N818 - as NodeLost
+class ServerLost(EdgespecError):  # noqa: N818 - what happened, as its reader says it
     """A server ended before the text that it wrote for this process did."""
 
 

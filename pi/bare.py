@@ -9,7 +9,7 @@ In each place, one for each Python of Debian's suites, with nothing but Python a
 
     bare      no compiler, no Python.h, no OpenMP
     install   pip takes edgespec from dist/, offline
-    kernels   the self-test passes, the right variant of llama.cpp's CPU backend and its RPC backend are there
+    kernels   the self-test passes, the right variant of llama.cpp's CPU backend is there
     run       SmolLM2-135M, greedy: plainly, drafted from its own words, on llama.cpp's kernels; and by
               llama-cpp-python without edgespec
     C tests   under qemu alone: cross-compiled, and the Python tests of kernels and core (emulated_tests.py)
@@ -158,7 +158,7 @@ def _kernels(place: Place) -> str:
     place.run("self-test", "python", "-c", _SELF_TEST)
     report = json_of(place.run("doctor", "edgespec", "doctor", "--json", _MODEL))
     found, variant = report["kernels"], report["libraries"]["cpu_backend"]
-    reason = found["reason"] or report["nodes"]["reason"]
+    reason = found["reason"]
     if reason and "AVX2" not in reason:
         raise EdgespecError(reason)
     wanted = _VARIANTS[_EMULATED[place.suite]] if place.emulated else variant

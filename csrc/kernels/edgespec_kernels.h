@@ -99,19 +99,6 @@ ES_API void es_kernels_matrix_free(struct es_matrix *matrix);
 ES_API int es_kernels_matrix_multiply(struct es_matrix *matrix, int64_t n, const float *x, size_t n_x, float *y,
                                       size_t n_y, int n_threads);
 
-/* ---- a node, whose layers other machines use (`edgespec node`) ---- */
-
-/* The process's device for llama.cpp's RPC server, a ggml_backend_dev_t: a complete backend, whose buffers hold `memory`
- * bytes at the most. `cpu`: llama.cpp's own device. NULL if the plugin has not joined ggml. */
-ES_API void *es_kernels_node_device(void *cpu, size_t memory);
-
-struct es_node {
-    uint64_t memory, used;          /* bytes of buffers: at the most, now */
-    int64_t n_packed, packed_bytes; /* weights that the kernels multiply */
-    int64_t n_run, n_handed_on;     /* operations so far: by the kernels, by llama.cpp's CPU backend */
-};
-ES_API struct es_node es_kernels_node(void);
-
 /* ---- the kernels without ggml, for tests; -1 for arguments they cannot take, else 0 ---- */
 
 /* Pack `rows` x `columns` weights of ggml's type and turn them back into the same bytes. */

@@ -24,7 +24,7 @@ struct Ggml {
     bool (*backend_buft_is_host)(ggml::BufferType *);
     size_t (*nbytes)(const ggml::Tensor *);
     ggml::BufferType *(*backend_cpu_buffer_type)();
-    const ggml::BufferType *packed; // of weights that are packed: the plugin's own, or that of a node
+    const ggml::BufferType *packed; // of weights that are packed
 };
 
 // Whether weights of this type and shape can be packed.

@@ -6,7 +6,6 @@
 // operations between the products, so that a whole model is one piece of work and not hundreds; one that has
 // not - a model without packable weights - takes nothing, and the model runs exactly as without the plugin.
 #include "edgespec_kernels.h"
-#include "node.h"
 #include "packed.h"
 
 #include <dlfcn.h>
@@ -385,17 +384,6 @@ int es_kernels_set_prefetch(es_prefetch chosen) {
 }
 
 const char *es_kernels_refusal() { return plugin().refusal.c_str(); }
-
-void *es_kernels_node_device(void *cpu, size_t memory) {
-    Plugin &p = plugin();
-    const bool fits = cpu && p.isa && p.refusal.empty() && p.ggml.nbytes;
-    return fits ? node_device(*p.isa, p.prefetch, p.ggml, (Device *)cpu, memory) : nullptr;
-}
-
-es_node es_kernels_node() {
-    const NodeFacts facts = node_facts();
-    return {facts.limit, facts.used, facts.n_packed, facts.packed_bytes, facts.n_run, facts.n_handed_on};
-}
 
 void es_kernels_want_logits(int64_t n) { wanted_logits = n; }
 void es_kernels_enable(int on) { plugin().enabled.store(on != 0); }

@@ -21,8 +21,7 @@ inline bool same_shape(const Tensor *a, const Tensor *b) { return !memcmp(a->ne,
 inline bool is_view(const Tensor *t) {
     return t->op == OP_NONE || t->op == OP_RESHAPE || t->op == OP_VIEW || t->op == OP_PERMUTE || t->op == OP_TRANSPOSE;
 }
-// Packed weights: they are aside where the buffer has ggml's own layout (node.cpp).
-inline const uint8_t *packed_data(const Tensor *w) { return (const uint8_t *)(w->extra ? w->extra : w->data); }
+inline const uint8_t *packed_data(const Tensor *w) { return (const uint8_t *)w->data; }
 inline float param(const Tensor *op, int i) {
     float x;
     memcpy(&x, &op->op_params[i], 4);

@@ -19,7 +19,7 @@ from edgespec.models.entries import nearest
 from edgespec.models.sources import format_size
 from edgespec.models.store import Store
 from edgespec.platform.files import cache_root, check_file, expand_user
-from edgespec.platform.kept import EVERYTHING, FORGE, HISTORY, MODELS, NODE_WEIGHTS, REJECTED, Kept
+from edgespec.platform.kept import EVERYTHING, FORGE, HISTORY, MODELS, REJECTED, Kept
 from edgespec.platform.plugins import part
 
 if TYPE_CHECKING:
@@ -229,7 +229,7 @@ def _deletion(row: Kept, *, whole: bool) -> Deletion | None:
         return found
     if not (size := row.bytes()):
         return None
-    delete = {NODE_WEIGHTS: _delete_node_weights, MODELS: _delete_models}.get(row, delete_files)
+    delete = _delete_models if row is MODELS else delete_files
     return Deletion(f"{row.name} ({format_size(size)}) in {row.path('*')}", lambda: delete(row))
 
 
@@ -242,11 +242,6 @@ def delete_files(row: Kept) -> None:
     except OSError as error:
         raise EdgespecError(f"not all could be deleted: {describe_os_error(error)}") from None
     out.print(f"{row.path('*')}: deleted, {format_size(n_bytes)}")
-
-
-def _delete_node_weights(row: Kept) -> None:
-    with part("nodes.refuse_in_use")(row.path()):
-        delete_files(row)
 
 
 def _delete_models(row: Kept) -> None:

@@ -13,7 +13,6 @@ from edgespec.cli.console import out, print_line, print_table
 from edgespec.cli.groups import shown
 from edgespec.cli.options import JsonOption
 from edgespec.errors import EdgespecError
-from edgespec.platform.plugins import part
 
 if TYPE_CHECKING:
     from edgespec.cli.doctor_report import Report
@@ -37,26 +36,12 @@ def doctor_command(
     ] = None,
     *,
     retest: Annotated[bool, typer.Option("--retest", help="Test and time the kernels now.")] = False,
-    nodes: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST[:PORT],...",
-            help="Look at these nodes instead, and at how they would share a model's layers.",
-        ),
-    ] = None,
-    unsafe_no_ssh: Annotated[
-        bool, typer.Option("--unsafe-no-ssh", help="Connect to nodes without ssh.")
-    ] = False,
     json: JsonOption = False,
 ) -> int:
     """Report the machine, the kernels in use and why, which pairs of models fit, and the weights packed.
 
     Nothing is pulled. The exit code is 0 with stock kernels too, and 1 if a MODEL cannot be loaded.
-    --nodes sends each node up to 32 MB; exit code 1 if one cannot be used.
     """
-    if nodes is not None:
-        exit_code: int = part("nodes.report")(nodes, models, unsafe=unsafe_no_ssh, json=json)
-        return exit_code
     from edgespec.cli.doctor_report import full_report
 
     report = full_report(ROOT, models, retest=retest)
@@ -96,8 +81,6 @@ def _print(report: Report, *, asked: bool) -> None:
         f"llama-cpp-python {libraries['llama_cpp_python']}{variant}",
     )
     _print_kernels(report["kernels"])
-    if reason := report["nodes"]["reason"]:
-        print_line("nodes", reason)
     out.print()
     _print_pairs(report["pairs"])
     if not report["models"] and not asked:

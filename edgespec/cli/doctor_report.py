@@ -18,7 +18,7 @@ from edgespec.cli.console import err, line_of, message
 from edgespec.engine.capacity import expected_capacity
 from edgespec.engine.model_choice import choose_models
 from edgespec.errors import EdgespecError
-from edgespec.llama import kernels, rpc
+from edgespec.llama import kernels
 from edgespec.llama.backend import cpu_backend, foreign_function, library_version
 from edgespec.llama.gguf import TensorInfo
 from edgespec.llama.gguf_header import (
@@ -94,7 +94,6 @@ def full_report(root: Path, models: Sequence[str] | None, *, retest: bool) -> Re
         "energy": part("energy.source")(root, on_message=message),
         "pairs": _pairs(root, bandwidth),
         "kernels": _kernels(loaded),
-        "nodes": {"reason": rpc.missing()},
         "models": [_model(name, path, loaded, root) for name, path in paths.items()],
     }
     report["memory"]["peak_rss"] = peak_rss_bytes()

@@ -33,7 +33,7 @@ class Loading(msgspec.Struct, frozen=True, kw_only=True):
     kernels: str
     cache_type: str
     chat_template: str | None
-    nodes: str | None
+    rpc: tuple[str, ...]
     switches: tuple[str, ...]
     """Words of the environment that choose the kernels."""
     cache_reuse: int

@@ -28,7 +28,6 @@ from edgespec.platform.files import expand_user
 if TYPE_CHECKING:  # not at run time: a shell completes options without loading llama.cpp or numpy
     from edgespec.decoding.choices import Objective
     from edgespec.engine.engine import Engine
-    from edgespec.llama.node_addresses import NodeAddress
     from edgespec.platform.metering import Meter
     from edgespec.platform.signals import Cancellation
 
@@ -194,7 +193,7 @@ class ModelChoice:
 
         Raises UsageError for addresses of nodes and a chat template that cannot be.
         """
-        compute.addresses()
+        _ = compute.rpc_addresses
         with err.status("looking for its draft"):  # a file may have to be hashed
             chosen = choose_refs(*self.names(writes=writes), drafter, writes=writes)
         found, _ = chosen.target.found, chosen.draft and chosen.draft.found
@@ -346,8 +345,9 @@ class Compute(ThreadsAndKernels):
         ),
     ] = "f16"
 
-    def addresses(self) -> tuple[NodeAddress, ...]:
-        """Return the addresses of the nodes that hold layers of the target."""
+    @property
+    def rpc_addresses(self) -> tuple[str, ...]:
+        """HOST:PORT of the nodes that hold layers of the target. Raises UsageError."""
         return ()
 
     def for_text(self, chat_template: str | None, cache_reuse: int = 0) -> Loading:
@@ -357,14 +357,10 @@ class Compute(ThreadsAndKernels):
             kernels=self.kernels,
             cache_type=self.cache_type,
             chat_template=chat_template,
-            nodes=self.node_names(),
+            rpc=self.rpc_addresses,
             switches=switches(),
             cache_reuse=cache_reuse,
         )
-
-    def node_names(self) -> str | None:
-        """Return the nodes as the user named them."""
-        return None
 
     def load_engine(self, models: ChosenModels, **keywords: Unpack[EngineKeywords]) -> Engine:
         """Return the engine of a target and a draft; print its messages to stderr."""
@@ -376,7 +372,7 @@ class Compute(ThreadsAndKernels):
                 n_threads=self.threads,
                 kernels=self.kernels,
                 cache_type=self.cache_type,
-                nodes=self.addresses(),
+                rpc=self.rpc_addresses,
                 keep_packed=True,
                 on_message=message,
                 **keywords,
@@ -387,31 +383,20 @@ class Compute(ThreadsAndKernels):
 class ComputeOnNodes(Compute):
     """Threads, kernels, and machines that hold layers of the target."""
 
-    nodes: Annotated[
+    rpc: Annotated[
         str | None,
         typer.Option(
-            metavar="[USER@]HOST[:PORT],...",
-            envvar="EDGESPEC_NODES",
-            help="Machines that hold layers of the target, where `edgespec node` runs; through ssh.",
+            metavar="HOST:PORT,...",
+            help="Machines that hold layers of the target, where `edgespec node` runs.",
         ),
     ] = None
-    unsafe_no_ssh: Annotated[
-        bool,
-        typer.Option(
-            "--unsafe-no-ssh",
-            help="Connect to HOST without ssh: whoever is in that network can read and change all.",
-        ),
-    ] = False
 
-    def node_names(self) -> str | None:
-        """Return the nodes as the user named them."""
-        return self.nodes
+    @property
+    def rpc_addresses(self) -> tuple[str, ...]:
+        """HOST:PORT of the nodes that hold layers of the target. Raises UsageError."""
+        from edgespec.llama.choices import read_addresses
 
-    def addresses(self) -> tuple[NodeAddress, ...]:
-        """Return the addresses of the nodes. Raises UsageError."""
-        from edgespec.llama.node_addresses import read_addresses
-
-        return read_addresses(self.nodes, unsafe=self.unsafe_no_ssh) if self.nodes else ()
+        return read_addresses(self.rpc) if self.rpc is not None else ()
 
 
 @option_group()

@@ -36,7 +36,7 @@ from edgespec.cli.options import (
 )
 from edgespec.cli.progress import shown_while_read
 from edgespec.decoding.choices import Objective, Rule, is_draftless, is_plugin
-from edgespec.errors import EdgespecError, NodeLost, ServerLost, UsageError
+from edgespec.errors import EdgespecError, ServerLost, UsageError
 from edgespec.models.registry import load_registry
 from edgespec.models.resolve import model_named
 
@@ -555,7 +555,7 @@ def _show(stream: Stream | ServedStream, output: RunOutput, n_ctx_train: int, *,
     except KeyboardInterrupt:
         stream.close()
         code = INTERRUPTED
-    except (NodeLost, ServerLost) as error:
+    except ServerLost as error:
         lost = error  # what was written and counted so far is kept
     if writer:
         writer.finish(stream.result.text)

@@ -56,7 +56,7 @@ from edgespec.llama.head_kinds import DFLASH, EAGLE, GEMMA
 from edgespec.llama.kv_cache import KVCache
 from edgespec.llama.lent_cache import LentCache, LentSession
 from edgespec.llama.mtp import MtpHead, MtpTarget, why_no_mtp
-from edgespec.llama.placement import Placement
+from edgespec.llama.rpc import RemoteLayers
 from edgespec.llama.sequence_pool import SequencePool
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
@@ -99,9 +99,9 @@ class Draft(Closing):
         """Return the draft to use where layers of the target lie on nodes. Raises UsageError if none can."""
         return self
 
-    def load_target(self, header: GGUFHeader, *, kernels: bool, placement: Placement | None) -> Model:
+    def load_target(self, header: GGUFHeader, *, kernels: bool, remote: RemoteLayers | None) -> Model:
         """Load the target, so that it gives what the draft reads of it."""
-        return Model(header.path, kernels=kernels, header=header, placement=placement)
+        return Model(header.path, kernels=kernels, header=header, remote=remote)
 
     def load(self, target: Model, *, kernels: bool, n_threads: int) -> Model | None:
         """Load the draft's model and return it; None if nothing but the suffix store drafts."""
@@ -461,7 +461,7 @@ class _PublishedDraft(_Head):
         problem = "reads what is in the target's layers, which lie on nodes: choose another draft"
         raise UsageError(problem, field="draft", value=self.name)
 
-    def load_target(self, header: GGUFHeader, *, kernels: bool, placement: Placement | None) -> Model:
+    def load_target(self, header: GGUFHeader, *, kernels: bool, remote: RemoteLayers | None) -> Model:
         return LayersTarget(header, self.header, kernels=kernels)
 
     def _match(self, model: Model, on_message: MessageFn) -> Draft:
@@ -537,7 +537,7 @@ class GemmaDraft(_PublishedDraft):
     in_target_cache = True
     _cache: LentCache | None = None
 
-    def load_target(self, header: GGUFHeader, *, kernels: bool, placement: Placement | None) -> Model:
+    def load_target(self, header: GGUFHeader, *, kernels: bool, remote: RemoteLayers | None) -> Model:
         """Load the target as it is: the head reads its last hidden states."""
         return Model(header.path, kernels=kernels, header=header)
 
@@ -580,7 +580,7 @@ class MtpDraft(_Head):
             raise UsageError(f"{self.target_name}: {LAYERS_ON_NODES}", field="drafter", value="mtp")
         return NoDraft(self.target_name, LAYERS_ON_NODES)
 
-    def load_target(self, header: GGUFHeader, *, kernels: bool, placement: Placement | None) -> Model:
+    def load_target(self, header: GGUFHeader, *, kernels: bool, remote: RemoteLayers | None) -> Model:
         """Load the target with its head."""
         return MtpTarget(header, kernels=kernels)
 

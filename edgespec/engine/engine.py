@@ -35,7 +35,6 @@ from edgespec.engine.stream import Stream
 from edgespec.errors import EdgespecError, UsageError, check_choice, check_text
 from edgespec.llama.batch import EmbeddingsFn
 from edgespec.llama.choices import CacheChoice, KernelsChoice, StateRoom
-from edgespec.llama.node_addresses import NodeAddress
 from edgespec.llama.session import Session
 from edgespec.llama.thinking import Thinking
 from edgespec.llama.weights import Model
@@ -372,7 +371,7 @@ class Engine(Closing):
             the first of the first two in which `n_ctx` tokens of `parallel` requests, or `n_cells`, fit.
         chat_template: In place of the target's own: the name of another in its file or of a form of
             llama.cpp's ("chatml"), a file, or a program in Jinja.
-        nodes: Machines that hold layers of the target (`read_addresses`).
+        rpc: HOST:PORT of each machine that holds layers of the target (docs/nodes.md).
         keep_packed: Keep the packed weights on the disk for quicker starts (docs/kernels.md).
         states: The folder where the states of prompts are kept, so that later engines need not read them
             again, and its limit (docs/cache.md). Keeps at least the last sequence in memory, too.
@@ -406,7 +405,7 @@ class Engine(Closing):
         n_cells: int | None = None,
         cache_type: CacheChoice = "f16",
         chat_template: str | None = None,
-        nodes: tuple[NodeAddress, ...] = (),
+        rpc: tuple[str, ...] = (),
         keep_packed: bool = False,
         states: StateRoom | None = None,
         cache_reuse: int = 0,
@@ -426,7 +425,7 @@ class Engine(Closing):
             parallel=parallel,
             n_cells=n_cells,
             chat_template=chat_template,
-            nodes=nodes,
+            rpc=rpc,
             keep_packed=keep_packed,
             states=states,
             cache_reuse=cache_reuse,
@@ -647,9 +646,7 @@ class Engine(Closing):
             )
         self._requests.keep()
         if self._signals and not self._requests.n_running:
-            self._signals.drain()  # before the target is loaded again, which they would end too
-        if self._pair.is_lost and not self._requests.n_running:
-            self._pair.reopen()
+            self._signals.drain()
         running = self._requests.begin(prompt, tokens, plan, on_step)
         loop = running.loop
         window = None

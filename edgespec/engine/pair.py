@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
 
 from edgespec._core import Interrupt
 from edgespec.decoding.choices import DrafterChoice, DrafterName, NamedDrafter, Rule
@@ -45,12 +44,12 @@ from edgespec.llama.chat_template import check_chat_template
 from edgespec.llama.choices import CacheChoice, KernelsChoice, StateRoom
 from edgespec.llama.gguf_header import GGUFHeader
 from edgespec.llama.head_file import check_target
-from edgespec.llama.kernels import STOCK, Kernels
+from edgespec.llama.kernels import STOCK
 from edgespec.llama.kernels import load as load_kernels
 from edgespec.llama.kv_cache import MAX_SEQUENCES_OPEN, KVCache, KVCacheSize
-from edgespec.llama.placement import Placement
 from edgespec.llama.prompt_states import PromptStates, StateFolder, model_key
 from edgespec.llama.rollback import RollbackSize
+from edgespec.llama.rpc import USUAL_CELLS, RemoteLayers
 from edgespec.llama.sequence_pool import SequencePool
 from edgespec.llama.weights import Model
 from edgespec.models.footprint import (
@@ -64,13 +63,8 @@ from edgespec.models.resolve import model_header, notes_of
 from edgespec.platform.closing import Closing
 from edgespec.platform.cpu import default_threads
 from edgespec.platform.memory import available_bytes
-from edgespec.platform.plugins import part
 from edgespec.platform.signals import Cancellation
 from edgespec.platform.turns import IdleTime
-
-if TYPE_CHECKING:
-    from edgespec.llama.node_addresses import NodeAddress
-
 
 # ---- how a target and its draft model are loaded and run ----
 
@@ -108,8 +102,8 @@ class PairOptions:
     chat_template: str | None = None
     """A template in place of the target's own: the name of another in its file or of a form of llama.cpp's
     ("chatml"), a file, or a program in Jinja; None: its own."""
-    nodes: tuple[NodeAddress, ...] = ()
-    """Machines that hold layers of the target (`read_addresses`)."""
+    rpc: tuple[str, ...] = ()
+    """HOST:PORT of each machine that holds layers of the target (llama/rpc.py)."""
     keep_packed: bool = False
     """Keep packed weights on the disk, which later loads then map (packed_file.py)."""
     states: StateRoom | None = None
@@ -118,13 +112,13 @@ class PairOptions:
     """Least tokens of a prompt that are moved from another place of an earlier one; 0: none are."""
 
     def __post_init__(self) -> None:
-        if self.states and self.nodes:
+        if self.states and self.rpc:
             raise UsageError("cannot be kept of a target on nodes: leave it out", field="states")
         if not isinstance(self.drafter, NamedDrafter):
             check_choice("drafter", self.drafter, DrafterName)
         check_choice("kernels", self.kernels, KernelsChoice)
         check_choice("cache_type", self.cache_type, CacheChoice)
-        if self.nodes and self.cache_type == "auto":
+        if self.rpc and self.cache_type == "auto":
             problem = "the cache is on nodes, whose memory is not known yet: name a type"
             raise UsageError(problem, field="cache_type", value="auto")
         for name in ("n_ctx", "n_threads", "n_cells"):
@@ -137,7 +131,7 @@ class PairOptions:
             raise UsageError("must be 0 or more", field="prefix_cache", value=self.prefix_cache)
         if whole_number("cache_reuse", self.cache_reuse) < 0:
             raise UsageError("must be 0 or more", field="cache_reuse", value=self.cache_reuse)
-        if self.cache_reuse and self.nodes:
+        if self.cache_reuse and self.rpc:
             problem = "cannot be with a target on nodes: leave it out"
             raise UsageError(problem, field="cache_reuse", value=self.cache_reuse)
 
@@ -149,29 +143,6 @@ MAX_DRAFT_CTX = 2048
 """Most tokens of context of a draft: more make it read longer, and few more of its tokens are accepted."""
 
 _ROWS = 64  # rows of logits in a pass for several texts
-
-
-class TargetOnNodes(Protocol):
-    """A target some of whose layers are on other machines, as the nodes' app opens it."""
-
-    placement: Placement | None
-    """Where the layers go; None if all of them are here."""
-    home: GGUFHeader
-    """The target's header as if the file held only what is here."""
-    n_cells: int | None
-    """Tokens of cache that there is room for; None: as many as are needed."""
-
-    def is_lost(self, model: Model) -> bool:
-        """Whether `model` must be loaded again before its next pass."""
-
-    def warm_up(self, model: Model, interrupt: Interrupt | None) -> None:
-        """Make a first pass, which takes longer, since the nodes pack their weights in it."""
-
-    def reopen(self, model: Model, interrupt: Interrupt | None) -> None:
-        """Connect and load again. Raises NodeLost where that is not possible yet."""
-
-    def close(self) -> None:
-        """Close the connections to the nodes."""
 
 
 class Pair(Closing):
@@ -220,8 +191,8 @@ class Pair(Closing):
         )
         self.draft = find_draft(search, chosen.draft, options.drafter)
         """The draft, besides the suffix store; `load` may replace it."""
-        self._remote: TargetOnNodes | None = None
-        if not options.nodes:  # with them: once it is known what they hold
+        self._remote: RemoteLayers | None = None
+        if not options.rpc:  # with them: once it is known what they hold
             own = self.draft.header
             self.target_header = choose_cache_type(header, own, options.cache_type, n_tokens)
         if options.cache_type == "auto":
@@ -269,8 +240,8 @@ class Pair(Closing):
         loaded = load_kernels() if own_kernels else None
         if loaded and not loaded.available and not loaded.declined:
             on_message(f"stock kernels: {loaded.reason}")
-        placement = self._open_nodes(loaded, on_message)
-        self.target = self.draft.load_target(self.target_header, kernels=own_kernels, placement=placement)
+        self._connect()
+        self.target = self.draft.load_target(self.target_header, kernels=own_kernels, remote=self._remote)
         self._models.append(self.target)
         check_reuse(self.target, self.options.cache_reuse, self.n_threads)
         draft = self.draft.load(self.target, kernels=own_kernels, n_threads=self.n_threads)
@@ -285,9 +256,9 @@ class Pair(Closing):
             self.target.use_chat_template(self.options.chat_template)
         if self.options.cache_type != "f16":  # a pass costs something else then
             self.kernels += f", {self.options.cache_type} cache"
-        if self._remote and placement:
-            self.kernels += f", {placement}"
-            self._remote.warm_up(self.target, self._interrupt)
+        if self._remote:
+            n_layers = self._remote.n_layers
+            self.kernels += f", {n_layers} of {self.target_header.n_layer} layers on nodes"
         if (self.options.parallel or 1) > 1 and not self.target.can_rewind:
             on_message(f"{self.target.name} cannot take tokens back: one text at a time")
         self.draft = self.draft.bind(on_message)
@@ -296,32 +267,20 @@ class Pair(Closing):
         elif self.options.states:
             self._states = StateFolder(self.options.states, on_message)
 
-    def _open_nodes(self, kernels: Kernels | None, on_message: Callable[[str], None]) -> Placement | None:
-        """Connect to the nodes and return where the target's layers go; None: all of them stay here."""
-        if not self.options.nodes:
-            return None
-        remote: TargetOnNodes = part("nodes.open")(self.options, self._headers(), kernels, on_message)
-        self._remote, placement = remote, remote.placement
-        if placement:
+    def _connect(self) -> None:
+        """Connect to the nodes of `options`, if there are any, and give them layers of the target."""
+        if self.options.rpc:
+            self._remote = RemoteLayers(self.options.rpc, self.target_header, self._remote_cells)
             self.draft = self.draft.without_layers()
-        return placement
+
+    @property
+    def _remote_cells(self) -> int:
+        options, most = self.options, self.target_header.n_ctx_train
+        return options.n_cells or options.n_ctx or min(most, USUAL_CELLS)
 
     @property
     def _interrupt(self) -> Interrupt | None:
         return self.options.signals.interrupt if self.options.signals else None
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether a node of the target was lost, so that `reopen` must come before its next pass."""
-        return self._remote is not None and self._remote.is_lost(self.target)
-
-    def reopen(self) -> None:
-        """Load the target again. Raises NodeLost where a node is still lost."""
-        if self._remote:
-            if self._sequences:
-                self._sequences.close()
-                self._sequences = None
-            self._remote.reopen(self.target, self._interrupt)
 
     def _footprint(self, model: Model) -> GGUFHeader:
         return self._remote.home if self._remote and model is self.target else model.header
@@ -337,7 +296,7 @@ class Pair(Closing):
         demand = CapacityRequest(
             options.parallel if self.target.can_rewind else 1,
             options.n_ctx,
-            self._remote.n_cells if self._remote else options.n_cells,
+            self._remote_cells if self._remote else options.n_cells,
             options.prefix_cache or 0,
         )
         draft = self.draft.model.header if self.draft.model else None
@@ -502,8 +461,6 @@ class Pair(Closing):
         """Free models and sessions; a second call does nothing."""
         states, self._states = self._states, None
         with ExitStack() as stack:  # the last one first, each whatever the others raise
-            if self._remote:
-                stack.callback(self._remote.close)
             for model in reversed(self._models):
                 stack.callback(model.close)
             stack.callback(self.draft.leave)

@@ -16,15 +16,13 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 # Read when the library is loaded: without it an abort attaches a debugger and prints a backtrace.
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")
 
-from edgespec._core import Interrupt
 from edgespec.errors import EdgespecError
 from edgespec.platform.cpu import is_refusal, why_refused
 from edgespec.platform.files import lines_of
@@ -102,11 +100,17 @@ def _keep_log_line(level: int, text: bytes | None, _user_data: int | None) -> No
 def _stop_in_one_line(message: bytes) -> None:
     place, _, what = message.decode(errors="replace").partition(": ")
     reason = " ".join(f"{place.rpartition('/')[2]}: {what}".split())
-    line = (
-        f"edgespec: error: llama.cpp stopped: {reason} - the model file may be damaged; "
-        "check it with `edgespec models verify`\n"
-    )
-    os.write(2, line.encode(errors="replace"))
+    if place.startswith("ggml-rpc") or "/ggml-rpc" in place:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.write("\n" if sys.stdout.isatty() else "")
+            sys.stdout.flush()  # the text so far
+        problem = f"a node of --rpc is lost ({reason}); look whether `edgespec node` still runs there"
+    else:
+        problem = (
+            f"llama.cpp stopped: {reason} - the model file may be damaged; "
+            "check it with `edgespec models verify`"
+        )
+    os.write(2, f"edgespec: error: {problem}\n".encode(errors="replace"))
     os._exit(EdgespecError.exit_code)
 
 
@@ -262,29 +266,18 @@ def interruptible() -> Iterator[Interruption]:
         raise KeyboardInterrupt
 
 
-class NodeWatcher(Protocol):
-    """A watcher of the nodes that the library uses (placement.py)."""
-
-    def call(self, n_tokens: int = 0, interrupt: Interrupt | None = None) -> AbstractContextManager[None]:
-        """Let the library use them inside the block; raise at its end if one was lost."""
-
-
 def create(
     make: Callable[[Interruption], _T | None],
     free: Callable[[_T], object],
-    remote: NodeWatcher | None = None,
-    interrupt: Interrupt | None = None,
 ) -> _T | None:
     """Return the library's object that `make` makes, None if it fails; on Ctrl-C free it and raise.
 
-    Clears the log first, so that `failure_reason` is about this call. `remote`: the nodes that it uses; where
-    one is lost the object is freed too. `interrupt` ends the wait for them.
+    Clears the log first, so that `failure_reason` is about this call.
     """
     clear_log()
-    on_nodes = remote.call(interrupt=interrupt) if remote else contextlib.nullcontext()
     made: _T | None = None
     try:
-        with interruptible() as interruption, on_nodes:
+        with interruptible() as interruption:
             made = make(interruption)
     except BaseException:
         if made is not None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Literal, NamedTuple
+
+from edgespec.errors import UsageError
 
 KernelsChoice = Literal["auto", "off"]
 """edgespec's own kernels if they can be used, or llama.cpp's."""
@@ -24,3 +27,15 @@ class StateRoom(NamedTuple):
     path: Path
     limit: int
     """Bytes of all files together, whatever models they are of; those unused for longest are deleted."""
+
+
+def read_addresses(text: str) -> tuple[str, ...]:
+    """Return the addresses of `--rpc`: HOST:PORT, a comma between two. Raises UsageError."""
+    found = tuple(part.strip() for part in text.split(","))
+    for address in found:
+        host, _, port = address.rpartition(":")
+        if not re.fullmatch(r"[\w.-]+", host) or not port.isdecimal() or not 1 <= int(port) <= 65535:
+            raise UsageError("not HOST:PORT,HOST:PORT, such as 127.0.0.1:50052", field="rpc", value=address)
+    if len(set(found)) < len(found):
+        raise UsageError("names a node twice", field="rpc", value=text)
+    return found

@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -49,19 +49,6 @@ class _CPackedTensor(ctypes.Structure):
         ("bytes", ctypes.c_int64),
         ("data", ctypes.c_void_p),
         ("offset", ctypes.c_int64),
-    )
-
-
-class NodeFacts(ctypes.Structure):
-    """`struct es_node`: what a node's device (`Plugin.node_device`) holds and has run."""
-
-    _fields_ = (
-        ("memory", ctypes.c_uint64),
-        ("used", ctypes.c_uint64),
-        ("n_packed", ctypes.c_int64),
-        ("packed_bytes", ctypes.c_int64),
-        ("n_run", ctypes.c_int64),
-        ("n_handed_on", ctypes.c_int64),
     )
 
 
@@ -173,26 +160,6 @@ class Plugin:
                 place = found.offset, found.data or 0
                 tensors.append(PackedTensor(name, kind, found.rows, found.columns, found.bytes, *place))
         return tuple(tensors)
-
-    def node_device(self, cpu: int, memory: int) -> int:
-        """Return the device that a node serves (llama/rpc.py), a `ggml_backend_dev_t`: a complete backend.
-
-        `cpu`: llama.cpp's own device, which runs what the kernels do not. `memory`: the bytes that clients
-        may take. Call `join_ggml` first. A process has one such device: a second call changes its memory.
-        Raises EdgespecError if ggml has refused the kernels.
-        """
-        make = self._library.es_kernels_node_device
-        make.argtypes, make.restype = (ctypes.c_void_p, ctypes.c_size_t), ctypes.c_void_p
-        device = make(cpu, memory)
-        if not device:
-            raise EdgespecError(f"edgespec's kernels cannot serve: {_text(self._refusal()) or 'not in use'}")
-        return int(device)
-
-    def node(self) -> NodeFacts:
-        """The counters of the node's device: bytes held, work run."""
-        facts = self._library.es_kernels_node
-        facts.restype = NodeFacts
-        return cast("NodeFacts", facts())
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import ctypes
 import time
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -106,7 +106,7 @@ class KVCache(Closing):
         model.sessions.add(self)
         self._context, self._home = context, HomeProcess("the session")
         self._decoder = Decoder(context, model, self._rollback, interrupt)
-        self._rollback.attach(context, self._decoder.on_nodes)
+        self._rollback.attach(context)
         self._input = PassInput(
             self.n_batch,
             n_sequences,
@@ -416,16 +416,14 @@ class KVCache(Closing):
         """Return a copy of a sequence's cache."""
         size = self.state_bytes(sequence)
         state: State = np.empty(size, np.uint8)
-        with self._decoder.on_nodes():
-            n = llama.llama_state_seq_get_data(self._context, bytes_of(state), size, sequence)
+        n = llama.llama_state_seq_get_data(self._context, bytes_of(state), size, sequence)
         if n != size:
             raise EdgespecError(f"{self.model.path}: llama.cpp copied {n} of {size} bytes of the cache")
         return state
 
     def restore(self, sequence: int, state: State) -> bool:
         """Put a copied cache into an empty sequence; return whether the library could."""
-        with self._decoder.on_nodes():
-            n = llama.llama_state_seq_set_data(self._context, bytes_of(state), state.nbytes, sequence)
+        n = llama.llama_state_seq_set_data(self._context, bytes_of(state), state.nbytes, sequence)
         return bool(n == state.nbytes)
 
     @property
@@ -579,16 +577,14 @@ class Decoder:
         """Make a pass over `batch`, of `n_tokens`.
 
         Of `n_outputs` of them the library computes logits; where edgespec's kernels can, only the last
-        `n_wanted` are: the others are asked for because of hidden states. Raises CacheFull, NodeLost,
-        KeyboardInterrupt if the interrupt broke it off, and EdgespecError.
+        `n_wanted` are: the others are asked for because of hidden states. Raises CacheFull, KeyboardInterrupt
+        if the interrupt broke it off, and EdgespecError.
         """
         only_wanted = (
             self._plugin.last_logits(n_wanted) if self._plugin and n_wanted < n_outputs else nullcontext()
         )
-        # Where nothing is asked back, the nodes would begin one pass after the other, and the last one wait
-        # for all of them. An aborted pass is logged, and Python may raise Ctrl-C in that callback.
-        on_nodes = self.on_nodes(n_tokens, waits=not n_outputs)
-        with backend.interruptible(), only_wanted, on_nodes:
+        # An aborted pass is logged, and Python may raise Ctrl-C in that callback.
+        with backend.interruptible(), only_wanted:
             code = llama.llama_decode(self._context, batch.struct)
         if code == 0:
             return
@@ -603,11 +599,6 @@ class Decoder:
         raise EdgespecError(
             f"{self._model.path}: llama.cpp failed with code {code}: {backend.failure_reason()}"
         )
-
-    def on_nodes(self, n_tokens: int = 0, *, waits: bool = False) -> AbstractContextManager[None]:
-        """Return `Remote.call` with these arguments where layers are on nodes."""
-        remote = self._model.remote
-        return remote.call(n_tokens, self._interrupt, waits=waits) if remote else nullcontext()
 
 
 # ---- the context ----
@@ -665,7 +656,7 @@ def create_context(  # noqa: PLR0913 - sizes, each by its name
         params.cb_eval = on_operation
     params.swa_full = True  # a sliding window that drops tokens cannot be rewound
     context: llama.llama_context_p | None = backend.create(
-        lambda _: llama.llama_init_from_model(model.handle, params), llama.llama_free, model.remote
+        lambda _: llama.llama_init_from_model(model.handle, params), llama.llama_free
     )
     if context is None:
         reason = backend.failure_reason()

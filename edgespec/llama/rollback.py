@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import ctypes
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -26,9 +26,6 @@ from edgespec.llama.backend import llama
 
 State: TypeAlias = npt.NDArray[np.uint8]
 """A copy of the cache of a sequence, or of its recurrent state alone, as the library writes it."""
-
-OnNodes: TypeAlias = Callable[[], AbstractContextManager[None]]
-"""Returns what `Remote.call` (placement.py) does, with its errors; `nullcontext` where all is here."""
 
 MAX_SEQUENCES = 256
 """Most sequences of llama.cpp."""
@@ -75,15 +72,13 @@ class Rollback(ABC):
 
     _context: llama.llama_context_p
     _memory: object
-    _on_nodes: OnNodes
 
     def __init__(self, n_sequences: int) -> None:
         self._n_sequences = n_sequences
 
-    def attach(self, context: llama.llama_context_p, on_nodes: OnNodes = nullcontext) -> None:
-        """Work on this context from now on; `on_nodes`: within which its states are copied."""
+    def attach(self, context: llama.llama_context_p) -> None:
+        """Work on this context from now on."""
         self._context, self._memory = context, llama.llama_get_memory(context)
-        self._on_nodes = on_nodes
 
     def n_past(self, sequence: int) -> int:
         """Return the number of tokens in a sequence."""

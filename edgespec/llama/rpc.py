@@ -1,47 +1,39 @@
-"""llama.cpp's RPC backend: it serves a device to other machines, and uses those that other machines serve.
+"""Layers of a model on other machines, through llama.cpp's RPC backend.
 
-    this machine                                    the node
-    llama_model_params.devices = connect(...)  <->  serve(endpoint, device, ...)
+    this machine                                        a node: `edgespec node`
+    embedding, first layers, norm, output matrix  <->   last layers, with their part of the cache
 
-The backend is compiled with llama-cpp-python and lies beside libllama (llama_cpp.cmake); its connections are
-edgespec's own (csrc/rpc_transport). The protocol has no authentication, and who speaks it can run code on the
-node: it belongs inside a tunnel.
-
-A client's connection that breaks, hangs or answers nonsense is *lost*: all that is asked of it succeeds from
-then on, with zeros, and `Rpc.lost` says so. A server ends the process where a client asks for what cannot be,
-so it runs in a child process.
+The backend is compiled with llama-cpp-python and lies beside libllama (llama_cpp.cmake). Its protocol has no
+authentication, and who speaks it can run code on the node: it belongs inside a tunnel. Layers on nodes run on
+llama.cpp's kernels. Where a connection breaks, the backend ends this process; backend.py says so in a line.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-import sys
+import re
+import socket
+from dataclasses import replace
 from pathlib import Path
 
-from edgespec import _core
-from edgespec._core import Interrupt
-from edgespec.errors import EdgespecError
+from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama import backend
-from edgespec.llama.backend import foreign_function
-
-GGML_VERSION = "0.25.3"
-"""The ggml whose RPC backend the connections are made for, and the only one they are used with."""
-
-PROTOCOL = (7, 0, 0)
-"""The protocol's version: major, minor, patch. Both sides need the same major one, and the node's minor one
-must not be newer."""
+from edgespec.llama.backend import foreign_function, llama
+from edgespec.llama.gguf_header import GGUFHeader, read_tensors
 
 DEFAULT_PORT = 50052
 """Where llama.cpp's own server listens too."""
 
-INTERRUPTED = "interrupted while it worked"
-"""Why a connection is lost that was given up because of an interruption."""
+MOST_TOKENS = 128
+"""Most tokens that a pass over nodes should have: Ctrl-C waits for all of them."""
 
-INTERRUPTED_S = 2.0
-"""Seconds that what is under way on a node may still take after an interruption."""
+USUAL_CELLS = 4096
+"""Tokens of cache that nodes get room for, if the user says nothing."""
 
-_REASON_BYTES = 256
+_CONNECT_S = 10.0
+_USED_SHARE = 0.9  # of a node's free memory: its buffers for passes need some, too
+_NOT_OF_A_LAYER = rb"^(?!blk\.)"  # tensors of this name, which is a regular expression, stay here
 _CPU_DEVICE = 0  # GGML_BACKEND_DEVICE_TYPE_CPU
 
 _pointer = ctypes.c_void_p
@@ -50,116 +42,77 @@ _load = foreign_function("ggml_backend_load", _pointer, ctypes.c_char_p)
 _find = foreign_function("ggml_backend_reg_get_proc_address", _pointer, _pointer, ctypes.c_char_p)
 _device_count = foreign_function("ggml_backend_reg_dev_count", ctypes.c_size_t, _pointer)
 _device = foreign_function("ggml_backend_reg_dev_get", _pointer, _pointer, ctypes.c_size_t)
-_version = foreign_function("ggml_version", ctypes.c_char_p)
+_cpu_buffer_type = foreign_function("ggml_backend_cpu_buffer_type", _pointer)
+_memory = foreign_function(
+    "ggml_backend_dev_memory",
+    None,
+    *(_pointer, ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_size_t)),
+)
 
 
-class Rpc:
-    """The backend and its connections, loaded."""
+def serve(host: str, port: int, *, n_threads: int, cache: Path | None) -> None:
+    """Serve this machine's processors at `host` and `port`, to one client at a time, until the process ends.
 
-    def __init__(self, own: ctypes.CDLL, registry: int) -> None:
-        self._set_patience, self._lost, self._forget = own.es_rpc_patience, own.es_rpc_lost, own.es_rpc_forget
-        self._set_patience.argtypes, self._set_patience.restype = (ctypes.c_int,) * 3, None
-        self._lost.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t)
-        self._forget.argtypes, self._forget.restype = (ctypes.c_char_p,), None
-        self._keep_in = own.es_rpc_keep_in
-        self._keep_in.argtypes, self._keep_in.restype = (ctypes.c_char_p, ctypes.c_uint64), None
-        self._add_server = ctypes.CFUNCTYPE(_pointer, ctypes.c_char_p)(
-            _find(registry, b"ggml_backend_rpc_add_server")
+    `cache`: the folder where large tensors are kept by their hash, for the next load of the same model.
+    Returns only where it cannot listen. Raises EdgespecError where the backend is missing.
+    """
+    devices = (_pointer * 1)(_by_type(_CPU_DEVICE))
+    start = ctypes.CFUNCTYPE(
+        None, *(ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_size_t, _pointer)
+    )(_find(_registry(), b"ggml_backend_rpc_start_server"))
+    folder = None if cache is None else os.fsencode(cache)
+    start(f"{host}:{port}".encode(), folder, n_threads, 1, ctypes.addressof(devices))
+
+
+class _Override(ctypes.Structure):
+    """`struct llama_model_tensor_buft_override`."""
+
+    _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p))
+
+
+class RemoteLayers:
+    """The last layers of a model, on nodes; llama.cpp shares them out by the nodes' free memory.
+
+    It must live as long as the model: the library reads it.
+    """
+
+    def __init__(self, addresses: tuple[str, ...], header: GGUFHeader, n_cells: int) -> None:
+        """Connect to the nodes, which get room for `n_cells` tokens of cache.
+
+        As many layers go there as fit. Raises EdgespecError if a node cannot be reached, or none fits.
+        """
+        most = int(llama.llama_max_devices())
+        if len(addresses) > most:
+            raise UsageError(f"llama.cpp knows at most {most} nodes", field="rpc", value=len(addresses))
+        devices = [device for address in addresses for device in _connect(address)]
+        room = int(_USED_SHARE * sum(map(_free_bytes, devices)))
+        sizes = _layer_bytes(header, n_cells)
+        self.n_layers = _n_fitting(sizes, room)
+        """Layers on nodes."""
+        if not self.n_layers:
+            raise EdgespecError(f"--rpc {','.join(addresses)}: no layer fits into {room >> 20} MB there")
+        self.home = _home_part(header, header.n_layer - self.n_layers)
+        """The header as if the file held only what is here, for estimates of memory."""
+        self._devices = (ctypes.c_void_p * (len(devices) + 1))(*devices, None)
+        self._overrides = (_Override * 2)(
+            _Override(_NOT_OF_A_LAYER, _cpu_buffer_type()), _Override(None, None)
         )
-        self._start_server = ctypes.CFUNCTYPE(
-            None, *(ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_size_t, _pointer)
-        )(_find(registry, b"ggml_backend_rpc_start_server"))
 
-    def serve(
-        self, endpoint: str, device: int, *, n_threads: int, kept: Path | None, least_free: int
-    ) -> None:
-        """Serve `device`, a `ggml_backend_dev_t`, at `endpoint` ("127.0.0.1:50052"), to one client at a time.
-
-        `kept`: the folder that keeps weights by their hash, while `least_free` bytes stay free on its disk.
-        Returns only where it cannot begin to listen; why is then on stderr. Ends the process if a client asks
-        for what is impossible.
-        """
-        devices = (_pointer * 1)(device)
-        folder = None if kept is None else os.fsencode(kept)
-        self._keep_in(folder, least_free)
-        self._start_server(endpoint.encode(), folder, n_threads, 1, ctypes.addressof(devices))
-
-    def connect(self, endpoint: str) -> tuple[int, ...]:
-        """Return the devices, each a `ggml_backend_dev_t`, that a server offers at `endpoint`.
-
-        Raises EdgespecError if there is none; `lost` then says why.
-        """
-        registry = self._add_server(endpoint.encode())
-        if not registry:
-            raise EdgespecError(f"{endpoint}: {self.lost(endpoint) or 'the node offers no device'}")
-        return tuple(_device(registry, i) for i in range(_device_count(registry)))
-
-    def set_patience(self, interrupt: Interrupt | None, silence_s: float) -> None:
-        """Let all connections wait `silence_s` for a byte, and `INTERRUPTED_S` after an interruption.
-
-        The latter begins when a connection first sees the interruption, and ends at the next call of this.
-        """
-        fd = -1 if interrupt is None else interrupt.fd
-        self._set_patience(fd, round(1e3 * silence_s), round(1e3 * INTERRUPTED_S))
-
-    def forget(self, endpoint: str) -> None:
-        """Let a new connection to `endpoint` be made after one was lost, and all that used it is closed."""
-        self._forget(endpoint.encode())
-
-    def lost(self, endpoint: str) -> str:
-        """Return why a connection to `endpoint` was lost; "" if none was."""
-        reason = ctypes.create_string_buffer(_REASON_BYTES)
-        return reason.value.decode() if self._lost(endpoint.encode(), reason, _REASON_BYTES) else ""
+    def place(self, params: llama.llama_model_params) -> None:
+        """Say in `params` where the layers go."""
+        # llama_cpp says other types than it declares to ctypes.
+        params.devices = ctypes.addressof(self._devices)  # type: ignore[assignment]
+        params.tensor_buft_overrides = ctypes.addressof(self._overrides)  # type: ignore[assignment]
+        params.n_gpu_layers = self.n_layers + 1  # for the library the output is one more layer
 
 
-_loaded: Rpc | None = None
-
-
-def backend_path() -> Path:
-    """Return the path of the backend, in libllama's folder; it may not exist."""
-    return backend.library_folder() / "ggml_rpc.so"
-
-
-def _transport_path() -> Path:
-    return Path(_core.__file__).with_name("rpc_transport.so")
-
-
-def missing() -> str:
-    """Return in one line what to do where backend or connections are missing; "" if both are there."""
-    absent = [path for path in (backend_path(), _transport_path()) if not path.exists()]
-    if not absent:
-        return ""
-    if sys.platform != "linux":
-        return "llama.cpp's RPC backend, which nodes need, is built on Linux only"
-    return (
-        "llama.cpp's RPC backend, which nodes need, is missing: install llama-cpp-python as docs/nodes.md "
-        f"says, or call `make` in edgespec's sources (no {absent[0]})"
-    )
-
-
-def require() -> None:
-    """Raise EdgespecError, with what to do, where there is no backend."""
-    if reason := missing():
-        raise EdgespecError(reason)
-
-
-def load() -> Rpc:
-    """Load the backend, once per process. Raises EdgespecError if it is missing or does not fit."""
-    global _loaded  # noqa: PLW0603 - loaded once per process
-    if _loaded is None:
-        require()
-        if (version := ggml_version()) != GGML_VERSION:
-            raise EdgespecError(
-                f"edgespec's connections to nodes are made for ggml {GGML_VERSION}, and {version} is "
-                "installed; install edgespec again, with the llama-cpp-python that it asks for"
-            )
-        # Global, so that the backend finds its connections there.
-        own = ctypes.CDLL(str(_transport_path()), mode=os.RTLD_NOW | os.RTLD_GLOBAL)
-        _loaded = Rpc(own, _registry(backend_path()))
-    return _loaded
-
-
-def _registry(path: Path) -> int:
+def _registry() -> int:
+    path = backend.library_folder() / "ggml_rpc.so"
+    if not path.exists():
+        raise EdgespecError(
+            "llama.cpp's RPC backend is missing: install llama-cpp-python as docs/nodes.md says, or call "
+            f"`make` in edgespec's sources (no {path})"
+        )
     backend.clear_log()
     registry = _load(os.fsencode(path))
     if not registry:
@@ -167,11 +120,57 @@ def _registry(path: Path) -> int:
     return int(registry)
 
 
-def ggml_version() -> str:
-    """Return the version of the ggml in use."""
-    return str(_version().decode())
+def _connect(address: str) -> list[int]:
+    """Return the devices that a node offers, each a `ggml_backend_dev_t`."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), _CONNECT_S).close()  # else the library waits for minutes
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise EdgespecError(f"--rpc {address}: {reason}; look whether `edgespec node` runs there") from None
+    add = ctypes.CFUNCTYPE(_pointer, ctypes.c_char_p)(_find(_registry(), b"ggml_backend_rpc_add_server"))
+    registry = add(address.encode())
+    if not registry:
+        reason = backend.failure_reason()
+        raise EdgespecError(f"--rpc {address}: it does not answer as a node of this version does: {reason}")
+    return [int(_device(registry, i)) for i in range(_device_count(registry))]
 
 
-def cpu_device() -> int:
-    """Return llama.cpp's own device of this machine's processors, a `ggml_backend_dev_t`."""
-    return int(_by_type(_CPU_DEVICE))
+def _free_bytes(device: int) -> int:
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    _memory(device, ctypes.byref(free), ctypes.byref(total))
+    return free.value
+
+
+def _layer_bytes(header: GGUFHeader, n_cells: int) -> list[int]:
+    """Return the bytes of each layer, its part of the cache included."""
+    n_layer = max(1, header.n_layer)
+    cache = (header.kv_bytes(n_cells) + header.state_bytes) // n_layer
+    sizes = [cache] * n_layer
+    for tensor in read_tensors(header):
+        if (found := re.match(r"blk\.(\d+)\.", tensor.name)) and int(found[1]) < n_layer:
+            sizes[int(found[1])] += tensor.bytes
+    return sizes
+
+
+def _n_fitting(sizes: list[int], room: int) -> int:
+    """Return how many of the last layers fit."""
+    n = 0
+    for size in reversed(sizes):
+        room -= size
+        if room < 0:
+            break
+        n += 1
+    return n
+
+
+def _home_part(header: GGUFHeader, n_home: int) -> GGUFHeader:
+    prefixes = tuple(f"blk.{i}." for i in range(n_home, header.n_layer))
+    away = sum(tensor.bytes for tensor in read_tensors(header) if tensor.name.startswith(prefixes))
+    heads = header.n_head_kv
+    return replace(
+        header,
+        file_bytes=max(0, header.file_bytes - away),
+        n_head_kv=heads[:n_home] if len(heads) == header.n_layer else heads,
+        state_bytes=header.state_bytes * n_home // max(1, header.n_layer),
+    )

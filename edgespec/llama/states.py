@@ -28,7 +28,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from edgespec.decoding.session import SequenceTokens
-from edgespec.errors import NodeLost
 from edgespec.llama.backend import llama
 from edgespec.llama.rollback import Rollback, RollbackSize, State, bytes_of
 
@@ -232,22 +231,17 @@ class States(Rollback):
     # ---- copies ----
 
     def _copy(self, sequence: int) -> State:
-        """Return a copy of the state of a sequence. Raises NodeLost."""
+        """Return a copy of the state of a sequence."""
         size = llama.llama_state_seq_get_size_ext(self._context, sequence, _STATE_ONLY)
         state: State = np.empty(size, np.uint8)
-        with self._on_nodes():
-            llama.llama_state_seq_get_data_ext(self._context, bytes_of(state), size, sequence, _STATE_ONLY)
+        llama.llama_state_seq_get_data_ext(self._context, bytes_of(state), size, sequence, _STATE_ONLY)
         return state
 
     def _put(self, sequence: int, state: State) -> bool:
         """Give a sequence the state of a copy; return whether the library could."""
-        try:
-            with self._on_nodes():
-                n = llama.llama_state_seq_set_data_ext(
-                    self._context, bytes_of(state), state.nbytes, sequence, _STATE_ONLY
-                )
-        except NodeLost:  # the next pass says so; and `undo` must not hide what ended the last one
-            return False
+        n = llama.llama_state_seq_set_data_ext(
+            self._context, bytes_of(state), state.nbytes, sequence, _STATE_ONLY
+        )
         return bool(n == state.nbytes)
 
     def stop_before(self, sequence: int, n_past: int, n_tokens: int) -> int:

@@ -28,13 +28,12 @@ from edgespec.llama.hidden_states import LAST_NORM, HiddenStates
 from edgespec.llama.kernels import Plugin, WeightPacking, packing
 from edgespec.llama.kernels import load as load_kernels
 from edgespec.llama.packed_file import PackedFile, PackedTensor, packed_file
-from edgespec.llama.placement import MOST_ON_NODES, Placement, Remote
+from edgespec.llama.rpc import MOST_TOKENS, RemoteLayers
 from edgespec.llama.thinking import AS_USUAL, Thinking
 from edgespec.platform.closing import Closing
 from edgespec.platform.forks import HomeProcess, finalize
 from edgespec.platform.memory import MappedPages
 from edgespec.platform.messages import MessageFn
-from edgespec.platform.signals import is_requested
 from edgespec.platform.turns import IdleTime
 
 _NO_TOKEN = -1
@@ -60,8 +59,8 @@ class Model(Closing):
     Token ids are ints in [0, n_vocab). Using a closed model raises EdgespecError.
     """
 
-    remote: Remote | None = None
-    """The nodes that hold layers of it, or None."""
+    remote: RemoteLayers | None = None
+    """Its layers on nodes, or None."""
     is_mtp = False
     """Whether it is the head in another model's file (mtp.py)."""
     takes_states = False
@@ -94,7 +93,7 @@ class Model(Closing):
         kernels: bool = True,
         vocab_only: bool = False,
         header: GGUFHeader | None = None,
-        placement: Placement | None = None,
+        remote: RemoteLayers | None = None,
     ) -> None:
         """Load `path`; Ctrl-C stops the loading. Models are loaded one at a time.
 
@@ -103,9 +102,8 @@ class Model(Closing):
         `check_tensors` refuses blocks with impossible numbers (0.07 s for a cached 1.1 GB). `kernels`
         packs the weights for edgespec's kernels if they can be used (kernels.py); otherwise the model runs
         exactly as in llama.cpp. `vocab_only` loads the tokenizer but no weights. `header`: what
-        `check_model_file` returned for this path, to save a second check. `placement`: layers that lie on
-        nodes. Raises what `check_model_file` raises, NodeLost, and EdgespecError if the library cannot load
-        the file.
+        `check_model_file` returned for this path, to save a second check. `remote`: layers that lie on
+        nodes. Raises what `check_model_file` raises, and EdgespecError if the library cannot load the file.
         """
         self.path = Path(path)
         self.header = header or check_model_file(path)
@@ -121,22 +119,16 @@ class Model(Closing):
         params.load_mtp = self._with_mtp
         self._params = params
         self._packs = kernels and not vocab_only
-        self._open(placement)
-        model = words = self._model
-        self._words = self._finalizer
-        if placement:
-            self.most_batch = MOST_ON_NODES
-            # The tokenizer is a model of its own, which stays while the weights are loaded again (`reopen`).
-            alone = llama.llama_model_default_params()
-            alone.vocab_only = True
-            words = _load(self.path, alone, lambda _: None, None)
-            self._words = finalize(self, _free, words, None)
-        self._read_facts(model, words)
-        self._templates = self._read_templates(model)
+        if remote:
+            self.remote, self.most_batch = remote, MOST_TOKENS
+            remote.place(params)
+        self._open()
+        self._read_facts(self._model)
+        self._templates = self._read_templates(self._model)
 
-    def _read_facts(self, model: llama.llama_model_p, words: llama.llama_model_p) -> None:
-        """Ask the library for the facts of `model`, and of the tokenizer of `words`."""
-        self._vocab = llama.llama_model_get_vocab(words)
+    def _read_facts(self, model: llama.llama_model_p) -> None:
+        """Ask the library for the facts of `model`."""
+        self._vocab = llama.llama_model_get_vocab(model)
 
         self.n_vocab: int = llama.llama_vocab_n_tokens(self._vocab)
         self.n_embd: int = llama.llama_model_n_embd_out(model)
@@ -165,19 +157,18 @@ class Model(Closing):
         )
         """Whether it keeps a state of a text that every token changes (rollback.py)."""
 
-    def _open(self, placement: Placement | None, interrupt: Interrupt | None = None) -> None:
-        remote = None if placement is None else Remote(placement, self.header, interrupt)
+    def _open(self) -> None:
         with packing(self._packs) as packed:
-            self._file = None if remote else self._packed_file(packed)
-            model = self._load_mapped(self._file, packed, interrupt) if self._file else None
+            self._file = None if self.remote else self._packed_file(packed)
+            model = self._load_mapped(self._file, packed) if self._file else None
             self.is_mapped = model is not None
             if model is None:
                 drop_pages = _page_dropper(self.path, self.header, packed)
-                model = _load(self.path, self._params, drop_pages, remote, interrupt)
-            self._finalizer = finalize(self, _free, model, remote)
+                model = _load(self.path, self._params, drop_pages)
+            self._finalizer = finalize(self, _free, model, self.remote)
             self.packed: tuple[PackedTensor, ...] = packed.tensors()
             """The weight matrices that edgespec's kernels multiply here."""
-        self._model, self.remote = model, remote
+        self._model = model
 
     def _packed_file(self, packed: WeightPacking) -> PackedFile | None:
         kernels = load_kernels() if packed.on else None
@@ -186,9 +177,7 @@ class Model(Closing):
         part = "with the head" if self._with_mtp else ""
         return packed_file(self.header, kernels.name, kernels.self_test.build, part)
 
-    def _load_mapped(
-        self, file: PackedFile, packed: WeightPacking, interrupt: Interrupt | None
-    ) -> llama.llama_model_p | None:
+    def _load_mapped(self, file: PackedFile, packed: WeightPacking) -> llama.llama_model_p | None:
         """Load the model with packed weights from the disk; None if they are not there, or not its own."""
         with file.opened() as found:
             if found is None:
@@ -198,7 +187,7 @@ class Model(Closing):
                 drop_pages = _page_dropper(self.path, self.header, packed)
                 checks, self._params.check_tensors = self._params.check_tensors, False  # they were checked
                 try:
-                    model = _load(self.path, self._params, drop_pages, None, interrupt)
+                    model = _load(self.path, self._params, drop_pages)
                 finally:
                     self._params.check_tensors = checks
         if packed.tensors() == tensors:
@@ -219,23 +208,6 @@ class Model(Closing):
         if self._file and not self.is_mapped:
             self._idle = idle or IdleTime()
             self._keeping = self._file.keep(self.packed, self, interrupt, on_message, self._idle)
-
-    def unload(self) -> None:
-        """Close its sessions and free the weights, with the connections to their nodes, until `reopen`.
-
-        Text can be tokenized all the time, by other threads too.
-        """
-        self._close_sessions()
-        self._finalizer()
-        self.remote = None
-
-    def reopen(self, placement: Placement, interrupt: Interrupt | None = None) -> None:
-        """Load the weights again. Raises as when it was made, and can be tried again then.
-
-        `interrupt` ends it, in any thread: then it raises KeyboardInterrupt.
-        """
-        self.unload()
-        self._open(placement, interrupt)
 
     @property
     def name(self) -> str:
@@ -267,7 +239,7 @@ class Model(Closing):
     @property
     def vocabulary(self) -> int:
         """The address of the library's vocabulary, for another library that tokenizes with it."""
-        self._require(self._words)
+        self._require(self._finalizer)
         return int(ctypes.cast(self._vocab, ctypes.c_void_p).value or 0)
 
     def _require(self, freed: weakref.finalize[..., Any]) -> None:
@@ -281,13 +253,13 @@ class Model(Closing):
 
     def is_eog(self, token: int) -> bool:
         """Whether `token` ends a generation (EOS, end of turn, ...)."""
-        self._require(self._words)
+        self._require(self._finalizer)
         return bool(llama.llama_vocab_is_eog(self._vocab, token))
 
     @cached_property
     def fim(self) -> FimTokens | None:
         """The tokens with which it fills in the middle of a text; None if it was not trained to."""
-        self._require(self._words)
+        self._require(self._finalizer)
         return fim_tokens(self._vocab)
 
     @cached_property
@@ -297,7 +269,7 @@ class Model(Closing):
 
     def is_control(self, token: int) -> bool:
         """Whether `token` is a control token, which has no text."""
-        self._require(self._words)
+        self._require(self._finalizer)
         return bool(llama.llama_vocab_is_control(self._vocab, token))
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
@@ -306,7 +278,7 @@ class Model(Closing):
         `add_special` adds BOS/EOS if the model wants them; `parse_special` turns the names of control tokens
         in the text into these tokens. Raises UsageError if the text is not valid Unicode (a lone surrogate).
         """
-        self._require(self._words)
+        self._require(self._finalizer)
         try:
             data = text.encode()
         except UnicodeEncodeError as error:
@@ -325,7 +297,7 @@ class Model(Closing):
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
         """Return the bytes of `token`, maybe part of a character; b"" for control tokens unless `special`."""
-        self._require(self._words)
+        self._require(self._finalizer)
         if not 0 <= token < self.n_vocab:
             raise ValueError(f"token {token} is not in [0, {self.n_vocab})")
         size = 256
@@ -506,7 +478,6 @@ class Model(Closing):
             self._idle.finish()
             self._keeping.join()
         self._finalizer()
-        self._words()
 
     def _close_sessions(self) -> None:
         for session in tuple(self.sessions):
@@ -536,33 +507,25 @@ def _load(
     path: Path,
     params: llama.llama_model_params,
     on_progress: Callable[[float], None],
-    remote: Remote | None,
-    interrupt: Interrupt | None = None,
 ) -> llama.llama_model_p:
-    if remote:
-        remote.place(params)
-
     def load(interruption: backend.Interruption) -> llama.llama_model_p | None:
         def progressed(progress: float, _data: object) -> bool:
             on_progress(progress)
-            # False stops, one call after Ctrl-C came.
-            return not (interruption.requested or is_requested(interrupt) or (remote and remote.is_lost))
+            return not interruption.requested  # False stops, one call after Ctrl-C came
 
         callback = llama.llama_progress_callback(progressed)
         params.progress_callback = callback
         loaded: llama.llama_model_p | None = llama.llama_model_load_from_file(os.fsencode(path), params)
         return loaded
 
-    model: llama.llama_model_p | None = backend.create(load, llama.llama_model_free, remote, interrupt)
-    if model is None and is_requested(interrupt):
-        raise KeyboardInterrupt
+    model: llama.llama_model_p | None = backend.create(load, llama.llama_model_free)
     if model is None:
         raise EdgespecError(f"{path}: llama.cpp cannot load it: {backend.failure_reason()}")
     return model
 
 
-def _free(model: llama.llama_model_p, _remote: Remote | None) -> None:
-    llama.llama_model_free(model)  # the library may read what `Remote` holds until then
+def _free(model: llama.llama_model_p, _remote: RemoteLayers | None) -> None:
+    llama.llama_model_free(model)  # the library may read what RemoteLayers holds until then
 
 
 def _description(model: llama.llama_model_p) -> str:

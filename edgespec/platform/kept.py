@@ -165,7 +165,6 @@ IDLE_POWER = Kept("idle-power", ("energy.json",), "the idle power of this machin
 SELF_TESTS = Kept("self-tests", ("selftest-*.json",), "the kernels' self-test, and how far they prefetch")
 HASHES = Kept("hashes", ("hashes.json",), "paths and hashes of model files")
 MODEL_FACTS = Kept("model-facts", ("model_facts.json",), "paths and facts of other programs' models")
-NODE_WEIGHTS = Kept("node-weights", ("node-weights/",), "weights that clients sent to `node`")
 PACKED_WEIGHTS = Kept(
     "packed-weights",
     ("packed/",),
@@ -179,7 +178,6 @@ SERVERS = Kept(
     deleted="never",
     cure="the server, when it ends",
 )
-NODES = Kept("nodes", ("nodes/",), "ports of running nodes", deleted="never", cure="the node, when it ends")
 BUILDS = Kept("builds", ("pip/",), "llama.cpp as `make run` compiled it")
 QUANTIZED = Kept("quantized", ("quantized/",), "quantizations that `compare` made", root="models")
 MODELS = Kept(
@@ -235,7 +233,7 @@ LOCKS = Kept(
 EVERYTHING = (
     *(HISTORY, REJECTED, CHAT_LINES, FORGE, CONVERSATIONS, STATES),
     *(PROFILES, IDLE_POWER, SELF_TESTS, HASHES, MODEL_FACTS),
-    *(PACKED_WEIGHTS, SERVERS, NODE_WEIGHTS, NODES, BUILDS, QUANTIZED, MODELS, OWN_MODELS),
+    *(PACKED_WEIGHTS, SERVERS, BUILDS, QUANTIZED, MODELS, OWN_MODELS),
     *(COMPLETION, COMPARISONS, BATCHES, LOCKS),
 )
 """All rows; of two that own a file, it is the first one's."""

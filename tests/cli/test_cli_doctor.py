@@ -81,7 +81,6 @@ def test_json(doctor, packable_path):
             "energy",
             "pairs",
             "kernels",
-            "nodes",
             "models",
         )
     }

@@ -245,11 +245,6 @@ def test_the_engine_takes_no_empty_name():
             Engine(target, draft)
 
 
-def test_an_empty_variable_of_nodes_is_none(environment, tiny_path):
-    words = ("run", "abc", "-m", tiny_path, "--drafter", "none", "-n", 2)
-    assert run_cli(*words, env=environment | {"EDGESPEC_NODES": ""}).returncode == 0
-
-
 @pytest.mark.parametrize("word", ["OFF", "Off", " off "])
 def test_a_switch_of_the_environment_in_any_case(environment, tiny_path, word):
     words = ("run", "abc", "-m", tiny_path, "--drafter", "none", "-n", 2, "--json")

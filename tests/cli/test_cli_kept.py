@@ -12,10 +12,9 @@ import pytest
 
 import kept_table
 from command_line import COMMAND, copy_self_test, failed, python_path, run_cli
-from edgespec.apps.nodes import weight_store
 from edgespec.models.entries import Entry
 from edgespec.models.store import Stamp, Store
-from edgespec.platform.kept import EVERYTHING, NODE_WEIGHTS, QUANTIZED, owner_of
+from edgespec.platform.kept import EVERYTHING, QUANTIZED, owner_of
 from terminals import Terminal
 from tiny_gguf import write_tiny_gguf
 from tiny_whisper import write_tiny_whisper
@@ -130,7 +129,7 @@ def test_clear_deletes_your_texts_and_says_what_is_left(home, env):
 
 
 def test_clear_takes_names(env):
-    failed(run_cli("cache", "clear", "node-weight", env=env), 2, "nearest: node-weights")
+    failed(run_cli("cache", "clear", "packed-weight", env=env), 2, "nearest: packed-weights")
     failed(
         run_cli("cache", "clear", "nothing-like-it", env=env),
         2,
@@ -139,16 +138,6 @@ def test_clear_takes_names(env):
     )
     failed(run_cli("cache", "clear", "models.toml", env=env), 2, "edgespec models remove")
     assert run_cli("cache", "clear", "quantized", env=env).stdout == "nothing is kept of quantized\n"
-
-
-def test_weights_of_a_running_node_stay(env):
-    folder = NODE_WEIGHTS.path()
-    with weight_store.held(folder):
-        (folder / "0123456789abcdef").write_bytes(b"weights")
-        line = run_cli("cache", "clear", "node-weights", "--yes", env=env).stderr
-    assert "another node keeps weights there" in line
-    assert run_cli("cache", "clear", "all", "--yes", env=env).returncode == 0
-    assert [file.name for file in folder.iterdir()] == [".lock"]
 
 
 def test_models_are_deleted_only_by_name_and_only_what_was_pulled(home, env):

@@ -14,7 +14,6 @@ from edgespec.decoding.session import n_common
 from edgespec.errors import UsageError
 from edgespec.llama.cache_reuse import find_matches
 from edgespec.llama.choices import StateRoom
-from edgespec.llama.node_addresses import NodeAddress
 from server_app import serving
 from tiny_models import make_tiny
 from tiny_states import tiny
@@ -180,6 +179,6 @@ def test_what_cannot_be_is_refused_by_name(path: Path) -> None:
     with pytest.raises(UsageError, match="cache_reuse -1: must be 0 or more"):
         Engine(path, cache_reuse=-1)
     with pytest.raises(UsageError, match="cache_reuse 8: cannot be with a target on nodes"):
-        Engine(path, cache_reuse=8, nodes=(NodeAddress("127.0.0.1:1", "127.0.0.1", 1, direct=True),))
+        Engine(path, cache_reuse=8, rpc=("127.0.0.1:1",))
     with pytest.raises(UsageError, match=r"cache_reuse 8: .*mamba2\): it keeps a state"):
         Engine(tiny("mamba2"), drafter="none", cache_reuse=8, profile=False)

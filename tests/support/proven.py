@@ -66,13 +66,12 @@ _READ_FROM = (*_SOURCES, "docs", "tests", "pi")  # folders of files that tests n
 _CORE = ("csrc/*.[ch]", "CMakeLists.txt", "llama_cpp.cmake")
 _LIBRARIES = {
     "edgespec_kernels.so": "csrc/kernels/*",
-    "rpc_transport.so": "csrc/rpc_transport/*",
     "edgespec_whisper.so": "csrc/whisper/*",
 }
 """Libraries beside `edgespec._core`, by the name with which a module loads them, and their sources."""
 
 _TOOLS = (
-    *("haproxy", "sshd", "gcc", "chromium", "debootstrap", "curl", "readelf", "apt-get", "dpkg"),
+    *("haproxy", "gcc", "chromium", "debootstrap", "curl", "readelf", "apt-get", "dpkg"),
     *("aarch64-linux-gnu-gcc", "aarch64-linux-gnu-g++", "qemu-aarch64", "qemu-aarch64-static"),
 )
 """Programs without which tests are skipped: whether one is here counts for tests that name it, and all for

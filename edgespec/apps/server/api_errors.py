@@ -22,7 +22,7 @@ from pydantic import BaseModel, ValidationError
 
 from edgespec.apps.server.request_worker import QueueFull, ShuttingDown, TimedOut
 from edgespec.decoding.sampling import TABLE
-from edgespec.errors import EdgespecError, NodeLost
+from edgespec.errors import EdgespecError
 from edgespec.platform.messages import MessageFn
 
 CLIENT_GONE = 499
@@ -225,9 +225,6 @@ def engine_error(error: Exception, log: MessageFn) -> ApiError:
         # OpenAI's clients would try again by themselves, and it would take as long.
         return ApiError(504, str(error), code="timeout", headers={"X-Should-Retry": "false"})
     line = " ".join(str(error).split())
-    if isinstance(error, NodeLost):
-        log(line)
-        return ApiError(503, line, code="node_lost", headers={"Retry-After": "3"})
     if isinstance(error, EdgespecError):
         if name := _FIELDS.get(error.field):
             told = " ".join(error.spelled(name).split())

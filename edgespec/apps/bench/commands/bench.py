@@ -97,7 +97,7 @@ def bench_command(
             "--temp": prompts.temp != SuitePrompts.temp,
             "--seed": prompts.seed != SuitePrompts.seed,
             "--cache-type": compute.cache_type != ComputeOnNodes.cache_type,
-            "--nodes": compute.nodes,
+            "--rpc": compute.rpc,
             "--peer": peer.peer or peer.bin_,
             "--report": outputs.report,
             "--png": outputs.png,

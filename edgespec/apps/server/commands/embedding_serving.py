@@ -67,7 +67,7 @@ class EmbeddingServing:
             "--embeddings and --parallel": loading.parallel is not None,
             "--embeddings and --chat-template": loading.chat_template is not None,
             "--embeddings and --cache-type": compute.cache_type != "f16",
-            "--embeddings and --nodes": compute.node_names() is not None,
+            "--embeddings and --rpc": bool(compute.rpc_addresses),
             **{f"--embeddings and --{name}": value is not None for name, value in others.items()},
         }
 

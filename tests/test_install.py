@@ -161,7 +161,7 @@ Building wheels for collected packages: llama-cpp-python, edgespec
   [28/28] Linking CXX shared module edgespec_kernels.so
   Building editable for edgespec (pyproject.toml): finished with status 'done'
 Successfully built llama-cpp-python edgespec
-Installing collected packages: pyRAPL, edgespec
+Installing collected packages: edgespec
 Successfully installed edgespec-0.1.0 llama-cpp-python-0.3.36
 """
 

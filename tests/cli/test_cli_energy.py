@@ -21,7 +21,6 @@ from energy_trees import (
     answering,
     battery,
     laptop,
-    orin_nano,
     raspberry_pi,
     write,
 )
@@ -76,7 +75,7 @@ def root(tmp_path):
     return tmp_path / "root"
 
 
-KEYS = {"sources", "chosen", "estimated", "reason", "resolution", "reading_s", "idle_w", "kept"}
+KEYS = {"sources", "chosen", "estimated", "reason", "interval_s", "idle_w", "kept"}
 
 
 def test_this_machine(energy):
@@ -85,7 +84,7 @@ def test_this_machine(energy):
     assert "\x1b[" not in process.stdout, "piped output is plain"
     report = json.loads(energy("--no-idle", "--json", here=True).stdout)
     assert set(report) == KEYS
-    assert len(report["sources"]) == 4
+    assert len(report["sources"]) == 3
     for source in report["sources"]:
         assert set(source) == {"name", "available", "reason", "fix"}
         assert source["available"] == (source["reason"] == "")
@@ -96,14 +95,13 @@ def test_nothing_there(energy, root):
     write(root / "proc/cpuinfo", AMD.replace("avx2", "hypervisor"))
     process = energy()
     assert (process.returncode, process.stderr) == (0, "")
-    assert process.stdout.count("unavailable") == 5
+    assert process.stdout.count("unavailable") == 4
     assert "a virtual machine" in process.stdout
     assert "--assume-watts" in process.stdout
     assert " 0" not in process.stdout
     report = json.loads(energy("--json").stdout)
-    assert [report[name] for name in ("chosen", "reading_s", "idle_w", "kept")] == [None] * 4
+    assert [report[name] for name in ("chosen", "interval_s", "idle_w", "kept")] == [None] * 4
     assert "virtual machine" in report["reason"]
-    assert set(report["resolution"].values()) == {None}
 
 
 def test_a_pi_4(energy, root):
@@ -142,8 +140,6 @@ def test_counters(energy, root):
     assert process.returncode == 0
     assert "RAPL                 available" in process.stdout
     assert "chosen   RAPL\n" in process.stdout
-    assert "stood still" in process.stdout
-    assert "at every mark" in process.stdout
     assert "idle     unavailable" in process.stdout
     assert process.stderr.splitlines()[0] == "measuring the idle machine for 1 s"
     assert "the idle power is unavailable: RAPL stood still" in process.stderr
@@ -157,12 +153,10 @@ def test_the_idle_power_is_kept(energy, root, cache):
     file = cache / "edgespec/energy.json"
     assert f"idle     9.50 W, kept in {file}" in process.stdout
     assert "a sample every 1 s" in process.stdout
-    assert "of one processor" in process.stdout
     assert json.loads(file.read_text())["idle"]["battery BAT0"]["watts"] == 9.5
     report = json.loads(energy("--json", "--no-idle").stdout)
     assert (report["chosen"], report["idle_w"], report["kept"]) == ("battery BAT0", 9.5, str(file))
-    assert report["resolution"] == {"step_j": None, "step_s": None, "interval_s": 1.0}
-    assert report["reading_s"] > 0
+    assert report["interval_s"] == 1.0
 
 
 def test_a_busy_machine(energy, root, cache):
@@ -176,7 +170,7 @@ def test_a_busy_machine(energy, root, cache):
 
 
 def test_it_cannot_be_kept(energy, root, cache):
-    orin_nano(root)
+    battery(root, power_now=6_000_000)
     write(cache, "a file")
     process = energy("--seconds", 1, "--json")
     assert process.returncode == 0

@@ -86,38 +86,6 @@ def answering(output: str = PMIC_OUTPUT) -> str:
     return f"[ \"$1\" = pmic_read_adc ] || exit 2\ncat <<'END'\n{output}END"
 
 
-def hwmon(root: Path, number: int, name: str, **files: object) -> Path:
-    """A hwmon device with these files."""
-    folder = root / f"sys/class/hwmon/hwmon{number}"
-    write(folder / "name", name)
-    for file, content in files.items():
-        write(folder / file, content)
-    return folder
-
-
-def orin_nano(root: Path) -> Path:
-    """A Jetson Orin Nano: the first rail feeds the others; in4 and above are no rails."""
-    return hwmon(
-        root,
-        1,
-        "ina3221",
-        in1_label="VDD_IN",
-        in1_input=5000,
-        curr1_input=1200,
-        in1_enable=1,
-        in2_label="VDD_CPU_GPU_CV",
-        in2_input=4992,
-        curr2_input=400,
-        in3_label="VDD_SOC",
-        in3_input=4992,
-        curr3_input=300,
-        in4_input=16,
-        curr4_input=1900,
-        in7_label="sum of shunt voltages",
-        in7_input=38,
-    )
-
-
 def battery(root: Path, name: str = "BAT0", **files: object) -> Path:
     """A battery with these files."""
     folder = root / f"sys/class/power_supply/{name}"

@@ -1,4 +1,4 @@
-"""The energy meter: windows of time, and the joules of each by phase.
+"""The energy meter: windows of time, and the joules of each; of a counter also by phase.
 
     window = meter.begin()
     ...
@@ -6,26 +6,19 @@
     ...
     measured = meter.end(window)       the time since the last mark was "rest"
 
-Counters are read at every mark, which costs some microseconds, and by a thread in between, so that no wrap
-goes unseen. Watts are read by the thread alone, and marks only note the time: when the window ends, the
-power between samples is interpolated at the marks.
-
-    clock       ---begin------------mark------------mark-----------end---
-    counters       read   (read)    read            read   (read)  read
-    watts       read    .     .   .     .     .    .     .    .       read
+The meter sums the joules between successive readings of its source: at the begin and the end of each window,
+by a thread in between, so that no wrap goes unseen, and at every mark, which costs some microseconds. Power
+samples lie too far apart for phases: marks do not read such a source.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from threading import Event, RLock, Thread
 from typing import Annotated, NamedTuple, Self
 
@@ -51,6 +44,9 @@ from edgespec.platform.state_file import DamagedFileError, NewerFormatError, Sta
 MOST_GAP = 0.1
 """A window has no joules if samples were too far apart for more than this share of it."""
 
+MOST_INTERVALS = 4.0
+"""Power samples further apart than this many intervals leave a gap."""
+
 ClockFn = Callable[[], float]
 
 _MOVES_IN_S = 0.1  # a working counter ticks about every millisecond
@@ -64,18 +60,28 @@ def boot_clock() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
+class EnergySums(NamedTuple):
+    """What the source has measured up to a moment."""
+
+    at: float
+    joules: tuple[float, ...]
+    """Energy spent in each domain."""
+    gap_s: float
+    """Seconds in which samples were too far apart."""
+
+
 class Window:
     """A span of time that is measured: from EnergyMeter.begin to EnergyMeter.end."""
 
-    def __init__(self, meter: EnergyMeter, began: float) -> None:
+    def __init__(self, meter: EnergyMeter, began: float, start: EnergySums | None, fault: str = "") -> None:
         self._meter = meter
         self.began = began
-        self.start: TrailPoint | None = None
+        self.start = start
         """None if the source could not be read."""
-        self.fault = ""
+        self.fault = fault
         """Why the window will have no joules; "" so far as is known."""
-        self.marks: list[tuple[float, Phase, TrailPoint | None]] = []
-        """End of each phase and, if the source is a counter, the energy spent until then."""
+        self.marks: list[tuple[Phase, EnergySums]] = []
+        """The sums at the end of each phase."""
         self.measured: Measurement | None = None
 
     def mark(self, phase: Phase) -> None:
@@ -115,10 +121,9 @@ class EnergyMeter(Closing):
         self._threaded = threaded
         self._lock = RLock()
         self._windows: list[Window] = []
-        self._unsettled: list[tuple[EnergyReading, Window, int]] = []
         self._stop = Event()
-        self._trail = EnergyTrail(source) if source else None
-        self._n_read, self._read_s = 0, 0.0
+        self._last: EnergyReading | None = None
+        self._sums = EnergySums(0.0, (), 0.0)
 
     @classmethod
     def choose(
@@ -129,7 +134,7 @@ class EnergyMeter(Closing):
         vcgencmd: Path | None = None,
         on_message: MessageFn = silent,
     ) -> Self:
-        """Return a meter with the best source of this machine: an assumption, RAPL, PMIC, INA, battery.
+        """Return a meter with the best source of this machine: an assumption, RAPL, PMIC, battery.
 
         If there is none, `reason` says why. The idle power is the one stored for the source; `on_message`
         takes a line if that cannot be read. Raises UsageError unless `assume_watts` is finite and above 0.
@@ -165,56 +170,37 @@ class EnergyMeter(Closing):
 
     @property
     def interval_s(self) -> float | None:
-        """Seconds between two readings by the thread; None without a source."""
-        return self._source.interval_s if self._source else None
-
-    @property
-    def reading_s(self) -> float | None:
-        """Mean seconds per reading; None before the first."""
-        return self._read_s / self._n_read if self._n_read else None
-
-    def resolution(self) -> Resolution:
-        """Return how finely the source measures. Takes 0.2 s if the source is a counter."""
-        return find_resolution(self._source, self._read) if self._source else Resolution()
+        """Seconds between two samples of a source of power; None for any other."""
+        source = self._source
+        return source.interval_s if source and not (source.counts or source.estimated) else None
 
     # ---- windows ----
 
     def begin(self) -> Window:
         """Open a window now. Raises nothing: if the source cannot be read, the window has no joules."""
-        source = self._source
         with self._lock:
-            self._settle()
-            reading = self._read()
-            if not self._windows and self._trail:
-                self._trail.clear()  # samples missed while no window was open do not matter
-            window = Window(self, self._now())
-            if reading is None or self._trail is None:
-                window.fault = self.reason
-            else:
-                self._add(reading)
-                window.start = self._trail.last
+            if not self._windows:
+                # Samples missed while no window was open do not matter.
+                self._last, self._sums = None, EnergySums(0.0, (), 0.0)
+            is_read = self.sample()
+            window = Window(self, self._now(), self._sums if is_read else None, self.reason)
             self._windows.append(window)
-            if len(self._windows) == 1 and self._threaded and source and math.isfinite(source.interval_s):
-                self._start_thread(source.interval_s)
+            interval_s = self._source.interval_s if self._source else math.inf
+            if len(self._windows) == 1 and self._threaded and math.isfinite(interval_s):
+                self._start_thread(interval_s)
             return window
 
     def mark(self, window: Window, phase: Phase) -> None:
         """Close a phase of `window`: see Window.mark. A window that has ended ignores marks."""
-        if not self.counts:  # no lock: the thread may hold it while it reads
-            window.marks.append((self._clock(), phase, None))
+        if not (self.counts or self.estimated):
             return
         with self._lock:
-            if self._source is None or window.fault or window.measured is not None:
+            if window.fault or window.measured is not None:
                 return
-            # Settle later: between two passes the caches are full of weights, so that all code is slow.
-            try:
-                figures = self._source.read()
-            except UnreadableError as error:
-                self.reason = window.fault = str(error)  # where this phase ended is unknown
-                return
-            now = self._now()
-            window.marks.append((now, phase, None))
-            self._unsettled.append((EnergyReading(now, figures), window, len(window.marks) - 1))
+            if self.sample():
+                window.marks.append((phase, self._sums))
+            else:
+                window.fault = self.reason  # where this phase ended is unknown
 
     def end(self, window: Window) -> Measurement:
         """Close a window and return what was measured; a second call returns the same."""
@@ -227,7 +213,7 @@ class EnergyMeter(Closing):
                     self._windows.remove(window)
                 if not self._windows:
                     self._stop.set()
-                window.measured = self._measurement(window, max(ended, window.began))
+                window.measured = self._measurement(window, max(ended - window.began, 0.0))
             return window.measured
 
     def sample(self) -> bool:
@@ -236,12 +222,20 @@ class EnergyMeter(Closing):
         Return whether that succeeded. A failure loses little: a counter keeps counting, and of power only
         one sample is missing.
         """
+        source = self._source
+        if source is None:
+            return False
         with self._lock:
-            self._settle()
-            reading = self._read()
-            if reading is not None:
-                self._add(reading)
-            return reading is not None
+            before = self._now()
+            try:
+                figures = source.read()
+            except (UnreadableError, OSError) as error:
+                self.reason = describe_os_error(error) if isinstance(error, OSError) else str(error)
+                return False
+            self.reason = ""
+            now = self._now()
+            self._add(source, EnergyReading(now if source.counts else (before + now) / 2, figures))
+            return True
 
     def close(self) -> None:
         """Stop reading. Open windows can still be ended."""
@@ -253,38 +247,21 @@ class EnergyMeter(Closing):
         self._latest = max(self._latest, self._clock())
         return self._latest
 
-    def _read(self) -> EnergyReading | None:
-        """Return a reading of the source; on failure None, and `reason` says why."""
-        if self._source is None:
-            return None
-        began = time.perf_counter()
-        before = self._now()
-        try:
-            figures = self._source.read()
-        except (UnreadableError, OSError) as error:
-            self.reason = describe_os_error(error) if isinstance(error, OSError) else str(error)
-            return None
-        self._n_read, self._read_s = self._n_read + 1, self._read_s + time.perf_counter() - began
-        self.reason = ""
-        now = self._now()
-        return EnergyReading(now if self._source.counts else (before + now) / 2, figures)
-
-    def _settle(self) -> None:
-        for reading, window, at in self._unsettled:
-            self._add(reading)
-            moment, phase, _ = window.marks[at]
-            window.marks[at] = (moment, phase, self._trail.last if self._trail else None)
-        self._unsettled.clear()
-
-    def _add(self, reading: EnergyReading) -> None:
-        if self._trail:
+    def _add(self, source: EnergySource, reading: EnergyReading) -> None:
+        """Add the joules since the last reading; where they cannot be told, open windows get none."""
+        last, self._last = self._last, reading
+        sums, gap_s = self._sums.joules or (0.0,) * len(reading.figures), self._sums.gap_s
+        if last is not None:
+            seconds = reading.at - last.at
+            if not source.counts and seconds > MOST_INTERVALS * source.interval_s:
+                gap_s += seconds
             try:
-                self._trail.add(reading)
+                spent = source.joules(last, reading)
+                sums = tuple([a + b for a, b in zip(sums, spent, strict=True)])
             except UnreadableError as error:
                 for window in self._windows:
                     window.fault = window.fault or str(error)
-                self._trail.clear()
-                self._trail.add(reading)  # a new trail for windows that begin later
+        self._sums = EnergySums(reading.at, sums, gap_s)
 
     def _start_thread(self, interval_s: float) -> None:
         stop = self._stop = Event()
@@ -297,48 +274,41 @@ class EnergyMeter(Closing):
 
         Thread(target=run, name="edgespec-energy", daemon=True).start()
 
-    def _measurement(self, window: Window, ended: float) -> Measurement:
-        seconds = ended - window.began
-        source, trail = self._source, self._trail
-        if source is None or trail is None or window.start is None or window.fault:
+    def _measurement(self, window: Window, seconds: float) -> Measurement:
+        source, start, end = self._source, window.start, self._sums
+        if source is None or start is None or window.fault:
             reason = window.fault or self.reason
             return Measurement(seconds, None, self.idle_w, source=self.source, reason=reason)
-
-        def at(moment: float, point: TrailPoint | None) -> TrailPoint:
-            return point or trail.at(moment)
-
-        start = window.start if source.counts else trail.at(window.began)
-        end = at(ended, trail.last if source.counts else None)
         gap_s = end.gap_s - start.gap_s
         if gap_s > MOST_GAP * seconds:
             reason = f"{source.name} gave no samples for {gap_s:.1f} s of {seconds:.1f} s"
-            if self.reason:
-                reason += f": {self.reason}"
             return Measurement(seconds, None, self.idle_w, source=source.name, reason=reason, gap_s=gap_s)
+        # Samples of power take time: the window lies between the first and the last.
+        span_s = end.at - start.at
+        share = 1.0 if source.counts or span_s <= 0 else min(1.0, seconds / span_s)
 
-        def counted(before: TrailPoint, after: TrailPoint) -> float:
-            spent = zip(source.counted, before.joules, after.joules, strict=True)
-            return sum(end - start for is_counted, start, end in spent if is_counted)
+        def spent(before: EnergySums, after: EnergySums) -> list[float]:
+            return [share * (b - a) for a, b in zip(before.joules, after.joules, strict=True)]
+
+        def counted(joules: list[float]) -> float:
+            return sum(one for is_counted, one in zip(source.counted, joules, strict=True) if is_counted)
 
         phases: dict[str, float] = {}
         before = start
-        rest: tuple[float, Phase, TrailPoint | None] = (ended, "rest", end)
-        marked = window.began
-        for moment, phase, point in [*window.marks, rest] if window.marks else []:
-            marked = min(max(moment, marked), ended)  # the clock may have gone backwards
-            after = at(marked, point)
-            phases[phase] = phases.get(phase, 0.0) + counted(before, after)
+        rest: tuple[Phase, EnergySums] = ("rest", end)
+        for phase, after in [*window.marks, rest] if window.marks else []:
+            phases[phase] = phases.get(phase, 0.0) + counted(spent(before, after))
             before = after
-        joules = sum(phases.values()) if phases else counted(start, end)
+        domains = dict(zip(source.domains, spent(start, end), strict=True))
+        joules = sum(phases.values()) if phases else counted([*domains.values()])
         if source.counts and joules == 0 and seconds > _MOVES_IN_S:
             reason = f"{source.name} stood still for {seconds:.1f} s"
             return Measurement(seconds, None, self.idle_w, source=source.name, reason=reason)
-        domains = zip(source.domains, start.joules, end.joules, strict=True)
         return Measurement(
             seconds,
             joules,
             self.idle_w,
-            domains={domain: after - before for domain, before, after in domains},
+            domains=domains,
             phases=phases,
             source=source.name,
             estimated=source.estimated,
@@ -350,122 +320,6 @@ def chosen_source(root: Path, *, on_message: MessageFn) -> dict[str, str | None]
     """Return the source of joules that `EnergyMeter.choose` takes, or why there is none, for `doctor`."""
     with EnergyMeter.choose(root, on_message=on_message) as meter:
         return {"source": meter.source or None, "reason": meter.reason}
-
-
-# ---- the running sum ----
-
-MOST_INTERVALS = 4.0
-"""Power samples further apart than this many intervals leave a gap."""
-
-
-class TrailPoint(NamedTuple):
-    """The sums up to a moment."""
-
-    joules: tuple[float, ...]
-    """Energy spent in each domain."""
-    gap_s: float
-    """Seconds in which samples were too far apart."""
-
-
-class EnergyTrail:
-    """Successive readings of a source and the running sums of their joules.
-
-    Of a counter only the last reading is kept: it is never interpolated.
-    """
-
-    def __init__(self, source: EnergySource) -> None:
-        self._source = source
-        self._readings: list[EnergyReading] = []
-        self._points: list[TrailPoint] = []
-
-    def clear(self) -> None:
-        """Forget all readings: the next one begins a new trail."""
-        self._readings.clear()
-        self._points.clear()
-
-    @property
-    def last(self) -> TrailPoint | None:
-        """The sums up to the last reading; None before the first."""
-        return self._points[-1] if self._points else None
-
-    def add(self, reading: EnergyReading) -> None:
-        """Add a reading. Raises UnreadableError, and adds nothing, if the energy spent cannot be told."""
-        if not self._readings:
-            point = TrailPoint((0.0,) * len(reading.figures), 0.0)
-        else:
-            before, last = self._readings[-1], self._points[-1]
-            spent = self._source.joules(before, reading)
-            gap_s = last.gap_s + self._gap_s(before, reading)
-            point = TrailPoint(tuple(a + b for a, b in zip(last.joules, spent, strict=True)), gap_s)
-        if self._source.counts:
-            self.clear()
-        self._readings.append(reading)
-        self._points.append(point)
-
-    def at(self, moment: float) -> TrailPoint:
-        """Return the sums up to `moment`, which is limited to between the first and the last reading."""
-        i = bisect_right(self._readings, moment, key=lambda reading: reading.at)
-        if i == len(self._readings):
-            return self._points[-1]
-        if i == 0:
-            return self._points[0]
-        before, after, point = self._readings[i - 1], self._readings[i], self._points[i - 1]
-        share = (moment - before.at) / (after.at - before.at)
-        pairs = zip(before.figures, after.figures, strict=True)
-        between = EnergyReading(moment, tuple(a + share * (b - a) for a, b in pairs))
-        spent = self._source.joules(before, between)
-        return TrailPoint(
-            tuple(a + b for a, b in zip(point.joules, spent, strict=True)),
-            point.gap_s + share * self._gap_s(before, after),
-        )
-
-    def _gap_s(self, before: EnergyReading, after: EnergyReading) -> float:
-        """Return the seconds between two samples if they are too far apart, else 0."""
-        seconds = after.at - before.at
-        is_gap = not self._source.counts and seconds > MOST_INTERVALS * self._source.interval_s
-        return seconds if is_gap else 0.0
-
-
-# ---- resolution ----
-
-_OBSERVED_S = 0.2
-_ENOUGH_STEPS = 50
-
-
-@dataclass(frozen=True, slots=True)
-class Resolution:
-    """Smallest differences that a source measures."""
-
-    step_j: float | None = None
-    """The smallest step seen of a counter; None for a source of power or a counter that stood still."""
-    step_s: float | None = None
-    """The median time between two steps of a counter."""
-    interval_s: float | None = None
-    """The time between two samples of a source of power; None for a counter or an assumption."""
-
-
-def find_resolution(source: EnergySource, read: Callable[[], EnergyReading | None]) -> Resolution:
-    """Return the resolution of `source`; watches a counter for 0.2 s. `read` returns None on failure."""
-    if not source.counts:
-        if math.isinf(source.interval_s):
-            return Resolution()
-        read()
-        return Resolution(interval_s=source.interval_s)
-    steps: list[float] = []
-    times: list[float] = []
-    began = before = read()
-    while before and began and len(steps) < _ENOUGH_STEPS:
-        now = read()
-        if now is None or now.at - began.at > _OBSERVED_S:
-            break
-        pairs = zip(source.counted, before.figures, now.figures, strict=True)
-        changes = [after - start for counted, start, after in pairs if counted and after > start]
-        if changes:
-            steps.append(min(changes) / 1e6)
-            times.append(now.at)
-            before = now
-    gaps = [after - start for start, after in pairwise(times)]
-    return Resolution(min(steps, default=None), median(gaps) if gaps else None)
 
 
 # ---- the idle machine's power, kept ----

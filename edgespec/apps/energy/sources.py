@@ -8,20 +8,17 @@ For each kind of source, a SourceFinding tells whether this machine has it.
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import re
 import subprocess
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from edgespec.errors import UsageError, describe_os_error
 from edgespec.platform.cpu import device_model, read_cpu
-from edgespec.platform.files import text_of
 
 # ---- what all have ----
 
@@ -143,7 +140,7 @@ def survey(
     All paths are looked up below `root`. `vcgencmd`: path of a Raspberry Pi's command, if it is not in a
     usual place. Raises UsageError unless `assume_watts` is finite and above 0.
     """
-    found = [find_rapl(root), find_pmic(root, vcgencmd), find_ina(root), find_battery(root)]
+    found = [find_rapl(root), find_pmic(root, vcgencmd), find_battery(root)]
     if assume_watts is not None:
         if not (math.isfinite(assume_watts) and assume_watts > 0):
             problem = "not a number above 0; give the power of this machine in watts, such as 15"
@@ -164,14 +161,13 @@ def why_none(found: Sequence[SourceFinding]) -> str:
     )
 
 
-# ---- boards' sensors, a laptop's battery, an assumption ----
+# ---- a board's sensor, a laptop's battery, an assumption ----
 #
 #     PmicPower      Raspberry Pi 5: vcgencmd pmic_read_adc, volts and amperes of each rail
-#     InaPower       INA3221, INA226 and the like, as on Jetson boards: /sys/class/hwmon/hwmonN
 #     BatteryPower   a laptop that is not plugged in: /sys/class/power_supply/BATn
 #     AssumedPower   what the user says
 #
-# The first three measure the whole board or machine, with everything connected to it.
+# The first two measure the whole board or machine, with everything connected to it.
 
 # ---- Raspberry Pi 5 ----
 
@@ -237,88 +233,6 @@ def find_pmic(root: Path, vcgencmd: Path | None = None) -> SourceFinding:
         return SourceFinding(PMIC, None, "this is no Raspberry Pi 5")
     source = PmicPower(vcgencmd)
     return finding(PMIC, lambda: source, "")
-
-
-# ---- INA sensors ----
-
-INA = "hwmon INA"
-_INA = re.compile(r"ina(?:2\d\d|2xx|3221)")
-_WHOLE = ("VDD_IN", "POM_5V_IN")  # rails that feed all the others
-_INSIDE = ("VDDQ_VDD2_1V8AO",)  # of a Jetson AGX Orin: fed by its VIN_SYS_5V0
-_CHANNELS = (1, 2, 3)  # an INA3221's in4 and above are voltages of shunts, and its curr4 is a sum
-
-
-@dataclass(frozen=True, slots=True)
-class _Rail:
-    label: str
-    folder: Path
-    channel: int
-
-    def watts(self) -> float:
-        power = self.folder / f"power{self.channel}_input"
-        if power.exists():
-            return read_number(power) / 1e6
-        volts = read_number(self.folder / f"in{self.channel}_input") / 1e3
-        return volts * read_number(self.folder / f"curr{self.channel}_input") / 1e3
-
-
-class InaPower(EnergySource):
-    """The rails of a board that have INA sensors."""
-
-    interval_s = 0.1
-
-    def __init__(self, rails: Sequence[_Rail], chip: str) -> None:
-        self._rails = tuple(rails)
-        self.name = f"hwmon {chip.upper()}"
-        self.domains = tuple(rail.label for rail in rails)
-        whole = next((label for label in _WHOLE if label in self.domains), None)
-        self.counted = tuple(label == whole if whole else label not in _INSIDE for label in self.domains)
-
-    def read(self) -> tuple[float, ...]:
-        """Return the watts of each rail."""
-        return tuple(rail.watts() for rail in self._rails)
-
-
-def find_ina(root: Path) -> SourceFinding:
-    """Look for INA power sensors among the hwmon devices."""
-    hwmon = root / "sys/class/hwmon"
-
-    def find() -> InaPower | None:
-        chips, rails = _rails(hwmon)
-        return InaPower(rails, chips[0]) if rails else None
-
-    return finding(INA, find, f"no INA3221 or INA2xx sensor in {hwmon}")
-
-
-def _rails(hwmon: Path) -> tuple[list[str], list[_Rail]]:
-    """Return the names of the chips, and their rails with unique labels."""
-    chips: list[str] = []
-    rails: list[_Rail] = []
-    for folder in sorted(hwmon.glob("hwmon*"), key=lambda path: (len(path.name), path.name)):
-        if not (folder / "name").exists():
-            continue
-        chip = read_kernel_file(folder / "name")
-        if not _INA.fullmatch(chip):
-            continue
-        for channel in _CHANNELS:
-            if label := _label(folder, channel):
-                taken = any(rail.label == label for rail in rails)
-                rails.append(_Rail(f"{folder.name} {label}" if taken else label, folder, channel))
-                chips.append(chip)
-    return chips, rails
-
-
-def _label(folder: Path, channel: int) -> str:
-    """Return a channel's label; "" if it is off, not connected or does not give watts."""
-    files = [folder / f"{kind}{channel}_input" for kind in ("power", "in", "curr")]
-    if not (files[0].exists() or (files[1].exists() and files[2].exists())):
-        return ""
-    enable = folder / f"in{channel}_enable"
-    if enable.exists() and read_kernel_file(enable) == "0":
-        return ""
-    label = folder / f"in{channel}_label"
-    text = read_kernel_file(label) if label.exists() else f"rail {channel}"
-    return "" if text == "NC" else text  # not connected
 
 
 # ---- batteries ----
@@ -446,7 +360,7 @@ def find_rapl(root: Path) -> SourceFinding:
     except UnreadableError as error:
         fix = GROUP_FIX if "root only" in str(error) else error.fix
         return SourceFinding(KIND, None, str(error), fix, present=True)
-    return SourceFinding(KIND, _through_pyrapl(root, source) or source, present=True)
+    return SourceFinding(KIND, source, present=True)
 
 
 def _zones(powercap: Path) -> Iterator[RaplZone]:
@@ -489,25 +403,6 @@ def _why_none(root: Path) -> str:
     return reason
 
 
-def _through_pyrapl(root: Path, direct: RaplCounters) -> RaplCounters | None:
-    if root != Path("/") or not is_for_pyrapl(root, direct.zones):
-        return None
-    try:
-        return PyRaplCounters(direct.zones)
-    except UnreadableError:
-        return None
-
-
-def is_for_pyrapl(root: Path, zones: Sequence[RaplZone]) -> bool:
-    """Whether these zones are all that pyRAPL understands: one Intel package and perhaps its memory.
-
-    It expects one package per socket, all with or all without memory, and knows neither dies nor psys.
-    """
-    intel = "GenuineIntel" in text_of(root / "proc/cpuinfo")
-    domains = [zone.domain for zone in zones]
-    return intel and domains in (["package-0"], ["package-0", "dram-0"])
-
-
 # ---- reading RAPL's counters ----
 
 KIND = "RAPL"
@@ -540,14 +435,14 @@ class RaplZone:
 
 
 class RaplCounters(EnergySource):
-    """The counters of some zones, read from sysfs; pyRAPL's are a subclass."""
+    """The counters of some zones, read from sysfs."""
 
+    name = KIND
     counts = True
 
-    def __init__(self, zones: Sequence[RaplZone], name: str = KIND) -> None:
+    def __init__(self, zones: Sequence[RaplZone]) -> None:
         self.zones = tuple(zones)
         self._files = [str(zone.folder / "energy_uj") for zone in zones]
-        self.name = name
         self.domains = tuple(zone.domain for zone in self.zones)
         only_psys = all(domain == "psys" for domain in self.domains)
         self.counted = tuple(only_psys or domain != "psys" for domain in self.domains)
@@ -589,47 +484,3 @@ def _joules(zone: RaplZone, start: float, end: float, seconds: float) -> float:
     if not 0 <= spent <= zone.most_w * (seconds + _LATE_S):  # reset to 0, as after a suspend
         raise UnreadableError(f"RAPL: {zone.domain} went backwards without having wrapped")
     return spent
-
-
-# ---- RAPL through pyRAPL ----
-#
-# pyRAPL's own Measurement is not used: it takes a wrapped counter for "no figure".
-
-_PLACES = {"package-0": 0, "dram-0": 1}  # in what Sensor.energy returns
-
-
-class PyRaplCounters(RaplCounters):
-    """The counters of one package, and its memory, of the running machine."""
-
-    def __init__(self, zones: Sequence[RaplZone]) -> None:
-        """Set pyRAPL up. Raises UnreadableError if it is missing or cannot read these counters."""
-        super().__init__(zones, "RAPL through pyRAPL")
-        try:
-            self._sensor: Any = _pyrapl().Sensor()
-        except Exception as error:  # noqa: BLE001 - pyRAPL may raise anything, and is optional
-            raise UnreadableError(f"pyRAPL: {error or type(error).__name__}") from None
-        self.read()
-
-    def read(self) -> tuple[float, ...]:
-        """Return the microjoules of each zone, as pyRAPL reads them."""
-        try:
-            energy = self._sensor.energy()
-            figures = tuple(float(energy[_PLACES[domain]]) for domain in self.domains)
-        except (OSError, ValueError, IndexError) as error:
-            raise UnreadableError(f"pyRAPL: {error}") from None
-        if min(figures) < 0:  # how pyRAPL says "none"
-            raise UnreadableError("pyRAPL: a counter that Linux shows is missing")
-        return figures
-
-
-def _pyrapl() -> Any:  # noqa: ANN401 - it has no types
-    """Import pyRAPL without its warnings about its own code and exporters that are not installed."""
-    quiet, root = logging.NullHandler(), logging.getLogger()
-    root.addHandler(quiet)  # else pyRAPL would configure logging for the whole program
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            import pyRAPL
-    finally:
-        root.removeHandler(quiet)
-    return pyRAPL

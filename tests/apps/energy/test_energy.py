@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -14,15 +12,11 @@ from edgespec.apps.energy.sources import (
     GROUP_FIX,
     EnergyReading,
     PmicPower,
-    PyRaplCounters,
     RaplCounters,
     UnreadableError,
-    _pyrapl,
     find_battery,
-    find_ina,
     find_pmic,
     find_rapl,
-    is_for_pyrapl,
     survey,
 )
 from edgespec.errors import UsageError
@@ -35,9 +29,7 @@ from energy_trees import (
     Powercap,
     answering,
     battery,
-    hwmon,
     laptop,
-    orin_nano,
     raspberry_pi,
     write,
 )
@@ -204,72 +196,6 @@ def test_a_virtual_machine(tmp_path):
     assert "a virtual machine: its host keeps the counters" in meter.reason
 
 
-# ---- RAPL through pyRAPL ----
-
-
-@pytest.fixture
-def pyrapl(tmp_path, monkeypatch):
-    """The real pyRAPL, looking at the tree of one Intel package."""
-    _pyrapl()
-    room = sys.modules["pyRAPL.device_api"]
-    tree = laptop(tmp_path)
-    write(tmp_path / "sys/devices/system/cpu/present", "0-1")
-    for cpu in range(2):
-        write(tmp_path / f"sys/devices/system/cpu/cpu{cpu}/topology/physical_package_id", 0)
-    below = lambda path: Path(f"{tmp_path}{path}")  # noqa: E731
-    monkeypatch.setattr(room, "open", lambda path, *_mode: below(path).open(), raising=False)
-    monkeypatch.setattr(
-        room, "os", SimpleNamespace(path=SimpleNamespace(exists=lambda path: below(path).exists()))
-    )
-    return tree
-
-
-def test_through_pyrapl(pyrapl):
-    source = PyRaplCounters(counters(pyrapl.root).zones)
-    assert source.name == "RAPL through pyRAPL"
-    assert source.read() == (1000, 200)
-    pyrapl.set("intel-rapl:0", 5_001_000)
-    assert source.read() == (5_001_000, 200)
-
-
-def test_pyrapls_counters_wrap(pyrapl):
-    pyrapl.set("intel-rapl:0", INTEL_RANGE - 10)
-    source = PyRaplCounters(counters(pyrapl.root).zones)
-    before = EnergyReading(0, source.read())
-    pyrapl.set("intel-rapl:0", 30)
-    assert source.joules(before, EnergyReading(1, source.read())) == pytest.approx((40e-6, 0))
-
-
-def test_pyrapl_without_memory(pyrapl):
-    (pyrapl.folder / "intel-rapl:0:2/name").write_text("other\n")
-    source = PyRaplCounters(counters(pyrapl.root).zones)
-    assert (source.domains, source.read()) == (("package-0",), (1000,))
-
-
-def test_pyrapl_meets_no_number(pyrapl):
-    source = PyRaplCounters(counters(pyrapl.root).zones)
-    pyrapl.set("intel-rapl:0", "")
-    with pytest.raises(UnreadableError, match="pyRAPL: could not convert"):
-        source.read()
-
-
-def test_pyrapl_has_another_idea_of_the_machine(pyrapl):
-    write(pyrapl.root / "sys/devices/system/cpu/cpu1/topology/physical_package_id", 1)
-    with pytest.raises(UnreadableError, match="pyRAPL"):
-        PyRaplCounters(counters(pyrapl.root).zones)
-
-
-def test_where_pyrapl_serves(tmp_path):
-    tree = laptop(tmp_path / "laptop")
-    assert is_for_pyrapl(tree.root, counters(tree.root).zones)
-    write(tree.root / "proc/cpuinfo", AMD)
-    assert not is_for_pyrapl(tree.root, counters(tree.root).zones)
-    for name, label in (("intel-rapl:1", "psys"), ("intel-rapl:1", "package-1")):
-        tree = laptop(tmp_path / label)
-        tree.zone(name, label)
-        assert not is_for_pyrapl(tree.root, counters(tree.root).zones)
-
-
 # ---- Raspberry Pi 5 ----
 
 
@@ -327,72 +253,6 @@ def test_a_pi_4_has_no_sensor(tmp_path):
     raspberry_pi(tmp_path, answering(), "Raspberry Pi 4 Model B Rev 1.4")
     assert "only a Pi 5 has" in find_pmic(tmp_path).reason
     assert "a Raspberry Pi 4 Model B Rev 1.4 has no sensor" in EnergyMeter.choose(tmp_path).reason
-
-
-# ---- INA sensors ----
-
-
-def rails(root: Path) -> dict[str, float]:
-    source = find_ina(root).source
-    assert source is not None
-    figures = zip(source.domains, source.counted, source.read(), strict=True)
-    return {domain: watts for domain, is_counted, watts in figures if is_counted}
-
-
-def test_the_rail_that_feeds_the_others(tmp_path):
-    hwmon(tmp_path, 0, "coretemp", temp1_input=40000)
-    orin_nano(tmp_path)
-    finding = find_ina(tmp_path)
-    assert finding.source is not None
-    assert finding.source.name == "hwmon INA3221"
-    assert finding.source.domains == ("VDD_IN", "VDD_CPU_GPU_CV", "VDD_SOC")
-    assert rails(tmp_path) == pytest.approx({"VDD_IN": 6.0})
-
-
-def test_a_jetson_nano(tmp_path):
-    labels = {f"in{i}_label": f"POM_5V_{name}" for i, name in enumerate(("IN", "GPU", "CPU"), 1)}
-    figures = {f"{kind}{i}_input": 1000 * i for i in (1, 2, 3) for kind in ("in", "curr")}
-    hwmon(tmp_path, 0, "ina3221", **labels, **figures)
-    assert rails(tmp_path) == {"POM_5V_IN": 1}
-
-
-def test_rails_side_by_side(tmp_path):
-    """A Jetson AGX Orin, whose 5 V rail feeds its memory but neither GPU nor CPU."""
-    one = {"in1_label": "VDD_GPU_SOC", "in2_label": "VDD_CPU_CV", "in3_label": "VIN_SYS_5V0"}
-    two = {"in1_label": "NC", "in2_label": "VDDQ_VDD2_1V8AO"}
-    for number, labels in enumerate((one, two)):
-        figures = {f"{kind}{i}_input": 2000 for i in (1, 2, 3)[: len(labels)] for kind in ("in", "curr")}
-        hwmon(tmp_path, number, "ina3221", **labels, **figures)
-    assert rails(tmp_path) == {"VDD_GPU_SOC": 4, "VDD_CPU_CV": 4, "VIN_SYS_5V0": 4}
-
-
-def test_an_ina226(tmp_path):
-    hwmon(tmp_path, 2, "ina226", in0_input=3, in1_input=12000, curr1_input=500, power1_input=6_025_000)
-    hwmon(tmp_path, 10, "ina226", in0_input=3, in1_input=5000, curr1_input=1000)
-    assert rails(tmp_path) == {"rail 1": 6.025, "hwmon10 rail 1": 5}
-
-
-def test_a_channel_that_is_off(tmp_path):
-    folder = orin_nano(tmp_path)
-    write(folder / "in1_enable", 0)
-    assert rails(tmp_path) == pytest.approx({"VDD_CPU_GPU_CV": 4.992 * 0.4, "VDD_SOC": 4.992 * 0.3})
-
-
-def test_a_sensor_that_fails(tmp_path):
-    folder = orin_nano(tmp_path)
-    source = find_ina(tmp_path).source
-    write(folder / "curr2_input", "")
-    finding = find_ina(tmp_path)
-    assert (finding.source, finding.present) == (None, True)
-    assert "curr2_input: '' is no number" in finding.reason
-    (folder / "curr2_input").unlink()
-    with pytest.raises(UnreadableError, match="curr2_input: No such file"):
-        source.read()
-
-
-def test_no_sensor(tmp_path):
-    hwmon(tmp_path, 0, "nvme", temp1_input=40000)
-    assert "no INA3221 or INA2xx sensor" in find_ina(tmp_path).reason
 
 
 # ---- batteries ----
@@ -453,7 +313,6 @@ def test_a_battery_that_does_not_tell(tmp_path, files, reason):
 def test_the_order(tmp_path):
     everything = [
         (lambda: battery(tmp_path, power_now=9_500_000), "battery BAT0"),
-        (lambda: orin_nano(tmp_path), "hwmon INA3221"),
         (lambda: raspberry_pi(tmp_path, answering()), "Raspberry Pi 5 PMIC"),
         (lambda: laptop(tmp_path), "RAPL"),
     ]
@@ -469,13 +328,13 @@ def test_none(tmp_path):
     meter = EnergyMeter.choose(tmp_path)
     assert (meter.source, meter.available, meter.counts) == ("", False, False)
     assert "\n" not in meter.reason
-    for missing in ("powercap", "Raspberry Pi 5", "INA3221", "battery"):
+    for missing in ("powercap", "Raspberry Pi 5", "battery"):
         assert missing in meter.reason
     window = meter.begin()
     window.mark("draft")
     measured = meter.end(window)
     assert (measured.joules, measured.reason, measured.phases) == (None, meter.reason, {})
-    assert [finding.source for finding in survey(tmp_path)] == [None] * 4
+    assert [finding.source for finding in survey(tmp_path)] == [None] * 3
 
 
 @pytest.mark.parametrize("watts", [0, -3, float("nan"), float("inf")])

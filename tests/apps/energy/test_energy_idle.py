@@ -101,7 +101,7 @@ def test_kept_for_its_source(tmp_path, cache):
     assert EnergyMeter.choose(tmp_path).idle_w == 3.14159
     assert EnergyMeter.choose(tmp_path / "other").idle_w == 7
     assert EnergyMeter.choose(tmp_path, 15).idle_w is None
-    assert load_idle_power("RAPL through pyRAPL", tmp_path) is None
+    assert load_idle_power("Raspberry Pi 5 PMIC", tmp_path) is None
     assert sorted(file.name for file in cache.iterdir()) == [".lock", "energy.json"]
 
 

@@ -124,7 +124,7 @@ def test_several_wraps_in_a_window(meter, tree, clock):
     window = meter.begin()
     for _ in range(10):
         clock.now += 200
-        before = meter._trail.last.joules[0] * 1e6 + 1000
+        before = meter._sums.joules[0] * 1e6 + 1000
         tree.set("intel-rapl:0", int(before + 0.6 * INTEL_RANGE) % INTEL_RANGE)
         meter.sample()
     measured = window.end()
@@ -305,20 +305,30 @@ def test_trapezoids(on_battery):
     assert measured.domains == pytest.approx({"BAT0": measured.joules})
 
 
-def test_marks_between_samples(on_battery):
+def test_a_source_of_power_tells_no_phases(on_battery):
+    """Its samples lie too far apart: what was marked is not split by a guess."""
     window = on_battery.meter.begin()
     on_battery.clock.now += 0.25
     window.mark("prefill")
-    on_battery.clock.now += 0.25
+    on_battery.go_on(0.75, 20)
     window.mark("draft")
-    on_battery.go_on(0.5, 20)  # from 10 to 20 W in a second
-    on_battery.clock.now += 1
-    window.mark("verify")
     measured = window.end()
-    assert measured.phases == pytest.approx(
-        {"prefill": 0.25 * 11.25, "draft": 0.25 * 13.75, "verify": 0.5 * 17.5 + 20, "rest": 0}
-    )
-    assert_sums(measured)
+    assert (measured.joules, measured.phases) == (pytest.approx(15), {})
+
+
+def test_samples_take_time_that_is_not_the_windows(on_battery):
+    """A slow source: what it measured before the begin and after the end is left out."""
+    source, clock = on_battery.meter._source, on_battery.clock
+
+    def slowly() -> tuple[float, ...]:
+        clock.now += 0.5
+        return (10.0,)
+
+    source.read = slowly
+    window = on_battery.meter.begin()
+    clock.now += 1
+    measured = window.end()
+    assert (measured.seconds, measured.joules) == (1, pytest.approx(10))
 
 
 def test_windows_of_power_side_by_side(on_battery):
@@ -326,8 +336,7 @@ def test_windows_of_power_side_by_side(on_battery):
     on_battery.go_on(1)
     inner = on_battery.meter.begin()
     on_battery.go_on(1)
-    inner.mark("draft")
-    assert inner.end().phases == pytest.approx({"draft": 10, "rest": 0})
+    assert inner.end().joules == pytest.approx(10)
     on_battery.go_on(1)
     assert outer.end().joules == pytest.approx(30)
 
@@ -384,9 +393,8 @@ def test_plugged_in_and_out_again(on_battery):
 @given(
     seconds=st.lists(st.floats(-5, 5), max_size=20),
     watts=st.lists(st.floats(0.1, 100), min_size=20, max_size=20),
-    marks=st.lists(st.sampled_from(["", "draft", "verify"]), min_size=20, max_size=20),
 )
-def test_time_going_backwards_gives_no_negative_joules(seconds, watts, marks):
+def test_time_going_backwards_gives_no_negative_joules(seconds, watts):
     clock = Clock()
 
     class Changing(EnergySource):
@@ -398,18 +406,13 @@ def test_time_going_backwards_gives_no_negative_joules(seconds, watts, marks):
     source = Changing()
     meter = EnergyMeter(source, clock=clock, threaded=False)
     window = meter.begin()
-    for step, now, mark in zip(seconds, watts, marks, strict=False):
+    for step, now in zip(seconds, watts, strict=False):
         clock.now += step
         source.now = now
-        if mark:
-            window.mark(mark)
-        else:
-            meter.sample()
+        meter.sample()
     measured = window.end()
-    assert_sums(measured) if measured.phases else None
     assert measured.joules >= 0
     assert measured.seconds >= 0
-    assert all(joules >= -1e-9 for joules in measured.phases.values())
 
 
 def test_an_assumption(clock):
@@ -458,7 +461,6 @@ def test_the_thread_reads_while_a_window_is_open(tmp_path):
         meter.begin()
     assert wait_until(lambda: not threads()), "it stops when the meter is closed"
     assert meter.interval_s == 0.2
-    assert meter.reading_s > 0
 
 
 def test_the_thread_reads_counters(tmp_path):
@@ -467,9 +469,9 @@ def test_the_thread_reads_counters(tmp_path):
     meter = EnergyMeter.choose(tmp_path)
     meter._source.interval_s = 0.001
     with meter:
-        window, n_read = meter.begin(), meter._n_read
+        window = meter.begin()
         tree.set("intel-rapl:0", 3_000_000_000)
-        assert wait_until(lambda: meter._n_read > n_read + 1)
+        assert wait_until(lambda: meter._sums.joules == (3000,))
         measured = window.end()
     assert measured.joules == 3000
 
@@ -495,40 +497,12 @@ def test_a_mark_does_not_wait_for_a_sample():
         assert not marking.is_alive()
         go_on.set()
         measured = window.end()
-    assert set(measured.phases) <= {"draft", "rest"}
+    assert measured.phases == {}
     assert measured.seconds > 0
 
 
 def test_the_clock_shows_suspends():
     assert boot_clock() >= time.monotonic() - 1
-
-
-# ---- resolution ----
-
-
-def test_the_resolution_of_a_counter():
-    clock = Clock()
-
-    class Ticking(Fed):
-        def read(self) -> tuple[float, ...]:
-            clock.now += 0.0004
-            return (61 * int(clock.now / 0.001),)
-
-    found = EnergyMeter(Ticking(0, INTEL_RANGE), clock=clock).resolution()
-    assert (found.step_j, found.interval_s) == (pytest.approx(61e-6), None)
-    assert found.step_s == pytest.approx(0.001, rel=0.3)
-
-
-def test_a_counter_that_stands_still(tree):
-    found = EnergyMeter(find_rapl(tree.root).source).resolution()
-    assert (found.step_j, found.step_s, found.interval_s) == (None, None, None)
-
-
-def test_the_resolution_of_the_others(tmp_path):
-    battery(tmp_path, power_now=9_500_000)
-    assert EnergyMeter.choose(tmp_path).resolution().interval_s == 1
-    assert EnergyMeter.choose(tmp_path, 15).resolution().interval_s is None
-    assert EnergyMeter(None).resolution().interval_s is None
 
 
 # ---- meters of others, by entry points ----

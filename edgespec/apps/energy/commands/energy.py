@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
-from edgespec.apps.energy.meter import EnergyMeter, Resolution, measure_idle, store_idle_power
+from edgespec.apps.energy.meter import EnergyMeter, measure_idle, store_idle_power
 from edgespec.cli.console import message, out, print_line, print_table
 from edgespec.cli.groups import shown
 from edgespec.cli.options import JsonOption, WattsOption
@@ -38,7 +37,6 @@ def energy_command(
     Do not use the machine meanwhile. The exit code is 0 also where no source is available.
     """
     with EnergyMeter.choose(ROOT, assume_watts, on_message=message) as meter:
-        resolution = meter.resolution() if meter.available else Resolution()
         watts, warning = meter.idle_w, ""
         kept = None if watts is None else IDLE_POWER.path()
         if idle and meter.available and not meter.estimated:
@@ -56,16 +54,14 @@ def energy_command(
             "chosen": meter.source or None,
             "estimated": meter.estimated,
             "reason": meter.reason,
-            "resolution": asdict(resolution),
-            "reading_s": meter.reading_s,
+            "interval_s": meter.interval_s,
             "idle_w": watts,
             "kept": str(kept) if kept else None,
         }
-        cost = _cost(meter)
     if json:
         out.print_json(data=report)
     else:
-        _print(report, cost)
+        _print(report)
     if warning:
         message(warning)
     return 0
@@ -104,7 +100,7 @@ def _measured_idle(meter: EnergyMeter, seconds: float) -> tuple[float | None, Pa
 # ---- text ----
 
 
-def _print(report: _Report, cost: str) -> None:
+def _print(report: _Report) -> None:
     table = Table("source", "", "why", box=None, pad_edge=False)
     for source in report["sources"]:
         table.add_row(source["name"], "available" if source["available"] else "unavailable", source["reason"])
@@ -124,30 +120,9 @@ def _print(report: _Report, cost: str) -> None:
         )
         return
     print_line("chosen", report["chosen"] + (" (estimated)" if report["estimated"] else ""))
-    print_line("finest", _resolution(report["resolution"], estimated=report["estimated"]))
-    if cost:
-        print_line("cost", cost)
+    if interval_s := report["interval_s"]:
+        print_line("finest", f"a sample every {interval_s:g} s: windows of many of them only")
     print_line("idle", _idle(report))
-
-
-def _resolution(resolution: _Report, *, estimated: bool) -> str:
-    if estimated:
-        return "unavailable: watts times seconds"
-    if interval_s := resolution["interval_s"]:
-        return f"a sample every {interval_s:g} s: windows of many of them only"
-    if resolution["step_j"] is None:
-        return "unavailable: the counters stood still while they were looked at"
-    every = f" every {1e3 * resolution['step_s']:.2g} ms" if resolution["step_s"] else ""
-    return f"steps of {1e3 * resolution['step_j']:.3g} mJ{every}"
-
-
-def _cost(meter: EnergyMeter) -> str:
-    """Return in words what reading costs; "" if nothing is read."""
-    if meter.reading_s is None or not meter.interval_s or meter.estimated:
-        return ""
-    share = f"{meter.reading_s / meter.interval_s:.2%} of one processor"
-    marks = ", and at every mark" if meter.counts else ""
-    return f"{1e3 * meter.reading_s:.3g} ms a reading, every {meter.interval_s:.3g} s ({share}){marks}"
 
 
 def _idle(report: _Report) -> str:

@@ -15,8 +15,7 @@ import pytest
 
 from batch_parts import custom_ids, results, write_lines
 from command_line import COMMAND, failed, run_cli, started
-from edgespec.apps.batch.commands.batch import BatchDisplay, BatchRate, format_time
-from edgespec.apps.batch.results import BatchAnswer
+from edgespec.apps.batch.commands.batch import BatchDisplay, format_time
 from terminals import Terminal
 
 CHAT = "/v1/chat/completions"
@@ -335,17 +334,14 @@ def test_lines_now_and_then_where_there_is_no_terminal(capfd, clock):
         n_done = 0
         n_failed = 0
 
-    done, pace = Done(), BatchRate(clock)
-    display = BatchDisplay(done, 100, pace, clock)
+    done = Done()
+    display = BatchDisplay(done, 100, clock)
     with display:
         for second in range(1, 1001):
             clock.now = second
             done.n_done, done.n_failed = min(100, second // 10), int(second > 500)
-            pace.note(20 * second)
-            if second % 10 == 0:
-                pace.answered(BatchAnswer(200, b"", 200))
-            display.update()
-            display.update()
+            display.update(20 * second)
+            display.update(20 * second)
     lines = capfd.readouterr().err.splitlines()
     assert len(lines) == 9
     assert lines[0] == "10 of 100 requests, 20.0 tokens/s, 15:00 left"
@@ -363,8 +359,8 @@ def test_a_slow_batch_still_says_that_it_goes_on(capfd, clock):
         n_done = 0
         n_failed = 0
 
-    display = BatchDisplay(Done(), 100, BatchRate(clock), clock)
+    display = BatchDisplay(Done(), 100, clock)
     for second in range(1000):
         clock.now = second
-        display.update()
+        display.update(0)
     assert capfd.readouterr().err.splitlines() == ["0 of 100 requests"] * 3

@@ -48,7 +48,7 @@ class EchoWriter:
             if self._left[request] <= 0:
                 del self._left[request]
                 body = self.bodies[request.custom_id]
-                ended.append((request, BatchAnswer(200, json.dumps(body).encode(), body.get("rounds", 1))))
+                ended.append((request, BatchAnswer(200, json.dumps(body).encode())))
         return ended
 
 

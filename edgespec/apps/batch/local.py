@@ -235,8 +235,7 @@ class LocalWriter:
             self._running.remove(running)
             if writing.is_complete:
                 body = writing.whole().model_dump_json(exclude_unset=True).encode()
-                n_tokens = sum(len(result.token_ids) for result in writing.results)
-                self._end(opened, BatchAnswer(200, body, n_tokens))
+                self._end(opened, BatchAnswer(200, body))
         except Exception as error:  # noqa: BLE001 - an error of this request alone
             self._end(opened, self._error(error))
 

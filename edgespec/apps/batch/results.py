@@ -40,7 +40,6 @@ class BatchAnswer:
     status: int
     body: bytes
     """JSON: a completion, or {"error": ...}."""
-    n_tokens: int = 0
 
     @property
     def is_cut(self) -> bool:
@@ -149,8 +148,9 @@ class Journal(Closing):
         self.in_order = in_order
         self._as_text = as_text
         self.key = str(belongs_to["input_sha256"])[:16]
-        self.n_done = 0
-        self.n_failed = 0
+        self.n_done = self.n_failed = 0
+        self.n_cut = 0
+        """Answers of this run that a limit of tokens cut."""
         self._on_message = on_message
         self._places = array("q", [_ABSENT]) * n_requests  # where each result begins in the results' file
         self._synced = time.monotonic()
@@ -191,6 +191,7 @@ class Journal(Closing):
         self._end += len(line)
         self.n_done += 1
         self.n_failed += answer.status != 200
+        self.n_cut += answer.is_cut
         self._dirty = True
 
     def sync(self, *, now: bool = False) -> None:
@@ -396,8 +397,9 @@ class PipedResults:
         self._in_order = in_order
         self._waiting: dict[int, bytes] = {}  # later results, by place
         self._next = 0
-        self.n_done = 0
-        self.n_failed = 0
+        self.n_done = self.n_failed = 0
+        self.n_cut = 0
+        """Answers of this run that a limit of tokens cut."""
 
     def has(self, _request: BatchRequest) -> bool:
         """Return False: there are no earlier results."""
@@ -408,6 +410,7 @@ class PipedResults:
         line = output_line(request, answer, self._key)
         self.n_done += 1
         self.n_failed += answer.status != 200
+        self.n_cut += answer.is_cut
         if not self._in_order:
             self._write(line)
             return

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from batch_parts import EchoWriter, custom_ids, results, write_lines
-from edgespec.apps.batch.commands.batch import BatchRate, run_batch
+from edgespec.apps.batch.commands.batch import run_batch
 from edgespec.apps.batch.lines import open_input
 from edgespec.apps.batch.results import BatchAnswer, Journal
 from edgespec.errors import EdgespecError, UsageError
@@ -46,7 +46,7 @@ def answered(source, out, n=N, **options):
     found, journal = opened(source, out, on_message=said.append, **options)
     with journal:
         todo = [request for request in found.requests() if not journal.has(request)]
-        run_batch(iter(todo[:n]), EchoWriter(), journal, BatchRate())
+        run_batch(iter(todo[:n]), EchoWriter(), journal)
         if journal.complete:
             journal.finish()
     return said
@@ -133,7 +133,7 @@ def test_a_process_that_is_killed_at_any_moment_loses_and_repeats_nothing(source
 def _run_slowly(source, out, in_order):
     found, journal = opened(source, out, in_order=in_order)
     with journal:
-        run_batch(found.requests(), EchoWriter(round_s=0.004), journal, BatchRate())
+        run_batch(found.requests(), EchoWriter(round_s=0.004), journal)
         journal.finish()
 
 
@@ -145,7 +145,7 @@ def test_killed_between_the_last_steps(source, out, in_order):
     out.unlink()
     found, journal = opened(source, out, in_order=in_order)
     with journal:
-        run_batch(found.requests(), EchoWriter(), journal, BatchRate())
+        run_batch(found.requests(), EchoWriter(), journal)
         kept = journal.partial.read_bytes()
         journal.finish()
     Path(f"{out}.partial").write_bytes(kept)
@@ -179,7 +179,7 @@ def test_a_full_disk_loses_nothing(source, out, in_order):
 def test_a_disk_that_is_full_when_the_output_is_made(source, out):
     found, journal = opened(source, out)
     with journal:
-        run_batch(found.requests(), EchoWriter(), journal, BatchRate())
+        run_batch(found.requests(), EchoWriter(), journal)
         kept = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (2000, kept[1]))
         try:
@@ -248,7 +248,7 @@ def test_two_runs_at_once(source, out):
         for restart in (False, True):
             with pytest.raises(EdgespecError, match="is being written by another"):
                 opened(source, out, restart=restart)
-        run_batch(found.requests(), EchoWriter(), journal, BatchRate())
+        run_batch(found.requests(), EchoWriter(), journal)
         journal.finish()
     check(out, True)
 

@@ -8,7 +8,7 @@ import pytest
 
 from batch_parts import write_lines
 from edgespec import Engine
-from edgespec.apps.batch.commands.batch import BatchRate, run_batch
+from edgespec.apps.batch.commands.batch import run_batch
 from edgespec.apps.batch.lines import CHAT, TEXT, open_input
 from edgespec.apps.batch.local import LocalWriter, PromptDefaults
 from edgespec.apps.batch.results import BatchRequest
@@ -57,7 +57,7 @@ def run(shared, requests, **options):
     service = Service.of(getattr(shared, "engine", shared), **options.pop("service", {}))
     writer = LocalWriter(shared, service, "fp", log=log.append, **options)
     kept = Kept()
-    run_batch(iter(requests), writer, kept, BatchRate())
+    run_batch(iter(requests), writer, kept)
     assert writer.n_running == 0
     return kept, writer, log
 

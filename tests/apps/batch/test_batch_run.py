@@ -1,4 +1,4 @@
-"""Which requests run when, what a pipe gets, and the pace that is shown."""
+"""Which requests run when, and what a pipe gets."""
 
 from __future__ import annotations
 
@@ -8,16 +8,9 @@ import os
 import pytest
 
 from batch_parts import EchoWriter, write_lines
-from edgespec.apps.batch.commands.batch import BatchRate, run_batch
+from edgespec.apps.batch.commands.batch import run_batch
 from edgespec.apps.batch.lines import open_input
-from edgespec.apps.batch.results import BatchAnswer, PipedResults
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
+from edgespec.apps.batch.results import PipedResults
 
 
 def piped(tmp_path, bodies, in_order, writer):
@@ -29,8 +22,7 @@ def piped(tmp_path, bodies, in_order, writer):
         found.requests(),
         writer,
         PipedResults(write_end, "a pipe", "key", in_order=in_order),
-        BatchRate(),
-        lambda: seen.append(writer.n_running),
+        lambda _n_tokens: seen.append(writer.n_running),
     )
     os.close(write_end)
     with os.fdopen(read_end, "rb") as pipe:
@@ -72,20 +64,5 @@ def test_requests_are_read_only_when_they_can_begin(tmp_path):
             raise StopsError
 
     with pytest.raises(StopsError):
-        run_batch(counting(), Failing(5), PipedResults(1, "", "", in_order=True), BatchRate())
+        run_batch(counting(), Failing(5), PipedResults(1, "", "", in_order=True))
     assert n_read == 5
-
-
-def test_the_pace_of_the_last_half_minute():
-    clock = Clock()
-    pace = BatchRate(clock)
-    assert (pace.tokens_per_s, pace.left_s(10)) == (None, None)
-    for second in range(1, 101):
-        clock.now = float(second)
-        pace.note(10 * second if second <= 50 else 500 + 40 * (second - 50))
-    assert pace.tokens_per_s == pytest.approx(40)
-    assert pace.left_s(10) is None  # none has ended
-    pace.answered(BatchAnswer(200, b"", 1200))
-    pace.answered(BatchAnswer(200, b"", 1000))
-    assert pace.left_s(3) == pytest.approx(3 * 2500 / 2 / 40)  # 2500 tokens, two answers ended
-    assert pace.left_s(0) == 0

@@ -8,7 +8,6 @@ import os
 import stat
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
@@ -54,59 +53,50 @@ _LINES_S = 1.0, 300.0  # seconds between two lines: at least, and at most
 
 
 class BatchDisplay(ProgressDisplay):
-    """Requests done, tokens a second over the last half minute, time left. A context manager."""
+    """Requests done, tokens a second and time left, by the means of this run. A context manager."""
 
     def __init__(
         self,
         results: Journal | PipedResults,
         n_requests: int,
-        pace: BatchRate,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Show how `results` grow to `n_requests`."""
         self._results = results
         self._n_requests = n_requests
-        self._pace = pace
+        self._n_before = self._said_at = results.n_done
         self._clock = clock
+        self._began = self._said = clock()
         super().__init__(
             TextColumn("{task.description}", table_column=Column(no_wrap=True)),
             BarColumn(),
             TextColumn("{task.fields[detail]}", table_column=Column(no_wrap=True)),
         )
         self._task = self.bars.add_task("", total=n_requests, detail="")
-        self._said = clock()
-        self._said_at = results.n_done
-        self._drawn = 0.0
 
-    def update(self) -> None:
-        """Draw the bar anew, at most every half second, or print a line if one is due."""
+    def update(self, n_tokens: int) -> None:
+        """Move the bar, or print a line if one is due; `n_tokens` were written in this run."""
         now, n_done = self._clock(), self._results.n_done
+        done = f"{n_done} of {self._n_requests} requests"
         if err.is_terminal:
-            if now >= self._drawn + 0.5 or n_done == self._n_requests:
-                self._drawn = now
-                self.bars.update(
-                    self._task, completed=n_done, description=self._done(), detail=", ".join(self._details())
-                )
+            details = ", ".join(self._details(now, n_tokens))
+            self.bars.update(self._task, completed=n_done, description=done, detail=details)
         elif n_done < self._n_requests and self._line_is_due(now - self._said, n_done - self._said_at):
             self._said, self._said_at = now, n_done
-            err.print(", ".join([self._done(), *self._details()]))
+            err.print(", ".join([done, *self._details(now, n_tokens)]))
 
     def _line_is_due(self, seconds: float, n_new: int) -> bool:
         least_s, most_s = _LINES_S
         return seconds >= (least_s if n_new >= self._n_requests * _LINE_EVERY else most_s)
 
-    def _done(self) -> str:
-        return f"{self._results.n_done} of {self._n_requests} requests"
-
-    def _details(self) -> list[str]:
-        details = []
+    def _details(self, now: float, n_tokens: int) -> list[str]:
+        details, seconds, n_done = [], now - self._began, self._results.n_done
         if failed := self._results.n_failed:
             details.append(f"{failed} with errors")
-        if rate := self._pace.tokens_per_s:
-            details.append(f"{rate:.1f} tokens/s")
-        left_s = self._pace.left_s(self._n_requests - self._results.n_done)
-        if left_s is not None:
-            details.append(f"{format_time(left_s)} left")
+        if n_tokens and seconds:
+            details.append(f"{n_tokens / seconds:.1f} tokens/s")
+        if n_new := n_done - self._n_before:
+            details.append(f"{format_time(seconds / n_new * (self._n_requests - n_done))} left")
         return details
 
 
@@ -341,7 +331,7 @@ class _BatchRun:
         self._input = found
         self._results = results
         self._n_before = results.n_done
-        self._n_tokens = self._n_cut = 0
+        self._n_tokens = 0
         self._seconds = 0.0
         self._energy: Measurement | None = None
         self.interrupted = False
@@ -410,10 +400,10 @@ class _BatchRun:
 
     def _write(self, writer: LocalWriter | RayWriter) -> None:
         """Have `writer` answer what has no result yet, or until Ctrl-C."""
-        began, pace = time.monotonic(), BatchRate()
+        began = time.monotonic()
         try:
-            with BatchDisplay(self._results, self._input.n_requests, pace) as display:
-                run_batch(self._input.requests(), writer, self._results, pace, display.update)
+            with BatchDisplay(self._results, self._input.n_requests) as display:
+                run_batch(self._input.requests(), writer, self._results, display.update)
         except KeyboardInterrupt:
             self.interrupted = True
             done = f"{self._results.n_done} of {self._input.n_requests} requests are done"
@@ -421,7 +411,6 @@ class _BatchRun:
             message(f"interrupted: {done}; {go_on}")
         finally:
             self._n_tokens, self._seconds = writer.n_tokens, time.monotonic() - began
-            self._n_cut = pace.n_cut
 
     def summarise(self) -> None:
         """Print the outcome: a line on stderr, or an object on stdout."""
@@ -434,7 +423,7 @@ class _BatchRun:
                 "lines": total,
                 "errors": failed,
                 "lines_before": self._n_before,
-                "cut": self._n_cut,
+                "cut": self._results.n_cut,
                 "tokens": self._n_tokens,
                 "tokens_per_s": rate,
                 "seconds": self._seconds,
@@ -444,8 +433,8 @@ class _BatchRun:
             return
         where = "" if self._files.piped else f" in {self._files.out}"
         parts = [f"{total} results{where}", f"{failed} of them failed" if failed else "no errors"]
-        if self._n_cut:
-            parts.append(f"{self._n_cut} cut by -n, max_tokens or -c: a larger one lets them go on")
+        if self._results.n_cut:
+            parts.append(f"{self._results.n_cut} cut by -n, max_tokens or -c: a larger one lets them go on")
         if rate is not None:
             parts.append(f"{self._n_tokens} tokens in {format_time(self._seconds)}, {rate:.1f} tokens/s")
         if joules is not None:
@@ -462,70 +451,22 @@ def _for_nodes(name: str) -> str:
 # ---- the loop of a batch: as many requests at once as fit, in order, each result written as it comes ----
 
 
-class BatchRate:
-    """Speed of a run over the last half minute, and the time that is left."""
-
-    SPAN_S = 30.0
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._seen: deque[tuple[float, int]] = deque([(clock(), 0)])
-        self.n_cut = 0
-        """Answers that a limit of tokens cut."""
-        self._n_answers = 0
-        self._n_answer_tokens = 0
-
-    def note(self, n_tokens: int) -> None:
-        """Note the tokens written since the beginning."""
-        now = self._clock()
-        if now - self._seen[-1][0] >= self.SPAN_S / 100:
-            self._seen.append((now, n_tokens))
-            while self._seen[1][0] <= now - self.SPAN_S:
-                self._seen.popleft()
-
-    def answered(self, answer: BatchAnswer) -> None:
-        """Count a complete answer, its tokens, and whether it was cut."""
-        self._n_answers += 1
-        self.n_cut += answer.is_cut
-        self._n_answer_tokens += answer.n_tokens
-
-    @property
-    def tokens_per_s(self) -> float | None:
-        """Tokens a second; None at the beginning."""
-        (began, first), (ended, last) = self._seen[0], self._seen[-1]
-        return (last - first) / (ended - began) if ended > began else None
-
-    def left_s(self, n_left: int) -> float | None:
-        """Estimate the seconds for `n_left` requests, begun ones included; None: no estimate yet.
-
-        Short answers end first, so the complete ones say too little of the others: an answer's mean length is
-        all tokens over the answers that ended, and a begun one is expected to have that much before it.
-        """
-        rate = self.tokens_per_s
-        if not rate or not self._n_answers:
-            return None
-        n_tokens = max(self._seen[-1][1], self._n_answer_tokens)
-        return n_left * n_tokens / self._n_answers / rate
-
-
 def run_batch(
     requests: Iterator[BatchRequest],
     writer: LocalWriter | RayWriter,
     results: Journal | PipedResults,
-    pace: BatchRate,
-    on_progress: Callable[[], None] = lambda: None,
+    on_progress: Callable[[int], None] = lambda _n_tokens: None,
 ) -> None:
     """Answer all requests without a result, reading each only when it can begin.
 
-    `on_progress` is called after each result and each pass. Raises what `requests`, `writer` and `results`
-    raise; results until then stay.
+    `on_progress` takes the tokens so far after each result and each pass. Raises what `requests`, `writer`
+    and `results` raise; results until then stay.
     """
 
     def add(request: BatchRequest, answer: BatchAnswer) -> None:
         results.add(request, answer)
-        pace.answered(answer)
         results.sync()
-        on_progress()
+        on_progress(writer.n_tokens)
 
     more = True
     while more or writer.n_running:
@@ -542,6 +483,5 @@ def run_batch(
         if writer.n_running:
             for request, answer in writer.finished():
                 add(request, answer)
-            pace.note(writer.n_tokens)
             results.sync()
-            on_progress()
+            on_progress(writer.n_tokens)

@@ -39,6 +39,7 @@ from edgespec.decoding.choices import DrafterName, NamedDrafter
 from edgespec.decoding.drafter import DraftOutcome, Position
 from edgespec.decoding.option_table import MAX_GAMMA
 from edgespec.decoding.passes import order
+from edgespec.decoding.token_sequence import TokenView
 from edgespec.decoding.tree import Tree, TreeNode
 from edgespec.errors import UsageError
 from edgespec.platform.plugins import offered
@@ -58,18 +59,19 @@ class UserDrafter(Protocol):
     cannot be, the text goes on without the drafter.
     """
 
-    def begin(self, tokens: tuple[int, ...], /) -> object:
+    def begin(self, tokens: Sequence[int], /) -> object:
         """Start on a text whose prompt is `tokens`."""
 
-    def draft(self, tokens: tuple[int, ...], room: int, sample: Callable[[Weights], int], /) -> Proposed:
+    def draft(self, tokens: Sequence[int], room: int, sample: Callable[[Weights], int], /) -> Proposed:
         """Return at most `room` (1 or more) tokens that may follow `tokens`, maybe none.
 
-        `tokens` is all of the text so far; the first time it is the prompt and a token of the target.
+        `tokens` is all of the text so far, of which a slice is a tuple; the first time it is the prompt and a
+        token of the target.
         `sample(weights)` draws a token with these weights; where no coin may decide, as in a text with a
         seed, it returns the likeliest one.
         """
 
-    def accept(self, tokens: tuple[int, ...], n_accepted: int, /) -> object:
+    def accept(self, tokens: Sequence[int], n_accepted: int, /) -> object:
         """Learn that the text is now `tokens`, of which `n_accepted` were drafted just before.
 
         The target's own token follows these. It is called after each pass, drafted or not.
@@ -199,7 +201,7 @@ class PluginDrafter:
         self._on_message = on_message
         self._failed = ""
         self._sampled = False
-        self._tokens: tuple[int, ...] = ()
+        self._tokens: Sequence[int] = ()
         self._n_pending = 1
         self._draws: list[Draw] = []
         self._n_proposed = self._n_drafted = self._n_accepted = 0
@@ -211,7 +213,7 @@ class PluginDrafter:
     def begin(self, tokens: Sequence[int], *, sampled: bool, n_predict: int | None) -> None:
         """Go on after the first token."""
         self._sampled = sampled
-        self._tokens = tuple(tokens)
+        self._tokens = TokenView(tokens)
 
     def draft(self, _tokens: Sequence[int], room: int, position: Position) -> Tree:
         """Return the tree of at most `room` tokens that the user's code proposes, none once it failed."""
@@ -231,7 +233,7 @@ class PluginDrafter:
 
     def accept(self, tokens: Sequence[int], outcome: DraftOutcome) -> None:
         """Tell the user's code what became of the draft."""
-        self._tokens = tuple(tokens)
+        self._tokens = TokenView(tokens)
         self._n_pending = outcome.n_pending
         self._n_drafted += self._n_proposed
         self._n_accepted += len(outcome.path)

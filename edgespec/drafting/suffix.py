@@ -102,16 +102,16 @@ class Document:
 class NgramDrafter:
     """Repeats what followed the same words before in one text: "ngram", like a user's drafter (plugin.py)."""
 
-    def begin(self, tokens: tuple[int, ...]) -> None:
+    def begin(self, tokens: Sequence[int]) -> None:
         """Start with the prompt `tokens`."""
         self._text = SuffixDrafts(_OWN).document(tokens)
         self._n = len(tokens)
 
-    def draft(self, tokens: tuple[int, ...], room: int, sample: object) -> list[int]:
+    def draft(self, tokens: Sequence[int], room: int, sample: object) -> list[int]:
         """The tokens that followed the longest end of the text that occurred before."""
         return self._text.offer((), room)[0]
 
-    def accept(self, tokens: tuple[int, ...], n_accepted: int) -> None:
+    def accept(self, tokens: Sequence[int], n_accepted: int) -> None:
         """Append the tokens that were emitted since the last call."""
         self._text.extend(tokens[self._n :])
         self._n = len(tokens)

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from edgespec.decoding.choices import NamedDrafter
+from edgespec.decoding.drafter import Drafter
 from edgespec.decoding.generate import Generation
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.session import n_common
 from edgespec.decoding.token_sequence import TokenView
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.learned_costs import LearnedCosts
+from edgespec.drafting.plugin import PluginDrafter
 from edgespec.drafting.policy import Policy
 from edgespec.drafting.predictor import Predictor
-from edgespec.drafting.suffix import SuffixDrafts
+from edgespec.drafting.suffix import NgramDrafter, SuffixDrafts
 from edgespec.drafting.tree_drafter import TreeDrafter
 from edgespec.engine.batcher import PREFILL_CHUNK, BatchedRequest
 from toy_models import V
@@ -73,17 +76,26 @@ FILTERS = {
 }
 
 
-def copied(n_prompt: int, policy: Policy, params: SamplingParams, rule: str, n_steps: int = 12) -> int:
-    """Tokens of the text that `n_steps` steps copy after the first, in which it is taken over."""
-    prompt = [int(token) for token in np.random.default_rng(1).integers(0, V, n_prompt)]
+def drafter_of(policy: Policy | None, prompt: Sequence[int]) -> Drafter:
+    """Ours with a policy, or one that a user wrote."""
+    if policy is None:
+        return PluginDrafter(
+            NamedDrafter("ngram", NgramDrafter), prompt, n_vocab=V, is_eog=lambda _token: False
+        )
     clocks = curves()
-    drafter = TreeDrafter(
+    return TreeDrafter(
         soon_drafting(LearnedCosts(*clocks, Predictor()), policy),
         suffix=SuffixDrafts(1 << 16),
         model=DraftModel(LastTokens(2).session(), n_vocab=V),
         is_eog=lambda _token: False,
         clocks=clocks,
     )
+
+
+def copied(n_prompt: int, policy: Policy | None, params: SamplingParams, rule: str, n_steps: int = 12) -> int:
+    """Tokens of the text that `n_steps` steps copy after the first, in which it is taken over."""
+    prompt = [int(token) for token in np.random.default_rng(1).integers(0, V, n_prompt)]
+    drafter = drafter_of(policy, prompt)
     run = Generation(LastTokens(1).session(), drafter, prompt, task_of(params, rule=rule))
     counted = run.tokens = run._sequence.tokens = CountedTokens(prompt)
     for i, _ in enumerate(run.events()):
@@ -98,9 +110,11 @@ def copied(n_prompt: int, policy: Policy, params: SamplingParams, rule: str, n_s
 @pytest.mark.parametrize("rule", ["block", "match"])
 @pytest.mark.parametrize("filters", FILTERS.values(), ids=FILTERS)
 @pytest.mark.parametrize(
-    "policy", [FixedPolicy(gamma=4, suffix=False, staged=False), FixedPolicy(gamma=4)], ids=["model", "auto"]
+    "policy",
+    [FixedPolicy(gamma=4, suffix=False, staged=False), FixedPolicy(gamma=4), None],
+    ids=["model", "auto", "plug-in"],
 )
-def test_a_step_copies_as_much_of_a_long_text(policy: Policy, filters: dict[str, Any], rule: str) -> None:
+def test_a_step_copies_as_much_of_a_long_text(policy: Policy | None, filters: Any, rule: str) -> None:
     params = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, **filters)
     short, long = (copied(n, policy, params, rule) for n in (SHORT, LONG))
     assert long <= 2 * short < SHORT

@@ -155,7 +155,7 @@ def test_leaving_out_what_was_drawn_is_shown_with_a_text(drafter):
     ("drafter", "said"),
     [
         (Moody, "cannot be checked: after the tokens 0 1"),
-        (Changes, "'tuple' object does not support item assignment"),
+        (Changes, "object does not support item assignment"),
         (FailsInBegin, "begin failed: KeyError: 'table'"),
         (FailsInAccept, "accept failed: ValueError: not learnt"),
         (proposing(0, 1, 2, 0), "more tokens than the 2 that there was room for"),

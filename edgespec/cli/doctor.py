@@ -60,6 +60,7 @@ def _print(report: Report, *, asked: bool) -> None:
 
     threads, memory = report["threads"], report["memory"]
     features = report["cpu"]["features"]
+    at_least = "at least " if memory["busy_processors"] else ""
     present = [name for name, has in features.items() if has]
     absent = [name for name, has in features.items() if not has]
     print_line("cpu", report["cpu"]["model"])
@@ -70,7 +71,7 @@ def _print(report: Report, *, asked: bool) -> None:
         "memory",
         f"{size(memory['total'])}, {size(memory['available'])} of it available{_under(memory)}; "
         f"{size(memory['peak_rss'])} used here at the peak"
-        + (f"; {memory['bytes_per_s'] / 1e9:.1f} GB/s are read" if memory["bytes_per_s"] else ""),
+        + (f"; {at_least}{memory['bytes_per_s'] / 1e9:.1f} GB/s are read" if memory["bytes_per_s"] else ""),
     )
     print_line("energy", report["energy"]["source"] or f"unavailable: {report['energy']['reason']}")
     libraries = report["libraries"]
@@ -83,6 +84,11 @@ def _print(report: Report, *, asked: bool) -> None:
     _print_kernels(report["kernels"])
     out.print()
     _print_pairs(report["pairs"])
+    if (busy := memory["busy_processors"]) and not any(row["best"] for row in report["pairs"]):
+        out.print(
+            f"no pair is recommended: other programs kept {busy:.1f} processors busy while memory was read, "
+            "which tells nothing of its speed; look again when they have ended"
+        )
     if not report["models"] and not asked:
         out.print()
         print_line("models", "the default pair is not here; name a model to see what of it is packed")

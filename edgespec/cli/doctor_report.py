@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -15,16 +15,21 @@ from typing import Any, cast
 import msgspec
 
 from edgespec.cli.console import err, line_of, message
-from edgespec.engine.capacity import expected_capacity
-from edgespec.engine.model_choice import choose_models
+from edgespec.drafting.draft import find_draft
+from edgespec.drafting.draft_search import DraftSearch
+from edgespec.drafting.profile_store import known_times
+from edgespec.engine.capacity import CapacityRequest, expected_capacity
+from edgespec.engine.model_choice import choose_models, choose_refs
 from edgespec.errors import EdgespecError
 from edgespec.llama import kernels
 from edgespec.llama.backend import cpu_backend, foreign_function, library_version
+from edgespec.llama.choices import SERVED_PREFIXES
 from edgespec.llama.gguf import TensorInfo
 from edgespec.llama.gguf_header import (
     GGUFHeader,
     architecture_support,
     check_model_file,
+    file_fingerprint,
     read_header,
     read_tensors,
 )
@@ -62,6 +67,7 @@ from edgespec.platform.cpu import (
 )
 from edgespec.platform.machine import processor_clock, temperatures, throttling
 from edgespec.platform.memory import available_bytes, memory_left, peak_rss_bytes, total_bytes
+from edgespec.platform.other_load import MOST_OTHER_LOAD, OtherLoad
 from edgespec.platform.plugins import part
 
 Report = dict[str, Any]
@@ -71,6 +77,7 @@ _X86_FEATURES = (
     *("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512vl", "avx512dq"),
     *("avx512_vnni", "avx512_bf16"),
 )
+_FACTS = ("name", "type", "columns", "rows", "n_matrices", "bytes")  # of a tensor
 _ARM_FEATURES = ("asimd", "asimdhp", "asimddp", "i8mm", "sve", "bf16")
 
 
@@ -80,21 +87,21 @@ def full_report(root: Path, models: Sequence[str] | None, *, retest: bool) -> Re
     `root`: where /proc and /sys are. With `retest` the kernels are tested and timed again.
     """
     paths = model_paths(models)
+    memory = _memory(root)
     with err.status("testing the kernels"):
         loaded = kernels.load(retest=retest)
-        is_this_machine = root == Path("/")
-        bandwidth = memory_bandwidth(loaded, default_threads(root)) if is_this_machine else None
+        speed = _reading(loaded) if root == Path("/") else ReadingSpeed()
     report: Report = {
         "edgespec": version("edgespec"),
         "cpu": _cpu(root),
         "machine": _machine(root),
         "libraries": _libraries(),
         "threads": _threads(root),
-        "memory": _memory(root) | {"bytes_per_s": bandwidth},
+        "memory": memory | {"bytes_per_s": speed.bytes_per_s, "busy_processors": speed.disturbed_by},
         "energy": part("energy.source")(root, on_message=message),
-        "pairs": _pairs(root, bandwidth),
+        "pairs": _pairs(root, speed),
         "kernels": _kernels(loaded),
-        "models": [_model(name, path, loaded, root) for name, path in paths.items()],
+        "models": [_model(name, path, loaded, root, memory["available"]) for name, path in paths.items()],
     }
     report["memory"]["peak_rss"] = peak_rss_bytes()
     return report
@@ -133,10 +140,31 @@ def _machine(root: Path) -> Report:
     }
 
 
-def _pairs(root: Path, bandwidth: float | None) -> list[Report]:
+@dataclass(frozen=True, slots=True)
+class ReadingSpeed:
+    """How fast memory is read, as measured now, and what earlier runs say of it."""
+
+    bytes_per_s: float | None = None
+    """None: not measured."""
+    disturbed_by: float | None = None
+    """Processors that other programs kept busy meanwhile, so that it may be far too little; None: few."""
+    times: Mapping[str, float] = field(default_factory=dict)
+    """`known_times` of this machine."""
+
+
+def _reading(loaded: Kernels) -> ReadingSpeed:
+    load, n_threads = OtherLoad(), default_threads()
+    bandwidth, busy = memory_bandwidth(loaded, n_threads), load.processors() or 0.0
+    disturbed_by = round(busy, 1) if busy > MOST_OTHER_LOAD else None
+    return ReadingSpeed(bandwidth, disturbed_by, known_times(loaded.name, n_threads))
+
+
+def _pairs(root: Path, speed: ReadingSpeed) -> list[Report]:
+    """Return all pairs; none is the best where that would be decided by what else the machine does."""
     registry = load_registry()
-    pairs = fitting_pairs(registry, Store.default(), root, bandwidth=bandwidth)
-    best = best_pair(pairs, registry, root)
+    pairs = fitting_pairs(registry, Store.default(), root, speed)
+    is_sure = speed.disturbed_by is None or any(fit.tokens_per_s for fit in pairs)
+    best = best_pair(pairs, registry, root) if is_sure else None
     return [asdict(fit) | {"best": fit.pair == best} for fit in pairs]
 
 
@@ -199,7 +227,7 @@ def _prefetch(choice: PrefetchChoice) -> Report:
 # ---- models ----
 
 
-def _model(name: str, path: Path, loaded: Kernels, root: Path) -> Report:
+def _model(name: str, path: Path, loaded: Kernels, root: Path, available: int | None) -> Report:
     report: Report = {
         "name": name,
         "path": str(path),
@@ -219,13 +247,20 @@ def _model(name: str, path: Path, loaded: Kernels, root: Path) -> Report:
             return report | {"speech": part("speech.facts")(path)}
         header = check_model_file(header)
         fits_in_memory([(header, 1)])
-        reason = why_no_mtp(header)
+        reason, draft = why_no_mtp(header), _draft(name, header)
         with (
             err.status(f"loading {name}"),
             Model(path, header=header) if reason else MtpTarget(header, kernels=True) as model,
         ):
             packed = {tensor.name: tensor for tensor in model.packed}
-            capacity = _capacity(model, loaded.name if model.uses_kernels else STOCK, root)
+            held = expected_capacity(
+                header,
+                draft,
+                CapacityRequest(None if model.can_rewind else 1, kept_bytes=SERVED_PREFIXES),
+                kernels=loaded.name if model.uses_kernels else STOCK,
+                n_threads=default_threads(root),
+                available=available,
+            )
             rollback = _rollback(model)
         matrices = [tensor for tensor in _loaded(header, with_mtp=not reason) if tensor.is_matrix]
     except EdgespecError as error:
@@ -233,15 +268,16 @@ def _model(name: str, path: Path, loaded: Kernels, root: Path) -> Report:
     support = architecture_support(header)
     return report | {
         "architecture": {"name": header.architecture, "checked": support and msgspec.to_builtins(support)},
-        "capacity": capacity,
-        "contexts": fitting_tokens(header, root=root),
+        "capacity": {"parallel": held.parallel, "cache_tokens": held.n_cells, "cache_bytes": held.n_bytes},
+        "contexts": fitting_tokens(header, draft, root=root),
         "rollback": rollback,
         "mtp_head": {"drafts": not reason, "reason": reason} if header.n_mtp else None,
         "types": [
             _type(type_, matrices, packed) for type_ in dict.fromkeys(tensor.type for tensor in matrices)
         ],
         "unpacked": [
-            _facts(tensor) | {"why": _why(tensor, matrices, packed) if loaded.available else "stock kernels"}
+            {name: getattr(tensor, name) for name in _FACTS}
+            | {"why": _why(tensor, matrices, packed) if loaded.available else "stock kernels"}
             for tensor in matrices
             if tensor.name not in packed
         ],
@@ -257,17 +293,16 @@ def _loaded(header: GGUFHeader, *, with_mtp: bool) -> list[TensorInfo]:
     return [tensor for tensor in tensors if not tensor.name.startswith(left_out)]
 
 
-def _capacity(model: Model, kernels_name: str, root: Path) -> Report:
-    """Return how much `edgespec serve` would hold of the model at once, without a draft."""
-    held = expected_capacity(
-        model.header,
-        None,
-        kernels=kernels_name,
-        n_threads=default_threads(root),
-        available=available_bytes(root),
-        parallel=None if model.can_rewind else 1,
-    )
-    return {"parallel": held.parallel, "cache_tokens": held.n_cells, "cache_bytes": held.n_bytes}
+def _draft(name: str, target: GGUFHeader) -> GGUFHeader | None:
+    """Return the header of what would draft for a target, as far as it is here."""
+    try:
+        partner = choose_refs(name, None).draft
+        if partner:
+            resolve(partner, pull_missing=False)
+        search = DraftSearch(name, target, True, default_threads(), None, lambda _line: None)
+        return find_draft(search, partner, "auto").header
+    except EdgespecError:  # whoever loads the pair says what is wrong with it
+        return None
 
 
 def _rollback(model: Model) -> Report:
@@ -281,11 +316,6 @@ def _rollback(model: Model) -> Report:
         "tokens": size.n_snapshots or None,
         "states_bytes": states_bytes(model.header, size),
     }
-
-
-def _facts(tensor: TensorInfo) -> Report:
-    names = ("name", "type", "columns", "rows", "n_matrices", "bytes")
-    return {name: getattr(tensor, name) for name in names}
 
 
 def _type(type_: str, matrices: Iterable[TensorInfo], packed: dict[str, PackedTensor]) -> Report:
@@ -346,13 +376,20 @@ class PairFit:
 
 
 def fitting_pairs(
-    registry: Registry, store: Store, root: Path = Path("/"), *, bandwidth: float | None = None
+    registry: Registry, store: Store, root: Path = Path("/"), speed: ReadingSpeed | None = None
 ) -> list[PairFit]:
     """Return all pairs, sorted by the memory they need, with unknown needs last.
 
-    `root`: the folder with `proc`. `bandwidth`: bytes a second that are read of memory, None if not measured.
+    `root`: the folder with `proc`. `speed`: what is known of it; of one that was disturbed only what earlier
+    runs say counts.
     """
-    available = available_bytes(root)
+    available, speed = available_bytes(root), speed or ReadingSpeed()
+    times = {name: _known_time(registry.get(name), registry, store, speed) for name in registry.entries}
+    read = {name: _bytes_a_token(registry.get(name), registry) for name in registry.entries}
+    speeds = [n / seconds for name, seconds in times.items() if seconds and (n := read[name])]
+    if speed.bytes_per_s and (speeds or speed.disturbed_by is None):
+        speeds.append(speed.bytes_per_s)
+    bandwidth = max(speeds, default=None)
     needs = {
         name: expected_bytes(registry.get(name), registry, store)
         for name in dict.fromkeys(
@@ -364,9 +401,9 @@ def fitting_pairs(
         target, draft = needs[pair.target], needs[pair.draft]
         needed = None if target is None or draft is None else PROCESS_BYTES + target + draft
         fits = None if needed is None or available is None else needed <= available
-        read = _bytes_a_token(registry.get(pair.target), registry)
-        speed = bandwidth / read if bandwidth and read else None
-        found.append(PairFit(name, pair.target, pair.draft, needed, fits, speed))
+        seconds, n_bytes = times[pair.target], read[pair.target]
+        rate = 1.0 / seconds if seconds else bandwidth / n_bytes if bandwidth and n_bytes else None
+        found.append(PairFit(name, pair.target, pair.draft, needed, fits, rate))
     return sorted(found, key=lambda fit: (fit.needed is None, fit.needed or 0))
 
 
@@ -376,20 +413,14 @@ def best_pair(pairs: Sequence[PairFit], registry: Registry, root: Path = Path("/
     If none is as fast as that, the fastest. Of equally large pairs (ALIKE) it is the last in models.toml; the
     user's own come after the shipped ones. Speeds that are not known count as fast enough.
     """
-    total = total_bytes(root)
-    if total is None:
-        return None
-    fitting = {
-        fit.pair: fit.needed for fit in pairs if fit.fits and fit.needed and fit.needed <= BEST_SHARE * total
-    }
-    speeds = {fit.pair: fit.tokens_per_s for fit in pairs if fit.pair in fitting}
-    readable = {name for name, speed in speeds.items() if speed is None or speed >= READABLE}
-    if fitting and not readable:
-        return max(speeds, key=lambda name: speeds[name] or 0.0)
-    fitting = {name: needed for name, needed in fitting.items() if name in readable}
-    most = max(fitting.values(), default=0)
-    alike = [name for name in registry.pairs if name in fitting and fitting[name] > most - ALIKE]
-    return alike[-1] if alike else None
+    most = BEST_SHARE * (total_bytes(root) or 0)
+    fitting = [(fit, fit.needed) for fit in pairs if fit.fits and fit.needed and fit.needed <= most]
+    readable = [one for one in fitting if (one[0].tokens_per_s or READABLE) >= READABLE]
+    if not readable:
+        return max(fitting, key=lambda one: one[0].tokens_per_s or 0.0)[0].pair if fitting else None
+    largest = max(needed for _, needed in readable)
+    alike = {fit.pair for fit, needed in readable if needed > largest - ALIKE}
+    return [name for name in registry.pairs if name in alike][-1]
 
 
 def expected_bytes(entry: Entry, registry: Registry, store: Store) -> int | None:
@@ -403,6 +434,16 @@ def expected_bytes(entry: Entry, registry: Registry, store: Store) -> int | None
             return required_bytes(header, min(header.n_ctx_train, USUAL_CTX))
     size, shape = _file_bytes(entry, registry), registry.shape(entry)
     return loaded_bytes(size, shape, USUAL_CTX) if size and shape else None
+
+
+def _known_time(entry: Entry, registry: Registry, store: Store, speed: ReadingSpeed) -> float | None:
+    """Return the seconds of a pass of the model over one token, if earlier runs say; else None."""
+    if not speed.times or not store.is_present(entry, registry):
+        return None
+    try:
+        return speed.times.get(file_fingerprint(read_header(store.file(entry))))
+    except (EdgespecError, OSError):
+        return None
 
 
 def _bytes_a_token(entry: Entry, registry: Registry) -> float | None:

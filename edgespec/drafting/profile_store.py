@@ -16,15 +16,18 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.drafting.answer_lengths import MEAN_WEIGHT
-from edgespec.drafting.costs import CostCurve
+from edgespec.drafting.costs import CONTEXTS, CostCurve
 from edgespec.drafting.profile import FORMAT, VERSION, Profile, ProfileKey, as_text, from_json
 from edgespec.errors import UsageError, describe_os_error
+from edgespec.llama.backend import library_version
+from edgespec.platform.cpu import read_cpu
 from edgespec.platform.kept import PROFILES
 from edgespec.platform.messages import MessageFn, silent
 from edgespec.platform.state_file import DamagedFileError, NewerFormatError, StateFile, parse_json
 
 _HALF_AFTER = 200  # passes after which a run's curve weighs as much as it ever will
 _MOST_WEIGHT = 0.5  # one noisy run must not spoil a measured curve
+_FEWEST_RUNS = 3  # that costs rest on which nobody measured
 _FEWEST_PASSES = 8  # that a first curve of a draft model rests on: the very first ones may be slow
 
 
@@ -46,6 +49,30 @@ def load(key: ProfileKey, *, on_message: MessageFn = silent) -> Profile | None:
     except OSError as error:
         on_message(f"{describe_os_error(error)}; the profile is not used")
         return None
+
+
+def known_times(kernels: str, threads: int) -> dict[str, float]:
+    """Return the seconds of a pass over one token, by the target's fingerprint, of profiles of this machine.
+
+    Of those that were measured, or come from several runs; the least, since what disturbs one only adds some.
+    """
+    found: dict[str, float] = {}
+    try:
+        paths = [*PROFILES.files()]
+    except UsageError:
+        paths = []
+    for path in paths:
+        try:
+            profile = from_json(parse_json(path, path.read_bytes(), form=FORMAT, version=VERSION))
+        except (OSError, ValueError, DamagedFileError, NewerFormatError):
+            continue  # those of speech too
+        key = profile.key
+        machine = key.cpu, key.llama_cpp, key.kernels, key.threads
+        is_sure = profile.reliable or profile.runs >= _FEWEST_RUNS
+        if is_sure and machine == (read_cpu().model, library_version(), kernels, threads):
+            seconds = profile.target.at(CONTEXTS[0])[1]
+            found[key.target] = min(seconds, found.get(key.target, seconds))
+    return found
 
 
 def update(

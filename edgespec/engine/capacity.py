@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from edgespec.drafting.costs import CONTEXTS, guessed_curve
+from edgespec.drafting.online_curve import OnlineCurve
 from edgespec.drafting.profile import ProfileKey
 from edgespec.drafting.profile_store import load
 from edgespec.errors import EdgespecError
@@ -25,6 +26,7 @@ from edgespec.models.footprint import (
     shape_of,
     states_bytes,
     target_rollback,
+    weight_bytes,
     with_draft,
 )
 
@@ -91,8 +93,9 @@ def choose_capacity(
 ) -> Capacity:
     """Return the capacity of a pair.
 
-    `costs`: T(0), T(1) .. of the target's passes, in any unit. `available`: bytes of memory besides the
-    weights; None: unknown, so no limit. The caches take at most a quarter of them, unless more is demanded.
+    `costs`: T(0), T(1) .. of the target's passes, in any unit. `available`: bytes of memory before anything
+    is loaded; None: unknown, so no limit. The caches take at most a quarter of what the weights leave, unless
+    more is demanded.
     """
     longest = demand.n_ctx or target.n_ctx_train
     one = cell_bytes(target)
@@ -102,7 +105,9 @@ def choose_capacity(
     draft_bytes = cell_bytes(draft) * draft_cells if draft else 0  # of one text
     draft_bytes += states_bytes(draft, draft_rollback()) if draft else 0
     kept_draft = kept_cells(draft, DRAFT_SHARE * demand.kept_bytes) * cell_bytes(draft) if draft else 0
-    budget = None if available is None else int(CACHE_SHARE * available)
+    weights = weight_bytes(target)
+    weights += weight_bytes(draft) if draft and draft.path != target.path else 0  # a head in the same file
+    budget = None if available is None else int(CACHE_SHARE * max(0, available - weights))
     parallel = demand.parallel or texts_that_pay(costs)
     if budget is not None and demand.parallel is None:
         parallel = max(1, min(parallel, (budget - kept_draft) // (one * USUAL_CELLS + draft_bytes + states)))
@@ -220,18 +225,16 @@ def texts_that_pay(costs: Sequence[float]) -> int:
 def expected_capacity(
     target: GGUFHeader,
     draft: GGUFHeader | None,
+    demand: CapacityRequest,
     *,
     kernels: str,
     n_threads: int,
     available: int | None,
-    parallel: int | None = None,
 ) -> Capacity:
-    """Return the capacity that a server of models not loaded yet would have, by the profile of this machine.
+    """Return the capacity that an engine of models not loaded yet would have, by the profile of this machine.
 
-    `kernels`: the name of those that the target runs on. `available`: bytes of memory with nothing loaded.
+    `kernels`: the name of those that the target runs on.
     """
     profile = load(ProfileKey.of(target, draft, kernels=kernels, threads=n_threads))
     curve = profile.target if profile else guessed_curve(target.file_bytes, own_kernels=kernels != STOCK)
-    weights = target.file_bytes + (draft.file_bytes if draft else 0)
-    beside = None if available is None else max(0, available - weights)
-    return choose_capacity(curve.at(CONTEXTS[0]), target, draft, CapacityRequest(parallel), beside)
+    return choose_capacity(OnlineCurve(curve).at(CONTEXTS[0]), target, draft, demand, available)

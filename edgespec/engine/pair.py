@@ -234,6 +234,7 @@ class Pair(Closing):
             raise
 
     def _load(self, on_message: Callable[[str], None]) -> None:
+        self._available = available_bytes()
         for line in self._lines:
             on_message(line)
         own_kernels = self.options.kernels == "auto"
@@ -301,7 +302,7 @@ class Pair(Closing):
         )
         draft = self.draft.model.header if self.draft.model else None
         target = self._footprint(self.target)
-        self.capacity = choose_capacity(costs, target, draft, demand, available_bytes())
+        self.capacity = choose_capacity(costs, target, draft, demand, self._available)
 
     def needed_ctx(self, n_prompt: int, n_predict: int | None) -> int:
         """Return the context for a generation: `options.n_ctx`, else as much as it needs.

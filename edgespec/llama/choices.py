@@ -29,6 +29,10 @@ class StateRoom(NamedTuple):
     """Bytes of all files together, whatever models they are of; those unused for longest are deleted."""
 
 
+SERVED_PREFIXES = 256 << 20
+"""Bytes of the prefix cache of `serve`, where the user asks for no number."""
+
+
 def read_addresses(text: str) -> tuple[str, ...]:
     """Return the addresses of `--rpc`: HOST:PORT, a comma between two. Raises UsageError."""
     found = tuple(part.strip() for part in text.split(","))

@@ -36,7 +36,7 @@ from edgespec.platform.memory import available_bytes
 STOCK = "stock"
 """Name of llama.cpp's own kernels, where edgespec names the kernels in use."""
 
-_READING_S = 0.5  # time to measure how fast memory is read
+_RUNS, _RUN_S, _PAUSE_S = 5, 0.1, 0.15  # of measuring how fast memory is read: what disturbs one may be over
 _PIECE = 16 << 20  # bytes of one reading: short, so that some are not disturbed by other programs
 
 
@@ -300,7 +300,7 @@ def _text(value: bytes | None) -> str:
 
 
 def memory_bandwidth(loaded: Kernels, n_threads: int) -> float | None:
-    """Return the bytes a second that `n_threads` threads read of memory, measured in half a second.
+    """Return the bytes a second that `n_threads` threads read of memory, measured in a second.
 
     None where there is too little memory to measure with.
     """
@@ -308,26 +308,30 @@ def memory_bandwidth(loaded: Kernels, n_threads: int) -> float | None:
     if size > (available_bytes() or 0) / 4:
         return None
     if not loaded.plugin:
-        return size / _seconds_of_a_sum(size, n_threads)
+        parts = np.array_split(np.ones(size // 8), n_threads)
+        with ThreadPoolExecutor(n_threads) as pool:
+            return size / _fastest(lambda: _timed(lambda: list(pool.map(np.sum, parts))))
     prefetch = loaded.self_test.choice.prefetch if loaded.self_test else Prefetch()
     with WeightStream(loaded.plugin.path, loaded.plugin.isa, size) as stream:
-        began = time.perf_counter()
-        times: list[float] = []
-        while not times or time.perf_counter() < began + _READING_S:
-            times.append(stream.read(_PIECE, prefetch, n_threads))
-    return _PIECE / min(times)  # the fastest: other programs only make one slower
+        return _PIECE / _fastest(lambda: stream.read(_PIECE, prefetch, n_threads))
 
 
-def _seconds_of_a_sum(size: int, n_threads: int) -> float:
-    """Return the seconds in which numpy reads `size` bytes; the fastest of five times."""
-    parts = np.array_split(np.ones(size // 8), n_threads)
-    times = []
-    with ThreadPoolExecutor(n_threads) as pool:
-        for _ in range(5):
-            began = time.perf_counter()
-            list(pool.map(np.sum, parts))
-            times.append(time.perf_counter() - began)
+def _fastest(read: Callable[[], float]) -> float:
+    """Return the fewest seconds that `read` returns in several short runs: other programs only add some."""
+    times: list[float] = []
+    for run in range(_RUNS):
+        time.sleep(_PAUSE_S if run else 0.0)
+        ends = time.perf_counter() + _RUN_S
+        times.append(read())
+        while time.perf_counter() < ends:
+            times.append(read())
     return min(times)
+
+
+def _timed(act: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    act()
+    return time.perf_counter() - began
 
 
 # ---- hidden states that the kernels leave ----

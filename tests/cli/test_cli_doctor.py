@@ -12,8 +12,15 @@ import pytest
 
 from command_line import COMMAND, run_cli
 from edgespec.cli import doctor as doctor_room
+from edgespec.cli import doctor_report
+from edgespec.engine import pair
+from edgespec.engine.engine import Engine
+from edgespec.engine.model_choice import ChosenModels
+from edgespec.llama import kernels as kernels_room
 from edgespec.llama import selftest_child
+from edgespec.llama.choices import SERVED_PREFIXES
 from edgespec.llama.gguf_header import check_model_file, read_tensors
+from edgespec.models.resolve import ModelRef
 from edgespec.platform.cpu import read_cpu
 from energy_trees import laptop, write
 from pi_trees import PI_4_2GB, PI_4_4GB, PI_5_8GB, plant
@@ -61,7 +68,7 @@ def test_text(doctor, packable_path):
         "kernels",
         "q4_K",
         "q6_K",
-        "serve: 16 texts at once, 16,384 tokens of cache, 17 MB",
+        "serve: 16 texts at once, 24,576 tokens of cache, 25 MB",
         "context that fits, tokens by --cache-type: 512 with f16, 512 with q8_0, 512 with q4_0",
     ):
         assert word in process.stdout
@@ -91,8 +98,9 @@ def test_json(doctor, packable_path):
     assert memory["total"] > memory["available"] > 0 < memory["peak_rss"] < memory["total"]
     (model,) = report["models"]
     assert (model["path"], model["error"]) == (str(packable_path), None)
-    # 16 texts, by the guess for a machine that was never measured; 1,024 tokens of 1,024 bytes for each
-    assert model["capacity"] == {"parallel": 16, "cache_tokens": 16384, "cache_bytes": 16384 * 1024}
+    # 16 texts, by the guess for a machine that was never measured; 1,024 tokens of 1,024 bytes for each, and
+    # 16 of 512 that are kept
+    assert model["capacity"] == {"parallel": 16, "cache_tokens": 24576, "cache_bytes": 24576 * 1024}
     assert model["contexts"] == dict.fromkeys(("f16", "q8_0", "q4_0"), 512)
     matrices = [tensor for tensor in read_tensors(check_model_file(packable_path)) if tensor.is_matrix]
     counts = [row["packed"] + row["not_packed"] for row in model["types"]]
@@ -197,6 +205,52 @@ def test_limits_of_a_container(doctor, tmp_path):
     report = json.loads(doctor("--json", root=tmp_path).stdout)
     assert report["threads"]["default"] == report["threads"]["quota"]["processors"] == 1
     assert report["memory"]["available"] == 400000000
+
+
+@pytest.mark.parametrize("measured", [4.3e9, 29e9, None])
+def test_a_busy_machine_decides_nothing(tmp_path, monkeypatch, measured):
+    """Unless earlier runs say how fast memory is read: then it is what a calm one would say."""
+    root = plant(tmp_path / "root", PI_5_8GB)
+
+    def pairs(disturbed_by, known=None):
+        monkeypatch.setattr(
+            doctor_report,
+            "_known_time",
+            lambda entry, *_: known if entry.name == "smollm2-360m-q8_0" else None,
+        )
+        found = doctor_report._pairs(root, doctor_report.ReadingSpeed(measured, disturbed_by))
+        return {row["pair"]: row["tokens_per_s"] for row in found}, [r["pair"] for r in found if r["best"]]
+
+    speeds, best = pairs(1.7)
+    assert not best and set(speeds.values()) == {None}
+    speeds, best = pairs(None)
+    assert len(best) == 1 and (set(speeds.values()) == {None}) == (measured is None)
+    known = pairs(1.7, 0.01)
+    assert known == pairs(None, 0.01) and len(known[1]) == 1
+    assert known[0]["pi-2gb"] == pytest.approx(100.0)
+
+
+@pytest.mark.parametrize("available", [64 << 20, 1 << 30, 64 << 30, None])
+def test_serve_holds_what_doctor_says(kernels, packable_path, tiny_draft_path, monkeypatch, available):
+    monkeypatch.setattr(pair, "available_bytes", lambda: available)
+    monkeypatch.setattr(doctor_report, "choose_refs", lambda *_: ChosenModels(ModelRef(""), draft))
+    for draft in (None, ModelRef(str(tiny_draft_path))):
+        told = doctor_report._model("m", packable_path, kernels, Path("/"), available)["capacity"]
+        drafter = "auto" if draft else "suffix"
+        with Engine(
+            packable_path, draft and draft.name, drafter=drafter, parallel=None, prefix_cache=SERVED_PREFIXES
+        ) as engine:
+            held = engine.capacity
+        assert [*told.values()] == [held.parallel, held.n_cells, held.n_bytes]
+
+
+def test_memory_is_read_in_several_short_runs(monkeypatch):
+    """Whatever slows down all but one of them."""
+    monkeypatch.setattr(kernels_room, "_RUN_S", 0.0)
+    monkeypatch.setattr(kernels_room, "_PAUSE_S", 0.0)
+    times = [9.0] * kernels_room._RUNS
+    times[3] = 2.0
+    assert kernels_room._fastest(iter(times).__next__) == 2.0
 
 
 def test_a_machine_that_says_nothing(doctor, tmp_path):

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from edgespec.drafting.costs import CONTEXTS, N_MAX, CostCurve
 from edgespec.drafting.profile import Profile, ProfileKey, as_json, as_text, from_json
-from edgespec.drafting.profile_store import TimedCurve, load, merge_learnt, update
+from edgespec.drafting.profile_store import TimedCurve, known_times, load, merge_learnt, update
+from edgespec.llama.backend import library_version
 from edgespec.llama.gguf_header import check_model_file
 from edgespec.platform.cpu import read_cpu
 
@@ -424,3 +425,21 @@ def test_two_processes_lose_nothing(child_environment, directory):
 
 def test_contexts_are_those_of_costs():
     assert as_json(FULL)["target"]["contexts"] == [*CONTEXTS]
+
+
+def test_what_profiles_know_of_a_pass(directory: Path) -> None:
+    """The least of all pairs of a target on this machine, of those that rest on more than a run or two."""
+    here = dataclasses.replace(KEY, cpu=read_cpu().model, llama_cpp=library_version())
+    alone = dataclasses.replace(here, draft=None, draft_name=None)
+    other = dataclasses.replace(here, target="c" * 64)
+    for key, scale, facts in (
+        (here, 0.020, {"reliable": True}),
+        (alone, 0.017, {"runs": 3}),
+        (other, 0.030, {"runs": 2}),
+        (dataclasses.replace(here, threads=2), 0.001, {"reliable": True}),
+        (KEY, 0.001, {"reliable": True}),
+    ):
+        save(Profile(key, curve(scale), **facts))
+    (directory / "speech-0.json").write_text("{}")
+    assert known_times("avx2", 4) == {here.target: 0.017}
+    assert known_times("avx512", 4) == {}

@@ -28,6 +28,7 @@ from edgespec.models.footprint import (
     required_bytes,
     states_bytes,
     target_rollback,
+    weight_bytes,
 )
 
 GIB = 1 << 30
@@ -123,7 +124,12 @@ def test_an_engine_has_the_capacity_that_it_says(tiny_path, tiny_draft_path):
             list(stream)
         assert engine.has_room(3, 4)
         expected = expected_capacity(
-            engine.target.header, engine.draft.header, kernels="stock", n_threads=1, available=64 * GIB
+            engine.target.header,
+            engine.draft.header,
+            CapacityRequest(),
+            kernels="stock",
+            n_threads=1,
+            available=64 * GIB,
         )
         assert (expected.parallel, expected.n_cells) == (held.parallel, held.n_cells)
 
@@ -167,7 +173,7 @@ def test_one_text_has_snapshots_and_several_have_a_mark_and_a_kept_one(hybrid):
     held = choose_capacity(SHARED, hybrid, None, CapacityRequest(), 64 * GIB)
     assert held.parallel == 16
     assert held.n_bytes == held.n_cells * cell_bytes(hybrid) + 16 * 3 * 20 * MB
-    little = choose_capacity(SHARED, hybrid, None, CapacityRequest(), 2 * GIB)
+    little = choose_capacity(SHARED, hybrid, None, CapacityRequest(), 2 * GIB + weight_bytes(hybrid))
     assert 1 < little.parallel < 8
     assert little.n_bytes <= GIB / 2
 

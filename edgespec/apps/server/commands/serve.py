@@ -52,6 +52,7 @@ from edgespec.cli.options import (
 from edgespec.cli.progress import pull_named
 from edgespec.decoding.option_table import LARGEST_INT
 from edgespec.errors import EdgespecError, UsageError
+from edgespec.llama.choices import SERVED_PREFIXES
 from edgespec.models.resolve import locate
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class ServeLoading(SharedModels):
             max=1 << 20,
             help="Memory that keeps what was read of earlier conversations.",
         ),
-    ] = 256
+    ] = SERVED_PREFIXES >> 20
     cache_reuse: CacheReuseOption = 0
     learn: Annotated[
         bool,

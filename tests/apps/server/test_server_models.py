@@ -145,17 +145,20 @@ def test_the_model_of_a_request_answers_it(served):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("body", [b"", b"{}"])
-def test_a_response_is_cancelled_whichever_model_writes_it(served, body):
-    served.text("one")  # which is asked first
-    asked = {"model": "slow", "input": "abc", "stream": True, "temperature": 0}
-    with served.client.stream("POST", "/v1/responses", json=asked) as answer:
-        events = (line.removeprefix("data: ") for line in answer.iter_lines() if line.startswith("data: "))
-        identity = json.loads(next(events))["response"]["id"]
-        cancelled = served.client.post(f"/v1/responses/{identity}/cancel", content=body).json()
-        last = json.loads([*events][-1])
-    assert (cancelled["status"], last["type"]) == ("cancelled", "response.incomplete")
-    assert last["response"] == cancelled
+def test_a_stored_response_outlives_its_model_and_another_goes_on_with_it(served):
+    asked = {"model": "one", "input": "abc", "max_output_tokens": 3}
+    first = served.client.post("/v1/responses", json=asked).json()
+    served.client.post("/api/generate", json={"model": "one", "keep_alive": 0})
+    served.reaches("one", "unloaded")
+    assert served.client.get(f"/v1/responses/{first['id']}").json() == first
+    asked = {"model": "two", "input": "abc", "previous_response_id": first["id"], "max_output_tokens": 3}
+    second = served.client.post("/v1/responses", json=asked).json()
+    assert (second["model"], second["previous_response_id"]) == ("two", first["id"])
+    assert second["usage"]["input_tokens"] > first["usage"]["input_tokens"] + 3
+    gone = served.client.post("/v1/responses", json=asked | {"previous_response_id": "resp_0"})
+    assert (gone.status_code, gone.json()["error"]["code"]) == (404, "previous_response_not_found")
+    assert served.client.get("/v1/responses/resp_0").status_code == 404
+    assert served.states()["one"] == "unloaded"
 
 
 @pytest.mark.slow
@@ -209,23 +212,41 @@ def test_a_model_that_cannot_be_loaded_is_refused_by_name_and_the_others_go_on(s
     assert served.states()["broken"] == "unloaded"
 
 
+SAID = [{"role": "user", "content": "abc"}]
+LONG = {"max_tokens": 8000, "temperature": 0}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/api/generate"])
-def test_a_process_that_is_killed_in_a_stream_ends_it_with_an_error(served, path):
-    asked = {"messages": [{"role": "user", "content": "abc"}]} if "chat" in path else {"prompt": "abc"}
-    asked |= {"model": "slow", "stream": True, "temperature": 0} if "v1" in path else {"model": "slow"}
-    with served.client.stream(
-        "POST", path, json=asked | ({"max_tokens": 8000} if "v1" in path else {})
-    ) as answer:
-        lines = (line for line in answer.iter_lines() if line and not line.startswith(":"))
-        next(lines)
-        served.kill("slow")
-        last = [*lines][-1]
-    error = json.loads(last.removeprefix("data: "))["error"]
-    if "v1" in path:
-        assert (error["code"], error["type"]) == ("model_lost", "server_error")
-        error = error["message"]
-    assert "'slow' died amid the answer" in error
+@pytest.mark.parametrize(
+    ("path", "body", "end"),
+    [
+        ("/v1/completions", {"prompt": "abc", **LONG}, 'data: {"error":'),
+        ("/v1/chat/completions", {"messages": SAID, **LONG}, 'data: {"error":'),
+        ("/v1/messages", {"messages": SAID, **LONG}, 'event: error\ndata: {"type":"error","error":'),
+        ("/v1/responses", {"input": "abc", "temperature": 0}, "event: response.failed\ndata: {"),
+        ("/api/generate", {"prompt": "abc"}, '{"error":'),
+        ("/api/chat", {"messages": SAID}, '{"error":'),
+    ],
+)
+def test_a_process_that_is_killed_in_a_stream_ends_it_in_the_form_of_its_api(served, path, body, end):
+    separator = "\n" if path.startswith("/api") else "\n\n"
+    with served.client.stream("POST", path, json={"model": "slow", "stream": True, **body}) as answer:
+        text, lives = "", True
+        for part in answer.iter_text():
+            text += part
+            if lives and text.count("{") > 8:  # amid the text
+                served.kill("slow")
+                lives = False
+    *events, last = text.removesuffix(separator).split(separator)
+    assert last.startswith(end)
+    told = json.loads(last[last.index("{") :])
+    for event in events:  # whole ones, as their clients read them
+        assert event.startswith(":") or json.loads(event[event.index("{") :])
+    if "responses" in path:
+        before = json.loads(events[-1].partition("data: ")[2])
+        assert told["sequence_number"] == before["sequence_number"] + 1
+        assert (told["response"]["status"], told["response"]["error"]["code"]) == ("failed", "server_error")
+    assert "'slow' died amid the answer" in last
     assert served.text("slow").json()["usage"]["completion_tokens"] == 3
 
 
@@ -365,7 +386,10 @@ def test_the_least_recently_used_leaves_for_another_and_a_pinned_one_never(
 
 
 @pytest.mark.slow
-def test_a_busy_model_answers_before_it_leaves_and_is_loaded_again(files, environment, tmp_path, monkeypatch):
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_busy_model_answers_before_it_leaves_and_is_loaded_again(
+    files, environment, tmp_path, monkeypatch, leaves
+):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     order, spec = [], _specs(files, tmp_path)
@@ -376,6 +400,9 @@ def test_a_busy_model_answers_before_it_leaves_and_is_loaded_again(files, enviro
         a, b = pool.models
         try:
             async with pool.hold(a):
+                if leaves:  # already, as when its time is over
+                    pool._run(pool._unload(a))
+                    await asyncio.sleep(0)
                 other = asyncio.create_task(_use(pool, "b"))
                 while a.status != "leaving":
                     await asyncio.sleep(0.01)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
@@ -93,7 +92,8 @@ class EmbeddingServing:
             raise UsageError("--embeddings needs a model: edgespec serve MODEL --embeddings")
         from edgespec.apps.server.embedding_routes import EmbeddingService
         from edgespec.apps.server.embedding_worker import EmbeddingWorker
-        from edgespec.apps.server.request_reader import ALIAS, Service
+        from edgespec.apps.server.names import NamedModel, plain_name
+        from edgespec.apps.server.request_reader import Service
         from edgespec.engine.embedder import Embedder
         from edgespec.platform.signals import Cancellation
 
@@ -118,6 +118,5 @@ class EmbeddingServing:
                     max_seconds=limits.max_seconds,
                     turns=turns,
                 )
-                name, *others = [*names, PurePath(target).name.removesuffix(".gguf")]
-                served = Service(name, (ALIAS, embedder.model.name, *others), embedder.n_ctx)
-                yield EmbeddingService(served, worker, message)
+                named = NamedModel.of(embedder.model, [*names, plain_name(target)])
+                yield EmbeddingService(Service(named, embedder.n_ctx), worker, message)

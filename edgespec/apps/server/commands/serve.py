@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
@@ -23,9 +23,7 @@ from edgespec.apps.server.commands.embedding_serving import EmbeddingServing
 from edgespec.apps.server.router.preset import (
     KEEP_ALIVE,
     PresetModel,
-    check_names,
     duration_s,
-    plain_name,
     read_preset,
 )
 from edgespec.cli.completion import complete_model
@@ -315,6 +313,7 @@ class SpeechServing:
             yield None
             return
         from edgespec.apps.server.audio_routes import SpeechService, SpeechWorker
+        from edgespec.apps.server.names import plain_name
         from edgespec.apps.speech.opening import open_transcriber
         from edgespec.apps.speech.speech_model import speech_ref
 
@@ -332,8 +331,7 @@ class SpeechServing:
                 max_seconds=limits.max_seconds,
                 meter=meter,
             )
-            name = PurePath(speech_ref(self.speech)).name.removesuffix(".gguf")
-            yield SpeechService(name, speech, 60.0 * self.max_audio_minutes)
+            yield SpeechService(plain_name(speech_ref(self.speech)), speech, 60.0 * self.max_audio_minutes)
 
     def check(self, target: str | None) -> None:
         """Raise UsageError if there is nothing to serve."""
@@ -417,8 +415,9 @@ def _serve_one(models: ServedModels, options: ServerOptions) -> int:
             engine, worker = _load(stack, loading, limits, names, (measured, turns))
             metrics.watch(worker)
         heard = stack.enter_context(speech.open(limits, loading.compute, measured, turns))
-        if heard and models.alias and not names:
-            heard = replace(heard, name=models.alias[0], aliases=(heard.name, *models.alias[1:]))
+        if heard and models.alias:
+            told = heard.name if names else models.alias[0]
+            heard = replace(heard, name=told, aliases=(heard.name, *models.alias))
         if heard:
             metrics.watch_speech(heard.worker)
         opening = loading.vectors.open(
@@ -431,7 +430,7 @@ def _serve_one(models: ServedModels, options: ServerOptions) -> int:
         hearing, embedding = heard.worker if heard else None, embedded.worker if embedded else None
         working: tuple[Working | None, ...] = (worker, hearing, embedding)
         written = (engine, worker, service) if engine and worker and service else None
-        app = _application(written, heard, embedded, metrics)
+        app = _application(written, heard, embedded, metrics, is_routed=address.turns is not None)
         found = _announced(engine, loading, address_of(bound), run_key)
 
         hurried = serve(
@@ -492,6 +491,8 @@ def _application(
     heard: SpeechService | None,
     embedded: EmbeddingService | None,
     metrics: Metrics,
+    *,
+    is_routed: bool,
 ) -> FastAPI:
     """Return the application for what the server does."""
     from edgespec.apps.server.api import create_app, create_embedding_app, create_speech_app
@@ -500,7 +501,15 @@ def _application(
         return create_embedding_app(embedded, metrics=metrics)
     if written:
         engine, worker, service = written
-        return create_app(engine, worker, metrics=metrics, service=service, speech=heard, log=message)
+        return create_app(
+            engine,
+            worker,
+            metrics=metrics,
+            service=service,
+            speech=heard,
+            is_routed=is_routed,
+            log=message,
+        )
     assert heard  # noqa: S101 - `SpeechServing.check` made sure, for the type checker
     return create_speech_app(heard, metrics=metrics, log=message)
 
@@ -634,6 +643,10 @@ def _announce(
 # ---- several models ----
 
 
+_LARGEST_BODY = "--max-body=1024"
+"""Option of a model's own server: what may come was checked, and stored conversations come with it."""
+
+
 def _shared(options: ServerOptions, *, vectors: bool) -> Iterator[str]:
     """Yield the options of a model's own server; a preset's come after them, and win.
 
@@ -691,6 +704,7 @@ def _serve_several(models: ServedModels, options: ServerOptions) -> int:
 
 def _tables(models: ServedModels, speech: SpeechServing) -> tuple[dict[str, PresetModel], str]:
     """Return the models by name, and where they were named. Raises UsageError."""
+    from edgespec.apps.server.names import NamedModel, ServedNames, plain_name
     from edgespec.apps.speech.speech_model import speech_ref
 
     if models.models is not None:
@@ -701,9 +715,9 @@ def _tables(models: ServedModels, speech: SpeechServing) -> tuple[dict[str, Pres
         if speech.speech is not None:
             table = PresetModel(speech=speech.speech, speech_draft=speech.speech_draft)
             named.append((plain_name(speech_ref(speech.speech)), table))
-        check_names([(name, ()) for name, _ in named], where)
+        ServedNames([NamedModel(name) for name, _ in named]).check(where)
         tables = dict(named)
-    check_names([(name, table.aliases) for name, table in tables.items()], where)
+    ServedNames([NamedModel(name, table.aliases) for name, table in tables.items()]).check(where)
     return tables, where
 
 
@@ -735,7 +749,13 @@ def _spec(name: str, table: PresetModel, turns: Path, options: ServerOptions, wh
     aliases = [f"--alias={one}" for one in (name, *table.aliases)]
     return ModelSpec(
         files=ModelNames(name, target, draft, speech, table.ctx or loading.ctx),
-        options=(*words, *aliases, *_shared(options, vectors=table.embeddings), *table.options()),
+        options=(
+            *words,
+            *aliases,
+            *_shared(options, vectors=table.embeddings),
+            *table.options(),
+            _LARGEST_BODY,
+        ),
         aliases=table.aliases,
         keep=table.keep,
         keep_alive_s=duration_s(KEEP_ALIVE if table.keep_alive is None else table.keep_alive),

@@ -16,8 +16,8 @@ from __future__ import annotations
 import math
 import re
 import tomllib
-from collections.abc import Iterator, Sequence
-from pathlib import Path, PurePath
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -159,18 +159,3 @@ def _check(name: str, model: PresetModel, where: str) -> None:
     for key, value in msgspec.structs.asdict(model).items():
         if value == "":
             raise UsageError(f"{where}.{key} is empty: give it a value, or leave it out")
-
-
-def plain_name(model: str) -> str:
-    """Return the name by which a server calls a model that was named so: of a file, without its folder."""
-    return PurePath(model).name.removesuffix(".gguf")
-
-
-def check_names(names: Sequence[tuple[str, Sequence[str]]], where: str) -> None:
-    """Raise UsageError if two models have one name; `names`: of each, with the others it has."""
-    owners: dict[str, int] = {}
-    for i, (name, others) in enumerate(names):
-        for one in dict.fromkeys([name, *others]):
-            owner = owners.setdefault(one.lower(), i)
-            if owner != i:
-                raise UsageError(f"{where}: two models are called {one!r}: {names[owner][0]} and {name}")

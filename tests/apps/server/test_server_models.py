@@ -20,14 +20,18 @@ import pytest
 
 from command_line import user_environment
 from edgespec.apps.server.api_errors import ApiError
+from edgespec.apps.server.commands import serve
 from edgespec.apps.server.http_server import bind
 from edgespec.apps.server.router.app import create_router
 from edgespec.apps.server.router.model_facts import ModelNames, UnloadedFacts
 from edgespec.apps.server.router.pool import ModelSpec, Pool
 from edgespec.apps.server.router.preset import duration_s, read_preset
 from edgespec.cli import main
-from edgespec.errors import EdgespecError
+from edgespec.cli.groups import changed, flat_options
+from edgespec.cli.options import ComputeOnNodes, StateOptions
+from edgespec.errors import EdgespecError, UsageError
 from speech_app import recording
+from tiny_bert import TinyBert
 from tiny_gguf import write_tiny_gguf
 from tiny_whisper import write_tiny_whisper
 
@@ -42,6 +46,7 @@ def files(tmp_path_factory):
         write_tiny_gguf(folder / f"{name}.gguf", seed=len(name), name=name)
     write_tiny_gguf(folder / "slow.gguf", n_layer=4, n_embd=256, n_ctx=8192)
     write_tiny_whisper(folder / "whisper.gguf")
+    TinyBert().write(folder / "vectors.gguf")
     (folder / "broken.gguf").write_bytes(b"GGUF" + bytes(100))
     return folder
 
@@ -116,6 +121,9 @@ def served(files, environment, tmp_path_factory):
         target = "{files}/slow.gguf"
         [models.heard]
         speech = "{files}/whisper.gguf"
+        [models.vectors]
+        target = "{files}/vectors.gguf"
+        embeddings = true
         [models.broken]
         target = "{files}/broken.gguf"
         """
@@ -129,7 +137,7 @@ def served(files, environment, tmp_path_factory):
 
 @pytest.mark.slow
 def test_the_model_of_a_request_answers_it(served):
-    assert served.ready["models"] == ["one", "two", "slow", "heard", "broken"]
+    assert served.ready["models"] == ["one", "two", "slow", "heard", "vectors", "broken"]
     for asked, name in (("one", "one"), ("gpt-4o", "one"), ("two:latest", "two"), ("edgespec", "one")):
         answer = served.text(asked).json()
         assert (answer["model"], answer["usage"]["completion_tokens"]) == (name, 3)
@@ -142,6 +150,12 @@ def test_the_model_of_a_request_answers_it(served):
     assert "text" in served.client.post("/v1/audio/transcriptions", **form).json()
     named = served.client.post("/v1/audio/transcriptions", data={"model": "heard"}, **form)
     assert named.status_code == 200
+    for model in ({}, {"model": "Vectors:latest"}, {"model": "edgespec"}):
+        for path, text in (("/v1/embeddings", "input"), ("/api/embeddings", "prompt")):
+            answer = served.client.post(path, json={text: "abc", **model})
+            assert answer.status_code == 200, answer.text
+    assert served.client.post("/v1/embeddings", json={"input": "abc"}).json()["model"] == "vectors"
+    assert served.client.post("/api/show", json={}).json()["capabilities"]
 
 
 @pytest.mark.slow
@@ -182,7 +196,7 @@ def test_lists_tell_of_all_and_metrics_of_each(served):
     assert listed["heard"]["speech"] is True
     assert served.client.get("/v1/models/gpt-4o").json()["id"] == "one"
     tags = {one["name"]: one for one in served.client.get("/api/tags").json()["models"]}
-    assert [*tags] == ["one:latest", "two:latest", "slow:latest"]
+    assert [*tags] == ["one:latest", "two:latest", "slow:latest", "vectors:latest"]
     assert tags["slow:latest"]["details"]["family"] == "llama"
     loaded = {one["name"]: one for one in served.client.get("/api/ps").json()["models"]}
     assert loaded["one:latest"]["expires_at"] < "2300"
@@ -474,6 +488,7 @@ def test_a_unix_socket_is_this_users_alone_and_that_of_a_killed_server_is_taken_
         ("[models]", "models: it names no model"),
         ("[models.a", "not valid TOML"),
         ("[models.a]\ncontext = 5", "models.a.context: no such field (nearest: ctx"),
+        ("[models.a]\nembeddings = true\nspeech = 'whisper-tiny'", "models.a: --embeddings and"),
         ("[models.a]\nctx = 0", "models.a.ctx: expected more than 0, got 0"),
         ("[models.a]\nkeep_alive = 'soon'", "models.a"),
         ("[models.a]\ntarget = ''", "models.a.target is empty"),
@@ -510,15 +525,106 @@ def test_options_that_contradict_several_models(tmp_path, tiny_path, capfd):
         assert line.count("\n") == 1
 
 
-def test_a_preset_is_read_with_its_defaults(tmp_path):
-    file = tmp_path / "preset.toml"
-    file.write_text(
-        "keep_alive = 60\n[models.a]\nctx = 9\nprefix_cache = 0\ncache_reuse = 64\ncache_type = 'q8_0'\n"
-        "[models.b]\nkeep_alive = -1"
+GROUPS = (serve.ServeLoading, serve.RequestLimits, serve.SpeechServing)
+
+
+def options_of(**given):
+    """Return the options of a server on whose command line these were given."""
+    loading = serve.ServeLoading(
+        states=StateOptions(), compute=ComputeOnNodes(), vectors=serve.EmbeddingServing()
     )
-    a, b = read_preset(file).values()
-    assert [*a.options()] == ["--ctx=9", "--cache-type=q8_0", "--prefix-cache=0", "--cache-reuse=64"]
-    assert (a.keep_alive, b.keep_alive) == (60, -1)
+    groups = [changed(group, given) for group in (loading, serve.RequestLimits(), serve.SpeechServing())]
+    output, watts = serve.ServeOutput(), given.get("assume_watts")
+    return serve.ServerOptions(groups[0], serve.ListenOptions(), *groups[1:], output, watts)
+
+
+def own_words(text, tmp_path, **given):
+    """Return the options of the processes of a preset's models, by name."""
+    file = tmp_path / "preset.toml"
+    file.write_text(text)
+    tables, options = read_preset(file, GROUPS), options_of(**given)
+    return {name: [*serve._words(serve._own_options(table, options, name))] for name, table in tables.items()}
+
+
+def test_a_table_stands_before_the_command_line(tmp_path):
+    text = "[models.a]\nctx = 9\nprefix_cache = 0\nlearn = true\nstate_dir = '/s'\n[models.b]\n"
+    found = own_words(text, tmp_path, ctx=7, cache_type="q8_0", reasoning_budget=3)
+    shared = ["--cache-type=q8_0", "--max-body=1024", "--reasoning-budget=3"]
+    assert {*found["a"]} == {"--ctx=9", "--prefix-cache=0", "--learn", "--state-dir=/s", *shared}
+    assert {*found["b"]} == {"--ctx=7", *shared}
+    own_words("keep_alive = 60\n[models.a]\n[models.b]\nkeep_alive = -1", tmp_path)
+    tables = read_preset(tmp_path / "preset.toml", GROUPS)
+    assert [table.keep_alive for table in tables.values()] == [60, -1]
+
+
+OF_THE_SERVER = ("max_queue", "max_body", "max_seconds", "max_audio")
+VALUES = {
+    "state_limit": "5MB",
+    "state_dir": "/s",
+    "chat_template": "chatml",
+    "rpc": "here:1",
+    "pooling": "cls",
+    "kernels": "off",
+    "cache_type": "q4_0",
+    "drafter": "suffix",
+    "speech": "whisper-tiny",
+    "speech_draft": "none",
+}
+NEEDED = {"pooling": "embeddings = true\n", "state_limit": "state_dir = '/s'\n"}
+
+
+@pytest.mark.parametrize(
+    "option", [one for group in GROUPS for one in flat_options(group)], ids=lambda one: one[0]
+)
+def test_every_option_of_a_model_is_one_of_a_table(option, tmp_path):
+    name, kind, _ = option
+    value = VALUES.get(name, True if kind is bool else 5)
+    text = f"[models.a]\n{NEEDED.get(name, '')}{name} = {json.dumps(value)}\n"
+    if name in OF_THE_SERVER:
+        with pytest.raises(EdgespecError, match=f"models.a.{name}: no such field"):
+            own_words(text, tmp_path)
+        return
+    (word,) = [one for one in own_words(text, tmp_path)["a"] if one.startswith(f"--{name.replace('_', '-')}")]
+    assert word.endswith(f"={value}") or value is True
+    wrong = "'x'" if value is True or value == 5 else "5.5"
+    with pytest.raises(EdgespecError, match=f"models.a.{name}: expected "):
+        own_words(f"[models.a]\n{name} = {wrong}\n", tmp_path)
+
+
+BESIDE = {"drafter": "suffix", "parallel": 3, "cache_type": "q8_0", "chat_template": "chatml", "rpc": "h:1"}
+BESIDE |= {"learn": True, "cache_reuse": 5, "state_dir": Path("/s"), "prefix_cache": 1, "assume_watts": 5.0}
+
+
+def test_vectors_leave_out_what_does_nothing_for_them_and_name_it(tmp_path, capfd):
+    text = "[models.text]\n[models.vectors]\nembeddings = true\npooling = 'cls'\n"
+    found = own_words(text, tmp_path, **BESIDE, ctx=7, threads=2)
+    assert {*found["vectors"]} == {
+        *("--embeddings", "--pooling=cls", "--ctx=7", "--threads=2", "--max-body=1024")
+    }
+    line = capfd.readouterr().err
+    for name in BESIDE:
+        word = f"--{name.replace('_', '-')}"
+        assert word in " ".join(found["text"])
+        assert word in line
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "embeddings = true\nspeech = 'whisper-tiny'",
+        "embeddings = true\nlearn = true",
+        "embeddings = true\nprefix_cache = 5",
+        "embeddings = true\ndraft = 'x'",
+        "pooling = 'cls'",
+        "target = 'none'",
+        "state_limit = '5MB'",
+        "state_limit = 'much'\nstate_dir = '/s'",
+        "drafter = 'none'\ndraft = 'x'",
+    ],
+)
+def test_options_of_a_table_that_contradict_each_other_are_refused(text, tmp_path):
+    with pytest.raises(UsageError):
+        own_words(f"[models.a]\n{text}", tmp_path)
 
 
 def test_times_are_ollamas():

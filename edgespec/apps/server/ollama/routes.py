@@ -132,7 +132,8 @@ class OllamaReader:
     def _thinking(self, body: OllamaGenerationRequest) -> dict[str, Any]:
         """Return the fields of OpenAI's API for `think`. Raises ApiError."""
         if body.think and not self._reader.thinks:
-            raise ApiError(400, f'"{self._service.name}" does not support thinking', param="think")
+            name = body.model or self._service.name
+            raise ApiError(400, f'"{name}" does not support thinking', param="think")
         if body.think is True:  # as much as is usual
             switches = self._reader.thinking_switches - {"reasoning_effort"}
             return {"chat_template_kwargs": dict.fromkeys(switches, True)}

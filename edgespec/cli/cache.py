@@ -131,7 +131,7 @@ def _time(seconds: float) -> str:
 
 
 @cache_app.command(
-    "clear", epilog="Examples: `edgespec cache clear` · `edgespec cache clear node-weights --yes`"
+    "clear", epilog="Examples: `edgespec cache clear` · `edgespec cache clear packed-weights --yes`"
 )
 def clear_command(
     names: Annotated[

@@ -17,13 +17,12 @@ from pathlib import Path
 
 import msgspec
 
+from edgespec.models.hub_names import other_files
 from edgespec.platform.announced import announced, living
 from edgespec.platform.kept import SERVERS
+from edgespec.platform.state_file import FileIdentity, identity_of
 
 PATH = "/edgespec/run"
-
-FileIdentity = tuple[int, int, int, int]
-"""Device, inode, size and time of the last change of a file."""
 
 
 class Loading(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,9 +100,8 @@ class RunPart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def file_identity(path: Path) -> FileIdentity:
-    """The identity of a file, another one when it was changed. Raises OSError."""
-    found = path.stat()
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    """The identity of a model's files. Raises OSError."""
+    return identity_of(path, *other_files(path))
 
 
 def switches() -> tuple[str, ...]:

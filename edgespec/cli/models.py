@@ -23,9 +23,9 @@ from edgespec.models.draft_records import draft_records
 from edgespec.models.entries import Entry, Registry
 from edgespec.models.found.catalog import is_found_name, list_found
 from edgespec.models.found.repositories import FoundModel
-from edgespec.models.hashes import sha256_of
+from edgespec.models.hashes import file_sha256
 from edgespec.models.hub_names import hub_name, is_hub_name
-from edgespec.models.pull import Puller, hash_file
+from edgespec.models.pull import Puller
 from edgespec.models.registry import (
     DEFAULT_VARIABLE,
     add_local,
@@ -631,8 +631,8 @@ def add_command(
     size = path.stat().st_size
     name = name or path.name.removesuffix(".gguf")
     with err.status(f"hashing {path.name}"):
-        sha256 = sha256_of(path)  # which is remembered, for the drafts that belong to it
-        parts = [hash_file(part) for part in header.other_parts]
+        # They are remembered, for the drafts that belong to it.
+        sha256, *parts = (file_sha256(one) for one in (path, *header.other_parts))
     mark = "speech" if is_speech else "mtp" if has_mtp_head(path) else ""
     add_local(name, path, size, sha256, mark=mark, parts=parts)
     err.print(f"added to {user_models_file()}")

@@ -323,7 +323,7 @@ class History:
             gone = [self.path, *self._file.set_aside(), self._file.temporary]
             if self.info().newer:
                 gone.remove(self.path)
-            gone = [path for path in gone if path.exists()]
+            gone = [path for path in gone if path.is_file() and not path.is_symlink()]
             for path in gone:
                 path.unlink()
             return gone

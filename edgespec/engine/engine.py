@@ -19,7 +19,8 @@ from edgespec.drafting.costs import CONTEXTS
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.head_model import states_worth
 from edgespec.drafting.learned_state import LearnedState
-from edgespec.drafting.plugin import PluginDrafter, SourcePace, UserDrafter, find_drafter
+from edgespec.drafting.plugin import PluginDrafter, UserDrafter, find_drafter
+from edgespec.drafting.policy import Policy
 from edgespec.drafting.proposal import DraftStep
 from edgespec.drafting.rejections import PlacesOfText, RejectedPlaces, RejectedText
 from edgespec.drafting.scheduler import Scheduler
@@ -60,7 +61,6 @@ class RunningRequest:
     session: Session | None = None
     draft: DraftModel | None = None
     drafter: TreeDrafter | None = None
-    scheduler: Scheduler | None = None
     rejected: PlacesOfText | None = None
     """Where drafts of it were rejected, if that is kept."""
     batched: BatchedRequest | None = None
@@ -157,10 +157,9 @@ class RequestRunner:
         self._running[stream] = running
         self._pair.idle.note(self.n_running)
         stream.on_closed = self._ended
+        stream.confirm = partial(self.end_damaged, wait=True)
         if isinstance(loop, Generation) and running.session and self.batcher:
-            batched = BatchedRequest(
-                loop, running.session, running.drafter, stream.take, stream.end, running.scheduler
-            )
+            batched = BatchedRequest(loop, running.session, running.drafter, stream.take, stream.end)
             running.batched = batched
             self.batcher.add(batched)
             stream.advance = self.step
@@ -169,6 +168,7 @@ class RequestRunner:
             stream.advance = partial(self._advance, stream, running.events)
 
     def _advance(self, stream: Stream, events: Generator[Event]) -> None:
+        self.end_damaged()
         with self._advancing():
             try:
                 stream.take(next(events))
@@ -185,6 +185,7 @@ class RequestRunner:
 
     def step(self) -> None:
         """Make one pass of the target for all requests: `Engine.step`."""
+        self.end_damaged()
         if self.batcher:
             with self._advancing():
                 self.batcher.step()
@@ -209,21 +210,22 @@ class RequestRunner:
             small = self._pair.small_model(n_ctx)
             target = running.session = sequences.begin([0])
             if plan.policy:
-                drafter = self._drafter(running, small, on_step)
+                drafter = self._drafter(running, plan.policy, small, on_step)
             return Cascade(target, small, tokens, plan, drafter=drafter, n_ctx=n_ctx)
         # A prompt's logits are not kept: where they are asked for, all of it is prefilled.
         known = tokens[:1] if plan.options.prompt_logprobs else tokens
         target = running.session = sequences.begin(known)
         n_known, end_of_moved = target.n_past, sequences.end_of_moved(target)
         if plan.plugin:
-            drafter = self._plugin_drafter(running, plan.plugin, tokens, on_step)
-        elif plan.policy:
+            drafter = self._plugin_drafter(plan, plan.plugin, tokens, on_step)
+        if plan.policy:
             if plan.uses_model:
-                running.draft = self._begin_draft(n_ctx, len(tokens), n_predict)
+                running.draft = self._pair.begin_draft(n_ctx, len(tokens), n_predict)
                 if running.draft:
                     running.draft.join(target)
                 running.rejected = PlacesOfText() if self._earlier_texts.rejected else None
-            drafter = self._drafter(running, running.draft, on_step)
+            drafter = self._drafter(running, plan.policy, running.draft, on_step)
+            drafter.scheduler.n_known = n_known
             features = running.draft.features if running.draft else None
             if features and running.drafter:
                 # Asked when it is read: others may have begun by then, which are to share its passes.
@@ -231,23 +233,21 @@ class RequestRunner:
                 features.n_prompt = partial(
                     self._n_states, running.drafter.scheduler, target.model, n_unread, n_predict
                 )
-        if running.scheduler:
-            running.scheduler.n_known = n_known
         loop = Generation(target, drafter, tokens, plan, n_ctx=n_ctx, n_known=n_known, features=features)
         loop.expect_moved(sum(map(len, target.moved)), end_of_moved)
         return loop
 
     def _plugin_drafter(
         self,
-        running: RunningRequest,
+        plan: Plan,
         plugin: NamedDrafter,
         tokens: Sequence[int],
         on_step: Callable[[DraftStep], None] | None,
     ) -> PluginDrafter:
         if on_step:
-            problem = f"is told of the steps of edgespec's own drafters, and {plugin} is none"
+            problem = f"is told of the scheduler's steps, and {plugin} drafts without a scheduler"
             raise UsageError(problem, field="on_step")
-        target, plan = self._pair.target, running.plan
+        target = self._pair.target
         return PluginDrafter(
             plugin,
             tokens,
@@ -255,19 +255,7 @@ class RequestRunner:
             is_eog=plan.options.ends(target.is_eog),
             branches=not target.keeps_state,
             on_message=self._on_message,
-            pace=SourcePace(
-                self._knowledge.record(plugin), self._scheduler(running), self._knowledge.clocks.target
-            ),
-            tokenizer=target,
         )
-
-    def _scheduler(self, running: RunningRequest) -> Scheduler:
-        plan = running.plan
-        assert plan.policy  # noqa: S101 - for the type checker: a text without drafts has no scheduler
-        running.scheduler = self._knowledge.scheduler(
-            plan.policy, running.prompt, greedy=plan.options.params.greedy, gamma=plan.options.gamma
-        )
-        return running.scheduler
 
     def _n_states(self, scheduler: Scheduler, target: Model, n_unread: int, n_predict: int | None) -> int:
         return states_worth(scheduler, target, n_unread, n_predict, n_requests=max(1, self.n_running))
@@ -275,12 +263,16 @@ class RequestRunner:
     def _drafter(
         self,
         running: RunningRequest,
+        policy: Policy,
         model: DraftModel | None,
         on_step: Callable[[DraftStep], None] | None,
     ) -> TreeDrafter:
         plan = running.plan
+        scheduler = self._knowledge.scheduler(
+            policy, running.prompt, greedy=plan.options.params.greedy, gamma=plan.options.gamma
+        )
         running.drafter = TreeDrafter(
-            self._scheduler(running),
+            scheduler,
             suffix=self._earlier_texts.ready(),
             model=model,
             is_eog=plan.options.ends(self._pair.target.is_eog),
@@ -289,18 +281,7 @@ class RequestRunner:
             constraint=plan.constraint,
         )
         running.drafter.rejected = running.rejected
-        running.drafter.on_message = self._on_message
         return running.drafter
-
-    def _begin_draft(self, n_ctx: int, n_prompt: int, n_predict: int | None) -> DraftModel | None:
-        """Return a draft model for a text; None where there is none, or no room for its cache."""
-        try:
-            return self._pair.begin_draft(n_ctx, n_prompt, n_predict)
-        except (EdgespecError, MemoryError, OSError) as error:
-            self._on_message(
-                f"the draft cannot be used: {error or 'out of memory'}; the text goes on without it"
-            )
-            return None
 
     def end_all(self, why: str) -> None:
         """End the requests under way; `why` is told to those who read on, lest the text seem complete.
@@ -310,6 +291,21 @@ class RequestRunner:
         self._refuse_inside_step()
         for stream in list(self._running):
             stream.cut(EdgespecError(f"this text was ended before it was complete: {why}"))
+
+    def end_damaged(self, *, wait: bool = False) -> None:
+        """End and forget what was computed with damaged weights; `wait` until their condition is known.
+
+        Raises EdgespecError if they could not be packed anew.
+        """
+        for model in self._pair.models:
+            is_target = model is self._pair.target  # no draft is trusted anyway
+            if model.condition(wait=wait and is_target) != "damaged":
+                continue
+            if is_target:
+                self.end_all("its weights on the disk were damaged, so it may be wrong: ask again")
+                self._unkept.clear()
+                self._pair.forget()
+            self._on_message(model.accept_weights())
 
     def _refuse_inside_step(self) -> None:
         if self._is_advancing:
@@ -352,8 +348,8 @@ class RequestRunner:
             self.batcher.sequences.end(running.session)
         if running.draft:
             self._pair.end_draft(running.draft)
-        if running.scheduler:
-            self._knowledge.ended(running.scheduler)
+        if running.drafter:
+            self._knowledge.ended(running.drafter.scheduler)
 
 
 # ---- engine ----
@@ -667,6 +663,7 @@ class Engine(Closing):
                 "the engine writes one at a time and began another; read it first, or choose parallel"
             )
         self._requests.keep()
+        self._requests.end_damaged()
         if self._signals and not self._requests.n_running:
             self._signals.drain()
         running = self._requests.begin(prompt, tokens, plan, on_step)

@@ -216,6 +216,11 @@ class Pair(Closing):
         self._lines.append(f"{self.target_name}: cache in {cache_type}, {fits}")
 
     @property
+    def models(self) -> Sequence[Model]:
+        """The models that are loaded, the target first."""
+        return self._models
+
+    @property
     def rollback(self) -> RollbackSize:
         """The room that the target's cache sets aside to take drafts back."""
         drafts = self.options.drafter != "none"
@@ -244,10 +249,12 @@ class Pair(Closing):
         self._connect()
         self.target = self.draft.load_target(self.target_header, kernels=own_kernels, remote=self._remote)
         self._models.append(self.target)
+        self.target.is_checked_later = True
         check_reuse(self.target, self.options.cache_reuse, self.n_threads)
         draft = self.draft.load(self.target, kernels=own_kernels, n_threads=self.n_threads)
         if draft:
             self._models.append(draft)
+            draft.is_checked_later = True
         if self.options.keep_packed:
             for model in self._models:
                 model.keep_packed(self._interrupt, on_message, self.idle)
@@ -384,13 +391,12 @@ class Pair(Closing):
         """
         if not self._states:
             return None
-        header = self.target.header
         try:
-            hashes = [sha256_of(path) for path in (header.path, *header.other_parts)]
+            sha256 = sha256_of(self.target.path)
         except OSError as error:
             self._states.say(f"states of prompts are not kept: {describe_os_error(error)}")
             return None
-        key = model_key(self.target, " ".join(hashes), n_ctx=cache.n_ctx, n_threads=self.n_threads)
+        key = model_key(self.target, sha256, n_ctx=cache.n_ctx, n_threads=self.n_threads)
         if not key:
             self._states.say("states of prompts are not kept: it is not known which kernels wrote them")
             return None
@@ -494,9 +500,9 @@ class Plan(Task):
     """The task of a generation, and the policy of its drafts."""
 
     policy: Policy | None
-    """None to decode plainly."""
+    """None to decode plainly, or with `plugin`."""
     plugin: NamedDrafter | None = None
-    """The user's own drafter, which drafts alone; the policy is then that of the suffix store."""
+    """The user's own drafter, in place of a policy."""
 
     @property
     def mode(self) -> Mode:
@@ -515,7 +521,8 @@ class Plan(Task):
         Without the match rule, or with a lenience below 1, the text depends on what was drafted, and so on
         timing and on what was learnt before.
         """
-        return self.policy is None or (self.rule == "match" and self.options.lenience == 1.0)
+        drafts = self.policy is not None or self.plugin is not None
+        return not drafts or (self.rule == "match" and self.options.lenience == 1.0)
 
 
 def make_plan(pair: Pair, options: Options, prompt: Sequence[int]) -> Plan:
@@ -524,11 +531,11 @@ def make_plan(pair: Pair, options: Options, prompt: Sequence[int]) -> Plan:
         options = replace(options, cascade=_resolved(pair, options.cascade))
     drafter = _drafter(pair, options)
     plugin = drafter if isinstance(drafter, NamedDrafter) else None
-    policy = _policy(pair, options, "suffix" if isinstance(drafter, NamedDrafter) else drafter)
+    policy = None if isinstance(drafter, NamedDrafter) else _policy(pair, options, drafter)
     return Plan(
         options=options,
         coins=Coins(secrets.randbits(32) if options.seed is None else options.seed),
-        rule=_rule(options, drafts=policy is not None),
+        rule=_rule(options, drafts=policy is not None or plugin is not None),
         constraint=_constraint(pair, options, prompt),
         policy=policy,
         plugin=plugin,

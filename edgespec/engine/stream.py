@@ -82,6 +82,8 @@ class Stream:
         """Lets the loop go on; set by whoever runs it."""
         self.lock = HomeLock("the engine")
         """Held by whoever lets texts of the engine go on; set by whoever runs it."""
+        self.confirm: Callable[[], None] = lambda: None
+        """Called before the text is complete, which it may `cut`; set by whoever runs it."""
         self.on_closed: Callable[[Stream], None] = lambda _stream: None
         """Called once, when nothing more will come; set by whoever runs it."""
 
@@ -204,6 +206,9 @@ class Stream:
         while self._emitted:
             made = self._write(*self._emitted.popleft())
             if self._is_last(made) or self._text.stopped:
+                self.confirm()
+                if self.finished:
+                    return None
                 self._stop_reason = "stop"
                 self._finish()
                 return made
@@ -213,6 +218,9 @@ class Stream:
                 return made
             self._waiting = made
         if self._loop_ended:
+            self.confirm()
+            if self.finished:
+                return None
             self._stop_reason = self._loop.stop_reason
             waiting, self._waiting = self._waiting, None
             held = self._finish()

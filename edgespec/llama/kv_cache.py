@@ -629,6 +629,8 @@ def create_context(  # noqa: PLR0913 - sizes, each by its name
     """
     if n_threads < 1:
         raise ValueError("n_threads must be at least 1")
+    if not model.is_checked_later and model.condition(wait=True) == "damaged":
+        model.accept_weights()  # nothing was computed with them
     params = llama.llama_context_default_params()
     params.ctx_type = llama.LLAMA_CONTEXT_TYPE_MTP if model.is_mtp else llama.LLAMA_CONTEXT_TYPE_DEFAULT
     params.ctx_other = model.context_beside

@@ -1,42 +1,43 @@
 """Packed weights kept on disk: the next start maps them instead of packing them again (docs/kernels.md).
 
-    PACKED_WEIGHTS.path()/                                0700
-        0123456789abcdef-avx2-0123456789abcdef.weights    0600, a model file, instruction set and build
-            {"tensors": [...], "size": ...}, a line          from the beginning
-            the buffer of packed weights, as in memory    from 2 MiB on
-        .lock                                             held by the process that writes
+    PACKED_WEIGHTS.path()/                                a `BoundedFolder`
+        0123456789abcdef-avx2-0123456789abcdef.weights    a model file, instruction set and build
+            magic, {"tensors": [...], "size": ...}, a line    from the beginning
+            the buffer of packed weights, as in memory        from 2 MiB on
 
-A file is written under another name, synced and renamed: no process maps half of one. Its time of change is
-set to the year 2000, so that one to which anything was written since is known without reading it. A file that
-is not in the page cache is not waited for: packing is about as fast as a good disk.
+A file is synced before it gets its name: no process maps half of one. Its time of change is set to the year
+2000, so that one to which anything was written since is known without reading it. What a disk changed by
+itself is known by the checksum, which is compared while the first text is written (`WeightCheck`). A file
+that is not in the page cache is not waited for: packing is about as fast as a good disk.
 """
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
+import mmap
 import os
 import shutil
-import stat
+import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from threading import Thread
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from edgespec._core import Interrupt
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.gguf_header import GGUFHeader, file_fingerprint
-from edgespec.platform.files import temporary_path
+from edgespec.platform.bounded_folder import BoundedFolder
 from edgespec.platform.kept import PACKED_WEIGHTS
-from edgespec.platform.locks import locked
 from edgespec.platform.memory import available_bytes, cached_share
 from edgespec.platform.messages import MessageFn
 from edgespec.platform.signals import is_requested
-from edgespec.platform.state_file import write_all
+from edgespec.platform.state_file import identity_of, write_all
 from edgespec.platform.turns import IdleTime
 
 SWITCH = "EDGESPEC_PACKED_WEIGHTS"
@@ -51,13 +52,15 @@ MOST_BYTES = 16 << 30
 LEAST_FREE_SHARE = 0.1
 """Share of the disk that must remain free."""
 
-_UNUSED_S = 30 * 24 * 60 * 60.0
+_UNUSED_NS = 30 * 24 * 60 * 60 * 10**9
 _SEAL_NS = 946_684_800 * 10**9  # 2000-01-01
+_MAGIC, _FIRST_MAGIC = PACKED_WEIGHTS.magics
 _DATA_AT = 2 << 20  # a huge page
 _ALIGNMENT = 64  # of tensors in a buffer
 _PIECE = 8 << 20  # large writes make large pages of the page cache
 _SYNC_EVERY = 64 << 20  # Ctrl-C waits for no more than that
 _CACHED_SHARE = 0.9
+_NICE = 19
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,43 +82,52 @@ class PackedTensor:
 class _Contents(msgspec.Struct):
     tensors: tuple[tuple[str, str, int, int, int, int], ...]
     size: int
+    checksum: int
+
+
+class MappableWeights(NamedTuple):
+    """A file of packed weights that is open."""
+
+    file: int
+    offset: int
+    size: int
+    tensors: tuple[PackedTensor, ...]
+    checksum: int
+
+
+def _folder(magic: bytes = _MAGIC) -> BoundedFolder:
+    return BoundedFolder(PACKED_WEIGHTS.path(), PACKED_WEIGHTS.names, magic, lambda found: found.st_atime_ns)
 
 
 @dataclass(frozen=True, slots=True)
 class PackedFile:
     """The place where a model's packed weights are kept, or would be."""
 
-    path: Path
+    folder: BoundedFolder
+    name: str
 
     @contextmanager
-    def opened(self) -> Iterator[tuple[int, int, int, tuple[PackedTensor, ...]] | None]:
-        """Yield (descriptor, offset, bytes, tensors) of the weights; None if there are none to be used.
+    def opened(self) -> Iterator[MappableWeights | None]:
+        """Yield the weights; None if there are none to be used. What was mapped stays after the block."""
+        found = None
+        with ExitStack() as stack:
+            with suppress(OSError):
+                file = stack.enter_context(self.folder.opened(self.name))
+                contents = _read(file)
+                if contents and cached_share(file, _DATA_AT, contents.size) >= _CACHED_SHARE:
+                    os.utime(file, ns=(time.time_ns(), _SEAL_NS))
+                    tensors = tuple(PackedTensor(*one) for one in contents.tensors)
+                    found = MappableWeights(file, _DATA_AT, contents.size, tensors, contents.checksum)
+            yield found
 
-        A damaged file is deleted. What was mapped stays mapped after the block.
-        """
-        try:
-            file = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:
-            yield None
-            return
-        try:
-            contents = _read(file)
-            if contents is None:
-                self.discard()
-                yield None
-            elif cached_share(file, _DATA_AT, contents.size) < _CACHED_SHARE:
-                yield None
-            else:
-                os.utime(file, ns=(time.time_ns(), _SEAL_NS))
-                tensors = tuple(PackedTensor(*one) for one in contents.tensors)
-                yield file, _DATA_AT, contents.size, tensors
-        finally:
-            os.close(file)
+    def _is_whole(self) -> bool:
+        with suppress(OSError), self.folder.opened(self.name) as file:
+            return _read(file) is not None
+        return False
 
     def discard(self) -> None:
         """Delete the file, which cannot be used."""
-        with suppress(OSError):
-            self.path.unlink()
+        self.folder.delete(self.name)
 
     def keep(
         self,
@@ -134,15 +146,19 @@ class PackedFile:
         size = _span(tensors)
         if size < LEAST_BYTES:
             return None
-        if self.path.exists():
+        if self._is_whole():
             Thread(target=self._read_ahead, args=(size,), name="packed-weights-read", daemon=True).start()
             return None
+        path = self.folder.path
         try:
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _delete_surplus(self.path.parent, size)
-            usage = shutil.disk_usage(self.path.parent)
+            self.folder.make()
+            now = time.time_ns()
+            _folder(_FIRST_MAGIC).make_room(0, 0, now)
+            self.folder.make_room(0, 0, now - _UNUSED_NS)
+            self.folder.make_room(size, MOST_BYTES, now)
+            usage = shutil.disk_usage(path)
         except OSError as error:
-            on_message(f"packed weights are not kept: {self.path.parent}: {error.strerror}")
+            on_message(f"packed weights are not kept: {path}: {error.strerror}")
             return None
         if usage.free - size < LEAST_FREE_SHARE * usage.total:
             on_message(
@@ -152,7 +168,7 @@ class PackedFile:
             return None
         on_message(
             f"packed weights are kept for quicker starts, once, when no text is under way: "
-            f"{size / 1e9:.2f} GB in {self.path.parent} ({SWITCH}=off: not)"
+            f"{size / 1e9:.2f} GB in {path} ({SWITCH}=off: not)"
         )
 
         def may_go_on() -> bool:
@@ -172,30 +188,94 @@ class PackedFile:
         may_go_on: Callable[[], bool],
         on_message: MessageFn,
     ) -> None:
-        if not may_go_on() or self.path.exists():
+        if not may_go_on() or self._is_whole():
             return
         try:
-            with locked(self.path.with_name(".lock"), _give_way, mode=0o600):
-                for left in self.path.parent.glob(".edgespec-*.tmp"):  # of a process that was killed
-                    left.unlink(missing_ok=True)
-                _write(self.path, tensors, size, may_go_on)
-        except _BusyError:
+            with self.folder.locked(_give_way), self.folder.writing(self.name) as stream:
+                _write(stream.fileno(), tensors, size, may_go_on)
+        except (_BusyError, _StopError):
             pass
         except OSError as error:
-            on_message(f"packed weights are not kept: {self.path.parent}: {error.strerror}")
+            on_message(f"packed weights are not kept: {self.folder.path}: {error.strerror}")
 
     def _read_ahead(self, size: int) -> None:
         available = available_bytes()
         if available is None or available < 2 * size:
             return
-        with suppress(OSError), self.path.open("rb", buffering=0) as file:
-            buffer = bytearray(_PIECE)
-            while file.readinto(buffer):  # what a short run leaves, the next one reads
+        with suppress(OSError), self.folder.opened(self.name) as file:
+            while os.read(file, _PIECE):  # what a short run leaves, the next one reads
                 pass
+
+
+Condition = Literal["unknown", "sound", "damaged"]
+"""Of mapped weights."""
+
+
+class WeightCheck:
+    """The comparison of mapped weights with their checksum, in a thread.
+
+    A damaged file is deleted, and the weights in memory are packed anew. What was computed before is wrong.
+    """
+
+    def __init__(self, file: PackedFile, weights: MappableWeights, repair: Callable[[], None]) -> None:
+        """Begin; `repair` packs the weights anew. It raises EdgespecError if it cannot."""
+        self._file, self._weights, self._repair = file, weights, repair
+        self._mapped = mmap.mmap(weights.file, weights.offset + weights.size, access=mmap.ACCESS_READ)
+        self._is_stopped = False
+        self._condition: Condition = "unknown"
+        self._failure: EdgespecError | None = None
+        self._thread = Thread(target=self._run, name="packed-weights-check", daemon=True)
+        self._thread.start()
+
+    def condition(self, *, wait: bool) -> Condition:
+        """Return what is known of the weights; of damaged ones, once they are packed anew."""
+        if wait or self._condition == "damaged":
+            self._thread.join()
+        return self._condition
+
+    def accept(self) -> str:
+        """Take the weights as sound: nothing is left of what was computed before they were packed anew.
+
+        Returns a line for the user. Raises EdgespecError if they could not be packed.
+        """
+        if self._failure:
+            raise self._failure
+        self._condition = "sound"
+        path = self._file.folder.path / self._file.name
+        return f"{path}: damaged (its checksum is another); deleted, and the weights are packed anew"
+
+    def stop(self) -> None:
+        """End the thread, and wait for its end."""
+        self._is_stopped = True
+        self._thread.join()
+
+    def _run(self) -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)  # a pass does not wait for it
+        repair = self._repair
+        del self._repair  # which refers to the model
+        checksum, start = 0, self._weights.offset
+        with self._mapped, memoryview(self._mapped) as whole:
+            for at in range(start, start + self._weights.size, _PIECE):
+                if self._is_stopped:
+                    return
+                checksum = zlib.crc32(whole[at : at + _PIECE], checksum)
+        if checksum == self._weights.checksum:
+            self._condition = "sound"
+            return
+        self._condition = "damaged"
+        self._file.discard()
+        try:
+            repair()
+        except EdgespecError as error:
+            self._failure = error
 
 
 class _BusyError(Exception):
     """Another process writes."""
+
+
+class _StopError(Exception):
+    """It may not go on."""
 
 
 def _give_way() -> None:
@@ -219,25 +299,28 @@ def packed_file(header: GGUFHeader, isa: str, build: str, part: str) -> PackedFi
         return None
     try:
         model = file_fingerprint(header)
-        times = [path.stat().st_mtime_ns for path in (header.path, *header.other_parts)]
-        digest = hashlib.sha256(f"{model} {times} {isa} {build} {part}".encode()).hexdigest()
-        return PackedFile(PACKED_WEIGHTS.path() / f"{model[:16]}-{isa}-{digest[:16]}.weights")
+        files = identity_of(header.path, *header.other_parts)
+        digest = hashlib.sha256(f"{model} {files} {isa} {build} {part}".encode()).hexdigest()
+        return PackedFile(_folder(), f"{model[:16]}-{isa}-{digest[:16]}.weights")
     except (OSError, EdgespecError):  # UsageError: no home directory
         return None
 
 
 def _read(file: int) -> _Contents | None:
-    """The file's description of itself; None if it is damaged, or not only this user's."""
+    """The file's description of itself; None if it is damaged."""
     found = os.fstat(file)
-    if found.st_mtime_ns != _SEAL_NS or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-        return None
-    try:
-        os.posix_fadvise(file, 0, _DATA_AT, os.POSIX_FADV_RANDOM)  # reads no more than is asked for
-        contents = msgspec.json.decode(os.pread(file, _DATA_AT, 0).partition(b"\n")[0], type=_Contents)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
-        return None
+    os.posix_fadvise(file, 0, _DATA_AT, os.POSIX_FADV_RANDOM)  # reads no more than is asked for
+    start = os.pread(file, _DATA_AT, 0)
     os.posix_fadvise(file, 0, 0, os.POSIX_FADV_NORMAL)
-    fits = stat.S_ISREG(found.st_mode) and found.st_size == _DATA_AT + contents.size
+    try:
+        contents = msgspec.json.decode(start.removeprefix(_MAGIC).partition(b"\n")[0], type=_Contents)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    fits = (
+        start.startswith(_MAGIC)
+        and found.st_mtime_ns == _SEAL_NS
+        and found.st_size == _DATA_AT + contents.size
+    )
     return contents if fits else None
 
 
@@ -253,45 +336,26 @@ def _span(tensors: Sequence[PackedTensor]) -> int:
     return at
 
 
-def _delete_surplus(folder: Path, size: int) -> None:
-    """Delete the files unused for longest that leave no room for `size` bytes, and those unused for long."""
-    others = []
-    for other in folder.glob("*.weights"):
-        with suppress(OSError):
-            others.append((other.stat().st_atime, other.stat().st_size, other))
-    total = size
-    for used, n, other in sorted(others, reverse=True):
-        total += n
-        if total > MOST_BYTES or time.time() - used > _UNUSED_S:
-            other.unlink(missing_ok=True)
-
-
-def _write(path: Path, tensors: Sequence[PackedTensor], size: int, may_go_on: Callable[[], bool]) -> None:
-    """Write the file, or none if it may not go on. Raises OSError."""
-    facts = tuple((one.name, one.type, one.rows, one.columns, one.bytes, one.offset) for one in tensors)
-    head = msgspec.json.encode(_Contents(facts, size)) + b"\n"
-    if len(head) > _DATA_AT:
-        return
+def _write(file: int, tensors: Sequence[PackedTensor], size: int, may_go_on: Callable[[], bool]) -> None:
+    """Write the file. Raises OSError, and _StopError if it may not go on."""
+    write_all(file, _MAGIC, 0)
     memory = memoryview((ctypes.c_char * size).from_address(min(one.address for one in tensors))).cast("B")
-    new = temporary_path(path)
-    file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            write_all(file, head, 0)
-            for start in range(0, size, _PIECE):
-                if not may_go_on():
-                    return
-                write_all(file, memory[start : start + _PIECE], _DATA_AT + start)
-                if start % _SYNC_EVERY == 0:
-                    os.fdatasync(file)
-            os.utime(file, ns=(time.time_ns(), _SEAL_NS))
-            os.fsync(file)
-        finally:
-            os.close(file)
-        new.replace(path)
-    finally:
-        with suppress(OSError):
-            new.unlink(missing_ok=True)
+    checksum = 0
+    for start in range(0, size, _PIECE):
+        if not may_go_on():
+            raise _StopError
+        piece = memory[start : start + _PIECE]
+        checksum = zlib.crc32(piece, checksum)
+        write_all(file, piece, _DATA_AT + start)
+        if start % _SYNC_EVERY == 0:
+            os.fdatasync(file)
+    facts = tuple((one.name, one.type, one.rows, one.columns, one.bytes, one.offset) for one in tensors)
+    head = _MAGIC + msgspec.json.encode(_Contents(facts, size, checksum)) + b"\n"
+    if len(head) > _DATA_AT:
+        raise _StopError
+    write_all(file, head, 0)
+    os.utime(file, ns=(time.time_ns(), _SEAL_NS))
+    os.fsync(file)
 
 
 def _started(work: Callable[[], None], owner: object) -> Thread:

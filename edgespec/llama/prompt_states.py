@@ -5,35 +5,32 @@
             magic, checksum, length of the header    32 bytes
             its tokens, and the sizes of states      JSON
             the states, as llama.cpp writes them
-        .lock                                    held by the process that writes or deletes
+
+What deletes the oldest, and what else lies in the folder: platform/bounded_folder.py.
 
 Where cells can be copied by themselves, a piece is the cells of PIECE tokens, or of fewer at a sequence's
 end: what sequences begin with alike is written once, and a sequence that grows is not written again. A
 recurrent state, and a sliding window, belong to the whole sequence: there a piece is all of it.
 
 MODEL is a hash of all that the bits depend on (`model_key`), OWN one of all tokens up to the piece's end,
-BEFORE one of those up to its beginning. So a name stands for one content, whoever writes it. A file is
-written under another name and renamed; readers need no lock, for a file that is deleted stays mapped.
+BEFORE one of those up to its beginning. So a name stands for one content, whoever writes it.
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import mmap
 import os
-import stat
 import struct
 import threading
 import time
 import zlib
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
@@ -51,9 +48,9 @@ from edgespec.llama.rollback import State
 from edgespec.llama.selftest import build_hash
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
+from edgespec.platform.bounded_folder import BoundedFolder
 from edgespec.platform.closing import Closing
-from edgespec.platform.files import temporary_path
-from edgespec.platform.locks import locked
+from edgespec.platform.kept import STATES
 from edgespec.platform.messages import MessageFn
 from edgespec.platform.state_file import DamagedFileError
 
@@ -68,7 +65,7 @@ LONG = 1024
 
 _MOST_WAITING = 256 << 20  # bytes of copies that are not written yet
 _START = "0" * 32  # BEFORE of a first piece
-_MAGIC = b"edgespec prompt state 1\n"
+(_MAGIC,) = STATES.magics
 _HEAD = struct.Struct("<24sII")
 
 
@@ -134,6 +131,7 @@ class StateFolder(Closing):
     def __init__(self, room: StateRoom, on_message: MessageFn) -> None:
         """Make the folder if there is none; `on_message` takes lines that the user should know."""
         self._path, self._limit = room
+        self._folder = state_files(room.path)
         self._on_message = on_message
         self._said: set[str] = set()
         self._headers: dict[_PiecePlace, _PieceHeader] = {}
@@ -144,8 +142,7 @@ class StateFolder(Closing):
         self._is_closed = self._is_refused = False
         self._thread: threading.Thread | None = None
         try:
-            self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._names()
+            self._folder.make()
         except OSError as error:
             self._refuse(error)
 
@@ -171,18 +168,10 @@ class StateFolder(Closing):
 
     # ---- reading ----
 
-    def _names(self) -> list[str]:
-        with os.scandir(self._path) as found:
-            return [one.name for one in found]
-
     def places(self, model: str) -> set[_PiecePlace]:
         """Return the places of a model's files."""
-        try:
-            names = self._names()
-        except OSError:
-            return set()
-        parts = [name.removesuffix(".state").split("-") for name in names if name.endswith(".state")]
-        found = {_PiecePlace(*part) for part in parts if len(part) == 3 and part[0] == model}
+        parts = (name.removesuffix(".state").split("-") for name in self._folder.names())
+        found = {_PiecePlace(*part) for part in parts if part[0] == model}
         for gone in self._headers.keys() - found:
             del self._headers[gone]
         return found
@@ -191,7 +180,7 @@ class StateFolder(Closing):
         """Return the header of a file; None if there is none that can be used: a damaged one is deleted."""
         if place not in self._headers:
             try:
-                with _opened(self._path / place.name) as file:
+                with self._folder.opened(place.name) as file:
                     self._headers[place], _ = _read_header(file, place)
             except (DamagedFileError, OSError) as error:
                 self._give_up(place, error)
@@ -222,7 +211,7 @@ class StateFolder(Closing):
     def load(self, found: _Found) -> list[State] | None:
         """Return the states of a piece, mapped; None if it cannot be used: a damaged file is deleted."""
         try:
-            with _opened(self._path / found.place.name) as file:
+            with self._folder.opened(found.place.name) as file:
                 os.posix_fadvise(file, 0, 0, os.POSIX_FADV_WILLNEED)
                 header, start = _read_header(file, found.place)
                 mapped = memoryview(mmap.mmap(file, 0, access=mmap.ACCESS_READ))
@@ -242,9 +231,8 @@ class StateFolder(Closing):
         path = self._path / place.name
         self._headers.pop(place, None)
         if isinstance(error, DamagedFileError):
-            with suppress(OSError):
-                path.unlink()
-            self.say(f"{path}: {error}; deleted")
+            if self._folder.delete(place.name):
+                self.say(f"{path}: {error}; deleted")
         elif not isinstance(error, FileNotFoundError):
             self.say(f"{path}: {error.strerror or error}; not used")
 
@@ -302,46 +290,23 @@ class StateFolder(Closing):
         checksum = zlib.crc32(header)
         for state in piece.states:
             checksum = zlib.crc32(state.data, checksum)
-        path = self._path / piece.place.name
-        new = temporary_path(path)
-        with locked(self._path / ".lock", mode=0o600):
-            for left in self._path.glob(".edgespec-*.tmp"):  # of a process that was killed
-                left.unlink(missing_ok=True)
-            if not self._make_room(piece, _HEAD.size + len(header) + piece.n_bytes):
+        with self._folder.locked():
+            size = _HEAD.size + len(header) + piece.n_bytes
+            if not self._folder.make_room(size, self._limit, piece.used_ns):
+                limit = f"the limit, {self._limit / 1e6:,.0f} MB, is too small for those in use"
+                self.say(f"{self._path}: not all states are kept: {limit}")
                 return
-            try:
-                with open(new, "xb", opener=partial(os.open, mode=0o600)) as file:
-                    file.write(_HEAD.pack(_MAGIC, checksum, len(header)))
-                    file.write(header)
-                    for state in piece.states:
-                        file.write(state.data)
-                os.utime(new, ns=(piece.used_ns, piece.used_ns))
-                new.replace(path)  # not synced: after a power cut the checksum tells
-            finally:
-                with suppress(OSError):
-                    new.unlink(missing_ok=True)
+            with self._folder.writing(
+                piece.place.name
+            ) as file:  # not synced: after a power cut the checksum tells
+                file.write(_HEAD.pack(_MAGIC, checksum, len(header)))
+                file.write(header)
+                for state in piece.states:
+                    file.write(state.data)
+                file.flush()
+                os.utime(file.fileno(), ns=(piece.used_ns, piece.used_ns))
             for place in piece.replaces:
-                (self._path / place.name).unlink(missing_ok=True)
-
-    def _make_room(self, piece: _Piece, n_bytes: int) -> bool:
-        """Delete the files unused for longest, none used later than `piece`; return whether it fits then."""
-        others = []
-        for path in self._path.glob("*.state"):
-            with suppress(OSError):
-                found = path.stat()
-                others.append((found.st_mtime_ns, found.st_size, path))
-        total = n_bytes + sum(size for _, size, _ in others)
-        for used_ns, size, path in sorted(others):
-            if total <= self._limit or used_ns >= piece.used_ns:
-                break
-            path.unlink(missing_ok=True)
-            total -= size
-        if total > self._limit:
-            limit = f"{self._limit / 1e6:,.0f} MB"
-            self.say(
-                f"{self._path}: not all states are kept: the limit, {limit}, is too small for those in use"
-            )
-        return total <= self._limit
+                self._folder.delete(place.name)
 
     def close(self) -> None:
         """Write what waits, and end the thread; Ctrl-C leaves out what is not begun."""
@@ -357,17 +322,9 @@ class StateFolder(Closing):
                 raise
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    """Open a file that only this user can have written or read. Raises OSError."""
-    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        found = os.fstat(file)
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-            raise PermissionError(errno.EPERM, "others can read or write it")
-        yield file
-    finally:
-        os.close(file)
+def state_files(folder: Path) -> BoundedFolder:
+    """Return the files of states in a folder."""
+    return BoundedFolder(folder, STATES.names, _MAGIC)
 
 
 def _read_header(file: int, place: _PiecePlace) -> tuple[_PieceHeader, int]:
@@ -478,7 +435,9 @@ class PromptStates:
     # ---- writing ----
 
     def save_long(self, sessions: Iterable[Session]) -> None:
-        """Write what is new of sequences where that is much."""
+        """Write what is new of sequences where that is much, if the weights are known to be sound."""
+        if self._cache.model.condition(wait=False) != "sound":
+            return
         for session in sessions:
             n, n_written = session.n_exact, self._written.get(session, 0)
             # A sequence that is written as a whole: when it is twice as long.
@@ -490,6 +449,8 @@ class PromptStates:
 
         What is copied waits for the thread that writes; if too much does, `waits` says whether to wait too.
         """
+        if self._cache.model.condition(wait=True) != "sound":
+            return
         tokens = session.tokens[: session.n_exact]
         self._written[session] = len(tokens)
         places = self._folder.known(self._model)

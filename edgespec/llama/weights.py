@@ -27,7 +27,7 @@ from edgespec.llama.gguf_header import GGUFHeader, check_model_file
 from edgespec.llama.hidden_states import LAST_NORM, HiddenStates
 from edgespec.llama.kernels import Plugin, WeightPacking, packing
 from edgespec.llama.kernels import load as load_kernels
-from edgespec.llama.packed_file import PackedFile, PackedTensor, packed_file
+from edgespec.llama.packed_file import Condition, PackedFile, PackedTensor, WeightCheck, packed_file
 from edgespec.llama.rpc import MOST_TOKENS, RemoteLayers
 from edgespec.llama.thinking import AS_USUAL, Thinking
 from edgespec.platform.closing import Closing
@@ -80,7 +80,10 @@ class Model(Closing):
     is_mapped = False
     """Whether its packed weights are those of a file, in the page cache."""
     _with_mtp = False  # whether the head in its file is loaded too
+    is_checked_later = False
+    """Whether passes may be made before the check of mapped weights has ended: see `condition`."""
     _file: PackedFile | None = None
+    _check: WeightCheck | None = None
     _keeping: Thread | None = None
     _idle: IdleTime
 
@@ -182,20 +185,50 @@ class Model(Closing):
         with file.opened() as found:
             if found is None:
                 return None
-            descriptor, offset, size, tensors = found
-            with packed.mapping(descriptor, offset, size):
+            with packed.mapping(found.file, found.offset, found.size):
                 drop_pages = _page_dropper(self.path, self.header, packed)
                 checks, self._params.check_tensors = self._params.check_tensors, False  # they were checked
                 try:
                     model = _load(self.path, self._params, drop_pages)
                 finally:
                     self._params.check_tensors = checks
-        if packed.tensors() == tensors:
-            return model
+            if packed.tensors() == found.tensors:
+                self._check = WeightCheck(file, found, self._pack_anew)
+                return model
         llama.llama_model_free(model)
         file.discard()
         packed.restart()
         return None
+
+    def _pack_anew(self) -> None:
+        """Overwrite the mapped weights with those of the model's file. Raises EdgespecError."""
+        with packing(self._packs) as packed:
+            fresh = _load(self.path, self._params, _page_dropper(self.path, self.header, packed))
+            try:
+                tensors = packed.tensors()
+                if tensors != self.packed:
+                    raise EdgespecError(
+                        f"{self.path}: the weights changed while it was loaded; load it again"
+                    )
+                for old, new in zip(self.packed, tensors, strict=True):
+                    ctypes.memmove(old.address, new.address, old.bytes)
+            finally:
+                llama.llama_model_free(fresh)
+
+    def condition(self, *, wait: bool) -> Condition:
+        """Return what is known of mapped weights, `wait`: once it is; other weights are sound.
+
+        "damaged": what was computed with them is wrong. They are packed anew by now, and count as damaged
+        until `accept_weights`.
+        """
+        return self._check.condition(wait=wait) if self._check else "sound"
+
+    def accept_weights(self) -> str:
+        """Go on with weights that were damaged; return a line for the user.
+
+        Raises EdgespecError if they could not be packed anew.
+        """
+        return self._check.accept() if self._check else ""
 
     def keep_packed(
         self, interrupt: Interrupt | None, on_message: MessageFn, idle: IdleTime | None = None
@@ -477,6 +510,8 @@ class Model(Closing):
         if self._keeping:
             self._idle.finish()
             self._keeping.join()
+        if self._check:
+            self._check.stop()
         self._finalizer()
 
     def _close_sessions(self) -> None:

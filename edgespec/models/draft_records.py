@@ -20,8 +20,7 @@ import msgspec
 
 from edgespec.errors import EdgespecError, describe_os_error
 from edgespec.models.entries import Entry, Registry
-from edgespec.models.found.catalog import stored_model
-from edgespec.models.hashes import SHA256, sha256_of
+from edgespec.models.hashes import SHA256, combined, sha256_of
 from edgespec.models.registry import load_registry
 from edgespec.models.resolve import ModelRef, ref_of
 from edgespec.models.store import Store
@@ -184,7 +183,7 @@ def paired_draft(target: str | ModelRef, *, writes: bool = False) -> str | None:
     path = _file_of(target)
     for pair in registry.pairs.values() if path else ():
         draft = pair.partner(writes=writes)
-        if path and is_here(draft) and _is_file_of(registry.get(pair.target), path, target.name):
+        if path and is_here(draft) and _is_file_of(registry.get(pair.target), path):
             return draft
     return None
 
@@ -202,12 +201,8 @@ def _file_of(target: str | ModelRef) -> Path | None:
     return path if path.is_file() else None
 
 
-def _is_file_of(entry: Entry, path: Path, name: str) -> bool:
-    stamp = Store.default().stamp(entry)
-    known = entry if entry.sha256 else stamp
-    if known is None or known.sha256 is None:
+def _is_file_of(entry: Entry, path: Path) -> bool:
+    known = entry if entry.sha256 else Store.default().stamp(entry)
+    if known is None or known.sha256 is None or known.size != path.stat().st_size:
         return False
-    stored = stored_model(name)
-    if stored and stored.sha256:  # as the program recorded it that has it
-        return stored.sha256 == known.sha256
-    return known.size == path.stat().st_size and sha256_of(path) == known.sha256
+    return sha256_of(path) == combined([known.sha256, *filter(None, entry.parts)])

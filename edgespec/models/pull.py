@@ -13,7 +13,6 @@ when it is complete and its hash is right; the next pull continues a stopped one
 from __future__ import annotations
 
 import functools
-import hashlib
 import os
 import re
 import shutil
@@ -32,6 +31,7 @@ from edgespec.models.entries import Entry, HubSource, Registry, WheelsSource
 from edgespec.models.found.catalog import find_model, is_found_name
 from edgespec.models.found.hub_cache import find_in_hub, hub_file
 from edgespec.models.found.repositories import found_entry
+from edgespec.models.hashes import hash_file
 from edgespec.models.hub import fetch_hub
 from edgespec.models.hub_names import hub_entries, is_hub_name, other_files
 from edgespec.models.registry import load_registry
@@ -46,7 +46,6 @@ from edgespec.platform.plugins import part as part_of_app
 
 Phase = Literal["download", "hash", "quantize", "convert"]
 
-_CHUNK = 1 << 20  # bytes
 
 _T = TypeVar("_T")
 
@@ -88,18 +87,6 @@ def _quantize(
     )  # not at the top: files are pulled while llama.cpp is compiled
 
     quantize(src, dst, type_name, pure=pure, on_progress=on_progress)
-
-
-def hash_file(path: Path, on_bytes: Callable[[int], None] = lambda _: None) -> str:
-    """Return the file's SHA-256 in lower-case hex; `on_bytes` takes the number of bytes read so far."""
-    digest, done = hashlib.sha256(), 0
-    buffer = memoryview(bytearray(_CHUNK))
-    with path.open("rb", buffering=0) as file:
-        while n := file.readinto(buffer):
-            digest.update(buffer[:n])
-            done += n
-            on_bytes(done)
-    return digest.hexdigest()
 
 
 def is_gguf(path: Path) -> bool:

@@ -13,7 +13,7 @@ from edgespec.llama.quantize import QUANT_TYPES, quantize
 from edgespec.models.entries import Entry, nearest
 from edgespec.models.found.catalog import is_found_name
 from edgespec.models.found.repositories import file_stem
-from edgespec.models.pull import hash_file
+from edgespec.models.hashes import sha256_of
 from edgespec.models.registry import load_registry
 from edgespec.models.resolve import locate, resolve
 from edgespec.models.sources import check_disk
@@ -87,15 +87,14 @@ class ModelFile:
     """The file of that model, if it is here."""
 
     def facts(self, on_bytes: Callable[[int], None] = lambda _: None) -> FileFacts:
-        """Return the facts; hashes the file, reporting to `on_bytes`, unless the store knows its hash."""
-        store, entry = Store.default(), load_registry().entries.get(self.name)
-        if entry and store.file(entry) != self.path:  # another file of the same name
+        """Return the facts; hashes the file, reporting to `on_bytes`, unless its hash is known."""
+        entry = load_registry().entries.get(self.name)
+        if entry and Store.default().file(entry) != self.path:  # another file of the same name
             entry = None
-        stamp = store.stamp(entry) if entry and not entry.path else None
         return FileFacts(
             name=self.name,
             file=self.path.name,
-            sha256=stamp.sha256 if stamp else hash_file(self.path, on_bytes),
+            sha256=sha256_of(self.path, on_bytes),
             size=self.path.stat().st_size,
             quantization=(entry.quantization if entry else _own_type(self.path, self.name)).upper(),
             made_from=self.made_from,

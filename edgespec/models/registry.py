@@ -21,15 +21,16 @@ from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.entries import NAME, Registry, parse
 from edgespec.platform.files import write_atomically
 from edgespec.platform.kept import OWN_MODELS
+from edgespec.platform.state_file import FileIdentity, identity_of
 
 DEFAULT_VARIABLE = "EDGESPEC_MODEL"
 
 
 @functools.lru_cache(maxsize=4)
-def _load(user_file: Path, mtime_ns: int | None) -> Registry:
-    """Parse once per change: `mtime_ns` is a key for the cache; None means that there is no file."""
+def _load(user_file: Path, identity: FileIdentity | None) -> Registry:
+    """Parse once per change: `identity` is a key for the cache; None means that there is no file."""
     try:
-        return parse(user_file, "" if mtime_ns is None else user_file.read_text(encoding="utf-8"))
+        return parse(user_file, "" if identity is None else user_file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise EdgespecError(f"{user_file}: cannot be read: {error}") from None
 
@@ -46,7 +47,7 @@ def load_registry() -> Registry:
     """
     file = user_models_file()
     try:
-        registry = _load(file, file.stat().st_mtime_ns)
+        registry = _load(file, identity_of(file))
     except (FileNotFoundError, NotADirectoryError):
         registry = _load(file, None)
     return replace(registry, default=os.environ.get(DEFAULT_VARIABLE) or registry.default)

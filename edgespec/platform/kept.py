@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from edgespec.platform.files import cache_root, config_root, expand_user
+from edgespec.platform.files import TEMPORARY, begins_with, cache_root, config_root, expand_user
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,10 @@ class Kept:
     holds: str
     deleted: Literal["always", "all", "named", "never"] = "all"
     """Deleted by `cache clear`, by `cache clear all`, by `cache clear NAME` alone, or not by any of them."""
+    names: str = ".*"
+    """Paths of its files below a folder of `places`, as a regular expression: others are not ours."""
+    magics: tuple[bytes, ...] = (b"",)
+    """What its files begin with."""
     personal: bool = False
     """Whether there are texts of the user in it."""
     root: Literal["cache", "config", "models", "home"] = "cache"
@@ -74,10 +78,17 @@ class Kept:
             return False
         below = file.relative_to(root)
         finished = below.with_name(re.sub(r"^\.(.*)\.new$", r"\1", below.name)).as_posix()
-        return any(re.fullmatch(_pattern(place), finished) for place in self.places)
+        return any(re.fullmatch(self._pattern(place), finished) for place in self.places)
+
+    def _pattern(self, place: str) -> str:
+        names = f"({self.names}|(.*/)?({TEMPORARY}|\\.[^/]*lock))" if _is_folder(place) else ""
+        return re.escape(place).replace(r"\*", "[^/]*") + names + r"(\.set-aside(-\d+)?)?"
 
     def files(self) -> Iterator[Path]:
-        """Yield the files that are there now, but no locks: whoever waits for one must find it."""
+        """Yield the files of ours that are there now, ordinary ones with our names and beginnings.
+
+        But no locks: whoever waits for one must find it.
+        """
         for place in self.places:
             base, is_folder = self._root() / place, _is_folder(place)
             for folder, folders, names in os.walk(base if is_folder else base.parent):
@@ -86,7 +97,7 @@ class Kept:
                 for name in sorted(names):
                     if name.startswith(".") and name.endswith("lock"):
                         continue
-                    if owner_of(file := Path(folder, name)) is self:
+                    if owner_of(file := Path(folder, name)) is self and begins_with(file, *self.magics):
                         yield file
 
     def bytes(self) -> int:
@@ -96,11 +107,6 @@ class Kept:
             with suppress(OSError):  # deleted by now
                 total += file.stat().st_size
         return total
-
-
-def _pattern(place: str) -> str:
-    end = ".*" if _is_folder(place) else r"(\.set-aside(-\d+)?)?"
-    return re.escape(place).replace(r"\*", "[^/]*") + end
 
 
 def _is_folder(place: str) -> bool:
@@ -114,11 +120,14 @@ def models_root() -> Path:
     return cache_root() / "models"
 
 
+_JSON = r"[^/]+\.json"
+
 HISTORY = Kept(
     "history",
     ("history/",),
     "prompts and answers of `run` and `chat` (not with `--no-cache`), imported texts",
     deleted="always",
+    names=r"[^/]+-[0-9a-f]{16}\.tokens",
     personal=True,
 )
 REJECTED = Kept(
@@ -126,6 +135,7 @@ REJECTED = Kept(
     ("rejected/",),
     "where drafts were rejected, with the texts, for `draft make --from-history` (not with `--no-cache`)",
     deleted="always",
+    names=r"[^/]+-[0-9a-f]{16}\.rejected",
     personal=True,
 )
 CHAT_LINES = Kept(
@@ -139,6 +149,7 @@ FORGE = Kept(
     "forge",
     ("forge/",),
     "texts that drafts are made from, yours too; what is left of trainings",
+    names="[0-9a-f]{16}/.*",
     personal=True,
     cure="`edgespec cache clear`: your texts; `edgespec cache clear forge`: all",
 )
@@ -147,6 +158,7 @@ CONVERSATIONS = Kept(
     ("chats/",),
     "the last conversation of `chat` with each model (not with `--no-cache`)",
     deleted="always",
+    names=_JSON,
     personal=True,
 )
 STATES = Kept(
@@ -154,12 +166,15 @@ STATES = Kept(
     ("states/",),
     "states of conversations of `chat --continue`, at most `--state-limit` (not those of `--state-dir`)",
     deleted="always",
+    names=r"[0-9a-f]{16}-[0-9a-f]{32}-[0-9a-f]{32}\.state",
+    magics=(b"edgespec prompt state 1\n",),
     personal=True,
 )
 PROFILES = Kept(
     "profiles",
     ("profiles/",),
     "costs and acceptance learnt on this machine, thresholds of `calibrate`; no text",
+    names=_JSON,
 )
 IDLE_POWER = Kept("idle-power", ("energy.json",), "the idle power of this machine")
 SELF_TESTS = Kept("self-tests", ("selftest-*.json",), "the kernels' self-test, and how far they prefetch")
@@ -170,16 +185,26 @@ PACKED_WEIGHTS = Kept(
     ("packed/",),
     "weights packed for the kernels, at most 16 GB; a tenth of the disk stays free "
     "(`EDGESPEC_PACKED_WEIGHTS=off`: none)",
+    names=r"[0-9a-f]{16}-[a-z0-9-]+-[0-9a-f]{16}\.weights",
+    magics=(b"edgespec packed weights 2\n", b'{"tensors":'),  # the second: without checksums, not used
 )
 SERVERS = Kept(
     "servers",
     ("servers/",),
     "addresses and keys of running servers",
     deleted="never",
+    names=_JSON,
     cure="the server, when it ends",
 )
 BUILDS = Kept("builds", ("pip/",), "llama.cpp as `make run` compiled it")
-QUANTIZED = Kept("quantized", ("quantized/",), "quantizations that `compare` made", root="models")
+QUANTIZED = Kept(
+    "quantized",
+    ("quantized/",),
+    "quantizations that `compare` made",
+    names=r"[^/]+-of-[0-9a-f]{12}\.gguf(\.part\.[^/]+)?",
+    magics=(b"GGUF", bytes(4), b"PK\3\4"),  # a model, one that is not finished, importances
+    root="models",
+)
 MODELS = Kept(
     "models",
     ("",),

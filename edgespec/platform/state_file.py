@@ -11,14 +11,15 @@ way the user is told in one line, and the run goes on as if there were no file.
 from __future__ import annotations
 
 import errno
-import glob
 import json
 import math
 import os
+import re
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgspec
 
@@ -69,6 +70,8 @@ class StateFile(Generic[T]):
         Raises DamagedFileError, NewerFormatError and OSError.
         """
         try:
+            if not stat.S_ISREG(self.path.stat().st_mode):  # a pipe would be waited for
+                raise OSError(errno.EINVAL, "no ordinary file", str(self.path))
             data = self.path.read_bytes()
         except FileNotFoundError:
             return None
@@ -146,7 +149,8 @@ class StateFile(Generic[T]):
     def set_aside(self) -> list[Path]:
         """Return the files that were set aside."""
         try:
-            return sorted(self.path.parent.glob(f"{glob.escape(self.path.name)}.set-aside*"))
+            form = re.compile(rf"{re.escape(self.path.name)}\.set-aside(-\d+)?")
+            return sorted(path for path in self.path.parent.iterdir() if form.fullmatch(path.name))
         except OSError:
             return []
 
@@ -186,15 +190,24 @@ def parse_struct(data: bytes, type_: type[T]) -> T:
         raise DamagedFileError(f"damaged: {error}") from None
 
 
-class FileEntry(msgspec.Struct, frozen=True):
+FileIdentity: TypeAlias = tuple[tuple[int, int, int, int], ...]
+"""Size, times of change in ns and inode of files: another one once anything was written to one of them."""
+
+
+def identity_of(*files: Path) -> FileIdentity:
+    """Return the identity of a model's files. Raises OSError.
+
+    The time at which the inode changed is in it: `cp -p` and `touch` set the other one.
+    """
+    facts = (file.stat() for file in files)
+    return tuple((one.st_size, one.st_mtime_ns, one.st_ctime_ns, one.st_ino) for one in facts)
+
+
+class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
     """What `FileTable` stores of a file; subclasses add what is known of it."""
 
-    size: int
-    mtime_ns: int
-
-    def holds(self, stat: os.stat_result) -> bool:
-        """Whether the file still has this size and time."""
-        return (self.size, self.mtime_ns) == (stat.st_size, stat.st_mtime_ns)
+    files: FileIdentity = ()
+    """Of the file, and of the others of a split model."""
 
 
 E = TypeVar("E", bound=FileEntry)

@@ -29,7 +29,7 @@ from edgespec.drafting.history import MAX_TOKENS, History
 from edgespec.drafting.rejections import RejectedPlaces, RejectedText
 from edgespec.llama.gguf_header import read_header, tokenizer_fingerprint
 from edgespec.llama.weights import Model
-from edgespec.models.pull import hash_file
+from edgespec.models.hashes import hash_file
 from edgespec.platform.files import cache_root
 from edgespec.platform.kept import CONVERSATIONS, HISTORY
 from kept_drafts import keep_draft

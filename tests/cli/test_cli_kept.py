@@ -12,9 +12,12 @@ import pytest
 
 import kept_table
 from command_line import COMMAND, copy_self_test, failed, python_path, run_cli
+from edgespec.cli.cache import delete_files
 from edgespec.models.entries import Entry
 from edgespec.models.store import Stamp, Store
-from edgespec.platform.kept import EVERYTHING, QUANTIZED, owner_of
+from edgespec.platform.announced import living
+from edgespec.platform.kept import EVERYTHING, QUANTIZED, SERVERS, owner_of
+from edgespec.platform.state_file import StateFile
 from terminals import Terminal
 from tiny_gguf import write_tiny_gguf
 from tiny_whisper import write_tiny_whisper
@@ -146,7 +149,7 @@ def test_models_are_deleted_only_by_name_and_only_what_was_pulled(home, env):
     for name in ("pulled.gguf", "stopped.gguf.part", "stopped.gguf.part.json", "mine.gguf", "notes.txt"):
         (store.root / name).write_bytes(b"GGUF")
     store.write_stamp(Entry("pulled"), Stamp("0" * 64, 4, "the registry"))
-    (made := QUANTIZED.path() / "a-q4_0.gguf").parent.mkdir()
+    (made := QUANTIZED.path() / "a-q4_0-of-0123456789ab.gguf").parent.mkdir()
     made.write_bytes(b"GGUF")
     assert run_cli("cache", "clear", "all", "--yes", env=env).returncode == 0
     assert not made.exists()
@@ -159,3 +162,80 @@ def test_models_are_deleted_only_by_name_and_only_what_was_pulled(home, env):
         ".pulled.lock",
         ".stopped.lock",
     } == {"mine.gguf", "notes.txt"}
+
+
+OWN = {
+    "states": (f"{'0' * 16}-{'0' * 32}-{'0' * 32}.state", b"edgespec prompt state 1\n"),
+    "packed-weights": ("0123456789abcdef-avx2-0123456789abcdef.weights", b"edgespec packed weights 2\n"),
+    "quantized": ("a-q4_0-of-0123456789ab.gguf", b"GGUF"),
+    "profiles": ("a+b-0123456789abcdef.json", b"{}"),
+    "chats": ("0123456789abcdef.json", b"{}"),
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("kind", ["a file", "a file of our name", "a folder", "a pipe", "a link"])
+def test_clear_deletes_what_edgespec_wrote(home, capsys, name, kind):
+    (row,) = (row for row in EVERYTHING if row.name == name)
+    (folder := row.path()).mkdir(parents=True)
+    file_name, content = OWN[name]
+    (own := folder / file_name).write_bytes(content)
+    stranger = folder / ("notes" + own.suffix + ".txt" if kind == "a file" else f"other{file_name}")
+    if kind == "a file of our name":
+        stranger = folder / file_name.replace("0", "1")
+    match kind:
+        case "a folder":
+            stranger.mkdir()
+            (stranger / own.name).write_bytes(b"a letter")
+        case "a pipe":
+            os.mkfifo(stranger)
+        case "a link":
+            stranger.symlink_to(own)
+        case _:
+            stranger.write_bytes(b"a letter")
+    if kind == "a file of our name" and not row.magics[0]:
+        pytest.skip("such files have no beginning of their own")
+    assert row.bytes() == len(content)
+    delete_files(row)
+    assert not own.exists()
+    assert os.path.lexists(stranger) and (kind != "a folder" or (stranger / own.name).exists())
+
+
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(home):
+    os.mkfifo(pipe := home / "pipe")
+    with pytest.raises(OSError, match="no ordinary file"):
+        StateFile(pipe, bytes).read()
+    (servers := SERVERS.path()).mkdir(parents=True)
+    os.mkfifo(servers / "1.json")
+    assert [*living(servers)] == []
+    assert (servers / "1.json").exists()
+
+
+@pytest.mark.parametrize(
+    "other", ["m.gguf.part-list.txt", "m.gguf.parts", "m.gguf.part.d/", "m.json", "m.gguf/"]
+)
+def test_removing_a_model_leaves_what_is_called_alike(home, other):
+    store = Store.default()
+    store.root.mkdir(parents=True)
+    for name in ("m.gguf.part", "m.gguf.part.json", "m.gguf.part.wheels/a.whl"):
+        (store.root / name).parent.mkdir(exist_ok=True)
+        (store.root / name).write_bytes(b"GGUF")
+    (stranger := store.root / other / "a" if other.endswith("/") else store.root / other).parent.mkdir(
+        exist_ok=True
+    )
+    stranger.write_text("a letter")
+    assert store.pulled() == ["m"]
+    store.remove_pulled("m")
+    assert stranger.read_text() == "a letter"
+    assert {file.name for file in store.root.iterdir()} == {".m.lock", other.rstrip("/")}
+    assert store.pulled() == []
+
+
+def test_a_model_replaced_by_hand_is_not_deleted_as_pulled(home):
+    store, entry = Store.default(), Entry("m")
+    store.root.mkdir(parents=True)
+    store.file(entry).write_bytes(b"GGUF")
+    store.write_stamp(entry, Stamp("0" * 64, 4, "test"))
+    assert store.pulled() == ["m"]
+    store.file(entry).write_bytes(b"mine")
+    assert store.pulled() == []

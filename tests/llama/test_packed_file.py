@@ -15,10 +15,11 @@ import msgspec
 import numpy as np
 import pytest
 
+from edgespec import Engine, SamplingParams
 from edgespec._core import Interrupt
-from edgespec.engine.engine import Engine
-from edgespec.errors import UsageError
+from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama import packed_file as room
+from edgespec.llama.choices import StateRoom
 from edgespec.llama.kernels import Kernels
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
@@ -84,25 +85,41 @@ def overwrite(offset: int) -> Callable[[Path], None]:
     return damage
 
 
+def flip_bit(offset: int) -> Callable[[Path], None]:
+    def damage(file: Path) -> None:
+        with file.open("r+b") as stream:
+            stream.seek(offset)
+            byte = stream.read(1)[0]
+            stream.seek(offset)
+            stream.write(bytes([byte ^ 1]))
+
+    return damage
+
+
 def resealed(change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
     """Change the file's description of itself, and its time back: what a disk's error may leave."""
 
     def damage(file: Path) -> None:
         data = file.read_bytes()
-        head = change(data[: 2 << 20].partition(b"\n")[0]) + b"\n"
-        file.write_bytes(head.ljust(2 << 20, b"\0") + data[2 << 20 :])
+        magic, head, _ = data[: 2 << 20].split(b"\n", 2)
+        file.write_bytes((magic + b"\n" + change(head) + b"\n").ljust(2 << 20, b"\0") + data[2 << 20 :])
         os.utime(file, ns=(0, room._SEAL_NS))
 
     return damage
 
 
+def unseen(damage: Callable[[Path], None]) -> Callable[[Path], None]:
+    """Damage the weights and set the time back."""
+
+    def damaged(file: Path) -> None:
+        damage(file)
+        os.utime(file, ns=(0, room._SEAL_NS))
+
+    return damaged
+
+
 def truncate(file: Path) -> None:
     os.truncate(file, file.stat().st_size - 4096)
-
-
-def truncate_unseen(file: Path) -> None:
-    truncate(file)
-    os.utime(file, ns=(0, room._SEAL_NS))
 
 
 def as_link(file: Path) -> None:
@@ -116,7 +133,7 @@ def as_link(file: Path) -> None:
         overwrite(0),
         overwrite(3 << 20),
         truncate,
-        truncate_unseen,
+        unseen(truncate),
         resealed(lambda head: head[:-20]),
         resealed(lambda head: head.replace(b"blk.0.attn_q", b"blk.0.attn_x")),
         resealed(lambda head: head.replace(b'"size":', b'"size":1')),
@@ -134,6 +151,65 @@ def test_a_damaged_file_is_replaced(model_path: Path, damage: Callable[[Path], N
     mapped, found, _ = load(model_path)
     assert mapped
     np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("damage", [overwrite, flip_bit])
+def test_weights_that_the_disk_changed_are_packed_anew(
+    model_path: Path, damage: Callable[[int], Callable[[Path], None]]
+) -> None:
+    """Whoever loads the model computes with what its file has, and the damaged file is gone."""
+    _, expected, _ = load(model_path)
+    (file,) = kept()
+    unseen(damage((2 << 20) + 5000))(file)
+    mapped, found, _ = load(model_path)
+    assert mapped
+    np.testing.assert_array_equal(found, expected)
+    assert not kept()
+    load(model_path)
+    assert load(model_path)[0]
+
+
+@pytest.mark.parametrize("is_known", ["before", "while it is written", "at its end"])
+def test_no_text_is_complete_that_damaged_weights_wrote(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch, is_known: str, tmp_path: Path
+) -> None:
+    """An engine begins before the check has ended. The text under way is ended, and nothing of it kept."""
+    go_on = threading.Event()
+    check = room.WeightCheck._run
+    monkeypatch.setattr(room.WeightCheck, "_run", lambda self: (go_on.wait(60), check(self)))
+    states = StateRoom(tmp_path / "states", 1 << 30)
+
+    def engine(lines: list[str]) -> Engine:
+        return Engine(
+            model_path, drafter="none", n_threads=1, profile=False, states=states, on_message=lines.append
+        )
+
+    def text(engine: Engine) -> tuple[int, ...]:
+        return engine.generate(PROMPT * 10, params=SamplingParams(temperature=0.0), n_predict=8).token_ids
+
+    go_on.set()
+    with engine([]) as sound:
+        expected = text(sound)
+    shutil.rmtree(states.path)
+    load(model_path)
+    unseen(overwrite((2 << 20) + 5000))(kept()[0])
+    go_on.clear()
+    lines: list[str] = []
+    with engine(lines) as damaged:
+        assert damaged.target.is_mapped
+        if is_known == "before":
+            go_on.set()
+            damaged.target.condition(wait=True)
+        else:
+            stream = damaged.stream(PROMPT * 10, params=SamplingParams(temperature=0.0), n_predict=8)
+            next(stream)
+            threading.Timer(0 if is_known == "while it is written" else 1, go_on.set).start()
+            with pytest.raises(EdgespecError, match="damaged"):
+                list(stream)
+        assert text(damaged) == expected
+    assert len([line for line in lines if "its checksum is another" in line]) == 1
+    with engine([]) as restored:
+        assert text(restored) == expected
 
 
 def test_a_link_is_not_followed(model_path: Path) -> None:
@@ -179,22 +255,26 @@ def test_two_processes_do_not_write_at_once(model_path: Path) -> None:
     with locked(room.PACKED_WEIGHTS.path() / ".lock"):
         load(model_path)
     assert not kept()
-    left = room.PACKED_WEIGHTS.path() / ".edgespec-1-1.tmp"  # of a process that was killed
-    left.write_bytes(b"half")
+    left, other = (room.PACKED_WEIGHTS.path() / f".edgespec-1-{no}.tmp" for no in (1, 2))
+    left.write_bytes(room._MAGIC + b"half")  # of a process that was killed
+    other.write_bytes(b"half a result of another edgespec")
     load(model_path)
-    assert kept() and not left.exists()
+    assert kept() and not left.exists() and other.exists()
 
 
 def test_what_was_unused_for_longest_makes_room(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = room.PACKED_WEIGHTS.path()
     folder.mkdir(parents=True)
-    for age, name in enumerate(("new", "old", "months old")):
-        (folder / f"{name}.weights").write_bytes(b"x" * (1000 if age < 2 else 1))
-        os.utime(folder / f"{name}.weights", (time.time() - 10 * age - (age == 2) * 5e6, 0))
+    names = [f"{no}123456789abcdef-avx2-0123456789abcdef.weights" for no in range(5)]
+    magics = [room._MAGIC] * 3 + [room._FIRST_MAGIC, b"not ours"]
+    for age, (name, magic) in enumerate(zip(names, magics, strict=True)):
+        (folder / name).write_bytes(magic.ljust(1000 if age < 2 else 100))
+        os.utime(folder / name, (time.time() - 10 * age - (age == 2) * 5e6, 0))
+    (folder / "my.weights").write_bytes(b"x" * 10**6)
     size = sum(tensor.bytes for tensor in packed_tensors(model_path))
     monkeypatch.setattr(room, "MOST_BYTES", size + 1500)
     load(model_path)
-    assert {"new.weights"} == {path.name for path in kept()} - {room_path(model_path).name}
+    assert {names[0], names[4], "my.weights"} == {path.name for path in kept()} - {kept_name(model_path)}
 
 
 def packed_tensors(path: Path) -> tuple[room.PackedTensor, ...]:
@@ -202,10 +282,10 @@ def packed_tensors(path: Path) -> tuple[room.PackedTensor, ...]:
         return model.packed
 
 
-def room_path(path: Path) -> Path:
+def kept_name(path: Path) -> str:
     with Model(path) as model:
         assert model._file
-        return model._file.path
+        return model._file.name
 
 
 def test_a_disk_that_would_be_full_is_left_alone(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,5 +375,5 @@ def test_a_description_has_what_a_tensor_has() -> None:
     """`_Contents` stores the fields of PackedTensor but its address."""
     tensor = room.PackedTensor("a", "q4_K", 1, 2, 3, 4, 5)
     facts = (tensor.name, tensor.type, tensor.rows, tensor.columns, tensor.bytes, tensor.offset)
-    data = msgspec.json.encode(room._Contents((facts,), 3))
+    data = msgspec.json.encode(room._Contents((facts,), 3, 4))
     assert room.PackedTensor(*msgspec.json.decode(data, type=room._Contents).tensors[0]) == tensor

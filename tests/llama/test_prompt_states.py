@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -20,7 +22,6 @@ from edgespec.errors import UsageError
 from edgespec.llama.cache_types import with_cache_type
 from edgespec.llama.choices import StateRoom
 from edgespec.llama.kv_cache import KVCache, KVCacheSize
-from edgespec.llama.node_addresses import NodeAddress
 from edgespec.llama.prompt_states import LEAST, PIECE, PromptStates, StateFolder, model_key
 from edgespec.llama.sequence_pool import SequencePool
 from edgespec.llama.weights import Model
@@ -268,6 +269,41 @@ def test_those_unused_for_longest_go_first(disk: Disk, long_model: Model) -> Non
         assert [read(pool, prompt)[0] for prompt in prompts] == [PIECE, 0, PIECE]
 
 
+STRANGE = f"{'0' * 16}-{'0' * 32}-{'0' * 32}.state"
+
+
+@pytest.mark.parametrize("name", ["notes.state", STRANGE, "x.state"])
+@pytest.mark.parametrize("kind", ["a file", "a folder", "a pipe", "a link", "a socket"])
+def test_what_edgespec_did_not_write_is_neither_counted_nor_deleted(
+    disk: Disk, long_model: Model, name: str, kind: str
+) -> None:
+    with disk.pool(long_model) as pool:
+        read(pool, text(1, PIECE + 1))
+    (own,) = disk.files
+    size, stranger = own.stat().st_size, disk.path / name
+    match kind:
+        case "a file":
+            stranger.write_bytes(b"x" * 10 * size)
+        case "a folder":
+            stranger.mkdir()
+            (stranger / "a").write_text("b")
+        case "a pipe":
+            os.mkfifo(stranger)
+        case "a link":
+            (target := disk.path.with_name("elsewhere")).write_bytes(own.read_bytes())
+            stranger.symlink_to(target)
+        case _:
+            os.mknod(stranger, stat.S_IFSOCK | 0o600)
+    os.utime(stranger, (0, 0), follow_symlinks=False)
+    before = stranger.lstat()
+    with disk.pool(long_model, limit=size + size // 2) as pool:
+        read(pool, text(2, PIECE + 1))
+        assert read(pool, text(2, PIECE + 1))[0] == PIECE
+    assert disk.lines == []
+    assert not own.exists() and len(disk.files) == 2, "the other one was written"
+    assert (stranger.lstat().st_ino, stranger.lstat().st_mtime) == (before.st_ino, 0)
+
+
 def test_a_limit_below_one_state_keeps_none(disk: Disk, long_model: Model) -> None:
     with disk.pool(long_model, limit=1000) as pool:
         read(pool, PROMPT)
@@ -383,6 +419,5 @@ def test_a_text_after_a_restore_is_the_same_text(
 
 
 def test_states_and_nodes_are_refused(tiny_path: Path, tmp_path: Path) -> None:
-    nodes = (NodeAddress("127.0.0.1:1", "127.0.0.1", 1, direct=True),)
     with pytest.raises(UsageError, match="states: cannot be kept of a target on nodes"):
-        Engine(tiny_path, nodes=nodes, states=StateRoom(tmp_path, PLENTY))
+        Engine(tiny_path, rpc=("127.0.0.1:1",), states=StateRoom(tmp_path, PLENTY))

@@ -104,8 +104,9 @@ def test_the_header_of_a_file_that_is_here_wins(tmp_path, nothing_here, tiny_pat
     n_ctx = min(2048, header.n_ctx_train)
     assert expected_bytes(mine, registry({}, mine), nothing_here) == required_bytes(header, n_ctx)
     pulled = entry("pulled", 9)
-    nothing_here.write_stamp(pulled, Stamp("a" * 64, 9, "test"))
+    nothing_here.root.mkdir(exist_ok=True)
     nothing_here.file(pulled).write_bytes(b"no model!")
+    nothing_here.write_stamp(pulled, Stamp("a" * 64, 9, "test"))
     assert nothing_here.is_present(pulled, registry({}, pulled))
     assert expected_bytes(pulled, registry({}, pulled), nothing_here) == loaded_bytes(9, SHAPE, 2048)
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 
 import pytest
 
 from edgespec.models import hashes
-from edgespec.models.entries import Entry
-from edgespec.models.hashes import sha256_of
+from edgespec.models.entries import Entry, Registry
+from edgespec.models.hashes import known_sha256, sha256_of
 from edgespec.models.store import Stamp, Store
 
 
@@ -39,21 +40,62 @@ def test_a_file_is_hashed_once_until_it_changes(tmp_path, kept):
     link = tmp_path / "b.gguf"
     link.symlink_to(file)
     assert counted(link)[1] == 0, "the same file"
+    before = file.stat()
     file.write_bytes(b"other")
-    os.utime(file, ns=(1, 1))
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert counted(file) == (hashlib.sha256(b"other").hexdigest(), 5)
     assert len(json.loads(kept.read_text())["files"]) == 1
 
 
-def test_a_stamp_is_trusted(tmp_path, kept):
-    store = Store.default()
+def test_a_split_model_is_all_of_its_parts(tmp_path):
+    first, second = (tmp_path / f"m-0000{no}-of-00002.gguf" for no in (1, 2))
+    first.write_bytes(b"1")
+    second.write_bytes(b"2")
+    before = sha256_of(first)
+    assert known_sha256(first) == before != hashlib.sha256(b"1").hexdigest()
+    second.write_bytes(b"3")
+    assert known_sha256(first) is None
+    assert sha256_of(first) != before
+
+
+def in_place(file, content):
+    file.write_bytes(content)
+
+
+def renamed(file, content):
+    (new := file.with_suffix(".new")).write_bytes(content)
+    new.replace(file)
+
+
+@pytest.mark.parametrize("change", [in_place, renamed])
+@pytest.mark.parametrize("stamped", [True, False])
+def test_another_file_of_the_same_size_and_time_is_not_present(tmp_path, change, stamped):
+    """Pulled by this version, and by one whose stamps had no identity; and a model of the user's own."""
+    store, pulled = Store.default(), Entry("a")
     store.root.mkdir()
-    (store.root / "a.gguf").write_bytes(b"12345")
-    store.write_stamp(Entry("a"), Stamp("ab" * 32, 5, "test"))
-    assert counted(store.root / "a.gguf") == ("ab" * 32, 0)
-    store.write_stamp(Entry("a"), Stamp("ab" * 32, 6, "of another file"))
-    assert counted(store.root / "a.gguf")[1] == 5
-    assert kept.exists()
+    file = store.file(pulled)
+    file.write_bytes(b"12345")
+    sha256 = hashlib.sha256(b"12345").hexdigest()
+    own = Entry("own", path=file, sha256=sha256, size=5)
+    store.write_stamp(pulled, Stamp(sha256, 5, "test"))
+    if not stamped:
+        record = store.root / "a.json"
+        record.write_text(
+            json.dumps({k: v for k, v in json.loads(record.read_text()).items() if k != "file"})
+        )
+        future = record.stat().st_mtime_ns + 10**7
+        os.utime(record, ns=(future, future))
+        time.sleep(0.03)
+    entries = {"a": pulled, "own": own}
+    assert [store.is_present(one, Registry(entries, {}, None)) for one in (pulled, own)] == [True, True]
+    assert counted(file) == (sha256, 0)
+    times = file.stat()
+    change(file, b"54321")
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert [store.is_present(one, Registry(entries, {}, None)) for one in (pulled, own)] == [False, False]
+    change(file, b"12345")
+    assert [store.is_present(one, Registry(entries, {}, None)) for one in (pulled, own)] == [True, True]
+    assert counted(file) == (sha256, 0)
 
 
 def test_only_the_newest_are_remembered(tmp_path, kept, monkeypatch):

@@ -820,6 +820,7 @@ def test_resolve_a_name_and_a_second_time_without_hashing(server, store, monkeyp
     server.hub["me/repo/m.gguf"] = CONTENT
     path = resolve("m")
     monkeypatch.setattr("edgespec.models.pull.hash_file", None)
+    monkeypatch.setattr("edgespec.models.hashes.hash_file", None)
     assert resolve("m") == path
     assert len(server.gets) == 1
 

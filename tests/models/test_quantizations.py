@@ -7,7 +7,7 @@ import pytest
 
 from edgespec.errors import UsageError
 from edgespec.models.entries import Entry
-from edgespec.models.pull import hash_file
+from edgespec.models.hashes import hash_file
 from edgespec.models.quantizations import (
     ModelFile,
     expected_bytes,
@@ -172,7 +172,8 @@ def test_a_stored_hash_is_trusted(tmp_path):
     assert model_file("net").facts().sha256 == "1" * 64, "not hashed again"
 
 
-def test_hashing_tells_how_far_it_is(tiny_path):
+def test_hashing_tells_how_far_it_is(tmp_path):
+    file = write_tiny_gguf(tmp_path / "new.gguf")
     seen: list[int] = []
-    ModelFile("target", tiny_path).facts(seen.append)
-    assert seen[-1] == tiny_path.stat().st_size
+    ModelFile("target", file).facts(seen.append)
+    assert seen[-1] == file.stat().st_size

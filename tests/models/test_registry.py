@@ -348,6 +348,7 @@ def test_a_file_is_present_only_with_a_stamp_of_its_size_and_hash(tmp_path, user
     store.write_stamp(entry, Stamp("a" * 64, 4, "test"))
     assert not store.is_present(entry, registry)
     store.file(entry).write_bytes(b"GGUF")
+    store.write_stamp(entry, Stamp("a" * 64, 4, "test"))
     assert store.is_present(entry, registry)
     store.write_stamp(entry, Stamp("b" * 64, 4, "test"))
     assert not store.is_present(entry, registry)

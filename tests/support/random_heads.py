@@ -7,7 +7,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from edgespec.models.pull import hash_file
+from edgespec.models.hashes import hash_file
 
 ALIGNMENT = 32
 

@@ -20,7 +20,7 @@ import msgspec
 
 from edgespec.apps.bench import clients
 from edgespec.apps.bench.bench import BenchSettings, leaving_no_trace, turns, unfit, warm_up
-from edgespec.apps.bench.runs import Cell, PassTime, Run, Throughput, keep, read_kept, rotated
+from edgespec.apps.bench.runs import Cell, PassTime, Run, Throughput, is_kept, keep, read_kept, rotated
 from edgespec.apps.bench.variants import Variant
 from edgespec.decoding.choices import DrafterName
 from edgespec.engine.engine import Engine
@@ -177,7 +177,8 @@ class ComparisonRun:
                         f"problems-{name}+*+kernels-*.json",
                     )
                     for file in [found for pattern in kept for found in folder.glob(pattern)]:
-                        file.unlink()
+                        if is_kept(file):
+                            file.unlink()
                 (folder / _PLAN).unlink()
         except OSError as error:
             raise UsageError(describe_os_error(error), field="out", value=folder) from None

@@ -9,6 +9,8 @@ Outcome                the machine, the versions, the settings, the warnings
 from __future__ import annotations
 
 import hashlib
+import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +19,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from edgespec.models.quantizations import FileFacts
-from edgespec.platform.files import write_atomically
+from edgespec.platform.files import own_file, write_atomically
 from edgespec.platform.metering import Measurement
 
 PLAIN = "plain"
@@ -264,9 +266,20 @@ def keep(file: Path, key: str, value: object) -> None:
     write_atomically(file, msgspec.json.encode((key, value)) + b"\n")
 
 
+def is_kept(file: Path) -> bool:
+    """Whether `keep` wrote a file, by its beginning: the key is a SHA-256."""
+    try:
+        with own_file(file) as descriptor:
+            return re.match(rb'\["[0-9a-f]{64}",', os.pread(descriptor, 68, 0)) is not None
+    except OSError:
+        return False
+
+
 def read_kept(file: Path, key: str, kind: type[_T]) -> _T | None:
     """Return the value of `kind` that `keep` stored; None if it has another key, or is missing or damaged."""
     try:
+        if not is_kept(file):
+            return None
         stored_key, value = msgspec.json.decode(file.read_bytes(), type=tuple[str, Any])
         return msgspec.convert(value, kind) if stored_key == key else None
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):

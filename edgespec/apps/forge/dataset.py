@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from edgespec.errors import EdgespecError, describe_os_error
 from edgespec.models.sources import check_disk, format_size
-from edgespec.platform.files import replacing, write_atomically
+from edgespec.platform.files import TEMPORARY, replacing, write_atomically
 from edgespec.platform.kept import FORGE
 from edgespec.platform.locks import locked
 from edgespec.platform.messages import MessageFn, silent
@@ -219,8 +219,9 @@ class Dataset:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with locked(self.folder / ".lock", self._refuse):
                 self._check_target()
-                for leftover in self.folder.glob(".edgespec-*.tmp"):  # of a process that was killed
-                    leftover.unlink()
+                for leftover in self.folder.iterdir():  # of a process that was killed
+                    if re.fullmatch(TEMPORARY, leftover.name) and leftover.is_file():
+                        leftover.unlink()
                 needed = max(0, budget - self.n_bytes())
                 cure = "free some, or choose a smaller budget"
                 check_disk(self.folder, needed, f"the data of {self.target.name}", cure)

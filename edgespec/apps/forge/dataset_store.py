@@ -7,6 +7,7 @@ checkpoints of trainings: weights, which hold no text but may have learnt it.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import zipfile
 from dataclasses import dataclass
@@ -43,7 +44,8 @@ def find_stored() -> list[StoredDataset]:
     root = forge_root()
     if not root.is_dir():
         return []
-    found = [_inspect(folder) for folder in root.iterdir() if folder.is_dir()]
+    folders = (path for path in root.iterdir() if path.is_dir() and not path.is_symlink())
+    found = [_inspect(path) for path in folders if re.fullmatch("[0-9a-f]{16}", path.name)]
     return sorted(found, key=lambda stored: (stored.target, stored.sha256))
 
 

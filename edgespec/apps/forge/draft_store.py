@@ -13,7 +13,7 @@ from pathlib import Path
 
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.models.draft_records import DraftRecord, read_record, record_file, record_text
-from edgespec.models.pull import hash_file
+from edgespec.models.hashes import hash_file
 from edgespec.models.registry import check_name, load_registry, remove_local, user_models_file, with_local
 from edgespec.models.sources import check_disk
 from edgespec.models.store import Store
@@ -90,16 +90,18 @@ def remove_draft(name: str) -> tuple[DraftRecord | None, list[Path]]:
     """Remove the name, file and record of a draft that was made here.
 
     Returns the record, None if it was damaged, and the deleted files. Raises UsageError for a name that no
-    made draft has.
+    made draft has, EdgespecError for a damaged record where no draft is made.
     """
     file = draft_file(name)
     try:
         record = read_record(file)
     except EdgespecError:
+        if file.parent != Store.default().root:  # where drafts are made
+            raise
         record = None
     if name in load_registry().entries:
         remove_local(name)
-    gone = [path for path in (file, record_file(file)) if path.exists()]
+    gone = [path for path in (file, record_file(file)) if path.is_file()]
     for path in gone:
         path.unlink()
     return record, gone

@@ -42,8 +42,7 @@ from edgespec.llama.head_file import check_target, read_head
 from edgespec.llama.weights import Model
 from edgespec.models.draft_records import DraftRecord, drafts_for, read_record
 from edgespec.models.footprint import USUAL_CTX, fits_in_memory
-from edgespec.models.hashes import sha256_of
-from edgespec.models.pull import hash_file
+from edgespec.models.hashes import hash_file, sha256_of
 from edgespec.models.quantizations import model_file
 from edgespec.models.resolve import resolve
 from edgespec.platform.cpu import default_threads, read_cpu

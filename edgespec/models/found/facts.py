@@ -1,6 +1,6 @@
 """The facts that a model's header tells, read once: a scan of a large store then only looks at file times.
 
-cache_root()/model_facts.json    path -> size and time of the file, its facts
+cache_root()/model_facts.json    path -> identity of the model's files, its facts
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from edgespec.llama.quantize import QUANT_TYPES
 from edgespec.models.footprint import shape_of
 from edgespec.models.found.files import real_path
 from edgespec.models.found.repositories import FoundModel
+from edgespec.models.hub_names import other_files
 from edgespec.platform.kept import MODEL_FACTS
-from edgespec.platform.state_file import FileEntry, FileTable, StoredFiles
+from edgespec.platform.state_file import FileEntry, FileTable, StoredFiles, identity_of
 
 _MOST = 2000  # files that are remembered: the oldest are forgotten
 _TYPES = {number: name.upper() for name, number in QUANT_TYPES.items()} | {
@@ -83,14 +84,14 @@ class FactsReader:
         """Return the facts of a model. Raises EdgespecError for a file that is no whole GGUF."""
         try:
             path = real_path(model.path)
-            stat = path.stat()
+            files = identity_of(path, *other_files(model.path))
         except OSError as error:
             raise EdgespecError(describe_os_error(error)) from None
         known = self._known.get(str(path))
-        if known and known.holds(stat):
+        if known and known.files == files:
             return known.facts
         facts = facts_of(check_complete_file(model.path))
-        self._new[str(path)] = self._known[str(path)] = _FileFacts(stat.st_size, stat.st_mtime_ns, facts)
+        self._new[str(path)] = self._known[str(path)] = _FileFacts(files=files, facts=facts)
         return facts
 
     def save(self) -> None:

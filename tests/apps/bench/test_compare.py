@@ -14,7 +14,7 @@ from edgespec.apps.bench import compare as room
 from edgespec.apps.bench import runs as kept_runs
 from edgespec.apps.bench.bench import BenchSettings
 from edgespec.apps.bench.compare import MTP, NO_DRAFT, SUFFIX, Combination, ComparisonPlan, ComparisonRun
-from edgespec.apps.bench.runs import PLAIN
+from edgespec.apps.bench.runs import PLAIN, keep
 from edgespec.apps.bench.variants import parse_variants
 from edgespec.errors import UsageError
 from edgespec.models.quantizations import ModelFile
@@ -228,7 +228,7 @@ def test_fresh_deletes_what_is_its_own(files, tmp_path):
     measure(make_plan(files, BOTH, ALONE), files, tmp_path)
     measure(make_plan({"target": files["target"]}, OF_TEXT), files, tmp_path)
     for name in ("accuracy-target+kernels-off.json", "problems-target+kernels-auto.json"):
-        (tmp_path / name).write_text("[]")
+        keep(tmp_path / name, "0" * 64, [])
     mine = ["notes.txt", "accuracy-mine+kernels-off.json", "runs/mine.json", "runs/mine+x+kernels-off.0.json"]
     mine += ["runs/target+draft+kernels-off.plot.json", "models/target-q8_0.gguf"]
     for name in mine:

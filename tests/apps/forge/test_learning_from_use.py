@@ -13,7 +13,7 @@ from edgespec.apps.forge.runs import RunState
 from edgespec.drafting.history import History
 from edgespec.errors import EdgespecError
 from edgespec.llama.gguf_header import tokenizer_fingerprint
-from edgespec.models.pull import hash_file
+from edgespec.models.hashes import hash_file
 
 
 @pytest.fixture(autouse=True)

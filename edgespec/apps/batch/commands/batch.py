@@ -273,14 +273,15 @@ def _belongs_to(
 ) -> dict[str, Any]:
     """The settings that decide the answers: they must be the same when a batch goes on."""
     from edgespec.llama.chat_template import template_text
-    from edgespec.llama.gguf_header import check_model_file, file_fingerprint
+    from edgespec.llama.gguf_header import check_model_file
+    from edgespec.models.hashes import sha256_of
     from edgespec.models.resolve import resolve
 
     template = loading.chat_template
     return {
         "input_sha256": found.sha256,
         "is_text": found.is_text or None,
-        "target_sha256": file_fingerprint(check_model_file(resolve(target))),
+        "target_sha256": sha256_of(check_model_file(resolve(target)).path),
         "n_ctx": loading.ctx,
         "kernels": loading.compute.kernels,
         "cache_type": loading.compute.cache_type,

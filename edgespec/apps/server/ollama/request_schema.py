@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from edgespec.apps.server.names import RequestedModel
 from edgespec.apps.server.ollama.options import OPTIONS_SCHEMA
 from edgespec.decoding.option_table import MAX_LOGPROBS
 
@@ -20,7 +19,7 @@ class OllamaRequest(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
-    model: RequestedModel = ""
+    model: str = ""
 
 
 class OllamaRequestPart(BaseModel):

@@ -5,7 +5,8 @@
 
 A toy model gives probabilities after every text over a vocabulary of few tokens. All that a drafter may draw
 and all that the target may accept is tried, so the probability of each text of a few tokens is known to the
-last digit, with the drafter and without.
+last digit, with the drafter and without: after short prompts, and at the end of a long text. In all of it the
+rule holds by which a text goes on without a drafter (`check_draws`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +26,9 @@ from edgespec.decoding.choices import NamedDrafter
 from edgespec.decoding.drafter import DraftOutcome, Position
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.tree import Lowered, Tree, lower
-from edgespec.drafting.plugin import PluginDrafter, UserDrafter, find_drafter
-from edgespec.errors import UsageError
+from edgespec.drafting.plugin import Draw, KnownDraws, PluginDrafter, UserDrafter, check_draws, find_drafter
+from edgespec.errors import UsageError, whole_number
+from edgespec.platform.plugins import PluginError
 
 Text = tuple[int, ...]
 Row = npt.NDArray[np.float32]
@@ -34,6 +37,15 @@ _PROMPTS: tuple[Text, ...] = ((0, 1), (0, 1, 2, 0, 1, 2, 0, 1))
 """Each but its last token, which the target has written, is what a drafter begins with."""
 _TOLERANCE = 1e-5  # of a probability: the C core computes in float32
 _NO_TOKENS = array("i")
+_ROOM = 4  # most tokens of a draft in a long text
+_AFTER_LONG = 3  # most tokens that are compared after it
+_MOST_TEXTS = 10_000
+_MOST_DRAFTS = 3_000  # after one prompt, in one way of sampling
+_TOLD = 12  # tokens of a text in a message
+
+
+class _TooManyDrafts(Exception):  # noqa: N818 - no error: fewer tokens are compared then
+    pass
 
 
 class InexactDrafterError(AssertionError):
@@ -51,6 +63,14 @@ class ToyModel:
         """Return the logits after `text`, float32 (n_vocab,)."""
         rng = np.random.default_rng([self.seed, len(text), *text])
         return rng.normal(0, self.sharpness, self.n_vocab).astype(np.float32)
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """Return a token for each character, as a tokenizer would."""
+        return [ord(character) % self.n_vocab for character in text]
+
+    def piece(self, token: int) -> bytes:
+        """Return the letter that is `token`."""
+        return b"%c" % (ord("a") + token % 26)
 
 
 @dataclass(frozen=True)
@@ -77,23 +97,60 @@ _CASES = (
 
 
 def check_drafter(
-    drafter: Callable[[], UserDrafter] | str, *, length: int = 4, n_vocab: int = 3, seed: int = 1
-) -> None:
+    drafter: Callable[[], UserDrafter] | str,
+    *,
+    length: int = 4,
+    n_vocab: int = 3,
+    seed: int = 1,
+    long: int = 64,
+) -> str:
     """Prove that a drafter leaves the distribution of texts as it is; else raise InexactDrafterError.
 
     `drafter`: the class, or anything else that makes an object for a text; or a name, as of `--drafter`. All
-    texts of `length` tokens over `n_vocab` are compared, after several prompts, greedy and sampled, on the
-    toy model of `seed`. The drafter has to do the same after the same text: what it keeps outside its
-    object is not taken back.
+    texts of `length` tokens over `n_vocab` are compared, after several prompts and after a text of `long`
+    tokens that was written with it, greedy and sampled, on the toy model of `seed`. The drafter has to do the
+    same after the same text: what it keeps outside its object is not taken back. Returns a sentence that says
+    what was compared: fewer tokens than `length` where it draws very many. Raises UsageError for numbers with
+    which nothing can be compared.
     """
+    for name, value, least in (
+        ("length", length, 1),
+        ("n_vocab", n_vocab, 2),
+        ("seed", seed, 0),
+        ("long", long, 0),
+    ):
+        if whole_number(name, value) < least:
+            raise UsageError(f"must be {least} or more", field=name, value=value)
+    if n_vocab**length > _MOST_TEXTS:
+        problem = f"too many texts of {n_vocab} tokens to compare: {_MOST_TEXTS} at most"
+        raise UsageError(problem, field="length", value=length)
     try:
         found = find_drafter(drafter)
     except UsageError as error:
         raise InexactDrafterError(str(error)) from error
     if not isinstance(found, NamedDrafter):
         raise UsageError("no drafter that a user wrote", field="drafter", value=found)
+    target = ToyModel(seed, n_vocab=n_vocab)
+    compared = [length, min(length, _AFTER_LONG)]
     for case, prompt in itertools.product(_CASES, _PROMPTS):
-        _Enumeration(found, case, ToyModel(seed, n_vocab=n_vocab), prompt, length).check()
+        tokens = tuple(token % n_vocab for token in prompt)
+        compared[0] = _check(compared[0], partial(_Enumeration, found, case, target, tokens))
+    for case in _CASES if long else ():
+        compared[1] = _check(compared[1], partial(_Enumeration, found, case, target, tokens, n_before=long))
+    after = f", and of {compared[1]} after a text of {long}" if long else ""
+    texts = f"all texts of {compared[0]} tokens over {n_vocab} after {len(_PROMPTS)} prompts{after}"
+    return f"{found} is exact in {texts}, greedy and sampled, by the toy model of seed {seed}"
+
+
+def _check(length: int, begin: Callable[[int], _Enumeration]) -> int:
+    """Compare the texts of `length` tokens, or of fewer if they are too many; return how many tokens."""
+    while True:
+        try:
+            begin(length).check()
+        except _TooManyDrafts:
+            length -= 1
+        else:
+            return length
 
 
 def outcomes(
@@ -123,12 +180,17 @@ class _Step:
 
 
 class _ScriptedDrafter(PluginDrafter):
-    """Draws the tokens of a script and then the first possible ones; the user's errors end the check."""
+    """Draws the tokens of a script and then what `pick` says; the user's errors end the check.
+
+    What the user's code leaves out is left out, and noted.
+    """
 
     script: Text = ()
     drawn: list[int]
     probs: list[Row]
-    left_out = ""
+    pick: Callable[[Row], int] = staticmethod(lambda probs: int(np.flatnonzero(probs)[0]))
+    all_known: KnownDraws
+    left_out = broken = ""
 
     def propose_by(self, script: Text, room: int, position: Position) -> Tree:
         self.script, self.drawn, self.probs = script, [], []
@@ -147,44 +209,62 @@ class _ScriptedDrafter(PluginDrafter):
     def _drawn(self, position: Position, slot: int) -> int:
         probs = np.empty(self._n_vocab, np.float32)
         position.sampler.probs(slot, probs)
-        token = self.script[slot] if slot < len(self.script) else int(np.flatnonzero(probs)[0])
+        token = self.script[slot] if slot < len(self.script) else self.pick(probs)
         self.drawn.append(token)
         self.probs.append(probs)
         return token
 
-    def _left_out(self, draws: Sequence[int]) -> None:
-        self.left_out = f"; it drew {draws[0]} with `sample` and did not propose it"
+    def _check_draws(self, known: KnownDraws, room: int, left_out: Sequence[Draw]) -> bool:
+        if left_out:
+            self.left_out = f"; it drew {left_out[0]} with `sample` and did not propose it"
+        try:
+            check_draws(self.all_known, room, self._draws, left_out)
+        except ValueError as error:
+            self.broken = str(error)
+        return False
 
-    def _fail(self, method: str, error: Exception) -> None:
-        super()._fail(method, error)
-        raise InexactDrafterError(self._failed.removesuffix("; the text went on without it")) from error
+    def _fail(self, error: PluginError) -> None:
+        raise InexactDrafterError(f"{self.name}: {error.problem}") from error
 
 
 class _Enumeration:
     """All texts after one prompt, and their probabilities."""
 
     def __init__(
-        self, drafter: NamedDrafter, case: _Case, target: ToyModel, prompt: Text, length: int
+        self,
+        drafter: NamedDrafter,
+        case: _Case,
+        target: ToyModel,
+        prompt: Text,
+        length: int,
+        n_before: int = 0,
     ) -> None:
+        """Compare texts of `length` tokens, after `prompt` and `n_before` tokens written with the drafter."""
         self._drafter, self._case, self._target, self._prompt = drafter, case, target, prompt
-        self._length = len(prompt) + length
+        self._n_before, self._length = len(prompt) + n_before, len(prompt) + n_before + length
         self._sampler = case.params.sampler(target.n_vocab, PluginDrafter.n_max)
         self._position = Position(self._sampler, lambda _drafted: _NO_TOKENS, lambda n: [0.0] * n)
         self._written: dict[Text, float] = defaultdict(float)
-        self._left_out = ""
+        self._known: KnownDraws = {}
+        self._left_out = self._broken = ""
+        self._n_drafts = 0
 
     def check(self) -> None:
         """Compare the probabilities of all texts. Raises InexactDrafterError."""
-        self._spread((), 1.0)
-        wanted = dict(self._alone(self._prompt, 1.0))
+        steps = self._walk()
+        text = steps[-1].text if steps else self._prompt
+        self._spread(steps, 1.0)
+        wanted = dict(self._alone(text, 1.0))
         worst = max(wanted, key=lambda text: abs(self._written[text] - wanted[text]))
         if abs(self._written[worst] - wanted[worst]) > _TOLERANCE:
-            written = _words(worst[len(self._prompt) :])
+            written = _words(worst[len(text) :])
             raise InexactDrafterError(
-                f"{self._drafter} is not exact, {self._case.name}: after the tokens {_words(self._prompt)} "
+                f"{self._drafter} is not exact, {self._case.name}: after the tokens {_words(text)} "
                 f"the target writes {written} with probability {wanted[worst]:.4f}, and with the drafter "
                 f"{self._written[worst]:.4f}{self._left_out}"
             )
+        if self._broken:
+            raise InexactDrafterError(f"{self._drafter}, {self._case.name}: {self._broken}")
 
     def _alone(self, text: Text, chance: float) -> Iterator[tuple[Text, float]]:
         if len(text) == self._length:
@@ -195,6 +275,24 @@ class _Enumeration:
         for token, p in enumerate(following):
             yield from self._alone((*text, token), chance * float(p))
 
+    def _walk(self) -> tuple[_Step, ...]:
+        """Write the tokens before those that are compared, at random."""
+        rng = np.random.default_rng(self._target.seed)
+        steps: list[_Step] = []
+        drafter, text = self._after(()), self._prompt
+        drafter.pick = lambda probs: int(rng.choice(len(probs), p=probs / probs.sum(dtype=np.float64)))
+        while len(text) < self._n_before:
+            tree = drafter.propose_by((), self._room(text), self._position)
+            found = self._outcomes(drafter, text, tree)
+            weights = np.array([p for _, p, _ in found])
+            path, _, following = found[rng.choice(len(found), p=weights / weights.sum())]
+            token = int(rng.choice(len(following), p=following / following.sum()))
+            steps.append(self._step(drafter, text, tree, path, token))
+            self._accept(drafter, text, steps[-1])
+            text = steps[-1].text
+        self._note(drafter)
+        return tuple(steps)
+
     def _spread(self, steps: tuple[_Step, ...], chance: float) -> None:
         """Add the probabilities of all texts that go on after these steps."""
         text = steps[-1].text if steps else self._prompt
@@ -203,31 +301,50 @@ class _Enumeration:
             return
         scripts: list[Text] = [()]
         while scripts:
+            self._n_drafts += 1
+            if self._n_drafts > _MOST_DRAFTS and self._length > self._n_before + 1:
+                raise _TooManyDrafts
             drafter = self._after(steps)
             tree = drafter.propose_by(scripts.pop(), self._room(text), self._position)
             scripts += drafter.other_scripts()
-            self._left_out = self._left_out or drafter.left_out
-            lowered = lower(tree)
-            rows = np.stack([self._target.logits((*text, *path)) for path in lowered.paths()])
+            self._note(drafter)
             # All before the next draft, which has the slots.
-            found = list(outcomes(self._sampler, rows, lowered, block=self._case.block))
-            for end, p, following in found:
-                path = _path_to(end, lowered)
-                kept = tuple(lowered.tokens[i] for i in path)
+            for path, p, following in self._outcomes(drafter, text, tree):
                 for token in np.flatnonzero(following * p):
-                    step = _Step(tuple(drafter.drawn), tree, path, (*text, *kept, int(token)))
+                    step = self._step(drafter, text, tree, path, int(token))
                     self._spread((*steps, step), chance * drafter.chance * p * float(following[token]))
 
+    def _note(self, drafter: _ScriptedDrafter) -> None:
+        self._left_out = self._left_out or drafter.left_out
+        self._broken = self._broken or drafter.broken
+
+    def _outcomes(
+        self, drafter: _ScriptedDrafter, text: Text, tree: Tree
+    ) -> list[tuple[Text, float, npt.NDArray[np.float64]]]:
+        """Return what may come of a draft: the accepted nodes, their probability, and what follows."""
+        lowered = lower(tree)
+        rows = np.stack([self._target.logits((*text, *path)) for path in lowered.paths()])
+        found = outcomes(self._sampler, rows, lowered, block=self._case.block)
+        return [(_path_to(end, lowered), p, following) for end, p, following in found]
+
+    def _step(self, drafter: _ScriptedDrafter, text: Text, tree: Tree, path: Text, token: int) -> _Step:
+        kept = (tree[i].token for i in path)
+        return _Step(tuple(drafter.drawn), tree, path, (*text, *kept, token))
+
+    def _accept(self, drafter: _ScriptedDrafter, text: Text, step: _Step) -> None:
+        emitted = step.text[len(text) :]
+        drafter.accept(step.text, DraftOutcome(step.path, emitted, 1, len(step.tree) + 1, 0.0))
+
     def _room(self, text: Text) -> int:
-        return self._length - len(text) - 1
+        return min(_ROOM, self._length - len(text) - 1)
 
     def _after(self, steps: tuple[_Step, ...]) -> _ScriptedDrafter:
         """Return a new drafter that has gone through `steps`."""
-        text, n_vocab = self._prompt, self._target.n_vocab
-        try:
-            made = _ScriptedDrafter(self._drafter, text[:-1], n_vocab=n_vocab, is_eog=lambda _token: False)
-        except UsageError as error:
-            raise InexactDrafterError(str(error)) from error
+        text, target = self._prompt, self._target
+        made = _ScriptedDrafter(
+            self._drafter, text[:-1], n_vocab=target.n_vocab, is_eog=lambda _token: False, tokenizer=target
+        )
+        made.all_known = self._known
         made.begin(text, sampled=self._case.sampled, n_predict=None)
         for step in steps:
             tree = made.propose_by(step.draws, self._room(text), self._position)
@@ -237,8 +354,8 @@ class _Enumeration:
                     f"{self._drafter} cannot be checked: after the tokens {_words(text)} it proposed "
                     f"{first}, and then {second}; let it keep all in the object, and draw with `sample` alone"
                 )
-            emitted, text = step.text[len(text) :], step.text
-            made.accept(text, DraftOutcome(step.path, emitted, 1, len(tree) + 1, 0.0))
+            self._accept(made, text, step)
+            text = step.text
         return made
 
 
@@ -251,4 +368,5 @@ def _path_to(node: int, tree: Lowered) -> Text:
 
 
 def _words(tokens: Sequence[int]) -> str:
-    return " ".join(map(str, tokens)) or "(none)"
+    last = " ".join(map(str, tokens[-_TOLD:])) or "(none)"
+    return f"(of {len(tokens)}) ... {last}" if len(tokens) > _TOLD else last

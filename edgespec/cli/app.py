@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,7 +20,17 @@ from edgespec.cli.console import INTERRUPTED, guarded_streams, line_of, message,
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.platform.cpu import address_limit, is_refusal, why_refused
 from edgespec.platform.files import ignored_folders, read_text_file
-from edgespec.platform.plugins import is_ours, load, offered
+from edgespec.platform.plugins import (
+    DEBUG,
+    PluginError,
+    called,
+    describe,
+    guarded,
+    is_ours,
+    load,
+    offered,
+    traced,
+)
 
 # ---- completion in shells beyond typer's: names with colons in bash, the first Tab in zsh ----
 
@@ -161,16 +172,14 @@ class _Root(TyperGroup):
 
     def _load_all(self) -> None:
         """Load each command; say of another package's that cannot be loaded why not."""
-        for name, point in offered(COMMANDS).items():
+        for name in offered(COMMANDS):
             if name in self.commands or name in self._broken:
                 continue
             try:
                 self.add_command(_load(name), name)
-            except UsageError as error:
-                if is_ours(point):
-                    raise
+            except PluginError as error:
                 self._broken += (name,)
-                message(line_of(error))
+                message(traced(line_of(error), error))
 
     def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401
         self._load_all()  # a command that cannot be loaded fails before anything is printed
@@ -204,7 +213,37 @@ mend_help()
 
 
 def _load(name: str) -> Any:  # noqa: ANN401 - a command of typer's private click
-    found = load(COMMANDS, name)
+    point, found = offered(COMMANDS)[name], load(COMMANDS, name)
+    if is_ours(point):
+        return _command(name, found)
+    command = guarded(f"{called(point)} is no command", partial(_command, name, found), code=lambda: found)
+    _guard(command, f"{called(point)} failed")
+    return command
+
+
+_OWN_ERRORS = (EdgespecError, typer.Exit, typer.Abort, SystemExit, KeyboardInterrupt, BrokenPipeError)
+"""What a command of others may raise as ours do."""
+
+
+def _guard(command: Any, what: str) -> None:  # noqa: ANN401 - of typer's private click
+    """Let what a command of another package raises be one line, but for errors of ours and exit codes."""
+    for one in getattr(command, "commands", {}).values():
+        _guard(one, what)
+    if (call := command.callback) is None:
+        return
+
+    def callback(**options: Any) -> Any:  # noqa: ANN401
+        try:
+            return call(**options)
+        except (*_OWN_ERRORS, _ParserError):
+            raise
+        except BaseException as error:
+            raise EdgespecError(f"{what}: {describe(error, lambda: call)}") from error
+
+    command.callback = callback
+
+
+def _command(name: str, found: Any) -> Any:  # noqa: ANN401 - a command of typer's private click
     loaded = typer.Typer(rich_markup_mode="rich")
     if isinstance(found, typer.Typer):
         panel = getattr(found, "rich_help_panel", None)
@@ -239,6 +278,10 @@ def _understand_llama_cpp(command: Any) -> None:  # noqa: ANN401 - of typer's pr
                 for name in (*option.opts, *option.secondary_opts)
                 if name.startswith("-")
             }
+            n_options = args.index("--") if "--" in args else len(args)
+            if "--debug" in args[:n_options] and "--debug" not in options:
+                args = [word for i, word in enumerate(args) if word != "--debug" or i > n_options]
+                os.environ[DEBUG] = "1"
             args = as_options_here(command.name, options, args)
         return parse(ctx, args)
 
@@ -277,8 +320,13 @@ def _root(
     _version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of what fails; any command takes it.")
+    ] = False,
 ) -> None:
     """Local language models, faster on machines without a GPU, without changing what they say."""
+    if debug:
+        os.environ[DEBUG] = "1"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -293,6 +341,8 @@ def _main(arguments: Sequence[str] | None) -> int:
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 gets ? instead of a crash
     if address_limit():  # else numpy's library alone takes all of it on a machine of many processors
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    if sys.unraisablehook is sys.__unraisablehook__:
+        sys.unraisablehook = _tell_ignored
     try:
         if sys.stdout is None:
             raise UsageError("standard output is closed")
@@ -302,10 +352,18 @@ def _main(arguments: Sequence[str] | None) -> int:
         code = app(arguments, prog_name=app.info.name, standalone_mode=False)
         sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - _explain raises our own bugs again
-        line, code = _explain(error.__cause__ or error if isinstance(error, _Carrier) else error)
+        told = error.__cause__ or error if isinstance(error, _Carrier) else error
+        line, code = _explain(told)
         if line:
-            print_error(line)
+            print_error(traced(line, told))
     return code if isinstance(code, int) else 0
+
+
+def _tell_ignored(ignored: sys.UnraisableHookArgs) -> None:
+    """Say in one line what Python ignores, such as an error in a plug-in's `__del__`."""
+    if error := ignored.exc_value:
+        what = getattr(ignored.object, "__qualname__", "") or ignored.err_msg or "code that nobody waits for"
+        message(traced(f"{what} failed: {describe(error, lambda: ignored.object)}", error))
 
 
 def _explain(error: BaseException) -> tuple[str, int]:

@@ -107,6 +107,26 @@ def as_words(group: Any) -> Iterator[str]:  # noqa: ANN401 - an option group
             yield name if value is True else f"{name}={value}"
 
 
+def flat_options(group: type) -> Iterator[tuple[str, Any, OptionInfo]]:
+    """Yield name, type and description of each option of a group and of those in it."""
+    hints = get_type_hints(group, include_extras=True)
+    for field in fields(group):
+        if is_dataclass(hints[field.name]):
+            yield from flat_options(hints[field.name])
+        else:
+            kind, *extras = get_args(hints[field.name])
+            yield field.name, kind, next(one for one in extras if isinstance(one, OptionInfo))
+
+
+def changed(group: G, values: Mapping[str, object]) -> G:
+    """Return a group with these values of its options, and of those in it, by their names."""
+    made: dict[str, Any] = {}
+    for field in fields(group):  # type: ignore[arg-type]
+        value = getattr(group, field.name)
+        made[field.name] = changed(value, values) if is_dataclass(value) else values.get(field.name, value)
+    return type(group)(**made)
+
+
 def _expanded(
     name: str,
     hint: Any,  # noqa: ANN401 - a type

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from edgespec.decoding.choices import Objective
+from edgespec.decoding.choices import NamedDrafter, Objective
 from edgespec.drafting.answer_lengths import ANSWER_TOKENS, AnswerLengths
 from edgespec.drafting.costs import CostCurve, guessed_curve
 from edgespec.drafting.draft import Draft
 from edgespec.drafting.learned_costs import LearnedCosts
 from edgespec.drafting.online_curve import OnlineCurve, PassCurves
+from edgespec.drafting.plugin import DrafterCosts
 from edgespec.drafting.policy import Policy
 from edgespec.drafting.predictor import Predictor
 from edgespec.drafting.profile import Profile, ProfileKey
@@ -63,6 +64,7 @@ class LearnedState:
             else None,
         )
         costs = self._costs(profile)
+        self._records: dict[tuple[str, int], DrafterCosts] = {}
         self._running: dict[Scheduler, tuple[bool, LearnedCosts]] = {}  # greedy, and what it began with
         self._learned: dict[bool, LearnedCosts] = {}
         for greedy, name in _NAMES.items():
@@ -112,6 +114,10 @@ class LearnedState:
         )
         self._running[scheduler] = greedy, known
         return scheduler
+
+    def record(self, drafter: NamedDrafter) -> DrafterCosts:
+        """Return what is known of a user's drafter, which learns on."""
+        return self._records.setdefault((drafter.name, id(drafter.make)), DrafterCosts())
 
     def ended(self, scheduler: Scheduler) -> None:
         """Take back what was learned with `scheduler`, beside what others learned meanwhile."""

@@ -13,11 +13,15 @@ What it must keep, for the text to be distributed as the target's own:
    target checks, and a wrong one costs time alone.
 2. A token to be drawn at random comes from `sample(weights)`. edgespec draws it and remembers the weights, so
    that no drafter can be wrong about them. No other random numbers are used.
-3. Each token that `sample` drew is proposed, as the very object that it returned. Whether one is drawn may
-   depend on the tokens before it and on its weights. Whether it is proposed must not depend on what it turned
-   out to be: to leave out unlikely ones makes likely ones too likely.
+3. A token that `sample` drew is proposed, as the very object that it returned, or it is not: that may depend
+   on the tokens before it and on its weights, and never on what it turned out to be. To leave out unlikely
+   ones makes likely ones too likely. So the first one drawn in a draft is proposed in each draft or in none,
+   and so is the second (`check_draws`).
 
 `edgespec.testing.check_drafter` proves that a drafter keeps this, or shows a text that it does not fit.
+
+A user's drafter is a source like any other: what its drafts take and how many of its tokens are accepted is
+learned, and it rests where it does not pay (`SourcePace`). Whatever its code raises is one line (`guarded`).
 """
 
 from __future__ import annotations
@@ -26,12 +30,14 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from numbers import Integral
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol, cast, get_args
+from typing import Any, Protocol, TypeVar, cast, get_args
 
 import numpy as np
 
@@ -41,8 +47,14 @@ from edgespec.decoding.option_table import MAX_GAMMA
 from edgespec.decoding.passes import order
 from edgespec.decoding.token_sequence import TokenView
 from edgespec.decoding.tree import Tree, TreeNode
+from edgespec.drafting.costs import N_MAX
+from edgespec.drafting.online_curve import OnlineCurve
+from edgespec.drafting.predictor import AcceptanceTable
+from edgespec.drafting.scheduler import Scheduler
 from edgespec.errors import UsageError
-from edgespec.platform.plugins import offered
+from edgespec.platform.plugins import PluginError, guarded, offered, traced
+
+R = TypeVar("R")
 
 Weights = Mapping[int, float] | Sequence[float]
 """How likely each token is: by its id, or of all tokens in their order; 0 or more, with any sum above 0."""
@@ -52,15 +64,28 @@ Proposed = Sequence[int | tuple[int, int]]
 earlier one, or -1 for the end of the text."""
 
 
+class Tokenizer(Protocol):
+    """The target's tokens as text, for a drafter whose `begin` has a parameter `tokenizer`."""
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """Return the tokens of `text`; `add_special`: with BOS, `parse_special`: with control tokens."""
+
+    def piece(self, token: int) -> bytes:
+        """Return the bytes of a token, maybe part of a character; b"" for control tokens."""
+
+
 class UserDrafter(Protocol):
     """The methods of a drafter that a user writes, each called with positional arguments.
 
-    After an error raised in `begin` no text is written. After one in `draft` or `accept`, or a proposal that
-    cannot be, the text goes on without the drafter.
+    After an error raised in one of them, or a proposal that cannot be, the text goes on without the drafter.
     """
 
-    def begin(self, tokens: Sequence[int], /) -> object:
-        """Start on a text whose prompt is `tokens`."""
+    @property
+    def begin(self) -> Callable[..., object]:
+        """`begin(tokens)` starts on a text whose prompt is `tokens`.
+
+        With a parameter of the name `tokenizer` it is given the target's `Tokenizer`, too.
+        """
 
     def draft(self, tokens: Sequence[int], room: int, sample: Callable[[Weights], int], /) -> Proposed:
         """Return at most `room` (1 or more) tokens that may follow `tokens`, maybe none.
@@ -74,7 +99,8 @@ class UserDrafter(Protocol):
     def accept(self, tokens: Sequence[int], n_accepted: int, /) -> object:
         """Learn that the text is now `tokens`, of which `n_accepted` were drafted just before.
 
-        The target's own token follows these. It is called after each pass, drafted or not.
+        The target's own token follows these. It is called after each pass, drafted or not, but not while the
+        drafter rests: then before its next draft, with all tokens that came meanwhile.
         """
 
 
@@ -104,24 +130,29 @@ def find_drafter(given: object) -> DrafterName | NamedDrafter:
         words = [*get_args(DrafterName), *found]
         problem = f"must be one of {', '.join(words)}, or a class as MODULE:CLASS or FILE.py:CLASS"
         raise UsageError(problem, field="drafter", value=given)
-    try:
-        return _tried(given, found[given].load(), given)
-    except (ImportError, AttributeError) as error:
-        raise UsageError(_failure("cannot be imported", error), field="drafter", value=given) from error
+    return _tried(given, _imported(found[given].load, given), given)
+
+
+def _imported(load: Callable[[], R], given: str) -> R:
+    return guarded("cannot be imported", load, field="drafter", value=given)
 
 
 def _attribute(place: str, name: str, given: str) -> object:
+    load = (
+        partial(_load_file, Path(place)) if place.endswith(".py") else partial(importlib.import_module, place)
+    )
     try:
-        module = _load_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
-    except Exception as error:
-        cure = f"; ./{place}.py:{name} would be the file here" if Path(f"{place}.py").is_file() else ""
-        problem = _failure("cannot be imported", error) + cure
-        raise UsageError(problem, field="drafter", value=given) from error
-    if not hasattr(module, name):
+        module = _imported(load, given)
+    except PluginError as error:
+        if Path(f"{place}.py").is_file():
+            error.problem += f"; ./{place}.py:{name} would be the file here"
+        raise
+    found = _imported(partial(getattr, module, name, _load_file), given)
+    if found is _load_file:  # there is none
         classes = [key for key, value in vars(module).items() if isinstance(value, type) and key[0] != "_"]
         has = f"; it has {', '.join(classes)}" if classes else ""
         raise UsageError(f"{place} has no class {name!r}{has}", field="drafter", value=given)
-    return getattr(module, name)
+    return found
 
 
 def _load_file(path: Path) -> ModuleType:
@@ -141,28 +172,27 @@ def _tried(name: str, make: object, given: object) -> NamedDrafter:
     if not callable(make):
         raise UsageError(f"a {type(make).__name__}, and no class", field="drafter", value=value)
     drafter = NamedDrafter(name, make)
-    made = _made(drafter)
+    made = guarded("cannot be made", make, code=lambda: make, field="drafter", value=value)
     for method, arguments in _ARGUMENTS.items():
-        wanted = f"{method}({', '.join(arguments)})"
-        try:
-            inspect.signature(getattr(made, method)).bind(*arguments)
-        except (AttributeError, TypeError):
-            problem = f"has no method {wanted}; docs/write-a-drafter.md has an example"
-            raise UsageError(problem, field="drafter", value=value) from None
+        what = f"has no method {method}({', '.join(arguments)}), as docs/write-a-drafter.md has it"
+        code = partial(inspect.getattr_static, type(made), method)
+        guarded(
+            what, partial(_check_method, made, method, arguments), code=code, field="drafter", value=value
+        )
     return drafter
 
 
-def _made(drafter: NamedDrafter) -> UserDrafter:
-    try:
-        made: UserDrafter = drafter.make()
-    except Exception as error:
-        raise UsageError(_failure("cannot be made", error), field="drafter", value=drafter.name) from error
-    return made
+def _check_method(made: object, method: str, arguments: Sequence[str]) -> None:
+    call = getattr(made, method)
+    tokenizer = {"tokenizer": None} if method == "begin" and _takes_tokenizer(call) else {}
+    with suppress(ValueError):  # compiled code does not say what it takes
+        inspect.signature(call).bind(*arguments, **tokenizer)
 
 
-def _failure(what: str, error: Exception) -> str:
-    said = " ".join(str(error).split())
-    return f"{what}: {type(error).__name__}{': ' if said else ''}{said}"
+def _takes_tokenizer(begin: Callable[..., object]) -> bool:
+    with suppress(ValueError):
+        return "tokenizer" in inspect.signature(begin).parameters
+    return False
 
 
 # ---- at work ----
@@ -175,12 +205,136 @@ class Draw(int):
     """The sampler's slot with the distribution that it was drawn from."""
 
 
+_NEW = 3  # drafts
+
+KnownDraws = dict[tuple[int, int], tuple[int, bool]]
+"""By (room of a draft, how many were drawn before): a token that was drawn, and whether it was proposed."""
+
+
+def check_draws(known: KnownDraws, room: int, draws: Sequence[Draw], left_out: Sequence[Draw]) -> bool:
+    """Note which of `draws` a draft of `room` proposed; return whether one is left out for the first time.
+
+    Raises ValueError if what was drawn at the same place of another draft was not left out, or was: then it
+    may depend on the token.
+    """
+    is_new = False
+    for i, draw in enumerate(draws):
+        is_proposed = not any(draw is one for one in left_out)
+        is_new |= not is_proposed and (room, i) not in known
+        other, was_proposed = known.setdefault((room, i), (int(draw), is_proposed))
+        if was_proposed != is_proposed:
+            yes, no = (int(draw), other) if is_proposed else (other, int(draw))
+            raise ValueError(
+                f"drew token {no} and did not propose it, and proposed {yes}, drawn in the same place of "
+                "another draft: that is not exact where it depends on the token"
+            )
+    return is_new
+
+
+class DrafterCosts:
+    """What is known of a user's drafter, over the texts of an engine."""
+
+    def __init__(self) -> None:
+        self.offered = AcceptanceTable(lambda _depth, _bucket: 0.9)
+        """How often a token was proposed, where there was room and those before it were."""
+        self.accepted = AcceptanceTable(lambda _depth, _bucket: 0.5)
+        self.draft_s: float | None = None
+        """Seconds of `draft` and `accept` together."""
+        self.begin_s = 0.0
+        """Seconds of making an object and its `begin`."""
+        self._n_timed = 0
+
+    @property
+    def is_new(self) -> bool:
+        """Whether next to nothing is known."""
+        return self._n_timed < _NEW
+
+    def begin(self) -> None:
+        """Start on another text, which may differ."""
+        self.offered.begin()
+        self.accepted.begin()
+
+    def observe(self, seconds: float) -> None:
+        """Learn that a draft took `seconds`."""
+        self._n_timed += 1
+        if self.draft_s is None or self._n_timed == 2:  # the first may have loaded something
+            self.draft_s = min(seconds, self.draft_s or seconds)
+        else:
+            self.draft_s += 0.1 * (seconds - self.draft_s)
+
+    def learn(self, room: int, tree: Tree, path: Sequence[int]) -> None:
+        """Learn what was proposed where there was `room`, and that the nodes on `path` were accepted."""
+        depths: list[int] = []
+        for node in tree:
+            depths.append(1 + (depths[node.parent] if node.parent >= 0 else 0))
+        deepest = max(depths, default=0)
+        for depth in range(min(room, deepest + 1)):
+            self.offered.learn(depth, 0, depth < deepest)
+        for depth in range(len(path)):
+            self.accepted.learn(depth, 0, 1.0)
+        last = path[-1] if path else -1
+        if any(node.parent == last for node in tree):
+            self.accepted.learn(len(path), 0, 0.0)
+
+
+class SourcePace:
+    """Says in each step how many tokens to ask of a drafter for one text: by the scheduler's rule."""
+
+    def __init__(self, record: DrafterCosts, scheduler: Scheduler, clock: OnlineCurve) -> None:
+        """Decide by what `record` and `scheduler` know; `clock` is told of the target's passes."""
+        self.record, self.scheduler, self._clock = record, scheduler, clock
+        self.n_steps = self.n_rested = 0
+        self._n_past, self._n_pending = 0, 1
+
+    def begin(self, n_past: int, n_predict: int | None) -> None:
+        """Start on a text of at most `n_predict` tokens after `n_past`."""
+        self.record.begin()
+        self.scheduler.begin(n_past, n_predict)
+
+    def room(self, room: int, n_past: int, n_pending: int, *, to_come: float | None) -> int:
+        """Return how many of at most `room` tokens to ask for after `n_past`; 0: the drafter rests.
+
+        `to_come`: tokens that the answer is expected to have yet, where the drafter has not begun on it; else
+        None. One that rests is asked again from time to time, for a small share of the time.
+        """
+        scheduler, record = self.scheduler, self.record
+        scheduler.start_step(n_past, n_pending=n_pending)
+        self._n_past, self._n_pending = n_past, n_pending
+        cost = (record.draft_s or 0.0) + (record.begin_s / max(1.0, to_come) if to_come is not None else 0.0)
+        chances = [(record.offered.chance(i, 0), record.accepted.chance(i, 0)) for i in range(room)]
+        n = 0 if scheduler.rests else scheduler.n_to_ask(chances, cost)
+        if record.is_new and scheduler.rate * cost < 1.0:
+            n = max(n, min(room, 1))  # else nobody would know what it can
+        if room and not n and not scheduler.rests:
+            n = int(scheduler.pay_for_try((record.draft_s or 0.0) + (to_come is not None) * record.begin_s))
+        self.n_steps += 1
+        self.n_rested += not n
+        return n
+
+    def learn(self, outcome: DraftOutcome, n_drafted: int, draft_s: float) -> None:
+        """Learn what a step took and gave, of which drafting took `draft_s`."""
+        n_own = self._n_pending + n_drafted
+        if outcome.n_evaluated <= n_own <= N_MAX:  # else the batcher, which knows what was in it, does
+            self._clock.observe(n_own, self._n_past, outcome.verify_s)
+        self.scheduler.learn(len(outcome.emitted), draft_s + outcome.verify_s, n_drafted, ())
+
+    def note(self) -> str:
+        """Say how often the drafter rested, and why; "" where it never did."""
+        if not self.n_rested:
+            return ""
+        chance, cost = self.record.accepted.chance(0, 0), 1e3 * (self.record.draft_s or 0.0)
+        return (
+            f"; it rested in {self.n_rested} of {self.n_steps} steps: a draft takes {cost:.3g} ms, and "
+            f"{100 * chance:.0f} % of first tokens are accepted"
+        )
+
+
 class PluginDrafter:
     """A user's drafter as a Drafter of the loop, for one text."""
 
     n_max = MAX_GAMMA
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the text, and what the engine knows of its target
         self,
         drafter: NamedDrafter,
         prompt: Sequence[int],
@@ -189,77 +343,132 @@ class PluginDrafter:
         is_eog: Callable[[int], bool],
         branches: bool = True,
         on_message: Callable[[str], None] = lambda _line: None,
+        pace: SourcePace | None = None,
+        tokenizer: Tokenizer | None = None,
     ) -> None:
-        """Make an object of `drafter` and let it begin with `prompt`; `branches`: the target can read trees.
+        """Draft after `prompt` with an object of `drafter`, made for the first draft.
 
-        Raises UsageError if the user's code fails.
+        `branches`: the target can read trees. `on_message` takes a line about a failure. `pace`: says when
+        it drafts; None: in each step.
         """
         self.name = drafter.name
-        made = _made(drafter)
-        self._drafter: UserDrafter | None = made
+        self._make = drafter.make
+        self._made: Any = None
+        self._prompt = tuple(prompt)
         self._n_vocab, self._is_eog, self._branches = n_vocab, is_eog, branches
-        self._on_message = on_message
+        self._on_message, self._pace, self._tokenizer = on_message, pace, tokenizer
         self._failed = ""
         self._sampled = False
         self._tokens: Sequence[int] = ()
+        self._n_told = len(prompt) + 1  # of its tokens the object knows
+        self._n_predict: int | None = None
         self._n_pending = 1
+        self._room = 0  # that the draft under way had; 0: nothing was asked for
+        self._tree: Tree = ()
+        self._draft_s = 0.0
         self._draws: list[Draw] = []
-        self._n_proposed = self._n_drafted = self._n_accepted = 0
-        try:
-            made.begin(tuple(prompt))
-        except Exception as error:
-            raise UsageError(_failure("begin failed", error), field="drafter", value=self.name) from error
+        self._known: KnownDraws = {}
+        self._n_drafted = self._n_accepted = 0
 
     def begin(self, tokens: Sequence[int], *, sampled: bool, n_predict: int | None) -> None:
         """Go on after the first token."""
-        self._sampled = sampled
+        self._sampled, self._n_predict = sampled, n_predict
         self._tokens = TokenView(tokens)
+        if self._pace:
+            self._pace.begin(len(tokens), n_predict)
 
     def draft(self, _tokens: Sequence[int], room: int, position: Position) -> Tree:
         """Return the tree of at most `room` tokens that the user's code proposes, none once it failed."""
-        room = min(room, self.n_max - self._n_pending + 1)
-        self._n_proposed = 0
-        if self._drafter is None or room < 1:
-            return ()
-        self._draws = []
-        try:
-            sample = partial(self._sample, position)
-            tree = self._tree(self._drafter.draft(self._tokens, room, sample), room)
-        except Exception as error:  # noqa: BLE001 - a user's code may raise anything
-            self._fail("draft", error)
-            return ()
-        self._n_proposed = len(tree)
+        room = max(0, min(room, self.n_max - self._n_pending + 1))
+        self._tree, self._draws, self._draft_s = (), [], 0.0
+        if self._pace:
+            room = self._pace.room(
+                0 if self._failed else room, len(self._tokens), self._n_pending, to_come=self._to_come()
+            )
+        self._room = 0 if self._failed else room
+        if self._room:
+            try:
+                self._tree = self._ask_for_tree(self._room, position)
+            except PluginError as error:
+                self._fail(error)
+                self._tree = self._chain_of_draws(self._room)
+        return self._tree
+
+    def _to_come(self) -> float | None:
+        """Return how many tokens are expected to come, where the object is still to be made."""
+        if self._made is not None or not self._pace:
+            return None
+        n = len(self._tokens) - len(self._prompt)
+        to_come = self._pace.scheduler.lengths.to_come(n)
+        return to_come if self._n_predict is None else min(to_come, self._n_predict - n)
+
+    def _ask_for_tree(self, room: int, position: Position) -> Tree:
+        """Ask the object, and make it before if there is none. Raises PluginError."""
+        if self._made is None:
+            started = time.perf_counter()
+            self._made = guarded("cannot be made", self._make, code=lambda: self._make)
+            self._ask("begin", self._begin)
+            if self._pace:
+                self._pace.record.begin_s = time.perf_counter() - started
+        started = time.perf_counter()
+        tokens = self._tokens
+        if len(tokens) > self._n_told:
+            self._ask("accept", lambda made: made.accept(tokens, 0))
+        self._n_told = len(tokens)
+        sample = partial(self._sample, position)
+        tree = self._ask("draft", lambda made: self._read(made.draft(tokens, room, sample), room))
+        self._draft_s = time.perf_counter() - started
         return tree
+
+    def _begin(self, made: UserDrafter) -> None:
+        more = {"tokenizer": self._tokenizer} if _takes_tokenizer(made.begin) else {}
+        made.begin(self._prompt, **more)
+
+    def _ask(self, method: str, call: Callable[[Any], R]) -> R:
+        """Return what `call` returns, which calls a method of the user's. Raises PluginError."""
+        code = partial(inspect.getattr_static, type(self._made), method)
+        return guarded(f"{method} failed", partial(call, self._made), code=code)
 
     def accept(self, tokens: Sequence[int], outcome: DraftOutcome) -> None:
         """Tell the user's code what became of the draft."""
-        self._tokens = TokenView(tokens)
+        n_accepted = len(outcome.path)
+        now = self._tokens = TokenView(tokens)
         self._n_pending = outcome.n_pending
-        self._n_drafted += self._n_proposed
-        self._n_accepted += len(outcome.path)
-        if self._drafter:
+        self._n_drafted += len(self._tree)
+        self._n_accepted += n_accepted
+        if self._room and not self._failed:
+            started = time.perf_counter()
+            self._n_told = len(now)
             try:
-                self._drafter.accept(self._tokens, len(outcome.path))
-            except Exception as error:  # noqa: BLE001 - a user's code may raise anything
-                self._fail("accept", error)
+                self._ask("accept", lambda made: made.accept(now, n_accepted))
+            except PluginError as error:
+                self._fail(error)
+            self._draft_s += time.perf_counter() - started
+            if self._pace:
+                self._pace.record.observe(self._draft_s)
+                self._pace.record.learn(self._room, self._tree, outcome.path)
+        if self._pace:
+            self._pace.learn(outcome, len(self._tree), self._draft_s)
 
     def sources(self) -> dict[str, tuple[int, int]]:
         """Return the tokens drafted and accepted so far, under the drafter's name."""
         return {self.name: (self._n_drafted, self._n_accepted)} if self._n_drafted else {}
 
     def plain_rate(self) -> float | None:
-        """Return None: no pass without drafts was timed."""
-        return None
+        """Return the tokens a second that plain decoding is expected to make now; None: not known."""
+        return self._pace.scheduler.plain_rate() if self._pace else None
 
     def note(self) -> str:
         """Say in one sentence what was drafted, and what failed."""
         said = f"{self._n_accepted} of {self._n_drafted} tokens of {self.name} accepted"
-        return f"{said}; {self._failed}" if self._failed else said
+        if self._failed:
+            return f"{said}; {self._failed}"
+        return said + (self._pace.note() if self._pace else "")
 
-    def _fail(self, method: str, error: Exception) -> None:
-        self._drafter = None
-        self._failed = f"{self.name}: {_failure(f'{method} failed', error)}; the text went on without it"
-        self._on_message(self._failed)
+    def _fail(self, error: PluginError) -> None:
+        self._made = None
+        self._failed = f"{self.name}: {error.problem}; the text went on without it"
+        self._on_message(traced(self._failed, error))
 
     def _sample(self, position: Position, weights: Weights) -> int:
         probs = _probabilities(weights, self._n_vocab)
@@ -277,7 +486,7 @@ class PluginDrafter:
     def _drawn(self, position: Position, slot: int) -> int:
         return position.sampler.draw(slot, position.coins(1)[0])
 
-    def _tree(self, proposed: Proposed, room: int) -> Tree:
+    def _read(self, proposed: Proposed, room: int) -> Tree:
         """Return the proposal as a tree. Raises ValueError for one that cannot be."""
         nodes: list[TreeNode] = []
         places = {-1: -1}  # of the entries that became nodes
@@ -285,18 +494,18 @@ class PluginDrafter:
         for i, entry in enumerate(proposed):
             if i == room:
                 raise ValueError(f"proposed more tokens than the {room} that there was room for")
-            token, parent = entry if isinstance(entry, tuple) else (entry, i - 1)
-            if not isinstance(token, Integral) or isinstance(token, bool):
-                raise ValueError(f"proposed {token!r}, no token id")
+            pair = entry if isinstance(entry, tuple) and len(entry) == 2 else (entry, i - 1)
+            token, parent = pair
+            if not all(isinstance(one, Integral) and not isinstance(one, bool) for one in pair):
+                raise ValueError(f"proposed {entry!r}, no token id")
             if not 0 <= token < self._n_vocab:
                 raise ValueError(f"proposed {token}: the model's tokens are 0..{self._n_vocab - 1}")
             if not -1 <= parent < i:
                 raise ValueError(f"entry {i} follows entry {parent}, which does not come before it")
             draw = next((one for one in left if one is token), None)
-            if draw is not None:
-                left.remove(draw)
+            left = [one for one in left if one is not token]
             # The loop takes nothing after the end of the text, and no branch where the target keeps a state.
-            place = places.get(parent)
+            place = places.get(int(parent))
             is_dropped = place is None or (place >= 0 and self._is_eog(nodes[place].token))
             if is_dropped or (not self._branches and place != len(nodes) - 1):
                 continue
@@ -305,17 +514,31 @@ class PluginDrafter:
             nodes.append(
                 TreeNode(cast("int", place), int(token), "argmax" if slot < 0 else "sampled", 1.0, slot)
             )
-        if left:
-            self._left_out(left)
-        return order(tuple(nodes))
+        known = dict(self._known)
+        is_new = bool(self._draws) and self._check_draws(known, room, left)
+        tree = self._chain_of_draws(room) if is_new else order(tuple(nodes))
+        self._known = known
+        return tree
 
-    def _left_out(self, draws: Sequence[Draw]) -> None:
-        raise ValueError(f"drew token {draws[0]} and did not propose it, which is not exact")
+    def _check_draws(self, known: KnownDraws, room: int, left_out: Sequence[Draw]) -> bool:
+        return check_draws(known, room, self._draws, left_out)
+
+    def _chain_of_draws(self, room: int) -> Tree:
+        """Return what was drawn, but for what never was proposed, in place of a draft that cannot be.
+
+        The code may leave it out because of what it is. Proposed all the same, the text stays exact.
+        """
+        nodes: list[TreeNode] = []
+        for i, draw in enumerate(self._draws):
+            is_taken = self._known.get((room, i), (0, True))[1]
+            if len(nodes) < room and is_taken and not (nodes and self._is_eog(nodes[-1].token)):
+                nodes.append(TreeNode(len(nodes) - 1, int(draw), "sampled", 1.0, draw.slot))
+        return tuple(nodes)
 
 
 def _probabilities(weights: Weights, n_vocab: int) -> np.ndarray[Any, np.dtype[np.float32]]:
     """Return weights as probabilities by token id, float32 (n_vocab,). Raises ValueError."""
-    probs = np.zeros(n_vocab, np.float32)
+    probs = np.zeros(n_vocab, np.float64)
     if isinstance(weights, Mapping):
         for token, weight in weights.items():
             if not 0 <= token < n_vocab:
@@ -325,7 +548,9 @@ def _probabilities(weights: Weights, n_vocab: int) -> np.ndarray[Any, np.dtype[n
         raise ValueError(f"sample was given {len(weights)} weights: the model has {n_vocab} tokens")
     else:
         probs[: len(weights)] = weights
-    total = float(probs.sum(dtype=np.float64))
-    if not (0.0 < total < np.inf and probs.min() >= 0.0):
+    top = float(probs.max())
+    if not (0.0 < top < np.inf and probs.min() >= 0.0):
         raise ValueError("sample was given weights below 0, or no numbers, or all 0")
-    return (probs / total).astype(np.float32)
+    probs /= top  # their sum may be none
+    found: np.ndarray[Any, np.dtype[np.float32]] = (probs / probs.sum()).astype(np.float32)
+    return found

@@ -10,7 +10,7 @@ has steps, so the first token may not pay alone: the length is chosen at which t
 largest (`ExpectedGain`). Not to draft is a normal answer.
 
 Questions to a scheduler change nothing in it. It changes when it is told something: by `begin`, `start_step`,
-`share`, `learn`, `learn_follow_up` and `pay_for_probe`.
+`share`, `learn`, `learn_follow_up`, `pay_for_probe` and `pay_for_try`.
 
 Several requests may share the passes (`OtherRequests`). The rule is the same: `rate` is that of all together,
 and the price of a token is what it adds to a pass that holds the others' too. shared_decision.py decides for
@@ -162,6 +162,14 @@ class Scheduler:
         """Count the cost of probing the draft model on `n_tokens`, as `n_to_probe` allowed it."""
         self.learned.pay_for_probe(self._probe_cost(n_tokens))
 
+    def pay_for_try(self, cost: float) -> bool:
+        """Pay for asking a source that rests for a token, at `cost`; return whether enough was saved."""
+        price = cost + self._now.verify[2] - self._now.verify[1]
+        if not self.learned.affords_probe(price):
+            return False
+        self.learned.pay_for_probe(price)
+        return True
+
     def learn(
         self, n_emitted: int, seconds: float, n_drafted: int, passes: Sequence[tuple[int, int]]
     ) -> None:
@@ -303,6 +311,21 @@ class Scheduler:
         They follow `depth` drafted tokens, and are accepted with `chances`, each given the one before.
         """
         return self._now.best_prefix(path, depth, chances[: MAX_GAMMA - depth]).n
+
+    def n_to_ask(self, chances: Sequence[tuple[float, float]], cost: float) -> int:
+        """Return how many tokens to ask of a source whose draft takes `cost`; 0: none would pay.
+
+        `chances` of each token: that it is proposed, and that it is then accepted, each given those before.
+        """
+        now = self._now
+        reach = path = 1.0
+        gain, best, n = -now.rate * cost, 0.0, 0
+        for depth, (offered, accepted) in enumerate(chances):
+            before, reach, path = path, reach * offered, path * accepted
+            gain += reach * now.of_token(path, depth, before)
+            if gain > best:
+                best, n = gain, depth + 1
+        return n
 
     def keeps(self, path: float, depth: int, bucket: int, *, chance: float = 1.0) -> bool:
         """Whether to verify a token of the draft model, which has run: only verification has a price.

@@ -18,9 +18,10 @@ without branches is a chain.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -43,6 +44,8 @@ from edgespec.drafting.rejections import PlacesOfText
 from edgespec.drafting.scheduler import Scheduler
 from edgespec.drafting.shared_decision import Bid
 from edgespec.drafting.suffix import Document, SuffixDrafts, n_before_answer
+from edgespec.errors import EdgespecError
+from edgespec.platform.messages import MessageFn, silent
 
 # ---- the draft model as a source ----
 
@@ -333,6 +336,9 @@ class TreeDrafter:
     """The draft model's pass that it waits for."""
     rejected: PlacesOfText | None = None
     """Told of each draft of the model's that was rejected."""
+    on_message: MessageFn = staticmethod(silent)
+    """Takes a line where the draft model fails."""
+    _failed = ""
 
     def __init__(
         self,
@@ -384,6 +390,10 @@ class TreeDrafter:
         self._n_pending = 1
         self._started = 0.0
         self.scheduler.begin(len(tokens), n_predict)
+        with self._guarded():  # first: where it is interrupted, all of this comes again
+            if self._sleep:
+                self._sleep.begin(tokens)
+                self._sleep.activate(tokens)
         if self._suffix:
             self._suffix_source = SuffixSource(
                 self._suffix.document(tokens, n_silent=n_before_answer(tokens, self._is_eog)),
@@ -391,9 +401,27 @@ class TreeDrafter:
                 is_eog=self._is_eog,
                 constraint=self._constraint,
             )
-        if self._sleep:
-            self._sleep.begin(tokens)
-            self._sleep.activate(tokens)
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Lose the draft model where it fails in the block, and say which one it is."""
+        try:
+            with self._model.blamed if self._model else nullcontext():
+                yield
+        except (EdgespecError, MemoryError, OSError) as error:
+            self.lose_model(error)
+
+    def lose_model(self, error: Exception) -> None:
+        """Go on without the draft model, which failed: what it drafted stays, and no more comes of it."""
+        self._model = self._model_source = self._sleep = None
+        self.bid = self.forward = None
+        what = " ".join(f"{error}".split()) or type(error).__name__
+        self._failed = f"the draft failed: {what}; the text went on without it"
+        self.on_message(self._failed)
+        drafted = self._proposal.drafted
+        if self.is_drafting and not (drafted and self._is_eog(drafted[-1])):
+            self._offer, self._has_run = self._ask_store(self._proposal), False
+            self._next_bid()
 
     @property
     def n_draft_held(self) -> int:
@@ -413,7 +441,7 @@ class TreeDrafter:
             if self.bid:
                 self.act(self.bid.choice())
             elif self.forward:
-                self.read(self.forward.run())
+                self._run(self.forward)
         proposal = self._proposal
         if not self._rests:
             proposal.rate = self.scheduler.rate
@@ -444,15 +472,16 @@ class TreeDrafter:
         proposal = self._proposal = Proposal(len(tokens), room)
         offer = self._ask_store(proposal)
         if model and self._sleep:
-            model.make_room(len(tokens) + max(room, 0))
-            with model.blamed:
+            with self._guarded():
+                model.make_room(len(tokens) + max(room, 0))
                 proposal.n_prefilled = self._sleep.activate(tokens, position.sampler)
-            proposal.n_unread = model.n_unread(len(tokens))
+                proposal.n_unread = model.n_unread(len(tokens))
         scheduler.start_step(
             len(tokens), offer.chances, n_draft=model.n_held if model else 0, n_pending=self._n_pending
         )
-        self._offer, self._has_run = offer, False
-        self._next_bid()
+        if self._model is model:  # else it was lost, and the draft goes on already
+            self._offer, self._has_run = offer, False
+            self._next_bid()
 
     def _ask_store(self, proposal: Proposal) -> SuffixOffer:
         return self._suffix_source.offer(proposal) if self._suffix_source else SuffixOffer(proposal.depth)
@@ -487,27 +516,37 @@ class TreeDrafter:
             self._grown(depth)
         elif isinstance(action, ModelAction) and model and self._model_source and bid and bid.unread:
             guesses = offer.tokens[: min(action.n_guesses, proposal.n_left - 1)]
-            with model.blamed:
+            asked: DraftForward | ForwardResult | None = None
+            with self._guarded():
                 asked = self._model_source.ask(self._tokens, guesses, proposal)
             if isinstance(asked, DraftForward):
                 self.forward = asked
-            else:
-                self._propose(asked)
+            elif asked:
+                result = asked
+                self._propose(lambda: result)
+
+    def _run(self, forward: DraftForward) -> None:
+        result = None
+        with self._guarded():
+            result = forward.run()
+        if result:
+            self.read(result)
 
     def read(self, result: ForwardResult) -> None:
         """Go on with what `forward` gave, up to the next decision or pass."""
         forward, self.forward = self.forward, None
         if forward:
-            self._propose(forward.finish(result))
+            self._propose(partial(forward.finish, result))
 
-    def _propose(self, evaluated: ForwardResult) -> None:
-        proposal = self._proposal
+    def _propose(self, evaluate: Callable[[], ForwardResult]) -> None:
+        proposal, source = self._proposal, self._model_source
         depth = proposal.depth
-        if self._model_source and self._model:
-            with self._model.blamed:
-                self._model_source.propose(evaluated, proposal, self._position, may_sample=self._sampled)
-        self._offer, self._has_run = self._ask_store(proposal), True
-        self._grown(depth)
+        with self._guarded():
+            if source:
+                source.propose(evaluate(), proposal, self._position, may_sample=self._sampled)
+        if self._model_source:  # else it was lost, and the draft goes on already
+            self._offer, self._has_run = self._ask_store(proposal), True
+            self._grown(depth)
 
     def _grown(self, depth: int) -> None:
         if self._proposal.depth > depth and not self._is_eog(self._proposal.drafted[-1]):
@@ -559,9 +598,10 @@ class TreeDrafter:
         """Learn the outcome of the draft, and follow the sequence."""
         started = time.perf_counter()
         proposal, emitted = self._proposal, outcome.emitted
-        if self._model:
-            n_read = proposal.n_sequence + proposal.n_right(emitted)
-            self._model.trim(min(len(tokens) - 1, n_read))
+        with self._guarded():
+            if self._model:
+                n_read = proposal.n_sequence + proposal.n_right(emitted)
+                self._model.trim(min(len(tokens) - 1, n_read))
         if self._suffix_source:
             self._suffix_source.extend(emitted)
         learn_step(self.scheduler.learned.predictor, proposal, outcome)
@@ -612,9 +652,10 @@ class TreeDrafter:
 
     def note(self) -> str:
         """Say in one sentence what was drafted, or why nothing was."""
-        return self.scheduler.explain(
+        said = self.scheduler.explain(
             self.sources(), n_unread=self._proposal.n_unread or 0, has_run=self._n_passes > 0
         )
+        return f"{said}; {self._failed}" if self._failed else said
 
 
 def learn_step(predictor: Predictor, proposal: Proposal, outcome: DraftOutcome) -> None:

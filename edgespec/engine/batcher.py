@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from inspect import GEN_CLOSED, getgeneratorstate
 from typing import Any
 
 from edgespec.decoding.forward import DraftForward, Forward, TargetForward
@@ -60,6 +61,8 @@ class BatchedRequest:
     on_made: Callable[[GenerationEvent], None]
     on_end: Callable[[BaseException | None], None]
     """Called when it ends by itself, or with what ended it."""
+    scheduler: Scheduler | None = None
+    """What decides how much is drafted; None for a request that is decoded plainly."""
     work: Generator[TargetForward | GenerationEvent, Any] = field(init=False)
     ask: TargetForward | None = None
     """The pass it waits for; None: it can go on, or drafts."""
@@ -70,11 +73,6 @@ class BatchedRequest:
 
     def __post_init__(self) -> None:
         self.work = self.generation.work()
-
-    @property
-    def scheduler(self) -> Scheduler | None:
-        """The scheduler of its drafter."""
-        return self.drafter.scheduler if self.drafter else None
 
     @property
     def n_pending(self) -> int:
@@ -203,6 +201,8 @@ class Batcher:
         except StopIteration:
             self._end(request, None)
         except BaseException as error:
+            if isinstance(error, KeyboardInterrupt) and getgeneratorstate(request.work) != GEN_CLOSED:
+                raise  # a draft model's pass was interrupted: the request itself can go on
             self._end(request, error)
             if not isinstance(error, Exception):
                 raise
@@ -277,15 +277,20 @@ class Batcher:
             try:
                 results = asked[0].session.cache.forward(asked)
                 found = [(request, result) for (request, _), result in zip(group, results, strict=True)]
-            except EdgespecError as error:
-                found = self._forward_each(group, error)
-            n = found[0][1].n_tokens if len(found) > 1 and _is_one_pass(asked) else 0
+            except (EdgespecError, MemoryError, OSError) as error:
+                found = self._forward_each(group, error, self._lose_draft)
+            n = found[0][1].n_tokens if len(found) == len(group) > 1 and _is_one_pass(asked) else 0
             if self._clocks.draft and 0 < n <= N_MAX:
                 self._clocks.draft.observe(n, n_past, found[0][1].seconds)
             for request, result in found:
                 if request.drafter:
                     self._grow(request, request.drafter, partial(request.drafter.read, result))
         return bool(passes)
+
+    def _lose_draft(self, request: BatchedRequest, error: Exception) -> None:
+        """Let a request go on without its draft model, whose pass failed."""
+        if drafter := request.drafter:
+            self._grow(request, drafter, partial(drafter.lose_model, error))
 
     def _choices(self, bids: Sequence[Bid]) -> Sequence[DraftAction]:
         if len(self._requests) == 1:
@@ -335,7 +340,7 @@ class Batcher:
             results = self._cache.forward([part for _, part in parts])
             found = [(request, result) for (request, _), result in zip(parts, results, strict=True)]
         except EdgespecError as error:
-            found = self._forward_each(parts, error)
+            found = self._forward_each(parts, error, self._end)
         seconds = found[0][1].seconds if found else 0.0
         self.last = StepSummary(seconds, n_requests=len(parts), n_tokens=n_tokens, n_prefilled=n_prefilled)
         if len(parts) > 1 and n_tokens <= N_MAX and found and _is_one_pass([part for _, part in parts]):
@@ -407,11 +412,14 @@ class Batcher:
         return request.part(n, self.sequences.n_before_moved(request.session))
 
     def _forward_each(
-        self, parts: Sequence[tuple[BatchedRequest, Forward]], error: EdgespecError
+        self,
+        parts: Sequence[tuple[BatchedRequest, Forward]],
+        error: Exception,
+        failed: Callable[[BatchedRequest, Exception], None],
     ) -> list[tuple[BatchedRequest, ForwardResult]]:
-        """After a pass that failed make one for each request: only one whose own fails ends."""
+        """After a pass that failed make one for each request; `failed` is told of those whose own fails."""
         if len(parts) == 1:
-            self._end(parts[0][0], error)
+            failed(parts[0][0], error)
             return []
         found: list[tuple[BatchedRequest, ForwardResult]] = []
         for request, part in parts:
@@ -420,8 +428,8 @@ class Batcher:
                 found[-1] = last, result.copy()
             try:
                 found.append((request, part.run()))
-            except EdgespecError as own:
-                self._end(request, own)
+            except (EdgespecError, MemoryError, OSError) as own:
+                failed(request, own)
         return found
 
     # ---- preemption ----

@@ -19,8 +19,7 @@ from edgespec.drafting.costs import CONTEXTS
 from edgespec.drafting.draft_model import DraftModel
 from edgespec.drafting.head_model import states_worth
 from edgespec.drafting.learned_state import LearnedState
-from edgespec.drafting.plugin import PluginDrafter, UserDrafter, find_drafter
-from edgespec.drafting.policy import Policy
+from edgespec.drafting.plugin import PluginDrafter, SourcePace, UserDrafter, find_drafter
 from edgespec.drafting.proposal import DraftStep
 from edgespec.drafting.rejections import PlacesOfText, RejectedPlaces, RejectedText
 from edgespec.drafting.scheduler import Scheduler
@@ -61,6 +60,7 @@ class RunningRequest:
     session: Session | None = None
     draft: DraftModel | None = None
     drafter: TreeDrafter | None = None
+    scheduler: Scheduler | None = None
     rejected: PlacesOfText | None = None
     """Where drafts of it were rejected, if that is kept."""
     batched: BatchedRequest | None = None
@@ -159,7 +159,9 @@ class RequestRunner:
         stream.on_closed = self._ended
         stream.confirm = partial(self.end_damaged, wait=True)
         if isinstance(loop, Generation) and running.session and self.batcher:
-            batched = BatchedRequest(loop, running.session, running.drafter, stream.take, stream.end)
+            batched = BatchedRequest(
+                loop, running.session, running.drafter, stream.take, stream.end, running.scheduler
+            )
             running.batched = batched
             self.batcher.add(batched)
             stream.advance = self.step
@@ -210,22 +212,21 @@ class RequestRunner:
             small = self._pair.small_model(n_ctx)
             target = running.session = sequences.begin([0])
             if plan.policy:
-                drafter = self._drafter(running, plan.policy, small, on_step)
+                drafter = self._drafter(running, small, on_step)
             return Cascade(target, small, tokens, plan, drafter=drafter, n_ctx=n_ctx)
         # A prompt's logits are not kept: where they are asked for, all of it is prefilled.
         known = tokens[:1] if plan.options.prompt_logprobs else tokens
         target = running.session = sequences.begin(known)
         n_known, end_of_moved = target.n_past, sequences.end_of_moved(target)
         if plan.plugin:
-            drafter = self._plugin_drafter(plan, plan.plugin, tokens, on_step)
-        if plan.policy:
+            drafter = self._plugin_drafter(running, plan.plugin, tokens, on_step)
+        elif plan.policy:
             if plan.uses_model:
-                running.draft = self._pair.begin_draft(n_ctx, len(tokens), n_predict)
+                running.draft = self._begin_draft(n_ctx, len(tokens), n_predict)
                 if running.draft:
                     running.draft.join(target)
                 running.rejected = PlacesOfText() if self._earlier_texts.rejected else None
-            drafter = self._drafter(running, plan.policy, running.draft, on_step)
-            drafter.scheduler.n_known = n_known
+            drafter = self._drafter(running, running.draft, on_step)
             features = running.draft.features if running.draft else None
             if features and running.drafter:
                 # Asked when it is read: others may have begun by then, which are to share its passes.
@@ -233,21 +234,23 @@ class RequestRunner:
                 features.n_prompt = partial(
                     self._n_states, running.drafter.scheduler, target.model, n_unread, n_predict
                 )
+        if running.scheduler:
+            running.scheduler.n_known = n_known
         loop = Generation(target, drafter, tokens, plan, n_ctx=n_ctx, n_known=n_known, features=features)
         loop.expect_moved(sum(map(len, target.moved)), end_of_moved)
         return loop
 
     def _plugin_drafter(
         self,
-        plan: Plan,
+        running: RunningRequest,
         plugin: NamedDrafter,
         tokens: Sequence[int],
         on_step: Callable[[DraftStep], None] | None,
     ) -> PluginDrafter:
         if on_step:
-            problem = f"is told of the scheduler's steps, and {plugin} drafts without a scheduler"
+            problem = f"is told of the steps of edgespec's own drafters, and {plugin} is none"
             raise UsageError(problem, field="on_step")
-        target = self._pair.target
+        target, plan = self._pair.target, running.plan
         return PluginDrafter(
             plugin,
             tokens,
@@ -255,7 +258,19 @@ class RequestRunner:
             is_eog=plan.options.ends(target.is_eog),
             branches=not target.keeps_state,
             on_message=self._on_message,
+            pace=SourcePace(
+                self._knowledge.record(plugin), self._scheduler(running), self._knowledge.clocks.target
+            ),
+            tokenizer=target,
         )
+
+    def _scheduler(self, running: RunningRequest) -> Scheduler:
+        plan = running.plan
+        assert plan.policy  # noqa: S101 - for the type checker: a text without drafts has no scheduler
+        running.scheduler = self._knowledge.scheduler(
+            plan.policy, running.prompt, greedy=plan.options.params.greedy, gamma=plan.options.gamma
+        )
+        return running.scheduler
 
     def _n_states(self, scheduler: Scheduler, target: Model, n_unread: int, n_predict: int | None) -> int:
         return states_worth(scheduler, target, n_unread, n_predict, n_requests=max(1, self.n_running))
@@ -263,16 +278,12 @@ class RequestRunner:
     def _drafter(
         self,
         running: RunningRequest,
-        policy: Policy,
         model: DraftModel | None,
         on_step: Callable[[DraftStep], None] | None,
     ) -> TreeDrafter:
         plan = running.plan
-        scheduler = self._knowledge.scheduler(
-            policy, running.prompt, greedy=plan.options.params.greedy, gamma=plan.options.gamma
-        )
         running.drafter = TreeDrafter(
-            scheduler,
+            self._scheduler(running),
             suffix=self._earlier_texts.ready(),
             model=model,
             is_eog=plan.options.ends(self._pair.target.is_eog),
@@ -281,7 +292,18 @@ class RequestRunner:
             constraint=plan.constraint,
         )
         running.drafter.rejected = running.rejected
+        running.drafter.on_message = self._on_message
         return running.drafter
+
+    def _begin_draft(self, n_ctx: int, n_prompt: int, n_predict: int | None) -> DraftModel | None:
+        """Return a draft model for a text; None where there is none, or no room for its cache."""
+        try:
+            return self._pair.begin_draft(n_ctx, n_prompt, n_predict)
+        except (EdgespecError, MemoryError, OSError) as error:
+            self._on_message(
+                f"the draft cannot be used: {error or 'out of memory'}; the text goes on without it"
+            )
+            return None
 
     def end_all(self, why: str) -> None:
         """End the requests under way; `why` is told to those who read on, lest the text seem complete.
@@ -348,8 +370,8 @@ class RequestRunner:
             self.batcher.sequences.end(running.session)
         if running.draft:
             self._pair.end_draft(running.draft)
-        if running.drafter:
-            self._knowledge.ended(running.drafter.scheduler)
+        if running.scheduler:
+            self._knowledge.ended(running.scheduler)
 
 
 # ---- engine ----

@@ -500,9 +500,9 @@ class Plan(Task):
     """The task of a generation, and the policy of its drafts."""
 
     policy: Policy | None
-    """None to decode plainly, or with `plugin`."""
+    """None to decode plainly."""
     plugin: NamedDrafter | None = None
-    """The user's own drafter, in place of a policy."""
+    """The user's own drafter, which drafts alone; the policy is then that of the suffix store."""
 
     @property
     def mode(self) -> Mode:
@@ -521,8 +521,7 @@ class Plan(Task):
         Without the match rule, or with a lenience below 1, the text depends on what was drafted, and so on
         timing and on what was learnt before.
         """
-        drafts = self.policy is not None or self.plugin is not None
-        return not drafts or (self.rule == "match" and self.options.lenience == 1.0)
+        return self.policy is None or (self.rule == "match" and self.options.lenience == 1.0)
 
 
 def make_plan(pair: Pair, options: Options, prompt: Sequence[int]) -> Plan:
@@ -531,11 +530,11 @@ def make_plan(pair: Pair, options: Options, prompt: Sequence[int]) -> Plan:
         options = replace(options, cascade=_resolved(pair, options.cascade))
     drafter = _drafter(pair, options)
     plugin = drafter if isinstance(drafter, NamedDrafter) else None
-    policy = None if isinstance(drafter, NamedDrafter) else _policy(pair, options, drafter)
+    policy = _policy(pair, options, "suffix" if isinstance(drafter, NamedDrafter) else drafter)
     return Plan(
         options=options,
         coins=Coins(secrets.randbits(32) if options.seed is None else options.seed),
-        rule=_rule(options, drafts=policy is not None or plugin is not None),
+        rule=_rule(options, drafts=policy is not None),
         constraint=_constraint(pair, options, prompt),
         policy=policy,
         plugin=plugin,

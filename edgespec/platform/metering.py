@@ -5,13 +5,20 @@ A meter is handed to the engine, or found by the entry points `edgespec.meters`;
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import time
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, Protocol
+from functools import partial
+from importlib.metadata import EntryPoint
+from inspect import getattr_static
+from typing import Any, Literal, Protocol, TypeVar
 
 from edgespec.platform.messages import MessageFn, silent
-from edgespec.platform.plugins import is_ours, offered
+from edgespec.platform.plugins import PluginError, called, guarded, is_ours, offered, traced
+
+R = TypeVar("R")
 
 Phase = Literal["prefill", "draft", "verify", "rest"]
 """Part of a generation: the target prefills, a drafter drafts (or prefills), the target verifies, or anything
@@ -109,6 +116,85 @@ class Meter(AbstractContextManager["Meter", None], Protocol):
         """Open a window now. Raises nothing: where nothing can be read, the window has no joules."""
 
 
+class _OthersWindow:
+    """A window of a meter of another package."""
+
+    def __init__(self, meter: _OthersMeter, window: MeterWindow | None) -> None:
+        self._meter, self._window, self._began = meter, window, time.perf_counter()
+
+    def mark(self, phase: Phase) -> None:
+        if window := self._window:
+            self._meter.ask("mark", lambda: window.mark(phase), None)
+
+    def end(self) -> Measurement:
+        nothing = Measurement(time.perf_counter() - self._began, None)
+        measured = nothing
+        if window := self._window:
+            measured = self._meter.ask("end", lambda: _checked(window.end()), nothing)
+        return replace(measured, reason=self._meter.failed) if self._meter.failed else measured
+
+
+class _OthersMeter(Meter):
+    """A meter of another package: once its code has failed, a line has said so and nothing is measured."""
+
+    failed = ""
+
+    def __init__(self, name: str, meter: Meter, on_message: MessageFn) -> None:
+        self._name, self._meter, self._on_message = name, meter, on_message
+
+    def ask(self, what: str, call: Callable[[], R], otherwise: R) -> R:
+        """Return what the meter's code returns; `otherwise` where it fails, or did before."""
+        if self.failed:
+            return otherwise
+        try:
+            code = partial(getattr_static, type(self._meter), what)
+            return guarded(f"the meter {self._name}: {what} failed", call, code=code)
+        except PluginError as error:
+            self.failed = str(error)
+            self._on_message(traced(f"{self.failed}; no energy is measured", error))
+            return otherwise
+
+    @property
+    def available(self) -> bool:
+        return self.ask("available", lambda: bool(self._meter.available), otherwise=False)
+
+    @property
+    def counts(self) -> bool:
+        return self.ask("counts", lambda: bool(self._meter.counts), otherwise=False)
+
+    def begin(self) -> MeterWindow:
+        return _OthersWindow(self, self.ask("begin", self._begin, None))
+
+    def _begin(self) -> MeterWindow:
+        window = self._meter.begin()
+        if not (callable(window.mark) and callable(window.end)):
+            raise TypeError(f"a {type(window).__name__}, and no window")
+        return window
+
+    def __enter__(self) -> Meter:
+        self.ask("enter", self._meter.__enter__, None)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ask("close", lambda: self._meter.__exit__(None, None, None), None)
+
+
+def _checked(measured: object) -> Measurement:
+    """Return a Measurement. Raises TypeError and ValueError for what is none."""
+    if not isinstance(measured, Measurement):
+        raise TypeError(f"a {type(measured).__name__}, and no Measurement")
+    numbers = [measured.seconds, measured.gap_s, *measured.domains.values(), *measured.phases.values()]
+    numbers += [one for one in (measured.joules, measured.idle_w) if one is not None]
+    if not all(map(math.isfinite, numbers)):
+        raise ValueError("a Measurement whose seconds or joules are no finite numbers")
+    return replace(measured, source=str(measured.source), reason=str(measured.reason))
+
+
+def _load(point: EntryPoint, on_message: MessageFn) -> Meter:
+    made: Meter = point.load()(on_message=on_message)
+    return made
+
+
 def choose_meter(*, assume_watts: float | None = None, on_message: MessageFn = silent) -> Meter:
     """Return the first available meter of the entry points `edgespec.meters`, ours last.
 
@@ -122,12 +208,13 @@ def choose_meter(*, assume_watts: float | None = None, on_message: MessageFn = s
             if is_ours(point):
                 continue
             try:
-                meter: Meter = point.load()(on_message=on_message)
-                if meter.available:
-                    return meter
-            except Exception as error:  # noqa: BLE001 - code of others may raise anything
-                why = " ".join(f"{type(error).__name__}: {error}".split())
-                on_message(f"the meter {point.name} ({point.value}) is left out: {why}")
+                made = guarded(f"the meter {called(point)} is left out", partial(_load, point, on_message))
+            except PluginError as error:
+                on_message(traced(str(error), error))
+                continue
+            meter = _OthersMeter(point.name, made, on_message)
+            if meter.available:
+                return meter
     (ours,) = filter(is_ours, points)
     last: Meter = ours.load()(assume_watts=assume_watts, on_message=on_message)
     return last

@@ -7,15 +7,110 @@ edgespec.commands    a function that typer takes, or a typer.Typer: `edgespec NA
 edgespec.drafters    a class that drafts: `--drafter NAME` (docs/write-a-drafter.md)
 edgespec.meters      a function that returns a meter of energy (edgespec/platform/metering.py)
 edgespec.parts       what the core or another app asks of an app that it does not import, called APP.PART
+
+Code of others is called by `guarded` alone: it may fail in any way, and that is one line.
 """
 
 from __future__ import annotations
 
+import dis
+import os
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points
-from typing import Any
+from inspect import unwrap
+from pathlib import Path
+from typing import Any, TypeVar
 
 from edgespec.errors import EdgespecError, UsageError
+
+DEBUG = "EDGESPEC_DEBUG"
+"""The environment variable with which tracebacks are shown; `--debug` sets it, for child processes too."""
+
+_LONGEST = 300  # characters of what an error says
+_OURS, _PYTHON = f"{Path(__file__).parents[1]}{os.sep}", f"{Path(os.__file__).parent}{os.sep}"
+_PACKAGES = f"{os.sep}site-packages{os.sep}"
+
+R = TypeVar("R")
+
+
+class PluginError(UsageError):
+    """Code that others wrote failed; the line says how and where."""
+
+
+def guarded(
+    what: str,
+    call: Callable[[], R],
+    *,
+    code: Callable[[], object] = lambda: None,
+    field: str = "",
+    value: object = "",
+) -> R:
+    """Return what `call` returns, which runs code of others. Raises PluginError for whatever that raises.
+
+    `what`: the beginning of the line, what failed. `code` returns the function of theirs that it concerns,
+    named where no line of theirs raised the error. Ctrl-C stays KeyboardInterrupt.
+    """
+    try:
+        return call()
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) and not _is_raised_by_code(error):
+            raise
+        problem = f"{what}: {describe(error, code)}"
+        raise PluginError(problem, field=field, value=value) from error
+
+
+def describe(error: BaseException, code: Callable[[], object] = lambda: None) -> str:
+    """Return an error of others' code in one line, with the file and line of theirs; `code` as `guarded`."""
+    said = ""
+    with suppress(BaseException):  # a message is computed by their code, too
+        said = " ".join(str(error).split())[:_LONGEST]
+    place = _place(error, code)
+    return f"{type(error).__name__}{': ' if said else ''}{said}{place and f' ({place})'}"
+
+
+def traced(line: str, error: BaseException) -> str:
+    """Return a line about an error, followed by its traceback where `DEBUG` is set."""
+    if not os.environ.get(DEBUG):
+        return line
+    return f"{line}\n{''.join(traceback.format_exception(error.__cause__ or error)).rstrip()}"
+
+
+def _is_raised_by_code(error: BaseException) -> bool:
+    """Whether a statement `raise` is where it comes from, and not a signal."""
+    trace = error.__traceback__
+    while trace and trace.tb_next:
+        trace = trace.tb_next
+    if trace is None:
+        return False
+    return dis.opname[trace.tb_frame.f_code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
+
+
+def _place(error: BaseException, code: Callable[[], object]) -> str:
+    """Return FILE:LINE of others' code: of its own files the deepest line, else where `code` begins."""
+    lines = [
+        (frame.f_code.co_filename, number)
+        for frame, number in traceback.walk_tb(error.__traceback__)
+        if _is_theirs(frame.f_code.co_filename)
+    ]
+    if lines:
+        folder = Path(lines[0][0]).parent
+        file, line = [place for place in lines if Path(place[0]).parent == folder][-1]
+        return f"{file}:{line}"
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
+    with suppress(BaseException):
+        function: Any = code()
+        found = unwrap(getattr(function, "__func__", function)).__code__
+        return f"{found.co_filename}:{found.co_firstlineno}"
+    return ""
+
+
+def _is_theirs(file: str) -> bool:
+    is_pythons = file.startswith((_PYTHON, "<frozen ")) and _PACKAGES not in file
+    return not (is_pythons or file.startswith(_OURS) or f"{_PACKAGES}typer{os.sep}" in file)
 
 
 @cache
@@ -39,7 +134,7 @@ def offered(group: str) -> dict[str, EntryPoint]:
 
 def is_ours(point: EntryPoint) -> bool:
     """Whether edgespec itself offers it."""
-    return point.module.partition(".")[0] == "edgespec"
+    return point.value.partition(":")[0].strip().partition(".")[0] == "edgespec"
 
 
 def load(group: str, name: str) -> Any:  # noqa: ANN401 - whatever the group holds
@@ -52,15 +147,13 @@ def load(group: str, name: str) -> Any:  # noqa: ANN401 - whatever the group hol
         raise UsageError(
             f"{name}: nothing installed offers this ({group}: {', '.join(offered(group)) or 'none'})"
         )
-    try:
-        return point.load()
-    except Exception as error:
-        if is_ours(point):
-            raise
-        package = f" of {point.dist.name}" if point.dist else ""
-        raise UsageError(
-            f"{name}{package} ({point.value}) cannot be loaded: {error!r}; mend or uninstall it"
-        ) from error
+    return point.load() if is_ours(point) else guarded(f"{called(point)} cannot be loaded", point.load)
+
+
+def called(point: EntryPoint) -> str:
+    """What others offer, as messages call it: its name, package and place."""
+    package = f" of {point.dist.name}" if point.dist else ""
+    return f"{point.name}{package} ({point.value})"
 
 
 def part(name: str) -> Any:  # noqa: ANN401 - a function or a module of an app

@@ -421,28 +421,48 @@ def test_other_commands_of_ollama_are_refused_by_name(environment, word):
 
 
 def test_servers_that_run(tmp_path):
-    """From a /proc of ours: grep is another program, `run` no server; 44 does not listen yet; 46 is of 42."""
+    """From a /proc of ours: grep is another program, `run` no server; 44 does not listen yet; 46 is of 42.
+
+    47 has just ended, 48 is a model of it, 49 is gone but for its command line; a link of 50 is closed.
+    """
     lines = {
         42: "python -m edgespec serve --port 8081",
         43: "/usr/bin/python /bin/edgespec run hi",
         44: "/usr/bin/python /bin/edgespec node",
         45: "grep edgespec serve",
         46: "/usr/bin/python -P -c import\u00a0serve_model --alias=small",
+        47: "python -m edgespec serve",
+        48: "/usr/bin/python -P -c import\u00a0serve_model --alias=small",
+        49: "python -m edgespec serve",
+        50: "python -m edgespec serve --host a\u00a0b.sock",
+        51: "/usr/bin/python -P -c",
     }
     for pid, line in lines.items():
         (tmp_path / f"proc/{pid}/fd").mkdir(parents=True)
-        (tmp_path / f"proc/{pid}/stat").write_text(f"{pid} (a (b) c) S {42 if pid == 46 else 1} 1 1")
+        state = {46: "S 42", 47: "Z 1", 48: "X 47", 49: ""}.get(pid, "S 1")
+        (tmp_path / f"proc/{pid}/stat").write_text(state and f"{pid} (a (b) c) {state} 1 1")
         (tmp_path / f"proc/{pid}/cmdline").write_bytes(
             line.replace(" ", "\0").replace("\u00a0", " ").encode() + b"\0"
         )
     (tmp_path / "proc/42/fd/3").symlink_to("socket:[777]")
+    (tmp_path / "proc/50/fd/3").symlink_to("socket:[778]")
+    (tmp_path / "proc/50/fd/4").write_text("")  # readlink fails
     (tmp_path / "proc/net").mkdir()
     socket_line = (
         "   0: 0100007F:1F91 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1000 0 777 1 0\n"
     )
     (tmp_path / "proc/net/tcp").write_text("  sl  local_address\n" + socket_line)
+    (tmp_path / "proc/net/unix").write_text(
+        "Num       RefCount Protocol Flags    Type St Inode Path\n"
+        "0: 00000002 00000000 00010000 0001 01 778 /tmp/a b.sock\n"
+        "0: 00000003 00000000 00000000 0001 03  779\n"
+    )
     found = [(one.pid, one.command, one.addresses, one.models) for one in running_servers(tmp_path)]
-    assert found == [(42, "serve --port 8081", ("127.0.0.1:8081",), ("small",)), (44, "node", (), ())]
+    assert found == [
+        (42, "serve --port 8081", ("127.0.0.1:8081",), ("small",)),
+        (44, "node", (), ()),
+        (50, "serve --host 'a b.sock'", ("unix:/tmp/a b.sock",), ()),
+    ]
 
 
 def test_a_default_model(environment, tiny_path, tmp_path):

@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+import math
 import re
+import signal
+import subprocess
 import sys
+import tomllib
 from array import array
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from edgespec import Engine, SamplingParams, UsageError
+from command_line import COMMAND, user_environment
+from edgespec import Engine, SamplingParams, UsageError, testing
 from edgespec.decoding.choices import NamedDrafter
 from edgespec.decoding.drafter import DraftOutcome, Position
-from edgespec.drafting.plugin import PluginDrafter, find_drafter
+from edgespec.decoding.generate import Generation
+from edgespec.drafting.costs import CostCurve
+from edgespec.drafting.learned_costs import LearnedCosts
+from edgespec.drafting.online_curve import OnlineCurve
+from edgespec.drafting.plugin import DrafterCosts, PluginDrafter, SourcePace, find_drafter
+from edgespec.drafting.policy import Policy
+from edgespec.drafting.predictor import Predictor
 from edgespec.testing import InexactDrafterError, check_drafter
+from toy_schedulers import OURS, STEEPER, STOCK, scheduler_of
+from toy_sessions import ToySession
+from toy_tasks import task_of
 
 PAGE = Path(__file__).parents[2] / "docs/write-a-drafter.md"
 WEIGHTS = [{0: 1, 1: 2}, {0: 1, 1: 1, 2: 3}, [1.0, 0.0, 4.0]]
@@ -98,6 +115,69 @@ class Peeks(Nothing):
         return [drawn] if drawn == tokens[-1] else [0]
 
 
+class Second(Nothing):
+    """Draws two tokens and proposes the second, whatever they are: that is exact."""
+
+    def draft(self, tokens, room, sample):
+        return [sample(WEIGHTS[sample(WEIGHTS[tokens[-1]])])]
+
+
+class Other(Nothing):
+    """Proposes another token than it drew, which is a guess like any: that is exact, too."""
+
+    def draft(self, tokens, room, sample):
+        return [(sample(WEIGHTS[tokens[-1]]) + 1) % 3]
+
+
+class Rooms(Nothing):
+    """Draws more than there is room for."""
+
+    def draft(self, tokens, room, sample):
+        return [sample(WEIGHTS[0]), sample(WEIGHTS[1])][:room]
+
+
+class Stumbles(Nothing):
+    """Fails where it draws a token that it does not like."""
+
+    def draft(self, tokens, room, sample):
+        drawn = sample({0: 1, 1: 2, 2: 6})
+        return [(drawn, -1 if drawn else 7)]
+
+
+class BreaksLate(Chain):
+    """Leaves out what it drew, after 40 tokens."""
+
+    def draft(self, tokens, room, sample):
+        return (Picky if len(tokens) > 40 else Chain).draft(self, tokens, room, sample)
+
+
+class PlacesLate(Nothing):
+    """Proposes a drawn token in the place of its own that it has by what it is, after 40 tokens."""
+
+    def draft(self, tokens, room, sample):
+        if room < 2:
+            return []
+        a, b = sample(WEIGHTS[tokens[-1]]), sample({0: 1, 1: 1, 2: 1})
+        return [(a, -1), (b, -1 if b == 1 and len(tokens) > 40 else 0)]
+
+
+class FailsLate(Nothing):
+    def accept(self, tokens, n_accepted):
+        if len(tokens) > 40:
+            raise SystemExit(3)
+
+
+class Letters(Nothing):
+    """Reads and writes text."""
+
+    def begin(self, tokens, tokenizer):
+        self.tokenizer = tokenizer
+
+    def draft(self, tokens, room, sample):
+        text = self.tokenizer.piece(tokens[-1]).decode(errors="replace")
+        return self.tokenizer.tokenize(text, add_special=False, parse_special=False)[:room]
+
+
 class Moody(Nothing):
     """Has random numbers of its own."""
 
@@ -136,9 +216,67 @@ def weighing(weights):
 # ---- the proof ----
 
 
-@pytest.mark.parametrize("drafter", [Nothing, Chain, TwoDrawn, UntilTwo, SaysTwice, Forges, proposing(1)])
+EXACT = [Nothing, Chain, TwoDrawn, UntilTwo, SaysTwice, Forges, proposing(1), Second, Other, Rooms, Letters]
+
+
+@pytest.mark.parametrize("drafter", EXACT)
 def test_exact_drafters_are_proved(drafter):
-    check_drafter(drafter, length=4 if drafter is TwoDrawn else 3)
+    said = check_drafter(drafter, length=4 if drafter is TwoDrawn else 3, seed=2, long=20)
+    assert all(part in said for part in ("exact", "over 3", "text of 20", "seed 2"))
+
+
+@pytest.mark.parametrize(
+    ("drafter", "said"),
+    [(BreaksLate, "not exact"), (PlacesLate, "not exact"), (FailsLate, "accept failed: SystemExit: 3")],
+)
+def test_one_that_breaks_in_a_long_text_is_caught(drafter, said):
+    check_drafter(drafter, length=3, long=0)
+    with pytest.raises(InexactDrafterError, match=said):
+        check_drafter(drafter, length=3)
+
+
+@pytest.mark.parametrize("drafter", [Picky, Peeks, Stumbles])
+def test_in_a_text_what_was_drawn_is_proposed_and_the_text_stays_exact(drafter, monkeypatch):
+    """The enumeration of the check, of what a text does with a drafter that breaks the rule."""
+    for name in ("_check_draws", "_fail"):
+        monkeypatch.setattr(testing._ScriptedDrafter, name, getattr(PluginDrafter, name))
+    check_drafter(drafter, length=3, long=0)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "keeps"), [(one, True) for one in EXACT] + [(Picky, False), (Peeks, False)]
+)
+def test_a_text_goes_on_without_those_that_the_check_refuses(drafter, keeps):
+    said = []
+    rng = np.random.default_rng(1)
+    made = PluginDrafter(
+        NamedDrafter("mine", drafter), [0], n_vocab=3, is_eog=lambda _: False, on_message=said.append,
+        tokenizer=testing.ToyModel(1),
+    )  # fmt: skip
+    made.begin([0, 1], sampled=True, n_predict=None)
+    position = Position(
+        SamplingParams().sampler(3, 32), lambda _: array("i"), lambda n: rng.random(n).tolist()
+    )
+    for i in range(1, 60):
+        tree = made.draft((), 3, position)
+        made.accept([0] * i + [int(rng.integers(3))], DraftOutcome((), (0,), 1, 1 + len(tree), 0.0))
+    assert bool(said) != keeps
+    assert all("did not propose it" in line for line in said)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "field"),
+    [
+        ({"length": 0}, "length"),
+        ({"n_vocab": 1}, "n_vocab"),
+        ({"n_vocab": 500}, "length"),
+        ({"seed": "x"}, "seed"),
+    ],
+)
+def test_numbers_that_prove_nothing_are_refused(numbers, field):
+    with pytest.raises(UsageError) as caught:
+        check_drafter(Nothing, **numbers)
+    assert caught.value.field == field
 
 
 @pytest.mark.parametrize("drafter", [Picky, Peeks])
@@ -301,11 +439,238 @@ def test_what_makes_no_sense_is_refused_by_name(tiny_path, tiny_draft_path):
         with pytest.raises(UsageError, match="on_step"):
             engine.generate("abc", on_step=print)
         assert engine.generate("abc", gamma=0, n_predict=3).sources == {}
-    with (
-        Engine(tiny_path, drafter=FailsInBegin, profile=False, kernels="off") as engine,
-        pytest.raises(UsageError, match="drafter FailsInBegin: begin failed: KeyError"),
-    ):
-        engine.generate("abc")
+
+
+# ---- whatever its code does ----
+
+RAISED = [
+    SystemExit(3), GeneratorExit(), KeyboardInterrupt(), StopIteration(1), RecursionError(), MemoryError(),
+    asyncio.CancelledError(), ValueError("two\nlines"), Exception(b"x" * 9999),
+]  # fmt: skip
+ODD = [
+    None,
+    5,
+    [None],
+    "ab",
+    [(1, 2, 3)],
+    [(1, 0.5)],
+    [1.5],
+    [-1],
+    [10**30],
+    [10**5000],
+    [[1]],
+    itertools.repeat(1),
+]
+
+
+def raising(place, error):
+    """A class whose method `place` raises, for a text: a first object is made to see that it can be."""
+    made = []
+
+    def fail(*_):
+        raise error
+
+    def make(self):
+        made.append(self)
+        if len(made) > 1:
+            fail()
+
+    return type("Fails", (Nothing,), {"__init__": make} if place == "__init__" else {place: fail})
+
+
+class Unspeakable(BaseException):
+    """An error that cannot be told either."""
+
+    def __str__(self):
+        raise SystemExit(4)
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_path):
+    with Engine(tiny_path, drafter="none", profile=False, kernels="off") as engine:
+        yield engine
+
+
+@cache
+def plain(engine):
+    return engine.generate("abc " * 9, seed=3, n_predict=6).token_ids
+
+
+def failures(engine, drafter):
+    """The lines about failures of a text with `drafter`, which is the target's own."""
+    said = []
+    engine._requests._on_message = said.append
+    result = engine.generate("abc " * 9, drafter=find_drafter(drafter), seed=3, n_predict=6)
+    assert result.token_ids == plain(engine)
+    assert all(line in result.note for line in said)
+    return said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["__init__", "begin", "draft", "accept"])
+def test_whatever_is_raised_is_one_line_and_the_text_goes_on(engine, place):
+    for error in [*RAISED, Unspeakable()]:
+        (line,) = failures(engine, raising(place, error))
+        assert type(error).__name__ in line
+        assert re.search(r"test_plugin\.py:\d+\)", line), line
+        assert len(line) < 600
+        assert "\n" not in line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("returned", ODD, ids=[str(type(one)) + str(i) for i, one in enumerate(ODD)])
+def test_whatever_is_proposed_is_one_line_and_the_text_goes_on(engine, returned):
+    odd = type("Odd", (Nothing,), {"draft": lambda self, tokens, room, sample: returned})
+    (line,) = failures(engine, odd)
+    assert re.search(r"test_plugin\.py:\d+\)", line), line
+    assert "\n" not in line
+
+
+def test_an_object_that_counts_as_false_drafts(engine):
+    told = []
+    empty = type(
+        "Empty", (Nothing,), {"__len__": lambda _: 0, "accept": lambda _, *told_: told.append(told_)}
+    )
+    assert not failures(engine, empty)
+    assert told
+
+
+def test_ctrl_c_ends_a_text(engine):
+    def interrupted(*_):
+        signal.default_int_handler(signal.SIGINT, None)
+
+    with pytest.raises(KeyboardInterrupt):
+        failures(engine, type("Waits", (Nothing,), {"draft": interrupted}))
+
+
+@pytest.mark.parametrize("place", ["__init__", "import", "sample", "signature"])
+def test_one_that_fails_before_there_is_a_text_is_refused_in_one_line(tmp_path, place):
+    body = {
+        "__init__": "class Mine:\n    def __init__(self):\n        raise SystemExit(3)\n",
+        "import": "import sys\n\nsys.exit(3)\n",
+        "sample": "class Mine:\n\n    def draft(self, tokens):\n        pass\n    begin = accept = draft\n",
+        "signature": "class Mine:\n    @property\n    def begin(self): raise GeneratorExit\n",
+    }[place]
+    (tmp_path / "mine.py").write_text(body)
+    with pytest.raises(UsageError, match=r"mine\.py:3\)") as caught:
+        find_drafter(f"{tmp_path}/mine.py:Mine")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [(), ("--debug",)])
+def test_the_command_shows_a_traceback_where_it_is_asked_for(tiny_path, tmp_path, options):
+    (tmp_path / "mine.py").write_text(
+        "class Mine:\n    def begin(self, tokens): raise SystemExit(3)\n    def draft(self, a, b, c): pass\n"
+        "    def accept(self, a, b): pass\n    def __del__(self): raise SystemExit(4)\n"
+    )
+    words = [
+        "run",
+        *options,
+        "-t",
+        tiny_path,
+        "--drafter",
+        f"{tmp_path}/mine.py:Mine",
+        "-n6",
+        "--seed=1",
+        "abc",
+    ]
+    env, command = user_environment(tmp_path), [*COMMAND, *map(str, words)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=env, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "mine.py:2" in done.stderr
+    assert "mine.py:5" in done.stderr
+    assert ("Traceback" in done.stderr) == bool(options)
+
+
+# ---- a source like any other: on a clock that passes and drafts move ----
+
+
+class Guesses(Nothing):
+    """Proposes the tokens of a fixed text, right with a probability, at a cost."""
+
+    def __init__(self, world):
+        self.world = world
+        self.slept = 0.0
+
+    def draft(self, tokens, room, sample):
+        world, n = self.world, len(tokens)
+        world.clock.now += world.draft_s
+        world.drafts.append(n)
+        right = world.rng.random(room) < world.acceptance(n)
+        return [
+            int(world.truth[n + i]) if right[i] else int(world.truth[n + i] + 1) % 64 for i in range(room)
+        ]
+
+
+def pace_of(known, costs):
+    """The pace of a drafter of which this is known, for a text whose passes cost this."""
+    curve = OnlineCurve(CostCurve((tuple(costs[1:]), tuple(costs[1:])), 0.0005))
+    scheduler = scheduler_of(LearnedCosts(curve, None, Predictor()), Policy(model=False, staged=False))
+    return SourcePace(known, scheduler, curve)
+
+
+class World:
+    """A text written with such a drafter; `rate` is that of plain decoding at the same clock."""
+
+    def __init__(self, clock, acceptance, *, draft_s=1e-5, n=2000, costs=STEEPER):
+        self.clock, self.acceptance, self.draft_s, self.drafts = clock, acceptance, draft_s, []
+        self.rng = np.random.default_rng(3)
+        self.truth = self.rng.integers(0, 64, n + 100)
+        pace = pace_of(DrafterCosts(), costs)
+        drafter = PluginDrafter(
+            NamedDrafter("mine", lambda: Guesses(self)), [1], n_vocab=64, is_eog=lambda _: False, pace=pace
+        )
+        session = ToySession(self.logits, 64, clock=clock, cost=costs.__getitem__)
+        run = Generation(
+            session, drafter, [1], task_of(SamplingParams(temperature=0.0), rule="match", n_predict=n)
+        )
+        began = clock.now
+        for _ in run.events():
+            pass
+        assert run.tokens[1:] == [int(token) for token in self.truth[1 : n + 1]]
+        self.note = drafter.note()
+        self.speedup = n * costs[1] / (clock.now - began)
+
+    def logits(self, prefix):
+        return np.where(np.arange(64) == self.truth[len(prefix)], 20.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("costs", "acceptance", "draft_s", "least", "drafts"),
+    [
+        (STEEPER, 0.0, 1e-5, 0.98, 300),
+        (STEEPER, 0.02, 1e-5, 0.98, 300),
+        (STOCK, 0.02, 1e-5, 0.98, 100),
+        (OURS, 0.02, 1e-5, 0.98, math.inf),  # a token more costs next to nothing
+        (OURS, 0.02, 0.005, 0.98, 100),
+        (STEEPER, 0.9, 0.5, 0.97, 4),  # the first draft is what shows the cost
+        (STEEPER, 0.9, 0.1, 0.98, 12),
+        (STEEPER, 0.9, 1e-5, 2.5, math.inf),
+    ],
+)
+def test_a_drafter_that_does_not_pay_rests(clock, costs, acceptance, draft_s, least, drafts):
+    world = World(clock, lambda _n: acceptance, draft_s=draft_s, costs=costs)
+    assert world.speedup >= least
+    assert len(world.drafts) <= drafts
+    assert ("rested" in world.note) == (acceptance < 0.5 or draft_s > 0.01)
+
+
+def test_one_that_rests_is_tried_again_and_drafts_where_it_has_become_good(clock):
+    world = World(clock, lambda n: 0.9 if n > 1000 else 0.0)
+    assert len([n for n in world.drafts if n > 1500]) > 50
+    assert world.speedup > 1.3
+    assert [n for n in world.drafts if n < 1000], "it is asked from time to time"
+
+
+def test_a_begin_that_takes_long_is_not_called_while_the_drafter_rests():
+    costs = DrafterCosts()
+    costs.begin_s, costs.draft_s = 60.0, 1e-5
+    mine = NamedDrafter("mine", raising("begin", SystemExit()))
+    drafter = PluginDrafter(mine, [1], n_vocab=9, is_eog=lambda _: False, pace=pace_of(costs, OURS))
+    drafter.begin([1, 2], sampled=False, n_predict=50)
+    assert drafter.draft([1, 2], 8, None) == ()
+    assert "begin" not in drafter.note()
 
 
 def test_the_page_has_a_complete_one(tiny_path):
@@ -317,4 +682,8 @@ def test_the_page_has_a_complete_one(tiny_path):
     with Engine(tiny_path, drafter=names["Bigrams"], profile=False, kernels="off") as engine:
         result = engine.generate("abc " * 9, n_predict=40, seed=1)
     assert result.sources["Bigrams"][0] > 0
+    names["test_my_drafters_are_exact"]()
+    check_drafter(names["Echo"], length=3, long=20)
+    (project,) = re.findall(r"^```toml\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.M | re.S)
+    assert tomllib.loads(project)["project"]["entry-points"]["edgespec.drafters"]
     check_drafter("edgespec.drafting.suffix:NgramDrafter", length=3)

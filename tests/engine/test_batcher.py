@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass, replace
 
@@ -350,6 +351,88 @@ def test_the_draft_models_passes_are_shared(target_path, tiny_draft_path):
             for _ in range(6):
                 engine.step()
         assert sizes.count(3) >= 6
+
+
+def failing_drafts(engine, patch, error, *, times=math.inf, least=1):
+    """Let passes of the draft model over `least` tokens or more raise `error`, this many times."""
+    forward, n_left = KVCache.forward, [times]
+
+    def fails(self, parts):
+        if self.model is engine.draft and n_left[0] and sum(len(part.tokens) for part in parts) >= least:
+            n_left[0] -= 1
+            raise error
+        return forward(self, parts)
+
+    patch.setattr(KVCache, "forward", fails)
+
+
+@pytest.mark.parametrize("least", [1, 24], ids=["each pass", "those that read"])
+@pytest.mark.parametrize(
+    "error", [EdgespecError("llama.cpp failed"), MemoryError(), OSError(12, "no memory")]
+)
+@pytest.mark.parametrize("parallel", [1, 4])
+def test_a_text_goes_on_without_a_draft_that_fails(
+    target_path, tiny_draft_path, alone, parallel, error, least
+):
+    options = Options(params=GREEDY, n_predict=20, drafter="model", gamma=3)
+    requests = [Request(tuple(COMMON[: 30 + i]), options) for i in range(parallel)]
+    said = []
+    with (
+        shared(target_path, tiny_draft_path, parallel=parallel, on_message=said.append) as engine,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        said.clear()
+        for fails in (True, False):
+            if fails:
+                failing_drafts(engine, patch, error, least=least)
+            streams = [engine.stream(one.tokens, one.options) for one in requests]
+            for stream, one in zip(streams, requests, strict=True):
+                list(stream)
+                assert stream.result.token_ids == alone(one).token_ids
+                assert ("draft failed" in stream.result.note) == fails
+                assert fails or stream.result.sources["model"][0] > 10
+            patch.undo()
+        assert len(said) == parallel
+        assert all("draft failed" in line and "\n" not in line for line in said)
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_an_interrupted_draft_ends_no_text_and_leaves_the_pair_usable(
+    target_path, tiny_draft_path, alone, times
+):
+    options = Options(params=GREEDY, n_predict=20, drafter="model", gamma=3)
+    requests = [Request(tuple(COMMON[: 30 + i]), options) for i in range(3)]
+    interrupted = 0
+    with shared(target_path, tiny_draft_path) as engine, pytest.MonkeyPatch.context() as patch:
+        failing_drafts(engine, patch, KeyboardInterrupt(), times=times)
+        streams = [engine.stream(one.tokens, one.options) for one in requests]
+        left = engine.stream(COMMON[:40], options)
+        while not all(stream.finished for stream in streams):
+            try:
+                engine.step()
+            except KeyboardInterrupt:
+                interrupted += 1
+                left.close()
+            for stream in streams:
+                stream.made()
+        for stream, one in zip(streams, requests, strict=True):
+            assert stream.result.token_ids == alone(one).token_ids
+            assert stream.result.sources["model"][0] > 10
+    assert interrupted == times
+
+
+def test_no_room_for_a_drafts_cache_is_one_line(target_path, tiny_draft_path, alone, monkeypatch):
+    def refuse(*_):
+        raise EdgespecError("no context of 2048 tokens")
+
+    one, said = request(3), []
+    with shared(target_path, tiny_draft_path, on_message=said.append) as engine:
+        said.clear()
+        monkeypatch.setattr(engine._pair, "begin_draft", refuse)
+        options = replace(one.options, drafter="auto", gamma=None)
+        assert engine.generate(one.tokens, options).token_ids == alone(Request(one.tokens, options)).token_ids
+    assert len(said) == 1
+    assert "no context of 2048" in said[0]
 
 
 def test_many_drafts_take_turns(target_path, tiny_draft_path, alone):

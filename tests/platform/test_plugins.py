@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import wave
@@ -13,6 +14,7 @@ import pytest
 from command_line import run_cli, user_environment
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.platform import plugins
+from edgespec.platform.metering import choose_meter
 from other_package import install
 from tiny_whisper import write_tiny_whisper
 
@@ -97,6 +99,50 @@ def missing(name: str) -> None:
     raise PackageNotFoundError(name)
 
 
+FAULTS = """
+def hello() -> None:
+    raise GeneratorExit("hm")
+def odd(what: "Nowhere") -> None: pass
+number = 3
+"""
+FAULTY = "hello = their_package:hello\nodd = their_package:odd\nnumber = their_package:number\n"
+
+
+def test_a_command_that_fails_in_any_way_is_one_line(tmp_path, monkeypatch):
+    install(tmp_path / "a", monkeypatch, entries=f"[edgespec.commands]\n{FAULTY}", source=FAULTS)
+
+    for name, code in (("hello", 1), ("odd", 2), ("number", 2)):
+        ended = edgespec(name)
+        assert (ended.returncode, len(ended.stderr.splitlines())) == (code, 1), ended.stderr
+        assert f"{name} of their-package" in ended.stderr
+    assert "their_package.py:3)" in edgespec("hello").stderr
+    assert "Traceback" in edgespec("hello", "--debug").stderr
+    shown = edgespec("--help")
+    assert (shown.returncode, len(shown.stderr.splitlines())) == (0, 2)
+
+
+@pytest.mark.parametrize("error", ["SystemExit(3)", "GeneratorExit", "KeyboardInterrupt", "ValueError"])
+def test_a_command_that_fails_at_import_leaves_help_whole(tmp_path, monkeypatch, error):
+    install(tmp_path / "a", monkeypatch, entries=f"[edgespec.commands]\n{FAULTY}", source=f"raise {error}\n")
+
+    shown = edgespec("--help")
+    assert (shown.returncode, len(shown.stderr.splitlines())) == (0, 3)
+    assert "their_package.py:1)" in shown.stderr
+
+
+def test_a_real_ctrl_c_is_told_from_a_raised_one():
+    with pytest.raises(KeyboardInterrupt):
+        plugins.guarded("it failed", lambda: signal.default_int_handler(signal.SIGINT, None))
+    with pytest.raises(
+        plugins.PluginError, match=r"it failed: KeyboardInterrupt: x \(.*test_plugins.py:\d+\)"
+    ):
+        plugins.guarded("it failed", interrupted)
+
+
+def interrupted():
+    raise KeyboardInterrupt("x")
+
+
 # ---- meters ----
 
 METER = """
@@ -111,6 +157,57 @@ class Wattmeter(Closing):
     def mark(self, phase): pass
     def end(self): return Measurement(1.0, 7.0, source="their wattmeter")
 """
+
+
+BROKEN = (
+    """
+raise SystemExit(3)
+""",
+    """
+def Wattmeter(on_message): raise GeneratorExit
+""",
+    """
+class Wattmeter:
+    counts = False
+    def __init__(self, on_message): pass
+    @property
+    def available(self): raise KeyboardInterrupt
+""",
+)
+
+
+@pytest.mark.parametrize("source", BROKEN)
+def test_a_meter_that_cannot_be_had_is_left_out_in_one_line(tmp_path, monkeypatch, source):
+    entries = "[edgespec.meters]\nwattmeter = their_package:Wattmeter\n"
+    install(tmp_path / "packages", monkeypatch, entries=entries, source=source)
+
+    said = []
+    with choose_meter(assume_watts=None, on_message=said.append) as meter:
+        assert meter.begin().end().source != "their wattmeter"
+    (line,) = [line for line in said if "wattmeter" in line]
+    assert "their_package.py:" in line
+
+
+@pytest.mark.parametrize("place", ["begin", "mark", "end", "close"])
+@pytest.mark.parametrize("does", ["raise SystemExit(3)", "raise KeyboardInterrupt", "return 7"])
+def test_a_meter_that_fails_later_measures_nothing_and_says_so(tmp_path, monkeypatch, place, does):
+    lines = [
+        f"    def {place}(self, *_): {does}" if f"def {place}(" in line else line
+        for line in METER.split("\n")
+    ]
+    entries = "[edgespec.meters]\nwattmeter = their_package:Wattmeter\n"
+    install(tmp_path / "packages", monkeypatch, entries=entries, source="\n".join(lines))
+
+    said = []
+    with choose_meter(on_message=said.append) as meter:
+        for _ in range(2):
+            window = meter.begin()
+            window.mark("draft")
+            measured = window.end()
+    harmless = does == "return 7" and place in ("mark", "close")
+    assert (measured.joules == 7.0) == (harmless or place == "close")
+    assert [("their_package.py:" in line, "\n" in line) for line in said] == [(True, False)] * (not harmless)
+    assert measured.joules or measured.reason in said[0]
 
 
 @pytest.fixture

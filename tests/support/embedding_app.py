@@ -14,7 +14,8 @@ from edgespec.apps.server.api import create_embedding_app
 from edgespec.apps.server.embedding_routes import EmbeddingService
 from edgespec.apps.server.embedding_worker import EmbeddingWorker
 from edgespec.apps.server.metrics import Metrics
-from edgespec.apps.server.request_reader import ALIAS, Service
+from edgespec.apps.server.names import NamedModel
+from edgespec.apps.server.request_reader import Service
 from edgespec.engine.embedder import Embedder
 from edgespec.platform.signals import Cancellation
 from server_app import on_a_port
@@ -41,6 +42,8 @@ def serving_embeddings(path: Path, **limits: Any) -> Iterator[EmbeddingServer]:
     with Cancellation() as cancellation, Embedder(str(path), interrupt=cancellation.interrupt) as embedder:
         worker = EmbeddingWorker(embedder, cancellation, **limits)
         metrics.watch_embeddings(worker)
-        service = EmbeddingService(Service("tiny", (ALIAS,), embedder.n_ctx), worker, log.append)
+        service = EmbeddingService(
+            Service(NamedModel.of(embedder.model, ["tiny"]), embedder.n_ctx), worker, log.append
+        )
         with on_a_port(create_embedding_app(service, metrics=metrics), worker) as url:
             yield EmbeddingServer(url, embedder, worker, log)

@@ -12,9 +12,10 @@ from pydantic import ValidationError
 from edgespec.apps.batch.lines import CHAT, PLAIN, TEXT
 from edgespec.apps.batch.results import BatchAnswer, BatchRequest
 from edgespec.apps.server.api_errors import ApiError, KnownFields, engine_error, validation_error
+from edgespec.apps.server.names import ALIAS
 from edgespec.apps.server.openai_writer import ChoicesWriter
 from edgespec.apps.server.openapi import schema_names
-from edgespec.apps.server.request_reader import ALIAS, PreparedRequest, PreparedText, RequestReader, Service
+from edgespec.apps.server.request_reader import PreparedRequest, PreparedText, RequestReader, Service
 from edgespec.apps.server.request_schema import ChatRequest, CompletionRequest
 from edgespec.engine.engine import Engine
 from edgespec.engine.stream import Stream

@@ -21,7 +21,7 @@ from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
 from edgespec.apps.server.api_errors import CLIENT_GONE, ApiError, KnownFields
-from edgespec.apps.server.audio_routes import OPENAI_NAME, SpeechService, add_audio
+from edgespec.apps.server.audio_routes import SpeechService, add_audio
 from edgespec.apps.server.choice_writers import AnswerText
 from edgespec.apps.server.embedding_routes import (
     MAX_TEXTS,
@@ -42,6 +42,7 @@ from edgespec.apps.server.json_routes import (
 )
 from edgespec.apps.server.messages.routes import add_messages
 from edgespec.apps.server.metrics import CONTENT_TYPE, Metrics
+from edgespec.apps.server.names import ALIAS, RequestedModel, ServedNames
 from edgespec.apps.server.ollama.options import OPTIONS_SCHEMA, read_options
 from edgespec.apps.server.ollama.request_schema import OllamaRequest
 from edgespec.apps.server.ollama.response_schema import OllamaError
@@ -105,7 +106,7 @@ from edgespec.platform.messages import MessageFn
 class TokenizeRequest(RequestPart):
     """The body of POST /tokenize: the text is `content` in llama-server's API, `prompt` in vLLM's."""
 
-    model: str | None = None
+    model: RequestedModel = ALIAS
     content: str | None = None
     prompt: str | None = None
     add_special: bool | None = Field(None, description="Add BOS and EOS if the model wants them.")
@@ -118,7 +119,7 @@ class TokenizeRequest(RequestPart):
 class DetokenizeRequest(RequestPart):
     """The body of POST /detokenize."""
 
-    model: str | None = None
+    model: RequestedModel = ALIAS
     tokens: list[Annotated[int, Field(ge=0, lt=1 << 31)]]
 
 
@@ -161,14 +162,12 @@ def add_tokenizer(app: FastAPI, target: Model, service: Service) -> None:
 
     @app.post("/tokenize", response_model_exclude_unset=True)
     async def tokenize(body: TokenizeRequest) -> TokenizedText:
-        if body.model is not None:
-            service.check_name(body.model)
+        service.names.find(body.model)
         return await run_in_threadpool(_tokens_of, target, body, service.n_ctx)
 
     @app.post("/detokenize")
     async def detokenize(body: DetokenizeRequest) -> DetokenizedText:
-        if body.model is not None:
-            service.check_name(body.model)
+        service.names.find(body.model)
         return await run_in_threadpool(_text_of, target, body)
 
     @app.get("/tokenizer_info")
@@ -423,11 +422,13 @@ def create_app(
     metrics: Metrics | None = None,
     service: Service | None = None,
     speech: SpeechService | None = None,
+    is_routed: bool = False,
     log: MessageFn = _log,
 ) -> FastAPI:
     """Return the application that answers for `engine`, which `worker` runs.
 
-    `speech`: what transcribes recordings, if anything. `log` takes a line for each request that failed for
+    `speech`: what transcribes recordings, if anything. `is_routed`: another process passes its requests on,
+    and keeps what has to outlive the model. `log` takes a line for each request that failed for
     a reason that is not the client's.
     """
     service = service or Service.of(engine)
@@ -438,10 +439,11 @@ def create_app(
     reader = RequestReader(engine.target, service)
     answerer = Answerer(worker, log)
     add_reports(app, [worker, speech.worker] if speech else [worker], metrics)
-    written = _text_entry(engine, service, takes_tools=reader.takes_tools)
-    add_models(app, written, *([_speech_entry(speech)] if speech else []))
+    names = ServedNames([service.named, *([speech.named] if speech else [])])
+    entries = [_text_entry(engine, service, names.others(0), takes_tools=reader.takes_tools)]
+    add_models(app, names, [*entries, *([_speech_entry(speech, names.others(1))] if speech else [])])
     _add_completions(app, engine, service, reader, answerer)
-    add_responses(app, engine, service, reader, answerer, log=log)
+    add_responses(app, engine, service, reader, answerer, is_routed=is_routed)
     add_run(app, engine, answerer)
     add_ollama(app, engine, service, reader, answerer, log=log)
     add_messages(app, engine.target, service, reader, answerer, log=log)
@@ -506,8 +508,8 @@ def add_reports(
         return Response(metrics.render(), media_type=CONTENT_TYPE)
 
 
-def add_models(app: FastAPI, *entries: ModelEntry) -> None:
-    """Add the routes that list the models, and tell of each by its name or another of its names."""
+def add_models(app: FastAPI, names: ServedNames, entries: Sequence[ModelEntry]) -> None:
+    """Add the routes that list the models, an entry each, and tell of one by any of its names."""
 
     @app.get("/v1/models")
     async def models() -> ModelList:
@@ -515,22 +517,15 @@ def add_models(app: FastAPI, *entries: ModelEntry) -> None:
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> ModelEntry:
-        wanted = {name, name.removesuffix(":latest")}  # which Ollama's lists add
-        for entry in reversed(entries):
-            if wanted & {entry.id, *entry.edgespec.aliases}:
-                return entry
-        first = entries[0]
-        line = f"no model {name[:80]!r} here: this server has {first.id!r}, also called "
-        line += repr(first.edgespec.aliases[0])
-        raise ApiError(404, line, param="model", code="model_not_found")
+        return entries[names.find(name)]
 
 
-def _text_entry(engine: Engine, service: Service, *, takes_tools: bool) -> ModelEntry:
+def _text_entry(engine: Engine, service: Service, aliases: list[str], *, takes_tools: bool) -> ModelEntry:
     return ModelEntry(
         id=service.name,
         created=int(engine.target.path.stat().st_mtime),
         edgespec=ServedModelFacts(
-            aliases=[*service.aliases],
+            aliases=aliases,
             draft=engine.draft.name if engine.draft else None,
             drafters=drafters_of(engine),
             n_ctx=service.n_ctx,
@@ -542,13 +537,13 @@ def _text_entry(engine: Engine, service: Service, *, takes_tools: bool) -> Model
     )
 
 
-def _speech_entry(speech: SpeechService) -> ModelEntry:
+def _speech_entry(speech: SpeechService, aliases: list[str]) -> ModelEntry:
     transcriber = speech.worker.transcriber
     return ModelEntry(
         id=speech.name,
         created=int(Path(transcriber.model.path).stat().st_mtime),
         edgespec=SpeechModelFacts(
-            aliases=[OPENAI_NAME, *speech.aliases],
+            aliases=aliases,
             languages=list(transcriber.tokenizer.languages)
             if transcriber.tokenizer.is_multilingual
             else ["en"],
@@ -592,7 +587,8 @@ def create_speech_app(service: SpeechService, *, metrics: Metrics | None, log: M
     """Return the application for `service`; `log` takes a line for each failure that is not the client's."""
     app = bare_app("OpenAI's audio API over a local Whisper model.", log)
     add_reports(app, [service.worker], metrics)
-    add_models(app, _speech_entry(service))
+    names = ServedNames([service.named])
+    add_models(app, names, [_speech_entry(service, names.others(0))])
     add_audio(app, service, log)
     add_page(app)
     return described(app)
@@ -642,7 +638,7 @@ class OllamaVector(BaseModel):
 
 def add_ollama_embeddings(app: FastAPI, service: EmbeddingService) -> None:
     """Add POST /api/embed and /api/embeddings, and the facts of the model, to `app`."""
-    model = service.worker.embedder.model
+    model, named = service.worker.embedder.model, service.service.named
     # Ollama has no word for a model that ranks.
     capabilities = [] if service.ranks else ["embedding"]
     facts = OllamaModelFacts(model, service.service, capabilities, lambda: model.size_bytes)
@@ -667,7 +663,7 @@ def add_ollama_embeddings(app: FastAPI, service: EmbeddingService) -> None:
     async def embed(request: Request, body: OllamaEmbedRequest) -> Response:
         """Embed texts; without any, say that the model is loaded."""
         began = time.perf_counter()
-        _check(service, facts, body)
+        service.check(body.model, ranks=False)
         check_dimensions(service, body.dimensions)
         texts = [body.input] if isinstance(body.input, str) else body.input or []
         if len(texts) > 1 and "" in texts:
@@ -679,7 +675,7 @@ def add_ollama_embeddings(app: FastAPI, service: EmbeddingService) -> None:
         vectors = [] if found is None else cut_rows(found.rows, body.dimensions).tolist()
         return json_answer(
             {
-                "model": body.model,
+                "model": body.model or named.full,
                 "embeddings": vectors,
                 "total_duration": round(1e9 * (time.perf_counter() - began)),
                 "load_duration": 0,
@@ -690,7 +686,7 @@ def add_ollama_embeddings(app: FastAPI, service: EmbeddingService) -> None:
     @router.post("/embeddings", response_model=OllamaVector)
     async def embeddings(request: Request, body: OllamaEmbeddingsRequest) -> Response:
         """Embed a text, in the older form."""
-        _check(service, facts, body)
+        service.check(body.model, ranks=False)
         if not body.prompt:
             return json_answer({"embedding": []})
         found = await rows(request, body, [body.prompt], "prompt")
@@ -699,11 +695,6 @@ def add_ollama_embeddings(app: FastAPI, service: EmbeddingService) -> None:
         return json_answer({"embedding": found.rows[0].tolist()})
 
     app.include_router(router)
-
-
-def _check(service: EmbeddingService, facts: OllamaModelFacts, body: OllamaVectorRequest) -> None:
-    facts.names.check(body.model)
-    service.check_kind(ranks=False)
 
 
 TEXT_ROUTES = (
@@ -731,7 +722,7 @@ def create_embedding_app(service: EmbeddingService, *, metrics: Metrics | None) 
         id=named.name,
         created=int(model.path.stat().st_mtime),
         edgespec=EmbeddingModelFacts(
-            aliases=[*named.aliases],
+            aliases=named.names.others(0),
             embeddings=not model.ranks,
             rerank=model.ranks,
             dimensions=None if model.ranks else model.n_outputs,
@@ -741,7 +732,7 @@ def create_embedding_app(service: EmbeddingService, *, metrics: Metrics | None) 
         ),
     )
 
-    add_models(app, entry)
+    add_models(app, named.names, [entry])
     add_embeddings(app, service)
     add_ollama_embeddings(app, service)
     add_tokenizer(app, model, named)

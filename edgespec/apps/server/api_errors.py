@@ -73,6 +73,13 @@ class ApiError(Exception):
         return {"type": "error", "error": error, "request_id": request_id}
 
 
+def last_event(path: str, body: bytes) -> bytes:
+    """Return the end of a stream of `path` that failed; `body`: of a whole answer that failed so."""
+    if path.startswith(_OLLAMA):
+        return body + b"\n"
+    return (b"event: error\n" if path.startswith(_ANTHROPIC) else b"") + b"data: " + body + b"\n\n"
+
+
 NO_THREAD = "thread_unsupported_request"
 """Code at which Anthropic's clients go on without a thread."""
 

@@ -16,7 +16,7 @@ from starlette.concurrency import run_in_threadpool
 
 from edgespec.apps.server.api_errors import ApiError
 from edgespec.apps.server.json_routes import route_class
-from edgespec.apps.server.request_reader import ALIAS
+from edgespec.apps.server.names import ALIAS, NamedModel, RequestedModel, ServedNames
 from edgespec.apps.server.request_worker import Outcome, QueuedRequest, RequestWorker, Start, cancelled_as
 from edgespec.apps.server.streaming import AnswerWriter, RequestRun, client_of, with_warnings
 from edgespec.apps.speech.audio import Floats, SoundReader
@@ -69,7 +69,7 @@ class AudioForm(BaseModel):
     file: UploadFile = Field(
         description="The recording: WAV; flac, mp3, m4a, ogg, webm with edgespec[audio]."
     )
-    model: str | None = Field(None, description="Name of the Whisper model here, or whisper-1.")
+    model: RequestedModel = Field(ALIAS, description="Name of the Whisper model here, or whisper-1.")
     prompt: str | None = Field(None, max_length=_MOST_PROMPT, description="Text before the first window.")
     response_format: AudioFormat = "json"
     temperature: float = Field(
@@ -163,9 +163,6 @@ class TranscriptDone(BaseModel):
     edgespec: dict[str, Any] = Field(description="Ours: times, tokens, drafting, energy, doubts.")
 
 
-OPENAI_NAME = "whisper-1"
-"""OpenAI's name of its Whisper model."""
-
 _FIELDS = {
     "language": "language",
     "temperatures": "temperature",
@@ -186,16 +183,10 @@ class SpeechService:
     """Longest recording, in seconds."""
     aliases: tuple[str, ...] = ()
 
-    def check_name(self, model: str | None) -> None:
-        """Raise a 404 for a model that is not served."""
-        if model is not None and model not in (self.name, OPENAI_NAME, ALIAS, *self.aliases):
-            raise ApiError(
-                404,
-                f"no speech model {model[:80]!r} here: this server has {self.name!r}, also called "
-                f"{OPENAI_NAME!r}",
-                param="model",
-                code="model_not_found",
-            )
+    @property
+    def named(self) -> NamedModel:
+        """Its names."""
+        return NamedModel(self.name, self.aliases, frozenset({"speech"}))
 
 
 def add_audio(app: FastAPI, service: SpeechService, log: MessageFn) -> None:
@@ -234,7 +225,7 @@ class _AudioAnswerer:
         self, form: AudioForm, language: str | None, *, words: bool = False, translates: bool = False
     ) -> SpeechOptions:
         """The options of a request. Raises ApiError."""
-        self._service.check_name(form.model)
+        ServedNames([self._service.named]).find(form.model)
         ours = self._service.worker.transcriber
         try:
             options = SpeechOptions(

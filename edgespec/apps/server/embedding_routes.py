@@ -15,6 +15,7 @@ from starlette.concurrency import run_in_threadpool
 
 from edgespec.apps.server.api_errors import CLIENT_GONE, ApiError
 from edgespec.apps.server.embedding_worker import EmbeddedTexts, EmbeddingWorker
+from edgespec.apps.server.names import ALIAS, RequestedModel
 from edgespec.apps.server.request_fields import RequestPart
 from edgespec.apps.server.request_reader import Service, check_tokens
 from edgespec.apps.server.streaming import RequestRun, client_of
@@ -67,7 +68,7 @@ class EmbeddingRequest(RequestPart):
     input: Annotated[Any, AfterValidator(_texts), WithJsonSchema(_INPUT)] = Field(
         description="Text or token ids, or a list of such. Token ids are taken as they are."
     )
-    model: str | None = None
+    model: RequestedModel = ALIAS
     encoding_format: Literal["float", "base64"] | None = Field(
         None, description="base64: of 32-bit floats, the lowest byte first. Default float."
     )
@@ -90,7 +91,7 @@ class RerankRequest(RequestPart):
     documents: list[Annotated[str, Field(min_length=1)] | RerankText] = Field(
         min_length=1, max_length=MAX_TEXTS
     )
-    model: str | None = None
+    model: RequestedModel = ALIAS
     top_n: int | None = Field(None, ge=1, description="Only the best; default all.")
     return_documents: bool | None = Field(None, description="With the documents. Default false.")
     user: _User = None
@@ -167,14 +168,9 @@ class EmbeddingService:
         """Whether it scores documents, and makes no vectors."""
         return self.worker.embedder.model.ranks
 
-    def check(self, model: str | None, *, ranks: bool) -> None:
+    def check(self, model: str, *, ranks: bool) -> None:
         """Raise ApiError for a model that is not served, or does not do what is asked."""
-        if model is not None:
-            self.service.check_name(model)
-        self.check_kind(ranks=ranks)
-
-    def check_kind(self, *, ranks: bool) -> None:
-        """Raise ApiError if the model does not rank, or does nothing else, as asked."""
+        self.service.names.find(model)
         if ranks == self.ranks:
             return
         does = (

@@ -45,6 +45,7 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:\d{1,
 _AUDIO = "/v1/audio/"
 
 _LINGER_S = 1.0
+_LONGEST_LENGTH = 19  # digits of a Content-Length
 
 _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS  # zlib's number for "whichever its header says"
 
@@ -119,7 +120,7 @@ class Gate:
         if body is not None:
             # In place, as the metrics read the route of this scope: what was undone has no header.
             scope["headers"] = [one for one in scope["headers"] if one[0] != b"content-encoding"]
-            await self._app(scope, _replay(body, receive), send)
+            await self._app(scope, replay(body, receive), send)
 
     def _check_sender(self, path: str, headers: Headers) -> None:
         if path == RUN_PATH:
@@ -142,7 +143,7 @@ class Gate:
             names = "localhost, 127.0.0.1 and [::1]"
             raise ApiError(403, f"without an API key this server answers only to {names}", code="host")
         origins = [origin for origin in headers.getlist("origin") if not self._limits.allows(origin)]
-        if any(urlsplit(origin).netloc.lower() != host.lower() for origin in origins for host in hosts):
+        if any(_host_of(origin) != host.lower() for origin in origins for host in hosts):
             raise ApiError(403, "without an API key this server answers no other web page", code="origin")
 
     async def _read(self, path: str, headers: Headers, receive: Receive) -> bytes | None:
@@ -151,7 +152,7 @@ class Gate:
         most, most_s = (limits.max_audio, limits.audio_s) if is_audio else (limits.max_body, limits.body_s)
         too_large = ApiError(413, f"the body is larger than {most} bytes", code="body_too_large")
         announced = headers.get("content-length", "")
-        if announced.isdecimal() and int(announced) > most:
+        if announced.isdecimal() and (len(announced) > _LONGEST_LENGTH or int(announced) > most):
             raise too_large  # not one byte of it is read
         body = bytearray()
         try:
@@ -236,6 +237,13 @@ def _has_key(headers: Headers, key: str) -> bool:
     )
 
 
+def _host_of(origin: str) -> str:
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:  # such as http://[, which is no host's
+        return origin
+
+
 def _names_loopback(host: str) -> bool:
     try:
         name = urlsplit(f"//{host}").hostname or ""
@@ -244,10 +252,11 @@ def _names_loopback(host: str) -> bool:
         return False
 
 
-def _replay(body: bytes, receive: Receive) -> Receive:
+def replay(body: bytes, receive: Receive) -> Receive:
+    """Return what gives `body`, which was read from `receive`, and then whatever comes after it."""
     pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
-    async def replay() -> Message:
+    async def again() -> Message:
         return pending.pop() if pending else await receive()
 
-    return replay
+    return again

@@ -355,8 +355,7 @@ def _line(scope: Scope, status: int, seconds: float) -> str:
         told, speed = _answered(ends, run.n_prompts) if ends else ("", "")
         facts.append(told)
         if not run.is_complete and not refused:
-            why = "cancelled" if run.is_stopped else "the client left"
-            facts.append(f"failed{_reason(run.failure)}" if run.failure else why)
+            facts.append(f"failed{_reason(run.failure)}" if run.failure else "the client left")
     return ", ".join(filter(None, [*facts, f"{seconds:.2f} s", speed]))
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.metadata import version
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal
 
 from edgespec.apps.server.api_errors import ApiError
 from edgespec.apps.server.chat_prompts import ChatPrompts
 from edgespec.apps.server.choice_writers import first_call
+from edgespec.apps.server.names import NamedModel, ServedNames, plain_name
 from edgespec.apps.server.request_options import (
     engine_options,
     requested_thoughts,
@@ -47,9 +47,6 @@ from edgespec.llama.weights import Model
 if TYPE_CHECKING:
     from edgespec.engine.engine import Engine
 
-ALIAS = "edgespec"
-"""The name by which every server knows its model."""
-
 _MOST_UNREAD = 8  # names that a warning tells
 _LEAST_GAP = 256  # tokens that there is room for where a request says nothing else
 
@@ -58,10 +55,7 @@ _LEAST_GAP = 256  # tokens that there is room for where a request says nothing e
 class Service:
     """The model that a server serves: its names and the limits of its requests."""
 
-    name: str
-    """Name of the model in every answer."""
-    aliases: Collection[str]
-    """Other names for the model in requests."""
+    named: NamedModel
     n_ctx: int
     """Most tokens of prompt and answer together."""
     max_prompt: int | None = None
@@ -86,25 +80,24 @@ class Service:
 
         The first of `names` is told in its place, and the others are accepted, too.
         """
-        name, *others = [*names, PurePath(engine.target_name).name.removesuffix(".gguf")]
+        named = NamedModel.of(engine.target, [*names, plain_name(engine.target_name)])
         n_ctx = min(n_ctx or engine.target.n_ctx_train, engine.n_ctx_shared or engine.target.n_ctx_train)
-        aliases = (ALIAS, engine.target.name, *others)
-        return cls(name, aliases, n_ctx, max_prompt, reasoning_budget, strict)
+        return cls(named, n_ctx, max_prompt, reasoning_budget, strict)
+
+    @property
+    def name(self) -> str:
+        """Name of the model in every answer."""
+        return self.named.name
+
+    @property
+    def names(self) -> ServedNames:
+        """By which requests ask for it."""
+        return ServedNames([self.named])
 
     def fingerprint(self, engine: Engine) -> str:
         """Return the system_fingerprint of its answers: version, model and kernels."""
         what = f"{version('edgespec')} {self.name} {engine.target.size_bytes} {engine.kernels}"
         return "fp_" + hashlib.sha256(what.encode()).hexdigest()[:12]
-
-    def check_name(self, model: str) -> None:
-        """Raise a 404 for a model that is not served."""
-        if model.removesuffix(":latest") not in (self.name, *self.aliases):  # which Ollama's lists add
-            raise ApiError(
-                404,
-                f"no model {model[:80]!r} here: this server has {self.name!r}, also called {ALIAS!r}",
-                param="model",
-                code="model_not_found",
-            )
 
 
 @dataclass(frozen=True)
@@ -198,7 +191,7 @@ class RequestReader:
         """Prepare all texts that a request asks for."""
         if isinstance(request, ChatRequest):
             return PreparedRequest(_choices(self.chat(request), request.n or 1))
-        self._service.check_name(request.model)
+        self._service.names.find(request.model)
         n, best_of = request.n or 1, request.best_of or request.n or 1
         if best_of < n:
             raise ApiError(400, f"best_of: must be at least n, {n}", param="best_of")
@@ -257,7 +250,7 @@ class RequestReader:
 
     def infill(self, request: InfillRequest) -> PreparedText:
         """Prepare the text for a gap between two others."""
-        self._service.check_name(request.model)
+        self._service.names.find(request.model)
         fim = fim_of(self._model, "input_suffix")
         constraint = constraint_of(request)
         asked = requested_tokens(request)
@@ -292,7 +285,7 @@ class RequestReader:
 
     def _asked(self, request: ChatRequest) -> ChatRequest:
         """Return `request` with the tools that it allows. Raises ApiError if no answer can be asked for."""
-        self._service.check_name(request.model)
+        self._service.names.find(request.model)
         if self._model.chat_template is None:
             line = f"{self._service.name} has no chat template: use /v1/completions, or an instruct model"
             raise ApiError(400, line, param="model")

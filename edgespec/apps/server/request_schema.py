@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
 
+from edgespec.apps.server.names import ALIAS, RequestedModel
 from edgespec.apps.server.request_fields import ConstraintFields, OtherFields, RequestPart
 from edgespec.apps.server.response_schema import DraftUsage
 from edgespec.decoding.choices import DrafterName
@@ -379,7 +380,7 @@ ThoughtTokens = Annotated[int, Field(ge=-1, le=LARGEST_INT)] | None
 class GenerationRequest(ConstraintFields, OtherFields):
     """The fields of all requests for a generation."""
 
-    model: str = Field(description='A name that /v1/models lists; "edgespec" is always the served one.')
+    model: RequestedModel = Field(ALIAS, description="A name that /v1/models lists; default: the first.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: TokenLimit = Field(
@@ -483,7 +484,6 @@ class OtherFile(RequestPart):
 class InfillRequest(GenerationRequest):
     """The body of POST /infill: the text before the cursor is `input_prefix`, then `prompt`."""
 
-    model: str = Field("edgespec", description="The model that is served.")
     input_prefix: str
     input_suffix: str
     input_extra: list[OtherFile] | None = None

@@ -70,8 +70,6 @@ class RequestRun(Generic[Part, End]):
         self._have_read: set[int] = set()  # prompts
         self._refused: Exception | None = None
         self._is_closed = False
-        self.is_stopped = False
-        """Whether `stop` ended it."""
         self._watch: asyncio.Task[None] | None = None
         self._begin()
 
@@ -196,8 +194,7 @@ class RequestRun(Generic[Part, End]):
                     yield part
                     spoke = time.monotonic()
         except ClientGone:
-            if self.is_stopped and (last := writer.stopped()):
-                yield last
+            return
         except Exception as error:  # noqa: BLE001 - the status is sent: all of them become a part
             self.failure = engine_error(error, self._log)
             yield writer.failed(self.failure)
@@ -206,21 +203,12 @@ class RequestRun(Generic[Part, End]):
         """Return the answer to `request` in the form of `writer`. Raises ApiError."""
         request.state.run = self  # for the log
         if streams:
-            writer.stop = self.stop
             await self.settle()
             return StreamingAnswer(self, writer)
         ends = await self.collect(request.receive, writer.add)
         if ends is None:
             return Response(status_code=CLIENT_GONE)
         return Response(writer.whole(ends), media_type=writer.whole_type)
-
-    def stop(self) -> bool:
-        """End a stream where it is: its writer writes the end. Return whether it was under way."""
-        if self._is_closed or self.is_complete:
-            return False
-        self.is_stopped = True
-        self.close()
-        return True
 
     def close(self) -> None:
         """End the texts that are under way, and begin none of those that wait."""
@@ -235,6 +223,21 @@ class RequestRun(Generic[Part, End]):
             self._watch.cancel()
 
 
+class WholeEvents:
+    """Cuts what comes of a stream into whole events, so that one that breaks off can be left out."""
+
+    def __init__(self, end: bytes = b"\n\n") -> None:
+        """Cut after each `end`."""
+        self._end = end
+        self.rest = b""
+        """What has come of the next one."""
+
+    def feed(self, part: bytes) -> list[bytes]:
+        """Add a part of the stream; return the events that it completes."""
+        *whole, self.rest = (self.rest + part).split(self._end)
+        return [event + self._end for event in whole]
+
+
 class AnswerWriter(ABC, Generic[Part, End]):
     """Writes the answer to one request in the form of an API, whole or in parts; "": nothing is sent.
 
@@ -245,8 +248,6 @@ class AnswerWriter(ABC, Generic[Part, End]):
     """Content-Type of a stream."""
     whole_type = "application/json"
     """Content-Type of a whole answer."""
-    stop: Callable[[], bool]
-    """Ends a stream where it is: RequestRun.stop. Set when the stream begins."""
 
     def begin(self) -> str:
         """The beginning of a stream."""
@@ -281,10 +282,6 @@ class AnswerWriter(ABC, Generic[Part, End]):
     def reading(self, progress: PromptProgress) -> str:
         """Return the comment with how many tokens of the prompt are read."""
         return f": reading {progress.n_read} of {progress.n_tokens} tokens\n\n"
-
-    def stopped(self) -> str:
-        """The end of a stream that `stop` ended."""
-        return ""
 
     def failed(self, error: ApiError) -> str:
         """The end of a stream that failed."""

@@ -451,7 +451,7 @@ def test_a_prompt_limit(tiny_path: Path):
         ({"messages": "hello"}, "messages"),
         ({"messages": [{"role": "wizard", "content": "x"}]}, "messages"),
         ({"messages": [{"role": "user", "content": []}]}, "messages"),
-        ({"model": None}, "model"),
+        ({"model": 5}, "model"),
         ({"n": 0}, "n"),
         ({"n": 129}, "n"),
         ({"max_tokens": 5, "max_completion_tokens": 3}, "max_completion_tokens"),

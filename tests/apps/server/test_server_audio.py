@@ -173,7 +173,7 @@ def test_a_track_that_is_not_there(served):
 
 
 def test_models_that_are_not_here(client):
-    with pytest.raises(openai.NotFoundError, match="no speech model 'gpt-4o-transcribe' here"):
+    with pytest.raises(openai.NotFoundError, match="model 'gpt-4o-transcribe' not found"):
         client.audio.transcriptions.create(file=recording(), model="gpt-4o-transcribe")
 
 

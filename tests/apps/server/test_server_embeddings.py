@@ -145,7 +145,7 @@ def test_langchain(served, expected):
         ({"input": "a", "dimensions": 65}, 400, "dimensions: 65, and a vector of tiny has 64"),
         ({"input": "a", "dimensions": 0}, 400, "dimensions"),
         ({"input": "a", "encoding_format": "hex"}, 400, "encoding_format"),
-        ({"input": "a", "model": "other"}, 404, "no model 'other' here"),
+        ({"input": "a", "model": "other"}, 404, "model 'other' not found"),
         ({"input": "a", "prompt": "b"}, 400, "prompt: there is no such field here"),
     ],
 )

@@ -322,7 +322,7 @@ def test_every_advice_names_fields_of_its_route(client: httpx.Client, served: Se
         (CHAT, {"temperature": "1"}, "temperature: must be a number"),
         (CHAT, {"temperature": 3}, "temperature: must be at most 2"),
         (CHAT, {"max_tokens": 1.5}, "max_tokens: must be a whole number"),
-        (CHAT, {"model": None}, "model: must be a string"),
+        (CHAT, {"model": 5}, "model: must be a string"),
         (CHAT, {"stream": "yes"}, "stream: must be true or false"),
         (CHAT, {"messages": []}, "messages: must not be empty"),
         (CHAT, {"messages": ["x"]}, "messages.0: must be an object"),

@@ -21,6 +21,8 @@ from edgespec.apps.server import gate, http_server
 from edgespec.apps.server.gate import Gate, GateLimits, is_loopback
 from edgespec.apps.server.metrics import Metrics
 from edgespec.errors import EdgespecError
+from server_app import serving
+from speech_app import speech_service
 
 
 @pytest.fixture(autouse=True)
@@ -317,3 +319,86 @@ def test_an_answer_does_not_wait_for_the_acknowledgement_of_its_beginning():
 
     asyncio.run(accept())
     assert seen == [1]
+
+
+ODD = [
+    b"",
+    b" ",
+    b"[",
+    b"http://[",
+    b"http://[::1",
+    b"//",
+    b"null",
+    b"\xff",
+    b"\x80\x81",
+    b"\xb2",
+    b"-1",
+    b"1e5",
+]
+ODD += [
+    b"9" * 5000,
+    b"a" * 9000,
+    b"localhost:99999999999",
+    b"[::1%25]",
+    b"Bearer",
+    b"Bearer \xff",
+    b"Basic \xff",
+]
+ODD += [
+    b"application/json; charset=\xff",
+    b"gzip, \xff",
+    b"multipart/form-data",
+    b"multipart/form-data; boundary=",
+]
+ODD += [b"multipart/form-data; boundary=a; charset=" + one for one in (b"\xff", b"none", b"utf-16", b"idna")]
+HEADERS = b"host origin content-type content-length authorization x-api-key content-encoding sec-fetch-site"
+FORM = b'--a\r\nContent-Disposition: form-data; name="model"\r\n\r\n\xff\r\n--a--\r\n'
+
+
+@pytest.mark.parametrize("limits", [{}, {"api_key": "k"}, {"origins": ("http://a",)}, {"loopback": False}])
+def test_no_header_is_a_failure_of_the_server(tiny_path, limits):
+    async def status(app, path, header, value):
+        headers = {b"host": b"localhost", b"content-type": b"application/json", header: value}
+        if header == b"content-type" and b"k" in limits.get("api_key", "").encode():
+            headers[b"authorization"] = b"Bearer k"
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+        }
+        scope |= {"headers": [*headers.items()], "state": {}, "client": ("127.0.0.1", 1), "scheme": "http"}
+        scope |= {"http_version": "1.1", "server": ("127.0.0.1", 80), "root_path": ""}
+        parts = [{"type": "http.request", "body": FORM if "audio" in path else b"{}"}]
+        sent = []
+
+        async def receive():
+            return parts.pop() if parts else {"type": "http.disconnect"}
+
+        async def send(message):
+            sent.append(message)
+
+        await app(scope, receive, send)
+        return sent[0]["status"]
+
+    async def ask(app):
+        for path in ("/v1/chat/completions", "/v1/responses", "/api/chat", "/v1/audio/transcriptions"):
+            for header in HEADERS.split():
+                for value in ODD:
+                    found = await status(app, path, header, value)
+                    assert found < 500, (path, header, value)
+
+    with speech_service(tiny_path) as speech, serving(tiny_path, speech=speech.service) as served:
+        asyncio.run(ask(Gate(served.app, GateLimits(**limits))))
+        assert served.log == []
+
+
+def test_headers_with_odd_bytes_are_answered_over_http():
+    with running(GateLimits()) as (port, _, _):
+        for name in ("Host", "Origin", "Content-Length", "Content-Type", "Authorization"):
+            for value in ODD:
+                head = f"POST /size HTTP/1.1\r\nConnection: close\r\n{name}: ".encode() + value + b"\r\n"
+                head += b"" if name == "Host" else b"Host: localhost\r\n"
+                answer = exchange(port, head + b"\r\n")
+                assert answer[9:12] in (b"200", b"400", b"403", b"413"), (name, value, answer)

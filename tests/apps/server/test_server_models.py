@@ -20,14 +20,18 @@ import pytest
 
 from command_line import user_environment
 from edgespec.apps.server.api_errors import ApiError
+from edgespec.apps.server.commands import serve
 from edgespec.apps.server.http_server import bind
 from edgespec.apps.server.router.app import create_router
 from edgespec.apps.server.router.model_facts import ModelNames, UnloadedFacts
 from edgespec.apps.server.router.pool import ModelSpec, Pool
 from edgespec.apps.server.router.preset import duration_s, read_preset
 from edgespec.cli import main
-from edgespec.errors import EdgespecError
+from edgespec.cli.groups import changed, flat_options
+from edgespec.cli.options import ComputeOnNodes, StateOptions
+from edgespec.errors import EdgespecError, UsageError
 from speech_app import recording
+from tiny_bert import TinyBert
 from tiny_gguf import write_tiny_gguf
 from tiny_whisper import write_tiny_whisper
 
@@ -42,6 +46,7 @@ def files(tmp_path_factory):
         write_tiny_gguf(folder / f"{name}.gguf", seed=len(name), name=name)
     write_tiny_gguf(folder / "slow.gguf", n_layer=4, n_embd=256, n_ctx=8192)
     write_tiny_whisper(folder / "whisper.gguf")
+    TinyBert().write(folder / "vectors.gguf")
     (folder / "broken.gguf").write_bytes(b"GGUF" + bytes(100))
     return folder
 
@@ -116,6 +121,9 @@ def served(files, environment, tmp_path_factory):
         target = "{files}/slow.gguf"
         [models.heard]
         speech = "{files}/whisper.gguf"
+        [models.vectors]
+        target = "{files}/vectors.gguf"
+        embeddings = true
         [models.broken]
         target = "{files}/broken.gguf"
         """
@@ -129,7 +137,7 @@ def served(files, environment, tmp_path_factory):
 
 @pytest.mark.slow
 def test_the_model_of_a_request_answers_it(served):
-    assert served.ready["models"] == ["one", "two", "slow", "heard", "broken"]
+    assert served.ready["models"] == ["one", "two", "slow", "heard", "vectors", "broken"]
     for asked, name in (("one", "one"), ("gpt-4o", "one"), ("two:latest", "two"), ("edgespec", "one")):
         answer = served.text(asked).json()
         assert (answer["model"], answer["usage"]["completion_tokens"]) == (name, 3)
@@ -142,20 +150,29 @@ def test_the_model_of_a_request_answers_it(served):
     assert "text" in served.client.post("/v1/audio/transcriptions", **form).json()
     named = served.client.post("/v1/audio/transcriptions", data={"model": "heard"}, **form)
     assert named.status_code == 200
+    for model in ({}, {"model": "Vectors:latest"}, {"model": "edgespec"}):
+        for path, text in (("/v1/embeddings", "input"), ("/api/embeddings", "prompt")):
+            answer = served.client.post(path, json={text: "abc", **model})
+            assert answer.status_code == 200, answer.text
+    assert served.client.post("/v1/embeddings", json={"input": "abc"}).json()["model"] == "vectors"
+    assert served.client.post("/api/show", json={}).json()["capabilities"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("body", [b"", b"{}"])
-def test_a_response_is_cancelled_whichever_model_writes_it(served, body):
-    served.text("one")  # which is asked first
-    asked = {"model": "slow", "input": "abc", "stream": True, "temperature": 0}
-    with served.client.stream("POST", "/v1/responses", json=asked) as answer:
-        events = (line.removeprefix("data: ") for line in answer.iter_lines() if line.startswith("data: "))
-        identity = json.loads(next(events))["response"]["id"]
-        cancelled = served.client.post(f"/v1/responses/{identity}/cancel", content=body).json()
-        last = json.loads([*events][-1])
-    assert (cancelled["status"], last["type"]) == ("cancelled", "response.incomplete")
-    assert last["response"] == cancelled
+def test_a_stored_response_outlives_its_model_and_another_goes_on_with_it(served):
+    asked = {"model": "one", "input": "abc", "max_output_tokens": 3}
+    first = served.client.post("/v1/responses", json=asked).json()
+    served.client.post("/api/generate", json={"model": "one", "keep_alive": 0})
+    served.reaches("one", "unloaded")
+    assert served.client.get(f"/v1/responses/{first['id']}").json() == first
+    asked = {"model": "two", "input": "abc", "previous_response_id": first["id"], "max_output_tokens": 3}
+    second = served.client.post("/v1/responses", json=asked).json()
+    assert (second["model"], second["previous_response_id"]) == ("two", first["id"])
+    assert second["usage"]["input_tokens"] > first["usage"]["input_tokens"] + 3
+    gone = served.client.post("/v1/responses", json=asked | {"previous_response_id": "resp_0"})
+    assert (gone.status_code, gone.json()["error"]["code"]) == (404, "previous_response_not_found")
+    assert served.client.get("/v1/responses/resp_0").status_code == 404
+    assert served.states()["one"] == "unloaded"
 
 
 @pytest.mark.slow
@@ -179,7 +196,7 @@ def test_lists_tell_of_all_and_metrics_of_each(served):
     assert listed["heard"]["speech"] is True
     assert served.client.get("/v1/models/gpt-4o").json()["id"] == "one"
     tags = {one["name"]: one for one in served.client.get("/api/tags").json()["models"]}
-    assert [*tags] == ["one:latest", "two:latest", "slow:latest"]
+    assert [*tags] == ["one:latest", "two:latest", "slow:latest", "vectors:latest"]
     assert tags["slow:latest"]["details"]["family"] == "llama"
     loaded = {one["name"]: one for one in served.client.get("/api/ps").json()["models"]}
     assert loaded["one:latest"]["expires_at"] < "2300"
@@ -209,23 +226,41 @@ def test_a_model_that_cannot_be_loaded_is_refused_by_name_and_the_others_go_on(s
     assert served.states()["broken"] == "unloaded"
 
 
+SAID = [{"role": "user", "content": "abc"}]
+LONG = {"max_tokens": 8000, "temperature": 0}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/api/generate"])
-def test_a_process_that_is_killed_in_a_stream_ends_it_with_an_error(served, path):
-    asked = {"messages": [{"role": "user", "content": "abc"}]} if "chat" in path else {"prompt": "abc"}
-    asked |= {"model": "slow", "stream": True, "temperature": 0} if "v1" in path else {"model": "slow"}
-    with served.client.stream(
-        "POST", path, json=asked | ({"max_tokens": 8000} if "v1" in path else {})
-    ) as answer:
-        lines = (line for line in answer.iter_lines() if line and not line.startswith(":"))
-        next(lines)
-        served.kill("slow")
-        last = [*lines][-1]
-    error = json.loads(last.removeprefix("data: "))["error"]
-    if "v1" in path:
-        assert (error["code"], error["type"]) == ("model_lost", "server_error")
-        error = error["message"]
-    assert "'slow' died amid the answer" in error
+@pytest.mark.parametrize(
+    ("path", "body", "end"),
+    [
+        ("/v1/completions", {"prompt": "abc", **LONG}, 'data: {"error":'),
+        ("/v1/chat/completions", {"messages": SAID, **LONG}, 'data: {"error":'),
+        ("/v1/messages", {"messages": SAID, **LONG}, 'event: error\ndata: {"type":"error","error":'),
+        ("/v1/responses", {"input": "abc", "temperature": 0}, "event: response.failed\ndata: {"),
+        ("/api/generate", {"prompt": "abc"}, '{"error":'),
+        ("/api/chat", {"messages": SAID}, '{"error":'),
+    ],
+)
+def test_a_process_that_is_killed_in_a_stream_ends_it_in_the_form_of_its_api(served, path, body, end):
+    separator = "\n" if path.startswith("/api") else "\n\n"
+    with served.client.stream("POST", path, json={"model": "slow", "stream": True, **body}) as answer:
+        text, lives = "", True
+        for part in answer.iter_text():
+            text += part
+            if lives and text.count("{") > 8:  # amid the text
+                served.kill("slow")
+                lives = False
+    *events, last = text.removesuffix(separator).split(separator)
+    assert last.startswith(end)
+    told = json.loads(last[last.index("{") :])
+    for event in events:  # whole ones, as their clients read them
+        assert event.startswith(":") or json.loads(event[event.index("{") :])
+    if "responses" in path:
+        before = json.loads(events[-1].partition("data: ")[2])
+        assert told["sequence_number"] == before["sequence_number"] + 1
+        assert (told["response"]["status"], told["response"]["error"]["code"]) == ("failed", "server_error")
+    assert "'slow' died amid the answer" in last
     assert served.text("slow").json()["usage"]["completion_tokens"] == 3
 
 
@@ -365,7 +400,10 @@ def test_the_least_recently_used_leaves_for_another_and_a_pinned_one_never(
 
 
 @pytest.mark.slow
-def test_a_busy_model_answers_before_it_leaves_and_is_loaded_again(files, environment, tmp_path, monkeypatch):
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_busy_model_answers_before_it_leaves_and_is_loaded_again(
+    files, environment, tmp_path, monkeypatch, leaves
+):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     order, spec = [], _specs(files, tmp_path)
@@ -376,6 +414,9 @@ def test_a_busy_model_answers_before_it_leaves_and_is_loaded_again(files, enviro
         a, b = pool.models
         try:
             async with pool.hold(a):
+                if leaves:  # already, as when its time is over
+                    pool._run(pool._unload(a))
+                    await asyncio.sleep(0)
                 other = asyncio.create_task(_use(pool, "b"))
                 while a.status != "leaving":
                     await asyncio.sleep(0.01)
@@ -447,6 +488,7 @@ def test_a_unix_socket_is_this_users_alone_and_that_of_a_killed_server_is_taken_
         ("[models]", "models: it names no model"),
         ("[models.a", "not valid TOML"),
         ("[models.a]\ncontext = 5", "models.a.context: no such field (nearest: ctx"),
+        ("[models.a]\nembeddings = true\nspeech = 'whisper-tiny'", "models.a: --embeddings and"),
         ("[models.a]\nctx = 0", "models.a.ctx: expected more than 0, got 0"),
         ("[models.a]\nkeep_alive = 'soon'", "models.a"),
         ("[models.a]\ntarget = ''", "models.a.target is empty"),
@@ -483,15 +525,106 @@ def test_options_that_contradict_several_models(tmp_path, tiny_path, capfd):
         assert line.count("\n") == 1
 
 
-def test_a_preset_is_read_with_its_defaults(tmp_path):
-    file = tmp_path / "preset.toml"
-    file.write_text(
-        "keep_alive = 60\n[models.a]\nctx = 9\nprefix_cache = 0\ncache_reuse = 64\ncache_type = 'q8_0'\n"
-        "[models.b]\nkeep_alive = -1"
+GROUPS = (serve.ServeLoading, serve.RequestLimits, serve.SpeechServing)
+
+
+def options_of(**given):
+    """Return the options of a server on whose command line these were given."""
+    loading = serve.ServeLoading(
+        states=StateOptions(), compute=ComputeOnNodes(), vectors=serve.EmbeddingServing()
     )
-    a, b = read_preset(file).values()
-    assert [*a.options()] == ["--ctx=9", "--cache-type=q8_0", "--prefix-cache=0", "--cache-reuse=64"]
-    assert (a.keep_alive, b.keep_alive) == (60, -1)
+    groups = [changed(group, given) for group in (loading, serve.RequestLimits(), serve.SpeechServing())]
+    output, watts = serve.ServeOutput(), given.get("assume_watts")
+    return serve.ServerOptions(groups[0], serve.ListenOptions(), *groups[1:], output, watts)
+
+
+def own_words(text, tmp_path, **given):
+    """Return the options of the processes of a preset's models, by name."""
+    file = tmp_path / "preset.toml"
+    file.write_text(text)
+    tables, options = read_preset(file, GROUPS), options_of(**given)
+    return {name: [*serve._words(serve._own_options(table, options, name))] for name, table in tables.items()}
+
+
+def test_a_table_stands_before_the_command_line(tmp_path):
+    text = "[models.a]\nctx = 9\nprefix_cache = 0\nlearn = true\nstate_dir = '/s'\n[models.b]\n"
+    found = own_words(text, tmp_path, ctx=7, cache_type="q8_0", reasoning_budget=3)
+    shared = ["--cache-type=q8_0", "--max-body=1024", "--reasoning-budget=3"]
+    assert {*found["a"]} == {"--ctx=9", "--prefix-cache=0", "--learn", "--state-dir=/s", *shared}
+    assert {*found["b"]} == {"--ctx=7", *shared}
+    own_words("keep_alive = 60\n[models.a]\n[models.b]\nkeep_alive = -1", tmp_path)
+    tables = read_preset(tmp_path / "preset.toml", GROUPS)
+    assert [table.keep_alive for table in tables.values()] == [60, -1]
+
+
+OF_THE_SERVER = ("max_queue", "max_body", "max_seconds", "max_audio")
+VALUES = {
+    "state_limit": "5MB",
+    "state_dir": "/s",
+    "chat_template": "chatml",
+    "rpc": "here:1",
+    "pooling": "cls",
+    "kernels": "off",
+    "cache_type": "q4_0",
+    "drafter": "suffix",
+    "speech": "whisper-tiny",
+    "speech_draft": "none",
+}
+NEEDED = {"pooling": "embeddings = true\n", "state_limit": "state_dir = '/s'\n"}
+
+
+@pytest.mark.parametrize(
+    "option", [one for group in GROUPS for one in flat_options(group)], ids=lambda one: one[0]
+)
+def test_every_option_of_a_model_is_one_of_a_table(option, tmp_path):
+    name, kind, _ = option
+    value = VALUES.get(name, True if kind is bool else 5)
+    text = f"[models.a]\n{NEEDED.get(name, '')}{name} = {json.dumps(value)}\n"
+    if name in OF_THE_SERVER:
+        with pytest.raises(EdgespecError, match=f"models.a.{name}: no such field"):
+            own_words(text, tmp_path)
+        return
+    (word,) = [one for one in own_words(text, tmp_path)["a"] if one.startswith(f"--{name.replace('_', '-')}")]
+    assert word.endswith(f"={value}") or value is True
+    wrong = "'x'" if value is True or value == 5 else "5.5"
+    with pytest.raises(EdgespecError, match=f"models.a.{name}: expected "):
+        own_words(f"[models.a]\n{name} = {wrong}\n", tmp_path)
+
+
+BESIDE = {"drafter": "suffix", "parallel": 3, "cache_type": "q8_0", "chat_template": "chatml", "rpc": "h:1"}
+BESIDE |= {"learn": True, "cache_reuse": 5, "state_dir": Path("/s"), "prefix_cache": 1, "assume_watts": 5.0}
+
+
+def test_vectors_leave_out_what_does_nothing_for_them_and_name_it(tmp_path, capfd):
+    text = "[models.text]\n[models.vectors]\nembeddings = true\npooling = 'cls'\n"
+    found = own_words(text, tmp_path, **BESIDE, ctx=7, threads=2)
+    assert {*found["vectors"]} == {
+        *("--embeddings", "--pooling=cls", "--ctx=7", "--threads=2", "--max-body=1024")
+    }
+    line = capfd.readouterr().err
+    for name in BESIDE:
+        word = f"--{name.replace('_', '-')}"
+        assert word in " ".join(found["text"])
+        assert word in line
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "embeddings = true\nspeech = 'whisper-tiny'",
+        "embeddings = true\nlearn = true",
+        "embeddings = true\nprefix_cache = 5",
+        "embeddings = true\ndraft = 'x'",
+        "pooling = 'cls'",
+        "target = 'none'",
+        "state_limit = '5MB'",
+        "state_limit = 'much'\nstate_dir = '/s'",
+        "drafter = 'none'\ndraft = 'x'",
+    ],
+)
+def test_options_of_a_table_that_contradict_each_other_are_refused(text, tmp_path):
+    with pytest.raises(UsageError):
+        own_words(f"[models.a]\n{text}", tmp_path)
 
 
 def test_times_are_ollamas():

@@ -14,9 +14,10 @@ import pytest
 from chat_templates import DEEPSEEK, FAMILIES, HERMES, MISTRAL, SILENT, THINKING_CODER, function
 from edgespec.apps.server.api_errors import ApiError
 from edgespec.apps.server.choice_writers import AnswerHead, AnswerText, ChatChoiceWriter
+from edgespec.apps.server.names import NamedModel
 from edgespec.apps.server.ollama.request_schema import OllamaChatRequest, OllamaGenerateRequest
 from edgespec.apps.server.ollama.routes import OllamaReader
-from edgespec.apps.server.request_reader import ALIAS, PreparedText, RequestReader, Service
+from edgespec.apps.server.request_reader import PreparedText, RequestReader, Service
 from edgespec.apps.server.request_schema import ChatRequest, CompletionRequest
 from edgespec.decoding.records import Token
 from edgespec.llama.weights import Model
@@ -33,7 +34,7 @@ class Asked:
     def __init__(self, path: Path, template: str | None, **options: Any) -> None:
         file = write_tiny_gguf(path / "model.gguf", chat_template=template, n_ctx=8192, **options)
         self.model = Model(file, vocab_only=True)
-        self.service = Service("served", (ALIAS,), 8192)
+        self.service = Service(NamedModel("served"), 8192)
         self.reader = RequestReader(self.model, self.service)
 
     def ask(self, messages: Any = HELLO, **fields: Any) -> PreparedText:
@@ -486,7 +487,7 @@ def test_a_thought_that_is_gone_on_with_is_closed(asked: Any):
 
 def test_the_servers_limit_is_for_requests_that_say_nothing(asked: Any):
     model = asked(ALWAYS)
-    model.reader = RequestReader(model.model, Service("served", (ALIAS,), 8192, reasoning_budget=3))
+    model.reader = RequestReader(model.model, Service(NamedModel("served"), 8192, reasoning_budget=3))
     assert model.ask().options.reasoning_budget == 3
     assert model.ask(reasoning_budget=-1).options.reasoning_budget == -1
     assert model.ask(reasoning_effort="low").options.reasoning_budget == 1024

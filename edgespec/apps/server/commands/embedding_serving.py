@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 
 from edgespec.cli.console import err, message
-from edgespec.cli.groups import option_group
+from edgespec.cli.groups import as_words, option_group
 from edgespec.cli.options import ModelFirst, PoolingOption, SharedModels
 from edgespec.cli.progress import pull_named
 from edgespec.errors import UsageError
@@ -36,6 +35,14 @@ class QueueLimits(Protocol):
         """Tokens of a text; None: as many as the context holds."""
 
 
+_USED = {"--embeddings", "--pooling", "--ctx", "--threads", "--kernels"}
+
+
+def idle_options(loading: SharedModels) -> list[str]:
+    """Return the options that were given and do nothing for a model that embeds or ranks."""
+    return [name for name in (word.partition("=")[0] for word in as_words(loading)) if name not in _USED]
+
+
 @option_group("Embeddings (docs/embeddings.md)")
 class EmbeddingServing:
     """Whether the server's model embeds or ranks texts."""
@@ -58,16 +65,11 @@ class EmbeddingServing:
 
         `others`: whatever else was given, by its name.
         """
-        compute = loading.compute
         return {
             **models.contradictions(),
             "--embeddings and --draft": models.draft is not None,
             "--embeddings and a pair": models.chosen().pair is not None,
-            "--embeddings and --drafter": loading.drafter != "auto",
-            "--embeddings and --parallel": loading.parallel is not None,
-            "--embeddings and --chat-template": loading.chat_template is not None,
-            "--embeddings and --cache-type": compute.cache_type != "f16",
-            "--embeddings and --rpc": bool(compute.rpc_addresses),
+            **{f"--embeddings and {name}": True for name in idle_options(loading)},
             **{f"--embeddings and --{name}": value is not None for name, value in others.items()},
         }
 
@@ -93,7 +95,8 @@ class EmbeddingServing:
             raise UsageError("--embeddings needs a model: edgespec serve MODEL --embeddings")
         from edgespec.apps.server.embedding_routes import EmbeddingService
         from edgespec.apps.server.embedding_worker import EmbeddingWorker
-        from edgespec.apps.server.request_reader import ALIAS, Service
+        from edgespec.apps.server.names import NamedModel, plain_name
+        from edgespec.apps.server.request_reader import Service
         from edgespec.engine.embedder import Embedder
         from edgespec.platform.signals import Cancellation
 
@@ -118,6 +121,5 @@ class EmbeddingServing:
                     max_seconds=limits.max_seconds,
                     turns=turns,
                 )
-                name, *others = [*names, PurePath(target).name.removesuffix(".gguf")]
-                served = Service(name, (ALIAS, embedder.model.name, *others), embedder.n_ctx)
-                yield EmbeddingService(served, worker, message)
+                named = NamedModel.of(embedder.model, [*names, plain_name(target)])
+                yield EmbeddingService(Service(named, embedder.n_ctx), worker, message)

@@ -8,6 +8,7 @@ import shlex
 import struct
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from edgespec.platform.files import lines_of, text_of
 
 _SERVERS = ("serve", "node")
 _LISTENS = "0A"  # a socket's state in /proc/net/tcp
+_ACCEPTS = 1 << 16  # a socket's flag in /proc/net/unix
+_ENDED = ("", "Z", "X")  # states of a process
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +33,7 @@ class RunningProcess:
     command: str
     """`serve` or `node`, and its options."""
     addresses: tuple[str, ...]
-    """HOST:PORT of each socket that listens; empty while models are loaded."""
+    """HOST:PORT or unix:FILE of each socket that listens; empty while models are loaded."""
     seconds: float
     """Since it began."""
     models: tuple[str, ...] = ()
@@ -64,9 +67,11 @@ def running_servers(root: Path = Path("/")) -> Iterator[RunningProcess]:
             words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
             if folder.stat().st_uid != os.getuid() or not (options := _options(words)):
                 continue
-            links = [str(file.readlink()) for file in (folder / "fd").iterdir()]
+            links = [*_links(folder / "fd")]
             since = time.time() - folder.stat().st_mtime
         except OSError:  # it ended
+            continue
+        if _state(folder)[0] in _ENDED:
             continue
         addresses = tuple(dict.fromkeys(listening[link] for link in links if link in listening))
         loaded = tuple(name for parent, name in models if parent == folder.name)
@@ -77,10 +82,22 @@ def _models(root: Path) -> Iterator[tuple[str, str]]:
     """Yield the processes that serve one model of several: the id of the server's process, and the name."""
     for folder in (root / "proc").glob("[0-9]*"):
         words = text_of(folder / "cmdline").split("\0")
-        if words[2:3] == ["-c"] and "import serve_model" in words[3]:
-            parent = text_of(folder / "stat").rpartition(")")[2].split()[1]
+        state, parent = _state(folder)
+        if words[2:3] == ["-c"] and "import serve_model" in "".join(words[3:4]) and state not in _ENDED:
             name = next((word for word in words if word.startswith("--alias=")), "")
             yield parent, name.removeprefix("--alias=")
+
+
+def _state(folder: Path) -> tuple[str, str]:
+    """Return the state of a process, and the id of its parent; "" of one that is gone."""
+    fields = text_of(folder / "stat").rpartition(")")[2].split()
+    return (fields[0], fields[1]) if len(fields) > 1 else ("", "")
+
+
+def _links(folder: Path) -> Iterator[str]:
+    for file in folder.iterdir():
+        with suppress(OSError):  # it was closed meanwhile
+            yield str(file.readlink())
 
 
 def _options(words: list[str]) -> list[str]:
@@ -93,7 +110,11 @@ def _options(words: list[str]) -> list[str]:
 
 
 def _listening(root: Path) -> Iterator[tuple[str, str]]:
-    """Yield the sockets of TCP that listen, as /proc/PID/fd names them, and their HOST:PORT."""
+    """Yield the sockets that listen, as /proc/PID/fd names them, and their addresses."""
+    for line in lines_of(root / "proc/net/unix")[1:]:
+        _, _, _, flags, _, _, number, *path = line.split(maxsplit=7)
+        if int(flags, 16) & _ACCEPTS and path:
+            yield f"socket:[{number}]", f"unix:{path[0]}"
     for name in ("tcp", "tcp6"):
         for line in lines_of(root / "proc/net" / name)[1:]:
             fields = line.split()

@@ -14,23 +14,21 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from edgespec.apps.server.commands.embedding_serving import EmbeddingServing
+from edgespec.apps.server.commands.embedding_serving import EmbeddingServing, idle_options
 from edgespec.apps.server.router.preset import (
     KEEP_ALIVE,
     PresetModel,
-    check_names,
     duration_s,
-    plain_name,
     read_preset,
 )
 from edgespec.cli.completion import complete_model
 from edgespec.cli.console import INTERRUPTED, err, message, out
-from edgespec.cli.groups import as_words, grouped, option_group, shown
+from edgespec.cli.groups import as_words, changed, grouped, option_group, shown
 from edgespec.cli.local_run import RunningServer, announced_server, file_identity, installation
 from edgespec.cli.options import (
     OUTPUT,
@@ -315,6 +313,7 @@ class SpeechServing:
             yield None
             return
         from edgespec.apps.server.audio_routes import SpeechService, SpeechWorker
+        from edgespec.apps.server.names import plain_name
         from edgespec.apps.speech.opening import open_transcriber
         from edgespec.apps.speech.speech_model import speech_ref
 
@@ -332,8 +331,7 @@ class SpeechServing:
                 max_seconds=limits.max_seconds,
                 meter=meter,
             )
-            name = PurePath(speech_ref(self.speech)).name.removesuffix(".gguf")
-            yield SpeechService(name, speech, 60.0 * self.max_audio_minutes)
+            yield SpeechService(plain_name(speech_ref(self.speech)), speech, 60.0 * self.max_audio_minutes)
 
     def check(self, target: str | None) -> None:
         """Raise UsageError if there is nothing to serve."""
@@ -417,8 +415,9 @@ def _serve_one(models: ServedModels, options: ServerOptions) -> int:
             engine, worker = _load(stack, loading, limits, names, (measured, turns))
             metrics.watch(worker)
         heard = stack.enter_context(speech.open(limits, loading.compute, measured, turns))
-        if heard and models.alias and not names:
-            heard = replace(heard, name=models.alias[0], aliases=(heard.name, *models.alias[1:]))
+        if heard and models.alias:
+            told = heard.name if names else models.alias[0]
+            heard = replace(heard, name=told, aliases=(heard.name, *models.alias))
         if heard:
             metrics.watch_speech(heard.worker)
         opening = loading.vectors.open(
@@ -431,7 +430,7 @@ def _serve_one(models: ServedModels, options: ServerOptions) -> int:
         hearing, embedding = heard.worker if heard else None, embedded.worker if embedded else None
         working: tuple[Working | None, ...] = (worker, hearing, embedding)
         written = (engine, worker, service) if engine and worker and service else None
-        app = _application(written, heard, embedded, metrics)
+        app = _application(written, heard, embedded, metrics, is_routed=address.turns is not None)
         found = _announced(engine, loading, address_of(bound), run_key)
 
         hurried = serve(
@@ -480,7 +479,6 @@ def _check_options(models: ModelFirst, options: ServerOptions) -> None:
     vectors = loading.vectors
     if vectors.embeddings:
         others = {"speech": speech.speech, "assume-watts": options.assume_watts}
-        others |= {"cache-reuse": loading.cache_reuse or None, "learn": loading.learn or None}
         refuse_contradictions(vectors.contradictions(models, loading, **others))
     else:
         vectors.check()
@@ -492,6 +490,8 @@ def _application(
     heard: SpeechService | None,
     embedded: EmbeddingService | None,
     metrics: Metrics,
+    *,
+    is_routed: bool,
 ) -> FastAPI:
     """Return the application for what the server does."""
     from edgespec.apps.server.api import create_app, create_embedding_app, create_speech_app
@@ -500,7 +500,15 @@ def _application(
         return create_embedding_app(embedded, metrics=metrics)
     if written:
         engine, worker, service = written
-        return create_app(engine, worker, metrics=metrics, service=service, speech=heard, log=message)
+        return create_app(
+            engine,
+            worker,
+            metrics=metrics,
+            service=service,
+            speech=heard,
+            is_routed=is_routed,
+            log=message,
+        )
     assert heard  # noqa: S101 - `SpeechServing.check` made sure, for the type checker
     return create_speech_app(heard, metrics=metrics, log=message)
 
@@ -634,15 +642,39 @@ def _announce(
 # ---- several models ----
 
 
-def _shared(options: ServerOptions, *, vectors: bool) -> Iterator[str]:
-    """Yield the options of a model's own server; a preset's come after them, and win.
+_LARGEST_BODY = 1024
+"""MB, for a model's own server: what may come was checked, and stored conversations come with it."""
 
-    `vectors`: of one for embeddings, which some options do nothing for.
+
+def _own_options(table: PresetModel, options: ServerOptions, where: str) -> ServerOptions:
+    """Return the options of a model's own server: a table's stand before those of the command line.
+
+    Raises UsageError for those that contradict each other.
     """
-    loading = options.loading
-    yield from as_words(replace(loading, cache_reuse=0, learn=False) if vectors else loading)
-    yield from as_words(options.limits)
-    yield from as_words(replace(options.speech, speech=None, speech_draft="auto"))
+    loading, given = options.loading, table.given
+    if given.get("embeddings"):
+        idle = [*idle_options(loading), *(["--assume-watts"] if options.assume_watts is not None else [])]
+        if idle:
+            message(f"{where}: {', '.join(idle)} of the command line: nothing for embeddings")
+        compute = ComputeOnNodes(threads=loading.compute.threads, kernels=loading.compute.kernels)
+        vectors, options = EmbeddingServing(), replace(options, assume_watts=None)
+        loading = ServeLoading(ctx=loading.ctx, states=StateOptions(), compute=compute, vectors=vectors)
+    own = replace(
+        options,
+        loading=changed(loading, given),
+        limits=replace(changed(options.limits, given), max_body=_LARGEST_BODY),
+        speech=changed(replace(options.speech, speech=None), given),
+    )
+    named_drafter(own.loading.drafter)
+    own.loading.states.room()
+    _check_options(ModelFirst(target=table.target, draft=table.draft, pair=table.pair), own)
+    return own
+
+
+def _words(options: ServerOptions) -> Iterator[str]:
+    """Yield the options of a model's own server, but for its models."""
+    for group in (options.loading, options.limits, options.speech):
+        yield from as_words(group)
     if options.assume_watts is not None:
         yield f"--assume-watts={options.assume_watts}"
     if options.output.quiet:
@@ -691,19 +723,21 @@ def _serve_several(models: ServedModels, options: ServerOptions) -> int:
 
 def _tables(models: ServedModels, speech: SpeechServing) -> tuple[dict[str, PresetModel], str]:
     """Return the models by name, and where they were named. Raises UsageError."""
+    from edgespec.apps.server.names import NamedModel, ServedNames, plain_name
     from edgespec.apps.speech.speech_model import speech_ref
 
     if models.models is not None:
-        where, tables = str(models.models), read_preset(models.models)
+        where = str(models.models)
+        tables = read_preset(models.models, (ServeLoading, RequestLimits, SpeechServing))
     else:
         where = "--model"
         named = [(plain_name(one), PresetModel(target=one)) for one in models.target or ()]
         if speech.speech is not None:
-            table = PresetModel(speech=speech.speech, speech_draft=speech.speech_draft)
+            table = PresetModel(given={"speech": speech.speech})
             named.append((plain_name(speech_ref(speech.speech)), table))
-        check_names([(name, ()) for name, _ in named], where)
+        ServedNames([NamedModel(name) for name, _ in named]).check(where)
         tables = dict(named)
-    check_names([(name, table.aliases) for name, table in tables.items()], where)
+    ServedNames([NamedModel(name, table.aliases) for name, table in tables.items()]).check(where)
     return tables, where
 
 
@@ -713,34 +747,36 @@ def _spec(name: str, table: PresetModel, turns: Path, options: ServerOptions, wh
     from edgespec.apps.server.router.pool import ModelSpec
     from edgespec.apps.speech.speech_model import speech_ref
 
-    loading = options.loading
-    target = draft = None
+    target = draft = speech = None
+    here = name if where == "--model" else f"{where}: models.{name}"
     try:
-        if table.embeddings:
+        own = _own_options(table, options, here)
+        loading, heard = own.loading, own.speech.speech
+        if loading.vectors.embeddings:
             target = table.target or name
-        elif table.speech is None or table.target or table.pair:
-            drafter = named_drafter(table.drafter or loading.drafter)
+        elif heard is None or table.target or table.pair:
             choice = ModelChoice(target=table.target, draft=table.draft, pair=table.pair)
             if not (table.target or table.pair):
                 choice = choice.with_model(name)
-            chosen = choice.choose(drafter, loading.compute, chat_template=table.chat_template)
+            drafter = named_drafter(loading.drafter)
+            chosen = choice.choose(drafter, loading.compute, chat_template=loading.chat_template)
             target, draft = (ref.name if ref else None for ref in chosen)
-        speech = None if table.speech is None else speech_ref(table.speech)
-        if speech is not None:
+        if heard is not None:
+            speech = speech_ref(heard)
             locate(speech)
     except EdgespecError as error:
         kind = UsageError if isinstance(error, UsageError) else EdgespecError
-        raise kind(f"{where}: models.{name}: {error}" if where != "--model" else str(error)) from None
+        raise kind(str(error) if where == "--model" else f"{here}: {error}") from None
     words = [f"--target={target or 'none'}", *([f"--draft={draft}"] if draft else []), f"--turns={turns}"]
     aliases = [f"--alias={one}" for one in (name, *table.aliases)]
     return ModelSpec(
-        files=ModelNames(name, target, draft, speech, table.ctx or loading.ctx),
-        options=(*words, *aliases, *_shared(options, vectors=table.embeddings), *table.options()),
+        files=ModelNames(name, target, draft, speech, loading.ctx),
+        options=(*words, *aliases, *_words(own)),
         aliases=table.aliases,
         keep=table.keep,
         keep_alive_s=duration_s(KEEP_ALIVE if table.keep_alive is None else table.keep_alive),
-        parallel=table.parallel or loading.parallel or 16,
-        embeddings=table.embeddings,
+        parallel=loading.parallel or 16,
+        embeddings=loading.vectors.embeddings,
     )
 
 

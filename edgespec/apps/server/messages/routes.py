@@ -64,8 +64,9 @@ from edgespec.apps.server.messages.schema import (
     ToolUseBlock,
     UserTurn,
 )
+from edgespec.apps.server.names import ALIAS
 from edgespec.apps.server.openapi import error_responses
-from edgespec.apps.server.request_reader import ALIAS, PreparedRequest, PreparedText, RequestReader, Service
+from edgespec.apps.server.request_reader import PreparedRequest, PreparedText, RequestReader, Service
 from edgespec.apps.server.request_schema import ChatRequest
 from edgespec.apps.server.response_schema import ChatChunk, Usage
 from edgespec.apps.server.streaming import Answerer, AnswerWriter, with_warnings

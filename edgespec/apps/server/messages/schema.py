@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
+from edgespec.apps.server.names import ALIAS, RequestedModel
 from edgespec.apps.server.request_fields import RequestPart
 from edgespec.apps.server.response_schema import DraftUsage
 
@@ -263,7 +264,7 @@ class RequestMetadata(RequestPart):
 class CountTokensRequest(RequestPart):
     """The body of POST /v1/messages/count_tokens."""
 
-    model: str = Field(description='A name that /v1/models lists; "edgespec" is always the served one.')
+    model: RequestedModel = Field(ALIAS, description="A name that /v1/models lists; default: the first.")
     messages: list[Turn] = Field(min_length=1)
     system: Annotated[str | list[TextGiven], _CONTENT] | None = None
     tools: list[ClientTool] | None = None

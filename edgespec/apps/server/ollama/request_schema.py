@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from edgespec.apps.server.names import RequestedModel
 from edgespec.apps.server.ollama.options import OPTIONS_SCHEMA
 from edgespec.decoding.option_table import MAX_LOGPROBS
 
@@ -19,7 +20,7 @@ class OllamaRequest(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
-    model: str = ""
+    model: RequestedModel = ""
 
 
 class OllamaRequestPart(BaseModel):

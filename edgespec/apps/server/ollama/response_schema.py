@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -172,8 +171,6 @@ class OllamaVersion(BaseModel):
 
 # ---- facts of a model as Ollama writes them ----
 
-_SIZES = {"Small": "S", "Medium": "M", "Large": "L"}
-
 
 def digest(header: GGUFHeader) -> str:
     """Return the SHA-256 of the model's file where it is known, else that of its metadata and its size.
@@ -188,21 +185,6 @@ def digest(header: GGUFHeader) -> str:
         hashed = hashlib.sha256(file.read(header.gguf.data_start))
     hashed.update(str(header.file_bytes).encode())
     return hashed.hexdigest()
-
-
-def quantization(ftype: str) -> str:
-    """Return llama.cpp's name of a quantization as Ollama writes it: Q4_K_M for "Q4_K - Medium"."""
-    name, _, rest = ftype.removeprefix("(guessed) ").removeprefix("all ").partition(" - ")
-    name = re.split(r"[ ,]", name)[0]
-    return f"{name}_{_SIZES[rest]}" if rest in _SIZES else name
-
-
-def human_number(n: int) -> str:
-    """Return a number of parameters as Ollama writes it: 1.5B, 494.03M."""
-    for unit, letter, digits in ((10**9, "B", 1), (10**6, "M", 2), (10**3, "K", 0)):
-        if n >= unit:
-            return f"{n // unit}{letter}" if n % unit == 0 else f"{n / unit:.{digits}f}{letter}"
-    return str(n)
 
 
 def rfc3339(seconds: float) -> str:

@@ -52,13 +52,10 @@ from edgespec.apps.server.ollama.response_schema import (
     ShownModel,
     TensorFacts,
     digest,
-    human_number,
-    quantization,
     rfc3339,
 )
 from edgespec.apps.server.openapi import error_responses
 from edgespec.apps.server.request_reader import (
-    ALIAS,
     PreparedRequest,
     PreparedText,
     RequestReader,
@@ -122,7 +119,6 @@ class OllamaReader:
 
     def _chat(self, body: OllamaGenerationRequest, fields: dict[str, Any], param: str) -> PreparedText:
         options = read_options(body.options or {})
-        fields["model"] = ALIAS
         if body.think not in (None, ""):
             fields |= self._thinking(body)
         if body.logprobs:
@@ -136,7 +132,8 @@ class OllamaReader:
     def _thinking(self, body: OllamaGenerationRequest) -> dict[str, Any]:
         """Return the fields of OpenAI's API for `think`. Raises ApiError."""
         if body.think and not self._reader.thinks:
-            raise ApiError(400, f'"{body.model}" does not support thinking', param="think")
+            name = body.model or self._service.name
+            raise ApiError(400, f'"{name}" does not support thinking', param="think")
         if body.think is True:  # as much as is usual
             switches = self._reader.thinking_switches - {"reasoning_effort"}
             return {"chat_template_kwargs": dict.fromkeys(switches, True)}
@@ -148,7 +145,7 @@ class OllamaReader:
             if getattr(body, name):
                 raise ApiError(400, f"{kind} does not support {name}: leave it out", param=name)
         options = read_options(body.options or {})
-        fields: dict[str, Any] = {"model": ALIAS, "prompt": body.prompt}
+        fields: dict[str, Any] = {"prompt": body.prompt}
         if body.format:
             fields["response_format"] = _format(body.format)
         if body.suffix:
@@ -247,9 +244,6 @@ def _called(message: OllamaRequestMessage, waiting: list[dict[str, Any]]) -> dic
 
 # ---- facts of a model ----
 
-LATEST = "latest"
-"""The tag of a name without one."""
-
 _LONGEST_ARRAY = 5  # longer ones are shown empty unless `verbose` is true, as in Ollama
 _NOT_SHOWN = ("general.name", "tokenizer.chat_template")  # told in fields of their own
 
@@ -272,18 +266,22 @@ class OllamaModelFacts:
             format="gguf",
             family=self._header.architecture,
             families=[self._header.architecture],
-            parameter_size=human_number(target.n_params),
-            quantization_level=quantization(target.ftype),
+            parameter_size=service.named.size,
+            quantization_level=service.named.quantization,
             context_length=service.n_ctx,
             embedding_length=self._header.n_embd,
         )
-        self.names = ServedNames(service, self._details.quantization_level, self._details.parameter_size)
+        self.full = service.named.full
+
+    def check(self, asked: str) -> None:
+        """Raise an ApiError if no model of this name is served."""
+        self._service.names.find(asked)
 
     def listed(self) -> ListedModel:
         """Return the model for /api/tags."""
         return ListedModel(
-            name=self.names.full,
-            model=self.names.full,
+            name=self.full,
+            model=self.full,
             modified_at=self._modified,
             size=self._header.file_bytes,
             digest=self._digest,
@@ -294,8 +292,8 @@ class OllamaModelFacts:
     def loaded(self) -> LoadedModel:
         """Return the model for /api/ps."""
         return LoadedModel(
-            name=self.names.full,
-            model=self.names.full,
+            name=self.full,
+            model=self.full,
             size=self._n_bytes(),
             digest=self._digest,
             details=self._details,
@@ -316,7 +314,7 @@ class OllamaModelFacts:
         """Return the model for /api/show."""
         template = self._target.chat_template or ""
         shown = ShownModel(
-            modelfile=f"# The one model of this server, made from no Modelfile.\nFROM {self.names.full}\n",
+            modelfile=f"# The one model of this server, made from no Modelfile.\nFROM {self.full}\n",
             parameters=f"{'num_ctx':<30} {self._service.n_ctx}",
             template=template,
             details=self._details,
@@ -349,31 +347,6 @@ class OllamaModelFacts:
         if field.kind == STRING:
             return [text.decode(errors="replace") for text in gguf.texts(field.key)]
         return gguf.numbers(field.key).tolist()
-
-
-class ServedNames:
-    """The served model's name, its aliases, and what may stand after a colon."""
-
-    def __init__(self, service: Service, quantization: str, size: str) -> None:
-        """Accept the model's name also without its `quantization`, or with that or its `size` as a tag."""
-        self.full = service.name if ":" in service.name else f"{service.name}:{LATEST}"
-        """The name that lists show."""
-        names = {name.lower() for name in (service.name, *service.aliases)}
-        self._names = names | {name.removesuffix(f"-{quantization.lower()}") for name in names}
-        self._tags = {LATEST, quantization.lower(), size.lower()}
-
-    def check(self, asked: str) -> None:
-        """Raise an ApiError if no model of this name is served, in Ollama's words."""
-        if not asked:
-            raise ApiError(400, "model is required", param="model")
-        if not self._is_served(asked.lower()):
-            line = f"model '{asked[:80]}' not found: this server has '{self.full}', also called '{ALIAS}'"
-            raise ApiError(404, line, param="model", code="model_not_found")
-
-    def _is_served(self, asked: str) -> bool:
-        name, _, tag = asked.rpartition(":")
-        # Ollama writes qwen2.5-coder:1.5b for what is qwen2.5-coder-1.5b-q4_k_m here.
-        return bool({asked, f"{name}-{tag}"} & self._names) or (name in self._names and tag in self._tags)
 
 
 # ---- answers as lines ----
@@ -625,7 +598,7 @@ def add_facts(router: APIRouter, facts: OllamaModelFacts) -> None:
     @router.post("/show", response_model=ShownModel)
     async def show(body: OllamaShowRequest) -> Response:
         """Tell of the model: what it can do, its template, the metadata of its file."""
-        facts.names.check(body.model or body.name)
+        facts.check(body.model or body.name)
         shown = await run_in_threadpool(facts.shown, verbose=bool(body.verbose))
         return Response(shown.model_dump_json(exclude_unset=True), media_type="application/json")
 
@@ -633,7 +606,7 @@ def add_facts(router: APIRouter, facts: OllamaModelFacts) -> None:
     async def pull(body: OllamaPullRequest) -> Response:
         """Say that the served model is here: programs pull before they ask. No other is fetched."""
         try:
-            facts.names.check(body.model or body.name)
+            facts.check(body.model or body.name)
         except ApiError as error:
             raise error if error.status != 404 else ApiError(404, _ONE_MODEL) from None
         lines = [line.model_dump_json(exclude_unset=True) + "\n" for line in facts.pulled()]
@@ -654,15 +627,15 @@ def _add_generations(
         request: Request, body: OllamaChatRequest | OllamaGenerateRequest, kind: Kind
     ) -> Response:
         began = time.perf_counter()
-        facts.names.check(body.model)
+        facts.check(body.model)
         if not (body.messages if isinstance(body, OllamaChatRequest) else body.prompt):
-            return _nothing_asked(body, kind)
+            return _nothing_asked(body, body.model or facts.full, kind)
         text = await run_in_threadpool(reader.read, body)
-        head = AnswerHead.new("ollama", facts.names.full, fingerprint)
+        head = AnswerHead.new("ollama", facts.full, fingerprint)
         written = AnswerText(target, keeps_tokens=bool(body.logprobs))
         writer = OllamaWriter(
             kind,
-            body.model,
+            body.model or facts.full,
             ChatChoiceWriter(head, written, text.answer),
             began=began,
             context=_context(target, body, text.tokens),
@@ -691,10 +664,10 @@ def _context(
     return ContextTokens(prompt, target.eos if target.eot is None else target.eot)
 
 
-def _nothing_asked(body: OllamaGenerationRequest, kind: Kind) -> Response:
+def _nothing_asked(body: OllamaGenerationRequest, model: str, kind: Kind) -> Response:
     """Return Ollama's answer to a request that only loads the model, or frees it: here it always stays."""
     fields: dict[str, Any] = {
-        "model": body.model,
+        "model": model,
         "created_at": rfc3339(time.time()),
         "done": True,
         "done_reason": "unload" if body.unloads else "load",

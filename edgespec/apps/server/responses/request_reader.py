@@ -24,7 +24,6 @@ from edgespec.apps.server.responses.schema import (
     FunctionDefinition,
     GrammarInput,
     Item,
-    ItemReference,
     MessageItem,
     NamespaceDefinition,
     ReasoningItem,
@@ -33,10 +32,8 @@ from edgespec.apps.server.responses.schema import (
     SearchDefinition,
     TextOptions,
     ToolChoice,
-    new_id,
     text_of,
 )
-from edgespec.apps.server.responses.store import NamedItem, ResponseStore
 from edgespec.decoding.grammar.source import GrammarSource
 from edgespec.decoding.sampling import SAMPLING
 from edgespec.errors import UsageError
@@ -255,16 +252,6 @@ _NAMES = {
 }
 """This API's names of the fields of chat completions."""
 
-_ID_KINDS = {
-    "message": "msg",
-    "reasoning": "rs",
-    "function_call": "fc",
-    "custom_tool_call": "ctc",
-    "function_call_output": "fco",
-    "custom_tool_call_output": "ctco",
-}
-"""How the ids of items begin."""
-
 Messages = list[dict[str, Any]]
 
 
@@ -275,23 +262,19 @@ class PreparedResponse:
     text: PreparedText
     tools: Mapping[str, ResponseTool]
     """The tools, by the names of their functions."""
-    items: Sequence[NamedItem]
-    """The whole input, with that of the stored responses before it, by the items' ids."""
 
 
 class ResponsesReader:
     """Reads requests to one model. Its methods are for any thread, and raise ApiError."""
 
-    def __init__(self, reader: RequestReader, service: Service, store: ResponseStore) -> None:
-        """Let `reader` prepare requests; those that go on with a response find it in `store`."""
+    def __init__(self, reader: RequestReader, service: Service) -> None:
+        """Let `reader` prepare requests."""
         self._reader = reader
         self._service = service
-        self._store = store
 
     def read(self, body: ResponsesRequest) -> PreparedResponse:
         """Return the prompt's tokens, the options and the tools of a request. Raises ApiError."""
-        named = self._items(body)
-        items = [item for _, item in named]
+        items = _items(body)
         tools = read_tools(body)
         fields = body.model_dump(include=_SAME_FIELDS, exclude_none=True) | tools.fields
         if body.wants_logprobs:
@@ -305,24 +288,7 @@ class ResponsesReader:
         with renaming(partial(with_names, names=_NAMES)):
             text = self._fitted(body, fields, _Conversation(body.instructions, items))
         warnings = (*tools.warnings, *_unread(body, items), *map(_renamed, text.warnings))
-        return PreparedResponse(replace(text, warnings=warnings), tools.offered, named)
-
-    def _items(self, body: ResponsesRequest) -> list[NamedItem]:
-        items: list[NamedItem] = []
-        if body.previous_response_id is not None:
-            items += self._store.get(body.previous_response_id, "previous_response_id").items
-        if isinstance(body.input, str):
-            items.append((new_id("msg"), MessageItem(type="message", role="user", content=body.input)))
-        else:
-            items += map(self._named, body.input)
-        if not items:
-            raise ApiError(400, "input: must not be empty", param="input")
-        return items
-
-    def _named(self, item: Item) -> NamedItem:
-        if isinstance(item, ItemReference):
-            return item.id, self._store.item(item.id)
-        return item.id or new_id(_ID_KINDS[item.type]), item
+        return PreparedResponse(replace(text, warnings=warnings), tools.offered)
 
     def _fitted(self, body: ResponsesRequest, fields: dict[str, Any], said: _Conversation) -> PreparedText:
         """Prepare what was `said`; its oldest turns are left out if they may be and there is no room."""
@@ -347,6 +313,16 @@ class ResponsesReader:
         text = prepared(first)
         line = f"input: the first {first} of {said.n_turns} turns were left out: the context is too small"
         return replace(text, warnings=(*text.warnings, line))
+
+
+def _items(body: ResponsesRequest) -> list[Item]:
+    """Return the whole input, with the stored conversation before it."""
+    given = body.input
+    if isinstance(given, str):
+        given = [MessageItem(type="message", role="user", content=given)]
+    if items := [*body.edgespec_conversation, *given]:
+        return items
+    raise ApiError(400, "input: must not be empty", param="input")
 
 
 # ---- messages ----

@@ -5,125 +5,44 @@ from __future__ import annotations
 import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Generic, Literal, TypeVar
-from weakref import WeakValueDictionary
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Generic, TypeVar
 
-from fastapi import FastAPI, Query, Request, Response
+from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 
-from edgespec.apps.server.api_errors import ApiError
 from edgespec.apps.server.choice_writers import AnswerHead, AnswerText, ChatChoiceWriter
-from edgespec.apps.server.json_routes import refuse_routes, route_class
+from edgespec.apps.server.json_routes import refuse_routes
 from edgespec.apps.server.request_options import read_sampling
 from edgespec.apps.server.request_reader import PreparedRequest, RequestReader, Service
 from edgespec.apps.server.response_schema import ChatChunk, FinishReason, TokenLogprob, ToolCallDelta, Usage
 from edgespec.apps.server.responses.request_reader import (
     CustomInput,
-    PreparedResponse,
     ResponsesReader,
     ResponseTool,
     sealed,
 )
 from edgespec.apps.server.responses.schema import (
     ENCRYPTED,
-    ITEMS,
-    CallOutput,
-    CallOutputItem,
-    CustomCallItem,
-    DeletedResponse,
-    ErrorCode,
-    FunctionCallItem,
     IncompleteDetails,
-    InputItemList,
-    InputMessage,
-    InputTextPart,
-    ItemContent,
-    ListedItem,
-    MessageItem,
     OutputCall,
     OutputCustomCall,
     OutputMessage,
     OutputReasoning,
-    OutputRefusal,
     OutputText,
     OutputThought,
-    ReasoningItem,
     ResponseAnswer,
-    ResponseError,
     ResponsesRequest,
     ResponseUsage,
     SearchDefinition,
     new_id,
-    text_of,
 )
-from edgespec.apps.server.responses.store import NamedItem, ResponseStore, StoredResponse
+from edgespec.apps.server.responses.store import PATH, KeepingResponses, ResponseStore
 from edgespec.apps.server.streaming import ALIVE_S, Answerer, AnswerWriter, with_warnings
 from edgespec.decoding.records import PromptProgress, Result, Token
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.engine import Engine
-from edgespec.platform.messages import MessageFn
-
-Order = Literal["asc", "desc"]
-
-
-def input_page(found: StoredResponse, order: Order, limit: int, after: str | None) -> InputItemList:
-    """Return up to `limit` items of the input in that order, those after the item `after`.
-
-    Raises ApiError.
-    """
-    items = list(found.items[: found.n_input])
-    if order == "desc":
-        items.reverse()
-    if after is not None:
-        place = next((i for i, (name, _) in enumerate(items) if name == after), None)
-        if place is None:
-            raise ApiError(400, f"after: the input has no item with id {after[:80]!r}", param="after")
-        del items[: place + 1]
-    data = [_listed(item) for item in items[:limit]]
-    first, last = (data[0].id, data[-1].id) if data else ("", "")
-    return InputItemList(data=data, first_id=first, last_id=last, has_more=len(items) > limit)
-
-
-def _listed(named: NamedItem) -> ListedItem:
-    name, item = named
-    if isinstance(item, MessageItem):
-        if item.role == "assistant":
-            return OutputMessage(id=name, status="completed", content=_said(item.content))
-        return InputMessage(id=name, role=item.role, content=_given_text(item.content))
-    if isinstance(item, ReasoningItem):
-        return OutputReasoning(
-            id=name,
-            status="completed",
-            summary=[{"type": "summary_text", "text": part.text} for part in item.summary or ()],
-            content=[OutputThought(text=part.text) for part in item.content or ()],
-            encrypted_content=item.encrypted_content,
-        )
-    if isinstance(item, CallOutputItem):
-        output = item.output if isinstance(item.output, str) else _given_text(item.output)
-        return CallOutput(id=name, type=item.type, call_id=item.call_id, output=output)
-    assert isinstance(item, FunctionCallItem | CustomCallItem)  # references were followed  # noqa: S101
-    names: dict[str, Any] = {"id": name, "call_id": item.call_id, "name": item.name}
-    names |= {"namespace": item.namespace, "status": "completed"}
-    if isinstance(item, CustomCallItem):
-        return OutputCustomCall(**names, input=item.input)
-    return OutputCall(**names, arguments=item.arguments)
-
-
-def _given_text(content: ItemContent) -> list[InputTextPart]:
-    parts = [content] if isinstance(content, str) else [text_of([part]) for part in content]
-    return [InputTextPart(text=text) for text in parts]
-
-
-def _said(content: ItemContent) -> list[OutputText | OutputRefusal]:
-    if isinstance(content, str):
-        return [OutputText(text=content)]
-    return [
-        OutputRefusal(refusal=part.refusal) if part.type == "refusal" else OutputText(text=part.text)
-        for part in content
-    ]
-
 
 # ---- answers ----
 
@@ -283,25 +202,22 @@ class ResponseWriter(AnswerWriter[Token, Result]):
         answer: ResponseAnswer,
         writing: ChatChoiceWriter,
         tools: Mapping[str, ResponseTool],
-        on_end: Callable[[ResponseAnswer], None],
         *,
         seals: bool = False,
         warnings: Sequence[str] = (),
     ) -> None:
         """Begin `answer`; `tools`: those offered, by the names of their functions.
 
-        `on_end` gets the answer when it is there. `seals`: thoughts come as `encrypted_content`, too.
+        `seals`: thoughts come as `encrypted_content`, too.
         `warnings`: lines on what is done only in part.
         """
         self._answer = answer
         self._writing = writing
         self._tools = tools
-        self._on_end = on_end
         self._seals = seals
         self._warnings = warnings
         self._item: AnyItemWriter | None = None
         self._reason: FinishReason | None = None
-        self._ending: list[Event] = []  # of an answer that was cancelled
         self._n_thought = 0
         self._n_events = 0
         self._spoke = time.monotonic()
@@ -321,26 +237,7 @@ class ResponseWriter(AnswerWriter[Token, Result]):
     def whole(self, results: Sequence[Result]) -> str:
         """Return the whole response of a request that does not stream, as JSON text."""
         self.finish(0, results[0])
-        return self.answer
-
-    @property
-    def answer(self) -> str:
-        """The answer as it is now, as JSON."""
         return json.dumps(dumped_answer(self._answer), ensure_ascii=False)
-
-    def cancel(self) -> bool:
-        """End the stream where it is, and the answer with it. Return whether it was under way."""
-        if not self.stop():
-            return False
-        self._ending += self._end_item(cut=True)
-        self._answer.status = "cancelled"
-        self._on_end(self._answer)
-        self._ending.append(("response.incomplete", {"response": dumped_answer(self._answer)}))
-        return True
-
-    def stopped(self) -> str:
-        """Return the last events of an answer that was cancelled."""
-        return self._sent(self._ending)
 
     def idle(self, *, is_waiting: bool) -> str:
         """Return an event that says nothing new: for comments Codex would not wait longer than 5 minutes."""
@@ -350,15 +247,6 @@ class ResponseWriter(AnswerWriter[Token, Result]):
         """Return a comment, and such an event where none has come for a while."""
         silent = time.monotonic() > self._spoke + ALIVE_S
         return super().reading(progress) + (self.idle(is_waiting=True) if silent else "")
-
-    def failed(self, error: ApiError) -> str:
-        """Return the last event of a stream that failed."""
-        self._answer.status = "failed"
-        code: ErrorCode = "server_error" if error.status >= 500 else "invalid_prompt"
-        if error.code == "queue_full":
-            code = "rate_limit_exceeded"
-        self._answer.error = ResponseError(code=code, message=str(error))
-        return self._sent([self._about("failed")])
 
     # ---- from chunks ----
 
@@ -424,7 +312,6 @@ class ResponseWriter(AnswerWriter[Token, Result]):
         else:
             answer.completed_at = int(time.time())
         answer.usage = ResponseUsage.of(Usage.of(result, warnings=self._warnings), n_thought=self._n_thought)
-        self._on_end(answer)
         yield self._about(answer.status)
 
     # ---- events ----
@@ -445,7 +332,6 @@ class ResponseWriter(AnswerWriter[Token, Result]):
 
 # ---- routes ----
 
-_PATH = "/v1/responses"
 _EVENT = {
     "type": "object",
     "properties": {
@@ -472,22 +358,15 @@ def add_responses(
     reader: RequestReader,
     answerer: Answerer,
     *,
-    log: MessageFn,
+    is_routed: bool,
 ) -> None:
-    """Add the routes to `app`; `log` takes a line for each failure that is not the client's fault."""
-    store = ResponseStore()
-    under_way: WeakValueDictionary[str, ResponseWriter] = WeakValueDictionary()
-    own, fingerprint = ResponsesReader(reader, service, store), service.fingerprint(engine)
+    """Add the routes to `app`. `is_routed`: whoever passes its requests on keeps the responses."""
+    own, fingerprint = ResponsesReader(reader, service), service.fingerprint(engine)
 
-    @app.post(_PATH, response_model=ResponseAnswer, responses=_EVENTS)
+    @app.post(PATH, response_model=ResponseAnswer, responses=_EVENTS)
     async def create(request: Request, body: ResponsesRequest) -> Response:
         prepared = await run_in_threadpool(own.read, body)
         begun = _begun(body, service.name)
-
-        def keep(answer: ResponseAnswer) -> None:
-            if answer.store:
-                store.put(answer.id, _stored(answer, prepared))
-
         text = prepared.text
         head = AnswerHead(begun.id, begun.created_at, service.name, fingerprint)
         written = AnswerText(engine.target, keeps_tokens=body.wants_logprobs)
@@ -495,62 +374,24 @@ def add_responses(
             begun,
             ChatChoiceWriter(head, written, text.answer),
             prepared.tools,
-            keep,
             seals=ENCRYPTED in (body.include or ()),
             warnings=text.warnings,
         )
-        if body.stream:
-            under_way[begun.id] = writer  # nobody else knows the id before the end
         found = await answerer.answer(
             request, PreparedRequest((text,)), writer, streams=bool(body.stream), user=body.user
         )
         return with_warnings(found, text.warnings)
 
-    add_stored(app, store)
+    if not is_routed:
+        store = ResponseStore()
+        app.add_middleware(KeepingResponses, store=store)
 
-    async def cancel(response_id: str) -> Response:
-        """End a response that is being written; one that has ended is returned as it is."""
-        writer = under_way.get(response_id)
-        if writer and writer.cancel():
-            return Response(writer.answer, media_type=writer.whole_type)
-        return _whole(store.get(response_id, "response_id"))
+        @app.get(PATH + "/{response_id}", response_model=ResponseAnswer)
+        async def retrieve(response_id: str, stream: bool = False) -> Response:
+            """Return a stored response."""
+            return store.show(response_id, streams=stream)
 
-    app.router.add_api_route(
-        _PATH + "/{response_id}/cancel",
-        cancel,
-        methods=["POST"],
-        response_model=ResponseAnswer,
-        route_class_override=route_class(log, any_type=True),  # there is no body
-    )
-    refuse_routes(app, [_PATH + "/compact"], _NO_COMPACTION)
-
-
-def add_stored(app: FastAPI, store: ResponseStore) -> None:
-    """Add to `app` the routes that read and delete the responses in `store`, and list their input."""
-
-    @app.get(_PATH + "/{response_id}", response_model=ResponseAnswer)
-    async def retrieve(response_id: str, stream: bool = False) -> Response:
-        """Return a stored response."""
-        if stream:
-            raise ApiError(400, "stream: a stored response comes as a whole: leave it out", param="stream")
-        return _whole(store.get(response_id, "response_id"))
-
-    @app.get(_PATH + "/{response_id}/input_items", response_model=InputItemList)
-    async def input_items(
-        response_id: str,
-        limit: Annotated[int, Query(ge=1, le=100)] = 20,
-        order: Order = "desc",
-        after: str | None = None,
-    ) -> Response:
-        """Return the items that a stored response answers, those of the responses before it included."""
-        page = input_page(store.get(response_id, "response_id"), order, limit, after)
-        return Response(page.model_dump_json(exclude_none=True), media_type=ResponseWriter.whole_type)
-
-    @app.delete(_PATH + "/{response_id}")
-    async def delete(response_id: str) -> DeletedResponse:
-        """Forget a stored response."""
-        store.delete(response_id)
-        return DeletedResponse(id=response_id)
+    refuse_routes(app, [PATH + "/compact"], _NO_COMPACTION)
 
 
 def _begun(body: ResponsesRequest, model: str) -> ResponseAnswer:
@@ -583,18 +424,5 @@ def _begun(body: ResponsesRequest, model: str) -> ResponseAnswer:
     )
 
 
-def _whole(found: StoredResponse) -> Response:
-    return Response(found.answer, media_type=ResponseWriter.whole_type)
-
-
 def _given(part: BaseModel) -> dict[str, Any]:
     return part.model_dump(mode="json", by_alias=True, exclude_none=True)
-
-
-def _stored(answer: ResponseAnswer, prepared: PreparedResponse) -> StoredResponse:
-    """Return what is kept of a response: itself, and the conversation that it ends."""
-    output = ITEMS.validate_python([dumped(item) for item in answer.output])
-    items = [*prepared.items, *((made.id, item) for made, item in zip(answer.output, output, strict=True))]
-    whole = json.dumps(dumped_answer(answer), ensure_ascii=False)
-    n_bytes = len(whole.encode()) + sum(len(item.model_dump_json().encode()) for _, item in items)
-    return StoredResponse(whole, items, len(prepared.items), n_bytes)

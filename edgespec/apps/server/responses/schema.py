@@ -9,8 +9,10 @@ from __future__ import annotations
 import secrets
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic.json_schema import SkipJsonSchema
 
+from edgespec.apps.server.names import ALIAS, RequestedModel
 from edgespec.apps.server.request_fields import OtherFields, RequestPart
 from edgespec.apps.server.request_schema import SpeculativeOptions
 from edgespec.apps.server.response_schema import CachedTokens, DraftUsage, TokenLogprob, Usage
@@ -54,13 +56,7 @@ def text_of(content: ItemContent) -> str:
     return "\n".join(part.text or part.refusal for part in content)
 
 
-class InputItem(ItemPart):
-    """An item with what it is called in lists; without an id the server makes one."""
-
-    id: str | None = None
-
-
-class MessageItem(InputItem):
+class MessageItem(ItemPart):
     """A message of anybody; where an item has no type, it is one."""
 
     type: Literal["message"]
@@ -68,7 +64,7 @@ class MessageItem(InputItem):
     content: ItemContent
 
 
-class ReasoningItem(InputItem):
+class ReasoningItem(ItemPart):
     """The thoughts before an answer: as text, or as this server made `encrypted_content` of them."""
 
     type: Literal["reasoning"]
@@ -77,7 +73,7 @@ class ReasoningItem(InputItem):
     encrypted_content: str | None = None
 
 
-class CallItem(InputItem):
+class CallItem(ItemPart):
     """A call of an earlier answer."""
 
     call_id: str
@@ -99,7 +95,7 @@ class CustomCallItem(CallItem):
     input: str
 
 
-class CallOutputItem(InputItem):
+class CallOutputItem(ItemPart):
     """The result of a tool's call, which the client made: `call_id` says which call."""
 
     type: Literal["function_call_output", "custom_tool_call_output"]
@@ -107,18 +103,10 @@ class CallOutputItem(InputItem):
     output: ItemContent
 
 
-class ItemReference(ItemPart):
-    """The id of an item of a stored response."""
-
-    type: Literal["item_reference"]
-    id: str
-
-
 Item = Annotated[
-    MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem | CallOutputItem | ItemReference,
+    MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem | CallOutputItem,
     Field(discriminator="type"),
 ]
-ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
 
 
 # ---- tools ----
@@ -287,10 +275,14 @@ _ABSENT = {
 """Fields of what OpenAI keeps or does besides, and what to do instead."""
 
 
+CONVERSATION = "edgespec_conversation"
+"""The field with the items of the stored conversation that a request goes on with, which the server adds."""
+
+
 class ResponsesRequest(OtherFields):
     """The body of POST /v1/responses."""
 
-    model: str = Field(description='A name that /v1/models lists; "edgespec" is always the served one.')
+    model: RequestedModel = Field(ALIAS, description="A name that /v1/models lists; default: the first.")
     input: str | list[Item] = Field(description="Text, or the items of the conversation.")
     instructions: str | None = Field(None, description="The system message; an earlier one ends with it.")
     previous_response_id: str | None = Field(None, description="Go on with a stored response.")
@@ -320,12 +312,13 @@ class ResponsesRequest(OtherFields):
     client_metadata: Any = Field(None, description="Codex's; changes nothing.")
     prompt_cache_options: Any = Field(None, description="Changes nothing: the cache keeps what fits.")
     background: Literal[False] | None = None
+    edgespec_conversation: SkipJsonSchema[list[Item]] = Field([])
     conversation: None = None
     prompt: None = None
     context_management: None = None
     moderation: None = None
 
-    @field_validator("input", mode="before")
+    @field_validator("input", CONVERSATION, mode="before")
     @classmethod
     def _with_types(cls, given: Any) -> Any:  # noqa: ANN401 - whatever the client sent
         return [_with_type(item) for item in given] if isinstance(given, list) else given
@@ -343,9 +336,9 @@ class ResponsesRequest(OtherFields):
 
 
 def _with_type(item: Any) -> Any:  # noqa: ANN401 - whatever the client sent
-    if not isinstance(item, dict) or item.get("type") is not None:
+    if not isinstance(item, dict) or item.get("type") is not None or "role" not in item:
         return item
-    return {**item, "type": "message" if "role" in item else "item_reference"}
+    return {**item, "type": "message"}
 
 
 def new_id(kind: str) -> str:
@@ -365,13 +358,6 @@ class OutputText(BaseModel):
     logprobs: list[TokenLogprob] = []
 
 
-class OutputRefusal(BaseModel):
-    """A refusal that another server's model wrote, as a client sent it back."""
-
-    type: Literal["refusal"] = "refusal"
-    refusal: str
-
-
 class OutputMessage(BaseModel):
     """An item with a message of the model to the user."""
 
@@ -379,7 +365,7 @@ class OutputMessage(BaseModel):
     type: Literal["message"] = "message"
     role: Literal["assistant"] = "assistant"
     status: Status = "in_progress"
-    content: list[OutputText | OutputRefusal] = []
+    content: list[OutputText] = []
 
 
 class OutputThought(BaseModel):
@@ -490,7 +476,7 @@ class ResponseAnswer(BaseModel):
     object: Literal["response"] = "response"
     created_at: int = Field(description="Seconds since 1970.")
     completed_at: int | None = None
-    status: Literal["in_progress", "completed", "incomplete", "failed", "cancelled"] = "in_progress"
+    status: Literal["in_progress", "completed", "incomplete", "failed"] = "in_progress"
     background: Literal[False] = False
     error: ResponseError | None = None
     incomplete_details: IncompleteDetails | None = None
@@ -515,54 +501,3 @@ class ResponseAnswer(BaseModel):
     truncation: Literal["auto", "disabled"]
     usage: ResponseUsage | None = None
     user: str | None
-
-
-class DeletedResponse(BaseModel):
-    """The answer of DELETE /v1/responses/{id}."""
-
-    id: str
-    object: Literal["response.deleted"] = "response.deleted"
-    deleted: Literal[True] = True
-
-
-# ---- the input of a stored response ----
-
-
-class InputTextPart(BaseModel):
-    """Text of a message or of what a call gave."""
-
-    type: Literal["input_text"] = "input_text"
-    text: str
-
-
-class InputMessage(BaseModel):
-    """A message of the user or of the system."""
-
-    id: str
-    type: Literal["message"] = "message"
-    role: Literal["user", "system", "developer"]
-    status: Literal["completed"] = "completed"
-    content: list[InputTextPart]
-
-
-class CallOutput(BaseModel):
-    """The result of a tool's call, as the client sent it; `call_id` says which call."""
-
-    id: str
-    type: Literal["function_call_output", "custom_tool_call_output"]
-    status: Literal["completed"] = "completed"
-    call_id: str
-    output: str | list[InputTextPart]
-
-
-ListedItem = InputMessage | CallOutput | OutputItem
-
-
-class InputItemList(BaseModel):
-    """The answer of GET /v1/responses/{id}/input_items: a page of the input."""
-
-    object: Literal["list"] = "list"
-    data: list[ListedItem]
-    first_id: str
-    last_id: str
-    has_more: bool

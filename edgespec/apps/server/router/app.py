@@ -27,10 +27,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
-from edgespec.apps.server.api_errors import ApiError, engine_error
+from edgespec.apps.server.api_errors import ApiError, engine_error, last_event
 from edgespec.apps.server.http_server import FORWARDED
+from edgespec.apps.server.names import ModelKind, NamedModel, ServedNames
 from edgespec.apps.server.ollama.response_schema import FOREVER, SPOKEN, rfc3339
 from edgespec.apps.server.page import add_page
+from edgespec.apps.server.responses.store import PATH, KeepingResponses, ResponseStore
+from edgespec.apps.server.router.model_facts import UnloadedFacts
 from edgespec.apps.server.router.pool import (
     ForwardedRequest,
     ModelAnswer,
@@ -40,6 +43,7 @@ from edgespec.apps.server.router.pool import (
     ProcessLost,
 )
 from edgespec.apps.server.router.preset import duration_s
+from edgespec.apps.server.streaming import WholeEvents
 from edgespec.errors import EdgespecError
 from edgespec.platform.messages import MessageFn
 
@@ -98,17 +102,10 @@ def _states(pool: Pool) -> Iterator[Metric]:
 # ---- app ----
 
 
-ALIAS = "edgespec"
-"""A name of the first model."""
-OPENAI_SPEECH = "whisper-1"
-"""A name of the first Whisper model."""
-
 _ALIVE_S = 10.0
-_AUDIO, _OLLAMA, _EMBEDDINGS = "/v1/audio/", "/api/", ("/v1/embeddings", "/api/embed", "/api/embeddings")
+_AUDIO, _OLLAMA = "/v1/audio/", "/api/"
 _BY_QUERY = ("/props", "/tokenizer_info", "/openapi.json")
 """Paths without a body that tell of one model: ?model=NAME, by default the first."""
-_KEPT = "/v1/responses/"
-"""Paths of kept answers."""
 _NOT_FORWARDED = frozenset(
     {b"host", b"connection", b"keep-alive", b"transfer-encoding", b"content-length", b"expect", b"origin"}
 )
@@ -133,7 +130,11 @@ def create_router(pool: Pool, log: MessageFn) -> Starlette:
     async def refused(request: Request, error: Exception) -> Response:
         return engine_error(error, log).response(request.scope)
 
-    router = Router(pool)
+    async def stored(request: Request) -> Response:
+        streams = request.query_params.get("stream", "false") != "false"
+        return store.show(request.path_params["response_id"], streams=streams)
+
+    router, store = Router(pool), ResponseStore()
     app = Starlette(exception_handlers={ApiError: refused, EdgespecError: refused})
     add_page(app)
     reports: dict[str, Callable[[Request], Awaitable[Response]]] = {
@@ -147,7 +148,9 @@ def create_router(pool: Pool, log: MessageFn) -> Starlette:
         "/api/version": router.show_version,
     }
     app.router.routes.extend(Route(path, answer, methods=["GET"]) for path, answer in reports.items())
+    app.router.routes.append(Route(PATH + "/{response_id}", stored, methods=["GET"]))
     app.router.routes.append(Route("/{path:path}", router))
+    app.add_middleware(KeepingResponses, store=store)
     return app
 
 
@@ -158,32 +161,12 @@ class Router:
         """Choose among the models of `pool`."""
         self._pool = pool
         self._models = pool.models
-        self._speech = next((one for one in self._models if one.spec.files.speech), None)
-        self._vectors = next((one for one in self._models if one.spec.embeddings), None)
 
     # ---- the model of a request ----
 
-    def find(self, name: str) -> PooledModel:
-        """Return the model of that name, also with :latest and in other letters. Raises a 404."""
-        wanted = name.lower().removesuffix(":latest")
-        wanted_tag = wanted.replace(":", "-")  # qwen2.5-coder:1.5b for what is qwen2.5-coder-1.5b here
-        for names in (self._names, self._titles):
-            for model in self._models:
-                if {wanted, wanted_tag} & names(model):
-                    return model
-        here = ", ".join(repr(model.name) for model in self._models)
-        line = f"no model {name[:80]!r} here: this server has {here}"
-        raise ApiError(404, line, param="model", code="model_not_found")
-
-    def _names(self, model: PooledModel) -> set[str]:
-        names = [model.name, *model.spec.aliases]
-        names += [ALIAS] if model is self._models[0] else []
-        names += [OPENAI_SPEECH] if model is self._speech else []
-        return {name.lower() for name in names}
-
-    def _titles(self, model: PooledModel) -> set[str]:
-        facts = self._pool.facts.get(model.name)
-        return {facts.title.lower()} if facts else set()
+    async def _names(self) -> ServedNames:
+        facts = await self._pool.known()
+        return ServedNames([_named(model, facts.get(model.name, UnloadedFacts())) for model in self._models])
 
     async def _model_of(self, scope: Scope, body: bytes, asked: Asked) -> PooledModel:
         path, headers = scope["path"], Headers(scope=scope)
@@ -192,11 +175,10 @@ class Router:
             name = await _named_in_form(scope, body)
         elif not body:
             name = Request(scope).query_params.get("model")
-        if name:
-            return self.find(name)
-        if path.startswith(_AUDIO):
-            return self._speech or self._models[0]
-        return (self._vectors if path in _EMBEDDINGS else None) or self._models[0]
+        kind: ModelKind = "speech" if path.startswith(_AUDIO) else "text"
+        if "embed" in path or "rank" in path:
+            kind = "vectors"
+        return self._models[(await self._names()).find(name, kind)]
 
     # ---- requests that a model answers ----
 
@@ -217,9 +199,8 @@ class Router:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, body: bytes) -> None:
         asked, path = _asked(body), scope["path"]
-        if path.startswith(_KEPT) or (not body and path not in _BY_QUERY):
-            await self._ask_loaded(scope, send)
-            return
+        if scope["method"] != "POST" and path not in _BY_QUERY:
+            raise ApiError(404, f"there is no {path[:80]} here")
         model = await self._model_of(scope, body, asked)
         if path.startswith(_OLLAMA) and asked.keep_alive is not None:
             with suppress(ValueError):  # which the model's own server refuses
@@ -256,21 +237,6 @@ class Router:
                     await self._pool.note_end(model, process)
                     raise
                 return
-
-    async def _ask_loaded(self, scope: Scope, send: Send) -> None:
-        """Ask each loaded model until one knows the path: an answer that is kept has the id of no model."""
-        for model in self._models:
-            if model.status != "loaded":
-                continue
-            async with self._pool.hold(model) as process:
-                with suppress(NotReached, ProcessLost):
-                    answer = await process.ask(_forwarded(scope, b""))
-                    if answer.status == 404:
-                        answer.close()
-                    else:
-                        await _Reply(scope, send, model, streams=False).pass_on(answer)
-                        return
-        raise ApiError(404, f"there is no {scope['path'][:80]} here")
 
     # ---- what is about all models ----
 
@@ -309,23 +275,22 @@ class Router:
 
     async def list_models(self, _request: Request) -> Response:
         """Answer GET /v1/models with all models that can be asked for, loaded or not."""
-        await self._pool.known()
-        entries = [one for model in self._models for one in self._entries(model)]
+        names = await self._names()
+        entries = [one for i in range(len(self._models)) for one in self._entries(i, names)]
         return JSONResponse({"object": "list", "data": entries})
 
     async def show_model(self, request: Request) -> Response:
         """Answer GET /v1/models/{name} with one model; 404 for a name that is none of them."""
-        await self._pool.known()
-        name = request.path_params["name"]
-        model = self.find(name)
-        entries = self._entries(model)
+        name, names = request.path_params["name"], await self._names()
+        entries = self._entries(names.find(name), names)
         return JSONResponse(next((one for one in entries if one["id"] == name), entries[0]))
 
-    def _entries(self, model: PooledModel) -> list[dict[str, Any]]:
+    def _entries(self, number: int, names: ServedNames) -> list[dict[str, Any]]:
+        model = self._models[number]
         told = (model.reports.get("/v1/models") or {}).get("data")
         facts = self._pool.facts.get(model.name)
         if not told:
-            own: dict[str, Any] = {"aliases": [*model.spec.aliases]}
+            own: dict[str, Any] = {}
             if model.spec.files.target is None:
                 own["speech"] = True
             elif facts:
@@ -340,7 +305,8 @@ class Router:
                     "edgespec": own,
                 }
             ]
-        return [{**one, "edgespec": {**one["edgespec"], "status": model.status}} for one in told]
+        shared = {"aliases": names.others(number), "status": model.status}
+        return [{**one, "edgespec": {**one["edgespec"], **shared}} for one in told]
 
     async def list_tags(self, _request: Request) -> Response:
         """The models that write text, loaded or not, as Ollama lists them."""
@@ -399,8 +365,6 @@ class _Reply:
         self.streams = streams
         self._scope, self._send, self._model = scope, send, model
         self._passing = False
-        self._is_lines = False
-        self._at_line = True  # whether the last part was whole lines
 
     async def keep_alive(self) -> None:
         """Begin the stream if the model is not loaded after some seconds, and say so until it is."""
@@ -432,16 +396,18 @@ class _Reply:
         if b"content-length" in kinds or (self.has_begun and answer.status != 200):
             body = b"".join([part async for part in answer.parts()])  # an answer that breaks off has no head
             if self.has_begun:
-                await self._part(self._event(body))
+                await self._part(last_event(self._scope["path"], body))
             else:
                 await self._begin(answer.status, headers)
                 await self._part(body)
         else:
-            self._is_lines = b"ndjson" in kinds.get(b"content-type", b"")
+            events = WholeEvents(b"\n" if b"ndjson" in kinds.get(b"content-type", b"") else b"\n\n")
             if not self.has_begun:
                 await self._begin(answer.status, headers)
             async for part in answer.parts():
-                await self._part(part)
+                if whole := b"".join(events.feed(part)):
+                    await self._part(whole)
+            await self._part(events.rest)
         await self._send({"type": "http.response.body", "body": b""})
 
     async def fail(self, error: ApiError) -> None:
@@ -452,22 +418,25 @@ class _Reply:
             await self._begin(response.status_code, response.raw_headers)
             await self._part(bytes(response.body))
         else:
-            await self._part((b"" if self._at_line else b"\n") + self._event(bytes(response.body)))
+            await self._part(last_event(self._scope["path"], bytes(response.body)))
         await self._send({"type": "http.response.body", "body": b""})
-
-    def _event(self, body: bytes) -> bytes:
-        if self._is_lines:
-            return body + b"\n"
-        named = self._scope["path"] in ("/v1/messages", "/v1/responses")  # whose events all have a name
-        return (b"event: error\n" if named else b"") + b"data: " + body + b"\n\n"
 
     async def _begin(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
         self.has_begun = True
         await self._send({"type": "http.response.start", "status": status, "headers": [*headers]})
 
     async def _part(self, part: bytes) -> None:
-        self._at_line = part.endswith(b"\n")
         await self._send({"type": "http.response.body", "body": part, "more_body": True})
+
+
+def _named(model: PooledModel, facts: UnloadedFacts) -> NamedModel:
+    spec, files = model.spec, model.spec.files
+    kinds: set[ModelKind] = {"speech"} if files.speech else set()
+    if files.target:
+        kinds.add("vectors" if spec.embeddings else "text")
+    return NamedModel(
+        spec.name, spec.aliases, frozenset(kinds), facts.title, facts.quantization, facts.parameter_size
+    )
 
 
 def _asked(body: bytes) -> Asked:

@@ -63,7 +63,8 @@ def _say_all(models: list[ModelNames]) -> None:
 
 
 def _facts(model: ModelNames) -> UnloadedFacts:
-    from edgespec.apps.server.ollama.response_schema import digest, human_number
+    from edgespec.apps.server.names import human_number
+    from edgespec.apps.server.ollama.response_schema import digest
     from edgespec.apps.speech.speech_model import speech_model
     from edgespec.llama.gguf_header import check_complete_file
     from edgespec.models.footprint import PROCESS_BYTES, USUAL_CTX, required_bytes, weight_bytes

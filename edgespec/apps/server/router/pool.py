@@ -503,7 +503,7 @@ class Pool:
     async def _make_room(self, model: PooledModel, n_bytes: int) -> None:
         """Unload the least recently used models until there is room. Raises ApiError if there never is."""
         while (left := self._left()) is not None and n_bytes > left:
-            leave = [one for one in self.models if one.status == "loaded" and not one.spec.keep]
+            leave = [one for one in self.models if one.process and not one.spec.keep]
             if n_bytes > left + sum(map(self._held, leave)):
                 kept = [one.name for one in self.models if one.process and one.spec.keep]
                 beside = f" beside {', '.join(kept)}" if kept else ""
@@ -511,14 +511,17 @@ class Pool:
                 why += f"{format_size(left + sum(map(self._held, leave)))} available{beside}"
                 self.log(f"edgespec: {why}")
                 raise ApiError(503, why, param="model", code="out_of_memory", headers=_NO_RETRY)
-            oldest = min(leave, key=lambda one: (one.n_users > 0, one.used))
-            self.log(f"edgespec: {oldest.name} is unloaded: its memory is for {model.name}")
+            oldest = min(leave, key=lambda one: (not one.leaving, one.n_users > 0, one.used))
+            if not oldest.leaving:
+                self.log(f"edgespec: {oldest.name} is unloaded: its memory is for {model.name}")
             await self._unload(oldest)
 
     async def _unload(self, model: PooledModel) -> None:
         """Have a model leave once its users have been answered."""
         process = model.process
-        if not process or model.leaving:
+        if model.leaving:
+            await asyncio.shield(model.leaving)
+        if not process or model.process is not process:
             return
         model.leaving = asyncio.get_running_loop().create_future()
         try:

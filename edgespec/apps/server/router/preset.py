@@ -16,16 +16,17 @@ from __future__ import annotations
 import math
 import re
 import tomllib
-from collections.abc import Iterator, Sequence
-from pathlib import Path, PurePath
-from typing import Annotated, Any
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType, defstruct
 
+from edgespec.cli.groups import flat_options
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.llama.choices import CacheChoice, KernelsChoice
-from edgespec.models.entries import NAME, Positive, convert_table
+from edgespec.models.entries import NAME, convert_table
 
 KEEP_ALIVE = "5m"
 """The time after which an idle model is unloaded, where nothing else is said; as in Ollama."""
@@ -69,64 +70,49 @@ class PresetModel(_WithKeepAlive, frozen=True, forbid_unknown_fields=True, kw_on
     target: str | None = None
     draft: str | None = None
     pair: str | None = None
-    drafter: str | None = None
-    ctx: Positive | None = None
-    parallel: Positive | None = None
-    threads: Positive | None = None
-    kernels: KernelsChoice | None = None
-    cache_type: CacheChoice | None = None
-    chat_template: str | None = None
-    prefix_cache: Annotated[int, Meta(ge=0)] | None = None
-    cache_reuse: Annotated[int, Meta(ge=0)] | None = None
-    max_prompt: Positive | None = None
-    embeddings: bool = False
-    speech: str | None = None
-    speech_draft: str | None = None
     aliases: tuple[str, ...] = ()
     """Other names of it."""
     keep: bool = False
     """Whether it is loaded at the start and never unloaded."""
-
-    def options(self) -> Iterator[str]:
-        """Yield the options of the model's own `edgespec serve`, but for its models."""
-        given = msgspec.structs.asdict(self)
-        for name in _OPTIONS:
-            value, option = given[name], f"--{name.replace('_', '-')}"
-            if value is not None and value is not False:
-                yield option if value is True else f"{option}={value}"
+    given: dict[str, Any] = {}
+    """Its options of `edgespec serve`, by their names in Python."""
 
 
-_OPTIONS = (
-    "drafter",
-    "ctx",
-    "parallel",
-    "threads",
-    "kernels",
-    "cache_type",
-    "chat_template",
-    "prefix_cache",
-    "cache_reuse",
-    "max_prompt",
-    "embeddings",
-    "speech",
-    "speech_draft",
-)
+_OWN = {field.name for field in msgspec.structs.fields(PresetModel)} - {"given"}
+_OF_THE_SERVER = {"max_queue", "max_body", "max_seconds", "max_audio"}
+"""Limits of requests before their model is known."""
+
+
+def _options_struct(groups: Iterable[type]) -> type[Struct]:
+    """Return the options of `edgespec serve` that a table may have, with their types and limits."""
+    found: list[tuple[str, Any, Any]] = []
+    for name, kind, option in (one for group in groups for one in flat_options(group)):
+        kinds = [kind]
+        if get_origin(kind) in (Union, UnionType):
+            kinds = [one for one in get_args(kind) if one is not NoneType]
+        if option.min is not None or option.max is not None:
+            kinds = [Annotated[kinds[0], Meta(ge=option.min, le=option.max)]]
+        if name not in _OF_THE_SERVER:
+            found.append((name, Union[*kinds, UnsetType], UNSET))
+    return defstruct("PresetOptions", found, forbid_unknown_fields=True, kw_only=True)
 
 
 class _PresetDocument(_WithKeepAlive, frozen=True, forbid_unknown_fields=True, kw_only=True):
     models: dict[str, Any]
 
 
-_FIELDS = [field.name for table in (_PresetDocument, PresetModel) for field in msgspec.structs.fields(table)]
+def read_preset(file: Path, groups: Iterable[type]) -> dict[str, PresetModel]:
+    """Return the models of a file, by name; `groups`: the options that they may have.
 
-
-def read_preset(file: Path) -> dict[str, PresetModel]:
-    """Return the models of a file, by name. Raises UsageError, one line with file, table and key."""
+    Raises UsageError, one line with file, table and key.
+    """
+    options = _options_struct(groups)
+    known = [*_OWN, *(field.name for field in msgspec.structs.fields(options)), "models"]
     try:
         tables = tomllib.loads(file.read_text(encoding="utf-8"))
-        document = convert_table(tables, _PresetDocument, f"{file}: top level", _FIELDS)
+        document = convert_table(tables, _PresetDocument, f"{file}: top level", known)
         models = {
-            name: convert_table(table, PresetModel, f"{file}: models.{name}", _FIELDS)
+            name: _model(table, options, f"{file}: models.{name}", known)
             for name, table in document.models.items()
         }
     except OSError as error:
@@ -151,26 +137,20 @@ def read_preset(file: Path) -> dict[str, PresetModel]:
     return models
 
 
+def _model(table: Any, options: type[Struct], where: str, known: Sequence[str]) -> PresetModel:  # noqa: ANN401
+    if not isinstance(table, dict):
+        return convert_table(table, PresetModel, where, known)
+    given = convert_table({key: table[key] for key in table if key not in _OWN}, options, where, known)
+    model = convert_table({key: table[key] for key in table if key in _OWN}, PresetModel, where, known)
+    values = {name: value for name, value in msgspec.structs.asdict(given).items() if value is not UNSET}
+    return msgspec.structs.replace(model, given=values)
+
+
 def _check(name: str, model: PresetModel, where: str) -> None:
     if not re.fullmatch(rf"{NAME}(:{NAME})?", name):
         raise UsageError(f"{where}: {name!r} is not a usable name (letters, digits and . _ + @ -)")
     if model.pair is not None and (model.target or model.draft):
         raise UsageError(f"{where}.pair: it contradicts target and draft: choose one")
-    for key, value in msgspec.structs.asdict(model).items():
+    for key, value in {**msgspec.structs.asdict(model), **model.given}.items():
         if value == "":
             raise UsageError(f"{where}.{key} is empty: give it a value, or leave it out")
-
-
-def plain_name(model: str) -> str:
-    """Return the name by which a server calls a model that was named so: of a file, without its folder."""
-    return PurePath(model).name.removesuffix(".gguf")
-
-
-def check_names(names: Sequence[tuple[str, Sequence[str]]], where: str) -> None:
-    """Raise UsageError if two models have one name; `names`: of each, with the others it has."""
-    owners: dict[str, int] = {}
-    for i, (name, others) in enumerate(names):
-        for one in dict.fromkeys([name, *others]):
-            owner = owners.setdefault(one.lower(), i)
-            if owner != i:
-                raise UsageError(f"{where}: two models are called {one!r}: {names[owner][0]} and {name}")

@@ -74,7 +74,7 @@ def test_what_cannot_be_done_is_refused_by_name(served: Served, fields: dict[str
 
 def test_a_model_that_is_not_served(client: anthropic.Anthropic):
     with pytest.raises(
-        anthropic.NotFoundError, match="no model 'claude-opus-9' here: this server has 'tiny'"
+        anthropic.NotFoundError, match="model 'claude-opus-9' not found: this server has 'tiny'"
     ):
         client.messages.create(**ASKED | {"model": "claude-opus-9"})
     with pytest.raises(anthropic.NotFoundError):

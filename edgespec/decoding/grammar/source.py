@@ -18,6 +18,7 @@ from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from edgespec.decoding.json_schema.reading import Schema, compiled, read_schema
+from edgespec.decoding.json_schema.words import explained
 from edgespec.errors import UsageError
 
 # ---- llama.cpp's GBNF, put so that llguidance's converter to Lark reads it as llama.cpp does ----
@@ -86,7 +87,9 @@ MOST_GRAMMAR, MOST_SCHEMA = 1 << 18, 1 << 20
 
 _STACK = 256 << 20  # bytes, of which those are used that are needed: the longest texts need a quarter
 _SHOWN = 160  # characters of the library's messages
-_UNIMPLEMENTED = re.compile(r"^Unimplemented keys: \[(.*)\]$")  # the library's words of keywords
+_COUNTED = re.compile(
+    r"minProperties \(\d+\) is greater than number of properties \(\d+\)"
+)  # less the required
 _LATER = "no tokenizer"  # begins its remark on tokens named by number, which a model is needed to check
 
 _GBNF_RULE = re.compile(r"^[^\S\n]*+[\w-]++\s*+::=", re.MULTILINE)
@@ -138,15 +141,14 @@ class GrammarSource:
     def json_schema(cls, schema: str | Schema, name: str, *, strict: bool = False) -> GrammarSource:
         """Read a JSON schema; `warnings` name what is not enforced, which with `strict` is an error."""
         given, unenforced = _named(name, lambda: read_schema(schema))
-        if strict and unenforced:
-            raise UsageError(f"cannot be enforced: {', '.join(unenforced)}", field=name)
-        try:
-            found = _checked_schema(given, name, lenient=False)
-        except UsageError:
-            if strict:
-                raise
-            found = _checked_schema(given, name, lenient=True)
-        return replace(found, warnings=(*unenforced, *found.warnings))
+        made = _named(name, lambda: compiled(given))
+        _check_length(made, MOST_SCHEMA, name)
+        found = _checked(made, name)
+        more = [one for message in found.warnings for one in explained(message, given, unenforced)]
+        warnings = (*unenforced, *dict.fromkeys(more))
+        if strict and warnings:
+            raise UsageError(f"cannot be enforced: {'; '.join(warnings)}", field=name)
+        return replace(found, warnings=warnings)
 
     def inside(self, lark: str) -> GrammarSource:
         """Return the grammar of `lark`, in which @answer stands for this one. Raises UsageError."""
@@ -186,7 +188,7 @@ def on_large_stack(function: Callable[[], Found]) -> Found:
 def reason(message: str) -> str:
     """Return the library's `message` as one short line."""
     lines = message.partition("\n   1 |")[0].partition("<non-verbose/>")[0].split()  # without the grammar
-    text = _UNIMPLEMENTED.sub(r"\1", " ".join(lines))
+    text = _COUNTED.sub("fewer properties are allowed than minProperties asks for", " ".join(lines))
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
@@ -206,16 +208,9 @@ def _named(name: str, read: Callable[[], Found]) -> Found:
         raise UsageError(str(error), field=name) from None
 
 
-def _checked_schema(schema: dict[str, Any], name: str, *, lenient: bool) -> GrammarSource:
-    made = _named(name, lambda: compiled(schema, lenient=lenient))
-    _check_length(made, MOST_SCHEMA, name)
-    return _checked(made, name)
-
-
 def _checked(made: str, name: str) -> GrammarSource:
     is_error, messages = on_large_stack(lambda: LLMatcher.validate_grammar_with_warnings(made))
     if is_error:
-        problem = "cannot be enforced: " if _UNIMPLEMENTED.match(messages[0]) else ""
-        raise UsageError(problem + reason(messages[0]), field=name)
+        raise UsageError(reason(messages[0]), field=name)
     told = dict.fromkeys(reason(one) for one in messages if not one.startswith(_LATER))
     return GrammarSource(made, name, tuple(told))

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from llguidance import LLMatcher
 
-from edgespec.decoding.json_schema.words import escapes, prepare, schemas, target
+from edgespec.decoding.json_schema.references import schemas, target
+from edgespec.decoding.json_schema.words import Rewriting, escapes
 from edgespec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def read_schema(schema: str | Schema) -> tuple[dict[str, Any], list[str]]:
         if not isinstance(given, dict):
             raise UsageError("a schema must be a JSON object")
         _close(given)
-        return given, prepare(given)
+        return given, sorted(Rewriting(given).warnings)
     except UsageError:
         raise
     except RecursionError:
@@ -51,16 +52,12 @@ def read_schema(schema: str | Schema) -> tuple[dict[str, Any], list[str]]:
         raise UsageError(f"no JSON schema: {' '.join(str(error).split())[:160]}") from None
 
 
-def compiled(schema: dict[str, Any], *, lenient: bool) -> str:
+def compiled(schema: dict[str, Any]) -> str:
     """Return llguidance's grammar of the JSON values that `schema` describes, written in one line.
 
-    `lenient` leaves out what cannot be enforced. Raises UsageError for a schema nested too deeply.
+    What it cannot enforce it leaves out, and says so. Raises UsageError for a schema nested too deeply.
     """
-    overrides: JsonCompileOptions = {
-        "lenient": lenient,
-        "coerce_one_of": lenient,
-        "json_allowed_escapes": escapes(schema),
-    }
+    overrides: JsonCompileOptions = {"lenient": True, "json_allowed_escapes": escapes(schema)}
     try:
         return LLMatcher.grammar_from_json_schema(schema, defaults=_ONE_LINE, overrides=overrides)
     except ValueError as error:

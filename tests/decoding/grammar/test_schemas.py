@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from jsonschema_specifications import REGISTRY as SPECIFICATIONS
@@ -88,6 +89,7 @@ ENFORCED = {  # a schema, and what it forbids
     "allOf": ({"allOf": [{"type": "null"}]}, 1),
     "anyOf": ({"anyOf": [{"type": "null"}]}, 1),
     "const": ({"const": 2}, 1),
+    "contentEncoding": ({"type": "string", "contentEncoding": "base64"}, "a"),
     "dependencies": ({"type": "object", "dependencies": {"a": ["b"]}}, {"a": 1}),
     "dependentRequired": ({"type": "object", "dependentRequired": {"a": ["b"]}}, {"a": 1}),
     "dependentSchemas": ({"type": "object", "dependentSchemas": {"a": {"required": ["b"]}}}, {"a": 1}),
@@ -132,11 +134,15 @@ PARTLY = {  # where the same words are too much, and what is said of it
     "unevaluatedProperties": {"anyOf": [{"required": ["a"]}], "unevaluatedProperties": False},
     '"minimum"': {"type": "integer", "minimum": 1e19},
     "nulable": {"type": "string", "nulable": True},
+    "contentEncoding": {"type": "string", "contentEncoding": "7bit"},
+    "dependentRequired": {"type": "object", "dependentRequired": {f"p{n}": ["a"] for n in range(7)}},
 }
 NAMED = {
     "$dynamicRef": {"$dynamicRef": "#a", "$dynamicAnchor": "a"},
     "$recursiveRef": {"type": "array", "items": {"$recursiveRef": "#"}},
     "contains": {"type": "array", "contains": {}},
+    "contentMediaType": {"type": "string", "contentMediaType": "text/html"},
+    "contentSchema": {"type": "string", "contentSchema": {"type": "object"}},
     "else": {"if": {"type": "null"}, "else": {"type": "string"}},
     "if": {"if": {"type": "null"}, "then": False},
     "maxContains": {"type": "array", "contains": {}, "maxContains": 1},
@@ -154,9 +160,6 @@ SAYING_NOTHING = [
     "$recursiveAnchor",
     "$schema",
     "$vocabulary",
-    "contentEncoding",
-    "contentMediaType",
-    "contentSchema",
     "default",
     "definitions",
     "deprecated",
@@ -196,8 +199,31 @@ def test_a_keyword_that_is_not_enforced_is_named(tiny_target, schema, draft):
         asked = {"$schema": draft, **asked}
     grammar = Grammar.from_json_schema(tiny_target, asked)
     assert word in " ".join(grammar.warnings)
-    with pytest.raises(UsageError):
+    if word in asked and asked[word] is not True:
+        assert f'"{word}": {json.dumps(asked[word])[:50]}' in " ".join(grammar.warnings)
+    with pytest.raises(UsageError, match="cannot be enforced"):
         Grammar.from_json_schema(tiny_target, asked, strict=True)
+
+
+CLOSED = {"properties": {"a": {}}, "required": ["a"], "additionalProperties": False}
+COUNTED = [
+    {"properties": {"a": {}, "b": {}}, "required": ["a"], "minProperties": 3, "additionalProperties": True},
+    {"properties": {"a": {}}, "required": ["a"], "minProperties": 3},
+    {"minProperties": 3},
+    {"allOf": [{"properties": {"a": {}, "b": {}}}, {"minProperties": 3}]},
+    {"allOf": [CLOSED, {"minProperties": 3}]},
+]
+
+
+@pytest.mark.parametrize("schema", COUNTED, ids=str)
+def test_a_number_is_told_as_it_was_written(tiny_target, schema):
+    """Not less the properties that are required, as the library counts."""
+    try:
+        said = Grammar.from_json_schema(tiny_target, {"type": "object", **schema}).warnings
+    except UsageError as error:
+        said = [str(error)]
+    assert "minProperties" in " ".join(said)
+    assert {*re.findall(r"minProperties\W+(\d+)", " ".join(said))} <= {"3"}
 
 
 def without(schema, word):

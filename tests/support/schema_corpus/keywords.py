@@ -65,7 +65,9 @@ ROWS = [
     Row("pattern and length", {"type": "string", "pattern": "^a", "maxLength": 2}, ("a", "ab"), ("abc", "b", "")),
     Row("two patterns", {"allOf": [{"pattern": "^a"}, {"pattern": "b$"}], "type": "string"}, ("ab", "a-b"), ("a", "b", "ba")),
     Row("pattern without a type", {"pattern": "^a"}, ("a", 1, None), ("b",)),
-    Row("contentEncoding", {"type": "string", "contentEncoding": "base64", "contentMediaType": "image/png"}, ("aGk=",), (1,)),
+    Row("contentEncoding", {"type": "string", "contentEncoding": "base64"}, ("", "aGk=", "aGkh"), ("aGk", "a b=", "a===", 1)),
+    Row("contentEncoding base16", {"type": "string", "contentEncoding": "base16"}, ("", "0aFF"), ("0aF", "0g")),
+    Row("contentEncoding base32", {"type": "string", "contentEncoding": "base32"}, ("", "NBUQ====", "NBUSCIJB"), ("NBUQ", "nbuq====")),
     # arrays
     Row("items", {"type": "array", "items": INT}, ([], [1, 2]), (["a"], [1, "a"])),
     Row("items false", {"type": "array", "items": False}, ([],), ([1],)),
@@ -144,6 +146,8 @@ ROWS = [
     # OpenAPI's
     Row("nullable", obj({"a": {"type": "string", "nullable": True}, "b": {"type": "string", "enum": ["x"], "nullable": True}, "c": {"allOf": [INT], "nullable": True}}, "a", "b", "c"), ({"a": None, "b": None, "c": None}, {"a": "s", "b": "x", "c": 1}), ({"a": 1, "b": "x", "c": 1}, {"a": "s", "b": "y", "c": 1}, {"a": "s", "b": "x", "c": "z"})),
     # not enforced, and said so
+    Row("an encoding of mail", {"type": "string", "contentEncoding": "quoted-printable"}, ("a=20",), (1,), unenforced="quoted-printable"),
+    Row("contentMediaType", {"type": "string", "contentEncoding": "base64", "contentMediaType": "image/png"}, ("aGk=",), ("aGk",), unenforced="image/png"),
     Row("uniqueItems", {"type": "array", "items": INT, "uniqueItems": True}, ([1, 2],), (["a"],), unenforced="uniqueItems"),
     Row("contains", {"type": "array", "items": INT, "contains": {"const": 1}}, ([1, 2],), (["a"],), unenforced="contains"),
     Row("not", {"type": "string", "not": {"const": "a"}}, ("b",), (1,), unenforced="not"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import random
+import re
 import resource
 import signal
 import subprocess
@@ -103,10 +104,28 @@ def test_a_file_of_requests(environment, source, out, options):
     *progress, last = process.stderr.splitlines()
     assert last.startswith(f"edgespec: 20 results in {out}; 4 of them failed; ")
     assert last.endswith(" tokens/s")
-    assert len(progress) <= 10
-    assert all(" of 20 requests" in line for line in progress)
+    told = [line for line in progress if " of 20 requests" not in line]
+    assert len(progress) - len(told) <= 10
+    for line, (name, why) in zip(told, FAILED.items(), strict=True):
+        assert re.fullmatch(rf"edgespec: line {NAMES.index(name) + 1} failed \({name}\): .*{why}.*", line)
     assert "\x1b" not in process.stderr
     assert left_over(out.parent) == ["in.jsonl", "out.jsonl"]
+
+
+@pytest.mark.parametrize("to", ["out.jsonl", "-"])
+def test_the_first_lines_that_failed_are_named_by_their_numbers_in_the_file(
+    environment, source, out, options, to
+):
+    lines = ["", "{broken", "", '"plain"', '"plain"', '{"prompt": 3, "custom_id": "number"}', *["[]"] * 7]
+    source.write_text("\n".join(lines))
+    process = run_cli("batch", source, "-o", to, *options, env=environment, cwd=out.parent)
+    assert process.returncode == 1
+    told = re.findall(r"^edgespec: line (\d+) failed \((.*?)\): (.*)$", process.stderr, re.MULTILINE)
+    assert [(int(number), name) for number, name, _ in told] == [
+        (2, "line-2"), (6, "number"), (7, "line-7"), (8, "line-8"), (9, "line-9"),
+    ]  # fmt: skip
+    assert "prompt" in told[1][2]
+    assert "4 more failed" in process.stderr
 
 
 def test_where_none_failed_the_exit_code_is_0(environment, source, out, options):

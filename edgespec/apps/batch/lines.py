@@ -70,6 +70,11 @@ class BatchInput:
                 f"{self.name} was changed while it was read: begin anew with --restart, and leave it alone"
             )
 
+    def line_numbers(self) -> Iterator[int]:
+        """Yield the number of each request's line, from 1, as editors count."""
+        self.file.seek(0)
+        return (number for number, _ in _lines(self.file, self.n_bytes, hashlib.sha256()))
+
 
 def open_input(path: Path, spool_folder: Path | None) -> BatchInput:
     """Open a file of requests, "-" for standard input, and read it once for its SHA-256 and length.

@@ -20,7 +20,7 @@ from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from filelock import lock_descriptor
@@ -114,6 +114,27 @@ def answer_text(line: bytes) -> bytes:
 # ---- where they are written ----
 
 
+class FailedLine(NamedTuple):
+    """A request that could not be answered."""
+
+    place: int
+    custom_id: str
+    reason: str
+
+
+_MOST_NAMED = 5
+
+
+def with_failed(failed: list[FailedLine], place: int, line: bytes) -> list[FailedLine]:
+    """Return the first of `failed` and of the failed result at `place`, a line of `output_line`."""
+    if len(failed) == _MOST_NAMED and place > failed[-1].place:
+        return failed
+    found = json.loads(line)
+    error = found["response"]["body"].get("error") or {}
+    new = FailedLine(place, found["custom_id"], str(error.get("message", "no reason is known")))
+    return sorted([*failed, new])[:_MOST_NAMED]
+
+
 FORMAT = "edgespec batch"
 VERSION = 1
 _BEGINNING = json.dumps({"format": FORMAT})[:-1].encode()
@@ -151,6 +172,8 @@ class Journal(Closing):
         self.n_done = self.n_failed = 0
         self.n_cut = 0
         """Answers of this run that a limit of tokens cut."""
+        self.failed: list[FailedLine] = []
+        """The first that failed, in the input's order."""
         self._on_message = on_message
         self._places = array("q", [_ABSENT]) * n_requests  # where each result begins in the results' file
         self._synced = time.monotonic()
@@ -190,8 +213,10 @@ class Journal(Closing):
         self._places[request.place] = self._end
         self._end += len(line)
         self.n_done += 1
-        self.n_failed += answer.status != 200
         self.n_cut += answer.is_cut
+        if answer.status != 200:
+            self.n_failed += 1
+            self.failed = with_failed(self.failed, request.place, line)
         self._dirty = True
 
     def sync(self, *, now: bool = False) -> None:
@@ -280,7 +305,9 @@ class Journal(Closing):
                     break
                 if self._places[place] == _ABSENT:
                     self.n_done += 1
-                    self.n_failed += failed
+                    if failed:
+                        self.n_failed += 1
+                        self.failed = with_failed(self.failed, place, line)
                     self._places[place] = self._end
                 self._end += len(line)
         if n_torn := os.fstat(self._results).st_size - self._end:
@@ -400,6 +427,8 @@ class PipedResults:
         self.n_done = self.n_failed = 0
         self.n_cut = 0
         """Answers of this run that a limit of tokens cut."""
+        self.failed: list[FailedLine] = []
+        """The first that failed, in the input's order."""
 
     def has(self, _request: BatchRequest) -> bool:
         """Return False: there are no earlier results."""
@@ -409,8 +438,10 @@ class PipedResults:
         """Write a result, or hold it until those before it are there. Raises EdgespecError."""
         line = output_line(request, answer, self._key)
         self.n_done += 1
-        self.n_failed += answer.status != 200
         self.n_cut += answer.is_cut
+        if answer.status != 200:
+            self.n_failed += 1
+            self.failed = with_failed(self.failed, request.place, line)
         if not self._in_order:
             self._write(line)
             return

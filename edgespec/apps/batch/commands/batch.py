@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, nullcontext
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -264,7 +265,7 @@ def batch_command(
         if run.interrupted:
             return INTERRUPTED
         results.finish()
-    run.summarise()
+        run.summarise()
     return EdgespecError.exit_code if results.n_failed else 0
 
 
@@ -410,14 +411,24 @@ class _BatchRun:
             done = f"{self._results.n_done} of {self._input.n_requests} requests are done"
             go_on = "nothing is kept" if self._files.piped else "the same command goes on from there"
             message(f"interrupted: {done}; {go_on}")
+            self._tell_failed()
         finally:
             self._n_tokens, self._seconds = writer.n_tokens, time.monotonic() - began
 
+    def _tell_failed(self) -> None:
+        failed = self._results.failed
+        numbers = [*islice(self._input.line_numbers(), failed[-1].place + 1)] if failed else []
+        for place, custom_id, reason in failed:
+            message(f"line {numbers[place]} failed ({custom_id[:80]}): {' '.join(reason.split())[:300]}")
+        if more := self._results.n_failed - len(failed):
+            message(f"{more} more failed: their results say why")
+
     def summarise(self) -> None:
-        """Print the outcome: a line on stderr, or an object on stdout."""
+        """Print the outcome, on stderr or as an object on stdout, after the first lines that failed."""
         rate = self._n_tokens / self._seconds if self._seconds else None
         joules = self._energy.joules if self._energy else None
         failed, total = self._results.n_failed, self._input.n_requests
+        self._tell_failed()
         if self._files.json:
             facts = {
                 "out": str(self._files.out),

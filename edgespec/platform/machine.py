@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from edgespec.platform.files import text_of
-from edgespec.platform.other_load import MOST_OTHER_LOAD, OtherLoad
+from edgespec.platform.other_load import BUSY, MOST_OTHER_LOAD, OtherLoad
 
 # ---- whether the machine runs on its battery, as Linux shows it in /sys/class/power_supply ----
 
@@ -186,7 +186,7 @@ class MachineWatch:
     def _of_other_programs(self) -> Iterator[str]:
         busy = self._load.processors()
         if busy is not None and busy > MOST_OTHER_LOAD + self._idle / 2:  # two may share a core
-            yield f"other programs kept {busy:.1f} processors busy; stop them and run the benchmark again"
+            yield f"other programs kept {busy:.1f} {BUSY}; stop them and run the benchmark again"
 
     def _of_power(self) -> Iterator[str]:
         if self._seen.on_battery:

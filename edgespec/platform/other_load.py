@@ -11,6 +11,9 @@ from edgespec.platform.files import text_of
 MOST_OTHER_LOAD = 0.15
 """Processors that other work may keep busy, on top of half of those the measurement leaves idle."""
 
+BUSY = "processors busy"
+"""Words of every warning about such a load."""
+
 _UTIME, _CSTIME = 11, 14  # utime stime cutime cstime among what follows a process's name in its stat
 _SHORTEST_S = 1.0  # ticks of /proc/stat are 10 ms: a shorter time shows little of other work
 

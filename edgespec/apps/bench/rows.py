@@ -66,11 +66,12 @@ def summarise(outcome: BenchmarkOutcome) -> Summaries:
 def document(outcome: BenchmarkOutcome, summaries: Summaries | None = None) -> bytes:
     """Return the outcome as a line of JSON, with raw runs and with summaries in the order of the cells.
 
-    `curves`: those of the cells that have one.
+    `curves`: those of the cells that have one. `busy`: what the figures are worth if the machine was.
     """
     found = summarise(outcome) if summaries is None else summaries
     drawn = [curve.points for curve in curves(outcome)]
-    return msgspec.json.encode({"outcome": outcome, "summary": found, "curves": drawn}) + b"\n"
+    whole = {"outcome": outcome, "busy": outcome.busy, "summary": found, "curves": drawn}
+    return msgspec.json.encode(whole) + b"\n"
 
 
 # ---- CSV ----
@@ -441,10 +442,11 @@ def title(outcome: BenchmarkOutcome) -> str:
 
 
 def sentences(reading: ReportData) -> list[str]:
-    """Return the headline, and what there is to say of texts, losses and energy."""
+    """Return what the figures are worth, the headline, and what there is to say of texts and energy."""
+    busy = [reading.outcome.busy] if reading.outcome.busy else []
     if reading.curves:
-        return _of_curves(reading)
-    return [headline(reading), *lossy_lines(reading), identical_line(reading), energy_line(reading)]
+        return [*busy, *_of_curves(reading)]
+    return [*busy, headline(reading), *lossy_lines(reading), identical_line(reading), energy_line(reading)]
 
 
 def _of_curves(reading: ReportData) -> list[str]:

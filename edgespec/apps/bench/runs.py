@@ -21,6 +21,7 @@ import msgspec
 from edgespec.models.quantizations import FileFacts
 from edgespec.platform.files import own_file, write_atomically
 from edgespec.platform.metering import Measurement
+from edgespec.platform.other_load import BUSY
 
 PLAIN = "plain"
 """The variant that every other is compared with: the target alone, with the cell's kernels."""
@@ -233,6 +234,17 @@ class BenchmarkOutcome:
     """Problems solved by variants that are not exact, if asked for."""
     format: int = 2
     """Version of the JSON."""
+
+    @property
+    def busy(self) -> str | None:
+        """What the figures are worth, in a sentence, where other programs ran meanwhile; else None."""
+        disturbed = any(BUSY in line for line in self.warnings)
+        return (
+            "The machine was busy: these figures measure scheduling, not kernels, and a baseline that had to "
+            "wait flatters the others."
+            if disturbed
+            else None
+        )
 
     def accuracy_of(self, cell: Cell) -> AccuracyScore | None:
         """Return the accuracy of a cell's target with its kernels; None if it was not measured."""

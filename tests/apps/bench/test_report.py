@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -16,8 +17,9 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 from matplotlib.text import Annotation, Text
 
+from edgespec.apps.bench.commands.tables import print_outcome
 from edgespec.apps.bench.report import charts, pareto, require_plotting, write_png, write_report
-from edgespec.apps.bench.rows import read_outcome, summarise
+from edgespec.apps.bench.rows import document, read_outcome, summarise
 from edgespec.apps.bench.runs import Cell
 from edgespec.errors import EdgespecError
 from toy_outcomes import CATEGORIES, UNREADABLE, lossy_outcome, toy_outcome
@@ -372,3 +374,13 @@ def test_other_scatters_are_of_exact_rows():
 def test_without_variants_that_are_not_exact_there_is_no_such_chart(compare_page):
     assert "not exact" not in compare_page
     assert "tradeoff" not in compare_page
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_beside_other_programs_it_says_that_scheduling_was_measured(written, capsys, busy):
+    words = "measure scheduling, not kernels"
+    line = "other programs kept 1.5 processors busy; stop them and run the benchmark again"
+    outcome = toy_outcome(warnings=[line] if busy else ["plug it in"])
+    print_outcome(outcome)
+    told = [capsys.readouterr().out, written(outcome), json.loads(document(outcome))["busy"] or ""]
+    assert [words in text for text in told] == [busy] * 3

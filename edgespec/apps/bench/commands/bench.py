@@ -69,7 +69,7 @@ class PeerChoice:
     bin_: Annotated[Path | None, typer.Option("--bin", metavar="DIR", help="Where its programs are.")] = None
 
 
-@shown("Measure", "edgespec bench --category code --report bench.html")
+@shown("Measure", "edgespec bench --category code")
 @grouped
 def bench_command(
     *,

@@ -40,7 +40,7 @@ from edgespec.apps.speech.speech_model import pull_speech, speech_model, speech_
 from edgespec.apps.speech.whisper_model import SpeechModel
 from edgespec.cli.console import INTERRUPTED, err, line_of, message
 from edgespec.cli.options import Compute, ModelChoice
-from edgespec.cli.progress import WorkDisplay, pull_named
+from edgespec.cli.progress import WorkDisplay
 from edgespec.engine.engine import Engine
 from edgespec.engine.model_choice import ChosenModels
 from edgespec.errors import EdgespecError, UsageError
@@ -256,16 +256,16 @@ def hashed(names: Iterable[str]) -> list[FileFacts]:
 
 
 def draft_of_peers(models: ChosenModels) -> Path | None:
-    """Return the file of the model that drafts for llama.cpp's programs; pull it if need be.
+    """Return the file of the model that drafts for llama.cpp's programs.
 
-    They run no heads: where the draft is one, it is the pair's small model, or none.
+    They run no heads: where the draft is one, it is the pair's small model, or none. Raises EdgespecError: it
+    is not on this machine, and nobody asked for it by name.
     """
     target, draft = models
     for name in (draft, paired_draft(target, writes=True)) if draft else ():
         if not name:
             continue
-        pull_named(name)
-        header = read_header(resolve(name))
+        header = read_header(resolve(name, pull_missing=False))
         if not header.only_drafts:
             return header.path
     return None

@@ -16,7 +16,7 @@ from edgespec.cli.completion import complete_model, complete_name
 from edgespec.cli.console import err, message, out, print_line, print_table
 from edgespec.cli.made_drafts import described, drafts_table
 from edgespec.cli.options import JsonOption
-from edgespec.cli.progress import PullDisplay, pull_named, pull_shown
+from edgespec.cli.progress import PullDisplay, pull_shown
 from edgespec.engine.model_choice import has_mtp_head
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.draft_records import draft_records
@@ -78,15 +78,13 @@ def pair_command(
 ) -> None:
     """Compare two models' vocabularies: should the one draft for the other?
 
-    Without --measure only the tokenizers are loaded, and what is expected is an estimate.
+    Without --measure only the tokenizers are loaded, and what is expected is an estimate. Pulls nothing.
     """
     from edgespec.drafting.foreign.overlap import suite_text
     from edgespec.llama.gguf_header import read_header
-    from edgespec.models.resolve import resolve
 
     words = suite_text() if text is None else _read(text)
-    pull_named(target, draft)
-    paths = resolve(target), resolve(draft)
+    paths = resolve(target, pull_missing=False), resolve(draft, pull_missing=False)
     for name, path in zip((target, draft), paths, strict=True):
         if read_header(path).only_drafts:
             raise UsageError(f"{name}: a draft head, which has no vocabulary of its own; name a model")
@@ -537,16 +535,20 @@ def _default_name(name: str) -> str:
 @models_app.command("path", epilog="Example: edgespec models path smollm2-135m-q4_1")
 def path_command(
     name: Annotated[
-        str, typer.Argument(help="A model, or hf:OWNER/REPO/FILE.gguf.", autocompletion=complete_model)
+        str, typer.Argument(help="A model, a pair, or hf:OWNER/REPO/FILE.gguf.", autocompletion=complete_name)
     ],
     json: JsonOption = False,
 ) -> None:
-    """Print where a model's file is. Fails if it is not on this machine; pulls nothing."""
-    file = resolve(name, pull_missing=False).absolute()
+    """Print where a model's file is, or both of a pair. Fails if one is not here; pulls nothing."""
+    registry = load_registry()
+    pair = None if name in registry.entries else registry.pairs.get(name)
+    names = {"target": pair.target, "draft": pair.draft} if pair else {"path": name}
+    files = {role: str(resolve(one, pull_missing=False).absolute()) for role, one in names.items()}
     if json:
-        out.print_json(data={"name": name, "path": str(file)})
-    else:
-        out.print(str(file))
+        out.print_json(data={"name": name, **files})
+        return
+    for file in files.values():
+        out.print(file)
 
 
 def _verified(found: Verification) -> dict[str, Any]:

@@ -33,11 +33,15 @@ def profile_command(
     json: Annotated[
         bool, typer.Option("--json", help="Print the profile as JSON instead of a table.")
     ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Keep it also in place of one that was measured more reliably.")
+    ] = False,
 ) -> int:
     """Measure what passes of the models cost on this machine, in about a minute, and keep it.
 
     Run it once, on a quiet machine: later runs with these models, threads and kernels begin with what
-    was measured instead of a guess. What earlier runs learnt of acceptance is kept.
+    was measured instead of a guess. What earlier runs learnt of acceptance is kept. A measurement that is
+    not reliable does not replace one that was.
     """
     from edgespec.drafting.measure import measure
     from edgespec.drafting.profile import ProfileKey
@@ -67,21 +71,22 @@ def profile_command(
                 meter=meter,
                 draft_inputs=engine.timed_inputs,
             )
-    return _keep(key, measured, json=json)
+    return _keep(key, measured, json=json, force=force)
 
 
-def _keep(key: ProfileKey, measured: PairCosts, *, json: bool) -> int:
-    """Store the profile, print it, and return the exit code."""
+def _keep(key: ProfileKey, measured: PairCosts, *, json: bool, force: bool) -> int:
+    """Store the profile unless a reliable one is there, print it, and return the exit code."""
     from edgespec.drafting.profile import as_text
     from edgespec.drafting.profile_store import profile_path, store
     from edgespec.platform.state_file import NewerFormatError
 
-    profile = _profile(key, measured, None)
+    profile, kept = _profile(key, measured, None), None
 
     def change(stored: Profile | None) -> Profile:
-        nonlocal profile
+        nonlocal profile, kept
         profile = _profile(key, measured, stored)
-        return profile
+        kept = stored if stored and stored.reliable and not profile.reliable and not force else None
+        return kept or profile
 
     file, reason = None, ""
     try:
@@ -95,10 +100,12 @@ def _keep(key: ProfileKey, measured: PairCosts, *, json: bool) -> int:
         out.print(as_text(profile), end="")
     else:
         _print(profile, measured)
-        if file:
+        if file and not kept:
             out.print(str(file))
     for line in measured.warnings:
         message(line)
+    if kept:
+        message(f"{file} is left as it is, since it was reliable ({kept.measured}); --force replaces it")
     if file is None:
         raise EdgespecError(f"{profile_path(key)}: the profile could not be kept there: {reason}")
     return 0

@@ -249,10 +249,15 @@ class Registry:
     """Whether a target without a draft gets one that is found on this disk."""
 
     def get(self, name: str) -> Entry:
-        """Return the entry called `name`; a UsageError offers the nearest names."""
+        """Return the entry called `name`; a UsageError offers the nearest names, or the models of a pair."""
         try:
             return self.entries[name]
         except KeyError:
+            if pair := self.pairs.get(name):
+                raise UsageError(
+                    f"{name} is a pair, and one model is wanted: its target is {pair.target}, its draft "
+                    f"{pair.draft}"
+                ) from None
             raise UsageError(
                 f"no model is called {name!r}{nearest(name, self.entries)}; "
                 "see `edgespec models list`, or give a path or hf:OWNER/REPO[:QUANTIZATION]"

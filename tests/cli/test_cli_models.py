@@ -141,6 +141,26 @@ def test_path(server, tmp_path):
     assert error(models_app, "path", "mmm").exit_code == 2
 
 
+def test_a_pair_is_named_where_one_model_is_wanted(server, tmp_path):
+    ok(models_app, "add", str(tiny("qwen3")), "--name", "own")
+    with user_models_file().open("a") as file:
+        file.write('[pairs]\nmine = { target = "own", draft = "m" }\n')
+    assert "edgespec models pull m" in str(error(models_app, "path", "mine"))
+    ok(models_app, "pull", "m")
+    files = {"target": str(tiny("qwen3")), "draft": str(tmp_path / "models" / "m.gguf")}
+    assert ok(models_app, "path", "mine").splitlines() == [*files.values()]
+    assert json.loads(ok(models_app, "path", "mine", "--json")) == {"name": "mine", **files}
+    problem = error(models_app, "pair", "mine", "own")
+    assert (problem.exit_code, "its target is own" in str(problem)) == (2, True)
+
+
+@pytest.mark.parametrize("names", [("own", "m"), ("m", "own")])
+def test_a_pair_is_not_compared_before_both_are_here(server, tmp_path, names):
+    ok(models_app, "add", str(tiny("qwen3")), "--name", "own")
+    assert "`edgespec models pull m`" in str(error(models_app, "pair", *names))
+    assert not (tmp_path / "models" / "m.gguf").exists()
+
+
 HEAD = "qwen2.5-coder-1.5b-head-q4_0"
 
 

@@ -10,6 +10,10 @@ from pathlib import Path
 import pytest
 
 from command_line import COMMAND, run_cli
+from edgespec.cli.profile import _keep
+from edgespec.drafting.costs import N_MAX, CostCurve
+from edgespec.drafting.measure import PairCosts
+from edgespec.drafting.profile import ProfileKey
 from terminals import messages_in_terminal
 from tiny_gguf import N_WORDS, write_tiny_gguf
 from user_models import write_user_models
@@ -117,6 +121,33 @@ def test_models_that_do_not_fit(profile, tiny_path, tmp_path):
         assert (process.returncode, process.stdout) == (1, "")
         assert process.stderr.count("\n") == 1
         assert words in process.stderr
+
+
+@pytest.mark.parametrize(
+    ("was_reliable", "is_reliable", "force", "replaced"),
+    [
+        (True, False, False, False),
+        (True, False, True, True),
+        (True, True, False, True),
+        (False, False, False, True),
+    ],
+)
+def test_what_is_not_reliable_does_not_replace_what_is(
+    tmp_path, monkeypatch, capsys, was_reliable, is_reliable, force, replaced
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    key = ProfileKey("cpu", "1", "stock", 1, "a" * 64, None, "target", None)
+
+    def costs(seconds, *, reliable):
+        curve = CostCurve(((seconds,) * N_MAX,) * 2, seconds)
+        warnings = () if reliable else ("the machine was busy",)
+        return PairCosts(curve, None, None, None, 0.0, reliable, warnings, (1,), 3)
+
+    for seconds, reliable in ((1.0, was_reliable), (2.0, is_reliable)):
+        _keep(key, costs(seconds, reliable=reliable), json=False, force=force)
+    (file,) = stored(tmp_path)
+    assert json.loads(file.read_text())["target"]["read"] == (2.0 if replaced else 1.0)
+    assert ("--force" in capsys.readouterr().err) != replaced
 
 
 def test_what_cannot_be_kept_is_printed_all_the_same(profile, tiny_path, tmp_path):

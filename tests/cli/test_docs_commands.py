@@ -54,6 +54,27 @@ def test_commands_and_options_exist(page: Path) -> None:
     assert {" ".join(line): found for line in commands(page) if (found := unknown(line))} == {}
 
 
+EXTRAS = {
+    **dict.fromkeys(("--report", "--png"), "report"),
+    **{
+        "--vad": "vad",
+        "--ray": "ray",
+        "draft make": "forge",
+        "--suite recordings/": "bench",
+        ".mp3": "audio",
+    },
+}
+"""Words of command lines -> the extra that they need; README.md installs `serve`."""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_command_comes_after_the_extra_that_it_needs(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for line in re.findall(r"^ {4}(edgespec .*)$", text, re.M):
+        for needs in [extra for words, extra in EXTRAS.items() if words in line.partition("   ")[0]]:
+            assert f"edgespec[{needs}]" in text.partition(line)[0], line
+
+
 def test_commands_are_found() -> None:
     assert sum(len(commands(page)) for page in PAGES) > 60
 

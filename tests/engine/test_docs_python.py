@@ -11,11 +11,12 @@ import pytest
 from llama_cpp import Llama
 
 from edgespec.decoding.options import Options
+from tiny_bert import TinyBert
 from tiny_gguf import write_tiny_gguf
 from user_models import write_user_models
 
 ROOT = Path(__file__).parents[2]
-PAGES = {"README.md": 1, "docs/python.md": 6, "docs/structured.md": 1}
+PAGES = {"README.md": 1, "docs/embeddings.md": 1, "docs/python.md": 6, "docs/structured.md": 1}
 """Pages, and how many examples each has at least."""
 TARGET, DRAFT = "7b.gguf", "tiny.gguf"
 """Files that the examples name."""
@@ -26,6 +27,7 @@ def examples_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder with the files that examples name, which are the default pair too."""
     target = write_tiny_gguf(tmp_path / TARGET, seed=1, n_ctx=8192)
     draft = write_tiny_gguf(tmp_path / DRAFT, seed=2, n_ctx=8192, n_layer=1)
+    TinyBert().write(tmp_path / "nomic-embed.gguf", pooling="mean")
     config = tmp_path / "config"
     write_user_models(
         config, {"big": target, "small": draft}, '[pairs]\ndefault = { target = "big", draft = "small" }\n'
@@ -43,12 +45,10 @@ def python_blocks(page: str) -> list[str]:
 @pytest.mark.usefixtures("examples_home")
 @pytest.mark.parametrize("page", PAGES)
 def test_python_examples_run(page: str, capsys: pytest.CaptureFixture[str]) -> None:
-    blocks = python_blocks(page)
-    names: dict[str, object] = {"__name__": "__main__"}
     ran = 0
-    for block in blocks:
-        if "Engine(" in block or "Llama(" in block:  # not what the README's answer says
-            exec(compile(block, page, "exec", dont_inherit=True), names)
+    for block in python_blocks(page):
+        if re.search(r"(Engine|Llama|Embedder)\(", block):  # not what the README's answer says
+            exec(compile(block, page, "exec", dont_inherit=True), {"__name__": "__main__"})
             ran += 1
     assert ran >= PAGES[page]
     assert capsys.readouterr().out.strip()

@@ -346,7 +346,7 @@ def with_warnings(answer: Response, warnings: Sequence[str]) -> Response:
     """Return `answer` with a header for each of `warnings`."""
     for warning in warnings:
         line = " ".join(warning.split())
-        answer.headers.append(WARNING, line.encode("ascii", "replace").decode())
+        answer.headers.append(WARNING, line.encode("ascii", "backslashreplace").decode())
     return answer
 
 

@@ -50,7 +50,7 @@ def rust_regex(pattern: str) -> str:
         piece = _PIECE.match(pattern, at)
         if not piece or piece["group"]:
             ends = "a class that does not end" if pattern[at] == "[" else "a backslash at its end"
-            raise UsageError(f"a group that begins with {piece['group']}" if piece else ends)
+            raise UsageError(f"a group that begins with {piece['group']!a}" if piece else ends)
         at = piece.end()
         if piece["class"] is not None:
             out += _class(piece["class"])

@@ -16,7 +16,6 @@ from edgespec.engine.pair import PairOptions
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.cache_types import with_cache_type
 from edgespec.llama.gguf_header import read_header
-from edgespec.llama.node_addresses import read_addresses
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from edgespec.models import footprint
@@ -210,7 +209,7 @@ def test_auto_is_what_the_engine_runs_with(packable_path, monkeypatch):
 
 def test_auto_is_refused_for_nodes():
     with pytest.raises(UsageError, match="name a type") as error:
-        PairOptions(nodes=read_addresses("localhost:1", unsafe=True), cache_type="auto")
+        PairOptions(rpc=("localhost:1",), cache_type="auto")
     assert error.value.field == "cache_type"
 
 

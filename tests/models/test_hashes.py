@@ -15,6 +15,9 @@ from edgespec.models.hashes import known_sha256, sha256_of
 from edgespec.models.store import Stamp, Store
 
 
+_TICK = 0.03  # the clock of a file system is no finer than that
+
+
 @pytest.fixture(autouse=True)
 def own_folders(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -41,6 +44,7 @@ def test_a_file_is_hashed_once_until_it_changes(tmp_path, kept):
     link.symlink_to(file)
     assert counted(link)[1] == 0, "the same file"
     before = file.stat()
+    time.sleep(_TICK)
     file.write_bytes(b"other")
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert counted(file) == (hashlib.sha256(b"other").hexdigest(), 5)
@@ -52,6 +56,7 @@ def test_a_split_model_is_all_of_its_parts(tmp_path):
     first.write_bytes(b"1")
     second.write_bytes(b"2")
     before = sha256_of(first)
+    time.sleep(_TICK)
     assert known_sha256(first) == before != hashlib.sha256(b"1").hexdigest()
     second.write_bytes(b"3")
     assert known_sha256(first) is None
@@ -85,14 +90,15 @@ def test_another_file_of_the_same_size_and_time_is_not_present(tmp_path, change,
         )
         future = record.stat().st_mtime_ns + 10**7
         os.utime(record, ns=(future, future))
-        time.sleep(0.03)
     entries = {"a": pulled, "own": own}
     assert [store.is_present(one, Registry(entries, {}, None)) for one in (pulled, own)] == [True, True]
     assert counted(file) == (sha256, 0)
     times = file.stat()
+    time.sleep(_TICK)
     change(file, b"54321")
     os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
     assert [store.is_present(one, Registry(entries, {}, None)) for one in (pulled, own)] == [False, False]
+    time.sleep(_TICK)
     change(file, b"12345")
     assert [store.is_present(one, Registry(entries, {}, None)) for one in (pulled, own)] == [True, True]
     assert counted(file) == (sha256, 0)

@@ -14,7 +14,6 @@ from edgespec.models.entries import Entry, Registry
 from edgespec.models.hashes import known_sha256, sha256_of
 from edgespec.models.store import Stamp, Store
 
-
 _TICK = 0.03  # the clock of a file system is no finer than that
 
 

@@ -38,6 +38,10 @@ def describe_os_error(error: OSError) -> str:
     return f"{where}{error.strerror or error}"
 
 
+class OutputUnread(Exception):  # noqa: N818 - no error: `| head -1` has what it wanted
+    """The reader of standard output went away."""
+
+
 class UsageError(EdgespecError):
     """The request itself is wrong: an unknown name, a bad option, a missing file."""
 

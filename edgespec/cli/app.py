@@ -16,8 +16,18 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
-from edgespec.cli.console import INTERRUPTED, guarded_streams, line_of, message, out, print_error
-from edgespec.errors import EdgespecError, UsageError, describe_os_error
+from edgespec.cli.console import (
+    INTERRUPTED,
+    UNREAD,
+    OpenLine,
+    guarded_streams,
+    line_of,
+    message,
+    out,
+    print_error,
+    wrapped,
+)
+from edgespec.errors import EdgespecError, OutputUnread, UsageError, describe_os_error
 from edgespec.platform.cpu import address_limit, is_refusal, why_refused
 from edgespec.platform.files import ignored_folders, read_text_file
 from edgespec.platform.plugins import (
@@ -111,6 +121,118 @@ def _mend(kind: Any) -> None:  # noqa: ANN401 - typer's own classes
     kind.display_type_rich = display_type_rich
 
 
+# ---- -h: what is used most, on one screen; --help has all ----
+
+
+_SCREEN = 23  # lines, and the shell's next prompt
+_LABEL = 26  # columns
+_USUAL = (
+    *(
+        "target",
+        "draft",
+        "model",
+        "pair",
+        "file",
+        "output",
+        "n_predict",
+        "temperature",
+        "seed",
+        "ctx",
+        "system",
+    ),
+    *("host", "port", "api_key", "parallel", "language", "prompts", "suite", "json", "stats", "drafter"),
+    *("cache", "continues", "load", "threads", "json_schema", "stop", "top_p", "here", "all_"),
+)
+"""Options that come first where not all fit."""
+
+
+def _mend_short_help(command: Any) -> None:  # noqa: ANN401 - of typer's private click
+    """Have `command` print a short help unless --help is asked for."""
+    print_whole, get_help_option = command.format_help, command.get_help_option
+
+    def format_help(ctx: Any, formatter: Any) -> None:  # noqa: ANN401
+        if ctx.find_root().command.wants_all:
+            print_whole(ctx, formatter)
+        else:
+            _print_short_help(command, ctx)
+
+    def show(ctx: Any, _parameter: object, value: bool) -> None:  # noqa: ANN401
+        if value and not ctx.resilient_parsing:
+            ctx.get_help()  # which prints it
+            ctx.exit()
+
+    def help_option(ctx: Any) -> Any:  # noqa: ANN401
+        option = get_help_option(ctx)
+        if option is not None:
+            option.help, option.callback = "Show all options and exit; -h: those used most.", show
+        return option
+
+    command.format_help, command.get_help_option = format_help, help_option
+
+
+def _print_short_help(command: Any, ctx: Any) -> None:  # noqa: ANN401
+    width = out.width
+    about, example = ((text or "").split("\n\n")[0] for text in (command.help, command.epilog))
+    head = [*command.get_usage(ctx).split("\n"), *wrapped(about, width).split("\n"), ""]
+    foot = ["", *wrapped(example, width).split("\n")]
+    if hasattr(command, "commands"):
+        rows = _command_rows(command, ctx, width)
+        foot = foot if len(head) + len(rows) + len(foot) < _SCREEN else [""]
+        foot += [f"{ctx.command_path} COMMAND -h has the options; --help says more"]
+    else:
+        rows = _option_rows(command, ctx, width, _SCREEN - len(head) - len(foot) - 1)
+        foot += [f"{ctx.command_path} --help has all options, and says more"]
+    out.print("\n".join([*head, *rows, *foot]))
+
+
+def _command_rows(command: Any, ctx: Any, width: int) -> list[str]:  # noqa: ANN401
+    found = {name: command.get_command(ctx, name) for name in command.list_commands(ctx)}
+    shown = {name: one.help for name, one in found.items() if not one.hidden}
+    n = max(map(len, shown), default=0) + 4
+    return [_help_row(name, text, n, width) for name, text in shown.items()]
+
+
+def _option_rows(command: Any, ctx: Any, width: int, room: int) -> list[str]:  # noqa: ANN401
+    """Return the rows of the arguments, then of as many options as fit into `room` lines, in their order."""
+    rows = {
+        one: _help_row(_label(one, ctx), one.help or "", _LABEL, width)
+        for one in sorted(command.get_params(ctx), key=lambda one: not isinstance(one, TyperArgument))
+        if not one.hidden and "--help" not in one.opts
+    }
+    usual = sorted(rows, key=_usefulness)
+    while sum(rows[one].count("\n") + 1 for one in usual) > room:
+        usual.pop()
+    return [row for one, row in rows.items() if one in usual]
+
+
+def _usefulness(parameter: Any) -> tuple[bool, int]:  # noqa: ANN401
+    is_needed = parameter.required or isinstance(parameter, TyperArgument)
+    return not is_needed, _USUAL.index(parameter.name) if parameter.name in _USUAL else len(_USUAL)
+
+
+def _label(parameter: Any, ctx: Any) -> str:  # noqa: ANN401
+    """Return an argument's name, or an option's short and long one with what it takes."""
+    if isinstance(parameter, TyperArgument):
+        return parameter.metavar or str(parameter.name).upper()
+    name = next((name for name in parameter.opts if name.startswith("--")), parameter.opts[0])
+    name = "/".join([name, *parameter.secondary_opts])
+    short = next((f"{one}, " for one in parameter.opts if one != name and not one.startswith("--")), "")
+    kind = "" if parameter.is_flag else parameter.metavar or str(parameter.display_type_rich(ctx))
+    takes = re.sub(r"<(\w+)>.*", lambda found: found[1].upper(), kind).strip("<>")
+    return f"{short}{name} {takes}" if len(takes) <= len("short|full|none") else f"{short}{name}"
+
+
+def _help_row(label: str, text: str, n: int, width: int) -> str:
+    """Return a row of help: `label` in `n` columns, and of `text` the beginning that fits into the line."""
+    line = f"  {label}  ".ljust(n)
+    room, text = width - len(line), " ".join(text.split()).removesuffix(".")
+    for ends in (r"\. |; |$", r": | \(|$", r", |$"):
+        parts = [text[: end.start()] for end in re.finditer(ends, text)]
+        if fitting := [part for part in parts if len(part) <= room and part.count("(") == part.count(")")]:
+            return line + fitting[-1]
+    return wrapped(line + text, width, n)
+
+
 # ---- the command ----
 
 
@@ -138,11 +260,18 @@ _ParserError: type[Exception] = typer.BadParameter.__mro__[2]
 
 
 class _Carrier(Exception):  # noqa: N818 - a vehicle, not an error
-    """Takes Ctrl-C and a closed pipe past typer, which would exit without a word."""
+    """Takes Ctrl-C past typer, which would exit without a word."""
 
 
 class _Root(TyperGroup):
     """Imports a command when it is called: together they take a second, and seconds on a Raspberry Pi."""
+
+    wants_all = False
+    """Whether help means all of it."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:  # noqa: ANN401 - typer's own
+        super().__init__(*arguments, **options)
+        _mend_short_help(self)
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401 - typer's own signature
         first = args[0] if args and not ctx.resilient_parsing else ""
@@ -150,6 +279,7 @@ class _Root(TyperGroup):
             args = [*args[1:], "--help"]
         if first.startswith("-") and first not in ("-h", "--") and not first.startswith("--"):
             raise UsageError(f"{first}: a command comes first, as in `edgespec run {first} ...`")
+        self.wants_all = "--help" in args
         return super().parse_args(ctx, args)
 
     _broken: tuple[str, ...] = ()
@@ -181,9 +311,9 @@ class _Root(TyperGroup):
                 self._broken += (name,)
                 message(traced(line_of(error), error))
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401
+    def get_help(self, ctx: Any) -> Any:  # noqa: ANN401
         self._load_all()  # a command that cannot be loaded fails before anything is printed
-        super().format_help(ctx, formatter)
+        return super().get_help(ctx)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:  # noqa: ANN401
         for name in self.list_commands(ctx):  # completing a name does not load its command
@@ -193,7 +323,7 @@ class _Root(TyperGroup):
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - typer's own signature, over a private click
         try:
             return super().invoke(ctx)
-        except (KeyboardInterrupt, BrokenPipeError) as error:
+        except KeyboardInterrupt as error:
             raise _Carrier from error
 
 
@@ -221,7 +351,7 @@ def _load(name: str) -> Any:  # noqa: ANN401 - a command of typer's private clic
     return command
 
 
-_OWN_ERRORS = (EdgespecError, typer.Exit, typer.Abort, SystemExit, KeyboardInterrupt, BrokenPipeError)
+_OWN_ERRORS = (EdgespecError, typer.Exit, typer.Abort, SystemExit, KeyboardInterrupt, OutputUnread)
 """What a command of others may raise as ours do."""
 
 
@@ -263,6 +393,7 @@ def _adapt(command: Any) -> None:  # noqa: ANN401 - of typer's private click
     for parameter in command.params:
         _refuse_empty(parameter)
     command.help = in_paragraphs(command.help or "")
+    _mend_short_help(command)
     if not hasattr(command, "commands"):
         _understand_llama_cpp(command)
 
@@ -324,7 +455,7 @@ def _root(
         bool, typer.Option("--debug", help="Show the traceback of what fails; any command takes it.")
     ] = False,
 ) -> None:
-    """Local language models, faster on machines without a GPU, without changing what they say."""
+    """Local language models, faster without a GPU, without changing what they say."""
     if debug:
         os.environ[DEBUG] = "1"
 
@@ -354,6 +485,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - _explain raises our own bugs again
         told = error.__cause__ or error if isinstance(error, _Carrier) else error
         line, code = _explain(told)
+        OpenLine.cut()
         if line:
             print_error(traced(line, told))
     return code if isinstance(code, int) else 0
@@ -383,10 +515,8 @@ def _explain(error: BaseException) -> tuple[str, int]:
             return _message(error), EdgespecError.exit_code
         case KeyboardInterrupt() | typer.Abort():
             return "interrupted", INTERRUPTED
-        case BrokenPipeError():
-            # Flushing stdout at exit would fail once more.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return "the reader of the output went away before it was complete", EdgespecError.exit_code
+        case OutputUnread():
+            return "", UNREAD
         case MemoryError() | OSError() | RuntimeError() | ImportError() if _is_refusal(error):
             reasons = why_refused() or "choose a smaller model or --ctx, or close other programs"
             return f"not enough memory: {reasons}", EdgespecError.exit_code

@@ -18,11 +18,19 @@ from prompt_toolkit.document import Document
 from prompt_toolkit.history import FileHistory, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output.defaults import create_output
-from rich.text import Text
 
-from edgespec.cli.console import err, line_of, message, print_error
+from edgespec.cli.console import err, line_of, message, print_error, print_line
 from edgespec.cli.progress import shown_while_read
-from edgespec.cli.render import TextWriter, as_json, full_context, printable, said_shifted
+from edgespec.cli.render import (
+    TextWriter,
+    as_json,
+    full_context,
+    printable,
+    said_drafts,
+    said_prompt,
+    said_shifted,
+    said_text,
+)
 from edgespec.decoding.options import Options
 from edgespec.decoding.records import Result
 from edgespec.engine.conversation import (
@@ -368,32 +376,27 @@ class Chat:
         message("no system message" if shown is None else f"system message: {printable(shown)}")
 
     def stats(self, _argument: str) -> None:
-        """Show figures of the last answer and of all of this chat."""
+        """Show figures of the last answer, and of all of this chat."""
         last = self._last
         if last is None:
             raise UsageError("nothing was answered yet")
-        stats, all_ = last.stats, self._figures
-        _line("last answer", _written(len(last.token_ids), stats.generation_tokens_per_s))
-        _line("", _accepted(stats.n_drafted, stats.n_accepted))
-        _line("", self._prompt(last.prompt_tokens, last.n_cached))
+        _line("prompt", said_prompt(last, saved_s=self._figures.saved_s(last.n_cached)))
+        _line("text", said_text(last))
+        if drafts := said_drafts(last):
+            _line("drafts", drafts)
         if last.n_shifted:
-            _line("", f"not exact: {said_shifted(last.n_shifted)}")
-        _line(_count(all_.n_answers, "answer"), _written(all_.n_tokens, all_.tokens_per_s))
-        _line("", _accepted(all_.n_drafted, all_.n_accepted))
-        _line("", self._prompt(all_.n_prompt, all_.n_cached))
-        if all_.read_tokens_per_s:
+            _line("mode", f"not exact: {said_shifted(last.n_shifted)}")
+        all_ = self._figures
+        if all_.n_answers > 1:
+            rate = "" if all_.tokens_per_s is None else f", {all_.tokens_per_s:.1f} tokens/s"
+            accepted = f"; drafts: {all_.n_accepted:,} of {all_.n_drafted:,} accepted"
+            cached = f"; {all_.n_cached:,} of {all_.n_prompt:,} tokens of prompts were in the cache"
             _line(
-                "",
-                f"estimated by the longest prompt read, {all_.longest_read:,} tokens at "
-                f"{all_.read_tokens_per_s:.1f} tokens/s",
+                f"{all_.n_answers} answers",
+                f"{all_.n_tokens:,} tokens{rate}{accepted * bool(all_.n_drafted)}{cached}",
             )
         if n := self.conversation.n_left_out:
             _line("left out", f"the first {_count(n, 'exchange')} of {len(self.conversation.exchanges)}")
-
-    def _prompt(self, n_prompt: int, n_cached: int) -> str:
-        saved_s = self._figures.saved_s(n_cached)
-        saved = "" if saved_s is None else f", which saved about {saved_s:.1f} s"
-        return f"prompt: {n_prompt - n_cached:,} tokens read, {n_cached:,} found in the cache{saved}"
 
     def help(self, _argument: str) -> None:
         """List the commands and keys."""
@@ -484,14 +487,5 @@ def _count(n: int, name: str) -> str:
     return f"{n} {name}" if n == 1 else f"{n} {name}s"
 
 
-def _written(n_tokens: int, tokens_per_s: float | None) -> str:
-    speed = "" if tokens_per_s is None else f", {tokens_per_s:.1f} tokens/s"
-    return f"{n_tokens:,} tokens{speed}"
-
-
-def _accepted(n_drafted: int, n_accepted: int) -> str:
-    return f"{n_accepted:,} of {n_drafted:,} drafted accepted" if n_drafted else "nothing was drafted"
-
-
 def _line(label: str, text: str) -> None:
-    err.print(Text.assemble((f"{label:13}", "dim"), text))
+    print_line(label, text, width=12, to=err)

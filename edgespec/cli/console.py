@@ -1,35 +1,161 @@
 """The two consoles all commands share: results go to `out`, everything else to `err`.
 
-Neither breaks or colours what a pipe reads; `highlight` is off so that numbers in results stay plain.
+In a terminal lines break between words. Neither breaks or colours what a pipe reads; `highlight` is off so
+that numbers in results stay plain.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import select
 import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any, ClassVar, TextIO, cast
 
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console, RenderableType
 from rich.measure import Measurement
 from rich.table import Table
+from rich.text import Text
 
-from edgespec.errors import EdgespecError
+from edgespec.errors import EdgespecError, OutputUnread
 from edgespec.models.sources import format_size
 from edgespec.platform.files import lines_of
 
 INTERRUPTED = 130  # exit code: 128 + SIGINT, as shells have it
+UNREAD = 141  # exit code: 128 + SIGPIPE; the reader of the output went away
+
+_ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
+_FENCES = ("```", "~~~")
+_TAB = 8  # columns
+
+
+class WordWrap:
+    """Breaks the lines of a text that comes in pieces between words; a word longer than a line stays whole.
+
+    A wide character (Chinese, Japanese, Korean) is a word. In an answer, lines of code stay as they are.
+    """
+
+    def __init__(self, width: int, *, indent: int | None = None, is_answer: bool = False) -> None:
+        """Break at `width` columns.
+
+        `indent`: columns before what follows a break; None: as many as the line begins with.
+        """
+        self._width = width
+        self._indent = indent
+        self._is_answer = is_answer
+        self._in_code = False
+        self._is_code = False  # the line
+        self._column = 0
+        self._start: int | None = None  # column of the line's first word
+        self._may_break = False  # before the word
+        self._gap = self._word = ""
+
+    def feed(self, text: str) -> str:
+        """Return what can be written by now: all but the last word, which may go on up to a line's length."""
+        return "".join(map(self._take, text))
+
+    def end(self) -> str:
+        """Return the rest, which ends here."""
+        return self._place() + self._pop_gap()
+
+    def _take(self, char: str) -> str:
+        if char == "\n":
+            written = self.end() + char
+            self._column, self._start, self._is_code = 0, None, self._in_code
+            return written
+        if char.isspace() and char != "\N{NO-BREAK SPACE}":
+            written = self._place()
+            self._gap += char
+            self._may_break = True
+            return written
+        is_full = len(self._word) >= self._width  # so long a word stays whole wherever it stands
+        ends = self._word != "" and (cell_len(char) == 2 or cell_len(self._word[-1]) == 2)
+        written = self._place() if is_full or ends else ""
+        self._may_break |= ends
+        self._word += char
+        return written
+
+    def _place(self) -> str:
+        """Return the word with what is before it: the gap, or a line's end and an indent."""
+        if not self._word:
+            return ""
+        n, gap = cell_len(_ESCAPES.sub("", self._word)), ""
+        if self._start is None:
+            gap = self._pop_gap()
+            self._begin_line()
+        elif self._may_break and not self._is_code and self._column + len(self._gap) + n > self._width:
+            indent = self._start if self._indent is None else self._indent
+            self._column = indent if 2 * indent < self._width else 0
+            gap, self._gap = "\n" + " " * self._column, ""
+        else:
+            gap = self._pop_gap()
+        self._column += n
+        word, self._word = self._word, ""
+        self._may_break = False
+        return gap + word
+
+    def _begin_line(self) -> None:
+        self._start = self._column
+        if self._is_answer and self._word.startswith(_FENCES):
+            self._in_code = not self._in_code
+            self._is_code = True
+        self._is_code |= self._is_answer and self._start >= 4  # as in Markdown
+
+    def _pop_gap(self) -> str:
+        gap, self._gap = self._gap, ""
+        for char in gap:
+            self._column += _TAB - self._column % _TAB if char == "\t" else 1
+        return gap
+
+
+def wrapped(text: str, width: int, indent: int | None = None) -> str:
+    """Return `text` in lines of at most `width` columns that break between words, as of WordWrap."""
+    wrap = WordWrap(width, indent=indent)
+    return wrap.feed(text) + wrap.end()
+
+
+class OpenLine:
+    """The line of text on stdout, if it goes on: what comes for stderr meanwhile waits for its end."""
+
+    is_open = False
+    _waiting: ClassVar[list[Callable[[], None]]] = []
+
+    @classmethod
+    def wait(cls, show: Callable[[], None]) -> None:
+        """Call `show` when the line has ended."""
+        cls._waiting.append(show)
+
+    @classmethod
+    def end(cls) -> None:
+        """Take note that the line has ended; show what waited."""
+        cls.is_open = False
+        while cls._waiting:
+            cls._waiting.pop(0)()
+
+    @classmethod
+    def cut(cls) -> None:
+        """End the line if it goes on, since nothing more comes."""
+        if cls.is_open:
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+        cls.end()
 
 
 class _Console(Console):
-    def on_broken_pipe(self) -> None:
-        """Let the command line handle a closed pipe; rich would exit without a word."""
-        raise  # noqa: PLE0704 - rich calls this while it handles the BrokenPipeError
+    def print(self, *objects: Any, **options: Any) -> None:  # noqa: ANN401 - as rich's
+        """Print as rich does, with the lines of strings broken between words in a terminal."""
+        if self.stderr and OpenLine.is_open:
+            OpenLine.wait(partial(self.print, *objects, **options))
+            return
+        if self.is_terminal:
+            objects = tuple(wrapped(one, self.width) if isinstance(one, str) else one for one in objects)
+        super().print(*objects, **options)
 
 
 # With emoji, `ollama:llama:7b` would not stay what it is, nor would [brackets] with markup.
@@ -42,14 +168,15 @@ _ENDLESS = 1_000_000  # columns: a table is measured as if nothing had to be cut
 class _Stream:
     """A standard stream of which `failed` is told when it cannot be written."""
 
-    def __init__(self, stream: TextIO, failed: Callable[[TextIO, OSError], None]) -> None:
+    def __init__(self, stream: Any, failed: Callable[[TextIO, OSError], None]) -> None:  # noqa: ANN401
         self._stream = stream
         self._failed = failed
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the stream has
-        return getattr(self._stream, name)
+        found = getattr(self._stream, name)
+        return _Stream(found, self._failed) if name == "buffer" else found
 
-    def write(self, text: str) -> int:
+    def write(self, text: Any) -> Any:  # noqa: ANN401 - text, or bytes to its buffer
         try:
             return self._stream.write(text)
         except OSError as error:
@@ -63,14 +190,15 @@ class _Stream:
             self._failed(self._stream, error)
 
 
-def _lose_messages(stream: TextIO, _: OSError) -> None:
+def _lose(stream: TextIO, _: OSError) -> None:
     # What is still in its buffer would fail again when Python exits.
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _tell_of_output(_: TextIO, error: OSError) -> None:
+def _tell_of_output(stream: TextIO, error: OSError) -> None:
     if isinstance(error, BrokenPipeError):
-        raise error
+        _lose(stream, error)
+        raise OutputUnread
     raise EdgespecError(f"standard output: {error.strerror}; what is written there is not complete") from None
 
 
@@ -81,24 +209,15 @@ def guarded_streams() -> Iterator[None]:
     if sys.stdout is not None:
         sys.stdout = cast("TextIO", _Stream(sys.stdout, _tell_of_output))
     if sys.stderr is not None:
-        sys.stderr = cast("TextIO", _Stream(sys.stderr, _lose_messages))
+        sys.stderr = cast("TextIO", _Stream(sys.stderr, _lose))
     try:
         yield
     finally:
         sys.stdout, sys.stderr = streams
 
 
-class OpenLine:
-    """Whether a terminal shows text whose last line goes on."""
-
-    is_open = False
-
-
 def message(line: str) -> None:
-    """Print a line for the user to stderr, marked as edgespec's; it breaks a text that a terminal shows."""
-    if OpenLine.is_open and err.is_terminal:
-        err.print()
-    OpenLine.is_open = False
+    """Print a line for the user to stderr, marked as edgespec's."""
     err.print(f"edgespec: {line}")
 
 
@@ -180,9 +299,16 @@ def _plain(cell: RenderableType) -> str:
     return " ".join(str(cell).split())
 
 
-def print_line(label: str, text: str) -> None:
-    """Print one line of a report."""
-    out.print(f"{label:8} {text}")
+def print_line(label: str, text: str, *, width: int = 8, to: Console | None = None) -> None:
+    """Print one line of a report to `to`, or stdout; what a terminal's width breaks is indented like `text`.
+
+    `width`: columns of the label.
+    """
+    to = to or out
+    line = f"{label:{width}} {text}"
+    if to.is_terminal:
+        line = wrapped(line, to.width, width + 1)
+    to.print(Text.assemble((line[:width], "dim"), line[width:]) if to is err else Text(line))
 
 
 # ---- text on standard input, where there is any: a pipe may be open without anybody writing to it ----

@@ -27,20 +27,6 @@ def described(draft: DraftRecord) -> dict[str, Any]:
     return asdict(draft) | {"gain": draft.gains.mean, "uses_own_texts": draft.uses_own_texts}
 
 
-def drafts_table(drafts: Sequence[DraftRecord]) -> Table:
-    """Return a table with a row for each draft."""
-    table = Table("draft", "target", "SHA-256", "made from", "accepted", "c", "gain", box=None)
-    table.pad_edge = False
-    for draft in drafts:
-        table.add_row(
-            *_origin(draft),
-            acceptance_text(draft.acceptance),
-            f"{draft.cost_ratio:.2f}",
-            f"{draft.gains.mean:.2f}x",
-        )
-    return table
-
-
 def full_table(drafts: Sequence[DraftRecord]) -> Table:
     """Return a table with all that people may ask of each draft."""
     table = Table("draft", "target", "SHA-256", "made from", box=None, pad_edge=False)

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from msgspec.structs import asdict
+from rich.cells import cell_len
 from rich.table import Table
 
 from edgespec.cli.completion import complete_model, complete_name
 from edgespec.cli.console import err, message, out, print_line, print_table
-from edgespec.cli.made_drafts import described, drafts_table
+from edgespec.cli.made_drafts import described
 from edgespec.cli.options import JsonOption
 from edgespec.cli.progress import PullDisplay, pull_shown
 from edgespec.engine.model_choice import has_mtp_head
@@ -42,6 +43,8 @@ from edgespec.models.verification import Verification
 from edgespec.platform.files import expand_user, read_text_file
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from edgespec.drafting.foreign.overlap import Overlap
     from edgespec.models.found.facts import FactsReader, ModelFacts
 
@@ -330,20 +333,18 @@ models_app = typer.Typer(
 
 
 def _state(entry: Entry, store: Store, registry: Registry) -> str:
-    """Return "present" or "absent", what else there is to know, and the size of what a pull downloads."""
+    """Return "present" or "absent", and what else there is to know."""
     facts = ["present" if store.is_present(entry, registry) else "absent"]
     if entry.mtp:
         facts.append("MTP head")
     if entry.speech:
         facts.append("speech")
     if entry.path:
-        facts.append("comes with edgespec" if entry.packed else "yours")
+        facts.append("built in" if entry.packed else "yours")
     elif entry.derived:
         facts.append("derived")
     elif not entry.verified:
         facts.append("unverified")
-    if n_bytes := _bytes_to_pull(entry, store, registry):
-        facts.append(f"{format_size(n_bytes)} to pull")
     return ", ".join(facts)
 
 
@@ -376,57 +377,62 @@ def _describe(entry: Entry, store: Store, registry: Registry) -> dict[str, Any]:
     }
 
 
-@models_app.command("list", epilog="Example: edgespec models list --json")
-def list_command(json: JsonOption = False) -> None:
-    """List the models known by name, whether they are here, pairs, drafts made here, and others' models."""
+@models_app.command("list", epilog="Example: edgespec models list --all")
+def list_command(
+    *,
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Also what can be pulled by name.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """List the models that are here, drafts made here and other programs' models too, and the pairs of them.
+
+    --json has those that are not here, too.
+    """
     registry, store = load_registry(), Store.default()
     known = {entry.name: _describe(entry, store, registry) for entry in registry.entries.values()}
-    pairs = {name: asdict(pair) for name, pair in registry.pairs.items()}
     made = draft_records(registry, message)
     others = [model for model in list_found().models if model.source != "edgespec"]
     if json:
+        pairs = {name: asdict(pair) for name, pair in registry.pairs.items()}
         drafts = [described(draft) for draft in made]
         elsewhere = [_described_found(model) for model in others]
         out.print_json(
             data={"models": list(known.values()), "pairs": pairs, "drafts": drafts, "elsewhere": elsewhere}
         )
         return
-    models = Table("name", "params", "quant", "licence", "size", "state", box=None, pad_edge=False)
-    for entry in registry.entries.values():
-        size = known[entry.name]["size"]
-        models.add_row(
-            entry.name,
-            entry.params or "-",
-            entry.quantization or "-",
-            entry.licence or "-",
-            format_size(size) if size else "-",
-            _state(entry, store, registry),
-        )
-    named = Table("pair", "target", "draft", "small", box=None, pad_edge=False)
-    for name, pair in registry.pairs.items():
-        named.add_row(name, pair.target, pair.draft, pair.small or "")
-    print_table(models)
-    out.print()
-    print_table(named)
-    if others:
+    purposes = {draft.name: f"drafts for {draft.target_name}, {draft.gains.mean:.2f}x" for draft in made}
+    listed = [one for one in known.values() if one["present"] or everything]
+    rows = [("name", "size", "licence", "state")]
+    for one in listed:
+        state = purposes.get(one["name"]) or _state(registry.get(one["name"]), store, registry)
+        rows.append((one["name"], _size(one["size"] or one["bytes_to_pull"]), one["licence"] or "-", state))
+    for model in others:
+        state = f"{model.source}'s" + ", not usable (see `edgespec models scan`)" * bool(model.problem)
+        rows.append((model.name, _size(model.size), "-", state))
+    _print_rows(rows)
+    names = {one["name"] for one in listed}
+    whole = {name: pair for name, pair in registry.pairs.items() if {pair.target, pair.draft} <= names}
+    if whole:
         out.print()
-        print_table(_others_table(others))
-    if made:
-        out.print()
-        print_table(drafts_table(made))
+        _print_rows([("pair", "target", "draft"), *((n, one.target, one.draft) for n, one in whole.items())])
+    if n := len(known) - len(listed):
+        out.print(f"\n{n} more can be pulled by name: `edgespec models list --all`")
+
+
+def _size(n_bytes: int | None) -> str:
+    return format_size(n_bytes) if n_bytes else "-"
+
+
+def _print_rows(rows: Sequence[tuple[str, ...]]) -> None:
+    """Print a line for each row, however long: columns are as wide as all but the last need."""
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)][:-1]
+    for row in rows:
+        cells = [f"{cell}{' ' * (n - cell_len(cell))}" for cell, n in zip(row, [*widths, 0], strict=True)]
+        out.print("  ".join(cells))
 
 
 def _described_found(model: FoundModel) -> dict[str, Any]:
     facts = {"name": model.name, "source": model.source, "size": model.size, "path": str(model.path)}
     return facts | {"problem": model.problem or None}
-
-
-def _others_table(models: list[FoundModel]) -> Table:
-    table = Table("stored by other programs", "size", "", box=None, pad_edge=False)
-    for model in models:
-        state = "not usable (see `edgespec models scan`)" if model.problem else ""
-        table.add_row(model.name, format_size(model.size), state)
-    return table
 
 
 @models_app.command("pull", epilog="Example: edgespec models pull default smollm2-135m-q4_1")

@@ -9,14 +9,17 @@ import re
 import sys
 from typing import TYPE_CHECKING
 
+from rich.style import Style
 from rich.text import Text
 
-from edgespec.cli.console import OpenLine, err, out
+from edgespec.cli.console import OpenLine, WordWrap, err, out, print_line
 from edgespec.cli.options import Explanation
-from edgespec.decoding.records import Origin, Result, Stats, Token
+from edgespec.decoding.records import FROM, Origin, Result, Token
 from edgespec.decoding.tree import Tree, dump
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from edgespec.drafting.proposal import DraftStep
     from edgespec.llama.weights import Model
     from edgespec.platform.metering import Measurement
@@ -34,12 +37,13 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class TextWriter:
-    """Writes tokens to stdout as they come; colours only in a terminal."""
+    """Writes tokens to stdout as they come; colours, and breaks lines between words, only in a terminal."""
 
     def __init__(self, *, show_draft: bool, explain: bool = False) -> None:
-        self._coloured = show_draft and out.is_terminal
+        self._coloured = show_draft and out.is_terminal and out.color_system and not out.no_color
         # In a terminal, lines about the steps would cut the text into pieces, so the text follows them.
         self._held: list[Token] | None = [] if explain and out.is_terminal else None
+        self._wrap = WordWrap(out.width, indent=0, is_answer=True) if out.is_terminal else None
         self._n_written = 0
 
     def write(self, token: Token) -> None:
@@ -51,15 +55,16 @@ class TextWriter:
 
     def _write(self, text: str, colour: str) -> None:
         self._n_written += len(text)
-        # Tabs go past rich, which would turn them into spaces.
-        for part in re.split(r"(\t)", printable(text) if out.is_terminal else text):
-            if colour and part != "\t":
-                out.print(Text(part, style=colour), end="")
-            else:
-                sys.stdout.write(part)
+        if self._wrap:
+            shown = printable(text)
+            sys.stdout.write(self._wrap.feed(Style.parse(colour).render(shown) if colour else shown))
+        else:
+            sys.stdout.write(text)
         sys.stdout.flush()
-        if text:
-            OpenLine.is_open = out.is_terminal and not text.endswith("\n")
+        if text.endswith("\n"):
+            OpenLine.end()
+        elif text:
+            OpenLine.is_open = True
 
     def finish(self, text: str) -> None:
         """Write the rest of `text`, which may have been held back when the generation ended; end the line."""
@@ -67,10 +72,9 @@ class TextWriter:
         for token in held:
             self.write(token)
         self._write(text[self._n_written :], "")
-        if not text.endswith("\n"):
-            sys.stdout.write("\n")
+        sys.stdout.write((self._wrap.end() if self._wrap else "") + "\n" * (not text.endswith("\n")))
         sys.stdout.flush()
-        OpenLine.is_open = False
+        OpenLine.end()
 
 
 def printable(text: str) -> str:
@@ -147,41 +151,75 @@ def as_json(result: Result) -> str:
 
 
 def print_stats(result: Result, *, n_ctx_train: int, full: bool, show_draft: bool) -> None:
-    """Print the statistics to stderr: two lines, and what was asked for; `full`: a line for each subject.
+    """Print the statistics to stderr: what was read, written and drafted; `full`: a line for each subject.
 
     `n_ctx_train`: the longest context of the target.
     """
     err.print()
     ending = _ending(result, n_ctx_train)
+    reading, writing = said_prompt(result), said_text(result)
+    if full and (rate := result.stats.prompt_tokens_per_s) is not None:
+        reading += f", {rate:.1f} tokens/s"
+    if not full and result.stop_reason != "eog":
+        writing += f"; {ending}"
+    _line("prompt", reading)
+    _line("text", writing)
+    if drafts := said_drafts(result):
+        _line("drafts", drafts)
     if full:
         _full_stats(result, ending)
-    else:
-        _line("speed", _short_speed(result) + ("" if result.stop_reason == "eog" else f"; {ending}"))
-        _line("drafting", _short_drafting(result))
-        _mode(result)
-        if result.energy:
-            _energy(result.energy, len(result.token_ids))
+    _mode(result)
+    if result.energy:
+        _energy(result.energy, len(result.token_ids))
     if show_draft and err.is_terminal:
-        _line("colours", *[(f"{name} ", colour) for name, colour in COLOURS.items()])
+        names = ((f" {name}", colour) for name, colour in COLOURS.items())
+        err.print(Text.assemble(("colours ", "dim"), *names))
 
 
-def _short_speed(result: Result) -> str:
-    stats = result.stats
-    parts = [f"{len(result.token_ids)} tokens in {stats.total_s:.2f} s"]
-    if stats.generation_tokens_per_s is not None:
-        parts.insert(0, f"{stats.generation_tokens_per_s:.1f} tokens/s")
-    if result.times_plain is not None:
-        plain = f"the {result.plain_tokens_per_s:.1f} tokens/s expected of plain decoding"
-        parts.append(f"{result.times_plain:.2f} times {plain}")
-    return ", ".join(parts)
+_FEW = 4
+"""Tokens of a text of whose drafts nothing is said: there is nothing to gain in it."""
 
 
-def _short_drafting(result: Result) -> str:
-    stats = result.stats
-    if not stats.n_drafted or stats.draft_acceptance_rate is None:
-        return result.note
-    share = f"{stats.draft_acceptance_rate:.0%}".replace("%", " %")
-    return f"{stats.n_accepted} of {stats.n_drafted} drafted tokens accepted ({share})"
+def said_prompt(result: Result, *, saved_s: float | None = None) -> str:
+    """Say how many tokens of the prompt were read, in what time, and how many the cache had.
+
+    `saved_s`: seconds that it saved, if they are known.
+    """
+    stats, n_cached = result.stats, result.n_cached
+    seconds = stats.total_s if stats.ttft_s is None else stats.ttft_s
+    counted = f"{result.prompt_tokens - n_cached:,} tokens" if result.prompt_tokens else "not counted"
+    read = f"{counted} in {seconds:.2f} s"
+    if not n_cached:
+        return read
+    saved = "" if saved_s is None else f", which saved about {saved_s:.1f} s"
+    return f"{read}, {n_cached:,} more were in the cache{saved}"
+
+
+def said_text(result: Result) -> str:
+    """Say how many tokens were written after the prompt was read, in what time, and how fast."""
+    stats, n_tokens = result.stats, len(result.token_ids)
+    if stats.ttft_s is None:
+        return f"{n_tokens:,} tokens"
+    rate = stats.generation_tokens_per_s
+    text = f"{n_tokens:,} tokens in {stats.total_s - stats.ttft_s:.2f} s"
+    return text if rate is None else f"{text}, {rate:.1f} tokens/s"
+
+
+def said_drafts(result: Result) -> str:
+    """Say how many drafted tokens were accepted and where they came from, or why nothing was drafted.
+
+    Nothing of a short text, or where nothing was to be drafted.
+    """
+    if len(result.token_ids) <= _FEW:
+        return ""
+    return said_accepted(result.sources) if result.sources else result.note
+
+
+def said_accepted(sources: Mapping[str, tuple[int, int]]) -> str:
+    """Say how many tokens were drafted and accepted, and how many from each source."""
+    n_drafted, n_accepted = map(sum, zip(*sources.values(), strict=True))
+    origins = [f"{n:,} {FROM.get(name, f'from {name}')}" for name, (_, n) in sources.items() if n]
+    return ", ".join([f"{n_accepted:,} of {n_drafted:,} accepted", *origins])
 
 
 def _mode(result: Result) -> None:
@@ -198,20 +236,19 @@ def said_shifted(n_shifted: int) -> str:
 
 def _full_stats(result: Result, ending: str) -> None:
     stats = result.stats
-    _line("speed", _speed(result))
-    _mode(result)
-    _line("prompt", _prompt(result))
-    if stats.n_drafted:
-        _line("drafting", _drafting(stats))
+    if stats.tau is not None and stats.alpha is not None and stats.draft_acceptance_rate is not None:
         positions = " ".join(f"{share:.0%}" for share in stats.acceptance_by_position)
+        rates = f"tau {stats.tau:.2f} tokens a step, alpha {stats.alpha:.1%}"
+        _line("", f"{stats.steps} steps, {rates}, {stats.draft_acceptance_rate:.1%} of the drafted accepted")
         _line("", f"accepted by position: {positions or '-'}")
-    _line("why", result.note)
+    if result.sources and result.note:
+        _line("why", result.note)
+    plain = result.plain_tokens_per_s
+    _line("plain", "not measured yet" if plain is None else f"{plain:.1f} tokens/s expected without drafts")
     if stats.steps:
         shares = ", ".join(f"{name} {share:.1%}" for name, share in stats.time_shares.items())
         began = f"; drafting began after {stats.draft_prefill_s:.2f} s" if stats.n_drafted else ""
         _line("time", shares + began)
-    if result.energy:
-        _energy(result.energy, len(result.token_ids))
     _line("memory", f"{stats.peak_rss_bytes / 2**30:.2f} GiB at the peak")
     _line("models", result.target + (f", drafted by {result.draft}" if result.draft else ", alone"))
     _line("kernels", result.kernels)
@@ -239,8 +276,8 @@ def _energy(energy: Measurement, n_tokens: int) -> None:
         _line("", f"{estimated}{shares}")
 
 
-def _line(label: str, *parts: str | tuple[str, str]) -> None:
-    err.print(Text.assemble((f"{label:9}", "dim"), *parts))
+def _line(label: str, text: str) -> None:
+    print_line(label, text, to=err)
 
 
 _ENDINGS = {"eog": "the model ended its answer", "stop": "a stop string came", "interrupted": "interrupted"}
@@ -263,28 +300,4 @@ def full_context(n_ctx: int, n_ctx_train: int) -> str:
         f"{full}; -c {larger} holds more"
         if larger > n_ctx + 1
         else f"{full}, all that the model was made for"
-    )
-
-
-def _speed(result: Result) -> str:
-    stats = result.stats
-    parts = [f"{len(result.token_ids)} tokens in {stats.total_s:.2f} s"]
-    if stats.generation_tokens_per_s is not None:
-        parts.insert(0, f"{stats.generation_tokens_per_s:.1f} tokens/s")
-    if stats.ttft_s is not None:
-        parts.append(f"the first after {stats.ttft_s:.2f} s")
-    return ", ".join(parts)
-
-
-def _prompt(result: Result) -> str:
-    rate = result.stats.prompt_tokens_per_s
-    return f"{result.prompt_tokens} tokens" + (f", {rate:.1f} tokens/s" if rate is not None else "")
-
-
-def _drafting(stats: Stats) -> str:
-    if stats.alpha is None or stats.draft_acceptance_rate is None or stats.tau is None:
-        return "nothing was drafted"
-    return (
-        f"{stats.steps} steps, tau {stats.tau:.2f} tokens a step, alpha {stats.alpha:.1%}, "
-        f"{stats.n_accepted} of {stats.n_drafted} drafted accepted ({stats.draft_acceptance_rate:.1%})"
     )

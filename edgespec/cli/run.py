@@ -36,7 +36,7 @@ from edgespec.cli.options import (
 )
 from edgespec.cli.progress import shown_while_read
 from edgespec.decoding.choices import Objective, Rule, is_draftless, is_plugin
-from edgespec.errors import EdgespecError, ServerLost, UsageError
+from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.registry import load_registry
 from edgespec.models.resolve import model_named
 
@@ -265,7 +265,7 @@ class RunOutput:
     structure: Structure
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False
     stats: Annotated[
-        StatsChoice, typer.Option(help="Statistics on stderr: two lines, all of them, or none.")
+        StatsChoice, typer.Option(help="Statistics on stderr: three lines, all of them, or none.")
     ] = "short"
     no_stats: Annotated[bool, typer.Option("--no-stats", help="The same as --stats none.")] = False
     show_draft: ShowDraftOption = False
@@ -547,7 +547,7 @@ def _show(stream: Stream | ServedStream, output: RunOutput, n_ctx_train: int, *,
     from edgespec.cli.render import TextWriter, as_json, print_stats
 
     writer = None if output.json else TextWriter(show_draft=output.show_draft, explain=explain)
-    code, lost = 0, None
+    code, failed = 0, None
     try:
         for token in shown_while_read(stream, hides_text=output.json):
             if writer:
@@ -555,8 +555,10 @@ def _show(stream: Stream | ServedStream, output: RunOutput, n_ctx_train: int, *,
     except KeyboardInterrupt:
         stream.close()
         code = INTERRUPTED
-    except ServerLost as error:
-        lost = error  # what was written and counted so far is kept
+    except EdgespecError as error:
+        if not stream.result.token_ids:
+            raise
+        failed = error  # what was written and counted so far is kept
     if writer:
         writer.finish(stream.result.text)
         if output.shows_stats:
@@ -564,6 +566,6 @@ def _show(stream: Stream | ServedStream, output: RunOutput, n_ctx_train: int, *,
             print_stats(stream.result, n_ctx_train=n_ctx_train, full=full, show_draft=output.show_draft)
     else:
         sys.stdout.write(as_json(stream.result) + "\n")
-    if lost:
-        raise lost
+    if failed:
+        raise failed
     return code

@@ -112,7 +112,7 @@ class ServedStream:
         return Result(
             text="".join(token.text for token in self._tokens),
             token_ids=tuple(token.id for token in self._tokens),
-            prompt_tokens=len(self.prompt),
+            prompt_tokens=self.prompt_progress.n_tokens,
             stop_reason="interrupted",
             seed=self._seed,
             target=self.server.address,
@@ -122,7 +122,7 @@ class ServedStream:
             note="the text was interrupted before the server counted",
             stats=summarise(
                 Tally(),
-                n_prompt=len(self.prompt),
+                n_prompt=self.prompt_progress.n_tokens,
                 n_tokens=len(self._tokens),
                 ttft_s=None if self._first is None else self._first - self._began,
                 total_s=now - self._began,

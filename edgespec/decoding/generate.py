@@ -275,9 +275,11 @@ class Generation:
         return self._drafter.plain_rate() if self._drafter else None
 
     def note(self) -> str:
-        """Say in one sentence what was drafted, or why nothing was."""
+        """Say in one sentence what was drafted, or why nothing was; "" if nothing was to be drafted."""
         if self._drafter is None:
-            return "nothing was drafted: no drafter was asked for, or none can be used"
+            options = self._task.options
+            is_asked = options.drafter != "none" and options.gamma != 0 and not options.prompt_logprobs
+            return "nothing was drafted: nothing can draft for this model" if is_asked else ""
         return self._drafter.note()
 
     def events(self) -> Generator[GenerationEvent]:

@@ -17,6 +17,9 @@ Mode = Literal["exact", "cascade", "lenient", "shifted"]
 """The text's mode: distributed as the target's own, a cascade's, one with lenient acceptance, or exact but
 for parts of the prompt that were read after another text."""
 
+FROM = {"suffix": "from earlier text", "model": "from the draft model", "forced": "forced by the grammar"}
+"""The sources of drafts, as a line about them names them."""
+
 StopReason = Literal["eog", "stop", "length", "context", "interrupted"]
 """End-of-generation token, stop string, n_predict reached, context full, or ended by the caller."""
 
@@ -246,7 +249,7 @@ class Result:
     sources: dict[str, tuple[int, int]]
     """Tokens drafted and accepted, for each source of drafts."""
     note: str
-    """A sentence on what was drafted, or why nothing was."""
+    """A sentence on what was drafted, or why nothing was; "" if nothing was to be drafted."""
     stats: Stats
     plain_tokens_per_s: float | None = None
     """Tokens a second expected of plain decoding at the end, after measured passes. None: not known."""

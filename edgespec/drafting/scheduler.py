@@ -41,7 +41,6 @@ _FEW = 4  # tokens of an answer that ends before drafting can gain anything; tok
 _FEW_CHANCE = 0.02  # chance of so short an answer, from which its first steps are careful
 _LOSS = 0.02  # of the answer's time so far, that a draft of its first steps may cost
 _SHORTEST_PROBE, _LONGEST_PROBE = 24, 96  # tokens
-_FROM = {"suffix": "from earlier text", "model": "from the draft model", "forced": "forced by the grammar"}
 
 
 STEPS = 32.0
@@ -410,26 +409,18 @@ class Scheduler:
             return None
         return 1.0 / self._now.verify[1] if self.learned.target.is_known(1) else None
 
-    def _plain_note(self) -> str:
-        return f" ({1.0 / self._now.verify[1]:.1f} {self.unit} expected without)" if self._n_emitted else ""
-
     def explain(
         self, sources: Mapping[str, tuple[int, int]], *, n_unread: int = 0, has_run: bool = False
     ) -> str:
-        """Say in one sentence what was drafted, or why nothing was.
+        """Say in one sentence how fast the text came with drafts, or why nothing was drafted.
 
         `sources`: the tokens that each drafted, and those accepted. `n_unread`: tokens that the draft model
         has yet to read. `has_run`: whether it ran at all.
         """
         if not sources:
-            return f"nothing was drafted: {self._why_nothing(n_unread, has_run=has_run)}{self._plain_note()}"
-        accepted = ", ".join(
-            f"{n_accepted} of {n_drafted} {_FROM.get(name, name)}"
-            for name, (n_drafted, n_accepted) in sources.items()
-        )
+            return f"nothing was drafted: {self._why_nothing(n_unread, has_run=has_run)}"
         unused = "" if has_run or not self._has_model else f"; {self._why_no_model(n_unread)}"
-        speed = f"{self.rate:.1f} {self.unit} lately{self._plain_note()}"
-        return f"{speed}; drafted tokens accepted: {accepted}{unused}"
+        return f"{self.rate:.1f} {self.unit} lately{unused}"
 
     @property
     def _has_model(self) -> bool:
@@ -531,6 +522,6 @@ class FixedLength(Scheduler):
     ) -> str:
         """Say that the length was the user's choice."""
         tokens = "1 token" if self.n_max == 1 else f"{self.n_max} tokens"
-        asked = f"drafts of {tokens} a step were asked for{self._plain_note()}"
+        asked = f"drafts of {tokens} a step were asked for"
         why = "no earlier text was there to repeat" if not self.policy.model else "the answer was over before"
         return asked if sources else f"nothing was drafted, though {asked}: {why}"

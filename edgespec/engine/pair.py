@@ -528,6 +528,7 @@ def make_plan(pair: Pair, options: Options, prompt: Sequence[int]) -> Plan:
     """Decide what `options` leave open. Raises UsageError if this pair cannot do what they ask."""
     if options.cascade:
         options = replace(options, cascade=_resolved(pair, options.cascade))
+    options = replace(options, drafter=options.drafter or pair.options.drafter)
     drafter = _drafter(pair, options)
     plugin = drafter if isinstance(drafter, NamedDrafter) else None
     policy = _policy(pair, options, "suffix" if isinstance(drafter, NamedDrafter) else drafter)

@@ -399,8 +399,8 @@ def test_files_are_there_though_nobody_reads_stdout(environment, models, suite, 
     process.stdout.close()
     stderr = process.stderr.read()
     process.stderr.close()
-    assert process.wait(timeout=60) == 1
-    assert stderr.splitlines()[-1].startswith("edgespec: error: the reader of the output went away")
+    assert process.wait(timeout=60) == 141
+    assert "error" not in stderr
     assert "Traceback" not in stderr
     assert len(list(csv.DictReader(file.open()))) == 9
 

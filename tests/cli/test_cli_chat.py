@@ -301,17 +301,15 @@ def test_stats(pipe):
     process = pipe(["/stats", "abc", "abc", "/stats"], "-n", 12, "--drafter", "model", "--gamma", 3)
     assert process.returncode == 1, "nothing was answered yet"
     lines = lines_of(process)
-    shown = lines[[line.startswith("last answer") for line in lines].index(True) :]
+    shown = lines[[line.startswith("prompt ") for line in lines].index(True) :]
     for line, pattern in zip(
         shown,
         [
-            r"last answer  12 tokens, [\d.]+ tokens/s",
-            r" +\d+ of \d+ drafted accepted",
-            r" +prompt: \d+ tokens read, \d\d found in the cache, which saved about \d+\.\d s",
-            r"2 answers    24 tokens, [\d.]+ tokens/s",
-            r" +\d+ of \d+ drafted accepted",
-            r" +prompt: \d+ tokens read, \d\d found in the cache, which saved about \d+\.\d s",
-            r" +estimated by the longest prompt read, \d+ tokens at [\d.]+ tokens/s",
+            r"prompt       \d+ tokens in [\d.]+ s, \d\d more were in the cache, which saved about \d+\.\d s",
+            r"text         12 tokens in [\d.]+ s, [\d.]+ tokens/s",
+            r"drafts       \d+ of \d+ accepted(, \d+ from the draft model)?",
+            r"2 answers    24 tokens, [\d.]+ tokens/s; drafts: \d+ of \d+ accepted; "
+            r"\d\d of \d+ tokens of prompts were in the cache",
         ],
         strict=True,
     ):
@@ -392,7 +390,7 @@ def test_a_dumb_terminal_gets_no_escape_sequences(type_in, tmp_path, term):
         terminal.expect("Leave; exit, quit")
         terminal.expect("> ")
         terminal.type(f"/save {file}\n")
-        terminal.expect("saved to ")
+        terminal.expect(r"saved to\s")
         terminal.expect("> ")
         terminal.type("quit\n")
         assert terminal.wait() == 0

@@ -582,6 +582,20 @@ def test_the_help_of_every_command(environment):
             assert all(len(line) > 40 for line in lines_of(text, paragraph)[:-1]), (words, paragraph)
 
 
+def test_the_short_help_of_every_command_fits_a_screen(environment):
+    """-h: what is needed and used most; where options are left out, --help has them."""
+    for words, command in all_commands():
+        text = run_cli(*words, "-h", env=environment | {"COLUMNS": "80"}).stdout
+        lines = text.splitlines()
+        assert len(lines) <= 24 and max(map(len, lines)) <= 80, (words, text)
+        assert "--help" in lines[-1]
+        assert command.help.split()[0] in text
+        for one in command.params:
+            assert not one.required or (one.metavar or one.opts[-1]) in text, (words, one.name)
+    run = run_cli("run", "-h", env=environment).stdout
+    assert all(word in run for word in ("PROMPT", "--target", "--n-predict", "--temp", "--seed", "Example"))
+
+
 def lines_of(text, paragraph):
     """Return the lines of a help text that a paragraph stands in."""
     begin, end = paragraph.split()[0], paragraph.split()[-1]

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shlex
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,9 @@ import jsonschema
 import pytest
 
 from command_line import run_cli, user_environment
+from examples import HIDDEN, examples, run_example
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
 STRUCTURED = (ROOT / "docs" / "structured.md").read_text(encoding="utf-8")
 
 pytestmark = pytest.mark.pair
@@ -41,17 +42,16 @@ def instruction_sets(text: str) -> list[str]:
     return found
 
 
-def test_the_first_text_of_the_readme(pair, tmp_path):
-    shown = re.search(
-        r'^\$ make run RUN="(.*)"\n(.*?) \[\.\.\.\]\n.*?^````\n\n(.*?)\n\n', README, re.M | re.S
-    )
-    assert shown
-    options, text, holds_for = shown.groups()
-    (prompt,) = re.findall(r"^PROMPT \?= (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    found = answer(tmp_path, *shlex.split(options), "-n", "160", "--", prompt)
+@pytest.mark.parametrize(("page", "example"), examples(), ids=lambda one: getattr(one, "name", "run"))
+def test_the_runs_that_pages_show(page, example, pair, tmp_path):
+    """`python tests/support/examples.py` writes them anew."""
+    found = json.loads(run_example(example["command"], tmp_path, "--json").stdout)
     assert found["seed"] == 1
-    if found["kernels"] in instruction_sets(holds_for):
-        assert found["text"].startswith(text)
+    assert example["release"] == version("edgespec")
+    if found["kernels"] == example["kernels"]:
+        assert example["text"] == HIDDEN or example["text"].split() == found["text"].split()
+        (n,) = re.findall(r"^text +(\d+) tokens", example["figures"], re.MULTILINE)
+        assert int(n) == found["tokens"]
     else:
         assert "quicksort" in found["text"]
 

@@ -7,14 +7,17 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from rich.cells import cell_len
 
 from command_line import python_path
 from edgespec.apps.bench.commands.tables import print_outcome
 from edgespec.apps.bench.rows import headline, read_outcome, summarise
 from edgespec.apps.bench.runs import Cell
+from edgespec.cli.console import WordWrap, wrapped
 from terminals import Terminal
 from toy_outcomes import CATEGORIES, LOSSY, UNREADABLE, lossy_outcome, toy_outcome
 
@@ -178,7 +181,7 @@ def shown(code, columns):
 def test_every_cell_is_whole_and_no_line_is_too_long(columns):
     text = shown(TABLE, columns)
     for cell in (cell for row in ROWS for cell in row):
-        assert cell in text
+        assert cell in " ".join(text.split())
     lines = text.splitlines()
     if columns is None:
         assert [line.split()[0] for line in lines] == ["name", *(row[0] for row in ROWS)], "a row is a line"
@@ -192,6 +195,74 @@ def test_every_cell_is_whole_and_no_line_is_too_long(columns):
 
 
 NAMES = ("licence", "size   ", "state  ")
+
+
+PATH = "/home/someone/a/folder/with/a/long/name/of/more/than/forty/columns/model.gguf"
+SENTENCES = [
+    "The quick brown fox jumps over the lazy dog, and then once more because a line has to be long enough.",
+    f"edgespec: {PATH}: not a GGUF file, or one that was cut off while it was copied to this place",
+    "\u4e2d\u6587" * 50,
+    "mixed \u4e2d\u6587\u6587\u672c with words, " * 5,
+]
+
+
+@pytest.mark.parametrize("pieces", [1, 3, 1000])
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_lines_break_between_words(width, pieces):
+    """Whatever pieces a text comes in; only what is longer than a line goes over its end."""
+    for text in SENTENCES:
+        wrap = WordWrap(width)
+        written = "".join(wrap.feed(text[i : i + pieces]) for i in range(0, len(text), pieces)) + wrap.end()
+        assert written == wrapped(text, width)
+        lines = written.split("\n")
+        assert "".join(written.split()) == "".join(text.split()), "nothing is lost"
+        assert set(re.findall(r"[!-~]+", written)) <= set(re.findall(r"[!-~]+", text)), "no word is broken"
+        assert all(cell_len(line) <= width or line.strip() == f"{PATH}:" for line in lines)
+        assert all(
+            cell_len(one) + cell_len(two.split()[0]) >= width - 2
+            for one, two in pairwise(lines)
+            if "\u4e2d" not in two
+        )
+
+
+def test_code_and_short_lines_of_an_answer_stay_as_they_are():
+    long = "print('a line of code that is longer than the terminal is wide')"
+    text = f"```python\nif x:\n    {long}\n{long}\n```\n\n    {long}\n\tx\n  - short  item \n"
+    wrap = WordWrap(40, indent=0, is_answer=True)
+    assert wrap.feed(text) + wrap.end() == text
+    assert "\n" in wrap.feed(long + " ") + wrap.end()
+
+
+@pytest.mark.parametrize("columns", [40, 80, 120])
+@pytest.mark.parametrize(
+    "where", ["print_line('model', text)", "message(text)", "print_line('a', text, to=err)"]
+)
+def test_reports_and_messages_break_between_words_in_a_terminal(where, columns):
+    code = f"from edgespec.cli.console import err, message, print_line\ntext = {SENTENCES[0]!r}\n{where}"
+    lines = shown(code, columns).splitlines()
+    assert max(map(len, lines)) <= columns
+    assert " ".join(" ".join(lines).split()).endswith(SENTENCES[0])
+    assert all(line.startswith(" " * 9) for line in lines[1:]) or "message" in where
+
+
+LATE = r"""
+from edgespec.cli.console import message
+from edgespec.cli.render import TextWriter
+from edgespec.decoding.records import Token
+writer, text = TextWriter(show_draft=False), ["Once ", "upon", " a time\n", "there was", " a fox"]
+for number, piece in enumerate(text):
+    writer.write(Token(number, piece, "target"))
+    if number in (1, 4): message(f"problem {number}")
+writer.finish("".join(text))
+"""
+
+
+@pytest.mark.parametrize("columns", [40, None])
+def test_a_message_waits_for_the_end_of_a_line_of_the_text(columns):
+    """In a terminal, and where both streams are one pipe."""
+    code = LATE if columns else f"import os; os.dup2(1, 2)\n{LATE}"
+    lines = ["Once upon a time", "edgespec: problem 1", "there was a fox", "edgespec: problem 4"]
+    assert shown(code, columns).splitlines() == lines
 
 
 @pytest.mark.slow

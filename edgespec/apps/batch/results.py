@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import msgspec
 from filelock import lock_descriptor
 
-from edgespec.errors import EdgespecError, UsageError
+from edgespec.errors import EdgespecError, OutputUnread, UsageError
 from edgespec.platform.closing import Closing
 from edgespec.platform.messages import MessageFn, silent
 from edgespec.platform.state_file import write_all
@@ -462,6 +462,6 @@ class PipedResults:
             while rest:
                 rest = rest[os.write(self._file, rest) :]
         except BrokenPipeError:
-            raise
+            raise OutputUnread from None
         except OSError as error:
             raise EdgespecError(f"{self._name}: {error.strerror}") from None

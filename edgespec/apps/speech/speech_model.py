@@ -16,7 +16,7 @@ from edgespec.platform.files import expand_user
 if TYPE_CHECKING:  # it loads llama.cpp, which a name alone does not need
     from edgespec.llama.gguf_header import GGUFHeader
 
-_CHOOSE = "choose a Whisper model, such as whisper-base (`edgespec models list` shows all)"
+_CHOOSE = "choose a Whisper model, such as whisper-base (`edgespec models list --all`)"
 _NO_WHISPER = f"a language model, which writes text; {_CHOOSE}"
 
 _PREFIX, _SHORT = "whisper-", {"large": "whisper-large-v3", "turbo": "whisper-large-v3-turbo"}

@@ -58,25 +58,28 @@ class Embedder(Closing):
 
     def tokens(self, text: str, *, truncate: bool = False) -> list[int]:
         """Return the tokens of a text; one that is too long is cut if `truncate`. Raises UsageError."""
-        return self._fitting(self.model.text_tokens(text), truncate=truncate)
-
-    def pair(self, query: str, document: str) -> list[int]:
-        """Return the tokens of a query and a document that is to be scored for it. Raises UsageError."""
-        return self._fitting(self.model.pair_tokens(query, document), truncate=False)
-
-    def _fitting(self, tokens: list[int], *, truncate: bool) -> list[int]:
+        tokens = self.model.text_tokens(text)
         if truncate:
             return self.model.cut(tokens, self.n_ctx)
         self.check_length(len(tokens))
         return tokens
 
-    def check_length(self, n_tokens: int) -> None:
-        """Raise UsageError for a text of `n_tokens` that is empty, or longer than the model reads."""
+    def pair(self, query: str, document: str) -> list[int]:
+        """Return the tokens of a query and a document that is to be scored for it. Raises UsageError."""
+        tokens = self.model.pair_tokens(query, document)
+        self.check_length(len(tokens), " with its query" if document else "")
+        return tokens
+
+    def check_length(self, n_tokens: int, what: str = "") -> None:
+        """Raise UsageError for a text of `n_tokens` that is empty, or longer than the model reads.
+
+        `what`: words on the text for the error.
+        """
         if not n_tokens:
             raise UsageError("a text without tokens has no vector")
         if n_tokens > self.n_ctx:
             raise UsageError(
-                f"a text of {n_tokens:,} tokens, and {self.model.name} reads at most {self.n_ctx:,}: "
+                f"a text of {n_tokens:,} tokens{what}, and {self.model.name} reads at most {self.n_ctx:,}: "
                 "cut it into parts"
             )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
@@ -298,4 +299,8 @@ def _line_of(error: BaseException) -> int | None:
 
 
 def _reason(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+    """Return why a template failed, without Python's names of what it works with."""
+    if isinstance(error, TypeError):
+        return "a value is of the wrong kind"
+    reason = " ".join(str(error).split()) or "it fails"
+    return re.sub(r"^.* has no (?=attribute|element)", "there is no ", reason)

@@ -59,8 +59,8 @@ def test_variables_reach_the_program_and_are_known():
     [
         ("x\n{% for m in messages %}", BrokenTemplateError, "line 2: Unexpected end of template"),
         ("\n\n{{ messages | nothing }}", BrokenTemplateError, "line 3: No filter named 'nothing'"),
-        ("a\n{{ messages[7].content.x }}", BrokenTemplateError, "line 2: list object has no element 7"),
-        ("{{ '' + messages[0] }}", BrokenTemplateError, "line 1: can only concatenate str"),
+        ("a\n{{ messages[7].content.x }}", BrokenTemplateError, "line 2: there is no element 7"),
+        ("{{ '' + messages[0] }}", BrokenTemplateError, "line 1: a value is of the wrong kind"),
         ("{{ ().__class__.__mro__ }}", BrokenTemplateError, "unsafe"),
         ("{{ messages.append(1) }}", BrokenTemplateError, "unsafe|not callable|cannot"),
         ("{{ raise_exception('roles\n must alternate') }}", RefusedByTemplateError, "^roles must alternate$"),

@@ -16,7 +16,6 @@ from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
 from browser import Visit
-from edgespec.apps.server.choice_writers import AnswerHead
 from edgespec.apps.server.page import add_page
 from edgespec.apps.server.response_schema import (
     ChatChunk,
@@ -89,7 +88,7 @@ class ScriptedChat:
         return StreamingResponse(self._events(), media_type="text/event-stream")
 
     async def _events(self) -> AsyncIterator[str]:
-        head = AnswerHead.new("chatcmpl", "scripted", "fp")
+        head: dict[str, Any] = {"id": "x", "created": 0, "model": "scripted", "system_fingerprint": "fp"}
         while True:
             try:
                 said = self._said.get_nowait()
@@ -104,17 +103,15 @@ class ScriptedChat:
                 continue
             if isinstance(said, str):
                 yield _event(
-                    ChatChunk(
-                        **vars(head), choices=[ChatChunkChoice(delta=MessageDelta(), finish_reason=said)]
-                    )
+                    ChatChunk(**head, choices=[ChatChunkChoice(delta=MessageDelta(), finish_reason=said)])
                 )
                 yield "data: [DONE]\n\n"
                 return
             if isinstance(said, MessageDelta):
-                yield _event(ChatChunk(**vars(head), choices=[ChatChunkChoice(delta=said)]))
+                yield _event(ChatChunk(**head, choices=[ChatChunkChoice(delta=said)]))
                 continue
             text, origin = said
-            chunk = ChatChunk(**vars(head), choices=[ChatChunkChoice(delta=MessageDelta(content=text))])
+            chunk = ChatChunk(**head, choices=[ChatChunkChoice(delta=MessageDelta(content=text))])
             chunk.edgespec = Origins(origins=[(len(text), origin)], n_tokens=1)
             yield _event(chunk)
 

@@ -13,10 +13,11 @@ from edgespec.apps.batch.lines import CHAT, PLAIN, TEXT
 from edgespec.apps.batch.results import BatchAnswer, BatchRequest
 from edgespec.apps.server.api_errors import ApiError, KnownFields, engine_error, validation_error
 from edgespec.apps.server.names import ALIAS
-from edgespec.apps.server.openai_writer import ChoicesWriter
+from edgespec.apps.server.openai_writer import OpenAIWriter
 from edgespec.apps.server.openapi import schema_names
 from edgespec.apps.server.request_reader import PreparedRequest, PreparedText, RequestReader, Service
 from edgespec.apps.server.request_schema import ChatRequest, CompletionRequest
+from edgespec.decoding.records import Result
 from edgespec.engine.engine import Engine
 from edgespec.engine.stream import Stream
 from edgespec.platform.messages import MessageFn, silent
@@ -50,9 +51,11 @@ class _OpenRequest:
 
     request: BatchRequest
     prepared: PreparedRequest
-    writing: ChoicesWriter
+    writer: OpenAIWriter
     prefilled: set[int] = field(default_factory=set)
     """Prompts that are prefilled: their other choices share the prefix."""
+    results: dict[int, Result] = field(default_factory=dict)
+    """Of the choices that have ended, by their index."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,8 +158,8 @@ class LocalWriter:
             asked = self._read(url, body)
             prepared = self._reader.choices(asked)
             model, name = self._engine.target, self._service.name
-            writing = ChoicesWriter.of(asked, prepared, model, name, self._fingerprint)
-            return _OpenRequest(request, prepared, writing)
+            writer = OpenAIWriter(asked, prepared, model, name, self._fingerprint)
+            return _OpenRequest(request, prepared, writer)
         except ValidationError as error:
             raise validation_error(error.errors(), body, route=url, fields=_KNOWN.routes) from None
         except RecursionError:
@@ -219,24 +222,22 @@ class LocalWriter:
 
     def _take(self, running: _RunningChoice) -> None:
         """Take the new tokens of a choice, and end its request if that is complete."""
-        stream, writing, opened = running.stream, running.of.writing, running.of
+        stream, opened = running.stream, running.of
         try:
             tokens = stream.made()
             self.n_tokens += len(tokens)
             if tokens:
                 opened.prefilled.add(running.prompt)
-            for _ in writing.add(running.index, tokens):
-                pass
+            opened.writer.drain(opened.writer.parts(running.index, tokens))
             if not stream.finished:
                 return
             stream.made()  # raises what ended the stream, if it failed
             opened.prefilled.add(running.prompt)
-            for _ in writing.finish(running.index, stream.result):
-                pass
+            opened.results[running.index] = stream.result
             self._running.remove(running)
-            if writing.is_complete:
-                body = writing.whole().model_dump_json(exclude_unset=True).encode()
-                self._end(opened, BatchAnswer(200, body))
+            if len(opened.results) == len(opened.prepared.texts):
+                results = [opened.results[i] for i in range(len(opened.results))]
+                self._end(opened, BatchAnswer(200, opened.writer.whole(results).encode()))
         except Exception as error:  # noqa: BLE001 - an error of this request alone
             self._end(opened, self._error(error))
 

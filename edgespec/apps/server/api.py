@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -37,6 +37,8 @@ from edgespec.apps.server.json_routes import (
     NO_VECTORS,
     HeadAsGet,
     add_error_handlers,
+    model_in_form,
+    models_in_form,
     refuse_routes,
     route_class,
 )
@@ -47,7 +49,7 @@ from edgespec.apps.server.ollama.options import OPTIONS_SCHEMA, read_options
 from edgespec.apps.server.ollama.request_schema import OllamaRequest
 from edgespec.apps.server.ollama.response_schema import OllamaError
 from edgespec.apps.server.ollama.routes import OllamaModelFacts, add_facts, add_ollama
-from edgespec.apps.server.openai_writer import ChoicesWriter, InfillWriter, OpenAIWriter
+from edgespec.apps.server.openai_writer import InfillWriter, OpenAIWriter
 from edgespec.apps.server.openapi import (
     error_responses,
     fields_of_routes,
@@ -223,7 +225,7 @@ def _piece(piece: bytes) -> str | list[int]:
 # ---- /run ----
 
 
-class RunWriter(AnswerWriter[Token, Result]):
+class RunWriter(AnswerWriter[Token, Result, RunPart]):
     """Writes an answer as lines of RunPart."""
 
     media_type = "application/x-ndjson"
@@ -233,16 +235,20 @@ class RunWriter(AnswerWriter[Token, Result]):
         self._prompt = tuple(prompt)
         self._limit = limit
 
-    def add(self, _index: int, made: Sequence[Token], /) -> str:
-        """Return a line of JSON with the tokens that were made."""
-        return write_part(RunPart(tokens=tuple((token.id, token.text, token.origin) for token in made)))
+    def parts(self, _index: int, made: Sequence[Token], /) -> Iterator[RunPart]:
+        """Yield the tokens that were made."""
+        yield RunPart(tokens=tuple((token.id, token.text, token.origin) for token in made))
 
-    def finish(self, _index: int, end: Result, /) -> str:
-        """Return the last line of JSON, with the statistics."""
+    def last_parts(self, _index: int, end: Result, /) -> Iterator[RunPart]:
+        """Yield the statistics."""
         if end.stop_reason == "length":
             end = replace(end, stop_reason=self._limit)
         end = replace(end, energy=None)  # measured unasked
-        return write_part(RunPart(result=msgspec.Raw(msgspec.json.encode(end)), prompt=self._prompt))
+        yield RunPart(result=msgspec.Raw(msgspec.json.encode(end)), prompt=self._prompt)
+
+    def encode(self, part: RunPart, /) -> str:
+        """Return a line of JSON."""
+        return write_part(part)
 
     def idle(self, *, is_waiting: bool) -> str:
         """Return an empty line, by which a client notices that the server lives."""
@@ -273,7 +279,9 @@ def add_run(app: FastAPI, engine: Engine, answerer: Answerer) -> None:
         try:
             asked = msgspec.json.decode(await request.body(), type=RunRequest)
             tokens, options = await run_in_threadpool(_prepared, engine, asked)
-        except (msgspec.DecodeError, EdgespecError) as error:
+        except msgspec.DecodeError:
+            raise ApiError(400, "this is no request of this version's `edgespec run`") from None
+        except EdgespecError as error:
             raise ApiError(400, str(error)) from None
         prepared = PreparedRequest((PreparedText(tokens, options),))
         writer = RunWriter(tokens, limit="context" if asked.n_predict is None else "length")
@@ -511,13 +519,15 @@ def add_reports(
 def add_models(app: FastAPI, names: ServedNames, entries: Sequence[ModelEntry]) -> None:
     """Add the routes that list the models, an entry each, and tell of one by any of its names."""
 
-    @app.get("/v1/models")
-    async def models() -> ModelList:
-        return ModelList(data=[*entries])
+    @app.get("/v1/models", response_model=ModelList)
+    async def models(request: Request) -> Response:
+        """List the models, in Anthropic's form where its header is sent."""
+        return models_in_form(request, [entry.model_dump() for entry in entries])
 
-    @app.get("/v1/models/{name:path}")
-    async def model(name: str) -> ModelEntry:
-        return entries[names.find(name)]
+    @app.get("/v1/models/{name:path}", response_model=ModelEntry)
+    async def model(request: Request, name: str) -> Response:
+        """Tell of a model, in Anthropic's form where its header is sent."""
+        return model_in_form(request, entries[names.find(name)].model_dump())
 
 
 def _text_entry(engine: Engine, service: Service, aliases: list[str], *, takes_tools: bool) -> ModelEntry:
@@ -558,10 +568,8 @@ def _add_completions(
 
     async def answer(request: Request, body: ChatRequest | CompletionRequest) -> Response:
         prepared = await run_in_threadpool(reader.choices, body)
-        writing = ChoicesWriter.of(body, prepared, engine.target, service.name, fingerprint)
-        usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        writer, streams = OpenAIWriter(writing, usage=usage), bool(body.stream)
-        found = await answerer.answer(request, prepared, writer, streams=streams, user=body.user)
+        writer = OpenAIWriter(body, prepared, engine.target, service.name, fingerprint)
+        found = await answerer.answer(request, prepared, writer, streams=bool(body.stream), user=body.user)
         return with_warnings(found, prepared.warnings)
 
     @app.post("/v1/chat/completions", response_model=ChatCompletion, responses=stream_responses(ChatChunk))

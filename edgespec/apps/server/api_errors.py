@@ -56,7 +56,7 @@ class ApiError(Exception):
     def response(self, scope: MutableMapping[str, Any]) -> JSONResponse:
         """Return the answer to the request of an ASGI scope, whose state keeps the error for the log."""
         scope.setdefault("state", {})["refused"] = self
-        if scope["path"].startswith(_ANTHROPIC):
+        if speaks_anthropic(scope):
             request_id = new_request_id()
             headers = {**(self.headers or {}), REQUEST_ID: request_id}
             return JSONResponse(self.anthropic_body(request_id), self.status, headers=headers)
@@ -90,6 +90,14 @@ REQUEST_ID = "request-id"
 def new_request_id() -> str:
     """Return an id of a request as Anthropic's API has them."""
     return f"req_{secrets.token_hex(12)}"
+
+
+def speaks_anthropic(scope: Mapping[str, Any]) -> bool:
+    """Whether a request is of Anthropic's API, by its path, or by its header where OpenAI's has the path."""
+    path = scope["path"]
+    if path.startswith("/v1/models"):
+        return any(name == b"anthropic-version" for name, _ in scope["headers"])
+    return bool(path.startswith(_ANTHROPIC))
 
 
 _Body = TypeVar("_Body", bound=BaseModel)
@@ -266,22 +274,16 @@ _FIELDS = {
 
 # ---- mistakes in a request ----
 
-_ALLOWED = {
-    "stop": "a string or a list of up to 16 strings, none of them empty",
-    "prompt": "text, a list of token ids, or a list of such prompts, none of them empty",
-    "tool_choice": '"none", "auto", "required", or {"type": "function", "function": {"name": ...}}, or '
-    '{"type": "allowed_tools", "allowed_tools": {"mode": ..., "tools": [...]}}',
-    "content": 'text, or a list of parts {"type": "text", "text": ...} that is not empty',
-    "logit_bias": "an object of token ids as strings, each with a number from -100 to 100",
-    "guided_json": "a JSON schema, as an object or as its text",
-}
-"""The values of fields that take several kinds, or an uncommon one."""
-
 _WORDS = {
     "string_type": "must be a string",
     "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "int_parsing": "must be a whole number",
     "float_type": "must be a number",
+    "float_parsing": "must be a number",
+    "finite_number": "must be a number",
     "bool_type": "must be true or false",
+    "bool_parsing": "must be true or false",
     "list_type": "must be a list",
     "dict_type": "must be an object",
     "model_type": "must be an object",
@@ -292,13 +294,8 @@ _WORDS = {
     "too_short": "must not be empty",
     "union_tag_not_found": 'must have a "{discriminator}"',
 }
-_NUMBER = re.compile(r"(less|greater) than( or equal to)? (\S+)$")
-_FORMS = {
-    "less than": "below",
-    "less than or equal to": "at most",
-    "greater than": "above",
-    "greater than or equal to": "at least",
-}
+_BOUNDS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
+_JSON = {"True": "true", "False": "false", "None": "null"}
 
 
 class ValidationMistake(NamedTuple):
@@ -326,10 +323,6 @@ def first_mistake(
         return ValidationMistake(field, message if is_whole else f"{_dotted(place)}: {message}")
     if error["type"] == "extra_forbidden":
         return ValidationMistake(field, f"{_dotted(place)}: {_unknown(place, route, fields)}")
-    is_told = error["type"] == "missing" or route.startswith(_ANTHROPIC)  # the values are those of OpenAI's
-    for at in () if is_told else range(len(place), 0, -1):
-        if allowed := _ALLOWED.get(str(place[at - 1])):
-            return ValidationMistake(field, f"{_dotted(place[:at])}: must be {allowed}")
     if error["type"] == "union_tag_invalid":
         place = (*place, error["ctx"]["discriminator"].strip("'"))
     return ValidationMistake(field, f"{_dotted(place)}: {_in_words(error)}")
@@ -359,20 +352,21 @@ def _dotted(place: Place) -> str:
 
 
 def _in_words(error: Mapping[str, Any]) -> str:
+    """Return what is wrong with a value, in words of JSON."""
     kind, context = str(error["type"]), error.get("ctx", {})
     if kind in _WORDS:
         return _WORDS[kind].format(**{name: str(value).strip("'") for name, value in context.items()})
     if kind in ("literal_error", "union_tag_invalid"):
-        return f"must be {context.get('expected', context.get('expected_tags'))}"
+        expected = str(context.get("expected") or context.get("expected_tags"))
+        return f"must be {re.sub(r'True|False|None', lambda word: _JSON[word[0]], expected)}"
     if kind in ("too_long", "string_too_long"):
         return f"has at most {context['max_length']} parts"
     if kind == "string_pattern_mismatch":
         return f"must match {context['pattern']}"
-    message = str(error["msg"])
-    if number := _NUMBER.search(message):
-        form = _FORMS[f"{number[1]} than{number[2] or ''}"]
-        return f"must be {form} {number[3]}"
-    return message.replace("Input should be", "must be")
+    for name, words in _BOUNDS.items():
+        if name in context:
+            return f"must be {words} {context[name]}"
+    return "has a value that is not allowed here"
 
 
 def _unknown(place: Place, route: str, fields: RouteFields) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -292,7 +292,7 @@ async def _refuse_repeated(request: Request) -> None:
             raise ApiError(400, f"{name[:80]}: is there {n} times; send one in each request", param=name[:80])
 
 
-class AudioWriter(AnswerWriter[Segment, Transcript]):
+class AudioWriter(AnswerWriter[Segment, Transcript, TranscriptDelta | TranscriptDone]):
     """Writes what was heard in OpenAI's forms; in a stream, the text of each segment as it comes."""
 
     def __init__(
@@ -306,15 +306,20 @@ class AudioWriter(AnswerWriter[Segment, Transcript]):
         self._on_message = on_message
         self.whole_type = MEDIA_TYPES.get(form, AnswerWriter.whole_type)
 
-    def add(self, _index: int, made: Sequence[Segment]) -> str:
-        """Return an event for each segment that was heard."""
-        return "".join(_event(TranscriptDelta(delta=segment.text)) for segment in made)
+    def parts(self, _index: int, made: Sequence[Segment], /) -> Iterator[TranscriptDelta]:
+        """Yield the text of each segment that was heard."""
+        for segment in made:
+            yield TranscriptDelta(delta=segment.text)
 
-    def finish(self, _index: int, end: Transcript) -> str:
-        """Return the event of the whole text."""
+    def last_parts(self, _index: int, end: Transcript, /) -> Iterator[TranscriptDone]:
+        """Yield the whole text."""
         n = end.stats.n_tokens
         usage = TokenUsage(output_tokens=n, total_tokens=n)
-        return _event(TranscriptDone(text=end.text, usage=usage, edgespec=stats_object(end)))
+        yield TranscriptDone(text=end.text, usage=usage, edgespec=stats_object(end))
+
+    def encode(self, part: TranscriptDelta | TranscriptDone, /) -> str:
+        """Return an event."""
+        return f"data: {part.model_dump_json()}\n\n"
 
     def whole(self, ends: Sequence[Transcript]) -> str:
         """Return the whole answer to a request that does not stream, in the format it asked for."""
@@ -350,10 +355,6 @@ class AudioWriter(AnswerWriter[Segment, Transcript]):
     def idle(self, *, is_waiting: bool) -> str:
         """Return a comment, as `queued` does: clients skip it."""
         return ": hearing\n\n"
-
-
-def _event(item: TranscriptDelta | TranscriptDone) -> str:
-    return f"data: {item.model_dump_json()}\n\n"
 
 
 # ---- the thread that transcribes recordings, one after the other, in turns by client ----

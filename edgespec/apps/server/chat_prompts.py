@@ -15,6 +15,7 @@ from edgespec.apps.server.request_schema import (
     ChatRequest,
     Content,
     Message,
+    SystemMessage,
     Tool,
     ToolCall,
     ToolMessage,
@@ -217,8 +218,19 @@ class MessageWriter:
         self._form = form or HERMES
 
     def write(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
-        """Return `messages` in the template's terms."""
-        return [self._message(message) for message in messages]
+        """Return `messages` in the template's terms.
+
+        Those of the system at the beginning are one; all are, where the template has no place for later ones.
+        """
+        n = next((i for i, one in enumerate(messages) if not isinstance(one, SystemMessage)), len(messages))
+        first, rest = [*messages[:n]], [*messages[n:]]
+        if any(isinstance(one, SystemMessage) for one in rest) and not self._traits.takes_later_system:
+            first += [one for one in rest if isinstance(one, SystemMessage)]
+            rest = [one for one in rest if not isinstance(one, SystemMessage)]
+        if len(first) > 1:
+            text = "\n\n".join(_text(one.content) for one in first)
+            first = [first[0].model_copy(update={"content": text})]
+        return [self._message(message) for message in [*first, *rest]]
 
     def _message(self, message: Message) -> dict[str, Any]:
         text = _text(message.content)

@@ -16,7 +16,7 @@ from starlette.concurrency import run_in_threadpool
 from edgespec.apps.server.api_errors import CLIENT_GONE, ApiError
 from edgespec.apps.server.embedding_worker import EmbeddedTexts, EmbeddingWorker
 from edgespec.apps.server.names import ALIAS, RequestedModel
-from edgespec.apps.server.request_fields import RequestPart
+from edgespec.apps.server.request_fields import RequestPart, VectorFields
 from edgespec.apps.server.request_reader import Service, check_tokens
 from edgespec.apps.server.streaming import RequestRun, client_of
 from edgespec.engine.embedder import normalised
@@ -25,7 +25,8 @@ from edgespec.llama.vector_model import Vectors
 from edgespec.platform.messages import MessageFn
 
 EMBEDDINGS = "/v1/embeddings"
-RERANK = ("/v1/rerank", "/rerank")  # the second is llama-server's
+RERANK = ("/v1/rerank", "/v2/rerank", "/rerank", "/v1/reranking", "/reranking")
+"""Jina's route, Cohere's, and llama-server's names of it."""
 
 VECTOR_ROUTES = (EMBEDDINGS, *RERANK)
 """The routes of a server of an embedding or reranking model."""
@@ -62,7 +63,7 @@ _User = Annotated[
 ]
 
 
-class EmbeddingRequest(RequestPart):
+class EmbeddingRequest(VectorFields):
     """The body of POST /v1/embeddings."""
 
     input: Annotated[Any, AfterValidator(_texts), WithJsonSchema(_INPUT)] = Field(
@@ -84,7 +85,7 @@ class RerankText(RequestPart):
     text: str = Field(min_length=1)
 
 
-class RerankRequest(RequestPart):
+class RerankRequest(VectorFields):
     """The body of POST /v1/rerank."""
 
     query: str = Field(min_length=1)
@@ -240,6 +241,9 @@ def add_embeddings(app: FastAPI, service: EmbeddingService) -> None:
         def read(document: str) -> list[int]:
             return service.worker.embedder.pair(body.query, document)
 
+        await run_in_threadpool(
+            service.read_each, lambda query: service.worker.embedder.pair(query, ""), [body.query], "query"
+        )
         tokens = await run_in_threadpool(service.read_each, read, documents, "documents")
         found = await service.run(request, tokens, body.user)
         if found is None:

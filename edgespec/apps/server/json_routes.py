@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Coroutine, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, MutableMapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -14,7 +15,13 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from edgespec.apps.server.api_errors import ApiError, UnknownField, engine_error, validation_error
+from edgespec.apps.server.api_errors import (
+    ApiError,
+    UnknownField,
+    engine_error,
+    speaks_anthropic,
+    validation_error,
+)
 from edgespec.apps.server.gate import ALLOWED_PAGE
 from edgespec.apps.server.streaming import with_warnings
 from edgespec.apps.server.tool_calls.argument_values import refuse_constant
@@ -59,6 +66,25 @@ def route_class(log: MessageFn, *, any_type: bool = False, form: bool = False) -
             return handler
 
     return Route
+
+
+def models_in_form(request: Request, entries: Sequence[Mapping[str, Any]]) -> JSONResponse:
+    """Return the list of models, which `entries` has in OpenAI's form, in that of the API that asks."""
+    if not speaks_anthropic(request.scope):
+        return JSONResponse({"object": "list", "data": entries})
+    data = [_in_anthropic_form(entry) for entry in entries]
+    ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {}
+    return JSONResponse({"data": data, "has_more": False, "first_id": None, "last_id": None, **ends})
+
+
+def model_in_form(request: Request, entry: Mapping[str, Any]) -> JSONResponse:
+    """Return a model, which `entry` has in OpenAI's form, in that of the API that asks."""
+    return JSONResponse(_in_anthropic_form(entry) if speaks_anthropic(request.scope) else entry)
+
+
+def _in_anthropic_form(entry: Mapping[str, Any]) -> dict[str, Any]:
+    name, made = entry["id"], datetime.fromtimestamp(entry["created"], UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {"type": "model", "id": name, "display_name": name, "created_at": made}
 
 
 def absent(line: str) -> Callable[[], Any]:

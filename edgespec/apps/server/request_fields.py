@@ -13,9 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
     WithJsonSchema,
+    WrapValidator,
     create_model,
     model_validator,
 )
@@ -164,7 +168,58 @@ OLLAMA = _table(
 """Parts of the `options` of Ollama's requests."""
 
 
+_CUT = "send a shorter text: nothing is cut here"
+_INSTRUCTION = "write the instruction into the text, as the model was trained"
+
+VECTORS = _table(
+    ("input_type task prompt_name instruction instruct", _INSTRUCTION),
+    ("truncate truncation", _CUT, False, "NONE"),
+    ("truncate_prompt_tokens max_tokens_per_doc max_chunks_per_doc overlap_tokens max_length", _CUT),
+    ("late_chunking return_embeddings", "a text has one vector", False),
+    ("embedding_type embedding_types output_dtype", "numbers are floats", "float", ["float"]),
+    ("output_dimension truncate_dim", "use dimensions of /v1/embeddings"),
+    ("normalize normalized normalise embd_normalize", "vectors have the length 1", True, 2),
+    ("pooling pooling_type", "the server's --pooling decides"),
+    ("add_special_tokens", "texts are read as the model was trained", True),
+    ("rank_fields", "send the text of each document"),
+    ("activation use_activation softmax", "scores are from 0 to 1", True),
+    ("raw_scores", "scores are from 0 to 1", False),
+    ("return_text", "use return_documents", False),
+)
+"""Fields of requests for vectors and scores: of Cohere's, Jina's, Voyage's, vLLM's, TEI's."""
+
+
 # ---- requests ----
+
+ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.\-]+$")]
+"""The name of a tool, of any length: clients join it of those of a server and its tool."""
+
+
+def only(line: str) -> WrapValidator:
+    """Say "must be `line`" of a value of the wrong kind; what is told of a part of it stays."""
+
+    def check(value: Any, read: ValidatorFunctionWrapHandler) -> Any:  # noqa: ANN401 - whatever was sent
+        try:
+            return read(value)
+        except ValidationError as error:
+            if {one["type"] for one in error.errors()} & {"value_error", "missing", "extra_forbidden"}:
+                raise
+            raise ValueError(f"must be {line}") from None
+
+    return WrapValidator(check)
+
+
+def in_form(form: str, needed: str, *foreign: str) -> BeforeValidator:
+    """Say which `form` an object has here if it lacks a field, or has one of another API's form."""
+
+    def check(value: Any) -> Any:  # noqa: ANN401 - whatever the client sent
+        if isinstance(value, dict):
+            given = {name for name, part in value.items() if part is not None}
+            if needed not in given or given & {*foreign}:
+                raise ValueError(f"must have the form {form} here")
+        return value
+
+    return BeforeValidator(check)
 
 
 class RequestPart(BaseModel):
@@ -186,8 +241,7 @@ class RequestPart(BaseModel):
         return {name: value for name, value in data.items() if value is not None or name in known}
 
 
-def _unused(name: str) -> Any:  # noqa: ANN401 - a type for pydantic
-    unused = FIELDS[name]
+def _unused(name: str, unused: Unused) -> Any:  # noqa: ANN401 - a type for pydantic
     if unused.is_harmless:
         return Any, Field(None, description=f"Changes nothing: {unused.reason}.")
 
@@ -216,7 +270,16 @@ if TYPE_CHECKING:
     class OtherFields(RequestPart):
         """Fields of sampling, and those that nothing is done with."""
 
+    class VectorFields(RequestPart):
+        """Fields of other servers that would change vectors or scores."""
+
 else:
+    VectorFields = create_model(
+        "VectorFields",
+        __base__=RequestPart,
+        __doc__="Fields of other servers that would change vectors or scores.",
+        **{name: _unused(name, unused) for name, unused in VECTORS.items()},
+    )
     OtherFields = create_model(
         "OtherFields",
         __base__=RequestPart,
@@ -226,7 +289,7 @@ else:
             for name, option in SAMPLING.items()
             if name != "logit_bias"
         },
-        **{name: _unused(name) for name in FIELDS},
+        **{name: _unused(name, unused) for name, unused in FIELDS.items()},
     )
 
 
@@ -247,7 +310,9 @@ class ConstraintFields(RequestPart):
 
     json_schema: dict[str, Any] | None = Field(None, description="llama-server's: a JSON schema.")
     grammar: str | None = Field(None, description="llama-server's: GBNF, or Lark.")
-    guided_json: dict[str, Any] | str | None = Field(None, description="vLLM's: a JSON schema, or its text.")
+    guided_json: Annotated[
+        dict[str, Any] | str | None, only("a JSON schema, as an object or as its text")
+    ] = Field(None, description="vLLM's: a JSON schema, or its text.")
     guided_choice: list[str] | None = Field(None, description="vLLM's: one of these texts.")
     guided_regex: str | None = Field(None, description="vLLM's: what the whole answer matches.")
     guided_grammar: str | None = Field(None, description="vLLM's: Lark, or GBNF.")

@@ -8,10 +8,10 @@ import json
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Generic
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -33,6 +33,9 @@ WARNING = "X-Edgespec-Warning"
 """Header for a part of a request that is done only in part; once for each."""
 
 _SETTLE_S = 0.1
+
+Made = TypeVar("Made")
+"""A part of an answer, as its writer makes it."""
 
 
 class ClientGone(Exception):  # noqa: N818 - no error: nobody is there to be answered
@@ -157,21 +160,15 @@ class RequestRun(Generic[Part, End]):
     async def collect(
         self, receive: Receive, collect: Callable[[int, list[Part]], object]
     ) -> list[End] | None:
-        """Give all parts of each answer to `collect` at once, so that they are written once.
-
-        Return the ends, None if the client left. Raises ApiError.
-        """
+        """Give all parts to `collect`; return the ends, None if the client left. Raises ApiError."""
         self.watch(receive)
-        made: list[list[Part]] = [[] for _ in self._starts]
         try:
             async for found in self.items():
                 if found is None:
                     continue
                 index, item = found
                 if isinstance(item, list):
-                    made[index] += item
-            for i, parts in enumerate(made):
-                collect(i, parts)
+                    collect(index, item)
         except ClientGone:
             return None
         except Exception as error:  # noqa: BLE001 - all of them become an answer
@@ -180,7 +177,7 @@ class RequestRun(Generic[Part, End]):
             self.close()
         return [self.ends[i] for i in range(len(self._starts))]
 
-    async def parts(self, writer: AnswerWriter[Part, End]) -> AsyncGenerator[str]:
+    async def parts(self, writer: AnswerWriter[Part, End, Any]) -> AsyncGenerator[str]:
         """Yield the parts of a stream as `writer` writes them; a failure becomes the last one."""
         if first := writer.begin():
             yield first
@@ -199,13 +196,15 @@ class RequestRun(Generic[Part, End]):
             self.failure = engine_error(error, self._log)
             yield writer.failed(self.failure)
 
-    async def answer(self, request: Request, writer: AnswerWriter[Part, End], *, streams: bool) -> Response:
+    async def answer(
+        self, request: Request, writer: AnswerWriter[Part, End, Any], *, streams: bool
+    ) -> Response:
         """Return the answer to `request` in the form of `writer`. Raises ApiError."""
         request.state.run = self  # for the log
         if streams:
             await self.settle()
             return StreamingAnswer(self, writer)
-        ends = await self.collect(request.receive, writer.add)
+        ends = await self.collect(request.receive, lambda i, made: writer.drain(writer.parts(i, made)))
         if ends is None:
             return Response(status_code=CLIENT_GONE)
         return Response(writer.whole(ends), media_type=writer.whole_type)
@@ -238,10 +237,11 @@ class WholeEvents:
         return [event + self._end for event in whole]
 
 
-class AnswerWriter(ABC, Generic[Part, End]):
+class AnswerWriter(ABC, Generic[Part, End, Made]):
     """Writes the answer to one request in the form of an API, whole or in parts; "": nothing is sent.
 
-    Waits and failures are told in server-sent events, unless an API has another way.
+    What was generated becomes parts, and only a stream encodes them. Waits and failures are told in
+    server-sent events, unless an API has another way.
     """
 
     media_type = "text/event-stream"
@@ -254,16 +254,33 @@ class AnswerWriter(ABC, Generic[Part, End]):
         return ""
 
     @abstractmethod
-    def add(self, index: int, made: Sequence[Part], /) -> str:
-        """Return the part of a stream for what was `made` of the answer number `index`."""
+    def parts(self, index: int, made: Sequence[Part], /) -> Iterator[Made]:
+        """Yield the parts of what was `made` of the answer number `index`."""
 
     @abstractmethod
-    def finish(self, index: int, end: End, /) -> str:
-        """Return the part of a stream for an answer's end."""
+    def last_parts(self, index: int, end: End, /) -> Iterator[Made]:
+        """Yield the parts that end an answer."""
+
+    @abstractmethod
+    def encode(self, part: Made, /) -> str:
+        """Return a part as a stream has it."""
 
     @abstractmethod
     def whole(self, ends: Sequence[End], /) -> str:
         """Return the answer of a request that does not stream: all was added, and the answers ended so."""
+
+    def add(self, index: int, made: Sequence[Part]) -> str:
+        """Return the part of a stream for what was `made` of the answer number `index`."""
+        return "".join(map(self.encode, self.parts(index, made)))
+
+    def finish(self, index: int, end: End) -> str:
+        """Return the part of a stream for an answer's end."""
+        return "".join(map(self.encode, self.last_parts(index, end)))
+
+    @staticmethod
+    def drain(parts: Iterator[Made]) -> None:
+        """Have parts made that nobody is sent."""
+        deque(parts, maxlen=0)
 
     def write(self, index: int, item: list[Part] | QueuePlace | End) -> str:
         """Return the part of a stream for an item that a worker yielded."""
@@ -291,7 +308,7 @@ class AnswerWriter(ABC, Generic[Part, End]):
 class StreamingAnswer(Response):
     """An answer as it comes; the work ends when the client goes away."""
 
-    def __init__(self, run: RequestRun[Part, End], writer: AnswerWriter[Part, End]) -> None:
+    def __init__(self, run: RequestRun[Part, End], writer: AnswerWriter[Part, End, Any]) -> None:
         """Send what `writer` writes of `run`."""
         super().__init__(
             media_type=writer.media_type, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -325,7 +342,7 @@ class Answerer:
         self,
         request: Request,
         prepared: PreparedRequest,
-        writer: AnswerWriter[Token, Result],
+        writer: AnswerWriter[Token, Result, Any],
         *,
         streams: bool,
         user: str | None = None,

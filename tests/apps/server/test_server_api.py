@@ -20,6 +20,7 @@ import pytest
 from edgespec import Engine, SamplingParams
 from edgespec.apps.server import streaming
 from edgespec.apps.server.json_routes import strict_json
+from edgespec.apps.server.streaming import AnswerWriter
 from edgespec.engine.batcher import StepSummary
 from server_app import Served, serving
 from tiny_gguf import write_tiny_gguf
@@ -68,6 +69,36 @@ def events(client: httpx.Client, path: str, body: dict[str, Any]) -> list[Any]:
 
 def said(chunks: list[Any]) -> str:
     return "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (CHAT, ASK | {"logprobs": True}),
+        (TEXT, GO_ON | {"logprobs": 1, "n": 2}),
+        ("/infill", {"input_prefix": "a", "input_suffix": "b", "n_predict": 8}),
+        ("/v1/messages", ASK),
+        ("/v1/responses", {"model": "edgespec", "input": "hello", "max_output_tokens": 24}),
+        ("/api/chat", {"model": "edgespec", "messages": ASK["messages"], "options": {"num_predict": 24}}),
+    ],
+)
+def test_an_answer_that_does_not_stream_encodes_no_part(
+    client: httpx.Client, path: str, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+):
+    encoded: list[str] = []
+    for kind in AnswerWriter.__subclasses__():
+
+        def encode(self: Any, part: Any, encode: Any = kind.encode) -> str:
+            encoded.append(encode(self, part))
+            return encoded[-1]
+
+        monkeypatch.setattr(kind, "encode", encode)
+    answer = client.post(path, json=fields | {"stream": False})
+    assert answer.status_code in (200, 400), answer.text  # the tiny model fills no gaps
+    assert all(line == answer.text for line in encoded)
+    if answer.status_code == 200:
+        client.post(path, json=fields | {"stream": True})
+        assert len(encoded) > 5
 
 
 def refused(client: httpx.Client, path: str, body: Any, status: int = 400) -> dict[str, Any]:

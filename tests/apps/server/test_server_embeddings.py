@@ -15,6 +15,8 @@ import pytest
 from langchain_ollama import OllamaEmbeddings
 from langchain_openai import OpenAIEmbeddings
 
+from edgespec.apps.server.embedding_routes import RERANK
+from edgespec.apps.server.request_fields import VECTORS
 from edgespec.engine.embedder import normalised
 from embedding_app import serving_embeddings
 from server_app import serving
@@ -194,13 +196,39 @@ def test_ranking(ranking):
         refused(http.post("/v1/rerank", json={**body, "query": ""}), 400, "query")
         refused(http.post("/v1/rerank", json={**body, "top_n": 0}), 400, "top_n")
         long = {"query": "a", "documents": ["b", "cat " * 120]}
-        refused(http.post("/v1/rerank", json=long), 400, "documents.1: a text of 124 tokens")
+        refused(http.post("/v1/rerank", json=long), 400, "documents.1: a text of 124 tokens with its query")
+        long = {"query": "cat " * 120, "documents": ["b"]}
+        refused(http.post("/v1/rerank", json=long), 400, "query: a text of 12")
+
+
+@pytest.mark.parametrize("path", RERANK)
+def test_the_other_names_of_the_route(ranking, path):
+    with ranking.client() as http:
+        body = {"query": "the cat", "documents": TEXTS}
+        answers = [http.post(one, json=body).json()["results"] for one in (path, "/v1/rerank")]
+        assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("name", VECTORS)
+def test_fields_that_would_change_the_answer_are_refused_by_name(served, ranking, name):
+    asked = {"/v1/embeddings": (served, {"input": "a"})}
+    asked["/v1/rerank"] = (ranking, {"query": "a", "documents": ["b"]})
+    for path, (server, body) in asked.items():
+        with server.client() as http:
+            refused(http.post(path, json={**body, name: "some"}), 400, f"{name} is not supported here")
+            for neutral in (*VECTORS[name].neutral, None):
+                assert http.post(path, json={**body, name: neutral}).status_code == 200
 
 
 def test_what_is_served_and_counted(served, ranking):
     with served.client() as http:
         (model,) = http.get("/v1/models").json()["data"]
         assert model["id"] == "tiny" and http.get("/v1/models/tiny").json() == model
+        http.headers["anthropic-version"] = "2023-06-01"
+        page = http.get("/v1/models").json()
+        assert page["data"] == [http.get("/v1/models/tiny").json()]
+        assert (page["has_more"], page["first_id"], page["data"][0]["type"]) == (False, "tiny", "model")
+        assert http.get("/v1/models/none").json()["error"]["type"] == "not_found_error"
         facts = model["edgespec"]
         assert (facts["dimensions"], facts["n_ctx"], facts["pooling"]) == (64, 48, "mean")
         assert facts["embeddings"] and not facts["rerank"]

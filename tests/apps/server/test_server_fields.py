@@ -311,6 +311,36 @@ def test_every_advice_names_fields_of_its_route(client: httpx.Client, served: Se
                 assert used in fields[path] or "/" in advice, (name, path, advice)
 
 
+# ---- tools in the form of another API ----
+
+TOOLS: dict[str, Any] = {
+    CHAT: {"type": "function", "function": {"name": "f", "parameters": {}}},
+    "/v1/responses": {"type": "function", "name": "f", "parameters": {}},
+    "/v1/messages": {"name": "f", "input_schema": {}},
+    "": {"name": "f", "inputSchema": {}},  # MCP's
+}
+TOOLS["/api/chat"] = TOOLS[CHAT]
+ASKING = dict.fromkeys((CHAT, "/v1/messages"), ASK) | {
+    "/v1/responses": {"model": "edgespec", "input": "a"},
+    "/api/chat": {"model": "edgespec", "messages": ASK["messages"]},
+}
+
+
+@pytest.mark.parametrize("path", ASKING)
+def test_a_tool_in_the_form_of_another_api_is_told_the_right_one(client: httpx.Client, path: str):
+    for other, tool in TOOLS.items():
+        answer = client.post(path, json=ASKING[path] | {"tools": [tool]})
+        is_told = "tools.0: must have the form {" in answer.text
+        assert (answer.status_code, is_told) == (400, tool != TOOLS[path]), (other, answer.text)
+        if is_told:
+            line = answer.json()["error"]
+            line = line if isinstance(line, str) else line["message"]
+            form = (
+                line.removeprefix("tools.0: must have the form ").removesuffix(" here").replace("...", '""')
+            )
+            assert json.loads(form).keys() == TOOLS[path].keys()
+
+
 # ---- mistakes in words ----
 
 

@@ -13,10 +13,11 @@ import pytest
 
 from chat_templates import DEEPSEEK, FAMILIES, HERMES, MISTRAL, SILENT, THINKING_CODER, function
 from edgespec.apps.server.api_errors import ApiError
-from edgespec.apps.server.choice_writers import AnswerHead, AnswerText, ChatChoiceWriter
+from edgespec.apps.server.choice_writers import AnswerText, ChoiceWriter
 from edgespec.apps.server.names import NamedModel
 from edgespec.apps.server.ollama.request_schema import OllamaChatRequest, OllamaGenerateRequest
 from edgespec.apps.server.ollama.routes import OllamaReader
+from edgespec.apps.server.openai_writer import ChatForm
 from edgespec.apps.server.request_reader import PreparedText, RequestReader, Service
 from edgespec.apps.server.request_schema import ChatRequest, CompletionRequest
 from edgespec.decoding.records import Token
@@ -56,18 +57,19 @@ class Asked:
     ) -> tuple[dict[str, Any], str, list[Any]]:
         """Return the message, the finish_reason and the deltas of an answer of this text."""
         prepared = self.ask(**fields)
-        writing = ChatChoiceWriter(
-            AnswerHead("id", 0, "m", "fp"), AnswerText(self.model, keeps_tokens=False), prepared.answer
-        )
+        form = ChatForm(ChoiceWriter(AnswerText(self.model, keeps_tokens=False), prepared.answer))
         tokens = self.model.tokenize(text, add_special=False, parse_special=True)
-        chunks = []
+        parts = []
         for token in tokens:
-            chunks += writing.add([Token(token, self.model.piece(token).decode(), "target")])
+            parts += form.writing.add([Token(token, self.model.piece(token).decode(), "target")])
         result: Any = FakeResult(stop_reason)
-        chunks += writing.finish(result)
-        whole = writing.choice(result).model_dump(exclude_unset=True)
-        deltas = [chunk.choices[0].delta.model_dump(exclude_unset=True) for chunk in chunks]
-        return whole["message"], whole["finish_reason"], deltas
+        parts += form.writing.finish(result)
+        whole = form.whole(result)
+        return (
+            whole["message"],
+            whole["finish_reason"],
+            [one["delta"] for one in map(form.part, parts) if one],
+        )
 
 
 class FakeResult:
@@ -108,6 +110,25 @@ def turns(call_id: str) -> list[dict[str, Any]]:
 
 
 # ---- what reaches the template ----
+
+
+@pytest.mark.parametrize(
+    ("check", "wanted"),
+    [
+        ("", "system:a\n\nb;user:hi;system:c;"),
+        (
+            "{{ raise_exception('no') if m.role == 'system' and not loop.first }}",
+            "system:a\n\nb\n\nc;user:hi;",
+        ),
+    ],
+)
+def test_messages_of_the_system_are_one_where_the_template_takes_one(asked: Any, check: str, wanted: str):
+    model = asked("{% for m in messages %}" + check + "{{ m.role }}:{{ m.content }};{% endfor %}")
+    roles = {"a": "system", "b": "developer", "hi": "user", "c": "system"}
+    assert model.prompt([{"role": role, "content": text} for text, role in roles.items()]) == wanted
+    assert model.prompt([{"role": "system", "content": "a"}, {"role": "developer", "content": "b"}]) == (
+        "system:a\n\nb;"
+    )
 
 
 def test_ids_and_names_reach_the_template(asked: Any):
@@ -184,7 +205,7 @@ def test_the_last_message_is_continued(asked: Any):
     [
         ("{% for m in messages %}", "model", "is broken: line 1: Unexpected end of template"),
         ("{{ messages | no_filter }}", "model", "is broken: line 1: No filter named 'no_filter'"),
-        ("{{ messages[0].content.x.y }}", "model", "has no attribute 'y'|is undefined|no attribute"),
+        ("{{ messages[0].content.x.y }}", "model", "there is no attribute 'x'"),
         ("{{ '' + messages[2].content }}", "model", "no element 2"),
         (
             "{% if messages | length > 3 %}{{ 1 / 0 }}{% endif %}",

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.apps.server.choice_writers import AnswerHead, AnswerText, ChatChoiceWriter
+from edgespec.apps.server.choice_writers import AnswerText, ChoiceWriter
+from edgespec.apps.server.openai_writer import ChatForm
 from edgespec.apps.server.request_schema import Tool
 from edgespec.apps.server.tool_calls.answer_reader import AnswerForm, AnswerReader
 from edgespec.apps.server.tool_calls.call_forms import HERMES
@@ -118,13 +119,11 @@ def test_text_is_not_held_longer_than_needed():
 
 def test_a_call_in_chunks(tiny_target: Model):
     """The name comes first, then the arguments; the text around keeps its origins."""
-    writing = ChatChoiceWriter(
-        AnswerHead("id", 0, "m", "fp"), AnswerText(tiny_target, keeps_tokens=False), AnswerForm({"f": {}})
-    )
+    form = ChatForm(ChoiceWriter(AnswerText(tiny_target, keeps_tokens=False), AnswerForm({"f": {}})))
     text = f"So: {TAGGED}"
     tokens = [Token(5, text[i : i + 3], "accepted") for i in range(0, len(text), 3)]
-    chunks = [chunk for token in tokens for chunk in writing.add([token])]
-    deltas = [chunk.choices[0].delta.model_dump(exclude_unset=True) for chunk in chunks]
+    choices = [form.part(part) for token in tokens for part in form.writing.add([token])]
+    deltas = [choice["delta"] for choice in choices if choice]
     assert "".join(delta.get("content", "") for delta in deltas) == "So:"
     first, *rest = (delta["tool_calls"][0] for delta in deltas if "tool_calls" in delta)
     assert first["id"].startswith("call_")

@@ -1,1 +1,1 @@
-"""Anthropic's Messages API, translated: its requests become OpenAI's, and chunks become its events."""
+"""Anthropic's Messages API, translated: its requests become OpenAI's, and parts of answers its events."""

@@ -1,13 +1,13 @@
-"""The routes of Anthropic's Messages API: requests become OpenAI's, and chunks of answers its events."""
+"""The routes of Anthropic's Messages API: requests become OpenAI's, and parts of answers its events."""
 
 from __future__ import annotations
 
 import json
 import re
 import secrets
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from pydantic_core import from_json
@@ -22,17 +22,11 @@ from edgespec.apps.server.api_errors import (
     renaming,
     respelled,
 )
-from edgespec.apps.server.choice_writers import AnswerHead, AnswerText, ChatChoiceWriter
+from edgespec.apps.server.choice_writers import AnswerPart, AnswerText, ChoiceWriter
 from edgespec.apps.server.json_routes import route_class
 from edgespec.apps.server.messages.schema import (
-    AnswerBlock,
-    AnswerEnd,
-    AnswerUsage,
     AssistantTurn,
-    BlockDelta,
     BlocksDocument,
-    BlockStart,
-    BlockStop,
     CallResult,
     ClientTool,
     CountTokensRequest,
@@ -41,34 +35,20 @@ from edgespec.apps.server.messages.schema import (
     GivenSearchResult,
     GivenText,
     GivenThoughts,
-    InputPiece,
     MessageEnd,
-    MessageEndDelta,
-    MessageEvent,
-    MessagesAnswer,
     MessagesError,
     MessagesRequest,
-    MessageStart,
-    MessageStop,
-    MessageUsage,
-    Ping,
     SealedThoughts,
-    SignaturePiece,
-    TextBlock,
     TextDocument,
-    TextPiece,
-    ThinkingBlock,
-    ThinkingPiece,
     TokenCount,
     ToolChoice,
-    ToolUseBlock,
     UserTurn,
 )
 from edgespec.apps.server.names import ALIAS
 from edgespec.apps.server.openapi import error_responses
 from edgespec.apps.server.request_reader import PreparedRequest, PreparedText, RequestReader, Service
 from edgespec.apps.server.request_schema import ChatRequest
-from edgespec.apps.server.response_schema import ChatChunk, Usage
+from edgespec.apps.server.response_schema import Usage
 from edgespec.apps.server.streaming import Answerer, AnswerWriter, with_warnings
 from edgespec.decoding.records import PromptProgress, Result, Token
 from edgespec.llama.weights import Model
@@ -373,77 +353,68 @@ def _source(source: TextDocument | BlocksDocument) -> str:
 
 _SIGNATURE = ALIAS
 
-_BlockEvent = BlockStart | BlockDelta | BlockStop
-_Kind = TypeVar("_Kind", TextBlock, ThinkingBlock)
+Fields = dict[str, Any]
+"""An event, or a part of one."""
 
 
 class AnswerBlocks:
-    """The blocks of an answer so far, made of the chunks of ChatChoiceWriter."""
+    """The blocks of an answer so far, made of its parts."""
 
     def __init__(self, *, shows_thoughts: bool) -> None:
         """Begin with none; without `shows_thoughts` those of thoughts stay empty."""
-        self.blocks: list[AnswerBlock] = []
+        self.blocks: list[Fields] = []
         self._shows_thoughts = shows_thoughts
-        self._inputs: dict[int, str] = {}  # JSON text of each call, by its block
+        self._pieces: list[str] = []  # of the last block's text, or its call's arguments
         self._open = False
 
-    def add(self, chunks: Iterable[ChatChunk]) -> Iterator[_BlockEvent]:
-        """Add what is in `chunks`, and yield the events that say so."""
-        for delta in (choice.delta for chunk in chunks for choice in chunk.choices):
-            if delta.reasoning_content:
-                yield from self._think(delta.reasoning_content)
-            if delta.content:
-                yield from self._say(delta.content)
-            for call in delta.tool_calls or ():
-                if call.id and call.function.name:
-                    yield from self._begin(ToolUseBlock(id=call.id, name=call.function.name))
-                self._inputs[self._at] = self._inputs.get(self._at, "") + call.function.arguments
-                yield self._delta(InputPiece(partial_json=call.function.arguments))
+    def add(self, parts: Iterable[AnswerPart]) -> Iterator[Fields]:
+        """Add what is in `parts`, and yield the events that say so."""
+        for part in parts:
+            if part.kind == "thought":
+                yield from self._block("thinking", thinking="", signature="")
+                if self._shows_thoughts:
+                    yield self._piece("thinking", part.text)
+            elif part.kind == "text":
+                yield from self._block("text", text="")
+                yield self._piece("text", part.text)
+            elif part.kind == "call" and part.call:
+                yield from self._begin(type="tool_use", id=part.call.id, name=part.call.name, input={})
+            if part.kind in ("call", "arguments"):
+                yield self._piece("input_json", part.text)
 
-    def end(self) -> Iterator[BlockDelta | BlockStop]:
+    def end(self) -> Iterator[Fields]:
         """End the last block, if there is any; yield the events that say so."""
         if not self._open:
             return
         self._open = False
-        block = self.blocks[-1]
-        if isinstance(block, ThinkingBlock):
-            block.signature = _SIGNATURE
-            yield self._delta(SignaturePiece(signature=_SIGNATURE))
-        elif isinstance(block, ToolUseBlock):
-            block.input = _input(self._inputs[self._at])
-        yield BlockStop(index=self._at)
+        block, text = self.blocks[-1], "".join(self._pieces)
+        if block["type"] == "text":
+            block["text"] = text
+        elif block["type"] == "thinking":
+            block |= {"thinking": text, "signature": _SIGNATURE}
+            yield self._delta({"type": "signature_delta", "signature": _SIGNATURE})
+        else:
+            block["input"] = _input(text)
+        yield {"type": "content_block_stop", "index": len(self.blocks) - 1}
 
-    @property
-    def _at(self) -> int:
-        return len(self.blocks) - 1
+    def _block(self, kind: str, **fields: str) -> Iterator[Fields]:
+        """Begin a block of this kind where the last one is none."""
+        if not self._open or self.blocks[-1]["type"] != kind:
+            yield from self._begin(type=kind, **fields)
 
-    def _think(self, text: str) -> Iterator[_BlockEvent]:
-        block = yield from self._block(ThinkingBlock)
-        if self._shows_thoughts:
-            block.thinking += text
-            yield self._delta(ThinkingPiece(thinking=text))
-
-    def _say(self, text: str) -> Iterator[_BlockEvent]:
-        block = yield from self._block(TextBlock)
-        block.text += text
-        yield self._delta(TextPiece(text=text))
-
-    def _block(self, kind: type[_Kind]) -> Generator[_BlockEvent, None, _Kind]:
-        """Return the last block, one of this kind; yield the events of its beginning, if it is new."""
-        if self._open and isinstance(last := self.blocks[-1], kind):
-            return last
-        block = kind()
-        yield from self._begin(block)
-        return block
-
-    def _begin(self, block: AnswerBlock) -> Iterator[_BlockEvent]:
+    def _begin(self, **block: Any) -> Iterator[Fields]:  # noqa: ANN401 - JSON
         yield from self.end()
         self.blocks.append(block)
-        self._open = True
-        yield BlockStart(index=self._at, content_block=block.model_copy())
+        self._open, self._pieces = True, []
+        yield {"type": "content_block_start", "index": len(self.blocks) - 1, "content_block": {**block}}
 
-    def _delta(self, piece: TextPiece | ThinkingPiece | SignaturePiece | InputPiece) -> BlockDelta:
-        return BlockDelta(index=self._at, delta=piece)
+    def _piece(self, kind: str, text: str) -> Fields:
+        self._pieces.append(text)
+        field = "partial_json" if kind == "input_json" else kind
+        return self._delta({"type": f"{kind}_delta", field: text})
+
+    def _delta(self, delta: Fields) -> Fields:
+        return {"type": "content_block_delta", "index": len(self.blocks) - 1, "delta": delta}
 
 
 def _input(text: str) -> dict[str, Any]:
@@ -467,90 +438,85 @@ class AnswerPlan:
     shows_thoughts: bool
 
 
-class MessagesWriter(AnswerWriter[Token, Result]):
+class MessagesWriter(AnswerWriter[Token, Result, Fields]):
     """Writes an answer in Anthropic's form, whole or as events."""
 
-    def __init__(self, plan: AnswerPlan, model: Model, writing: ChatChoiceWriter) -> None:
-        """Begin the answer of `model` to what `plan` says, of the chunks of `writing`."""
+    def __init__(self, plan: AnswerPlan, model: Model, writing: ChoiceWriter) -> None:
+        """Begin the answer of `model` to what `plan` says, of the parts of `writing`."""
         self._plan = plan
         self._model = model
         self._writing = writing
         self._blocks = AnswerBlocks(shows_thoughts=plan.shows_thoughts)
-        self._answer = MessagesAnswer(
-            id=f"msg_{secrets.token_hex(12)}",
-            model=plan.model,
-            usage=MessageUsage(
-                input_tokens=len(plan.prepared.tokens),
-                cache_creation_input_tokens=0,
-                cache_read_input_tokens=0,
-                output_tokens=0,
-            ),
-        )
+        self._answer: Fields = {
+            "id": f"msg_{secrets.token_hex(12)}",
+            "type": "message",
+            "role": "assistant",
+            "model": plan.model,
+            "content": self._blocks.blocks,
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": _usage(len(plan.prepared.tokens)),
+        }
 
     def begin(self) -> str:
         """Return the events before any text: message_start, and a ping."""
-        return _event(MessageStart(message=self._answer)) + _event(Ping())
+        return self.encode({"type": "message_start", "message": self._answer}) + _PING
 
-    def add(self, index: int, tokens: Sequence[Token]) -> str:
-        """Return the events of a stream that `tokens` complete."""
-        return "".join(map(_event, self._add(tokens)))
-
-    def finish(self, index: int, result: Result) -> str:
-        """Return the events that end a stream: the last block, why it ended, tokens used."""
-        events = "".join(map(_event, self._finish(result)))
-        end = AnswerEnd(stop_reason=self._answer.stop_reason, stop_sequence=self._answer.stop_sequence)
-        last = MessageEndDelta(delta=end, usage=self._answer.usage)
-        return events + _event(last) + _event(MessageStop())
-
-    def whole(self, results: Sequence[Result]) -> str:
-        """Return the whole message of a request that does not stream, as JSON text."""
-        self.finish(0, results[0])
-        self._answer.content = self._blocks.blocks
-        return self._answer.model_dump_json()
-
-    def idle(self, *, is_waiting: bool) -> str:
-        """Return a ping, by which clients know in a silent connection that the server lives."""
-        return _event(Ping())
-
-    def queued(self, place: int) -> str:
-        """Return the comment with the place in the queue, and a ping, which clients count."""
-        return super().queued(place) + _event(Ping())
-
-    def reading(self, progress: PromptProgress) -> str:
-        """Return the comment with how many tokens of the prompt are read, and a ping."""
-        return super().reading(progress) + _event(Ping())
-
-    def failed(self, error: ApiError) -> str:
-        """Return the event "error" that ends a stream, which names fields as Anthropic's API does."""
-        body = with_anthropic_names(error).anthropic_body(self._plan.id)
-        return _event(MessagesError.model_validate(body))
-
-    def _add(self, tokens: Sequence[Token]) -> Iterator[_BlockEvent]:
+    def parts(self, index: int, tokens: Sequence[Token]) -> Iterator[Fields]:
+        """Yield the events that `tokens` complete."""
         if self._plan.max_tokens:  # else the prompt alone is wanted
             yield from self._blocks.add(self._writing.add(tokens))
 
-    def _finish(self, result: Result) -> Iterator[_BlockEvent]:
-        """End the blocks, and add to the answer why it ended, and its usage."""
-        chunks = [*self._writing.finish(result)]
+    def last_parts(self, index: int, result: Result) -> Iterator[Fields]:
+        """Yield the events that end a stream: the last block, why it ended, tokens used."""
+        last = [*self._writing.finish(result)]
         if self._plan.max_tokens:
-            yield from self._blocks.add(chunks)
+            yield from self._blocks.add(last)
         yield from self._blocks.end()
-        answer = self._answer
-        answer.stop_sequence = self._stop_sequence(result)
-        answer.stop_reason = self._stop_reason(result, chunks[-1].choices[0].finish_reason)
-        answer.usage = AnswerUsage(
-            input_tokens=result.prompt_tokens - result.n_cached,
-            cache_creation_input_tokens=0,
-            cache_read_input_tokens=result.n_cached,
-            output_tokens=min(len(result.token_ids), self._plan.max_tokens),
-            edgespec=Usage.of(result, warnings=self._plan.prepared.warnings).edgespec,
+        sequence = self._stop_sequence(result)
+        reason = self._stop_reason(result, last[-1].reason, sequence)
+        end: Fields = {"stop_reason": reason, "stop_sequence": sequence}
+        usage = _usage(
+            result.prompt_tokens - result.n_cached,
+            result.n_cached,
+            min(len(result.token_ids), self._plan.max_tokens),
         )
+        told = Usage.of(result, warnings=self._plan.prepared.warnings).edgespec
+        usage["edgespec"] = told.model_dump()
+        self._answer |= {**end, "usage": usage}
+        yield {"type": "message_delta", "delta": end, "usage": usage}
+        yield {"type": "message_stop"}
 
-    def _stop_reason(self, result: Result, reason: str | None) -> MessageEnd:
+    def encode(self, event: Fields) -> str:
+        """Return a server-sent event."""
+        return f"event: {event['type']}\ndata: {json.dumps(event, ensure_ascii=False)}\n\n"
+
+    def whole(self, results: Sequence[Result]) -> str:
+        """Return the whole message of a request that does not stream, as JSON text."""
+        self.drain(self.last_parts(0, results[0]))
+        return json.dumps(self._answer, ensure_ascii=False)
+
+    def idle(self, *, is_waiting: bool) -> str:
+        """Return a ping, by which clients know in a silent connection that the server lives."""
+        return _PING
+
+    def queued(self, place: int) -> str:
+        """Return the comment with the place in the queue, and a ping, which clients count."""
+        return super().queued(place) + _PING
+
+    def reading(self, progress: PromptProgress) -> str:
+        """Return the comment with how many tokens of the prompt are read, and a ping."""
+        return super().reading(progress) + _PING
+
+    def failed(self, error: ApiError) -> str:
+        """Return the event "error" that ends a stream, which names fields as Anthropic's API does."""
+        return self.encode(with_anthropic_names(error).anthropic_body(self._plan.id))
+
+    def _stop_reason(self, result: Result, reason: str | None, sequence: str | None) -> MessageEnd:
         if reason == "length":
             is_full = len(result.token_ids) < self._plan.max_tokens
             return "model_context_window_exceeded" if is_full else "max_tokens"
-        if self._answer.stop_sequence is not None:
+        if sequence is not None:
             return "stop_sequence"
         return "tool_use" if reason == "tool_calls" else "end_turn"
 
@@ -563,8 +529,16 @@ class MessagesWriter(AnswerWriter[Token, Result]):
         return min((stop for stop in self._plan.prepared.options.stop if rest.startswith(stop)), default=None)
 
 
-def _event(event: MessageEvent | MessagesError) -> str:
-    return f"event: {event.type}\ndata: {event.model_dump_json()}\n\n"
+def _usage(n_read: int, n_cached: int = 0, n_written: int = 0) -> Fields:
+    return {
+        "input_tokens": n_read,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": n_cached,
+        "output_tokens": n_written,
+    }
+
+
+_PING = 'event: ping\ndata: {"type": "ping"}\n\n'
 
 
 def add_messages(
@@ -582,19 +556,17 @@ def add_messages(
     )
     own = MessagesReader(reader)
     events = {"type": "string", "description": "Server-sent events, as Anthropic's API has them."}
-    stream: dict[int | str, dict[str, Any]] = {
-        200: {"description": "The answer.", "content": {"text/event-stream": {"schema": events}}}
-    }
+    content = {"text/event-stream": {"schema": events}, "application/json": {"schema": {"type": "object"}}}
+    answer: dict[int | str, dict[str, Any]] = {200: {"description": "The answer.", "content": content}}
 
-    @router.post("", response_model=MessagesAnswer, responses=stream)
+    @router.post("", response_model=None, responses=answer)
     async def create(request: Request, body: MessagesRequest) -> Response:
         """Answer a conversation."""
         text = await run_in_threadpool(own.read, body)
         display = body.thinking.display if body.thinking else None
         plan = AnswerPlan(new_request_id(), service.name, text, body.max_tokens, display != "omitted")
         written = AnswerText(target, keeps_tokens=False)
-        writing = ChatChoiceWriter(AnswerHead.new("msg", service.name, ""), written, text.answer)
-        writer = MessagesWriter(plan, target, writing)
+        writer = MessagesWriter(plan, target, ChoiceWriter(written, text.answer))
         user = body.metadata.user_id if body.metadata else None
         prepared = PreparedRequest((text,))
         found = await answerer.answer(request, prepared, writer, streams=bool(body.stream), user=user)

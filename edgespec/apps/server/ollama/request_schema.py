@@ -109,7 +109,7 @@ class OllamaGenerateRequest(OllamaGenerationRequest):
     suffix: str | None = None
     system: str | None = None
     template: str | None = None
-    context: list[int] | None = Field(None, description="Deprecated: tokens of an earlier answer.")
+    context: Annotated[list[int], Field(max_length=0)] | None = None
     raw: bool | None = None
     images: Annotated[list[Any], Field(max_length=0)] | None = None
     width: None = None
@@ -120,6 +120,13 @@ class OllamaGenerateRequest(OllamaGenerationRequest):
     @classmethod
     def _only_text(cls, value: Any) -> Any:  # noqa: ANN401 - whatever the client sent
         return _no_images(value)
+
+    @field_validator("context", mode="before")
+    @classmethod
+    def _no_context(cls, value: Any) -> Any:  # noqa: ANN401 - whatever the client sent
+        if value:
+            raise ValueError("is not supported: send the conversation to /api/chat")
+        return value
 
     @field_validator("template")
     @classmethod

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from edgespec.apps.server.response_schema import DraftUsage, TokenLogprob
-
 if TYPE_CHECKING:
     from edgespec.llama.gguf_header import GGUFHeader
 
@@ -24,61 +22,6 @@ class OllamaError(BaseModel):
     """The answer of every status of 400 and above, and the last line of a stream that failed."""
 
     error: str
-
-
-class OllamaFunction(BaseModel):
-    """A function and its arguments, which are an object."""
-
-    index: int
-    name: str
-    arguments: dict[str, Any]
-
-
-class OllamaCall(BaseModel):
-    """A call that the model asks for."""
-
-    id: str
-    function: OllamaFunction
-
-
-class OllamaMessage(BaseModel):
-    """A message of the model, or the next part of it."""
-
-    role: Literal["assistant"]
-    content: str
-    thinking: str | None = None
-    tool_calls: list[OllamaCall] | None = None
-
-
-class AnswerLine(BaseModel):
-    """A line of a stream, or a whole answer. All from `done_reason` to `edgespec` comes with the last one."""
-
-    model: str = Field(description="As the request called it.")
-    created_at: str
-    done: bool
-    done_reason: Literal["stop", "length", "load", "unload"] | None = None
-    total_duration: int | None = Field(None, description="Nanoseconds since the request came.")
-    load_duration: int | None = Field(None, description="Nanoseconds of it before its turn came.")
-    prompt_eval_count: int | None = Field(None, description="Tokens of the prompt.")
-    prompt_eval_duration: int | None = Field(None, description="Nanoseconds to the first token.")
-    eval_count: int | None = Field(None, description="Tokens of the answer.")
-    eval_duration: int | None = Field(None, description="Nanoseconds after the first token.")
-    edgespec: DraftUsage | None = None
-    logprobs: list[TokenLogprob] | None = None
-
-
-class ChatLine(AnswerLine):
-    """A line of /api/chat."""
-
-    message: OllamaMessage
-
-
-class GenerateLine(AnswerLine):
-    """A line of /api/generate."""
-
-    response: str
-    thinking: str | None = None
-    context: list[int] | None = Field(None, description="Prompt and answer as tokens; not with raw.")
 
 
 class ModelDetails(BaseModel):

@@ -1,6 +1,6 @@
 """The routes of Ollama's API: chat, generate, what is served; a clear line for each that is not here.
 
-Requests become those of OpenAI's API, and chunks of answers lines.
+Requests become those of OpenAI's API, and parts of answers lines.
 Clients may send any Content-Type or none, as `curl -d` does. The gate (gate.py) keeps other web pages out
 by their Origin, and `route_class` those that a browser tells of in another way.
 """
@@ -17,11 +17,18 @@ from importlib.metadata import version
 from typing import Any, Literal
 
 from fastapi import APIRouter, FastAPI, Request, Response
-from pydantic import BaseModel
+from fastapi.responses import JSONResponse
 from starlette.concurrency import run_in_threadpool
 
 from edgespec.apps.server.api_errors import ApiError, checked, renaming, with_names
-from edgespec.apps.server.choice_writers import AnswerHead, AnswerText, ChatChoiceWriter, finish_reason
+from edgespec.apps.server.choice_writers import (
+    AnswerCall,
+    AnswerPart,
+    AnswerText,
+    ChoiceWriter,
+    finish_reason,
+    token_logprob,
+)
 from edgespec.apps.server.json_routes import NO_VECTORS, absent, route_class
 from edgespec.apps.server.ollama.options import ReadOptions, read_options
 from edgespec.apps.server.ollama.request_schema import (
@@ -36,17 +43,12 @@ from edgespec.apps.server.ollama.request_schema import (
 from edgespec.apps.server.ollama.response_schema import (
     FOREVER,
     SPOKEN,
-    ChatLine,
-    GenerateLine,
     ListedModel,
     LoadedModel,
     LoadedModels,
     ModelDetails,
     ModelTags,
-    OllamaCall,
     OllamaError,
-    OllamaFunction,
-    OllamaMessage,
     OllamaVersion,
     PullLine,
     ShownModel,
@@ -60,10 +62,9 @@ from edgespec.apps.server.request_reader import (
     PreparedText,
     RequestReader,
     Service,
-    check_tokens,
 )
 from edgespec.apps.server.request_schema import ChatRequest, CompletionRequest
-from edgespec.apps.server.response_schema import AnswerToolCall, ChatChunk, TokenLogprob, Usage
+from edgespec.apps.server.response_schema import Usage
 from edgespec.apps.server.streaming import Answerer, AnswerWriter
 from edgespec.decoding.records import PromptProgress, Result, Token
 from edgespec.engine.engine import Engine
@@ -110,12 +111,7 @@ class OllamaReader:
             return self._text(body)
         system = [{"role": "system", "content": body.system}] if body.system else []
         messages = [*system, {"role": "user", "content": body.prompt}]
-        prepared = self._chat(body, {"messages": messages}, "prompt")
-        if not body.context:
-            return prepared
-        check_tokens(body.context, self._model, "context")
-        longer = replace(prepared, tokens=[*body.context, *prepared.tokens])
-        return self._fitted(longer, read_options(body.options or {}), "prompt")
+        return self._chat(body, {"messages": messages}, "prompt")
 
     def _chat(self, body: OllamaGenerationRequest, fields: dict[str, Any], param: str) -> PreparedText:
         options = read_options(body.options or {})
@@ -141,7 +137,7 @@ class OllamaReader:
 
     def _text(self, body: OllamaGenerateRequest) -> PreparedText:
         kind = "raw mode" if body.raw else "suffix" if body.suffix else "a model without a chat template"
-        for name in ("system", "context", "think"):
+        for name in ("system", "think"):
             if getattr(body, name):
                 raise ApiError(400, f"{kind} does not support {name}: leave it out", param=name)
         options = read_options(body.options or {})
@@ -351,23 +347,20 @@ class OllamaModelFacts:
 
 # ---- answers as lines ----
 
+_LINE = {"type": "string", "description": "Each line is an object; one that failed an OllamaError."}
+_LINES: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The answer.",
+        "content": {
+            "application/x-ndjson": {"schema": _LINE},
+            "application/json": {"schema": {"type": "object"}},
+        },
+    }
+}
+
 Kind = Literal["chat", "generate"]
 
 _NS = 10**9
-
-
-@dataclass(frozen=True)
-class ContextTokens:
-    """The tokens of a conversation by /api/generate, which its next request may send back."""
-
-    prompt: Sequence[int]
-    end: int | None
-    """The token that ends a turn."""
-
-    def after(self, result: Result) -> list[int]:
-        """Return the tokens of the prompt and the answer, which ends as the model ended it."""
-        end = [self.end] if result.stop_reason == "eog" and self.end is not None else []
-        return [*self.prompt, *result.token_ids, *end]
 
 
 @dataclass
@@ -376,77 +369,71 @@ class LinePart:
 
     content: str = ""
     thinking: str = ""
-    calls: list[OllamaCall] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    tokens: list[Token] = field(default_factory=list)
+    """Those whose logprobs are told."""
 
     def __bool__(self) -> bool:
-        return bool(self.content or self.thinking or self.calls or self.logprobs)
-
-    def __iadd__(self, other: LinePart) -> LinePart:
-        self.content += other.content
-        self.thinking += other.thinking
-        self.calls += other.calls
-        self.logprobs += other.logprobs
-        return self
+        return bool(self.content or self.thinking or self.calls or self.tokens)
 
 
-class OllamaWriter(AnswerWriter[Token, Result]):
-    """Writes an answer in Ollama's form: lines, or one."""
+class OllamaWriter(AnswerWriter[Token, Result, tuple[LinePart, Result | None]]):
+    """Writes an answer in Ollama's form: lines, or one. A part is a line; the last one has the result."""
 
     media_type = "application/x-ndjson"
 
     def __init__(
-        self,
-        kind: Kind,
-        model: str,
-        writing: ChatChoiceWriter,
-        *,
-        began: float,
-        context: ContextTokens | None = None,
-        warnings: Sequence[str] = (),
+        self, kind: Kind, model: str, writing: ChoiceWriter, *, began: float, warnings: Sequence[str] = ()
     ) -> None:
         """Begin an answer for the model that the request called `model`.
 
-        `began`: when the request came, by `time.perf_counter`. `context`: the tokens for the last line's.
-        `warnings`: lines on what is done only in part.
+        `began`: when the request came, by `time.perf_counter`. `warnings`: lines on what is done only in
+        part.
         """
         self._kind = kind
         self._model = model
         self._writing = writing
         self._began = began
-        self._context = context
         self._warnings = warnings
-        self._parts_made: list[LinePart] = []
+        self._lines: list[LinePart] = []
         self._n_calls = 0  # that were written
 
-    def add(self, index: int, tokens: Sequence[Token]) -> str:
-        """Return the lines of a stream that `tokens` complete."""
-        lines = ""
-        for part in self._parts(self._writing.add(tokens)):
-            self._parts_made.append(part)
-            lines += self._line(part)
-        return lines
+    def parts(self, index: int, tokens: Sequence[Token]) -> Iterator[tuple[LinePart, Result | None]]:
+        """Yield the lines that `tokens` complete."""
+        for line in self._made(self._writing.add(tokens)):
+            yield line, None
 
-    def finish(self, index: int, result: Result) -> str:
-        """Return the lines that end a stream; the last one has the statistics."""
-        lines, rest = "", LinePart()
-        for part in self._last_parts(result):
-            if part.content or part.thinking or part.calls:
-                lines += self._line(part)
+    def last_parts(self, index: int, result: Result) -> Iterator[tuple[LinePart, Result | None]]:
+        """Yield the lines that end a stream; the last one has the statistics."""
+        rest = LinePart()
+        for line in [*self._made(self._writing.finish(result)), *self._new_calls()]:
+            if line.content or line.thinking or line.calls:
+                yield line, None
             else:  # the last tokens' logprobs come with the figures
-                rest += part
-        return lines + self._line(rest, self._end(result))
+                rest.tokens += line.tokens
+        yield rest, result
+
+    def encode(self, part: tuple[LinePart, Result | None]) -> str:
+        """Return a line."""
+        line, result = part
+        told = {"model": self._model, "created_at": rfc3339(time.time())}
+        return json.dumps(told | self._added(line) | self._end(result), ensure_ascii=False) + "\n"
 
     def whole(self, results: Sequence[Result]) -> str:
         """Return the whole answer to a request that does not stream: one line of JSON with its statistics."""
-        whole = LinePart()
-        for part in (*self._parts_made, *self._last_parts(results[0])):
-            whole += part
-        return self._line(whole, self._end(results[0]))
+        self.drain(self.last_parts(0, results[0]))
+        lines = self._lines
+        whole = LinePart(
+            "".join(line.content for line in lines),
+            "".join(line.thinking for line in lines),
+            [call for line in lines for call in line.calls],
+            [token for line in lines for token in line.tokens],
+        )
+        return self.encode((whole, results[0]))
 
     def idle(self, *, is_waiting: bool) -> str:
         """Return a line that adds nothing."""
-        return self._line(LinePart())
+        return self.encode((LinePart(), None))
 
     def queued(self, place: int) -> str:
         """Return nothing: Ollama's clients know of no queue."""
@@ -460,52 +447,44 @@ class OllamaWriter(AnswerWriter[Token, Result]):
         """Return the line of a stream that failed."""
         return json.dumps({"error": str(with_ollama_names(error))}) + "\n"
 
-    # ---- from chunks ----
+    def _made(self, parts: Iterable[AnswerPart]) -> Iterator[LinePart]:
+        """Yield what `parts` add; a call comes as one, when it has ended."""
+        for part in parts:
+            if part.kind == "called":
+                yield from self._new_calls()
+                continue
+            line = LinePart(tokens=[*part.tokens])
+            if part.kind in ("text", "thought"):
+                line.content, line.thinking = (part.text, "") if part.kind == "text" else ("", part.text)
+            if line:
+                self._lines.append(line)
+                yield line
 
-    def _last_parts(self, result: Result) -> Iterator[LinePart]:
-        yield from self._parts(self._writing.finish(result))
-        yield from self._new_calls(self._writing.calls)
-
-    def _parts(self, chunks: Iterable[ChatChunk]) -> Iterator[LinePart]:
-        """Yield what `chunks` add; a call comes as one, where text or another call begins."""
-        for chunk in chunks:
-            for choice in chunk.choices:
-                delta = choice.delta
-                if delta.content or delta.tool_calls:
-                    yield from self._new_calls(self._writing.calls[: -1 if delta.tool_calls else None])
-                thinking = getattr(delta, "reasoning_content", None) or ""
-                logprobs = choice.logprobs.content if choice.logprobs else []
-                if part := LinePart(delta.content or "", thinking, [], [*logprobs]):
-                    yield part
-
-    def _new_calls(self, complete: Sequence[AnswerToolCall]) -> Iterator[LinePart]:
-        for index in range(self._n_calls, len(complete)):
+    def _new_calls(self) -> Iterator[LinePart]:
+        for call in self._writing.calls[self._n_calls :]:
             self._n_calls += 1
-            yield _call_part(index, complete[index])
+            self._lines.append(_call_part(call))
+            yield self._lines[-1]
 
-    # ---- lines ----
-
-    def _line(self, part: LinePart, end: dict[str, Any] | None = None) -> str:
-        fields: dict[str, Any] = {"model": self._model, "created_at": rfc3339(time.time())}
-        fields |= {"done": end is not None, **(end or {})}
-        if part.logprobs:
-            fields["logprobs"] = part.logprobs
-        line: ChatLine | GenerateLine
-        if self._kind == "chat":
-            line = ChatLine(**fields, message=OllamaMessage(role="assistant", content=part.content))
-            said: OllamaMessage | GenerateLine = line.message
-            if part.calls:
-                line.message.tool_calls = part.calls
+    def _added(self, line: LinePart) -> dict[str, Any]:
+        told: dict[str, Any] = {"thinking": line.thinking} if line.thinking else {}
+        if self._kind == "generate":
+            told["response"] = line.content
         else:
-            said = line = GenerateLine(**fields, response=part.content)
-        if part.thinking:
-            said.thinking = part.thinking
-        return line.model_dump_json(exclude_unset=True) + "\n"
+            calls = {"tool_calls": line.calls} if line.calls else {}
+            told = {"message": {"role": "assistant", "content": line.content, **told, **calls}}
+        if line.tokens:
+            told["logprobs"] = [token_logprob(self._writing.written.model, one) for one in line.tokens]
+        return told
 
-    def _end(self, result: Result) -> dict[str, Any]:
+    def _end(self, result: Result | None) -> dict[str, Any]:
+        if result is None:
+            return {"done": False}
         total_s, stats = time.perf_counter() - self._began, result.stats
         first_s = stats.total_s if stats.ttft_s is None else stats.ttft_s
-        end: dict[str, Any] = {
+        usage = Usage.of(result, warnings=self._warnings).edgespec
+        return {
+            "done": True,
             "done_reason": finish_reason(result),
             "total_duration": _ns(total_s),
             "load_duration": _ns(max(0.0, total_s - stats.total_s)),
@@ -513,22 +492,19 @@ class OllamaWriter(AnswerWriter[Token, Result]):
             "prompt_eval_duration": _ns(first_s),
             "eval_count": len(result.token_ids),
             "eval_duration": _ns(stats.total_s - first_s),
-            "edgespec": Usage.of(result, warnings=self._warnings).edgespec,
+            "edgespec": usage.model_dump(exclude_unset=True),
         }
-        if self._context is not None:
-            end["context"] = self._context.after(result)
-        return end
 
 
-def _call_part(index: int, call: AnswerToolCall) -> LinePart:
+def _call_part(call: AnswerCall) -> LinePart:
     """Return a call; one that was cut off has no object of arguments, and is text."""
-    name, text = call.function.name, call.function.arguments
+    text = call.arguments
     try:
         arguments = json.loads(text or "{}")
     except ValueError:
-        return LinePart(content=f'{{"name": {json.dumps(name)}, "arguments": {text}')
-    function = OllamaFunction(index=index, name=name, arguments=arguments)
-    return LinePart(calls=[OllamaCall(id=call.id, function=function)])
+        return LinePart(content=f'{{"name": {json.dumps(call.name)}, "arguments": {text}')
+    function = {"index": call.index, "name": call.name, "arguments": arguments}
+    return LinePart(calls=[{"id": call.id, "function": function}])
 
 
 def _ns(seconds: float) -> int:
@@ -574,7 +550,7 @@ def add_ollama(
     )
     own = OllamaReader(reader, service, engine.target)
     add_facts(router, facts)
-    _add_generations(router, engine.target, own, facts, answerer, service.fingerprint(engine))
+    _add_generations(router, engine.target, own, facts, answerer)
     for (method, path), line in _ABSENT.items():
         router.add_api_route(path, absent(line), methods=[method], include_in_schema=False)
     app.include_router(router)
@@ -602,7 +578,7 @@ def add_facts(router: APIRouter, facts: OllamaModelFacts) -> None:
         shown = await run_in_threadpool(facts.shown, verbose=bool(body.verbose))
         return Response(shown.model_dump_json(exclude_unset=True), media_type="application/json")
 
-    @router.post("/pull", response_model=PullLine, responses=_lines(PullLine))
+    @router.post("/pull", response_model=PullLine, responses=_LINES)
     async def pull(body: OllamaPullRequest) -> Response:
         """Say that the served model is here: programs pull before they ask. No other is fetched."""
         try:
@@ -621,7 +597,6 @@ def _add_generations(
     reader: OllamaReader,
     facts: OllamaModelFacts,
     answerer: Answerer,
-    fingerprint: str,
 ) -> None:
     async def answer(
         request: Request, body: OllamaChatRequest | OllamaGenerateRequest, kind: Kind
@@ -631,58 +606,30 @@ def _add_generations(
         if not (body.messages if isinstance(body, OllamaChatRequest) else body.prompt):
             return _nothing_asked(body, body.model or facts.full, kind)
         text = await run_in_threadpool(reader.read, body)
-        head = AnswerHead.new("ollama", facts.full, fingerprint)
         written = AnswerText(target, keeps_tokens=bool(body.logprobs))
         writer = OllamaWriter(
             kind,
             body.model or facts.full,
-            ChatChoiceWriter(head, written, text.answer),
+            ChoiceWriter(written, text.answer),
             began=began,
-            context=_context(target, body, text.tokens),
             warnings=text.warnings,
         )
         streams = body.stream is not False
         return await answerer.answer(request, PreparedRequest((text,)), writer, streams=streams)
 
-    @router.post("/chat", response_model=ChatLine, responses=_lines(ChatLine))
+    @router.post("/chat", response_model=None, responses=_LINES)
     async def chat(request: Request, body: OllamaChatRequest) -> Response:
         """Answer a conversation; without messages say that the model is loaded."""
         return await answer(request, body, "chat")
 
-    @router.post("/generate", response_model=GenerateLine, responses=_lines(GenerateLine))
+    @router.post("/generate", response_model=None, responses=_LINES)
     async def generate(request: Request, body: OllamaGenerateRequest) -> Response:
         """Answer a prompt; without one say that the model is loaded."""
         return await answer(request, body, "generate")
 
 
-def _context(
-    target: Model, body: OllamaChatRequest | OllamaGenerateRequest, prompt: Sequence[int]
-) -> ContextTokens | None:
-    """The maker of the `context` of an answer; None where it has none."""
-    if isinstance(body, OllamaChatRequest) or body.raw or body.suffix or target.chat_template is None:
-        return None
-    return ContextTokens(prompt, target.eos if target.eot is None else target.eot)
-
-
 def _nothing_asked(body: OllamaGenerationRequest, model: str, kind: Kind) -> Response:
     """Return Ollama's answer to a request that only loads the model, or frees it: here it always stays."""
-    fields: dict[str, Any] = {
-        "model": model,
-        "created_at": rfc3339(time.time()),
-        "done": True,
-        "done_reason": "unload" if body.unloads else "load",
-    }
-    line: BaseModel
-    if kind == "chat":
-        line = ChatLine(**fields, message=OllamaMessage(role="assistant", content=""))
-    else:
-        line = GenerateLine(**fields, response="")
-    return Response(line.model_dump_json(exclude_unset=True), media_type="application/json")
-
-
-def _lines(line: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
-    text = {
-        "type": "string",
-        "description": f"Each line is a {line.__name__}; one that failed an OllamaError.",
-    }
-    return {200: {"description": "The answer.", "content": {OllamaWriter.media_type: {"schema": text}}}}
+    said = {"message": {"role": "assistant", "content": ""}} if kind == "chat" else {"response": ""}
+    told = {"model": model, "created_at": rfc3339(time.time()), **said, "done": True}
+    return JSONResponse(told | {"done_reason": "unload" if body.unloads else "load"})

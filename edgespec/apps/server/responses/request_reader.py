@@ -5,10 +5,9 @@ from __future__ import annotations
 import base64
 import json
 import re
-from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, lru_cache, partial
+from functools import lru_cache, partial
 from typing import Any, Literal
 
 from edgespec.apps.server.api_errors import ApiError, checked, renaming, with_names
@@ -44,7 +43,6 @@ from edgespec.errors import UsageError
 INPUT = "input"
 """The argument of a custom tool's function."""
 
-_LONGEST_NAME = 64
 _KEPT = 64
 _BEGIN = re.compile(r'\s*\{\s*"input"\s*:\s*"')
 _WHOLE = re.compile(
@@ -52,6 +50,10 @@ _WHOLE = re.compile(
     r"|\\u(?![dD][89abAB])[0-9a-fA-F]{4}|\\[^u])*+"
 )
 """The characters of a JSON string that are there as a whole."""
+
+
+ToolKey = tuple[str | None, str]
+"""The namespace and the name of a tool."""
 
 
 @dataclass(frozen=True)
@@ -71,12 +73,13 @@ class ReadTools:
     """Those of a request for a chat completion."""
     offered: dict[str, ResponseTool] = field(default_factory=dict)
     """Which tool each function is."""
+    names: dict[ToolKey, str] = field(default_factory=dict)
+    """Which function each tool is."""
     warnings: list[str] = field(default_factory=list)
     """Lines on what is done only in part."""
 
 
-def function_name(name: str, namespace: str | None) -> str:
-    """Return the name of the function that a tool becomes."""
+def _joined(namespace: str | None, name: str) -> str:
     return f"{namespace}__{name}" if namespace else name
 
 
@@ -87,12 +90,12 @@ def read_tools(body: ResponsesRequest) -> ReadTools:
     choice = body.tool_choice
     is_forced = (choice.mode if isinstance(choice, AllowedChoice) else choice) not in (None, "none", "auto")
     for place, tool, namespace in _tools(body, read.warnings):
-        name = function_name(tool.name, namespace)
-        if name in read.offered:
+        key, name = (namespace, tool.name), _joined(namespace, tool.name)
+        if key in read.names:
             raise ApiError(400, f"{place}: there are two tools called {name[:80]!r}", param="tools")
-        if len(name) > _LONGEST_NAME:
-            line = f"{place}: {name[:80]!r} is longer than {_LONGEST_NAME} characters: shorten it"
-            raise ApiError(400, line, param="tools")
+        while name in read.offered:  # a__b in c, and b__c in a
+            name += "_"
+        read.names[key] = name
         read.offered[name] = ResponseTool(tool.type, tool.name, namespace)
         if isinstance(tool, CustomDefinition):
             functions.append(_of_text(name, tool, place))
@@ -105,7 +108,7 @@ def read_tools(body: ResponsesRequest) -> ReadTools:
     if functions:
         read.fields["tools"] = [{"type": "function", "function": function} for function in functions]
     if choice is not None:
-        read.fields["tool_choice"] = _choice(choice, read.offered)
+        read.fields["tool_choice"] = _choice(choice, read)
     return read
 
 
@@ -155,10 +158,10 @@ def _mistake(syntax: Literal["lark", "regex"], definition: str) -> str:
     return ""
 
 
-def _choice(choice: ToolChoice, offered: dict[str, ResponseTool]) -> Any:  # noqa: ANN401 - JSON
+def _choice(choice: ToolChoice, read: ReadTools) -> Any:  # noqa: ANN401 - JSON
     def named(chosen: ChosenTool) -> dict[str, Any]:
-        name = function_name(chosen.name, chosen.namespace)
-        if offered.get(name) != ResponseTool(chosen.type, chosen.name, chosen.namespace):
+        name = read.names.get((chosen.namespace, chosen.name), chosen.name)  # or joined by the client
+        if name not in read.offered or read.offered[name].type != chosen.type:
             line = f"tool_choice: no {chosen.type} tool {chosen.name[:80]!r} in tools"
             raise ApiError(400, line, param="tool_choice")
         return {"type": "function", "function": {"name": name}}
@@ -238,8 +241,6 @@ def opened(content: str | None) -> str:
 
 # ---- requests ----
 
-_LEAST_ROOM = 256  # tokens for the answer to a conversation that is cut
-_SYSTEM = ("system", "developer")
 _SAME_FIELDS = {
     *(option.request_name(name) for name, option in SAMPLING.items() if name != "logit_bias"),
     *("model", "parallel_tool_calls", "top_logprobs", "seed", "speculative"),
@@ -276,6 +277,18 @@ class ResponsesReader:
         """Return the prompt's tokens, the options and the tools of a request. Raises ApiError."""
         items = _items(body)
         tools = read_tools(body)
+        with renaming(partial(with_names, names=_NAMES)):
+            text = self._reader.chat(self._chat(body, items, tools))
+        warnings = (*tools.warnings, *_unread(body, items), *map(_renamed, text.warnings))
+        return PreparedResponse(replace(text, warnings=warnings), tools.offered)
+
+    def count(self, body: ResponsesRequest) -> int:
+        """Return how many tokens the prompt of a request has."""
+        with renaming(partial(with_names, names=_NAMES)):
+            return len(self._reader.prompt_tokens(self._chat(body, _items(body), read_tools(body))))
+
+    def _chat(self, body: ResponsesRequest, items: Sequence[Item], tools: ReadTools) -> ChatRequest:
+        """Return the request for a chat completion."""
         fields = body.model_dump(include=_SAME_FIELDS, exclude_none=True) | tools.fields
         if body.wants_logprobs:
             fields["logprobs"] = True
@@ -285,34 +298,8 @@ class ResponsesReader:
             fields["reasoning_effort"] = body.reasoning.effort
         if form := _response_format(body.text):
             fields["response_format"] = form
-        with renaming(partial(with_names, names=_NAMES)):
-            text = self._fitted(body, fields, _Conversation(body.instructions, items))
-        warnings = (*tools.warnings, *_unread(body, items), *map(_renamed, text.warnings))
-        return PreparedResponse(replace(text, warnings=warnings), tools.offered)
-
-    def _fitted(self, body: ResponsesRequest, fields: dict[str, Any], said: _Conversation) -> PreparedText:
-        """Prepare what was `said`; its oldest turns are left out if they may be and there is no room."""
-        room = min(body.max_output_tokens or _LEAST_ROOM, self._service.n_ctx // 2)
-
-        @cache  # what fits was prepared to know it
-        def prepared(first: int) -> PreparedText:
-            return self._reader.chat(checked(ChatRequest, {**fields, "messages": said.messages(first)}))
-
-        def fits(first: int) -> bool:
-            try:
-                return len(prepared(first).tokens) + room <= self._service.n_ctx
-            except ApiError as error:
-                if error.code != "context_length_exceeded":
-                    raise
-                return False
-
-        last = said.n_turns - 1
-        if body.truncation != "auto" or last < 1 or fits(0):
-            return prepared(0)
-        first = bisect_left(range(last), True, lo=1, key=fits)
-        text = prepared(first)
-        line = f"input: the first {first} of {said.n_turns} turns were left out: the context is too small"
-        return replace(text, warnings=(*text.warnings, line))
+        fields["messages"] = _Conversation(body.instructions, items, tools.names).messages
+        return checked(ChatRequest, fields)
 
 
 def _items(body: ResponsesRequest) -> list[Item]:
@@ -320,40 +307,26 @@ def _items(body: ResponsesRequest) -> list[Item]:
     given = body.input
     if isinstance(given, str):
         given = [MessageItem(type="message", role="user", content=given)]
-    if items := [*body.edgespec_conversation, *given]:
+    if items := [*body.edgespec_conversation, *(given or ())]:
         return items
-    raise ApiError(400, "input: must not be empty", param="input")
+    line = "input: send text or items, or the previous_response_id of a response to go on with"
+    raise ApiError(400, line, param="input")
 
 
 # ---- messages ----
 
 
 class _Conversation:
-    """The messages of items: first the system's, then turns that each begin with one of the user's."""
+    """The messages of items. `names`: the functions that tools are, by the namespace and the name of each."""
 
-    def __init__(self, instructions: str | None, items: Sequence[Item]) -> None:
+    def __init__(self, instructions: str | None, items: Sequence[Item], names: Mapping[ToolKey, str]) -> None:
+        self._functions = names
         self._names: dict[str, str] = {}  # of the called functions, by the calls' ids
-        messages: Messages = []
+        self.messages: Messages = []
+        if instructions:
+            self.messages.append({"role": "system", "content": instructions})
         for item in items:
-            self._add(item, messages)
-        n_system = next((i for i, message in enumerate(messages) if message["role"] not in _SYSTEM), 0)
-        first = [instructions] if instructions else []
-        first += [message["content"] for message in messages[:n_system]]
-        # Many templates take one message of the system's, at the beginning.
-        self._system = [{"role": "system", "content": "\n\n".join(first)}] if first else []
-        self._turns: list[Messages] = []
-        for message in messages[n_system:]:
-            if message["role"] == "user" or not self._turns:
-                self._turns.append([])
-            self._turns[-1].append(message)
-
-    @property
-    def n_turns(self) -> int:
-        return len(self._turns)
-
-    def messages(self, first: int) -> Messages:
-        """Return the messages from turn number `first` on."""
-        return [*self._system, *(message for turn in self._turns[first:] for message in turn)]
+            self._add(item, self.messages)
 
     def _add(self, item: Item, messages: Messages) -> None:
         """Add `item`: thoughts, text and calls of one answer are one message."""
@@ -382,7 +355,8 @@ class _Conversation:
         return messages[-1]
 
     def _call(self, item: CallItem) -> dict[str, Any]:
-        name = self._names[item.call_id] = function_name(item.name, item.namespace)
+        key = (item.namespace, item.name)
+        name = self._names[item.call_id] = self._functions.get(key) or _joined(*key)
         if isinstance(item, CustomCallItem):
             arguments = json.dumps({INPUT: item.input}, ensure_ascii=False)
         else:

@@ -12,11 +12,17 @@ from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 
-from edgespec.apps.server.choice_writers import AnswerHead, AnswerText, ChatChoiceWriter
+from edgespec.apps.server.choice_writers import (
+    AnswerCall,
+    AnswerPart,
+    AnswerText,
+    ChoiceWriter,
+    token_logprob,
+)
 from edgespec.apps.server.json_routes import refuse_routes
 from edgespec.apps.server.request_options import read_sampling
 from edgespec.apps.server.request_reader import PreparedRequest, RequestReader, Service
-from edgespec.apps.server.response_schema import ChatChunk, FinishReason, TokenLogprob, ToolCallDelta, Usage
+from edgespec.apps.server.response_schema import FinishReason, Usage
 from edgespec.apps.server.responses.request_reader import (
     CustomInput,
     ResponsesReader,
@@ -26,6 +32,7 @@ from edgespec.apps.server.responses.request_reader import (
 from edgespec.apps.server.responses.schema import (
     ENCRYPTED,
     IncompleteDetails,
+    InputTokens,
     OutputCall,
     OutputCustomCall,
     OutputMessage,
@@ -80,7 +87,7 @@ class ItemWriter(ABC, Generic[Written]):
         yield self._whole("output_item.added")
 
     @abstractmethod
-    def add(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> Iterator[Event]:
+    def add(self, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> Iterator[Event]:
         """Add `text`, in whose place the likeliest tokens were those of `logprobs`."""
 
     def end(self, *, cut: bool) -> Iterator[Event]:
@@ -110,12 +117,11 @@ class OutputTextWriter(ItemWriter[OutputMessage]):
         yield self._event("content_part.added", content_index=0, part=dumped(self._part))
         self.item.content = [self._part]
 
-    def add(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> Iterator[Event]:
+    def add(self, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> Iterator[Event]:
         """Yield the events of more text, with the probabilities of its tokens if they were asked for."""
         self._part.text += text
         self._part.logprobs += logprobs
-        told = [dumped(one) for one in logprobs]
-        yield self._event("output_text.delta", content_index=0, delta=text, logprobs=told)
+        yield self._event("output_text.delta", content_index=0, delta=text, logprobs=[*logprobs])
 
     def _last(self) -> Iterator[Event]:
         part = dumped(self._part)
@@ -139,7 +145,7 @@ class ThoughtWriter(ItemWriter[OutputReasoning]):
         yield self._event("content_part.added", content_index=0, part=dumped(self._part))
         self.item.content = [self._part]
 
-    def add(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> Iterator[Event]:
+    def add(self, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> Iterator[Event]:
         """Yield the events of more thoughts."""
         self._part.text += text
         yield self._event("reasoning_text.delta", content_index=0, delta=text)
@@ -154,7 +160,7 @@ class ThoughtWriter(ItemWriter[OutputReasoning]):
 class FunctionWriter(ItemWriter[OutputCall]):
     """Writes a call of a function."""
 
-    def add(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> Iterator[Event]:
+    def add(self, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> Iterator[Event]:
         """Add a part of the arguments."""
         self.item.arguments += text
         if text:
@@ -173,7 +179,7 @@ class CustomWriter(ItemWriter[OutputCustomCall]):
         super().__init__(item, index)
         self._input = CustomInput()
 
-    def add(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> Iterator[Event]:
+    def add(self, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> Iterator[Event]:
         """Add a part of the arguments of its function."""
         if added := self._input.feed(text):
             yield from self._add(added)
@@ -194,13 +200,13 @@ AnyItemWriter = OutputTextWriter | ThoughtWriter | FunctionWriter | CustomWriter
 # ---- the response ----
 
 
-class ResponseWriter(AnswerWriter[Token, Result]):
-    """Turns the chunks of an answer into a response."""
+class ResponseWriter(AnswerWriter[Token, Result, Event]):
+    """Turns the parts of an answer into a response."""
 
     def __init__(
         self,
         answer: ResponseAnswer,
-        writing: ChatChoiceWriter,
+        writing: ChoiceWriter,
         tools: Mapping[str, ResponseTool],
         *,
         seals: bool = False,
@@ -218,7 +224,6 @@ class ResponseWriter(AnswerWriter[Token, Result]):
         self._warnings = warnings
         self._item: AnyItemWriter | None = None
         self._reason: FinishReason | None = None
-        self._n_thought = 0
         self._n_events = 0
         self._spoke = time.monotonic()
 
@@ -226,17 +231,25 @@ class ResponseWriter(AnswerWriter[Token, Result]):
         """Return the events that begin a stream, before any item."""
         return self._sent(map(self._about, ("created", "in_progress")))
 
-    def add(self, index: int, tokens: Sequence[Token]) -> str:
-        """Return the events of a stream that `tokens` complete."""
-        return self._sent(self._write(self._writing.add(tokens)))
+    def parts(self, index: int, tokens: Sequence[Token]) -> Iterator[Event]:
+        """Yield the events that `tokens` complete."""
+        yield from self._write(self._writing.add(tokens))
 
-    def finish(self, index: int, result: Result) -> str:
-        """Return the events that end the last item and the stream."""
-        return self._sent(self._finish(result))
+    def last_parts(self, index: int, result: Result) -> Iterator[Event]:
+        """Yield the events that end the last item and the stream."""
+        yield from self._finish(result)
+
+    def encode(self, event: Event) -> str:
+        """Return a server-sent event, numbered."""
+        name, fields = event
+        told = {"type": name, "sequence_number": self._n_events, **fields}
+        self._n_events += 1
+        self._spoke = time.monotonic()
+        return f"event: {name}\ndata: {json.dumps(told, ensure_ascii=False)}\n\n"
 
     def whole(self, results: Sequence[Result]) -> str:
         """Return the whole response of a request that does not stream, as JSON text."""
-        self.finish(0, results[0])
+        self.drain(self.last_parts(0, results[0]))
         return json.dumps(dumped_answer(self._answer), ensure_ascii=False)
 
     def idle(self, *, is_waiting: bool) -> str:
@@ -248,25 +261,29 @@ class ResponseWriter(AnswerWriter[Token, Result]):
         silent = time.monotonic() > self._spoke + ALIVE_S
         return super().reading(progress) + (self.idle(is_waiting=True) if silent else "")
 
-    # ---- from chunks ----
+    # ---- from parts ----
 
-    def _write(self, chunks: Iterable[ChatChunk]) -> Iterator[Event]:
-        for chunk in chunks:
-            for choice in chunk.choices:
-                delta, logprobs = choice.delta, choice.logprobs.content if choice.logprobs else []
-                if delta.reasoning_content:
-                    self._n_thought += chunk.edgespec.n_tokens if chunk.edgespec else 0
-                    yield from self._add(ThoughtWriter, delta.reasoning_content)
-                elif delta.content:
-                    yield from self._add(OutputTextWriter, delta.content, logprobs)
-                elif logprobs and isinstance(self._item, OutputTextWriter):
-                    yield from self._item.add("", logprobs)
-                for call in delta.tool_calls or ():
-                    yield from self._call(call)
-                self._reason = choice.finish_reason
+    def _write(self, parts: Iterable[AnswerPart]) -> Iterator[Event]:
+        model = self._writing.written.model
+        for part in parts:
+            logprobs = [token_logprob(model, token) for token in part.tokens]
+            if part.kind == "thought":
+                yield from self._add(ThoughtWriter, part.text)
+            elif part.kind == "text":
+                yield from self._add(OutputTextWriter, part.text, logprobs)
+            elif logprobs and isinstance(self._item, OutputTextWriter):
+                yield from self._item.add("", logprobs)
+            if part.kind == "call" and part.call:
+                yield from self._call(part.call)
+            elif part.kind == "arguments" and self._item:
+                yield from self._item.add(part.text)
+            self._reason = part.reason
 
     def _add(
-        self, kind: type[OutputTextWriter | ThoughtWriter], text: str, logprobs: Sequence[TokenLogprob] = ()
+        self,
+        kind: type[OutputTextWriter | ThoughtWriter],
+        text: str,
+        logprobs: Sequence[dict[str, Any]] = (),
     ) -> Iterator[Event]:
         if not isinstance(self._item, kind):
             yield from self._end_item()
@@ -279,17 +296,14 @@ class ResponseWriter(AnswerWriter[Token, Result]):
         assert self._item  # noqa: S101
         yield from self._item.add(text, logprobs)
 
-    def _call(self, call: ToolCallDelta) -> Iterator[Event]:
-        if call.id and call.function:
-            yield from self._end_item()
-            index, tool = len(self._answer.output), self._tools[call.function.name or ""]
-            names: dict[str, Any] = {"call_id": call.id, "name": tool.name, "namespace": tool.namespace}
-            if tool.type == "custom":
-                yield from self._begin(CustomWriter(OutputCustomCall(id=new_id("ctc"), **names), index))
-            else:
-                yield from self._begin(FunctionWriter(OutputCall(id=new_id("fc"), **names), index))
-        if self._item and call.function:
-            yield from self._item.add(call.function.arguments)
+    def _call(self, call: AnswerCall) -> Iterator[Event]:
+        yield from self._end_item()
+        index, tool = len(self._answer.output), self._tools[call.name]
+        names: dict[str, Any] = {"call_id": call.id, "name": tool.name, "namespace": tool.namespace}
+        if tool.type == "custom":
+            yield from self._begin(CustomWriter(OutputCustomCall(id=new_id("ctc"), **names), index))
+        else:
+            yield from self._begin(FunctionWriter(OutputCall(id=new_id("fc"), **names), index))
 
     def _begin(self, item: AnyItemWriter) -> Iterator[Event]:
         self._item = item
@@ -311,7 +325,9 @@ class ResponseWriter(AnswerWriter[Token, Result]):
             answer.incomplete_details = IncompleteDetails()
         else:
             answer.completed_at = int(time.time())
-        answer.usage = ResponseUsage.of(Usage.of(result, warnings=self._warnings), n_thought=self._n_thought)
+        answer.usage = ResponseUsage.of(
+            Usage.of(result, warnings=self._warnings), n_thought=self._writing.n_thought or 0
+        )
         yield self._about(answer.status)
 
     # ---- events ----
@@ -320,14 +336,7 @@ class ResponseWriter(AnswerWriter[Token, Result]):
         return f"response.{status}", {"response": dumped_answer(self._answer)}
 
     def _sent(self, events: Iterable[Event]) -> str:
-        made = ""
-        for name, fields in events:
-            told = {"type": name, "sequence_number": self._n_events, **fields}
-            made += f"event: {name}\ndata: {json.dumps(told, ensure_ascii=False)}\n\n"
-            self._n_events += 1
-        if made:
-            self._spoke = time.monotonic()
-        return made
+        return "".join(map(self.encode, events))
 
 
 # ---- routes ----
@@ -348,7 +357,7 @@ _EVENTS: dict[int | str, dict[str, Any]] = {
 }
 
 
-_NO_COMPACTION = 'compact is not here: "truncation": "auto" leaves out the oldest turns instead'
+_NO_COMPACTION = "compact is not here: send less"
 
 
 def add_responses(
@@ -361,18 +370,17 @@ def add_responses(
     is_routed: bool,
 ) -> None:
     """Add the routes to `app`. `is_routed`: whoever passes its requests on keeps the responses."""
-    own, fingerprint = ResponsesReader(reader, service), service.fingerprint(engine)
+    own = ResponsesReader(reader, service)
 
     @app.post(PATH, response_model=ResponseAnswer, responses=_EVENTS)
     async def create(request: Request, body: ResponsesRequest) -> Response:
         prepared = await run_in_threadpool(own.read, body)
         begun = _begun(body, service.name)
         text = prepared.text
-        head = AnswerHead(begun.id, begun.created_at, service.name, fingerprint)
         written = AnswerText(engine.target, keeps_tokens=body.wants_logprobs)
         writer = ResponseWriter(
             begun,
-            ChatChoiceWriter(head, written, text.answer),
+            ChoiceWriter(written, text.answer),
             prepared.tools,
             seals=ENCRYPTED in (body.include or ()),
             warnings=text.warnings,
@@ -381,6 +389,11 @@ def add_responses(
             request, PreparedRequest((text,)), writer, streams=bool(body.stream), user=body.user
         )
         return with_warnings(found, text.warnings)
+
+    @app.post(PATH + "/input_tokens")
+    async def count(body: ResponsesRequest) -> InputTokens:
+        """Count the tokens of a request's prompt; nothing is answered."""
+        return InputTokens(input_tokens=await run_in_threadpool(own.count, body))
 
     if not is_routed:
         store = ResponseStore()
@@ -419,7 +432,6 @@ def _begun(body: ResponsesRequest, model: str) -> ResponseAnswer:
         tools=[_given(tool) for tool in tools],
         top_logprobs=body.top_logprobs or 0,
         top_p=sampling.top_p,
-        truncation=body.truncation or "disabled",
         user=body.user,
     )
 

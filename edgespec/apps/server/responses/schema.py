@@ -13,13 +13,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 from pydantic.json_schema import SkipJsonSchema
 
 from edgespec.apps.server.names import ALIAS, RequestedModel
-from edgespec.apps.server.request_fields import OtherFields, RequestPart
+from edgespec.apps.server.request_fields import OtherFields, RequestPart, ToolName, in_form, only
 from edgespec.apps.server.request_schema import SpeculativeOptions
-from edgespec.apps.server.response_schema import CachedTokens, DraftUsage, TokenLogprob, Usage
+from edgespec.apps.server.response_schema import CachedTokens, DraftUsage, Usage
 from edgespec.decoding.option_table import GENERATION, MAX_LOGPROBS
 
 _TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
-_TOOL_NAME = r"^[a-zA-Z0-9_\-]{1,64}$"
 
 
 # ---- items of the input ----
@@ -115,7 +114,7 @@ Item = Annotated[
 class ToolDefinition(RequestPart):
     """Fields that functions and custom tools share. The client runs them."""
 
-    name: str = Field(pattern=_TOOL_NAME)
+    name: ToolName
     description: str | None = None
     defer_loading: Any = Field(None, description="Changes nothing: every tool is offered at once.")
     allowed_callers: Any = Field(None, description="Changes nothing: the model itself calls.")
@@ -151,14 +150,17 @@ class CustomDefinition(ToolDefinition):
     format: Annotated[PlainInput | GrammarInput, Field(discriminator="type")] | None = None
 
 
-CalledDefinition = Annotated[FunctionDefinition | CustomDefinition, Field(discriminator="type")]
+_FLAT = in_form(
+    '{"type": "function", "name": ..., "parameters": ...}', "type", "function", "input_schema", "inputSchema"
+)
+CalledDefinition = Annotated[FunctionDefinition | CustomDefinition, Field(discriminator="type"), _FLAT]
 
 
 class NamespaceDefinition(RequestPart):
     """Tools with a name in common, which a call tells beside its own."""
 
     type: Literal["namespace"]
-    name: str = Field(pattern=_TOOL_NAME)
+    name: ToolName
     description: str | None = None
     tools: list[CalledDefinition]
 
@@ -172,6 +174,7 @@ class SearchDefinition(ItemPart):
 ToolEntry = Annotated[
     FunctionDefinition | CustomDefinition | NamespaceDefinition | SearchDefinition,
     Field(discriminator="type"),
+    _FLAT,
 ]
 
 
@@ -191,7 +194,15 @@ class AllowedChoice(RequestPart):
     tools: list[ChosenTool]
 
 
-ToolChoice: TypeAlias = Literal["none", "auto", "required"] | ChosenTool | AllowedChoice
+_CHOSEN = '{"type": "function", "name": ...}'
+ToolChoice: TypeAlias = Annotated[
+    Literal["none", "auto", "required"] | ChosenTool | AllowedChoice,
+    in_form(_CHOSEN, "type", "function"),
+    only(
+        f'"none", "auto", "required", or {_CHOSEN}, or '
+        '{"type": "allowed_tools", "mode": ..., "tools": [...]}'
+    ),
+]
 
 
 # ---- the request ----
@@ -269,7 +280,7 @@ Included = Literal[
 _ABSENT = {
     "conversation": "send its items, or previous_response_id",
     "prompt": "send its text as instructions",
-    "context_management": "use truncation, or send less",
+    "context_management": "send less",
     "moderation": "nothing is judged here",
 }
 """Fields of what OpenAI keeps or does besides, and what to do instead."""
@@ -283,7 +294,9 @@ class ResponsesRequest(OtherFields):
     """The body of POST /v1/responses."""
 
     model: RequestedModel = Field(ALIAS, description="A name that /v1/models lists; default: the first.")
-    input: str | list[Item] = Field(description="Text, or the items of the conversation.")
+    input: str | list[Item] | None = Field(
+        None, description="Text, or items; what goes on with a stored response may have none."
+    )
     instructions: str | None = Field(None, description="The system message; an earlier one ends with it.")
     previous_response_id: str | None = Field(None, description="Go on with a stored response.")
     store: bool | None = Field(None, description="Keep the response in memory for a while. Default true.")
@@ -296,7 +309,7 @@ class ResponsesRequest(OtherFields):
     max_output_tokens: int | None = Field(None, ge=1, description="Cut to what fits in the context.")
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     truncation: Literal["auto", "disabled"] | None = Field(
-        None, description='"auto": the oldest turns are left out where the context is too small.'
+        None, description="Accepted: what does not fit is refused, never cut."
     )
     include: list[Included] | None = None
     metadata: dict[str, str] | None = Field(None, description="Kept with the response.")
@@ -321,6 +334,8 @@ class ResponsesRequest(OtherFields):
     @field_validator("input", CONVERSATION, mode="before")
     @classmethod
     def _with_types(cls, given: Any) -> Any:  # noqa: ANN401 - whatever the client sent
+        if not isinstance(given, str | list | None):
+            raise ValueError("must be text, or a list of items")
         return [_with_type(item) for item in given] if isinstance(given, list) else given
 
     @field_validator(*_ABSENT, mode="before")
@@ -341,6 +356,13 @@ def _with_type(item: Any) -> Any:  # noqa: ANN401 - whatever the client sent
     return {**item, "type": "message"}
 
 
+class InputTokens(BaseModel):
+    """The answer of /v1/responses/input_tokens."""
+
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
+
+
 def new_id(kind: str) -> str:
     """Return the id of a new response, whose kind is "resp", or of an item."""
     return f"{kind}_{secrets.token_hex(24)}"
@@ -355,7 +377,7 @@ class OutputText(BaseModel):
     type: Literal["output_text"] = "output_text"
     text: str = ""
     annotations: list[Any] = []
-    logprobs: list[TokenLogprob] = []
+    logprobs: list[dict[str, Any]] = []
 
 
 class OutputMessage(BaseModel):
@@ -498,6 +520,6 @@ class ResponseAnswer(BaseModel):
     tools: list[dict[str, Any]]
     top_logprobs: int
     top_p: float
-    truncation: Literal["auto", "disabled"]
+    truncation: Literal["disabled"] = "disabled"
     usage: ResponseUsage | None = None
     user: str | None

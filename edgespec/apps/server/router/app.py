@@ -29,6 +29,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from edgespec.apps.server.api_errors import ApiError, engine_error, last_event
 from edgespec.apps.server.http_server import FORWARDED
+from edgespec.apps.server.json_routes import model_in_form, models_in_form
 from edgespec.apps.server.names import ModelKind, NamedModel, ServedNames
 from edgespec.apps.server.ollama.response_schema import FOREVER, SPOKEN, rfc3339
 from edgespec.apps.server.page import add_page
@@ -273,17 +274,17 @@ class Router:
         registry.register(_Collected([*_states(pool), *_merged(named)]))
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
-    async def list_models(self, _request: Request) -> Response:
+    async def list_models(self, request: Request) -> Response:
         """Answer GET /v1/models with all models that can be asked for, loaded or not."""
         names = await self._names()
         entries = [one for i in range(len(self._models)) for one in self._entries(i, names)]
-        return JSONResponse({"object": "list", "data": entries})
+        return models_in_form(request, entries)
 
     async def show_model(self, request: Request) -> Response:
         """Answer GET /v1/models/{name} with one model; 404 for a name that is none of them."""
         name, names = request.path_params["name"], await self._names()
         entries = self._entries(names.find(name), names)
-        return JSONResponse(next((one for one in entries if one["id"] == name), entries[0]))
+        return model_in_form(request, next((one for one in entries if one["id"] == name), entries[0]))
 
     def _entries(self, number: int, names: ServedNames) -> list[dict[str, Any]]:
         model = self._models[number]

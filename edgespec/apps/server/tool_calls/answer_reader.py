@@ -556,9 +556,9 @@ class AnyCallReader:
             if (yield from source.skip_space()) == "{":
                 return (yield from self._json.read_object())
             word = yield from source.word(_NAME)
-            name = word.removeprefix("functions.").removeprefix("to=functions.")
-            if name in self._functions:
-                return (yield from self._read_after_name(name))
+            for name in (word, word.removeprefix("functions.")):
+                if name in self._functions:
+                    return (yield from self._read_after_name(name))
             following = yield from source.peek()
             if following not in ("<", "[", "=", " ", ":") or not (word or following == "<"):
                 return False

@@ -9,7 +9,7 @@ import pytest
 from anthropic.types import Message
 
 from anthropic_events import message_of
-from edgespec.apps.server.choice_writers import AnswerHead, AnswerText, ChatChoiceWriter
+from edgespec.apps.server.choice_writers import AnswerText, ChoiceWriter
 from edgespec.apps.server.messages.routes import AnswerPlan, MessagesWriter, openai_messages
 from edgespec.apps.server.messages.schema import CountTokensRequest
 from edgespec.apps.server.request_reader import PreparedText
@@ -146,9 +146,7 @@ def written(
 ) -> Message:
     """Return an answer whose tokens are characters; `rest`: what was written and is not shown."""
     model: Any = SimpleNamespace(is_control=lambda _token: False, piece=lambda token: chr(token).encode())
-    writing = ChatChoiceWriter(
-        AnswerHead.new("msg", "m", ""), AnswerText(model, keeps_tokens=False), expected
-    )
+    writing = ChoiceWriter(AnswerText(model, keeps_tokens=False), expected)
     prepared = PreparedText([1, 2], Options(stop=stop), expected)
     writer = MessagesWriter(AnswerPlan("req", "m", prepared, max_tokens, shows_thoughts), model, writing)
     tokens = [Token(ord(one), one, "target") for one in said]
@@ -158,7 +156,7 @@ def written(
         said, ids, 9, stop_reason, None, "m", None, "stock", {}, "", stats, n_cached=4
     )  # fmt: skip
     if not stream:
-        writer.add(0, tokens)
+        writer.drain(writer.parts(0, tokens))
         return Message.model_validate_json(writer.whole([result]))
     made = writer.begin() + "".join(writer.add(0, [token]) for token in tokens)
     return message_of(made + writer.finish(0, result))

@@ -55,7 +55,7 @@ def asking(*content: Any, role: str = "user") -> dict[str, Any]:
         ({"tools": [{"name": "f"}]}, r"^tools\.0\.input_schema: is missing"),
         ({"tools": [WEATHER | {"name": "a b"}]}, r"^tools\.0\.name: must match"),
         ({"tools": [WEATHER | {"input_schema": {"type": "array"}}]}, r"0\.input_schema: must be the"),
-        ({"tools": [WEATHER | {"defer_loading": True}]}, r"^tools\.0\.defer_loading: must be False"),
+        ({"tools": [WEATHER | {"defer_loading": True}]}, r"^tools\.0\.defer_loading: must be false"),
         ({"thinking": {"type": "enabled"}}, "^thinking: send budget_tokens"),
         ({"thinking": {"type": "between_tools"}}, r"^thinking\.type: must be"),
         ({"mcp_servers": [{"url": "x"}]}, "^mcp_servers: has at most 0"),

@@ -34,7 +34,6 @@ def test_chat_and_generate_are_the_engines_answer(client: ollama.Client, expecte
         assert all(isinstance(answer[name], int) for name in DURATIONS)
         assert answer.total_duration > answer.eval_duration > 0
         assert answer.total_duration >= answer.load_duration + answer.prompt_eval_duration
-    assert generated.context and len(generated.context) == generated.prompt_eval_count + 24
 
 
 def test_streams_are_lines_of_which_the_last_has_the_figures(
@@ -77,16 +76,6 @@ def test_a_system_text_and_the_roles_are_those_of_the_template(client: ollama.Cl
     )
     raw = client.generate("edgespec", rendered, raw=True, options=GREEDY)
     assert raw.response == chat.message.content
-    assert raw.context is None
-
-
-def test_a_context_goes_on_with_the_conversation(client: ollama.Client, served: Served):
-    first = client.generate("edgespec", "hello", options=GREEDY)
-    second = client.generate("edgespec", "and you?", context=first.context, options=GREEDY)
-    alone = client.generate("edgespec", "and you?", options=GREEDY)
-    assert second.prompt_eval_count == len(first.context or ()) + alone.prompt_eval_count
-    with pytest.raises(ollama.ResponseError, match="context: token 999999"):
-        client.generate("edgespec", "hello", context=[999999])
 
 
 def test_formats_hold(client: ollama.Client):
@@ -150,7 +139,6 @@ def test_a_suffix_is_what_follows_the_gap(tmp_path: Path, client: ollama.Client)
         filled = filling.generate("edgespec", before, suffix=after, options=GREEDY)
         raw = filling.generate("edgespec", f"<|pre|>{before}<|suf|>{after}<|mid|>", raw=True, options=GREEDY)
         assert (filled.response, filled.prompt_eval_count) == (raw.response, raw.prompt_eval_count)
-        assert filled.context is None
         with pytest.raises(ollama.ResponseError, match="suffix does not support system"):
             filling.generate("edgespec", before, suffix=after, system="be brief")
     with pytest.raises(ollama.ResponseError, match=r"^suffix: tiny 1 cannot fill in the middle"):

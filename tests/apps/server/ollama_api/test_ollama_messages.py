@@ -12,7 +12,7 @@ from typing import Any
 import ollama
 import pytest
 
-from edgespec.apps.server.choice_writers import AnswerHead, AnswerText, ChatChoiceWriter
+from edgespec.apps.server.choice_writers import AnswerText, ChoiceWriter
 from edgespec.apps.server.ollama.request_schema import OllamaChatRequest, OllamaRequestMessage
 from edgespec.apps.server.ollama.routes import OllamaWriter, openai_messages
 from edgespec.apps.server.tool_calls.answer_reader import AnswerForm
@@ -61,10 +61,9 @@ def lines_of(
     text: str, *, stream: bool, expected: AnswerForm, stop_reason: Any = "eog"
 ) -> list[dict[str, Any]]:
     """Return the lines of an answer whose tokens are characters."""
-    head = AnswerHead.new("ollama", "m", "fp")
     plain: Any = SimpleNamespace(is_control=lambda _token: False)  # a model of which no more is asked
     written = AnswerText(plain, keeps_tokens=False)
-    writing = OllamaWriter("chat", "m", ChatChoiceWriter(head, written, expected), began=0)
+    writing = OllamaWriter("chat", "m", ChoiceWriter(written, expected), began=0)
     tokens = [Token(0, character, "target") for character in text]
     stats = summarise(Tally(), n_prompt=1, n_tokens=len(text), ttft_s=0.1, total_s=0.2, peak_rss_bytes=0)
     result = Result(

@@ -13,7 +13,7 @@ from openai.types.responses import ResponseFailedEvent
 from pydantic import BaseModel
 
 from edgespec import Engine, SamplingParams
-from responses_requests import ask, stream
+from responses_requests import GET_WEATHER, ask, stream
 from scripted_texts import writing
 from server_app import Served, serving
 
@@ -129,17 +129,40 @@ def test_a_response_goes_on_as_the_whole_conversation_would(client: openai.OpenA
         client.responses.retrieve(unstored.id)
 
 
-def test_turns_that_do_not_fit_are_left_out_where_the_request_says_so(http: httpx.Client, served: Served):
-    turns = [{"role": "user" if i % 2 == 0 else "assistant", "content": f"{i} " * 300} for i in range(9)]
-    body = {"model": "edgespec", "input": [{"role": "system", "content": "rules"}, *turns]}
-    refused = http.post("/v1/responses", json=body)
+@pytest.mark.parametrize("truncation", ["auto", "disabled"])
+def test_an_input_that_does_not_fit_is_refused(http: httpx.Client, truncation: str):
+    body = {"model": "edgespec", "input": "word " * 5000, "truncation": truncation}
+    error = http.post("/v1/responses", json=body).json()["error"]
+    assert (error["param"], error["code"]) == ("input", "context_length_exceeded")
+
+
+@pytest.mark.parametrize("given", [{}, {"input": []}, {"input": None}])
+def test_a_response_goes_on_without_input(http: httpx.Client, served: Served, given: dict[str, Any]):
+    with writing(served, "so far", "and on") as prompts:
+        first = ask(http)
+        more = http.post(
+            "/v1/responses", json={"previous_response_id": first.id, "model": "edgespec"} | given
+        )
+    assert more.json()["output"][0]["content"][0]["text"] == "and on"
+    assert "hello" in prompts[1] and "so far<|im_end|>\n<|im_start|>assistant\n" in prompts[1]
+    refused = http.post("/v1/responses", json={"model": "edgespec"} | given)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input")
+
+
+@pytest.mark.parametrize("items", [1, 2, 3])
+def test_items_of_the_system_and_instructions_are_one_message(http: httpx.Client, served: Served, items: int):
+    said = [{"role": role, "content": role} for role in ("system", "developer", "user")][:items]
     with writing(served, "ok") as prompts:
-        answer = http.post("/v1/responses", json=body | {"truncation": "auto"})
-    assert "turns were left out" in answer.headers["X-Edgespec-Warning"]
-    assert "rules" in prompts[0] and "8 8 8" in prompts[0] and "0 0 0" not in prompts[0]
-    left = int(answer.headers["X-Edgespec-Warning"].split("first ")[1].split()[0])
-    assert f"user\n{2 * left} " in prompts[0] and f"{2 * left - 1} " not in prompts[0]
+        ask(http, instructions="rules", input=said)
+    assert prompts[0].count("<|im_start|>system") == 1
+    assert prompts[0].startswith("<|im_start|>system\nrules\n\nsystem" + "\n\ndeveloper" * (items > 1))
+
+
+def test_the_tokens_of_an_input_are_counted(http: httpx.Client):
+    body: dict[str, Any] = {"input": "hello", "instructions": "rules", "tools": [GET_WEATHER]}
+    counted = http.post("/v1/responses/input_tokens", json=body)
+    assert counted.json()["object"] == "response.input_tokens"
+    assert counted.json()["input_tokens"] == ask(http, **body).usage.input_tokens  # type: ignore[union-attr]
 
 
 def test_a_stream_that_fails_says_so_in_its_last_event(target: Path):

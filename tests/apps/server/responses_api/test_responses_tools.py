@@ -108,6 +108,22 @@ def test_a_namespace_is_part_of_the_name(http: httpx.Client, served: Served):
     assert '{"name": "zoo__get_weather", "arguments"' in prompts[1]
 
 
+@pytest.mark.parametrize("names", [("a", "b__c", "a__b", "c"), ("mcp." + "s" * 70, "t" * 128, "u", "v.w-x")])
+def test_names_of_two_namespaces_survive(http: httpx.Client, served: Served, names: tuple[str, ...]):
+    """However long they are, and where two of them join to the same."""
+    spaces = [SPACE | {"name": n, "tools": [GET_WEATHER | {"name": t}]} for n, t in (names[:2], names[2:])]
+    for i, space in enumerate(spaces):
+        chosen = {"type": "function", "name": names[2 * i + 1], "namespace": names[2 * i]}
+        made = ask(http, tools=spaces, tool_choice=chosen, max_output_tokens=400, seed=1).output[0]
+        assert (made.type, made.namespace, made.name) == ("function_call", names[2 * i], names[2 * i + 1])
+        items = [{"role": "user", "content": "x"}, made.model_dump() | {"arguments": "{}"}]
+        items.append({"type": "function_call_output", "call_id": made.call_id, "output": "1"})  # type: ignore[union-attr]
+        with writing(served, "ok") as prompts:
+            ask(http, tools=spaces, input=items)
+        joined = f"{space['name']}__{names[2 * i + 1]}" + "_" * (i and names[0] == "a")
+        assert f'{{"name": "{joined}", "arguments"' in prompts[0]
+
+
 def test_what_is_done_only_in_part_is_told(http: httpx.Client, served: Served):
     body: dict[str, Any] = {
         "model": "edgespec",
@@ -146,7 +162,6 @@ BROKEN = {"type": "grammar", "syntax": "lark", "definition": "start: ("}
         ({"tools": [{"type": "mcp", "server_label": "x"}]}, "tools", "tools.0.type"),
         ({"tools": [GET_WEATHER, GET_WEATHER]}, "tools", "two tools called 'get_weather'"),
         ({"tools": [NOTE | {"format": BROKEN}]}, "tools", "tools.0.format.definition"),
-        ({"tools": [SPACE | {"name": "z" * 60}]}, "tools", "longer than 64"),
         (
             {"tools": [GET_WEATHER], "tool_choice": {"type": "custom", "name": "get_weather"}},
             "tool_choice",
@@ -156,7 +171,16 @@ BROKEN = {"type": "grammar", "syntax": "lark", "definition": "start: ("}
         ({"conversation": "conv_1"}, "conversation", "not supported"),
         ({"prompt": {"id": "p"}}, "prompt", "send its text as instructions"),
         ({"background": True}, "background", "background"),
-        ({"input": []}, "input", "must not be empty"),
+        ({"input": []}, "input", "send text or items"),
+        (
+            {
+                "tools": [GET_WEATHER],
+                "tool_choice": {"type": "function", "function": {"name": "get_weather"}},
+            },
+            "tool_choice",
+            'the form {"type": "function", "name": ...}',
+        ),
+        ({"tools": [GET_WEATHER], "tool_choice": "any"}, "tool_choice", '{"type": "function", "name": ...}'),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input", "text only"),
         ({"input": [{"type": "computer_call"}]}, "input", "input.0.type: must be 'message'"),
         ({"text": {"format": {"type": "json_schema", "schema": {"type": "no"}}}}, "text", "text.format"),

@@ -69,14 +69,20 @@ def test_unavailable_is_null_and_never_0() -> None:
     assert json.loads(msgspec.json.encode(PEERS))["energy"] is None
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b'["key"]', b'["other", {"a": 1}]', b'["key", 5]', b"\xff\xfe"])
+KEY, OTHER = b"0" * 64, b"1" * 64
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b'["%s"]' % KEY, b'["%s", {"a": 1}]' % OTHER, b'["%s", 5]' % KEY, b"\xff\xfe"]
+)
 def test_a_damaged_value_and_that_of_another_key_are_none(tmp_path: Path, data: bytes) -> None:
     file = tmp_path / "kept.json"
-    assert read_kept(file, "key", Run) is None
-    keep(file, "key", RUN)
-    assert read_kept(file, "key", Run) == RUN
+    key = KEY.decode()
+    assert read_kept(file, key, Run) is None
+    keep(file, key, RUN)
+    assert read_kept(file, key, Run) == RUN
     file.write_bytes(data)
-    assert read_kept(file, "key", Run) is None
+    assert read_kept(file, key, Run) is None
 
 
 def test_fields_of_a_later_edgespec_are_passed_over() -> None:

@@ -238,7 +238,7 @@ LOOSE = {
 def test_what_a_call_is_not_held_to_is_named(family: str):
     form = form_of(family)
     told = unenforced_parts(ForcedCalls(form, {"f": LOOSE, **FUNCTIONS}))
-    wanted = ["uniqueItems", 'format "path"']
+    wanted = ["uniqueItems", '"format": "path"']
     if form.keyed:
         wanted += ['"anyOf" beside properties']
         if not form.keyed.quoted:

@@ -44,7 +44,8 @@ class BatchAnswer:
     @property
     def is_cut(self) -> bool:
         """Whether a limit of tokens ended a text of it."""
-        return b'"finish_reason":"length"' in self.body  # no text's own: there its quotes are escaped
+        choices = msgspec.json.decode(self.body).get("choices", [])
+        return any(choice.get("finish_reason") == "length" for choice in choices)
 
     @classmethod
     def error(cls, status: int, body: dict[str, Any]) -> BatchAnswer:

@@ -115,7 +115,7 @@ def test_text_and_statistics_look_as_ever(
     assert served.stdout == here.stdout
     first, *lines = served.stderr.splitlines()
     assert f"answered by the server at {server.address}" in first
-    for label in ("prompt", "text", "why", "time", "memory", "models", "kernels", "ended"):
+    for label in ("prompt", "text", "time", "memory", "models", "kernels", "ended"):
         assert sum(line.startswith(f"{label} ") for line in lines) == 1, label
         assert sum(line.startswith(f"{label} ") for line in here.stderr.splitlines()) == 1, label
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.cli.doctor_report import PairFit, best_pair, expected_bytes, fitting_pairs
+from edgespec.cli.doctor_report import PairFit, ReadingSpeed, best_pair, expected_bytes, fitting_pairs
 from edgespec.llama.gguf_header import check_model_file
 from edgespec.models.entries import Derivation, Entry, ModelShape, PairNames, Registry
 from edgespec.models.footprint import PROCESS_BYTES, loaded_bytes, required_bytes
@@ -139,5 +139,5 @@ def test_the_speed_of_a_pair_is_that_of_reading_its_target(tmp_path, nothing_her
     known = registry(
         {"plain": ("a", "a"), "experts": ("b", "a")}, entry("a", GIB), entry("b", 10 * GIB, params="30B-A3B")
     )
-    found = fitting_pairs(known, nothing_here, memory(tmp_path / "root", GIB, GIB), bandwidth=10.0 * GIB)
+    found = fitting_pairs(known, nothing_here, memory(tmp_path / "root", GIB, GIB), ReadingSpeed(10.0 * GIB))
     assert {fit.pair: fit.tokens_per_s for fit in found} == {"plain": 10.0, "experts": 10.0}

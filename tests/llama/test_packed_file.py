@@ -354,6 +354,9 @@ def test_nothing_is_written_while_a_text_is_under_way(
             signals.cancel()
             second.close()
             assert written.wait(60)
+            end = time.monotonic() + 60  # the engine's end would break it off, after that cancelling
+            while [file.suffix for file in kept()] != [".weights"] and time.monotonic() < end:
+                time.sleep(0.01)
     assert [file.suffix for file in kept()] == [".weights"]
     assert not any(under_way) and len(under_way) > 2
     assert load(model_path)[0]

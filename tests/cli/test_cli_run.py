@@ -901,7 +901,6 @@ def test_no_network_and_no_disk_space_are_one_line(environment):
         "cache info",
         "energy --json",
         "embed",
-        "--show-completion",
     ],
 )
 def test_a_closed_pipe_is_silent_everywhere(command, tiny_path, tiny_draft_path, child_environment, tmp_path):

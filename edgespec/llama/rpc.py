@@ -86,12 +86,13 @@ class RemoteLayers:
             raise UsageError(f"llama.cpp knows at most {most} nodes", field="rpc", value=len(addresses))
         devices = [device for address in addresses for device in _connect(address)]
         room = int(_USED_SHARE * sum(map(_free_bytes, devices)))
-        sizes = _layer_bytes(header, n_cells)
-        self.n_layers = _n_fitting(sizes, room)
+        weights = _layer_bytes(header)
+        cache = (header.kv_bytes(n_cells) + header.state_bytes) // len(weights)
+        self.n_layers = _n_fitting([size + cache for size in weights], room)
         """Layers on nodes."""
         if not self.n_layers:
             raise EdgespecError(f"--rpc {','.join(addresses)}: no layer fits into {room >> 20} MB there")
-        self.home = _home_part(header, header.n_layer - self.n_layers)
+        self.home = _home_part(header, header.n_layer - self.n_layers, sum(weights[-self.n_layers :]))
         """The header as if the file held only what is here, for estimates of memory."""
         self._devices = (ctypes.c_void_p * (len(devices) + 1))(*devices, None)
         self._overrides = (_Override * 2)(
@@ -142,11 +143,10 @@ def _free_bytes(device: int) -> int:
     return free.value
 
 
-def _layer_bytes(header: GGUFHeader, n_cells: int) -> list[int]:
-    """Return the bytes of each layer, its part of the cache included."""
+def _layer_bytes(header: GGUFHeader) -> list[int]:
+    """Return the bytes of each layer's weights."""
     n_layer = max(1, header.n_layer)
-    cache = (header.kv_bytes(n_cells) + header.state_bytes) // n_layer
-    sizes = [cache] * n_layer
+    sizes = [0] * n_layer
     for tensor in read_tensors(header):
         if (found := re.match(r"blk\.(\d+)\.", tensor.name)) and int(found[1]) < n_layer:
             sizes[int(found[1])] += tensor.bytes
@@ -164,9 +164,8 @@ def _n_fitting(sizes: list[int], room: int) -> int:
     return n
 
 
-def _home_part(header: GGUFHeader, n_home: int) -> GGUFHeader:
-    prefixes = tuple(f"blk.{i}." for i in range(n_home, header.n_layer))
-    away = sum(tensor.bytes for tensor in read_tensors(header) if tensor.name.startswith(prefixes))
+def _home_part(header: GGUFHeader, n_home: int, away: int) -> GGUFHeader:
+    """Return `header` without `away` bytes of weights, those of the layers from `n_home` on."""
     heads = header.n_head_kv
     return replace(
         header,

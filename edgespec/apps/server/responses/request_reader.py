@@ -11,7 +11,7 @@ from functools import lru_cache, partial
 from typing import Any, Literal
 
 from edgespec.apps.server.api_errors import ApiError, checked, renaming, with_names
-from edgespec.apps.server.request_reader import PreparedText, RequestReader, Service
+from edgespec.apps.server.request_reader import PreparedText, RequestReader
 from edgespec.apps.server.request_schema import ChatRequest
 from edgespec.apps.server.responses.schema import (
     AllowedChoice,
@@ -268,10 +268,9 @@ class PreparedResponse:
 class ResponsesReader:
     """Reads requests to one model. Its methods are for any thread, and raise ApiError."""
 
-    def __init__(self, reader: RequestReader, service: Service) -> None:
+    def __init__(self, reader: RequestReader) -> None:
         """Let `reader` prepare requests."""
         self._reader = reader
-        self._service = service
 
     def read(self, body: ResponsesRequest) -> PreparedResponse:
         """Return the prompt's tokens, the options and the tools of a request. Raises ApiError."""

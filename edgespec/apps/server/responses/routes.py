@@ -370,7 +370,7 @@ def add_responses(
     is_routed: bool,
 ) -> None:
     """Add the routes to `app`. `is_routed`: whoever passes its requests on keeps the responses."""
-    own = ResponsesReader(reader, service)
+    own = ResponsesReader(reader)
 
     @app.post(PATH, response_model=ResponseAnswer, responses=_EVENTS)
     async def create(request: Request, body: ResponsesRequest) -> Response:

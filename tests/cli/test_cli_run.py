@@ -477,7 +477,7 @@ class Again:
     def accept(self, tokens, n_accepted): pass
 class Stops(Again):
     def accept(self, tokens, n_accepted):
-        if len(tokens) > 90: raise ValueError("enough")
+        raise ValueError("enough")
 class Broken(Again):
     def __init__(self): raise OSError("no table")
 class NeverBegins(Again):

@@ -267,7 +267,7 @@ def test_each_request_is_a_line_without_its_text(serve):
         rf"POST /v1/chat/completions 200, \d+ tokens in, 3 out, {took}, \d+\.\d tokens/s",
         rf"POST /api/generate 200, \d+ tokens in, 2 out, {took}, \d+\.\d tokens/s",
         rf"POST /v1/completions 400 \(prompt\), {took}",
-        rf"POST /v1/completions 400 \(model\), {took}",
+        rf"POST /v1/completions 400 \(prompt\), {took}",
         rf"GET /none/\?\[31m 404, {took}",
         rf"GET /v1/models 403 \(host\), {took}",
         rf"GET / 200, {took}",

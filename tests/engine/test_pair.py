@@ -125,7 +125,7 @@ def test_the_command_with_its_defaults(pair, child_environment, tmp_path):
     assert result["target"] == "qwen2.5-coder-1.5b-q4_k_m"
     assert result["draft"] == "qwen2.5-coder-1.5b-head-q4_0"
     assert len(result["text"].split()) >= 3
-    assert "drafted" in result["note"]  # tokens, or nothing: that hangs on what else runs
+    assert result["note"]  # a pace, or why nothing was drafted: that hangs on what else runs
     assert result["stats"]["peak_rss_bytes"] > 1 << 30
 
 

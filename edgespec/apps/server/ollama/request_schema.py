@@ -18,7 +18,9 @@ _DURATION = re.compile(rf"[+-]?(?:{_NUMBER}|(?:{_NUMBER}(?:ns|us|µs|μs|ms|s|m|
 class OllamaRequest(BaseModel):
     """The body of a request, none of whose fields is dropped in silence."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(
+        strict=True, extra="forbid", allow_inf_nan=False, json_schema_extra={"additionalProperties": True}
+    )
 
     model: RequestedModel = ""
 

@@ -114,7 +114,9 @@ def test_answers_are_as_described(
         case.call_and_validate(checks=CHECKS, timeout=30)
 
     answers()
-    assert [line for line in served.log if "no such field" not in line] == [], "nothing failed that is not the client's mistake"
+    assert [line for line in served.log if "no such field" not in line] == [], (
+        "nothing failed that is not the client's mistake"
+    )
 
 
 def test_the_description_names_every_route_and_no_status_that_is_never_sent(served: Served):

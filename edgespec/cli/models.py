@@ -22,8 +22,9 @@ from edgespec.engine.model_choice import has_mtp_head
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.draft_records import draft_records
 from edgespec.models.entries import Entry, Registry
-from edgespec.models.found.catalog import is_found_name, list_found
-from edgespec.models.found.repositories import FoundModel
+from edgespec.models.found.catalog import list_found
+from edgespec.models.found.files import FoundModel
+from edgespec.models.found.ollama import is_ollama_name
 from edgespec.models.hashes import file_sha256
 from edgespec.models.hub_names import hub_name, is_hub_name
 from edgespec.models.pull import Puller
@@ -198,7 +199,7 @@ def scan_command(
     *,
     json: JsonOption = False,
 ) -> None:
-    """List the models on this disk: edgespec's, Ollama's, LM Studio's, llama.cpp's, the hub's cache.
+    """List the models on this disk: edgespec's, Ollama's, the hub's, in folders of other programs and yours.
 
     Headers are read, no weights. A draft is one with the same vocabulary that is worth trying.
     """
@@ -615,7 +616,7 @@ def verify_command(
 
 
 def _is_elsewhere(entry: Entry) -> bool:
-    return is_found_name(entry.name) or (entry.path is not None and is_hub_name(entry.name))
+    return is_ollama_name(entry.name) or (entry.path is not None and is_hub_name(entry.name))
 
 
 @models_app.command("add", epilog="Example: edgespec models add ~/models/mine.Q4_K_M.gguf --name mine")

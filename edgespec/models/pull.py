@@ -28,9 +28,9 @@ from msgspec import structs
 
 from edgespec.errors import EdgespecError, describe_os_error
 from edgespec.models.entries import Entry, HubSource, Registry, WheelsSource
-from edgespec.models.found.catalog import find_model, is_found_name
+from edgespec.models.found.files import found_entry
 from edgespec.models.found.hub_cache import find_in_hub, hub_file
-from edgespec.models.found.repositories import found_entry
+from edgespec.models.found.ollama import find_ollama, is_ollama_name
 from edgespec.models.hashes import hash_file
 from edgespec.models.hub import fetch_hub
 from edgespec.models.hub_names import hub_entries, is_hub_name, other_files
@@ -110,8 +110,8 @@ class Puller:
 
         One for a file in another program's store has its path; there, of `hf:` too, nothing is pulled.
         """
-        if is_found_name(ref):
-            return [found_entry(find_model(ref).checked())]
+        if is_ollama_name(ref):
+            return [found_entry(find_ollama(ref, self.registry.folders).checked())]
         if is_hub_name(ref):
             return self._in_hub_cache(hub_entries(hub_file(ref)))
         if ref in self.registry.pairs and ref not in self.registry.entries:

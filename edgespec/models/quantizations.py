@@ -11,8 +11,8 @@ from edgespec.errors import UsageError
 from edgespec.llama.gguf_header import read_header, read_tensors
 from edgespec.llama.quantize import QUANT_TYPES, quantize
 from edgespec.models.entries import Entry, nearest
-from edgespec.models.found.catalog import is_found_name
-from edgespec.models.found.repositories import file_stem
+from edgespec.models.found.files import file_stem
+from edgespec.models.found.ollama import is_ollama_name
 from edgespec.models.hashes import sha256_of
 from edgespec.models.registry import load_registry
 from edgespec.models.resolve import locate, resolve
@@ -109,7 +109,7 @@ def model_file(ref: str) -> ModelFile:
     """Return the model that `ref` means, pulled if need be. Raises as `resolve.resolve`."""
     found = locate(ref)
     base = found.derived.base if isinstance(found, Entry) and found.derived else ""
-    if is_found_name(ref):
+    if is_ollama_name(ref):
         return ModelFile(ref, resolve(ref))
     path = resolve(ref)
     source = Store.default().file(load_registry().get(base)) if base else None

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.entries import Entry
-from edgespec.models.found.catalog import find_model, is_found_name, other_names, stored_model
+from edgespec.models.found.catalog import stored_model
 from edgespec.models.found.hub_cache import find_in_hub, hub_file
 from edgespec.models.found.ollama import PREFIX as OLLAMA
+from edgespec.models.found.ollama import find_ollama, is_ollama_name, ollama_names
 from edgespec.models.hub_names import hub_entry, is_hub_name, is_plain
 from edgespec.models.pull import ProgressFn, Puller, no_progress
 from edgespec.models.registry import load_registry
@@ -57,8 +58,8 @@ def locate(ref: str) -> Path | Entry:
     """
     if not ref.strip():
         raise UsageError("the name of a model is empty: give one, or leave it out for the default")
-    if is_found_name(ref):
-        return find_model(ref).checked().path
+    if is_ollama_name(ref):
+        return find_ollama(ref, load_registry().folders).checked().path
     if is_hub_name(ref):
         return _in_hub_cache(hub_entry(hub_file(ref)))
     path = expand_user(ref)
@@ -80,7 +81,7 @@ def model_named(word: str, *, alone: bool) -> str | None:
     as and/or is; a file, or a repository of the hub, is then told by its form.
     """
     registry = load_registry()
-    if word in registry.entries or word in registry.pairs or is_found_name(word):
+    if word in registry.entries or word in registry.pairs or is_ollama_name(word):
         return word
     if not word or len(word.split()) != 1:
         return None
@@ -89,7 +90,7 @@ def model_named(word: str, *, alone: bool) -> str | None:
     if word.lower().endswith(".gguf"):
         return word
     found = f"{OLLAMA}{word}"
-    return found if {found, f"{found}:latest"} & {*other_names()} else None
+    return found if {found, f"{found}:latest"} & {*ollama_names(registry.folders)} else None
 
 
 def _in_hub_cache(entry: Entry) -> Path | Entry:
@@ -154,7 +155,7 @@ def named_as(ref: str, path: Path) -> Iterator[None]:
     try:
         yield
     except EdgespecError as error:
-        if is_found_name(ref) and str(path) in str(error):
+        if is_ollama_name(ref) and str(path) in str(error):
             raise type(error)(str(error).replace(str(path), ref)) from error
         raise
 

@@ -16,7 +16,7 @@ from edgespec.models.draft_records import DraftRecord, DraftSpeedups, write_reco
 from edgespec.models.entries import Entry
 from edgespec.models.registry import add_local, remove_local, user_models_file
 from edgespec.models.store import Stamp, Store
-from model_stores import add_to_lmstudio
+from model_stores import OllamaStore
 from tiny_states import tiny
 
 DEFAULT = ("qwen2.5-coder-1.5b-q4_k_m", "qwen2.5-coder-1.5b-head-q4_0")
@@ -186,14 +186,12 @@ def as_file_of_the_store(tmp_path, content):
     return str(file)
 
 
-def in_lm_studio(tmp_path, content):
-    add_to_lmstudio(
-        tmp_path / ".lmstudio" / "models", "me/repo", "big-Q4_K_M.gguf", copied(tmp_path, content)
-    )
-    return "lmstudio:me/repo"
+def in_ollama(tmp_path, content):
+    OllamaStore(tmp_path / ".ollama" / "models").add("big:7b", copied(tmp_path, content))
+    return "ollama:big:7b"
 
 
-PLACES = [as_path, as_symbolic_link, as_hard_link, as_own_name, as_file_of_the_store, in_lm_studio]
+PLACES = [as_path, as_symbolic_link, as_hard_link, as_own_name, as_file_of_the_store, in_ollama]
 
 
 @pytest.fixture(params=PLACES, ids=[place.__name__ for place in PLACES])

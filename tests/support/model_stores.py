@@ -1,4 +1,4 @@
-"""Stores of models laid out as Ollama, LM Studio, llama.cpp and the hub library lay them out."""
+"""Stores of models laid out as Ollama and the hub library lay them out."""
 
 from __future__ import annotations
 
@@ -97,22 +97,4 @@ def add_to_hub(
     path.symlink_to(os.path.relpath(blob, path.parent))
     if main:
         (folder / "refs" / "main").write_text(commit)
-    return path
-
-
-def add_to_lmstudio(root: Path, repo: str, file: str, model: Path) -> Path:
-    """Store a model as LM Studio does; return its place."""
-    path = root / repo / file
-    path.parent.mkdir(parents=True, exist_ok=True)
-    link(model, path)
-    return path
-
-
-def add_to_llama_cpp(root: Path, repo: str, tag: str, file: str, model: Path) -> Path:
-    """Store a model as `llama-cli -hf` of 2024 and 2025 did; return its place."""
-    root.mkdir(parents=True, exist_ok=True)
-    path = root / f"{repo}/{file}".replace("/", "_")
-    link(model, path)
-    manifest = {"ggufFile": {"rfilename": file, "size": model.stat().st_size}}
-    (root / f"manifest={repo.replace('/', '=')}={tag}.json").write_text(json.dumps(manifest))
     return path

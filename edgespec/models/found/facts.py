@@ -23,8 +23,7 @@ from edgespec.llama.kernel_coverage import multiplied
 from edgespec.llama.kernel_timing import MatrixShape
 from edgespec.llama.quantize import QUANT_TYPES
 from edgespec.models.footprint import shape_of
-from edgespec.models.found.files import real_path
-from edgespec.models.found.repositories import FoundModel
+from edgespec.models.found.files import FoundModel, real_path
 from edgespec.models.hub_names import other_files
 from edgespec.platform.kept import MODEL_FACTS
 from edgespec.platform.state_file import FileEntry, FileTable, StoredFiles, identity_of

@@ -1,38 +1,75 @@
-"""The GGUF files of a folder: walked without leaving it, split models put together.
-
-A link to a file or a folder is followed only where it ends inside; one that leads out is reported.
-"""
+"""Models in the folders of this disk that edgespec did not put there, and what their files' names tell."""
 
 from __future__ import annotations
 
-import errno
 import os
-import pwd
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
-from edgespec.errors import describe_os_error
+from edgespec.errors import EdgespecError, describe_os_error
+from edgespec.models.entries import Entry
 from edgespec.models.hub_names import other_parts
 
-_UNFINISHED = (".part", ".incomplete", ".downloadinprogress", ".tmp", ".crdownload", ".aria2", "-partial")
-_LATER_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE | re.DOTALL)
+Source = Literal["edgespec", "ollama", "hub", "folder"]
+"""The program, or the folder, whose file it is; "edgespec": the models folder and models.toml."""
 
 Report = Callable[[str], None]
 """Takes what cannot be looked at, in one line."""
 
+_UNFINISHED = re.compile(r".*(\.part|\.incomplete|\.downloadinprogress|\.tmp|\.crdownload|\.aria2)", re.I)
+_LATER_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE | re.DOTALL)
+_QUANTIZATION = re.compile(
+    r"(?<![a-z0-9])(?:ud-)?(?:i?q\d+(?:_[a-z0-9]+)*|tq\d_\d|mxfp4(?:_moe)?|nvfp4|bf16|f16|f32)(?![a-z0-9])",
+    re.I,
+)
+_PREFERRED = ("Q4_K_M", "Q8_0")  # as llama.cpp has it, where no quantization is named
 
-@dataclass(frozen=True, slots=True)
-class ModelFiles:
-    """The file or files of a model in a folder."""
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundModel:
+    """A model in a store. Its header has not been read."""
+
+    name: str
+    """The name that it has wherever a model is named."""
+    source: Source
     path: Path
-    """The first."""
-    size: int
-    """Bytes of all."""
+    """Its file; of a split model the first."""
+    size: int = 0
+    """Bytes on disk, of all parts."""
+    sha256: str | None = None
+    """Hash of its file as the store records it, in lower-case hex; None: the store records none."""
+    parts_sha256: tuple[str, ...] = ()
+    """The same of its other parts, if all are recorded."""
     problem: str = ""
-    """Why they cannot be used, in one line."""
+    """Why it cannot be used and what to do, in one line; "" if it can."""
+    notes: tuple[str, ...] = ()
+    """Things that the store keeps beside the file and edgespec does not use, each in one line."""
+
+    def checked(self) -> FoundModel:
+        """Return itself. Raises EdgespecError for one that cannot be used."""
+        if self.problem:
+            raise EdgespecError(f"{self.name}: {self.problem}")
+        return self
+
+
+def found_entry(model: FoundModel) -> Entry:
+    """Return a model as an entry: its file is used where it is, and has to have the store's own hash."""
+    return Entry(name=model.name, path=model.path, sha256=model.sha256, parts=model.parts_sha256)
+
+
+@dataclass(slots=True)
+class Listing:
+    """The models of one or more stores."""
+
+    models: list[FoundModel] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    """Folders that cannot be looked at, and stopped downloads, each in one line."""
+
+
+# ---- names of files ----
 
 
 def is_later_part(name: str) -> bool:
@@ -41,25 +78,39 @@ def is_later_part(name: str) -> bool:
     return match is not None and int(match[2]) != 1
 
 
+def is_projector(name: str) -> bool:
+    """Whether a file's name is that of a multimodal model's projector, which is stored beside it."""
+    return "mmproj" in name.lower()
+
+
+def quantization_in(name: str) -> str:
+    """Return the quantization in a file's name in capitals, such as "Q4_K_M"; "" if there is none."""
+    found = _QUANTIZATION.findall(name)
+    return str(found[-1]).upper() if found else ""
+
+
+def of_quantization(names: Sequence[str], wanted: str) -> list[str]:
+    """Return the files of the quantization `wanted`; for "" the one of all that is meant then."""
+    if wanted:
+        return [name for name in names if quantization_in(name) == wanted.upper()]
+    best = [name for kind in _PREFERRED for name in names if quantization_in(name) == kind]
+    return [*(best or names)][:1]
+
+
+def file_stem(name: str) -> str:
+    """Return a model's name as the beginning of a file name: "ollama:qwen3:8b" is "qwen3-8b"."""
+    text = re.sub(r"^(ollama|hf):", "", name)
+    return re.sub(r"[^A-Za-z0-9._+@-]+", "-", text.removesuffix(".gguf"))
+
+
+# ---- places ----
+
+
 def refusal(path: Path, error: OSError) -> str:
     """Return why `path` cannot be looked at, in one line that says what to do."""
-    if error.errno == errno.ELOOP:
-        return f"{path}: a link that leads to itself; remove it"
-    if not isinstance(error, PermissionError):
-        return describe_os_error(error if error.filename else OSError(error.errno, error.strerror, str(path)))
-    return f"{path}: may not be read{_owner(path)}; have it made readable, or name another folder"
-
-
-def _owner(path: Path) -> str:
-    """Return " (it belongs to NAME)" if that can be found out."""
-    for one in (path, *path.parents):
-        try:
-            return f" (it belongs to {pwd.getpwuid(one.stat().st_uid).pw_name})"
-        except KeyError:
-            return ""
-        except OSError:
-            continue
-    return ""
+    if isinstance(error, PermissionError):
+        return f"{path}: may not be read; have it made readable, or name another folder"
+    return describe_os_error(error if error.filename else OSError(error.errno, error.strerror, str(path)))
 
 
 def is_inside(path: Path, folder: Path) -> bool:
@@ -73,103 +124,40 @@ def real_path(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
-def model_files(root: Path, report: Report) -> list[ModelFiles]:
-    """Return the models below `root`, by path; `report` takes what cannot be looked at."""
-    found: dict[Path, ModelFiles] = {}
-    for path in _walk(root, report):
-        found[path] = _one_file(path, root)
-    firsts = {}
-    later: dict[Path, list[Path]] = {}
-    for path, files in found.items():
+def gguf_files(root: Path, report: Report) -> list[Path]:
+    """Return the .gguf files below a folder, of a split model the first, by path.
+
+    Links to folders are not followed. `report` takes folders that cannot be read, and stopped downloads.
+    """
+
+    def refused(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError | NotADirectoryError):
+            report(refusal(Path(error.filename), error))
+
+    found = []
+    for folder, _, names in os.walk(root, onerror=refused):
+        for path in map(Path(folder).joinpath, names):
+            if _UNFINISHED.fullmatch(path.name):
+                report(f"{path}: a stopped download; the program that began it continues it")
+            elif path.suffix.lower() == ".gguf":
+                found.append(path)
+    for path in found:
         match = _LATER_PART.fullmatch(path.name)
-        if match and int(match[2]) != 1:
-            later.setdefault(path.with_name(f"{match[1]}-00001-of-{match[3]}.gguf"), []).append(path)
-        else:
-            firsts[path] = files
-    for first, parts in later.items():
-        if first not in firsts:
-            size = sum(found[part].size for part in parts)
-            firsts[first] = ModelFiles(first, size, f"its first part is missing, {first.name}; download it")
-    return [_joined(one, found) for _, one in sorted(firsts.items())]
+        first = path.with_name(f"{match[1]}-00001-of-{match[3]}.gguf") if match else path
+        if first not in found:
+            report(f"{path}: its first part is missing, {first.name}; download it")
+    return sorted(path for path in found if not is_later_part(path.name))
 
 
-def _joined(first: ModelFiles, found: dict[Path, ModelFiles]) -> ModelFiles:
-    others = [first.path.with_name(name) for name in other_parts(first.path.name)]
-    if first.problem or not others:
-        return first
-    missing = next((path.name for path in others if path not in found), None)
-    problem = f"its part {missing} is missing; download it" if missing else ""
-    problem = problem or next((found[path].problem for path in others if found[path].problem), "")
-    size = first.size + sum(found[path].size for path in others if path in found)
-    return ModelFiles(first.path, size, problem)
-
-
-def _one_file(path: Path, root: Path) -> ModelFiles:
-    try:
-        if not is_inside(path, root):
-            cure = f"name {real_path(path)} itself"
-            return ModelFiles(path, 0, f"a link out of {root}, which is not followed; {cure}")
-        return ModelFiles(path, path.stat().st_size)
-    except FileNotFoundError:
-        return ModelFiles(path, 0, f"a link to {path.readlink()}, which is gone; remove it, or download it")
-    except OSError as error:
-        return ModelFiles(path, 0, refusal(path, error).removeprefix(f"{path}: "))
-
-
-def _walk(root: Path, report: Report) -> Iterator[Path]:
-    """Yield the .gguf files below `root`; each folder once, whatever links lead to it."""
-    seen: set[tuple[int, int]] = set()
-    waiting = [root]
-    while waiting:
-        folder = waiting.pop()
+def size_and_problem(first: Path) -> tuple[int, str]:
+    """Return the bytes of a model's files, and why they cannot be used, "" if they can."""
+    size = 0
+    for path in (first, *map(first.with_name, other_parts(first.name))):
         try:
-            facts = folder.stat()
-            if (facts.st_dev, facts.st_ino) in seen:
-                continue
-            seen.add((facts.st_dev, facts.st_ino))
-            with os.scandir(folder) as entries:
-                listed = sorted(entries, key=lambda entry: entry.name)
-        except (FileNotFoundError, NotADirectoryError):
-            continue
+            size += path.stat().st_size
+        except FileNotFoundError:
+            what = "its file" if path == first else f"its part {path.name}"
+            return size, f"{what} is missing; download it"
         except OSError as error:
-            report(refusal(folder, error))
-            continue
-        for entry in listed:
-            if _is_folder(entry, root, report):
-                waiting.append(Path(entry.path))
-            elif entry.name.lower().endswith(".gguf"):
-                yield Path(entry.path)
-            elif unfinished := unfinished_file(Path(entry.path)):
-                report(unfinished)
-
-
-def _is_folder(entry: os.DirEntry[str], root: Path, report: Report) -> bool:
-    """Whether an entry is a folder to walk; `report` takes a link to one that leads out of `root`."""
-    try:
-        if not entry.is_dir():
-            return False
-        inside = not entry.is_symlink() or is_inside(Path(entry.path), root)
-    except OSError:
-        return False  # a link to nothing, or to itself: no folder
-    if not inside:
-        report(f"{entry.path}: a link out of {root}, which is not followed; {outside_cure(Path(entry.path))}")
-    return inside
-
-
-def outside_cure(path: Path) -> str:
-    """The cure for a link that leads out of its store."""
-    return f"add {real_path(path)} to `folders` in models.toml"
-
-
-def unfinished_file(path: Path) -> str:
-    """Return a line for a download that was stopped; "" for any other file."""
-    name = path.name.lower()
-    if not name.endswith(_UNFINISHED) or (".gguf" not in name and not name.endswith(".incomplete")):
-        return ""
-    try:
-        size = path.stat().st_size
-    except OSError:
-        return ""
-    return (
-        f"{path}: a stopped download, {size / 1e9:.2f} GB so far; continue it with the program that began it"
-    )
+            return size, refusal(path, error).removeprefix(f"{path}: ")
+    return size, ""

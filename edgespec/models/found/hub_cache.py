@@ -4,8 +4,8 @@
     models--OWNER--REPO/snapshots/COMMIT/FILE.gguf      a link to the blob
     models--OWNER--REPO/blobs/SHA256                    its content; .incomplete: a stopped download
 
-`hf:OWNER/REPO/FILE.gguf[@REVISION]` names one. A link that does not end in the repository's own blobs is not
-followed.
+`hf:OWNER/REPO/FILE.gguf[@REVISION]` names one. A link that does not end in the repository's own folder is
+not followed.
 """
 
 from __future__ import annotations
@@ -13,37 +13,29 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
 from pathlib import Path
 
-from edgespec.errors import EdgespecError, UsageError, describe_os_error
+from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.entries import Entry, HubSource, nearest
 from edgespec.models.found.files import (
-    ModelFiles,
-    Report,
-    is_inside,
-    is_later_part,
-    model_files,
-    real_path,
-    refusal,
-    unfinished_file,
-)
-from edgespec.models.found.repositories import (
     FoundModel,
     Listing,
-    RepositoryFile,
+    gguf_files,
+    is_inside,
+    is_later_part,
     is_projector,
     of_quantization,
-    preferred,
+    quantization_in,
+    real_path,
+    size_and_problem,
 )
 from edgespec.models.hub import list_hub_files
-from edgespec.models.hub_names import HubRepository, hub_name, hub_repository, other_files
+from edgespec.models.hub_names import HubRepository, hub_repository, other_files
 from edgespec.models.sources import SourceFailure
 from edgespec.models.store import Store
 from edgespec.platform.files import expand_user, text_of, user_folder
 
-_REPOSITORY = re.compile(r"models--([^/]+?)--([^/]+)")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -58,30 +50,19 @@ def hub_root() -> Path:
     return user_folder("XDG_CACHE_HOME") / "huggingface" / "hub"
 
 
-@dataclass(frozen=True, slots=True)
-class CachedFile:
-    """A model in a snapshot of a repository."""
-
-    file: RepositoryFile
-    commit: str
-    is_main: bool
-    """Whether it is of the commit that `main` was at the last download."""
-
-    @property
-    def name(self) -> str:
-        """Its name: hf:OWNER/REPO/FILE.gguf, with @COMMIT where it is not main's."""
-        return f"hf:{self.file.full_name}" + ("" if self.is_main else f"@{self.commit}")
-
-
-def list_hub(root: Path) -> Listing:
+def list_hub() -> Listing:
     """Return all models of the cache; a file that several commits have is listed once."""
-    listing = Listing()
-    seen: set[Path] = set()
-    for cached in cached_files(root, listing.problems.append):
-        blob = real_path(cached.file.files.path)
-        if cached.file.files.problem or blob not in seen:
-            seen.add(blob)
-            listing.models.append(_found(cached))
+    listing, seen = Listing(), set()
+    for folder in sorted(hub_root().glob("models--*--*")):
+        main = _commit(folder, "main")
+        for blob in sorted(folder.glob("blobs/*.incomplete")):
+            listing.problems.append(f"{blob}: a stopped download; the program that began it continues it")
+        snapshots = sorted(folder.glob("snapshots/*"), key=lambda one: (one.name != main, one.name))
+        for snapshot in snapshots:
+            for path in gguf_files(snapshot, listing.problems.append):
+                if real_path(path) not in seen:
+                    seen.add(real_path(path))
+                    listing.models.append(_found(folder, snapshot, path, is_main=snapshot.name == main))
     return listing
 
 
@@ -93,109 +74,39 @@ def find_in_hub(entry: Entry) -> FoundModel | None:
     source = entry.sources[0] if entry.sources else None
     if not isinstance(source, HubSource) or entry.converted:
         return None
-    folder = hub_root() / f"models--{source.repo.replace('/', '--')}"
-    commit = source.revision if _COMMIT.fullmatch(source.revision) else _reference(folder, source.revision)
-    path = folder / "snapshots" / commit / source.file
-    try:
-        if not commit or not all(_is_whole(one, folder) for one in (path, *other_files(path))):
-            return None
-        sha256, size = _sha256(path), _whole_size(path)
-        others = tuple(filter(None, map(_sha256, other_files(path))))
-    except OSError:
-        return None
+    folder = _folder(source.repo)
+    commit = source.revision if _COMMIT.fullmatch(source.revision) else _commit(folder, source.revision)
+    snapshot = folder / "snapshots" / commit
+    found = _found(folder, snapshot, snapshot / source.file, is_main=source.revision == "main")
+    return found if commit and not found.problem else None
+
+
+def _found(folder: Path, snapshot: Path, path: Path, *, is_main: bool) -> FoundModel:
+    size, problem = size_and_problem(path)
+    files = (path, *other_files(path))
+    if outside := "" if problem else next((one.name for one in files if not is_inside(one, folder)), ""):
+        problem = f"{outside} is a link out of {folder}, which is not followed; name its target"
+    hashes = [name if _SHA256.fullmatch(name := real_path(one).name) else None for one in files]
+    repo = folder.name.removeprefix("models--").replace("--", "/")
     return FoundModel(
-        name=hub_name(entry), source="hub", path=path, size=size, sha256=sha256, parts_sha256=others
-    )
-
-
-def cached_files(root: Path, report: Report) -> Iterator[CachedFile]:
-    """Yield the models of all snapshots; those of `main` first."""
-    for folder in _subfolders(root, report):
-        match = _REPOSITORY.fullmatch(folder.name)
-        if not match:
-            continue
-        repo, main = f"{match[1]}/{match[2]}", _reference(folder, "main")
-        _report_stopped(folder, report)
-        snapshots = _subfolders(folder / "snapshots", report)
-        for snapshot in sorted(snapshots, key=lambda one: (one.name != main, one.name)):
-            for files in model_files(snapshot, lambda _: None):
-                relative = files.path.relative_to(snapshot).as_posix()
-                checked = replace(files, problem=_problem(files.path, folder))
-                if not checked.problem:
-                    checked = replace(checked, size=_whole_size(files.path))
-                file = RepositoryFile(repo, relative, checked, _sha256(files.path))
-                yield CachedFile(file, snapshot.name, snapshot.name == main)
-
-
-def _found(cached: CachedFile) -> FoundModel:
-    file = cached.file
-    return FoundModel(
-        name=cached.name,
+        name=f"hf:{repo}/{path.relative_to(snapshot).as_posix()}" + ("" if is_main else f"@{snapshot.name}"),
         source="hub",
-        path=file.files.path,
-        size=file.files.size,
-        sha256=file.sha256,
-        problem=file.files.problem,
+        path=path,
+        size=size,
+        sha256=hashes[0],
+        parts_sha256=tuple(filter(None, hashes[1:])),
+        problem=problem,
     )
 
 
-def _reference(folder: Path, revision: str) -> str:
+def _folder(repo: str) -> Path:
+    return hub_root() / f"models--{repo.replace('/', '--')}"
+
+
+def _commit(folder: Path, revision: str) -> str:
     """Return the commit that a branch or tag was at the last download; "" if there is none."""
-    if ".." in revision.split("/"):
-        return ""
-    commit = text_of(folder / "refs" / revision)
+    commit = "" if ".." in revision.split("/") else text_of(folder / "refs" / revision)
     return commit if _COMMIT.fullmatch(commit) else ""
-
-
-def _subfolders(folder: Path, report: Report) -> list[Path]:
-    try:
-        with os.scandir(folder) as entries:
-            return sorted(Path(one.path) for one in entries if one.is_dir(follow_symlinks=False))
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        report(refusal(folder, error))
-        return []
-
-
-def _report_stopped(folder: Path, report: Report) -> None:
-    try:
-        for path in sorted((folder / "blobs").glob("*.incomplete")):
-            report(unfinished_file(path))
-    except OSError as error:
-        report(describe_os_error(error))
-
-
-def _problem(path: Path, folder: Path) -> str:
-    """Return why a file of a snapshot, or another part of its model, cannot be used; "" if it can."""
-    for one in (path, *other_files(path)):
-        try:
-            if not _is_whole(one, folder):
-                return (
-                    f"{one.name} is a link out of {folder / 'blobs'}, which is not followed; name its target"
-                )
-        except FileNotFoundError:
-            return f"the file of {one.name} is gone, or was never pulled whole; pull it again"
-        except OSError as error:
-            return refusal(one, error)
-    return ""
-
-
-def _is_whole(path: Path, folder: Path) -> bool:
-    """Whether a file of a snapshot is one, or a link to a blob. Raises OSError if it is nowhere."""
-    path.stat()
-    place = folder / "blobs" if path.is_symlink() else folder
-    return is_inside(path, place)
-
-
-def _whole_size(path: Path) -> int:
-    return sum(one.stat().st_size for one in (path, *other_files(path)))
-
-
-def _sha256(path: Path) -> str | None:
-    """Return the hash that the name of its blob is; None for a file that is no link to one."""
-    name = real_path(path).name
-    return name if _SHA256.fullmatch(name) else None
 
 
 # ---- the file that the name of a repository means: hf:OWNER/REPO[:QUANTIZATION] ----
@@ -214,38 +125,37 @@ def hub_file(ref: str) -> str:
     repository = hub_repository(ref)
     if repository is None:
         return ref
-    here = of_quantization([*_files_here(repository)], repository.quantization)
-    chosen = here if repository.quantization else preferred(here)
-    if len(chosen) != 1:
-        chosen = [_file_there(ref, repository)]
+    chosen = of_quantization(_files_here(repository), repository.quantization)
+    file = chosen[0] if len(chosen) == 1 else _file_there(ref, repository)
     revision = "" if repository.revision == "main" else f"@{repository.revision}"
-    return f"hf:{chosen[0].full_name}{revision}"
+    return f"hf:{repository.repo}/{file}{revision}"
 
 
-def _files_here(repository: HubRepository) -> Iterator[RepositoryFile]:
-    repo, revision = repository.repo, repository.revision
-    yield from _models(repo, Store.default().hub_files(repo, revision))
-    for cached in cached_files(hub_root(), lambda _: None) if revision == "main" else ():
-        if cached.is_main and cached.file.repo.lower() == repo.lower() and not cached.file.files.problem:
-            yield cached.file
+def _files_here(repository: HubRepository) -> list[str]:
+    names = _models(Store.default().hub_files(repository.repo, repository.revision))
+    folder = _folder(repository.repo)
+    if repository.revision == "main" and (commit := _commit(folder, "main")):
+        snapshot = folder / "snapshots" / commit
+        found = [_found(folder, snapshot, one, is_main=True) for one in gguf_files(snapshot, lambda _: None)]
+        names += _models(one.path.relative_to(snapshot).as_posix() for one in found if not one.problem)
+    return list(dict.fromkeys(names))
 
 
-def _file_there(ref: str, repository: HubRepository) -> RepositoryFile:
+def _file_there(ref: str, repository: HubRepository) -> str:
     repo, wanted = repository.repo, repository.quantization
     try:
-        names = _listed(repo, repository.revision, os.environ.get("HF_ENDPOINT", ""))
+        names = _models(_listed(repo, repository.revision, os.environ.get("HF_ENDPOINT", "")))
     except SourceFailure as failure:
         cure = "" if ref.startswith("hf:") else "; if a file is meant, there is none of this name here"
         raise EdgespecError(f"{ref}: hub {repo}: {failure}{cure}") from None
-    models = [*_models(repo, names)]
-    if not models:
+    if not names:
         raise UsageError(f"{ref}: no GGUF file in this repository; look for {repo}-GGUF on the hub")
-    matches = of_quantization(models, wanted) if wanted else preferred(models)
+    matches = of_quantization(names, wanted)
     if len(matches) == 1:
         return matches[0]
     if matches:
-        raise UsageError(f"{ref}: which of {', '.join(f'hf:{one.full_name}' for one in matches)}?")
-    types = list(dict.fromkeys(one.quantization for one in models if one.quantization))
+        raise UsageError(f"{ref}: which of {', '.join(f'hf:{repo}/{name}' for name in matches)}?")
+    types = list(dict.fromkeys(filter(None, map(quantization_in, names))))
     raise UsageError(f"{ref}: no such quantization{nearest(wanted, types)}; there are {', '.join(types)}")
 
 
@@ -255,8 +165,10 @@ def _listed(repo: str, revision: str, _endpoint: str) -> tuple[str, ...]:
     return tuple(list_hub_files(repo, revision))
 
 
-def _models(repo: str, names: Iterable[str]) -> Iterator[RepositoryFile]:
-    """Yield those of a repository's files that are models: of a split one the first part."""
-    for name in names:
-        if name.lower().endswith(".gguf") and not is_projector(name) and not is_later_part(name):
-            yield RepositoryFile(repo, name, ModelFiles(Path(name), 0))
+def _models(names: Iterable[str]) -> list[str]:
+    """Return those of a repository's files that are models: of a split one the first part."""
+    return [
+        name
+        for name in names
+        if name.lower().endswith(".gguf") and not is_projector(name) and not is_later_part(name)
+    ]

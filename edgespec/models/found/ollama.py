@@ -11,25 +11,22 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from edgespec.errors import UsageError
 from edgespec.models.entries import nearest
-from edgespec.models.found.files import is_inside, real_path, refusal
-from edgespec.models.found.repositories import FoundModel, Listing
+from edgespec.models.found.files import FoundModel, Listing, is_inside, real_path, refusal
 from edgespec.platform.files import expand_user
 
 PREFIX = "ollama:"
 
 _HOST, _NAMESPACE, _TAG = "registry.ollama.ai", "library", "latest"
 _SYSTEM_STORE = "/usr/share/ollama/.ollama/models"
-_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,79}")
-_HOST_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:-]{0,349}")
+_PARTS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:-]{0,349}(/[A-Za-z0-9_][A-Za-z0-9._-]{0,79}){3}")
 _DIGEST = re.compile(r"sha256[:-]([0-9a-fA-F]{64})")
 _LAYER = "application/vnd.ollama.image."
 _MOST_BYTES = 16 << 20  # of a manifest, and of a layer of parameters
@@ -38,6 +35,13 @@ _SAMPLING = (
     *("repeat_penalty", "repeat_last_n", "presence_penalty", "frequency_penalty", "mirostat"),
 )
 """Parameters that change what is written."""
+_NOT_USED = {
+    "system": "Ollama's system message of it is not used: --system gives one",
+    "messages": "Ollama's earlier messages of it are not used",
+    "projector": "its projector is not used: edgespec reads no images",
+    "draft": "Ollama's draft of it is not used",
+}
+"""Kind of layer -> what a user is told of it."""
 
 
 class _Layer(msgspec.Struct, frozen=True):
@@ -45,13 +49,14 @@ class _Layer(msgspec.Struct, frozen=True):
     digest: str = ""
     size: int = 0
 
+    @property
+    def kind(self) -> str:
+        return self.media.removeprefix(_LAYER)
+
 
 class _Manifest(msgspec.Struct, frozen=True):
-    layers: list[_Layer] | None = None
+    layers: list[_Layer]
     config: _Layer = _Layer()
-
-    def of_kind(self, kind: str) -> list[_Layer]:
-        return [layer for layer in self.layers or [] if layer.media == _LAYER + kind]
 
 
 class _Config(msgspec.Struct, frozen=True):
@@ -63,8 +68,7 @@ class _BrokenError(Exception):
     """A manifest cannot be used; `str(error)` is the problem in one line."""
 
 
-@dataclass(frozen=True, slots=True)
-class OllamaName:
+class OllamaName(NamedTuple):
     """A model's name in Ollama, with all its parts."""
 
     host: str
@@ -74,30 +78,24 @@ class OllamaName:
 
     def __str__(self) -> str:
         """Return the name as `ollama list` shows it."""
-        if self.host.lower() != _HOST:
-            return f"{self.host}/{self.namespace}/{self.model}:{self.tag}"
-        library = self.namespace.lower() == _NAMESPACE
-        return f"{'' if library else self.namespace + '/'}{self.model}:{self.tag}"
+        hidden = (_HOST, _NAMESPACE) if self.namespace.lower() == _NAMESPACE else (_HOST,)
+        shown = [part for part in self[:2] if self.host.lower() != _HOST or part.lower() not in hidden]
+        return "/".join([*shown, f"{self.model}:{self.tag}"])
 
     @property
     def folded(self) -> tuple[str, ...]:
         """The parts, by which names are equal."""
-        return tuple(part.lower() for part in (self.host, self.namespace, self.model, self.tag))
+        return tuple(part.lower() for part in self)
 
     @property
     def is_valid(self) -> bool:
         """Whether Ollama would take it; then it leads nowhere but into its folder."""
-        others = (self.namespace, self.model, self.tag)
-        return bool(_HOST_PART.fullmatch(self.host)) and all(map(_PART.fullmatch, others))
+        return bool(_PARTS.fullmatch("/".join(self)))
 
 
-def ollama_roots(folders: Sequence[Path] = ()) -> list[Path]:
-    """Return the stores to look at: Ollama's own, and those of `folders` that are such a store."""
-    if own := os.environ.get("OLLAMA_MODELS"):
-        roots = [expand_user(own)]
-    else:
-        roots = [expand_user("~/.ollama/models"), Path(_SYSTEM_STORE)]
-    return roots + [folder for folder in folders if is_store(folder) and folder not in roots]
+def is_ollama_name(ref: str) -> bool:
+    """Whether `ref` is meant as a model of Ollama's store, by its form."""
+    return ref.startswith(PREFIX)
 
 
 def is_store(folder: Path) -> bool:
@@ -108,31 +106,34 @@ def is_store(folder: Path) -> bool:
         return False
 
 
-def list_ollama(roots: Sequence[Path]) -> Listing:
-    """Return all models of the stores, and their stopped pulls."""
+def list_ollama(folders: Sequence[Path] = ()) -> Listing:
+    """Return all models of Ollama's stores and of those of `folders` that are one, and stopped pulls."""
     listing = Listing()
-    for root in roots:
-        names = _names(root, listing.problems)
-        listing.models += [_read(root, name) for name in names]
-        listing.problems += _stopped_pulls(root)
+    for root in _roots(folders):
+        listing.models += [_read(root, name) for name in _names(root, listing.problems)]
+        stopped = {path.name.partition("-partial")[0] for path in root.glob("blobs/sha256-*-partial*")}
+        listing.problems += [
+            f"{root / 'blobs' / name}: a stopped pull of Ollama's; `ollama pull` of the same model continues"
+            for name in sorted(stopped)
+        ]
     return listing
 
 
-def ollama_names(roots: Sequence[Path]) -> list[str]:
+def ollama_names(folders: Sequence[Path] = ()) -> list[str]:
     """Return the names of all models, for completion: no manifest is read."""
-    return [f"{PREFIX}{name}" for root in roots for name in _names(root, [])]
+    return [f"{PREFIX}{name}" for root in _roots(folders) for name in _names(root, [])]
 
 
-def find_ollama(ref: str, roots: Sequence[Path]) -> FoundModel:
-    """Return the model that `ref`, ollama:NAME[:TAG], means.
+def find_ollama(ref: str, folders: Sequence[Path] = ()) -> FoundModel:
+    """Return the model that `ref`, ollama:NAME[:TAG], means; its `problem` may say why it cannot be used.
 
     Without a tag it is `latest`, as in Ollama, or else the only one there is. Raises UsageError for an
     unknown or ambiguous name, and where no store can be read.
     """
     asked = _parsed(ref)
     problems: list[str] = []
-    known = [(root, name) for root in roots for name in _names(root, problems)]
-    wanted = OllamaName(asked.host, asked.namespace, asked.model, asked.tag or _TAG).folded
+    known = [(root, name) for root in _roots(folders) for name in _names(root, problems)]
+    wanted = asked._replace(tag=asked.tag or _TAG).folded
     for root, name in known:
         if name.folded == wanted:
             return _read(root, name)
@@ -152,6 +153,12 @@ def find_ollama(ref: str, roots: Sequence[Path]) -> FoundModel:
     )
 
 
+def _roots(folders: Sequence[Path]) -> list[Path]:
+    own = os.environ.get("OLLAMA_MODELS")
+    roots = [expand_user(own)] if own else [expand_user("~/.ollama/models"), Path(_SYSTEM_STORE)]
+    return roots + [folder for folder in folders if is_store(folder) and folder not in roots]
+
+
 def _parsed(ref: str) -> OllamaName:
     """Return a name with the parts that Ollama would add; without a tag it stays ""."""
     text = ref.removeprefix(PREFIX)
@@ -164,66 +171,55 @@ def _parsed(ref: str) -> OllamaName:
 
 def _names(root: Path, problems: list[str]) -> list[OllamaName]:
     """Return the names that have a manifest; `problems` takes what cannot be looked at."""
-    found = []
-    for parts in _below(root / "manifests", 4, problems):
-        name = OllamaName(*parts)
-        if name.is_valid:
-            found.append(name)
-        elif not parts[-1].startswith("."):  # what a file manager leaves behind is no manifest
-            problems.append(f"{root.joinpath('manifests', *parts)}: not a name that Ollama gives; ignored")
-    return found
+    manifests, found = root / "manifests", []
 
+    def refused(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError | NotADirectoryError):
+            problems.append(refusal(Path(error.filename), error))
 
-def _below(folder: Path, depth: int, problems: list[str]) -> Iterator[tuple[str, ...]]:
-    """Yield the paths of the files that lie `depth` levels below `folder`, as parts."""
-    try:
-        with os.scandir(folder) as entries:
-            listed = sorted(entries, key=lambda entry: entry.name)
-        for entry in listed:
-            if depth == 1:
-                yield (entry.name,)
-            elif entry.is_dir(follow_symlinks=False):
-                for parts in _below(Path(entry.path), depth - 1, problems):
-                    yield (entry.name, *parts)
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    except OSError as error:
-        problems.append(refusal(folder, error))
-
-
-# ---- one model ----
+    for folder, _, files in os.walk(manifests, onerror=refused):
+        match Path(folder).relative_to(manifests).parts:
+            case (host, namespace, model):
+                found += [OllamaName(host, namespace, model, file) for file in files]
+    return sorted(name for name in found if name.is_valid)
 
 
 def _read(root: Path, name: OllamaName) -> FoundModel:
     """Return the model of a manifest, or why there is none."""
-    label, file = f"{PREFIX}{name}", root.joinpath("manifests", *_parts(name))
+    label, file = f"{PREFIX}{name}", root.joinpath("manifests", *name)
     try:
-        manifest = _manifest(file, root)
-        layer = _model_layer(root, manifest, name)
-        digest = _digest(layer)
-        path, size = _blob(root, digest), layer.size
-        problem = _blob_problem(path, layer, name, root)
-        notes = _notes(root, manifest)
+        layers = _layers(root, file)
+        (layer,) = layers["model"]
+        blob = _blob(root, layer)
+        problem, notes = _problem(blob, layer, name), _notes(root, layers)
     except _BrokenError as error:
         return FoundModel(name=label, source="ollama", path=file, problem=str(error))
+    sha256 = blob.name.removeprefix("sha256-")
     return FoundModel(
-        name=label, source="ollama", path=path, size=size, sha256=digest, problem=problem, notes=notes
+        name=label, source="ollama", path=blob, size=layer.size, sha256=sha256, problem=problem, notes=notes
     )
 
 
-def _parts(name: OllamaName) -> tuple[str, ...]:
-    return name.host, name.namespace, name.model, name.tag
-
-
-def _manifest(file: Path, root: Path) -> _Manifest:
-    data = _content(file, root / "manifests")
+def _layers(root: Path, file: Path) -> dict[str, list[_Layer]]:
+    """Return the layers of a manifest by kind, with one "model". Raises _BrokenError for any other."""
     try:
-        manifest = msgspec.json.decode(data, type=_Manifest)
+        manifest = msgspec.json.decode(_content(file, root / "manifests"), type=_Manifest)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         raise _BrokenError(f"{file} is no manifest; `ollama pull` writes it again") from None
-    if manifest.layers is None:
-        raise _BrokenError(f"{file} is a manifest without layers; `ollama pull` writes it again")
-    return manifest
+    layers: dict[str, list[_Layer]] = {}
+    for layer in manifest.layers:
+        layers.setdefault(layer.kind, []).append(layer)
+    config = _json(root, manifest.config, _Config) or _Config()
+    if "tensor" in layers or config.model_format == "safetensors":
+        raise _BrokenError("Ollama holds it as safetensors, not as GGUF; pull a GGUF version of it")
+    if config.remote_host:
+        raise _BrokenError(f"a cloud model of {config.remote_host}, whose weights are not here; pull another")
+    if "adapter" in layers:
+        raise _BrokenError("it applies a LoRA adapter, which edgespec does not; choose the model without it")
+    if (n := len(layers.get("model", ()))) != 1:
+        kinds = ", ".join(layers) or "none"
+        raise _BrokenError(f"its manifest names {n} model files (layers: {kinds}), and edgespec takes one")
+    return layers
 
 
 def _content(file: Path, folder: Path) -> bytes:
@@ -240,96 +236,47 @@ def _content(file: Path, folder: Path) -> bytes:
     return data
 
 
-def _model_layer(root: Path, manifest: _Manifest, name: OllamaName) -> _Layer:
-    """Return the layer of the GGUF file. Raises _BrokenError for a model that has none, or more beside it."""
-    layers = manifest.of_kind("model")
-    config = _json(root, manifest.config, _Config) or _Config()
-    if manifest.of_kind("tensor") or config.model_format == "safetensors":
-        raise _BrokenError("Ollama holds it as safetensors, not as GGUF; pull a GGUF version of it")
-    if config.remote_host:
-        raise _BrokenError(f"a cloud model of {config.remote_host}, whose weights are not here; pull another")
-    if not layers:
-        kinds = ", ".join(dict.fromkeys(layer.media or "none" for layer in manifest.layers or [])) or "none"
-        raise _BrokenError(f"its manifest names no model, only layers of the types {kinds}; pull it again")
-    if manifest.of_kind("adapter"):
-        base = "the model that it was made from"
-        raise _BrokenError(f"it applies a LoRA adapter to a model, which edgespec does not; choose {base}")
-    if len(layers) > 1:
-        raise _BrokenError(f"its manifest names {len(layers)} model files, and edgespec takes one GGUF file")
-    return layers[0]
-
-
-def _digest(layer: _Layer) -> str:
+def _blob(root: Path, layer: _Layer) -> Path:
     match = _DIGEST.fullmatch(layer.digest)
     if match is None:
-        shown = "".join(filter(str.isprintable, layer.digest))[:80]
         raise _BrokenError(
-            f"its manifest names the blob {shown!r}, which is no digest; `ollama pull` it again"
+            f"its manifest names the blob {layer.digest[:80]!a}, which is no digest; `ollama pull` it again"
         )
-    return match[1].lower()
+    return root / "blobs" / f"sha256-{match[1].lower()}"
 
 
-def _blob(root: Path, digest: str) -> Path:
-    return root / "blobs" / f"sha256-{digest}"
-
-
-def _blob_problem(path: Path, layer: _Layer, name: OllamaName, root: Path) -> str:
+def _problem(blob: Path, layer: _Layer, name: OllamaName) -> str:
     """Return why the blob of a model cannot be used; "" if it is here and complete."""
     again = f"`ollama pull {name}`"
     try:
-        size = path.stat().st_size
-        if not is_inside(path, root / "blobs"):
-            return (
-                f"its blob {path} is a link out of the store, which is not followed; name {real_path(path)}"
-            )
-        with path.open("rb"):
-            pass
+        size = blob.stat().st_size
+        if not is_inside(blob, blob.parent):
+            return f"its blob {blob} is a link out of the store, not followed; name {real_path(blob)}"
+        blob.open("rb").close()
     except FileNotFoundError:
-        if list(path.parent.glob(f"{path.name}-partial*")):
-            return f"its blob {path} is half pulled; {again} continues it"
-        return f"its blob {path} is gone; {again} brings it back"
+        is_begun = any(blob.parent.glob(f"{blob.name}-partial*"))
+        return f"its blob {blob} is {'half pulled' if is_begun else 'gone'}; {again} brings all of it"
     except OSError as error:
-        return refusal(path, error)
+        return refusal(blob, error)
     if layer.size and size != layer.size:
-        return f"its blob {path} has {size:,} bytes of {layer.size:,}; remove it, then {again}"
+        return f"its blob {blob} has {size:,} bytes of {layer.size:,}; remove it, then {again}"
     return ""
 
 
-def _notes(root: Path, manifest: _Manifest) -> tuple[str, ...]:
+def _notes(root: Path, layers: dict[str, list[_Layer]]) -> tuple[str, ...]:
     """The parts of the manifest that edgespec does not use."""
-    notes = []
-    if manifest.of_kind("system"):
-        notes.append("Ollama's system message of it is not used: --system gives one")
-    if manifest.of_kind("messages"):
-        notes.append("Ollama's earlier messages of it are not used")
+    notes = [line for kind, line in _NOT_USED.items() if kind in layers]
     given: dict[str, Any] = {}
-    for layer in manifest.of_kind("params"):
+    for layer in layers.get("params", ()):
         given |= _json(root, layer, dict[str, Any]) or {}
-    if names := [name for name in _SAMPLING if name in given]:
-        values = ", ".join(f"{name} {given[name]}" for name in names)
+    if values := ", ".join(f"{name} {given[name]}" for name in _SAMPLING if name in given):
         notes.append(f"Ollama's parameters of it are not used ({values}): options give them")
-    if manifest.of_kind("projector"):
-        notes.append("its projector is not used: edgespec reads no images")
-    if manifest.of_kind("draft"):
-        notes.append("Ollama's draft of it is not used")
     return tuple(notes)
 
 
 def _json(root: Path, layer: _Layer, kind: Any) -> Any:  # noqa: ANN401 - the type that the caller names
     """Return a small layer of JSON as `kind`; None if it is not here, or something else."""
     try:
-        blob = _blob(root, _digest(layer))
-        return msgspec.json.decode(_content(blob, root / "blobs"), type=kind)
+        return msgspec.json.decode(_content(_blob(root, layer), root / "blobs"), type=kind)
     except (_BrokenError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
-
-
-def _stopped_pulls(root: Path) -> list[str]:
-    try:
-        parts = {path.name.partition("-partial")[0] for path in (root / "blobs").glob("sha256-*-partial*")}
-    except OSError:
-        return []  # `_names` says why
-    return [
-        f"{root / 'blobs' / name}: a stopped pull of Ollama's; `ollama pull` of the same model continues it"
-        for name in sorted(parts)
-    ]

@@ -16,8 +16,9 @@ from edgespec.cli.groups import shown
 from edgespec.cli.progress import PullDisplay, WorkDisplay
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.models.found.catalog import is_found_name, stored_model
-from edgespec.models.found.repositories import file_stem
+from edgespec.models.found.catalog import stored_model
+from edgespec.models.found.files import file_stem
+from edgespec.models.found.ollama import is_ollama_name
 from edgespec.models.resolve import locate, resolve
 from edgespec.models.sources import check_disk
 from edgespec.models.store import Store
@@ -206,7 +207,7 @@ def quantize_command(  # noqa: PLR0913 - a user's options
     file = _single_file(output, len(types))
     src = _place(source)
     directory = file.parent if file else output or _default_folder(source, src)
-    stem = file_stem(source) if is_found_name(source) else src.stem
+    stem = file_stem(source) if is_ollama_name(source) else src.stem
     targets = {name: file or directory / f"{stem}-{name}.gguf" for name in types}
     check_folder(directory, "output")
     _refuse_overwriting(src, targets.values(), force=force)

@@ -44,8 +44,6 @@ INPUTS = {
     "draft make -t A --prompts broken.jsonl": "broken.jsonl",
     "draft make -t A --start nobody": "no model is called 'nobody'",
     "draft make -t A --name A": "a model of that name exists already",
-    "draft data import FILE -t A": "missing: no such file",
-    "draft data import text.txt -t A": "no export of `edgespec draft data export`",
     "cache import FILE -t A": "missing: no such file",
 }
 OUTPUTS = {
@@ -56,7 +54,6 @@ OUTPUTS = {
     "compare --targets A --drafts none -o PLACE",
     "quantize A --type q4_0 -o PLACE",
     "batch text.txt -t A -o PLACE",
-    "draft data export PLACE -t A",
 }
 
 
@@ -104,12 +101,11 @@ def test_an_output_that_cannot_be_written(refused, command, work):
 
 
 def test_an_output_that_is_there_already(refused, work):
-    for name in ("old.jsonl", f"{ABSENT}-q4_0.gguf", "old.gguf", "old.npz"):
+    for name in ("old.jsonl", f"{ABSENT}-q4_0.gguf", "old.gguf"):
         (work / name).write_bytes(b"old")
     assert "old.jsonl is there already" in refused("batch text.txt -t A -o old.jsonl")
     assert "exists already" in refused("quantize A --type q4_0 -o old.gguf")
     assert "exists already" in refused("quantize A --type q4_0 -o .")
-    assert "exists already" in refused("draft data export old.npz -t A")
 
 
 @pytest.mark.skipif(not os.access("/dev/full", os.W_OK), reason="no /dev/full here")

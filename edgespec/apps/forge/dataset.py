@@ -14,9 +14,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from os import SEEK_CUR
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,9 +37,6 @@ from edgespec.platform.state_file import DamagedFileError, parse_json
 
 if TYPE_CHECKING:
     from edgespec.llama.gguf_header import GGUFHeader
-import struct
-import zipfile
-from collections.abc import Mapping
 
 BUILT_IN, FROM_HISTORY, FROM_FILE, READ = "prompt:built-in", "prompt:history", "prompt:file", "read"
 """Sources of texts: the target's answer to such a prompt, or a text that the target only read."""
@@ -395,55 +396,41 @@ def _texts(shard: Arrays) -> Iterator[TrainingText]:
 Arrays = Mapping[str, npt.NDArray[np.generic]]
 
 _NAMES = {"tokens", "length", "n_prompt", "first", "features", "temperature", "source", "key"}
-_LOCAL_HEADER = struct.Struct("<26xHH")  # in a zip, before each file: lengths of its name and extra field
+_LENGTHS_AT = 26  # in what a zip has before each file: lengths of its name and extra field
 
 
 def open_shard(path: Path, *, n_embd: int, n_vocab: int, checked: bool) -> Arrays:
-    """Return the arrays of a shard, as views on the file.
+    """Return the arrays of a shard, the hidden states as a view on the file.
 
-    `checked`: skip the checksums, which were right before. Raises OSError, and DamagedFileError for no shard
-    of a target with hidden states of `n_embd` elements and `n_vocab` tokens.
+    `checked`: skip the checksum of the hidden states, which was right before; reading checks the others.
+    Raises OSError, and DamagedFileError for no shard of a target with hidden states of `n_embd` elements and
+    `n_vocab` tokens.
     """
     try:
-        if not checked:
-            _check_sums(path)
-        arrays = _mapped(path)
-    except (zipfile.BadZipFile, ValueError, EOFError, struct.error) as error:
+        with zipfile.ZipFile(path) as file:
+            if not checked and (wrong := file.testzip()):
+                raise DamagedFileError(f"{wrong}: wrong checksum")
+            mapped = _mapped(path, file.getinfo("features.npy"))
+        with np.load(path) as shard:
+            arrays = {name: mapped if name == "features" else shard[name] for name in shard.files}
+    except (zipfile.BadZipFile, ValueError, EOFError, KeyError, struct.error, zlib.error) as error:
         raise DamagedFileError(str(error)) from None
     _check_shape(arrays, n_embd, n_vocab)
     return arrays
 
 
-def _check_sums(path: Path) -> None:
-    with zipfile.ZipFile(path) as file:
-        if wrong := file.testzip():
-            raise DamagedFileError(f"{wrong}: wrong checksum")
-
-
-def _mapped(path: Path) -> Arrays:
-    """Return the arrays of an uncompressed .npz as views on the file; numpy itself would load them."""
-    data = np.memmap(path, np.uint8, "r")
-    arrays = {}
-    with zipfile.ZipFile(path) as file, path.open("rb") as raw:
-        for info in file.infolist():
-            if info.compress_type != zipfile.ZIP_STORED:
-                raise DamagedFileError(f"{info.filename}: compressed")
-            raw.seek(info.header_offset)
-            start = raw.tell() + _LOCAL_HEADER.size + sum(_LOCAL_HEADER.unpack(raw.read(_LOCAL_HEADER.size)))
-            raw.seek(start)
-            version = np.lib.format.read_magic(raw)
-            read = (
-                np.lib.format.read_array_header_1_0
-                if version == (1, 0)
-                else np.lib.format.read_array_header_2_0
-            )
-            shape, _, dtype = read(raw)
-            n_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-            content = data[raw.tell() : start + info.file_size]
-            if len(content) != n_bytes:
-                raise DamagedFileError(f"{info.filename}: {len(content)} bytes, {n_bytes} expected")
-            arrays[info.filename.removesuffix(".npy")] = content.view(dtype).reshape(shape).view(np.ndarray)
-    return arrays
+def _mapped(path: Path, member: zipfile.ZipInfo) -> npt.NDArray[Any]:
+    """Return the array of an uncompressed .npy in the zip `path` as a view on the file."""
+    if member.compress_type != zipfile.ZIP_STORED:
+        raise DamagedFileError(f"{member.filename}: compressed")
+    with path.open("rb") as file:
+        file.seek(member.header_offset + _LENGTHS_AT)
+        n_name, n_extra = struct.unpack("<HH", file.read(4))
+        file.seek(n_name + n_extra, SEEK_CUR)
+        np.lib.format.read_magic(file)
+        shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+        mapped = np.memmap(file, dtype, "r", file.tell(), shape)
+    return mapped.view(np.ndarray)
 
 
 def _check_shape(arrays: Arrays, n_embd: int, n_vocab: int) -> None:

@@ -184,20 +184,6 @@ class TokenPrompt:
         return key_of(ids[: self.n_prompt].tobytes(), ids[self.n_prompt :].tobytes())
 
 
-@dataclass(frozen=True, slots=True)
-class WrittenText:
-    """A text that the target wrote, or read, on another day: it only reads it again."""
-
-    source: str
-    tokens: tuple[int, ...]
-    n_prompt: int
-    """Tokens of its prompt; the others are the answer."""
-    temperature: float
-    """Temperature of the answer; NaN: the target only read it."""
-    key: int
-    """`key_of` its prompt."""
-
-
 def lines_of(answer: str) -> list[str]:
     """Return the distinct lines of a list, without numbers and bullets."""
     lines = (_LIST_MARK.sub("", line).strip().strip('*"').strip() for line in answer.splitlines())

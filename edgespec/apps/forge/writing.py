@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from edgespec._core import Interrupt, Sampler
 from edgespec.apps.forge.dataset import DatasetWriter, TrainingText, is_held_out
-from edgespec.apps.forge.prompts import TextPrompt, TokenPrompt, WrittenText
+from edgespec.apps.forge.prompts import TextPrompt, TokenPrompt
 from edgespec.decoding.sampling import Coins, SamplingParams
 from edgespec.decoding.session import Features, Rows, SequenceTokens
 from edgespec.errors import EdgespecError, LogitsOf
@@ -64,7 +64,7 @@ class WritingSettings:
 class RunningText:
     """A prompt and the target's answer so far, or a text that the target reads."""
 
-    prompt: TextPrompt | TokenPrompt | WrittenText
+    prompt: TextPrompt | TokenPrompt
     tokens: list[int]
     n_prompt: int
     n_end: int
@@ -121,7 +121,7 @@ class WritingRun:
     """Progress and outcome of one call of `TargetWriter.fill`."""
 
     writer: DatasetWriter
-    prompts: Iterator[TextPrompt | TokenPrompt | WrittenText]
+    prompts: Iterator[TextPrompt | TokenPrompt]
     known: set[int]
     """Keys of prompts that have a text."""
     n_before: int
@@ -190,7 +190,7 @@ class TargetWriter(Closing):
     def fill(
         self,
         writer: DatasetWriter,
-        prompts: Iterable[TextPrompt | TokenPrompt | WrittenText],
+        prompts: Iterable[TextPrompt | TokenPrompt],
         *,
         until: int,
         on_progress: Callable[[WritingRun], None] = lambda _run: None,
@@ -237,7 +237,7 @@ class TargetWriter(Closing):
                 self._begin(run, prompt)
         return bool(run.running)
 
-    def _begin(self, run: WritingRun, prompt: TextPrompt | TokenPrompt | WrittenText) -> None:
+    def _begin(self, run: WritingRun, prompt: TextPrompt | TokenPrompt) -> None:
         """Begin the text of a prompt, unless it is too long."""
         if isinstance(prompt, TextPrompt):
             tokens = prompt_tokens(self.model, prompt)
@@ -254,10 +254,6 @@ class TargetWriter(Closing):
         if not run.writer.has_room(features.nbytes):
             run.full = True
             return
-        if isinstance(prompt, WrittenText):
-            temperature = prompt.temperature
-        else:
-            temperature = math.nan if reads_only else temperature_of(prompt.key, self.settings.seed)
         run.running.append(
             RunningText(
                 prompt=prompt,
@@ -267,7 +263,7 @@ class TargetWriter(Closing):
                 sequence=self._cache.take(),
                 first=first,
                 features=features,
-                temperature=temperature,
+                temperature=math.nan if reads_only else temperature_of(prompt.key, self.settings.seed),
                 coins=Coins(_mixed(prompt.key, self.settings.seed)),
                 reads_only=reads_only,
             )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,8 +14,7 @@ from edgespec.cli.completion import complete_model
 from edgespec.cli.console import err, out, tell_written
 from edgespec.cli.groups import shown
 from edgespec.cli.progress import PullDisplay, WorkDisplay
-from edgespec.decoding.sampling import SamplingParams
-from edgespec.errors import EdgespecError, UsageError
+from edgespec.errors import UsageError
 from edgespec.models.found.catalog import stored_model
 from edgespec.models.found.files import file_stem
 from edgespec.models.found.ollama import is_ollama_name
@@ -28,12 +27,7 @@ from edgespec.platform.files import check_folder, expand_user, read_text_file
 from edgespec.platform.plugins import part
 
 if TYPE_CHECKING:
-    from edgespec.engine.engine import Engine
-    from edgespec.engine.stream import Stream
     from edgespec.llama.importance import Importance
-
-
-# ---- options of `edgespec quantize` that say by what texts it quantizes ----
 
 
 Imatrix = Annotated[
@@ -51,121 +45,53 @@ CalibrationTexts = Annotated[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class ImportanceSource:
-    """Where the importance of columns comes from: a file of it, texts, or the model's own texts."""
-
-    imatrix: Path | None
-    texts: tuple[Path, ...]
-
-    def __post_init__(self) -> None:
-        """Refuse both, and files that cannot be read. Raises UsageError, EdgespecError."""
-        if self.imatrix and self.texts:
-            raise UsageError("--imatrix and --calibrate: give one of them")
-        from edgespec.llama.importance import read_importance
-
-        if self.imatrix:
-            read_importance(self.imatrix)
-        for file in self.texts:
-            read_text_file(file, "calibrate")
-
-    @property
-    def is_given(self) -> bool:
-        """Whether the user named a source."""
-        return bool(self.imatrix or self.texts)
-
-    def importance(self, src: Path, types: list[str], n_threads: int) -> Importance | None:
-        """Return the importance, measured if need be; None if neither user nor `types` ask for it."""
-        from edgespec.llama.importance import measure_importance, read_importance
-        from edgespec.llama.quantize import ASK_IMPORTANCE
-
-        if self.imatrix:
-            return read_importance(self.imatrix)
-        if not self.texts and not ASK_IMPORTANCE & {*types}:
-            return None
-        n_threads = n_threads or default_threads()
-        with WorkDisplay() as display:
-            if self.texts:
-                texts = texts_of(self.texts, src)
-            else:
-                writing = partial(display.show, f"{src.name} writes texts to quantize by")
-                texts = own_texts(src, n_threads=n_threads, on_progress=writing)
-            measuring = partial(display.show, "measuring which columns matter")
-            return measure_importance(src, texts, n_threads=n_threads, on_progress=measuring)
-
-
-# ---- texts to quantize by: a model's own answers to the built-in prompts, or files of the user ----
-
-
 OWN_TOKENS = 24_576
-"""Tokens of own texts, prompts included: 48 passes of 512."""
-
-_AT_ONCE, _N_CTX, _N_PREDICT, _LONGEST_PROMPT = 16, 1024, 384, 512
-_SAMPLING = SamplingParams(temperature=0.8)
+"""Tokens of answers that a model writes to be measured over."""
 
 
 def own_texts(
-    path: Path,
-    n_tokens: int = OWN_TOKENS,
-    *,
-    n_threads: int | None = None,
-    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+    path: Path, n_tokens: int = OWN_TOKENS, *, n_threads: int, on_progress: Callable[[int, int], None]
 ) -> list[list[int]]:
-    """Return texts of `n_tokens` tokens or a few more: prompts, and what the model at `path` answers.
+    """Return built-in prompts with what the model at `path` answers: `n_tokens` of answers or a few more.
 
-    `on_progress` takes the tokens so far, and all. Raises what Engine raises, and EdgespecError for a
-    model that reads too few tokens at once.
+    `on_progress` takes the tokens so far, and all. Raises EdgespecError.
     """
-    from edgespec.engine.engine import Engine
-    from edgespec.llama.gguf_header import read_header
-
-    if (n_ctx := read_header(path).n_ctx_train) < _N_CTX:
-        raise EdgespecError(
-            f"{path}: reads {n_ctx} tokens at once, and its own texts would take {_N_CTX}; "
-            "give texts with --calibrate FILE, or --imatrix FILE"
-        )
-    texts: list[list[int]] = []
-    with Engine(
-        path, drafter="none", parallel=_AT_ONCE, n_ctx=_N_CTX, n_threads=n_threads, profile=False
-    ) as engine:
-        prompts = _short_prompts(engine)
-        running: list[Stream] = []
-        while (done := sum(map(len, texts)) + sum(len(one.tokens) for one in running)) < n_tokens:
-            on_progress(done, n_tokens)
-            while len(running) < _AT_ONCE and engine.has_room(_LONGEST_PROMPT, _N_PREDICT):
-                seed = len(texts) + len(running)
-                running.append(
-                    engine.stream(next(prompts), n_predict=_N_PREDICT, params=_SAMPLING, seed=seed)
-                )
-            engine.step()
-            for stream in [*running]:
-                stream.made()
-                if stream.finished:
-                    running.remove(stream)
-                    texts.append(list(stream.tokens))
-        texts += [list(stream.tokens) for stream in running]
-        for stream in running:
-            stream.close()
-    return texts
-
-
-def _short_prompts(engine: Engine) -> Iterator[list[int]]:
+    from edgespec.apps.forge.dataset import Dataset, DatasetTarget
     from edgespec.apps.forge.prompts import built_in
-
-    while True:
-        for prompt in built_in():
-            tokens = engine.prompt_tokens(prompt.turns[-1])
-            if len(prompt.turns) == 1 and len(tokens) <= _LONGEST_PROMPT:
-                yield tokens
-
-
-def texts_of(files: Sequence[Path], path: Path) -> list[list[int]]:
-    """Return the tokens of text files, in the vocabulary of the model at `path`. Raises UsageError."""
+    from edgespec.apps.forge.writing import TargetWriter
     from edgespec.llama.weights import Model
 
-    texts = [read_text_file(file, "calibrate") for file in files]
-    with Model(path, vocab_only=True) as model:
-        return [model.tokenize(text, add_special=True, parse_special=False) for text in texts]
+    with (
+        Model(path) as model,
+        TargetWriter(model, n_threads=n_threads) as target,
+        TemporaryDirectory() as folder,
+    ):
+        dataset = Dataset(DatasetTarget.of(model.header, path.name, ""), Path(folder))
+        with dataset.writer(n_tokens * (4 * model.n_embd + 64)) as writer:
+            target.fill(
+                writer,
+                built_in(),
+                until=n_tokens,
+                on_progress=lambda run: on_progress(min(run.n_tokens, n_tokens), n_tokens),
+            )
+        return [text.tokens.tolist() for text in dataset.texts()]
+
+
+def _measured(src: Path, texts: list[str], n_threads: int) -> Importance:
+    """Return the importance of the columns of `src` over `texts`, or over its own if there are none."""
+    from edgespec.llama.importance import measure_importance
+    from edgespec.llama.weights import Model
+
+    n_threads = n_threads or default_threads()
+    with WorkDisplay() as display:
+        if texts:
+            with Model(src, vocab_only=True) as model:
+                tokens = [model.tokenize(text, add_special=True, parse_special=False) for text in texts]
+        else:
+            writing = partial(display.show, f"{src.name} writes texts to quantize by")
+            tokens = own_texts(src, n_threads=n_threads, on_progress=writing)
+        measuring = partial(display.show, "measuring which columns matter")
+        return measure_importance(src, tokens, n_threads=n_threads, on_progress=measuring)
 
 
 # ---- quantize ----
@@ -200,10 +126,14 @@ def quantize_command(  # noqa: PLR0913 - a user's options
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of paths.")] = False,
 ) -> None:
     """Make other quantizations of a model: SOURCE-TYPE.gguf for each type, or the file named by -o."""
+    from edgespec.llama.importance import read_importance
     from edgespec.models.quantizations import expected_bytes, parse_types
 
     types = parse_types(type_, "type")
-    weights = ImportanceSource(imatrix, tuple(calibrate or ()))
+    if imatrix and calibrate:
+        raise UsageError("--imatrix and --calibrate: give one of them")
+    importance = read_importance(imatrix) if imatrix else None
+    texts = [read_text_file(file, "calibrate") for file in calibrate or ()]
     file = _single_file(output, len(types))
     src = _place(source)
     directory = file.parent if file else output or _default_folder(source, src)
@@ -217,7 +147,7 @@ def quantize_command(  # noqa: PLR0913 - a user's options
         _refuse_made_draft(source, src)
     _make_room(directory, sum(expected_bytes(src, name) for name in types), types)
 
-    quantize = _quantizer(src, types, weights, pure=pure, n_threads=threads)
+    quantize = _quantizer(src, types, importance, texts, pure=pure, threads=threads)
     for name, target in targets.items():
         with err.status(f"quantizing {src.name} to {name}"):
             quantize(target, name)
@@ -242,20 +172,21 @@ def _place(source: str) -> Path:
 
 
 def _quantizer(
-    src: Path, types: list[str], weights: ImportanceSource, *, pure: bool, n_threads: int
+    src: Path, types: list[str], importance: Importance | None, texts: list[str], *, pure: bool, threads: int
 ) -> Callable[[Path, str], None]:
     """A function that writes `src` to a path in a type: llama.cpp's quantizer, or ours for Whisper models."""
     from edgespec.llama.gguf_header import read_header
-    from edgespec.llama.quantize import quantize
+    from edgespec.llama.quantize import ASK_IMPORTANCE, quantize
 
     if not is_whisper_source(src):
         if read_header(src).architecture == ARCHITECTURE:
             raise UsageError(whisper_gguf(str(src)))
-        importance = weights.importance(src, types, n_threads)
+        if not importance and (texts or ASK_IMPORTANCE & {*types}):
+            importance = _measured(src, texts, threads)
         return lambda target, name: quantize(
-            src, target, name, pure=pure, n_threads=n_threads, importance=importance
+            src, target, name, pure=pure, n_threads=threads, importance=importance
         )
-    if weights.is_given:
+    if importance or texts:
         raise UsageError("--imatrix and --calibrate: not for Whisper models")
     whisper = part("speech.weights")
     for name in types:

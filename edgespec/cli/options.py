@@ -439,7 +439,7 @@ class Sampling:
     """Sampling parameters, the seed, and the limit of thoughts."""
 
     params: SamplingParams
-    seed: Annotated[int | None, listed("seed")] = None
+    seed: Annotated[int | None, listed("seed", "--seed", "-s")] = None
     reasoning_budget: Annotated[int, listed("reasoning_budget", panel=OUTPUT)] = -1
 
 

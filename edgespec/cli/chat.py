@@ -14,7 +14,6 @@ from edgespec.cli.groups import grouped, option_group, shown
 from edgespec.cli.options import (
     OUTPUT,
     PROMPT,
-    CacheReuseOption,
     ChatTemplateOption,
     ComputeOnNodes,
     DraftingOptions,
@@ -49,7 +48,6 @@ class ChatLength:
         int | None,
         typer.Option("--ctx", "-c", min=1, help="Context in tokens.", show_default="the model's, in memory"),
     ] = None
-    cache_reuse: CacheReuseOption = 0
     states: StateOptions
     compute: ComputeOnNodes
 
@@ -134,7 +132,6 @@ def chat_command(
             prefix_cache=0,
             chat_template=beginning.chat_template,
             states=states,
-            cache_reuse=length.cache_reuse,
         ) as engine,
     ):
         if engine.target.chat_template is None:

@@ -28,7 +28,6 @@ from edgespec.cli.render import (
     printable,
     said_drafts,
     said_prompt,
-    said_shifted,
     said_text,
 )
 from edgespec.decoding.options import Options
@@ -384,8 +383,6 @@ class Chat:
         _line("text", said_text(last))
         if drafts := said_drafts(last):
             _line("drafts", drafts)
-        if last.n_shifted:
-            _line("mode", f"not exact: {said_shifted(last.n_shifted)}")
         all_ = self._figures
         if all_.n_answers > 1:
             rate = "" if all_.tokens_per_s is None else f", {all_.tokens_per_s:.1f} tokens/s"

@@ -35,7 +35,6 @@ class Loading(msgspec.Struct, frozen=True, kw_only=True):
     rpc: tuple[str, ...]
     switches: tuple[str, ...]
     """Words of the environment that choose the kernels."""
-    cache_reuse: int
 
 
 class RunningServer(msgspec.Struct, frozen=True, kw_only=True):

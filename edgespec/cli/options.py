@@ -15,7 +15,6 @@ from edgespec.cli.groups import listed, option_group
 from edgespec.cli.local_run import Loading, switches
 from edgespec.cli.progress import pull_named
 from edgespec.decoding.choices import DrafterChoice, DrafterName, is_draftless, is_plugin
-from edgespec.decoding.option_table import LARGEST_INT
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.model_choice import ChosenModels, choose_refs
 from edgespec.errors import UsageError
@@ -86,18 +85,6 @@ SpecialOption = Annotated[
         help="Read names of control tokens in what is asked (<|im_end|>) as these tokens, or as text.",
         show_default="text in a chat template, tokens without",
         rich_help_panel=PROMPT,
-    ),
-]
-CacheReuseOption = Annotated[
-    int,
-    typer.Option(
-        "--cache-reuse",
-        metavar="N",
-        min=0,
-        max=LARGEST_INT,
-        help="Reuse parts of a prompt, N tokens or more, that an earlier one has at another place; "
-        "not the target's own text (exact: false). 0: read them.",
-        rich_help_panel=LOSSY,
     ),
 ]
 ShowDraftOption = Annotated[
@@ -289,7 +276,6 @@ class EngineKeywords(TypedDict, total=False):
     parallel: int | None
     chat_template: str | None
     states: StateRoom | None
-    cache_reuse: int
 
 
 @option_group("States of prompts (docs/cache.md)")
@@ -350,7 +336,7 @@ class Compute(ThreadsAndKernels):
         """HOST:PORT of the nodes that hold layers of the target. Raises UsageError."""
         return ()
 
-    def for_text(self, chat_template: str | None, cache_reuse: int = 0) -> Loading:
+    def for_text(self, chat_template: str | None) -> Loading:
         """Return the options that a text may depend on, or its speed, for the way to a server."""
         return Loading(
             threads=self.threads,
@@ -359,7 +345,6 @@ class Compute(ThreadsAndKernels):
             chat_template=chat_template,
             rpc=self.rpc_addresses,
             switches=switches(),
-            cache_reuse=cache_reuse,
         )
 
     def load_engine(self, models: ChosenModels, **keywords: Unpack[EngineKeywords]) -> Engine:

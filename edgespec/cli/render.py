@@ -128,7 +128,6 @@ def as_json(result: Result) -> str:
         "token_ids": result.token_ids,
         "prompt_tokens": result.prompt_tokens,
         "cached_tokens": result.n_cached,
-        "shifted_tokens": result.n_shifted,
         "stop_reason": result.stop_reason,
         "seed": result.seed,
         "mode": result.mode,
@@ -223,15 +222,8 @@ def said_accepted(sources: Mapping[str, tuple[int, int]]) -> str:
 
 
 def _mode(result: Result) -> None:
-    if result.n_shifted:
-        _line("mode", f"not exact: {said_shifted(result.n_shifted)}")
-    elif not result.exact:
+    if not result.exact:
         _line("mode", f"not exact: the target saw {result.target_share:.0%} of the tokens".replace("%", " %"))
-
-
-def said_shifted(n_shifted: int) -> str:
-    """Return the line about tokens that were read after another text (`Result.n_shifted`)."""
-    return f"{n_shifted:,} tokens of the prompt were read after another text"
 
 
 def _full_stats(result: Result, ending: str) -> None:

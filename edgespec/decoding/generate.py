@@ -193,7 +193,6 @@ class Generation:
         self.prompt_logprobs: list[Logprobs] = []
         self.mark: Callable[[Phase], None] = unmarked
         self.n_known = self.n_prompt_read = n_known
-        self.n_shifted = self._n_moved = self._states_from = 0
         self._target = target
         self._is_eog = task.options.ends(target.model.is_eog)
         self._drafter = drafter
@@ -225,26 +224,7 @@ class Generation:
     @property
     def n_read(self) -> int:
         """Tokens of the prompt that the target reads in its prefill."""
-        return self._sequence.n_prompt - self.n_found
-
-    @property
-    def n_found(self) -> int:
-        """Tokens of the prompt that were not read."""
-        return self.n_known + self._n_moved
-
-    def expect_moved(self, n_shifted: int, end: int) -> None:
-        """Take note that `n_shifted` known tokens were moved there, and of where the last to come will end.
-
-        `end`: 0 if none will come.
-        """
-        self.n_shifted = n_shifted
-        # Of what is moved there are no states; and a token is read after the last of it.
-        self._states_from = end + 1 if end else 0
-
-    def have_moved(self, n_tokens: int) -> None:
-        """Take note that tokens of the prompt were moved into the target's cache (`SequencePool.move`)."""
-        self._n_moved += n_tokens
-        self.n_shifted += n_tokens
+        return self._sequence.n_prompt - self.n_known
 
     def have_read(self, n_past: int) -> None:
         """Take note that the target's cache holds `n_past` tokens of the sequence."""
@@ -345,7 +325,7 @@ class Generation:
         n_wanted = 0
         if self._features:
             self._features.begin(self.tokens)
-            n_wanted = min(self._features.n_prompt(), n_prompt - max(start, self._states_from))
+            n_wanted = min(self._features.n_prompt(), n_prompt - start)
         if not n_wanted:
             evaluated: ForwardResult = yield TargetForward(
                 session, self.tokens[start:], with_last_states=self._features is not None

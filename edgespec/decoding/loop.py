@@ -104,14 +104,6 @@ class Loop(Protocol):
         """Tokens at the start of the prompt that the target's cache held already."""
 
     @property
-    def n_found(self) -> int:
-        """Tokens of the prompt that were not read: `n_known`, and what was moved there from other texts."""
-
-    @property
-    def n_shifted(self) -> int:
-        """Those of `n_found` that were moved from other texts, for this prompt or an earlier one."""
-
-    @property
     def n_read(self) -> int:
         """Tokens that the target read in its prefills."""
 

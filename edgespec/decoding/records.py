@@ -13,7 +13,7 @@ Origin = Literal["target", "accepted", "resampled", "bonus", "alone"]
 """Where a token comes from: plain decoding, an accepted draft, the target's token after it, or in a cascade
 the small model, which the target has not seen."""
 
-Mode = Literal["exact", "cascade", "lenient", "shifted"]
+Mode = Literal["exact", "cascade", "lenient"]
 """The text's mode: distributed as the target's own, a cascade's, one with lenient acceptance, or exact but
 for parts of the prompt that were read after another text."""
 
@@ -258,8 +258,6 @@ class Result:
     mode: Mode = "exact"
     n_cached: int = 0
     """Tokens of the prompt that were known of an earlier timeline and not read again."""
-    n_shifted: int = 0
-    """Those of them that were read after another text, and moved (docs/cache.md)."""
     prompt_logprobs: tuple[Logprobs, ...] = ()
     """Logprobs of each token of the prompt but the first, where asked for."""
     end_token: Token | None = None

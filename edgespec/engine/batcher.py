@@ -95,13 +95,11 @@ class BatchedRequest:
         if self.ask and self.n_rest < self.ask.n_logits:
             self.session.rewind(self.n_held)
 
-    def part(self, n: int, n_before_moved: int | None = None) -> TargetForward:
-        """Return the pass over the next `n` tokens of what it waits for; at most `n_before_moved`."""
+    def part(self, n: int) -> TargetForward:
+        """Return the pass over the next `n` tokens of what it waits for."""
         ask = self.ask
         assert ask  # noqa: S101 - for the type checker
         n_past = self.session.n_past
-        if n_before_moved is not None:
-            n = min(n, n_before_moved)
         if n_past == self.n_held and n >= len(ask.tokens):
             return ask
         n = min(n, self.n_rest)
@@ -167,8 +165,6 @@ class Batcher:
                 self._begin_step(request)
         while self._draft():
             pass
-        for request in list(self._requests):
-            self._let(request, partial(self._move, request))
         waiting = [request for request in self._requests if request.ask and not request.is_preempted]
         if waiting:
             self._pass(waiting)
@@ -212,9 +208,6 @@ class Batcher:
         request.on_end(error)
 
     # ---- drafting ----
-
-    def _move(self, request: BatchedRequest) -> None:
-        request.generation.have_moved(self.sequences.move(request.session))
 
     def _begin_step(self, request: BatchedRequest) -> None:
         """Let a request draft, or go on where it does not."""
@@ -389,7 +382,7 @@ class Batcher:
             n_left -= n_spared
         self._late = []
         for request in writing:
-            part = self._part(request, request.n_rest)
+            part = request.part(request.n_rest)
             leaves = _n_leaves(part)
             fits = len(part.tokens) <= n_left and part.n_logits <= n_rows and leaves <= n_leaves - 1
             if fits or not parts:
@@ -402,14 +395,11 @@ class Batcher:
         n_left, n_rows = max(0, n_left + n_spared), n_rows + bool(reading)
         budget = min(n_left, PREFILL_CHUNK if writing else self._n_read)
         for request, n in split_prefill_budget(budget, [(request, request.n_rest) for request in reading]):
-            part = self._part(request, n)
+            part = request.part(n)
             if part.n_logits <= n_rows:
                 parts.append((request, part))
                 n_rows -= part.n_logits
         return parts
-
-    def _part(self, request: BatchedRequest, n: int) -> TargetForward:
-        return request.part(n, self.sequences.n_before_moved(request.session))
 
     def _forward_each(
         self,
@@ -436,7 +426,6 @@ class Batcher:
 
     def _preempt(self, request: BatchedRequest) -> None:
         request.is_preempted = True
-        self.sequences.stop_moving(request.session)
         request.session.clear()
 
     def _resume(self) -> None:

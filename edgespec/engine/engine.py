@@ -217,7 +217,7 @@ class RequestRunner:
         # A prompt's logits are not kept: where they are asked for, all of it is prefilled.
         known = tokens[:1] if plan.options.prompt_logprobs else tokens
         target = running.session = sequences.begin(known)
-        n_known, end_of_moved = target.n_past, sequences.end_of_moved(target)
+        n_known = target.n_past
         if plan.plugin:
             drafter = self._plugin_drafter(running, plan.plugin, tokens, on_step)
         elif plan.policy:
@@ -230,15 +230,13 @@ class RequestRunner:
             features = running.draft.features if running.draft else None
             if features and running.drafter:
                 # Asked when it is read: others may have begun by then, which are to share its passes.
-                n_unread = len(tokens) - max(n_known, end_of_moved)
+                n_unread = len(tokens) - n_known
                 features.n_prompt = partial(
                     self._n_states, running.drafter.scheduler, target.model, n_unread, n_predict
                 )
         if running.scheduler:
             running.scheduler.n_known = n_known
-        loop = Generation(target, drafter, tokens, plan, n_ctx=n_ctx, n_known=n_known, features=features)
-        loop.expect_moved(sum(map(len, target.moved)), end_of_moved)
-        return loop
+        return Generation(target, drafter, tokens, plan, n_ctx=n_ctx, n_known=n_known, features=features)
 
     def _plugin_drafter(
         self,
@@ -415,9 +413,6 @@ class Engine(Closing):
         keep_packed: Keep the packed weights on the disk for quicker starts (docs/kernels.md).
         states: The folder where the states of prompts are kept, so that later engines need not read them
             again, and its limit (docs/cache.md). Keeps at least the last sequence in memory, too.
-        cache_reuse: Least tokens of a prompt that are moved together from where an earlier text has them,
-            with what they took from the text before them there; such texts are not `exact` (docs/cache.md).
-            0: none. Keeps at least the last sequence in memory, too.
         on_message: Takes lines that the user should know.
 
     Raises UsageError or EdgespecError if a model cannot be had or used, or does not fit in memory.
@@ -448,7 +443,6 @@ class Engine(Closing):
         rpc: tuple[str, ...] = (),
         keep_packed: bool = False,
         states: StateRoom | None = None,
-        cache_reuse: int = 0,
         on_message: Callable[[str], None] = lambda _line: None,
     ) -> None:
         """Load the models; missing ones are pulled. The class says what the arguments mean."""
@@ -460,7 +454,7 @@ class Engine(Closing):
             n_threads,
             kernels=kernels,
             cache_type=cache_type,
-            prefix_cache=0 if (states or cache_reuse) and prefix_cache is None else prefix_cache,
+            prefix_cache=0 if states and prefix_cache is None else prefix_cache,
             signals=signals,
             parallel=parallel,
             n_cells=n_cells,
@@ -468,7 +462,6 @@ class Engine(Closing):
             rpc=rpc,
             keep_packed=keep_packed,
             states=states,
-            cache_reuse=cache_reuse,
         )
         self.meter = meter
         """Measures the joules of each generation, from the next one on; None for no measurement."""

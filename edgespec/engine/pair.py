@@ -38,7 +38,6 @@ from edgespec.engine.lossy.calibration import calibrated
 from edgespec.engine.lossy.cascade import SmallModel
 from edgespec.engine.model_choice import ChosenModels, choose_refs
 from edgespec.errors import EdgespecError, UsageError, check_choice, describe_os_error, whole_number
-from edgespec.llama.cache_reuse import check_reuse
 from edgespec.llama.cache_types import with_cache_type
 from edgespec.llama.chat_template import check_chat_template
 from edgespec.llama.choices import CacheChoice, KernelsChoice, StateRoom
@@ -108,8 +107,6 @@ class PairOptions:
     """Keep packed weights on the disk, which later loads then map (packed_file.py)."""
     states: StateRoom | None = None
     """The folder that states of prompts are kept in (prompt_states.py)."""
-    cache_reuse: int = 0
-    """Least tokens of a prompt that are moved from another place of an earlier one; 0: none are."""
 
     def __post_init__(self) -> None:
         if self.states and self.rpc:
@@ -129,11 +126,6 @@ class PairOptions:
             raise UsageError(f"must be 1 to {MAX_PARALLEL}", field="parallel", value=self.parallel)
         if self.prefix_cache is not None and whole_number("prefix_cache", self.prefix_cache) < 0:
             raise UsageError("must be 0 or more", field="prefix_cache", value=self.prefix_cache)
-        if whole_number("cache_reuse", self.cache_reuse) < 0:
-            raise UsageError("must be 0 or more", field="cache_reuse", value=self.cache_reuse)
-        if self.cache_reuse and self.rpc:
-            problem = "cannot be with a target on nodes: leave it out"
-            raise UsageError(problem, field="cache_reuse", value=self.cache_reuse)
 
 
 # ---- the pair ----
@@ -250,7 +242,6 @@ class Pair(Closing):
         self.target = self.draft.load_target(self.target_header, kernels=own_kernels, remote=self._remote)
         self._models.append(self.target)
         self.target.is_checked_later = True
-        check_reuse(self.target, self.options.cache_reuse, self.n_threads)
         draft = self.draft.load(self.target, kernels=own_kernels, n_threads=self.n_threads)
         if draft:
             self._models.append(draft)
@@ -378,7 +369,6 @@ class Pair(Closing):
             reserved=parallel * n_ctx if model is self.draft.model else 0,
             keeps=self.options.prefix_cache is not None,
             states=self._states_of(cache) if model is self.target else None,
-            least_moved=self.options.cache_reuse if model is self.target else 0,
         )
         if kept:
             larger.adopt(kept)

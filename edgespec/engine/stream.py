@@ -153,13 +153,13 @@ class Stream:
             return self._result()
 
     def _result(self) -> Result:
-        made_with, n_shifted = self._provenance, self._loop.n_shifted
+        made_with = self._provenance
         return Result(
             text="".join(self._parts),
             token_ids=tuple(self._ids),
             prompt_tokens=self._n_prompt,
             stop_reason=self._stop_reason,
-            seed=None if n_shifted else made_with.seed,
+            seed=made_with.seed,
             target=made_with.target,
             draft=made_with.draft,
             kernels=made_with.kernels,
@@ -168,9 +168,8 @@ class Stream:
             stats=self._stats(),
             plain_tokens_per_s=self._plain_rate if self.finished else self._loop.plain_rate(),
             energy=self._energy,
-            mode="shifted" if n_shifted and made_with.mode == "exact" else made_with.mode,
-            n_cached=self._loop.n_found,
-            n_shifted=n_shifted,
+            mode=made_with.mode,
+            n_cached=self._loop.n_known,
             prompt_logprobs=tuple(self._loop.prompt_logprobs),
             end_token=self._end_token,
             target_share=1.0 - self._n_alone / len(self._ids) if self._ids else 1.0,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import get_args
 
@@ -37,18 +36,6 @@ def why_not(header: GGUFHeader, cache_type: CacheType) -> str:
 def possible_types(header: GGUFHeader) -> list[CacheType]:
     """Return the types that a model's cache can have, the most exact one first."""
     return [one for one in CACHE_TYPES if not why_not(header, one)]
-
-
-def keys_can_shift(header: GGUFHeader) -> bool:
-    """Whether llama.cpp can rotate such keys: it ends the process for quantized ones that it has not mixed.
-
-    It mixes (by a Hadamard matrix) heads of a multiple of 64, and mixes them back as far as they rotate.
-    """
-    if header.cache_type == "f16":
-        return True
-    rotated = header.gguf.integers(f"{header.architecture}.rope.dimension_count")
-    is_mixed = header.head_dim_k % 64 == 0 and "LLAMA_ATTN_ROT_DISABLE" not in os.environ
-    return is_mixed and all(n == header.head_dim_k for n in rotated)
 
 
 def with_cache_type(header: GGUFHeader, cache_type: CacheType) -> GGUFHeader:

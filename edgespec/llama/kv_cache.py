@@ -22,7 +22,6 @@ from edgespec.errors import EdgespecError
 from edgespec.llama import backend
 from edgespec.llama.backend import llama
 from edgespec.llama.batch import Batch, EmbeddingsFn, PassInput, find_branches
-from edgespec.llama.cache_types import keys_can_shift
 from edgespec.llama.choices import CacheType
 from edgespec.llama.hidden_states import Outputs
 from edgespec.llama.rollback import MAX_SEQUENCES, Cells, Rollback, RollbackSize, State, bytes_of
@@ -121,7 +120,6 @@ class KVCache(Closing):
         self.all_logits = model.hidden_states.all_logits
         """Whether a pass that leaves hidden states computes the logits of all of its tokens."""
         self._written: list[array[int]] = [array("i") for _ in range(self.n_sequences)]
-        self._moved: list[list[range]] = [[] for _ in range(self.n_sequences)]
         self._n_ctx_of = [self.n_ctx] * self.n_sequences
         # How many of their first tokens two sequences have in the same cells, at most: `n_cells` says more.
         self._shared = [[0] * self.n_sequences for _ in range(self.n_sequences)]
@@ -148,7 +146,7 @@ class KVCache(Closing):
         """Return the number of an empty sequence of up to `n_ctx` tokens, in use until `release`."""
         sequence = self._free_sequences.pop()
         self._n_ctx_of[sequence] = n_ctx or self.n_ctx
-        self._written[sequence], self._moved[sequence] = array("i"), []
+        self._written[sequence] = array("i")
         return sequence
 
     def release(self, sequence: int) -> None:
@@ -183,20 +181,10 @@ class KVCache(Closing):
         """Return how many of `tokens` a sequence begins with; it is compared in place."""
         return min(n_common(self._written[sequence], tokens), self.n_past(sequence))
 
-    def moved(self, sequence: int) -> list[range]:
-        """Return the places of tokens that were read after another text than the sequence (`move_in`).
-
-        What follows the first of them is not what reading the sequence would give.
-        """
-        n_past = self.n_past(sequence)
-        return [
-            range(one.start, min(one.stop, n_past)) for one in self._moved[sequence] if one.start < n_past
-        ]
-
-    def set_tokens(self, sequence: int, tokens: Sequence[int], moved: Sequence[range] = ()) -> None:
-        """Note which tokens are put into a sequence otherwise than by a pass; `moved`: as that returns."""
+    def set_tokens(self, sequence: int, tokens: Sequence[int]) -> None:
+        """Note which tokens are put into a sequence otherwise than by a pass."""
         self._part(sequence, 0)
-        self._written[sequence], self._moved[sequence] = array("i", tokens), [*moved]
+        self._written[sequence] = array("i", tokens)
 
     def share(self, source: int, sequence: int, n_tokens: int) -> None:
         """Begin an empty sequence with the first `n_tokens` of `source`, or fewer, in the same cells.
@@ -204,7 +192,7 @@ class KVCache(Closing):
         Fewer where a model keeps a state and the one after `n_tokens` cannot be had.
         """
         n = self._rollback.share(source, sequence, n_tokens)
-        self.set_tokens(sequence, self._written[source][:n], self.moved(source))
+        self.set_tokens(sequence, self._written[source][:n])
         row = [min(n, both) for both in self._shared[source]]
         row[source], row[sequence] = n, 0
         self._shared[sequence] = row
@@ -336,8 +324,6 @@ class KVCache(Closing):
     def _note(self, sequence: int, n_past: int, tokens: Sequence[int]) -> None:
         """Note what follows the first `n_past` tokens of a sequence; what was taken back is written anew."""
         self._part(sequence, n_past)
-        if self._moved[sequence]:
-            self._moved[sequence] = self.moved(sequence)
         written = self._written[sequence]
         del written[n_past:]
         written.extend(tokens)
@@ -451,49 +437,6 @@ class KVCache(Closing):
             self._note(sequence, n_past, tokens[n_past - start :])
             llama.llama_memory_seq_cp(llama.llama_get_memory(self._context), part, sequence, n_past, stop)
         return True
-
-    @property
-    def can_shift(self) -> bool:
-        """Whether `move_in` may be called: positions are rotations of keys, the same for all layers."""
-        memory = llama.llama_get_memory(self.context)
-        rope_type = llama.llama_model_rope_type(self.model.handle)
-        if not keys_can_shift(self.model.header):
-            return False
-        return self.has_parts and rope_type >= 0 and bool(llama.llama_memory_can_shift(memory))
-
-    def move_in(self, sequence: int, state: State, start: int, stop: int, tokens: Sequence[int]) -> bool:
-        """Append what ends with `tokens` at `stop`, but for what is there, from cells copied at `start`.
-
-        As `add_part`, but the tokens stood at other places, after another text: their keys are rotated to
-        the new ones, and what they took from the text before stays as it was. Takes a cell more for a moment,
-        and a pass, which no interrupt breaks off. Needs `can_shift`.
-        """
-        assert self._trees  # noqa: S101 - for the type checker
-        n_past, at = self.n_past(sequence), stop - len(tokens)
-        memory = llama.llama_get_memory(self._context)
-        with self._trees.lent(sequence, 0, 0) as part:
-            if not self.restore(part, state) or self._rollback.n_past(part) < start + len(tokens):
-                return False
-            llama.llama_memory_seq_add(memory, part, start, start + len(tokens), at - start)
-            try:
-                self._settle(part, stop, tokens[-1])
-            except CacheFull:
-                return False
-            self._note(sequence, n_past, tokens[n_past - at :])
-            self._moved[sequence].append(range(n_past, stop))
-            llama.llama_memory_seq_cp(memory, part, sequence, n_past, stop)
-        return True
-
-    def _settle(self, sequence: int, n_past: int, token: int) -> None:
-        """Let the library rotate keys, as it does before a pass, by one over a token that nobody needs.
-
-        Broken off, it would rotate some of them twice.
-        """
-        self._outputs.ask(with_features=False)
-        self._input.parts.lay_out([SequenceTokens(sequence, [token], 0, n_past=n_past)], all_logits=False)
-        self._input.fill(self._input.parts, [token], None)
-        self._decoder.listen(False)
-        self._decoder.decode(self._input.parts, 1, n_outputs=0, n_wanted=0)
 
     def close(self) -> None:
         """Free the cache and the buffers; a second call does nothing. Rows become invalid."""

@@ -439,19 +439,19 @@ class PromptStates:
         if self._cache.model.condition(wait=False) != "sound":
             return
         for session in sessions:
-            n, n_written = session.n_exact, self._written.get(session, 0)
+            n, n_written = session.n_past, self._written.get(session, 0)
             # A sequence that is written as a whole: when it is twice as long.
             if n - n_written >= (LONG if self._cache.has_parts else max(LONG, n_written)):
                 self.save(session, tail=not self._cache.has_parts)
 
     def save(self, session: Session, *, tail: bool = True, waits: bool = False) -> None:
-        """Write what is new of a sequence before what was moved; `tail`: with a piece that may still grow.
+        """Write what is new of a sequence; `tail`: with a piece that may still grow.
 
         What is copied waits for the thread that writes; if too much does, `waits` says whether to wait too.
         """
         if self._cache.model.condition(wait=True) != "sound":
             return
-        tokens = session.tokens[: session.n_exact]
+        tokens = session.tokens
         self._written[session] = len(tokens)
         places = self._folder.known(self._model)
         before, now = _START, time.time_ns()

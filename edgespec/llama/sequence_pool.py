@@ -2,18 +2,16 @@
 
 A prompt that begins like a sequence shares its cells, so this beginning is not read again and takes no second
 place. A sequence that ended stays as long as nobody needs its cells: the one unused for longest goes first.
-Where it is asked for, what follows a changed part is moved, too (cache_reuse.py).
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from edgespec.decoding.session import as_ints
 from edgespec.llama.backend import llama
-from edgespec.llama.cache_reuse import MovedChunk, find_matches
 from edgespec.llama.kv_cache import KVCache
 from edgespec.llama.prompt_states import PromptStates
 from edgespec.llama.rollback import State
@@ -32,7 +30,6 @@ class CachedPrefix(NamedTuple):
     tokens: list[int]
     copies: dict[int, State]
     """States that it can be cut back to, where the model keeps one."""
-    moved: list[range]
 
 
 class SequencePool(Closing):
@@ -46,13 +43,11 @@ class SequencePool(Closing):
         reserved: int = 0,
         keeps: bool = True,
         states: PromptStates | None = None,
-        least_moved: int = 0,
     ) -> None:
         """Open sessions of up to `n_ctx` tokens (None: all) in `cache`.
 
         Sequences that ended are kept in all but `reserved` of its cells. Without `keeps`, every prompt is
-        read from its beginning. `states`: what is on disk of its sequences. `least_moved`: least tokens
-        together that are moved, where the cache can; 0: none are.
+        read from its beginning. `states`: what is on disk of its sequences.
         """
         self.cache = cache
         self.n_ctx = min(n_ctx or cache.n_ctx, cache.n_ctx)
@@ -60,8 +55,6 @@ class SequencePool(Closing):
         self._reserved = reserved
         self._keeps = keeps and cache.model.can_rewind
         self._states = states if self._keeps else None
-        self._least_moved = least_moved if self._keeps else 0
-        self._to_move: dict[Session, deque[MovedChunk]] = {}  # of those under way
         self._window = int(llama.llama_model_n_swa(cache.model.handle))
         self._running: list[Session] = []
         self._kept: OrderedDict[int, Session] = OrderedDict()  # by id, the one unused for longest first
@@ -100,7 +93,6 @@ class SequencePool(Closing):
         sequences must not be under way.
         """
         best, n, n_same = self._best(tokens)
-        chunks = self._chunks(tokens, n)
         session: Session | None = None
         if best and id(best) in self._kept:
             # With no number left, or if little follows what both have, the sequence itself goes on.
@@ -120,53 +112,8 @@ class SequencePool(Closing):
             self._states.extend(session, tokens, self.make_room)
         if self._keeps:
             self._keep_places(session, n_same, len(tokens))
-        if chunks:
-            self._to_move[session] = deque(chunks)
         self._running.append(session)
         return session
-
-    def _chunks(self, tokens: Sequence[int], begin: int) -> list[MovedChunk]:
-        """Copy what one sequence has of `tokens` from `begin` on: the one that has most."""
-        if not self._least_moved:
-            return []
-        sessions = [*self._running, *self._kept.values()]
-        found = [
-            (find_matches(session.tokens, tokens, begin, self._least_moved), session) for session in sessions
-        ]
-        if not found:
-            return []
-        matches, best = max(found, key=lambda one: sum(match.n_tokens for match in one[0]))
-        return [match.copy(self.cache, best.sequence, tokens) for match in matches]
-
-    def n_before_moved(self, session: Session) -> int | None:
-        """Return how many tokens of a prompt are to be read before others are moved; None: all."""
-        chunks = self._to_move.get(session)
-        return chunks[0].match.at - session.n_past if chunks else None
-
-    def end_of_moved(self, session: Session) -> int:
-        """Return the place in a prompt after the last token that will be moved there; 0 if none will."""
-        chunks = self._to_move.get(session)
-        return chunks[-1].match.stop if chunks else 0
-
-    def move(self, session: Session) -> int:
-        """Move what of a prompt comes next and was read elsewhere; return how many tokens.
-
-        What finds no room is read.
-        """
-        chunks = self._to_move.get(session)
-        if not chunks:
-            return 0
-        began = n_past = session.n_past
-        while chunks and chunks[0].match.at <= n_past:
-            chunk = chunks.popleft()
-            if chunk.match.stop > n_past and self.make_room(chunk.match.n_tokens + 1):
-                chunk.move_into(self.cache, session.sequence)
-                n_past = session.n_past
-        return n_past - began
-
-    def stop_moving(self, session: Session) -> None:
-        """Let all that is left of a prompt be read."""
-        self._to_move.pop(session, None)
 
     def _keep_places(self, session: Session, n_same: int, n_prompt: int) -> None:
         """See to it that later prompts can go on from where they are likely to part from this one.
@@ -184,7 +131,7 @@ class SequencePool(Closing):
 
         Where a model keeps a state, not all that are known can be had.
         """
-        best, n_best, n_exact, n_same = None, 0, 0, 0
+        best, n_best, n_same = None, 0, 0
         if self._keeps:
             wanted = as_ints(tokens)
             for session in [*self._running, *self._kept.values()]:
@@ -193,8 +140,8 @@ class SequencePool(Closing):
                 if n < max(1, n_best) or not self._has_all(session, n):
                     continue
                 n = session.n_reachable(n)
-                if (n, min(n, session.n_exact)) > (n_best, n_exact):
-                    best, n_best, n_exact = session, n, min(n, session.n_exact)
+                if n > n_best:
+                    best, n_best = session, n
         return best, n_best, n_same
 
     def _has_all(self, session: Session, n: int) -> bool:
@@ -209,7 +156,6 @@ class SequencePool(Closing):
         if session not in self._running:
             return
         self._running.remove(session)
-        self.stop_moving(session)
         n = session.n_past
         if not self._keeps or (n < _WORTH_KEEPING and self._kept):
             session.close()
@@ -217,10 +163,7 @@ class SequencePool(Closing):
         session.rest()
         timeline = session.written
         for key, other in list(self._kept.items()):
-            n_both = other.n_same(timeline)
-            if (
-                n_both == other.n_past and other.n_exact <= session.n_exact
-            ):  # it says no more than the new one
+            if other.n_same(timeline) == other.n_past:  # it says no more than the new one
                 self._kept.pop(key).close()
         self._kept[id(session)] = session
         while self._kept and self.n_kept > self.cache.n_ctx - self._reserved:
@@ -265,13 +208,13 @@ class SequencePool(Closing):
     def last(self) -> CachedPrefix | None:
         """Return a copy of the sequence that was kept last, for `adopt`; None if none is kept."""
         for session in reversed(self._kept.values()):
-            return CachedPrefix(session.state(), session.tokens, session.copies(), session.moved)
+            return CachedPrefix(session.state(), session.tokens, session.copies())
         return None
 
     def adopt(self, kept: CachedPrefix) -> None:
         """Keep a sequence that `last` copied from a smaller cache."""
         session = Session.within(self.cache, self.n_ctx)
-        session.restore(kept.state, kept.tokens, kept.copies, kept.moved)
+        session.restore(kept.state, kept.tokens, kept.copies)
         self._kept[id(session)] = session
 
     def close(self) -> None:
@@ -281,5 +224,4 @@ class SequencePool(Closing):
                 self._states.save(session, waits=True)
         self._running.clear()
         self._kept.clear()
-        self._to_move.clear()
         self.cache.close()

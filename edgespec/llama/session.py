@@ -119,16 +119,6 @@ class Session(Closing):
         """Return how many of `tokens` the sequence begins with."""
         return self.cache.n_same(self.sequence, tokens)
 
-    @property
-    def moved(self) -> list[range]:
-        """The places of tokens that were moved there (`KVCache.move_in`)."""
-        return self.cache.moved(self.sequence)
-
-    @property
-    def n_exact(self) -> int:
-        """Tokens before the first that was moved."""
-        return next((one.start for one in self.moved), self.n_past)
-
     def eval(self, tokens: Sequence[int], *, n_logits: int = 1, parents: Sequence[int] | None = None) -> Rows:
         """Append `tokens` to the sequence; return the logits after each of the last `n_logits`.
 
@@ -215,15 +205,14 @@ class Session(Closing):
         state: State,
         timeline: Sequence[int],
         copies: Mapping[int, State] | None = None,
-        moved: Sequence[range] = (),
     ) -> None:
         """Set the sequence to `sequence` and its cache to `state`, copied from a session of this model.
 
-        That session may have had another context size; `copies` and `moved` are its own. Raises
+        That session may have had another context size; `copies` are its own. Raises
         EdgespecError, and leaves the sequence empty, if the cache does not fit.
         """
         self.clear()
-        self.cache.set_tokens(self.sequence, timeline, moved)
+        self.cache.set_tokens(self.sequence, timeline)
         if not self.cache.restore(self.sequence, state) or self.n_past != len(timeline):
             self.clear()
             raise EdgespecError(

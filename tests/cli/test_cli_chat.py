@@ -169,21 +169,6 @@ def test_turns_are_what_a_fresh_engine_writes_and_only_the_new_part_is_read(pipe
     assert (turns[0]["cached_tokens"], turns[1]["cached_tokens"]) == (0, n_cached)
 
 
-def test_what_follows_another_system_message_is_moved_and_said(pipe):
-    """The question stands some tokens on; what it took from the first message stays."""
-    lines = ["abc " * 40, "/system be brief, and then some", "more", "/stats"]
-    options = ("--json", "--temp", 0, "-n", 5, "--system", "be brief")
-    process = pipe(lines, *options, "--cache-reuse", 32)
-    first, second = answers(process)
-    assert (first["exact"], first["shifted_tokens"], first["mode"]) == (True, 0, "exact")
-    assert (second["exact"], second["mode"], second["seed"]) == (False, "shifted", None)
-    assert second["cached_tokens"] > second["shifted_tokens"] > 100
-    assert f"not exact: {second['shifted_tokens']} tokens of the prompt were read after" in str(
-        process.stderr
-    )
-    assert answers(pipe(lines, *options))[1]["cached_tokens"] < 40
-
-
 def test_more_goes_on_with_an_answer_that_was_cut(pipe, tiny_path, tmp_path):
     """With the tokens that it would have had; the file has one answer, and the next turn builds on it."""
     file = tmp_path / "chat.json"

@@ -24,7 +24,7 @@ NO_OPTIONS = {
     *("params", "cascade", "n_logprobs", "signal", "span", "window"),
     # of the engine: what `run` makes itself
     *("self", "profile", "history", "meter", "signals", "prefix_cache", "keep_packed", "on_message"),
-    *("parallel", "n_cells", "cache_reuse", "learn"),  # options of `serve`, and what follows from them
+    *("parallel", "n_cells", "learn"),  # options of `serve`, and what follows from them
     *("until", "prompt_logprobs", "stop_tokens"),  # of the server: what answers to requests are told by
 }
 FIELDS = [

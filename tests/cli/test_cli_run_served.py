@@ -179,18 +179,6 @@ def test_what_a_server_cannot_do_is_done_here(
     assert server.address not in done.stderr
 
 
-def test_a_server_whose_texts_may_not_be_exact_is_not_asked(slow_path: Path, tmp_path: Path) -> None:
-    environment = user_environment(tmp_path)
-    one = Server(slow_path, environment, "--cache-reuse", "64")
-    try:
-        done = run(slow_path, environment, "--seed", 7)
-        assert done.returncode == 0, done.stderr
-        assert one.address not in done.stderr
-    finally:
-        one.process.send_signal(signal.SIGINT)
-        one.process.communicate(timeout=60)
-
-
 def test_another_file_and_other_users_files_are_not_asked(
     server: Server, slow_path: Path, environment: dict[str, str], tmp_path: Path
 ) -> None:

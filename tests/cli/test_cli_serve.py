@@ -19,7 +19,6 @@ from command_line import user_environment
 from edgespec.cli import main
 from speech_app import recording
 from tiny_gguf import write_tiny_gguf
-from tiny_states import tiny
 from tiny_whisper import write_tiny_whisper
 
 COMMAND = [sys.executable, "-m", "edgespec", "serve"]
@@ -155,12 +154,6 @@ def test_contradictions_and_models_that_are_not_there(refused, tmp_path):
     assert "contradict" in refused(2, "--draft", "x.gguf")
     assert "missing.gguf" in refused(2, models=("--target", tmp_path / "missing.gguf", "--drafter", "none"))
     assert "--max-queue" in refused(2, "--max-queue", -1)
-
-
-def test_a_model_whose_positions_cannot_be_shifted(refused):
-    options = ("--cache-reuse", 64, "--kernels", "off", "--port", 0)
-    line = refused(2, *options, models=("--target", tiny("mamba2"), "--drafter", "none"))
-    assert re.search(r"--cache-reuse 64: .*architecture mamba2\): it keeps a state", line)
 
 
 def test_without_the_extra_one_line_says_what_to_install(refused, monkeypatch):

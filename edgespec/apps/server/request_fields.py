@@ -70,7 +70,7 @@ FIELDS = _table(
     ("cache_prompt", "prompts are always cached", ANY),
     ("id_slot", "any slot has every prompt", ANY),
     ("n_keep", "a context is never shifted", ANY),
-    ("n_cache_reuse", "the server's --cache-reuse decides", ANY),
+    ("n_cache_reuse", "a text is read again from where it differs", ANY),
     ("n_indent", "it only counts", ANY),
     ("response_fields", "all fields are sent", ANY),
     ("t_max_prompt_ms", "the server's limits hold", ANY),

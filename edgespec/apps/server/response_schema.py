@@ -38,9 +38,6 @@ class DraftUsage(BaseModel):
     drafted: int
     accepted: int
     cached_tokens: int = Field(description="Prompt tokens that were in the cache.")
-    shifted_tokens: int = Field(
-        description="Those of them that were read after another text, and moved (serve --cache-reuse)."
-    )
     exact: bool = Field(description="Whether the text is distributed as the target's own.")
     tokens_per_second: float | None = Field(
         description="Tokens after the first over the time after it; of several texts the mean."
@@ -102,7 +99,6 @@ class Usage(BaseModel):
                 drafted=sum(result.stats.n_drafted for result in results),
                 accepted=sum(result.stats.n_accepted for result in results),
                 cached_tokens=n_cached,
-                shifted_tokens=sum(result.n_shifted for result in prompts),
                 exact=all(result.exact for result in results),
                 tokens_per_second=_mean(result.stats.generation_tokens_per_s for result in results),
                 seconds=sum(result.stats.total_s for result in results),

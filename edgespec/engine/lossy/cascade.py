@@ -117,7 +117,7 @@ class SoloStep:
 class Cascade:
     """One run of the lossy loop; iterate over `events()`. A Loop."""
 
-    n_known = n_found = n_shifted = 0  # every prompt is read from its beginning
+    n_known = 0  # every prompt is read from its beginning
 
     def __init__(
         self,

@@ -592,7 +592,7 @@ def test_every_option_of_a_model_is_one_of_a_table(option, tmp_path):
 
 
 BESIDE = {"drafter": "suffix", "parallel": 3, "cache_type": "q8_0", "chat_template": "chatml", "rpc": "h:1"}
-BESIDE |= {"learn": True, "cache_reuse": 5, "state_dir": Path("/s"), "prefix_cache": 1, "assume_watts": 5.0}
+BESIDE |= {"learn": True, "state_dir": Path("/s"), "prefix_cache": 1, "assume_watts": 5.0}
 
 
 def test_vectors_leave_out_what_does_nothing_for_them_and_name_it(tmp_path, capfd):

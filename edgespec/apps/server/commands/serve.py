@@ -33,7 +33,6 @@ from edgespec.cli.local_run import RunningServer, announced_server, file_identit
 from edgespec.cli.options import (
     OUTPUT,
     TARGET,
-    CacheReuseOption,
     Compute,
     ComputeOnNodes,
     DraftOption,
@@ -97,7 +96,6 @@ class ServeLoading(SharedModels):
             help="Memory that keeps what was read of earlier conversations.",
         ),
     ] = SERVED_PREFIXES >> 20
-    cache_reuse: CacheReuseOption = 0
     learn: Annotated[
         bool,
         typer.Option(
@@ -122,7 +120,6 @@ class ServeLoading(SharedModels):
             parallel=self.parallel,
             chat_template=self.chat_template,
             states=self.states.room(),
-            cache_reuse=self.cache_reuse,
             learn=self.learn,
         )
 
@@ -558,7 +555,7 @@ def _announced(
         drafters=tuple(drafters_of(engine)),
         tokenizer=tokenizer_fingerprint(engine.target),
         n_ctx_train=engine.target.n_ctx_train,
-        loading=loading.compute.for_text(loading.chat_template, loading.cache_reuse),
+        loading=loading.compute.for_text(loading.chat_template),
         keeps_texts=loading.learn or loading.states.state_dir is not None,
     )
     return announced_server(server)

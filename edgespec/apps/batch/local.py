@@ -15,7 +15,7 @@ from edgespec.apps.server.api_errors import ApiError, KnownFields, engine_error,
 from edgespec.apps.server.names import ALIAS
 from edgespec.apps.server.openai_writer import OpenAIWriter
 from edgespec.apps.server.openapi import schema_names
-from edgespec.apps.server.request_reader import PreparedRequest, PreparedText, RequestReader, Service
+from edgespec.apps.server.request_reader import PreparedRequest, RequestReader, Service
 from edgespec.apps.server.request_schema import ChatRequest, CompletionRequest
 from edgespec.decoding.records import Result
 from edgespec.engine.engine import Engine
@@ -47,41 +47,24 @@ class PromptDefaults:
 
 @dataclass(frozen=True, eq=False)
 class _OpenRequest:
-    """A request under way, with one or more choices."""
+    """A request under way, with one or more texts, each named by its index."""
 
     request: BatchRequest
     prepared: PreparedRequest
     writer: OpenAIWriter
     prefilled: set[int] = field(default_factory=set)
-    """Prompts that are prefilled: their other choices share the prefix."""
+    """Prompts that are prefilled: their other texts share the prefix."""
     results: dict[int, Result] = field(default_factory=dict)
-    """Of the choices that have ended, by their index."""
+    """Of the texts that have ended."""
 
+    def prompt(self, index: int) -> int:
+        """Return which prompt a text answers."""
+        return index * self.prepared.n_prompts // len(self.prepared.texts)
 
-@dataclass(frozen=True, eq=False)
-class _PendingChoice:
-    """A choice of a request, by its index."""
-
-    of: _OpenRequest
-    index: int
-
-    @property
-    def prepared(self) -> PreparedText:
-        return self.of.prepared.texts[self.index]
-
-    @property
-    def prompt(self) -> int:
-        return self.index * self.of.prepared.n_prompts // len(self.of.prepared.texts)
-
-    @property
-    def may_begin(self) -> bool:
-        n_each = len(self.of.prepared.texts) // self.of.prepared.n_prompts
-        return self.index % n_each == 0 or self.prompt in self.of.prefilled
-
-
-@dataclass(frozen=True, eq=False)
-class _RunningChoice(_PendingChoice):
-    stream: Stream
+    def may_begin(self, index: int) -> bool:
+        """Whether it is the first of its prompt, or that is prefilled."""
+        n_each = len(self.prepared.texts) // self.prepared.n_prompts
+        return index % n_each == 0 or self.prompt(index) in self.prefilled
 
 
 class LocalWriter:
@@ -105,14 +88,14 @@ class LocalWriter:
         self._reader = RequestReader(engine.target, service)
         self._told: set[str] = set()
         self._open: list[_OpenRequest] = []
-        self._running: list[_RunningChoice] = []
-        self._waiting: deque[_PendingChoice] = deque()
+        self._running: dict[Stream, tuple[_OpenRequest, int]] = {}
+        self._waiting: deque[tuple[_OpenRequest, int]] = deque()
         self._ended: list[tuple[BatchRequest, BatchAnswer]] = []
         self.n_tokens = 0
 
     @property
     def n_free(self) -> int:
-        """Requests that may begin now: none while a choice waits for room."""
+        """Requests that may begin now: none while a text waits for room."""
         return 0 if self._waiting else self._engine.parallel - len(self._running)
 
     @property
@@ -128,26 +111,26 @@ class LocalWriter:
             self._ended.append((request, self._error(error)))
             return
         self._open.append(opened)
-        self._waiting += [_PendingChoice(opened, i) for i in range(len(opened.prepared.texts))]
+        self._waiting += [(opened, index) for index in range(len(opened.prepared.texts))]
         self._admit()
 
     def finished(self) -> list[tuple[BatchRequest, BatchAnswer]]:
         """Run one pass, and return complete answers."""
         if self._running:
             self._engine.step()
-        for running in [*self._running]:
-            if running in self._running:  # not ended by another choice of its request
-                self._take(running)
+        for stream in [*self._running]:
+            if stream in self._running:  # not ended by another text of its request
+                self._take(stream)
         self._admit()
         ended, self._ended = self._ended, []
         return ended
 
     def close(self) -> None:
         """End the requests that are under way; their answers are lost."""
-        for running in self._running:
-            running.stream.close()
-        self._running, self._open = [], []
-        self._waiting.clear()
+        for stream in self._running:
+            stream.close()
+        for under_way in (self._running, self._open, self._waiting):
+            under_way.clear()
 
     def _prepare(self, request: BatchRequest) -> _OpenRequest:
         """Check a request and turn it into tokens. Raises ApiError."""
@@ -197,44 +180,42 @@ class LocalWriter:
         return CHAT, body | {"messages": messages}
 
     def _admit(self) -> None:
-        """Begin queued choices while there is room."""
+        """Begin queued texts while there is room."""
         while self._waiting:
-            choice = self._waiting[0]
-            if not choice.may_begin:
+            opened, index = self._waiting[0]
+            if not opened.may_begin(index):
                 return
-            tokens, options = choice.prepared.tokens, choice.prepared.options
+            tokens, options = opened.prepared.texts[index].tokens, opened.prepared.texts[index].options
             try:
-                if not self._engine.has_room(tokens, options.n_predict):
-                    if self._running:
-                        return
+                if self._engine.has_room(tokens, options.n_predict):
+                    self._running[self._engine.stream(tokens, options)] = opened, index
+                    self._waiting.popleft()
+                elif self._running:
+                    return
+                else:
                     raise ApiError(
                         400,
                         f"the prompt's {len(tokens)} tokens and its answer do not fit into the cache: "
                         "shorten the prompt, lower max_tokens, or begin with a larger --ctx",
                         code="context_length_exceeded",
                     )
-                self._running.append(
-                    _RunningChoice(choice.of, choice.index, self._engine.stream(tokens, options))
-                )
-                self._waiting.popleft()
             except Exception as error:  # noqa: BLE001 - an error of this request alone
-                self._end(choice.of, self._error(error))
+                self._end(opened, self._error(error))
 
-    def _take(self, running: _RunningChoice) -> None:
-        """Take the new tokens of a choice, and end its request if that is complete."""
-        stream, opened = running.stream, running.of
+    def _take(self, stream: Stream) -> None:
+        """Take the new tokens of a text, and end its request if that is complete."""
+        opened, index = self._running[stream]
         try:
             tokens = stream.made()
             self.n_tokens += len(tokens)
-            if tokens:
-                opened.prefilled.add(running.prompt)
-            opened.writer.drain(opened.writer.parts(running.index, tokens))
+            if tokens or stream.finished:
+                opened.prefilled.add(opened.prompt(index))
+            opened.writer.drain(opened.writer.parts(index, tokens))
             if not stream.finished:
                 return
             stream.made()  # raises what ended the stream, if it failed
-            opened.prefilled.add(running.prompt)
-            opened.results[running.index] = stream.result
-            self._running.remove(running)
+            opened.results[index] = stream.result
+            del self._running[stream]
             if len(opened.results) == len(opened.prepared.texts):
                 results = [opened.results[i] for i in range(len(opened.results))]
                 self._end(opened, BatchAnswer(200, opened.writer.whole(results).encode()))
@@ -242,11 +223,10 @@ class LocalWriter:
             self._end(opened, self._error(error))
 
     def _end(self, opened: _OpenRequest, answer: BatchAnswer) -> None:
-        for running in [*self._running]:
-            if running.of is opened:
-                running.stream.close()
-                self._running.remove(running)
-        self._waiting = deque(one for one in self._waiting if one.of is not opened)
+        for stream in [stream for stream, (of, _) in self._running.items() if of is opened]:
+            stream.close()
+            del self._running[stream]
+        self._waiting = deque(one for one in self._waiting if one[0] is not opened)
         self._open.remove(opened)
         self._ended.append((opened.request, answer))
 

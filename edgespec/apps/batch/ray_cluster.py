@@ -16,10 +16,10 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import Any, NamedTuple
+from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from edgespec.apps.batch.local import LocalWriter, PromptDefaults
@@ -36,6 +36,7 @@ from edgespec.platform.messages import MessageFn, silent
 # ---- the process that answers requests on a node of a Ray cluster, with an engine of its own ----
 
 
+Answers = list[tuple[BatchRequest, BatchAnswer]]
 WORK_S = 0.5
 """Most seconds of a call of `NodeWorker.work`."""
 
@@ -56,23 +57,6 @@ class NodeSettings:
     cache_type: CacheChoice = "f16"
     chat_template: str | None = None
     defaults: PromptDefaults = field(default_factory=PromptDefaults)
-
-
-class NodeCapacity(NamedTuple):
-    """What a node takes once its models are loaded: the result of `NodeWorker.load`."""
-
-    parallel: int
-    """Most requests at once."""
-    pid: int
-
-
-class WorkerReport(NamedTuple):
-    """News of a node: answers, tokens and lines since the last report of `NodeWorker.work`."""
-
-    answers: list[tuple[BatchRequest, BatchAnswer]]
-    n_tokens: int
-    """Tokens since the worker began, unfinished answers included."""
-    messages: list[str]
 
 
 def model_facts(target: str, draft: str | None) -> dict[str, str]:
@@ -100,8 +84,8 @@ class NodeWorker:
         """Return `model_facts` of this node."""
         return model_facts(target, draft)
 
-    def load(self, settings: NodeSettings) -> NodeCapacity:
-        """Load the models. Raises EdgespecError."""
+    def load(self, settings: NodeSettings) -> tuple[int, int]:
+        """Load the models; return the most requests at once, and the process's id. Raises EdgespecError."""
         engine = Engine(
             settings.target,
             settings.draft,
@@ -115,20 +99,18 @@ class NodeWorker:
             prefix_cache=0,
             on_message=self._messages.append,
         )
-        service = Service.of(engine, n_ctx=settings.n_ctx)
-        self._writer = LocalWriter(
-            engine,
-            service,
-            service.fingerprint(engine),
-            defaults=settings.defaults,
-            log=self._messages.append,
-        )
-        return NodeCapacity(engine.parallel, os.getpid())
+        service, log = Service.of(engine, n_ctx=settings.n_ctx), self._messages.append
+        fingerprint = service.fingerprint(engine)
+        self._writer = LocalWriter(engine, service, fingerprint, defaults=settings.defaults, log=log)
+        return engine.parallel, os.getpid()
 
-    def work(self, requests: Sequence[BatchRequest]) -> WorkerReport:
-        """Add requests, and work until an answer is complete, or for `WORK_S` seconds."""
+    def work(self, requests: Sequence[BatchRequest]) -> tuple[Answers, int, list[str]]:
+        """Add requests, and work until an answer is complete, or for `WORK_S` seconds.
+
+        Return new answers, the tokens since the worker began (of unfinished answers too), and lines to tell.
+        """
         self._held += requests
-        writer, answers = self._writer, list[tuple[BatchRequest, BatchAnswer]]()
+        writer, answers = self._writer, Answers()
         end = time.monotonic() + WORK_S
         while not answers and time.monotonic() < end:
             while self._held and writer.n_free > 0:
@@ -136,25 +118,18 @@ class NodeWorker:
             if not writer.n_running:
                 break
             answers = writer.finished()
-        messages, self._messages = self._messages, []
-        return WorkerReport(answers, writer.n_tokens, messages)
+        messages = [*self._messages]
+        self._messages.clear()
+        return answers, writer.n_tokens, messages
 
 
 # ---- the cluster ----
 
 
-MOST_DEATHS = 3
-"""Deaths of workers after which their line becomes an error."""
-
-CONNECT_S = 20.0
-"""Seconds within which a cluster must answer."""
-
-ANSWER_S = 60.0
-"""Seconds that nodes have for their first answer."""
-
-NO_NODE_S = 60.0
-"""Seconds without a node after which a batch ends."""
-
+MOST_DEATHS = 3  # of workers, after which their line becomes an error
+CONNECT_S = 20.0  # within which a cluster must answer
+ANSWER_S = 60.0  # that nodes have for their first answer
+NO_NODE_S = 60.0  # without a node, after which a batch ends
 _LOOK_S = 1.0  # between two searches for nodes
 _WAIT_S = 0.5  # most of one `finished`
 
@@ -198,7 +173,7 @@ class RayWriter:
         self._workers: list[_RayWorker] = []
         self._unusable: set[str] = set()  # nodes
         self._again: deque[BatchRequest] = deque()
-        self._given_up: list[tuple[BatchRequest, BatchAnswer]] = []
+        self._given_up: Answers = []
         self._n_deaths: Counter[int] = Counter()
         self._looked = self._seen = time.monotonic()  # for nodes; a node
         self.n_tokens = 0
@@ -233,7 +208,7 @@ class RayWriter:
         if not self._give(request):
             self._again.append(request)
 
-    def finished(self) -> list[tuple[BatchRequest, BatchAnswer]]:
+    def finished(self) -> Answers:
         """Wait a moment, and return the answers that came. Raises EdgespecError without nodes."""
         if time.monotonic() > self._looked + _LOOK_S:
             self._look_for_nodes()
@@ -282,19 +257,10 @@ class RayWriter:
 
     def _check_first(self, worker: _RayWorker, most_s: float) -> None:
         """Wait for the facts of a node at the beginning. Raises EdgespecError if they differ."""
-        try:
-            self._check_facts(ray.get(worker.call, timeout=most_s))
-        except GetTimeoutError:
+        if ray.wait([worker.call], timeout=most_s)[0]:
+            self._take(worker, first=True)
+        else:
             self._tell(f"node {worker.name} does not answer yet; it is used when it does")
-            return
-        except (RayError, EdgespecError) as error:
-            if isinstance(error, RayActorError) and not any(
-                node["NodeID"] == worker.node for node in _nodes()
-            ):  # it died, which Ray notices late
-                self._lose(worker)
-                return
-            raise EdgespecError(f"node {worker.name} cannot be used: {_line(error)}") from None
-        self._call_load(worker)
 
     def _check_facts(self, facts: dict[str, str]) -> None:
         for name, here in self._facts.items():
@@ -315,53 +281,49 @@ class RayWriter:
         worker.unsent.append(request)
         return True
 
-    def _call_load(self, worker: _RayWorker) -> None:
-        worker.stage, worker.call = "load", worker.actor.load.remote(self._settings)
+    def _take(self, worker: _RayWorker, *, first: bool = False) -> Answers:
+        """Take the result of a call, start the worker's next one, and return new answers.
 
-    def _take(self, worker: _RayWorker) -> list[tuple[BatchRequest, BatchAnswer]]:
-        """Take the result of a call, start the worker's next one, and return new answers."""
+        At the beginning (`first`) a node that cannot be used raises EdgespecError, unless it is gone.
+        """
         try:
             came = ray.get(worker.call)
             if worker.stage == "facts":
                 self._check_facts(came)
-                self._call_load(worker)
+                worker.stage, worker.call = "load", worker.actor.load.remote(self._settings)
                 return []
-        except RayActorError:
-            self._lose(worker)
-            return []
         except (RayError, EdgespecError) as error:
-            if worker.stage != "work":
-                self._unusable.add(worker.node)
-                self._tell(f"node {worker.name} cannot be used: {_line(error)}")
-            else:
-                self._tell(f"node {worker.name}: {_line(error)}")
-            self._lose(worker)
+            died = isinstance(error, RayActorError)
+            if first and not (died and all(node["NodeID"] != worker.node for node in _nodes())):
+                raise EdgespecError(f"node {worker.name} cannot be used: {_line(error)}") from None
+            self._lose(worker, "" if died else _line(error))
             return []
         if worker.stage == "load":
             worker.stage, worker.call = "work", None
             worker.parallel, worker.pid = came
             self._tell(f"node {worker.name} is ready: {worker.parallel} at once, process {worker.pid}")
             return []
-        for line in came.messages:
+        answers, n_tokens, messages = came
+        for line in messages:
             self._tell(f"node {worker.name}: {line}")
-        self.n_tokens += came.n_tokens - worker.n_tokens
-        worker.n_tokens = came.n_tokens
-        for request, _ in came.answers:
+        self.n_tokens += n_tokens - worker.n_tokens
+        worker.n_tokens, worker.call = n_tokens, None
+        for request, _ in answers:
             del worker.given[request.place]
         worker.alone = worker.alone and bool(worker.given)
-        worker.call = None
-        return list(came.answers)
+        return Answers(answers)
 
-    def _lose(self, worker: _RayWorker) -> None:
+    def _lose(self, worker: _RayWorker, why: str) -> None:
         """Give a dead worker's requests out again."""
         self._workers.remove(worker)
         ray.kill(worker.actor)
         if worker.stage == "work":
-            n = len(worker.given)
-            self._tell(f"node {worker.name} lost its worker; requests that are given out again: {n}")
-        elif worker.node not in self._unusable:
+            lost = f"lost its worker{': ' * bool(why)}{why}"
+            self._tell(f"node {worker.name} {lost}; requests that are given out again: {len(worker.given)}")
+        else:
             self._unusable.add(worker.node)  # until it is started again, under another id
-            self._tell(f"node {worker.name}: the process ended before its models were loaded")
+            ended = "the process ended before its models were loaded"
+            self._tell(f"node {worker.name} cannot be used: {why or ended}")
         for place, request in worker.given.items():
             if request in worker.unsent:  # the worker never had it
                 self._again.append(request)

@@ -1,13 +1,10 @@
-"""Results of a batch: a journal on disk that survives the end of the process at any moment, or a pipe.
+"""Results of a batch: a file that survives the end of the process at any moment, or a pipe.
 
-    OUT.partial     first line: the batch; locked while a process works on it
-    OUT             the results
+    OUT.partial     what the batch belongs to, then a line for each result as it comes; locked by its process
+    OUT             the results, made of OUT.partial at the end
 
-Results in input order are collected in OUT.partial, and OUT is made of them at the end; results as they come
-go to OUT. OUT.partial is removed last: while it exists, the batch is not finished.
-
-A result is one write at the end of a file, so a killed process leaves at most one torn line, the last: it is
-dropped, and its request is answered again. The file is synced once a second.
+A result is one write at the end of the file, so a killed process leaves at most one torn line, the last: it
+is cut off, and its request is answered again. The file is synced once a second.
 """
 
 from __future__ import annotations
@@ -16,7 +13,6 @@ import contextlib
 import json
 import os
 import time
-from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,12 +36,6 @@ class BatchAnswer:
     status: int
     body: bytes
     """JSON: a completion, or {"error": ...}."""
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether a limit of tokens ended a text of it."""
-        choices = msgspec.json.decode(self.body).get("choices", [])
-        return any(choice.get("finish_reason") == "length" for choice in choices)
 
     @classmethod
     def error(cls, status: int, body: dict[str, Any]) -> BatchAnswer:
@@ -82,27 +72,6 @@ def output_line(request: BatchRequest, answer: BatchAnswer, key: str) -> bytes:
     return msgspec.json.encode(line) + b"\n"
 
 
-class _OutputStatus(msgspec.Struct):
-    status_code: int
-
-
-class _OutputLine(msgspec.Struct):
-    id: str
-    response: _OutputStatus
-
-
-def read_output_line(line: bytes, key: str) -> tuple[int, bool] | None:
-    """Return the place of a line of `output_line`, and whether it failed; None: not of this batch."""
-    try:
-        found = msgspec.json.decode(line, type=_OutputLine)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
-    prefix, _, place = found.id.rpartition("_")
-    if prefix != f"batch_req_{key}" or not (place.isascii() and place.isdecimal()):
-        return None
-    return int(place), found.response.status_code != 200
-
-
 def answer_text(line: bytes) -> bytes:
     """Return the answer of a line of `output_line` as text with a newline; if it failed, the reason."""
     body = json.loads(line)["response"]["body"]
@@ -126,27 +95,81 @@ class FailedLine(NamedTuple):
 _MOST_NAMED = 5
 
 
-def with_failed(failed: list[FailedLine], place: int, line: bytes) -> list[FailedLine]:
-    """Return the first of `failed` and of the failed result at `place`, a line of `output_line`."""
-    if len(failed) == _MOST_NAMED and place > failed[-1].place:
-        return failed
-    found = json.loads(line)
-    error = found["response"]["body"].get("error") or {}
-    new = FailedLine(place, found["custom_id"], str(error.get("message", "no reason is known")))
-    return sorted([*failed, new])[:_MOST_NAMED]
+class PipedResults:
+    """Results for a pipe, as they come or in order. A batch that ends early begins anew."""
+
+    def __init__(self, file: int, name: str, key: str, *, in_order: bool, as_text: bool = False) -> None:
+        """Write to a file descriptor; `name` is for errors. `as_text`: the answers alone, in order."""
+        self._file, self._name, self._key = file, name, key
+        self._in_order, self._as_text = in_order, as_text
+        self._waiting: dict[int, bytes] = {}  # later results, by place
+        self._next = self.n_done = self.n_failed = 0
+        self.n_cut = 0
+        """Answers of this run that a limit of tokens cut."""
+        self.failed: list[FailedLine] = []
+        """The first that failed, in the input's order."""
+
+    def has(self, _request: BatchRequest) -> bool:
+        """Whether the request has its result."""
+        return False
+
+    def add(self, request: BatchRequest, answer: BatchAnswer) -> None:
+        """Write a result, or hold it until those before it are there. Raises EdgespecError."""
+        line = output_line(request, answer, self._key)
+        self._write(request.place, line)
+        self._count(line)
+
+    def sync(self) -> None:
+        """Have what is written survive a power failure. Raises EdgespecError."""
+
+    def finish(self) -> None:
+        """Complete the output; every request must have its result. Raises EdgespecError."""
+
+    def _count(self, line: bytes) -> int | None:
+        """Count a result, and return its place; None: the line is no result of this batch, or torn."""
+        try:
+            found = msgspec.json.decode(line)
+            status, body = found["response"]["status_code"], found["response"]["body"]
+            batch, _, digits = found["id"].rpartition("_")
+            place = int(digits)
+            if batch != f"batch_req_{self._key}" or not line.endswith(b"\n"):
+                return None
+            self.n_done += 1
+            self.n_cut += any(one.get("finish_reason") == "length" for one in body.get("choices", []))
+            if status != 200:
+                self.n_failed += 1
+                reason = (body.get("error") or {}).get("message", "no reason is known")
+                named = [*self.failed, FailedLine(place, found["custom_id"], str(reason))]
+                self.failed = sorted(named)[:_MOST_NAMED]
+            return place
+        except (msgspec.MsgspecError, ValueError, RecursionError, LookupError, TypeError):
+            return None
+
+    def _write(self, place: int, line: bytes) -> None:
+        self._waiting[place if self._in_order else self._next] = line
+        while (ready := self._waiting.pop(self._next, None)) is not None:
+            rest = memoryview(self._shown(self._next, ready))
+            self._next += 1
+            try:
+                while rest:
+                    rest = rest[os.write(self._file, rest) :]
+            except BrokenPipeError:
+                raise OutputUnread from None
+            except OSError as error:
+                raise EdgespecError(f"{self._name}: {error.strerror}") from None
+
+    def _shown(self, number: int, line: bytes) -> bytes:
+        return b"\n" * (number > 0) + answer_text(line) if self._as_text else line
 
 
-FORMAT = "edgespec batch"
-VERSION = 1
-_BEGINNING = json.dumps({"format": FORMAT})[:-1].encode()
+FORMAT, VERSION = "edgespec batch", 2
 _LONGEST_FIRST_LINE = 1 << 20
-
 _SYNC_S = 1.0  # most work lost when the machine loses power
-_ABSENT = -1
+_CLOSED = -1
 
 
-class Journal(Closing):
-    """The results of one batch, those of earlier runs included. A context manager."""
+class Journal(PipedResults, Closing):
+    """The results of one batch in a file, those of earlier runs included. A context manager."""
 
     def __init__(
         self,
@@ -165,206 +188,132 @@ class Journal(Closing):
         their fields' names. Raises UsageError where OUT is something else or belongs to something else,
         EdgespecError where another process writes it, OSError.
         """
-        self.out = out.resolve()
-        self.partial = self.out.with_name(f"{self.out.name}.partial")
-        self.in_order = in_order
-        self._as_text = as_text
-        self.key = str(belongs_to["input_sha256"])[:16]
-        self.n_done = self.n_failed = 0
-        self.n_cut = 0
-        """Answers of this run that a limit of tokens cut."""
-        self.failed: list[FailedLine] = []
-        """The first that failed, in the input's order."""
-        self._on_message = on_message
-        self._places = array("q", [_ABSENT]) * n_requests  # where each result begins in the results' file
+        key = str(belongs_to["input_sha256"])[:16]
+        super().__init__(_CLOSED, str(out), key, in_order=in_order, as_text=as_text)
+        self.out, self.partial = out.resolve(), partial_of(out)
+        self._n_requests = n_requests
+        self._begins: dict[int, int] = {}  # place of a result: where its line begins in the file
+        self._end = 0
         self._synced = time.monotonic()
-        self._dirty = False
-        self._results = _ABSENT
-        self._lock = _locked(self.partial, self.out)
-        try:
+        self._file = _locked(self.partial, out)
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.close)
             if restart:
-                os.ftruncate(self._lock, 0)
-                for file in (self.out, self._new):
-                    file.unlink(missing_ok=True)
-            self._open({"format": FORMAT, "version": VERSION, "in_order": in_order, **belongs_to})
-        except BaseException:
-            with contextlib.suppress(OSError):
-                if os.fstat(self._lock).st_size == 0:  # nothing was begun
-                    self.partial.unlink(missing_ok=True)
-            self.close()
-            raise
-
-    @property
-    def _new(self) -> Path:
-        return self.out.with_name(f"{self.out.name}.partial.new")
+                os.ftruncate(self._file, 0)
+                self.out.unlink(missing_ok=True)
+            self._open({"format": FORMAT, "version": VERSION, **belongs_to}, on_message)
+            stack.pop_all()
 
     @property
     def complete(self) -> bool:
         """Whether every request has its result."""
-        return self.n_done == len(self._places)
+        return self.n_done == self._n_requests
 
     def has(self, request: BatchRequest) -> bool:
         """Whether the request has its result."""
-        return self._places[request.place] != _ABSENT
+        return request.place in self._begins
 
-    def add(self, request: BatchRequest, answer: BatchAnswer) -> None:
-        """Write a result. Raises EdgespecError; the file is then unchanged."""
-        line = output_line(request, answer, self.key)
-        self._append(self._results, line)
-        self._places[request.place] = self._end
-        self._end += len(line)
-        self.n_done += 1
-        self.n_cut += answer.is_cut
-        if answer.status != 200:
-            self.n_failed += 1
-            self.failed = with_failed(self.failed, request.place, line)
-        self._dirty = True
-
-    def sync(self, *, now: bool = False) -> None:
-        """Sync the results to disk, at once or if the last time was a second ago. Raises EdgespecError."""
-        if self._dirty and (now or time.monotonic() >= self._synced + _SYNC_S):
+    def sync(self) -> None:
+        """Sync the results to disk if the last time was a second ago. Raises EdgespecError."""
+        if time.monotonic() >= self._synced + _SYNC_S:
             with self._telling():
-                os.fsync(self._results)
-            self._synced, self._dirty = time.monotonic(), False
+                os.fsync(self._file)
+            self._synced = time.monotonic()
 
     def finish(self) -> None:
-        """Complete OUT; every request must have its result. Raises EdgespecError."""
-        self.sync(now=True)
+        """Make OUT of the results; every request must have its own. Raises EdgespecError."""
+        new = self.partial.with_name(f"{self.partial.name}.new")
         with self._telling():
-            if self.in_order:
-                self._make_out()
+            try:
+                with new.open("wb") as file, open(self._file, "rb", closefd=False) as found:
+                    for number, place in enumerate(sorted(self._begins) if self._in_order else self._begins):
+                        found.seek(self._begins[place])
+                        file.write(self._shown(number, found.readline()))
+                    file.flush()
+                    os.fsync(file.fileno())
+                new.replace(self.out)
+            finally:
+                new.unlink(missing_ok=True)
             self.partial.unlink()
-            _sync_folder(self.out.parent)
 
     def close(self) -> None:
-        """Close the files; a second call does nothing."""
-        files, self._lock, self._results = {self._lock, self._results}, _ABSENT, _ABSENT
-        for file in files - {_ABSENT}:
+        """Close the file; a second call does nothing."""
+        file, self._file = self._file, _CLOSED
+        if file != _CLOSED:
             os.close(file)
 
-    # ---- resuming ----
-
-    def _open(self, header: dict[str, Any]) -> None:
-        data = json.dumps(header).encode() + b"\n"
-        found = _first_line(self._lock)
-        if not found.endswith(b"\n") and data.startswith(found[: len(_BEGINNING)]):  # new, or never begun
-            self._refuse_existing()
-            os.ftruncate(self._lock, 0)
-            self._end = 0
-            self._append(self._lock, data)
-            with self._telling():
-                os.fsync(self._lock)
-            found = data
-            if not self.in_order:
-                os.close(os.open(self.out, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
-            _sync_folder(self.out.parent)
-        else:
-            self._check(found, header)
-        if self.in_order:
-            self._results, self._end = self._lock, len(found)
-        else:
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-            self._results, self._end = os.open(self.out, flags, 0o666), 0
-        self._recover()
-        if self.in_order and not self.complete:
-            self._refuse_existing()
-
-    def _refuse_existing(self) -> None:
-        if self.out.exists():
-            raise UsageError(
-                f"{self.out} is there already: choose another -o, or --restart to throw it away",
-            )
+    def _open(self, header: dict[str, Any], on_message: MessageFn) -> None:
+        """Read the results of earlier runs and cut off a torn line, or write the first line."""
+        with open(self._file, "rb", closefd=False) as file:
+            if first := file.readline(_LONGEST_FIRST_LINE):
+                self._check(first, header)
+            elif self.out.exists():
+                self.partial.unlink()
+            else:
+                first = json.dumps(header).encode() + b"\n"
+                self._append(first)
+            self._end = len(first)
+            for line in file:
+                place = self._count(line)
+                if place is None:
+                    break
+                self._begins[place] = self._end
+                self._end += len(line)
+        self.n_cut = 0
+        if not self.complete:
+            refuse_existing(self.out)
+        if n_torn := os.fstat(self._file).st_size - self._end:
+            os.ftruncate(self._file, self._end)
+            on_message(f"dropped an unfinished result ({n_torn} bytes): its request is answered again")
 
     def _check(self, first_line: bytes, wanted: Mapping[str, Any]) -> None:
         """Raise UsageError if the earlier run belongs to another batch."""
         try:
-            found = json.loads(first_line)
+            found = json.loads(first_line) if first_line.endswith(b"\n") else None
         except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict) or found.get("format") != FORMAT:
             raise UsageError(f"{self.partial} is no batch of edgespec: choose another -o, or --restart")
-        go_on = "go on with the same, choose another -o, or --restart"
+        begun, go_on = (
+            f"{self.partial} was begun with",
+            "go on with the same, choose another -o, or --restart",
+        )
         for name in {**wanted, **found}:
-            was, value = found.get(name), wanted.get(name)
-            if was == value:
-                continue
-            if name in _WHAT:
-                raise UsageError(f"{self.partial} was begun with another {_WHAT[name]}: {go_on}")
-            begun, now = ("nothing" if said is None else said for said in (was, value))
-            raise UsageError(f"{self.partial} was begun with {begun}, not {now}: {go_on}", field=name)
+            was, now = found.get(name), wanted.get(name)
+            if was != now and name in _WHAT:
+                raise UsageError(f"{begun} another {_WHAT[name]}: {go_on}")
+            if was != now:
+                was, now = ("nothing" if said is None else said for said in (was, now))
+                raise UsageError(f"{begun} {was}, not {now}: {go_on}", field=name)
 
-    def _recover(self) -> None:
-        """Read the results of earlier runs, and drop a torn line."""
-        start = self._end
-        with open(self._results, "rb", closefd=False) as file:
-            file.seek(start)
-            for line in file:
-                written = read_output_line(line, self.key) if line.endswith(b"\n") else None
-                place, failed = written or (_ABSENT, False)
-                if not 0 <= place < len(self._places):
-                    self._refuse_foreign(line)
-                    break
-                if self._places[place] == _ABSENT:
-                    self.n_done += 1
-                    if failed:
-                        self.n_failed += 1
-                        self.failed = with_failed(self.failed, place, line)
-                    self._places[place] = self._end
-                self._end += len(line)
-        if n_torn := os.fstat(self._results).st_size - self._end:
-            os.ftruncate(self._results, self._end)
-            self._on_message(f"dropped {n_torn} bytes that were not written to their end; they come again")
+    def _write(self, place: int, line: bytes) -> None:
+        begins = self._end
+        self._append(line)
+        self._begins[place] = begins
 
-    def _refuse_foreign(self, line: bytes) -> None:
-        """Raise UsageError for a complete line that no batch wrote: it must not be dropped as torn."""
-        try:
-            if not line.endswith(b"\n") or not isinstance(json.loads(line), dict):
-                return
-        except (ValueError, RecursionError):
-            return
-        file = self.partial if self.in_order else self.out
-        raise UsageError(f"{file} has lines of something else: choose another -o, or --restart")
-
-    # ---- writing ----
-
-    def _append(self, file: int, data: bytes) -> None:
+    def _append(self, data: bytes) -> None:
+        """Write at the end of the file, or leave it unchanged. Raises EdgespecError."""
         with self._telling():
             try:
-                write_all(file, data, self._end)
+                write_all(self._file, data, self._end)
             except BaseException:
-                os.ftruncate(file, self._end)
+                os.ftruncate(self._file, self._end)
                 raise
+        self._end += len(data)
 
     @contextlib.contextmanager
     def _telling(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            done = f"{self.n_done} of {len(self._places)} requests are done and kept"
+            done = f"{self.n_done} of {self._n_requests} requests are done and kept"
             raise EdgespecError(
                 f"{self.out}: {error.strerror}; {done}: the same command goes on from there"
             ) from None
 
-    def _make_out(self) -> None:
-        try:
-            with self._new.open("wb") as new, open(self._lock, "rb", closefd=False) as file:
-                for number, place in enumerate(self._places):
-                    file.seek(place)
-                    line = file.readline()
-                    new.write(_spaced_text(number, line) if self._as_text else line)
-                new.flush()
-                os.fsync(new.fileno())
-            self._new.replace(self.out)
-        except BaseException:  # Ctrl-C too
-            with contextlib.suppress(OSError):
-                self._new.unlink(missing_ok=True)
-            raise
-        _sync_folder(self.out.parent)
-
 
 _WHAT = {
     "version": "version of edgespec",
-    "in_order": "order of results",
     "input_sha256": "input",
     "is_text": "kind of input (.txt or .jsonl)",
     "chat_template": "chat template",
@@ -373,14 +322,23 @@ _WHAT = {
 """Facts of `belongs_to` that are no options."""
 
 
+def partial_of(out: Path) -> Path:
+    """Return where the results are until all are there."""
+    out = out.resolve()
+    return out.with_name(f"{out.name}.partial")
+
+
+def refuse_existing(out: Path) -> None:
+    """Raise UsageError if there is a file that a new batch would overwrite."""
+    if out.exists():
+        raise UsageError(f"{out} is there already: choose another -o, or --restart to throw it away")
+
+
 def _locked(partial: Path, out: Path) -> int:
-    """Open or make the file, and lock it. Raises EdgespecError if another process has it."""
-    while True:
-        try:
+    """Open or make the file, and lock it. Raises UsageError, EdgespecError if another process has it."""
+    try:
+        while True:
             file = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except OSError as error:
-            raise UsageError(f"-o {out}: {error.strerror}") from None
-        try:
             if not lock_descriptor(file, blocking=False):
                 os.close(file)
                 raise EdgespecError(
@@ -389,80 +347,6 @@ def _locked(partial: Path, out: Path) -> int:
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(file), partial.stat()):
                     return file
-        except OSError as error:
-            os.close(file)
-            raise EdgespecError(f"{partial} cannot be locked: {error.strerror}; choose another -o") from None
-        os.close(file)  # the process that had it finished, and removed it
-
-
-def _first_line(file: int) -> bytes:
-    with open(file, "rb", closefd=False) as stream:
-        stream.seek(0)
-        return stream.readline(_LONGEST_FIRST_LINE)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _spaced_text(place: int, line: bytes) -> bytes:
-    return (b"\n" if place else b"") + answer_text(line)
-
-
-class PipedResults:
-    """Results for a pipe, as they come or in order. A batch that ends early begins anew."""
-
-    def __init__(self, file: int, name: str, key: str, *, in_order: bool, as_text: bool = False) -> None:
-        """Write to a file descriptor; `name` is for errors. `as_text`: the answers alone, in order."""
-        self._as_text = as_text
-        self._file = file
-        self._name = name
-        self._key = key
-        self._in_order = in_order
-        self._waiting: dict[int, bytes] = {}  # later results, by place
-        self._next = 0
-        self.n_done = self.n_failed = 0
-        self.n_cut = 0
-        """Answers of this run that a limit of tokens cut."""
-        self.failed: list[FailedLine] = []
-        """The first that failed, in the input's order."""
-
-    def has(self, _request: BatchRequest) -> bool:
-        """Return False: there are no earlier results."""
-        return False
-
-    def add(self, request: BatchRequest, answer: BatchAnswer) -> None:
-        """Write a result, or hold it until those before it are there. Raises EdgespecError."""
-        line = output_line(request, answer, self._key)
-        self.n_done += 1
-        self.n_cut += answer.is_cut
-        if answer.status != 200:
-            self.n_failed += 1
-            self.failed = with_failed(self.failed, request.place, line)
-        if not self._in_order:
-            self._write(line)
-            return
-        self._waiting[request.place] = line
-        while (ready := self._waiting.pop(self._next, None)) is not None:
-            self._write(_spaced_text(self._next, ready) if self._as_text else ready)
-            self._next += 1
-
-    def sync(self) -> None:
-        """Do nothing: results are written at once."""
-
-    def finish(self) -> None:
-        """Do nothing: results are written at once."""
-
-    def _write(self, line: bytes) -> None:
-        rest = memoryview(line)
-        try:
-            while rest:
-                rest = rest[os.write(self._file, rest) :]
-        except BrokenPipeError:
-            raise OutputUnread from None
-        except OSError as error:
-            raise EdgespecError(f"{self._name}: {error.strerror}") from None
+            os.close(file)  # the process that had it finished, and removed it
+    except OSError as error:
+        raise UsageError(f"-o {out}: {partial.name} cannot be locked: {error.strerror}") from None

@@ -11,7 +11,7 @@ import pytest
 from batch_parts import write_lines
 from edgespec.apps.batch import lines
 from edgespec.apps.batch.lines import CHAT, PLAIN, TEXT, open_input
-from edgespec.apps.batch.results import BatchAnswer, BatchRequest, output_line, read_output_line
+from edgespec.apps.batch.results import BatchAnswer, BatchRequest, output_line
 from edgespec.errors import EdgespecError, UsageError
 
 
@@ -175,11 +175,3 @@ def test_a_line_of_the_output_says_which_request_it_answers():
         "response": {"status_code": 200, "request_id": "req_key_12", "body": {"x": 1}},
         "error": None,
     }
-    assert read_output_line(line, "key") == (12, False)
-    refused = read_output_line(
-        output_line(BatchRequest(3, "a"), BatchAnswer.error(400, {"error": {}}), "key"), "key"
-    )
-    assert refused == (3, True)
-    for other in (b"", b"{}\n", b"\0" * 100, line.replace(b"_12", b"_1x"), line[:-20]):
-        assert read_output_line(other, "key") is None
-    assert read_output_line(line, "other") is None

@@ -133,8 +133,8 @@ def test_a_node_dies_another_joins_and_no_line_is_lost_or_changed(
     with (tmp_path / "said").open("w+") as said:
         process = subprocess.Popen(command, stdout=said, stderr=said)
         until(lambda: (tmp_path / "said").read_text().count("is ready: ") == 2)
-        results = Path(f"{file}.out")
-        until(lambda: results.exists() and results.read_text().count("\n") >= 4)
+        results, partial = Path(f"{file}.out"), Path(f"{file}.out.partial")
+        until(lambda: partial.exists() and partial.read_text().count("\n") >= 5)
         nodes.kill(dies)
         nodes.add()
         assert process.wait(120) == 0, (tmp_path / "said").read_text()

@@ -5,20 +5,18 @@ from __future__ import annotations
 import importlib.util
 import json as json_text
 import os
-import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, nullcontext
+from datetime import timedelta
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
-from rich.progress import BarColumn, TextColumn
-from rich.table import Column
 
-from edgespec.apps.batch.results import BatchAnswer, BatchRequest
+from edgespec.apps.batch.results import BatchRequest, Journal, PipedResults, partial_of, refuse_existing
 from edgespec.cli.console import INTERRUPTED, err, message
 from edgespec.cli.groups import grouped, option_group, shown
 from edgespec.cli.options import (
@@ -30,7 +28,7 @@ from edgespec.cli.options import (
     named_drafter,
     refuse_contradictions,
 )
-from edgespec.cli.progress import ProgressDisplay
+from edgespec.cli.progress import WorkDisplay
 from edgespec.decoding.choices import is_plugin
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.platform.files import check_writable
@@ -39,76 +37,34 @@ if TYPE_CHECKING:
     from edgespec.apps.batch.lines import BatchInput
     from edgespec.apps.batch.local import LocalWriter, PromptDefaults
     from edgespec.apps.batch.ray_cluster import RayWriter
-    from edgespec.apps.batch.results import Journal, PipedResults
     from edgespec.decoding.choices import DrafterName
     from edgespec.engine.model_choice import ChosenModels
     from edgespec.models.resolve import ModelRef
     from edgespec.platform.metering import Measurement, Meter
 
 
-# ---- shows how far a batch is: a bar in a terminal, a line now and then elsewhere. All on stderr ----
+class BatchDisplay(WorkDisplay):
+    """Requests done and tokens a second: a bar in a terminal, elsewhere a line for each tenth, on stderr."""
 
-
-_LINE_EVERY = 0.1  # share of the requests between two lines, if there is no bar
-_LINES_S = 1.0, 300.0  # seconds between two lines: at least, and at most
-
-
-class BatchDisplay(ProgressDisplay):
-    """Requests done, tokens a second and time left, by the means of this run. A context manager."""
-
-    def __init__(
-        self,
-        results: Journal | PipedResults,
-        n_requests: int,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, results: PipedResults, n_requests: int) -> None:
         """Show how `results` grow to `n_requests`."""
-        self._results = results
-        self._n_requests = n_requests
-        self._n_before = self._said_at = results.n_done
-        self._clock = clock
-        self._began = self._said = clock()
-        super().__init__(
-            TextColumn("{task.description}", table_column=Column(no_wrap=True)),
-            BarColumn(),
-            TextColumn("{task.fields[detail]}", table_column=Column(no_wrap=True)),
-        )
-        self._task = self.bars.add_task("", total=n_requests, detail="")
+        super().__init__()
+        self._results, self._n_requests = results, n_requests
+        self._tenths = results.n_done * 10 // n_requests
+        self._began = time.monotonic()
 
     def update(self, n_tokens: int) -> None:
         """Move the bar, or print a line if one is due; `n_tokens` were written in this run."""
-        now, n_done = self._clock(), self._results.n_done
-        done = f"{n_done} of {self._n_requests} requests"
+        n_done, n_failed, total = self._results.n_done, self._results.n_failed, self._n_requests
+        what = f"{n_done} of {total} requests"
+        detail = f", {n_failed} with errors" if n_failed else ""
+        if n_tokens:
+            detail += f", {n_tokens / max(time.monotonic() - self._began, 1e-3):.1f} tokens/s"
         if err.is_terminal:
-            details = ", ".join(self._details(now, n_tokens))
-            self.bars.update(self._task, completed=n_done, description=done, detail=details)
-        elif n_done < self._n_requests and self._line_is_due(now - self._said, n_done - self._said_at):
-            self._said, self._said_at = now, n_done
-            err.print(", ".join([done, *self._details(now, n_tokens)]))
-
-    def _line_is_due(self, seconds: float, n_new: int) -> bool:
-        least_s, most_s = _LINES_S
-        return seconds >= (least_s if n_new >= self._n_requests * _LINE_EVERY else most_s)
-
-    def _details(self, now: float, n_tokens: int) -> list[str]:
-        details, seconds, n_done = [], now - self._began, self._results.n_done
-        if failed := self._results.n_failed:
-            details.append(f"{failed} with errors")
-        if n_tokens and seconds:
-            details.append(f"{n_tokens / seconds:.1f} tokens/s")
-        if n_new := n_done - self._n_before:
-            details.append(f"{format_time(seconds / n_new * (self._n_requests - n_done))} left")
-        return details
-
-
-def format_time(seconds: float) -> str:
-    """Return a time as H:MM:SS, or M:SS below an hour."""
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
-
-
-# ---- batch ----
+            self.show(what, n_done, total, detail)
+        elif (tenths := n_done * 10 // total) > self._tenths:
+            self._tenths = tenths
+            self.show(what + detail, n_done, total)
 
 
 _PLAIN = "Prompts (for lines without url)"
@@ -135,7 +91,7 @@ class BatchFiles:
         ),
     ] = None
     as_they_come: Annotated[
-        bool, typer.Option("--as-they-come", help="Write each result when it is there, in no order.")
+        bool, typer.Option("--as-they-come", help="Results in the order in which they came.")
     ] = False
     restart: Annotated[
         bool, typer.Option("--restart", help="Throw away OUT.jsonl and what an earlier run began.")
@@ -157,7 +113,7 @@ class BatchFiles:
     @property
     def piped(self) -> bool:
         """Whether results cannot be read back: stdout, or a file that is a pipe or a device."""
-        return str(self.out) == "-" or (self.out.exists() and not stat.S_ISREG(self.out.stat().st_mode))
+        return str(self.out) == "-" or (self.out.exists() and not (self.out.is_file() or self.out.is_dir()))
 
     def check(self) -> None:
         """Raise UsageError for files that cannot be what they are wanted for."""
@@ -165,23 +121,17 @@ class BatchFiles:
             raise UsageError("no file for the results: give --out OUT.jsonl, or --out - for stdout")
         if self.as_text and self.as_they_come:
             raise UsageError("--as-they-come: answers as text are in the prompts' order; write -o OUT.jsonl")
-        if self.out.is_dir():
-            raise UsageError(f"-o {self.out}: a directory; name a file in it")
         if str(self.out) == "-" and self.json:
             raise UsageError("-o - and --json contradict each other: both write to stdout")
         if self.piped:
             if self.restart:
                 raise UsageError(f"--restart: nothing is kept of results that go to {self.out}")
-        elif not self.out.absolute().parent.is_dir():
-            raise UsageError(f"-o {self.out}: no such directory")
         else:
             check_writable(self.out, "out")
         if self.requests.exists() and self.out.exists() and self.requests.samefile(self.out):
             raise UsageError(f"-o {self.out}: that is the input; choose another file")
-        written = self.out.resolve()
-        partial = written.with_name(f"{written.name}.partial")  # as of `Journal`
-        if written.is_file() and not partial.exists() and not self.restart:
-            raise UsageError(f"{self.out} is there already: choose another -o, or --restart to throw it away")
+        if not (self.piped or self.restart or partial_of(self.out).exists()):
+            refuse_existing(self.out)
 
 
 @option_group()
@@ -256,7 +206,7 @@ def batch_command(
         names = models.pull(drafter, loading.compute, chat_template=loading.chat_template)
         results = _results(stack, files, found, _belongs_to(found, names.target, loading, defaults))
         run = _BatchRun(files, found, results)
-        if not run.complete:
+        if results.n_done < found.n_requests:
             if loading.ray is not None:
                 run.answer_on_cluster(loading.ray, names, loading, defaults)
             else:
@@ -296,10 +246,8 @@ def _belongs_to(
 
 def _results(
     stack: ExitStack, files: BatchFiles, found: BatchInput, belongs_to: dict[str, Any]
-) -> Journal | PipedResults:
+) -> PipedResults:
     """Open where the results go, until `stack` ends."""
-    from edgespec.apps.batch.results import Journal, PipedResults
-
     in_order = not files.as_they_come
     if not files.piped:
         journal = Journal(
@@ -328,26 +276,15 @@ def _results(
 class _BatchRun:
     """One run of a batch, and its figures."""
 
-    def __init__(self, files: BatchFiles, found: BatchInput, results: Journal | PipedResults) -> None:
-        self._files = files
-        self._input = found
-        self._results = results
+    def __init__(self, files: BatchFiles, found: BatchInput, results: PipedResults) -> None:
+        self._files, self._input, self._results = files, found, results
         self._n_before = results.n_done
-        self._n_tokens = 0
-        self._seconds = 0.0
+        self._n_tokens, self._seconds = 0, 0.0
         self._energy: Measurement | None = None
         self.interrupted = False
 
-    @property
-    def complete(self) -> bool:
-        return self._results.n_done == self._input.n_requests
-
     def answer(
-        self,
-        names: ChosenModels,
-        loading: BatchLoading,
-        defaults: PromptDefaults,
-        meter: Meter,
+        self, names: ChosenModels, loading: BatchLoading, defaults: PromptDefaults, meter: Meter
     ) -> None:
         """Load the models and answer what has no result yet, or until Ctrl-C."""
         from edgespec.apps.batch.local import LocalWriter
@@ -448,7 +385,9 @@ class _BatchRun:
         if self._results.n_cut:
             parts.append(f"{self._results.n_cut} cut by -n, max_tokens or -c: a larger one lets them go on")
         if rate is not None:
-            parts.append(f"{self._n_tokens} tokens in {format_time(self._seconds)}, {rate:.1f} tokens/s")
+            parts.append(
+                f"{self._n_tokens} tokens in {timedelta(seconds=round(self._seconds))}, {rate:.1f} tokens/s"
+            )
         if joules is not None:
             about = "about " if self._energy and self._energy.estimated else ""
             parts.append(f"{about}{joules:.0f} J")
@@ -466,20 +405,14 @@ def _for_nodes(name: str) -> str:
 def run_batch(
     requests: Iterator[BatchRequest],
     writer: LocalWriter | RayWriter,
-    results: Journal | PipedResults,
+    results: PipedResults,
     on_progress: Callable[[int], None] = lambda _n_tokens: None,
 ) -> None:
     """Answer all requests without a result, reading each only when it can begin.
 
-    `on_progress` takes the tokens so far after each result and each pass. Raises what `requests`, `writer`
+    `on_progress` takes the tokens so far after each pass. Raises what `requests`, `writer`
     and `results` raise; results until then stay.
     """
-
-    def add(request: BatchRequest, answer: BatchAnswer) -> None:
-        results.add(request, answer)
-        results.sync()
-        on_progress(writer.n_tokens)
-
     more = True
     while more or writer.n_running:
         while more and writer.n_free > 0:
@@ -489,11 +422,11 @@ def run_batch(
             elif results.has(request):
                 continue
             elif request.refused:
-                add(request, request.refused)
+                results.add(request, request.refused)
             else:
                 writer.begin(request)
         if writer.n_running:
             for request, answer in writer.finished():
-                add(request, answer)
-            results.sync()
-            on_progress(writer.n_tokens)
+                results.add(request, answer)
+        results.sync()
+        on_progress(writer.n_tokens)

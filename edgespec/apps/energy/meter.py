@@ -4,7 +4,7 @@
     ...
     window.mark("prefill")             the time since begin() was "prefill"
     ...
-    measured = meter.end(window)       the time since the last mark was "rest"
+    measured = window.end()            the time since the last mark was "rest"
 
 The meter sums the joules between successive readings of its source: at the begin and the end of each window,
 by a thread in between, so that no wrap goes unseen, and at every mark, which costs some microseconds. Power
@@ -16,8 +16,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import datetime
+from itertools import compress
 from pathlib import Path
 from threading import Event, RLock, Thread
 from typing import Annotated, NamedTuple, Self
@@ -71,9 +72,9 @@ class EnergySums(NamedTuple):
 
 
 class Window:
-    """A span of time that is measured: from EnergyMeter.begin to EnergyMeter.end."""
+    """A span of time that is measured, from EnergyMeter.begin on."""
 
-    def __init__(self, meter: EnergyMeter, began: float, start: EnergySums | None, fault: str = "") -> None:
+    def __init__(self, meter: EnergyMeter, began: float, start: EnergySums | None, fault: str) -> None:
         self._meter = meter
         self.began = began
         self.start = start
@@ -89,7 +90,7 @@ class Window:
         self._meter.mark(self, phase)
 
     def end(self) -> Measurement:
-        """Close the window and return what was measured in it, as EnergyMeter.end."""
+        """Close the window and return what was measured; a second call returns the same."""
         return self._meter.end(self)
 
 
@@ -107,9 +108,16 @@ class EnergyMeter(Closing):
     ) -> None:
         """Measure with `source`; None: unavailable for `reason`, and windows have no joules.
 
-        `clock` gives seconds. Without `threaded`, only `sample` reads the source between marks.
+        `clock` gives seconds, and never goes backwards. Without `threaded`, only `sample` reads the source
+        between marks.
         """
         self._source = source
+        self.source = source.name if source else ""
+        """The source's name; "" for none."""
+        self.estimated = source is not None and source.estimated
+        """Whether the source is an assumption."""
+        self.counts = source is not None and source.counts
+        """Whether the source counts energy: fine enough for windows of a fraction of a second."""
         self.reason = "" if source else reason or "nothing to measure with"
         """Why the source cannot be read now, else "". It may become readable again."""
         self.idle_w = idle_w
@@ -117,7 +125,6 @@ class EnergyMeter(Closing):
         self.found: tuple[SourceFinding, ...] = ()
         """The sources that `choose` looked for."""
         self._clock = clock
-        self._latest = clock()
         self._threaded = threaded
         self._lock = RLock()
         self._windows: list[Window] = []
@@ -127,26 +134,19 @@ class EnergyMeter(Closing):
 
     @classmethod
     def choose(
-        cls,
-        root: Path = Path("/"),
-        assume_watts: float | None = None,
-        *,
-        vcgencmd: Path | None = None,
-        on_message: MessageFn = silent,
+        cls, root: Path = Path("/"), assume_watts: float | None = None, *, on_message: MessageFn = silent
     ) -> Self:
         """Return a meter with the best source of this machine: an assumption, RAPL, PMIC, battery.
 
         If there is none, `reason` says why. The idle power is the one stored for the source; `on_message`
         takes a line if that cannot be read. Raises UsageError unless `assume_watts` is finite and above 0.
         """
-        found = survey(root, assume_watts=assume_watts, vcgencmd=vcgencmd)
+        found = survey(root, assume_watts=assume_watts)
         source = next((finding.source for finding in found if finding.source), None)
         idle_w = load_idle_power(source.name, root, on_message) if source and not source.estimated else None
         meter = cls(source, reason="" if source else why_none(found), idle_w=idle_w)
         meter.found = found
         return meter
-
-    # ---- the source ----
 
     @property
     def available(self) -> bool:
@@ -154,27 +154,9 @@ class EnergyMeter(Closing):
         return not self.reason
 
     @property
-    def source(self) -> str:
-        """The source's name; "" for none."""
-        return self._source.name if self._source else ""
-
-    @property
-    def estimated(self) -> bool:
-        """Whether the source is an assumption."""
-        return self._source is not None and self._source.estimated
-
-    @property
-    def counts(self) -> bool:
-        """Whether the source counts energy: fine enough for windows of a fraction of a second."""
-        return self._source is not None and self._source.counts
-
-    @property
     def interval_s(self) -> float | None:
         """Seconds between two samples of a source of power; None for any other."""
-        source = self._source
-        return source.interval_s if source and not (source.counts or source.estimated) else None
-
-    # ---- windows ----
+        return None if self._source is None or self.counts or self.estimated else self._source.interval_s
 
     def begin(self) -> Window:
         """Open a window now. Raises nothing: if the source cannot be read, the window has no joules."""
@@ -183,7 +165,7 @@ class EnergyMeter(Closing):
                 # Samples missed while no window was open do not matter.
                 self._last, self._sums = None, EnergySums(0.0, (), 0.0)
             is_read = self.sample()
-            window = Window(self, self._now(), self._sums if is_read else None, self.reason)
+            window = Window(self, self._clock(), self._sums if is_read else None, self.reason)
             self._windows.append(window)
             interval_s = self._source.interval_s if self._source else math.inf
             if len(self._windows) == 1 and self._threaded and math.isfinite(interval_s):
@@ -203,8 +185,8 @@ class EnergyMeter(Closing):
                 window.fault = self.reason  # where this phase ended is unknown
 
     def end(self, window: Window) -> Measurement:
-        """Close a window and return what was measured; a second call returns the same."""
-        ended = self._now()
+        """Close `window`: see Window.end."""
+        ended = self._clock()
         with self._lock:
             if window.measured is None:
                 if not window.fault and not self.sample():
@@ -213,7 +195,7 @@ class EnergyMeter(Closing):
                     self._windows.remove(window)
                 if not self._windows:
                     self._stop.set()
-                window.measured = self._measurement(window, max(ended - window.began, 0.0))
+                window.measured = self._measurement(window, ended - window.began)
             return window.measured
 
     def sample(self) -> bool:
@@ -226,26 +208,20 @@ class EnergyMeter(Closing):
         if source is None:
             return False
         with self._lock:
-            before = self._now()
+            before = self._clock()
             try:
                 figures = source.read()
             except (UnreadableError, OSError) as error:
                 self.reason = describe_os_error(error) if isinstance(error, OSError) else str(error)
                 return False
             self.reason = ""
-            now = self._now()
+            now = self._clock()
             self._add(source, EnergyReading(now if source.counts else (before + now) / 2, figures))
             return True
 
     def close(self) -> None:
         """Stop reading. Open windows can still be ended."""
         self._stop.set()
-
-    # ---- inside ----
-
-    def _now(self) -> float:
-        self._latest = max(self._latest, self._clock())
-        return self._latest
 
     def _add(self, source: EnergySource, reading: EnergyReading) -> None:
         """Add the joules since the last reading; where they cannot be told, open windows get none."""
@@ -276,13 +252,13 @@ class EnergyMeter(Closing):
 
     def _measurement(self, window: Window, seconds: float) -> Measurement:
         source, start, end = self._source, window.start, self._sums
+        unknown = Measurement(seconds, None, self.idle_w, source=self.source)
         if source is None or start is None or window.fault:
-            reason = window.fault or self.reason
-            return Measurement(seconds, None, self.idle_w, source=self.source, reason=reason)
+            return replace(unknown, reason=window.fault or self.reason)
         gap_s = end.gap_s - start.gap_s
         if gap_s > MOST_GAP * seconds:
             reason = f"{source.name} gave no samples for {gap_s:.1f} s of {seconds:.1f} s"
-            return Measurement(seconds, None, self.idle_w, source=source.name, reason=reason, gap_s=gap_s)
+            return replace(unknown, reason=reason, gap_s=gap_s)
         # Samples of power take time: the window lies between the first and the last.
         span_s = end.at - start.at
         share = 1.0 if source.counts or span_s <= 0 else min(1.0, seconds / span_s)
@@ -290,27 +266,19 @@ class EnergyMeter(Closing):
         def spent(before: EnergySums, after: EnergySums) -> list[float]:
             return [share * (b - a) for a, b in zip(before.joules, after.joules, strict=True)]
 
-        def counted(joules: list[float]) -> float:
-            return sum(one for is_counted, one in zip(source.counted, joules, strict=True) if is_counted)
-
         phases: dict[str, float] = {}
         before = start
-        rest: tuple[Phase, EnergySums] = ("rest", end)
-        for phase, after in [*window.marks, rest] if window.marks else []:
-            phases[phase] = phases.get(phase, 0.0) + counted(spent(before, after))
-            before = after
-        domains = dict(zip(source.domains, spent(start, end), strict=True))
-        joules = sum(phases.values()) if phases else counted([*domains.values()])
+        for phase, after in (*window.marks, ("rest", end)):
+            counted = compress(spent(before, after), source.counted)
+            phases[phase], before = phases.get(phase, 0.0) + sum(counted), after
+        joules = sum(phases.values())
         if source.counts and joules == 0 and seconds > _MOVES_IN_S:
-            reason = f"{source.name} stood still for {seconds:.1f} s"
-            return Measurement(seconds, None, self.idle_w, source=source.name, reason=reason)
-        return Measurement(
-            seconds,
-            joules,
-            self.idle_w,
-            domains=domains,
-            phases=phases,
-            source=source.name,
+            return replace(unknown, reason=f"{source.name} stood still for {seconds:.1f} s")
+        return replace(
+            unknown,
+            joules=joules,
+            domains=dict(zip(source.domains, spent(start, end), strict=True)),
+            phases=phases if window.marks else {},
             estimated=source.estimated,
             gap_s=gap_s,
         )
@@ -339,8 +307,7 @@ class _IdleFigure(msgspec.Struct, frozen=True):
     measured: str = ""
 
 
-Entries = dict[str, _IdleFigure]
-"""Source name -> figure."""
+_Figures = dict[str, _IdleFigure]  # by source
 
 
 def load_idle_power(source: str, root: Path = Path("/"), on_message: MessageFn = silent) -> float | None:
@@ -361,7 +328,7 @@ def store_idle_power(
     measured = datetime.now().astimezone().isoformat(timespec="seconds")
     entry = _IdleFigure(float(f"{watts:.6g}"), _cpu(root), measured)
 
-    def with_entry(kept: Entries | None) -> bytes:
+    def with_entry(kept: _Figures | None) -> bytes:
         content = {"format": FORMAT, "version": VERSION, "idle": {**(kept or {}), source: entry}}
         return msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n"
 
@@ -378,16 +345,16 @@ def _cpu(root: Path) -> str:
     return read_cpu(root / "proc/cpuinfo").model
 
 
-def _file(on_message: MessageFn) -> StateFile[Entries]:
-    return StateFile(IDLE_POWER.path(), _parse, on_message=on_message)
+def _file(on_message: MessageFn) -> StateFile[_Figures]:
+    path = IDLE_POWER.path()
 
+    def parse(data: bytes) -> _Figures:
+        try:
+            return msgspec.convert(parse_json(path, data, form=FORMAT, version=VERSION)["idle"], _Figures)
+        except (KeyError, msgspec.ValidationError):
+            raise DamagedFileError("damaged: no power of the idle machine") from None
 
-def _parse(data: bytes) -> Entries:
-    document = parse_json(IDLE_POWER.path(), data, form=FORMAT, version=VERSION)
-    try:
-        return msgspec.convert(document["idle"], Entries)
-    except (KeyError, msgspec.ValidationError):
-        raise DamagedFileError("damaged: no power of the idle machine") from None
+    return StateFile(path, parse, on_message=on_message)
 
 
 # ---- measuring the idle machine ----
@@ -395,15 +362,13 @@ def _parse(data: bytes) -> Entries:
 _STEP_S = 0.1  # between two calls of on_progress
 
 
-@dataclass(frozen=True, slots=True)
-class IdlePower:
-    """The mean power of the machine while this program sleeps, in watts."""
+class IdlePower(NamedTuple):
+    """The mean power of the machine while this program sleeps."""
 
     watts: float | None
-    """None if unknown; `reason` says why."""
-    reason: str = ""
-    warning: str = ""
-    """Why the figure is unreliable, in one line; else ""."""
+    """None if unknown."""
+    fault: str = ""
+    """Why it is unknown, or not to be relied on, in one line; else ""."""
 
 
 def measure_idle(
@@ -418,8 +383,6 @@ def measure_idle(
 
     `on_progress` takes the seconds that have passed. `load` tells how busy other programs are.
     """
-    if meter.estimated:
-        return IdlePower(None, "an assumption says nothing of the idle machine")
     load = load or OtherLoad()
     window = meter.begin()
     n_steps = max(1, round(seconds / _STEP_S))
@@ -428,16 +391,17 @@ def measure_idle(
             on_progress(seconds * step / n_steps)
             sleep(seconds / n_steps)
     finally:
-        measured = meter.end(window)
+        measured = window.end()
     on_progress(seconds)
-    if measured.joules is None:
-        return IdlePower(None, measured.reason)
-    if not measured.joules or not measured.seconds:
-        return IdlePower(None, f"{meter.source} stood still for {measured.seconds:.1f} s: measure for longer")
-    busy, warning = load.processors(), ""
-    if busy is not None and busy > MOST_OTHER_LOAD:
-        warning = (
-            f"the machine was busy: other programs kept {busy:.1f} processors busy; this idle power is too "
-            "high and was not kept: stop other programs and run edgespec energy again"
-        )
-    return IdlePower(measured.joules / measured.seconds, warning=warning)
+    if not measured.joules or measured.estimated:
+        still = f"{meter.source} stood still: measure for longer"
+        reason = "an assumption says nothing of it" if measured.estimated else measured.reason or still
+        return IdlePower(None, f"the idle power is unavailable: {reason}")
+    busy = load.processors()
+    if busy is None or busy <= MOST_OTHER_LOAD:
+        return IdlePower(measured.joules / measured.seconds)
+    return IdlePower(
+        measured.joules / measured.seconds,
+        f"the machine was busy: other programs kept {busy:.1f} processors busy; this idle power is too "
+        "high and was not kept: stop other programs and run edgespec energy again",
+    )

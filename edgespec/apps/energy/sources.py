@@ -3,7 +3,7 @@
     counters   RAPL          figures are microjoules spent so far; cheap, read at every mark
     powers     all others    figures are watts at a moment; slow, read every interval_s by a thread
 
-For each kind of source, a SourceFinding tells whether this machine has it.
+For each kind of source, a SourceFinding tells whether this machine has it. All paths are below a root.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import re
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,7 +51,7 @@ class EnergySource:
     """Its name for the user: Measurement.source."""
     domains: tuple[str, ...]
     """The parts of the machine that it measures separately, such as package-0."""
-    counted: tuple[bool, ...]
+    counted: tuple[bool, ...] = (True,)
     """Whether each domain counts for the total; those that do not overlap with the others."""
     counts = False
     """Whether it counts energy, fine enough for windows of milliseconds; else it shows power."""
@@ -85,22 +85,20 @@ class SourceFinding:
     """Why it is unavailable, in one line."""
     fix: tuple[str, ...] = ()
     """Steps that make it available, a line each; () if nothing can be done."""
-    present: bool = False
-    """Whether the machine has it, available or not."""
+    is_absent: bool = False
+    """Whether the machine simply has none: of several findings the others say more."""
 
 
-def finding(kind: str, find: Callable[[], EnergySource | None], missing: str) -> SourceFinding:
-    """Whether `find` gives a source that can be read; `missing` says why it may give None."""
+def _finding(kind: str, find: Callable[[], EnergySource]) -> SourceFinding:
+    """Whether `find` gives a source that can be read."""
     try:
         source = find()
-        if source is None:
-            return SourceFinding(kind, None, missing)
         source.read()
     except OSError as error:
-        return SourceFinding(kind, None, describe_os_error(error), present=True)
+        return SourceFinding(kind, None, describe_os_error(error))
     except UnreadableError as error:
-        return SourceFinding(kind, None, str(error), error.fix, present=True)
-    return SourceFinding(kind, source, present=True)
+        return SourceFinding(kind, None, str(error), error.fix)
+    return SourceFinding(kind, source)
 
 
 def read_kernel_file(file: str | Path) -> str:
@@ -126,50 +124,46 @@ def read_number(file: str | Path) -> int:
         raise UnreadableError(f"{file}: {text[:40]!r} is no number") from None
 
 
-# ---- each ----
-
-
-ASSUMED = "assumption"
-
-
-def survey(
-    root: Path = Path("/"), *, assume_watts: float | None = None, vcgencmd: Path | None = None
-) -> tuple[SourceFinding, ...]:
+def survey(root: Path = Path("/"), *, assume_watts: float | None = None) -> tuple[SourceFinding, ...]:
     """Return a finding for each kind of source; the first available one is the best.
 
-    All paths are looked up below `root`. `vcgencmd`: path of a Raspberry Pi's command, if it is not in a
-    usual place. Raises UsageError unless `assume_watts` is finite and above 0.
+    Raises UsageError unless `assume_watts` is finite and above 0.
     """
-    found = [find_rapl(root), find_pmic(root, vcgencmd), find_battery(root)]
-    if assume_watts is not None:
-        if not (math.isfinite(assume_watts) and assume_watts > 0):
-            problem = "not a number above 0; give the power of this machine in watts, such as 15"
-            raise UsageError(problem, field="assume_watts", value=f"{assume_watts:g}")
-        found.insert(0, SourceFinding(ASSUMED, AssumedPower(assume_watts), present=True))
-    return tuple(found)
+    found = (find_rapl(root), find_pmic(root), find_battery(root))
+    if assume_watts is None:
+        return found
+    if not (math.isfinite(assume_watts) and assume_watts > 0):
+        problem = "not a number above 0; give the power of this machine in watts, such as 15"
+        raise UsageError(problem, field="assume_watts", value=f"{assume_watts:g}")
+    return SourceFinding("assumption", AssumedPower(assume_watts)), *found
 
 
 def why_none(found: Sequence[SourceFinding]) -> str:
     """Return in one line why no source is available."""
-    present = [finding for finding in found if finding.present]
-    told = present or [finding for finding in found if "virtual machine" in finding.reason]
-    told = told or [finding for finding in found if "no sensor of its current" in finding.reason]
-    if told:
-        return f"{told[0].kind}: {told[0].reason}"
-    return "this machine shows no energy counter or power sensor: " + "; ".join(
-        finding.reason for finding in found
-    )
+    for finding in found:
+        if not finding.is_absent:
+            return f"{finding.kind}: {finding.reason}"
+    return f"this machine shows no energy counter or power sensor: {'; '.join(one.reason for one in found)}"
 
 
-# ---- a board's sensor, a laptop's battery, an assumption ----
-#
-#     PmicPower      Raspberry Pi 5: vcgencmd pmic_read_adc, volts and amperes of each rail
-#     BatteryPower   a laptop that is not plugged in: /sys/class/power_supply/BATn
-#     AssumedPower   what the user says
-#
-# The first two measure the whole board or machine, with everything connected to it.
+class AssumedPower(EnergySource):
+    """Constant watts that the user gave."""
 
-# ---- Raspberry Pi 5 ----
+    estimated = True
+    domains = ("assumed",)
+    interval_s = math.inf
+
+    def __init__(self, watts: float) -> None:
+        """`watts`: above 0."""
+        self._watts = watts
+        self.name = f"{watts:g} W assumed"
+
+    def read(self) -> tuple[float, ...]:
+        """Return the assumed watts."""
+        return (self._watts,)
+
+
+# ---- Raspberry Pi 5: the volts and amperes of each rail ----
 
 PMIC = "Raspberry Pi 5 PMIC"
 _PMIC_SCALE, _PMIC_OFFSET_W = 1.1451, 0.5879  # a published fit of a meter at the plug to the rails' sum
@@ -184,19 +178,17 @@ class PmicPower(EnergySource):
 
     name = PMIC
     domains = ("board",)
-    counted = (True,)
     interval_s = 0.2
 
     def __init__(self, vcgencmd: Path) -> None:
-        self._vcgencmd = vcgencmd
+        self._command = [str(vcgencmd), "pmic_read_adc"]
 
     def read(self) -> tuple[float, ...]:
         """Return the board's power in watts. Raises UnreadableError where its program fails."""
-        command = [str(self._vcgencmd), "pmic_read_adc"]
-        what = " ".join(command)
+        what = " ".join(self._command)
         try:
             process = subprocess.run(
-                command,
+                self._command,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
@@ -219,23 +211,21 @@ class PmicPower(EnergySource):
         return (sum(watts) * _PMIC_SCALE + _PMIC_OFFSET_W,)
 
 
-def find_pmic(root: Path, vcgencmd: Path | None = None) -> SourceFinding:
-    """Look for a Raspberry Pi 5; `vcgencmd` is the path of its command, default: the usual places."""
+def find_pmic(root: Path) -> SourceFinding:
+    """Look for a Raspberry Pi 5, and the command by which it tells its power."""
     board = device_model(root)
     if "Raspberry Pi" in board and "Raspberry Pi 5" not in board:
         return SourceFinding(PMIC, None, f"a {board} has no sensor of its current: only a Pi 5 has")
-    if vcgencmd is None:
-        vcgencmd = next((root / path for path in _VCGENCMD if (root / path).exists()), None)
-    if vcgencmd is None:
-        if "Raspberry Pi 5" in board:
-            fix = ("sudo apt install raspi-utils   # brings vcgencmd",)
-            return SourceFinding(PMIC, None, "vcgencmd is not installed", fix, present=True)
-        return SourceFinding(PMIC, None, "this is no Raspberry Pi 5")
-    source = PmicPower(vcgencmd)
-    return finding(PMIC, lambda: source, "")
+    vcgencmd = next((root / path for path in _VCGENCMD if (root / path).exists()), None)
+    if vcgencmd is not None:
+        return _finding(PMIC, lambda: PmicPower(vcgencmd))
+    if "Raspberry Pi 5" not in board:
+        return SourceFinding(PMIC, None, "this is no Raspberry Pi 5", is_absent=True)
+    fix = ("sudo apt install raspi-utils   # brings vcgencmd",)
+    return SourceFinding(PMIC, None, "vcgencmd is not installed", fix)
 
 
-# ---- batteries ----
+# ---- a laptop that is not plugged in ----
 
 BATTERY = "battery"
 
@@ -252,18 +242,17 @@ class BatteryPower(EnergySource):
         self.name = f"{BATTERY} {'+'.join(self.domains)}"
 
     def read(self) -> tuple[float, ...]:
-        """Return the watts of each battery."""
-        states = [read_kernel_file(folder / "status") for folder in self._folders]
-        for folder, state in zip(self._folders, states, strict=True):
-            if state == "Charging" or (state != "Discharging" and "Discharging" not in states):
+        """Return the watts of each battery. Raises UnreadableError if the machine is plugged in."""
+        states = {folder: read_kernel_file(folder / "status") for folder in self._folders}
+        for folder, state in states.items():
+            if state == "Charging" or "Discharging" not in states.values():
                 raise UnreadableError(
                     f"{folder.name} is {'not discharging' if state == 'Unknown' else state.lower()}: "
                     "what the machine takes from the plug is not seen",
                     "unplug the charger and wait a minute",
                 )
         watts = [
-            _battery_watts(folder) if state == "Discharging" else 0.0
-            for folder, state in zip(self._folders, states, strict=True)
+            _battery_watts(folder) if state == "Discharging" else 0.0 for folder, state in states.items()
         ]
         if not sum(watts):
             raise UnreadableError(f"{self.name} says 0 W", "wait a minute: a gauge is slow after unplugging")
@@ -278,44 +267,23 @@ def _battery_watts(folder: Path) -> float:
 
 
 def find_battery(root: Path) -> SourceFinding:
-    """Look for discharging batteries that power the machine."""
+    """Look for discharging batteries that power the machine, not a mouse or a headset."""
     supplies = root / "sys/class/power_supply"
 
-    def find() -> BatteryPower | None:
-        folders = list(_batteries(supplies))
-        return BatteryPower(folders) if folders else None
+    def says(folder: Path, file: str, text: str) -> bool:
+        return (folder / file).exists() and read_kernel_file(folder / file) == text
 
-    return finding(BATTERY, find, f"no battery in {supplies}")
-
-
-def _batteries(supplies: Path) -> Iterator[Path]:
-    for folder in sorted(supplies.glob("*")):
-        if not (folder / "type").exists() or read_kernel_file(folder / "type") != "Battery":
-            continue
-        scope = folder / "scope"
-        if not (scope.exists() and read_kernel_file(scope) == "Device"):  # a mouse's or a headset's
-            yield folder
-
-
-# ---- an assumption ----
-
-
-class AssumedPower(EnergySource):
-    """Constant watts that the user gave."""
-
-    estimated = True
-    domains = ("assumed",)
-    counted = (True,)
-    interval_s = math.inf
-
-    def __init__(self, watts: float) -> None:
-        """`watts`: above 0."""
-        self._watts = watts
-        self.name = f"{watts:g} W assumed"
-
-    def read(self) -> tuple[float, ...]:
-        """Return the assumed watts."""
-        return (self._watts,)
+    try:
+        folders = [
+            folder
+            for folder in sorted(supplies.glob("*"))
+            if says(folder, "type", "Battery") and not says(folder, "scope", "Device")
+        ]
+    except (OSError, UnreadableError) as error:
+        return SourceFinding(BATTERY, None, str(error))
+    if not folders:
+        return SourceFinding(BATTERY, None, f"no battery in {supplies}", is_absent=True)
+    return _finding(BATTERY, lambda: BatteryPower(folders))
 
 
 # ---- RAPL ----
@@ -330,6 +298,7 @@ class AssumedPower(EnergySource):
 # The joules are those of the packages (cores, caches and graphics of each socket or die) plus their memory,
 # if it has a counter. psys includes the packages, so it counts only if there are none.
 
+RAPL = "RAPL"
 GROUP_FIX = (
     "sudo groupadd --system --force powercap",
     "sudo usermod --append --groups powercap $USER",
@@ -342,70 +311,7 @@ GROUP_FIX = (
 )
 """Shell commands that let a group read the counters, also after a reboot."""
 
-_POWERCAP = "sys/class/powercap"
 _PACKAGE = re.compile(r"package-\d+(?:-die-\d+)?")
-
-
-def find_rapl(root: Path) -> SourceFinding:
-    """Look for RAPL counters below `root`. Never raises: the finding says what is missing."""
-    zones: tuple[RaplZone, ...] = ()
-    try:
-        zones = tuple(_zones(root / _POWERCAP))
-        if not zones:
-            return SourceFinding(KIND, None, _why_none(root))
-        source = RaplCounters(zones)
-        source.read()  # may find that they cannot be read
-    except OSError as error:
-        return SourceFinding(KIND, None, f"{root / _POWERCAP}: {error.strerror or error}")
-    except UnreadableError as error:
-        fix = GROUP_FIX if "root only" in str(error) else error.fix
-        return SourceFinding(KIND, None, str(error), fix, present=True)
-    return SourceFinding(KIND, source, present=True)
-
-
-def _zones(powercap: Path) -> Iterator[RaplZone]:
-    """Yield each zone to count, once: some machines show a package through registers and through MMIO."""
-    seen = set()
-    for folder in sorted(powercap.glob("intel-rapl*:*"), key=lambda path: ("mmio" in path.name, path.name)):
-        if not (folder / "name").exists():  # not a zone, or just removed
-            continue
-        domain = _domain(powercap, folder)
-        if domain and domain not in seen:
-            seen.add(domain)
-            yield RaplZone(domain, folder, _range_uj(folder))
-
-
-def _domain(powercap: Path, folder: Path) -> str:
-    """Return the domain of a zone; "" if another zone includes it."""
-    name = read_kernel_file(folder / "name")
-    if _PACKAGE.fullmatch(name) or name == "psys":
-        return name
-    if name == "dram" and folder.name.count(":") > 1:
-        package = read_kernel_file(powercap / folder.name.rpartition(":")[0] / "name")
-        return package.replace("package", "dram", 1) if _PACKAGE.fullmatch(package) else ""
-    return ""
-
-
-def _range_uj(folder: Path) -> int | None:
-    try:
-        return read_number(folder / "max_energy_range_uj") or None
-    except UnreadableError:
-        return None
-
-
-def _why_none(root: Path) -> str:
-    if not (root / _POWERCAP).exists():
-        reason = f"no {root / _POWERCAP}"
-    else:
-        reason = f"no counters of processor packages in {root / _POWERCAP}"
-    if "hypervisor" in read_cpu(root / "proc/cpuinfo").flags:
-        reason += " (a virtual machine: its host keeps the counters)"
-    return reason
-
-
-# ---- reading RAPL's counters ----
-
-KIND = "RAPL"
 _MOST_W = 1000.0  # of a package or its memory: twice the short peaks of the largest sockets
 _MOST_PSYS_W = 5000.0
 _USUAL_RANGE_UJ = 65_532_610_987  # if unknown: 32 bits of 2^-16 J, the smallest unit in use
@@ -433,54 +339,84 @@ class RaplZone:
         """Shortest time in seconds in which it can wrap."""
         return (self.range_uj or _USUAL_RANGE_UJ) / 1e6 / self.most_w
 
+    def joules(self, start: float, end: float, seconds: float) -> float:
+        """Return the joules between two figures; it may have wrapped once. Raises UnreadableError."""
+        if seconds >= self.wraps_after_s:
+            raise UnreadableError(
+                f"RAPL was not read for {seconds:.3g} s (suspended, or starved of time): "
+                f"{self.domain} may have wrapped more than once"
+            )
+        if end >= start:
+            return (end - start) / 1e6
+        if self.range_uj is None:
+            raise UnreadableError(f"RAPL: {self.domain} went backwards, and where it wraps is not known")
+        spent = (end - start + self.range_uj) / 1e6
+        if not 0 <= spent <= self.most_w * (seconds + _LATE_S):  # reset to 0, as after a suspend
+            raise UnreadableError(f"RAPL: {self.domain} went backwards without having wrapped")
+        return spent
+
 
 class RaplCounters(EnergySource):
     """The counters of some zones, read from sysfs."""
 
-    name = KIND
+    name = RAPL
     counts = True
 
     def __init__(self, zones: Sequence[RaplZone]) -> None:
         self.zones = tuple(zones)
         self._files = [str(zone.folder / "energy_uj") for zone in zones]
-        self.domains = tuple(zone.domain for zone in self.zones)
-        only_psys = all(domain == "psys" for domain in self.domains)
-        self.counted = tuple(only_psys or domain != "psys" for domain in self.domains)
-        self.interval_s = min(_LONGEST_S, *(zone.wraps_after_s / 4 for zone in self.zones))
+        self.domains = tuple(zone.domain for zone in zones)
+        self.counted = tuple(domain != "psys" or {*self.domains} == {"psys"} for domain in self.domains)
+        self.interval_s = min(_LONGEST_S, *(zone.wraps_after_s / 4 for zone in zones))
 
     def read(self) -> tuple[float, ...]:
         """Return the microjoules of each zone."""
-        figures = []
-        try:
-            for file in self._files:  # read_number inlined: a mark must be fast
-                descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-                try:
-                    figures.append(int(os.read(descriptor, 64)))
-                finally:
-                    os.close(descriptor)
-        except (OSError, ValueError):
-            return tuple(map(read_number, self._files))  # raises with the reason
-        return tuple(figures)
+        return tuple([read_number(file) for file in self._files])
 
     def joules(self, before: EnergyReading, after: EnergyReading) -> tuple[float, ...]:
-        """Return the joules of each zone; its counter may have wrapped once."""
-        seconds = after.at - before.at
-        pairs = zip(self.zones, before.figures, after.figures, strict=True)
-        return tuple(_joules(zone, start, end, seconds) for zone, start, end in pairs)
+        """Return the joules of each zone."""
+        figures = zip(self.zones, before.figures, after.figures, strict=True)
+        return tuple(zone.joules(start, end, after.at - before.at) for zone, start, end in figures)
 
 
-def _joules(zone: RaplZone, start: float, end: float, seconds: float) -> float:
-    if seconds >= zone.wraps_after_s:
-        raise UnreadableError(
-            f"RAPL was not read for {seconds:.3g} s (suspended, or starved of time): "
-            f"{zone.domain} may have wrapped more than once"
-        )
-    spent = (end - start) / 1e6
-    if spent >= 0:
-        return spent
-    if zone.range_uj is None:
-        raise UnreadableError(f"RAPL: {zone.domain} went backwards, and where it wraps is not known")
-    spent += zone.range_uj / 1e6
-    if not 0 <= spent <= zone.most_w * (seconds + _LATE_S):  # reset to 0, as after a suspend
-        raise UnreadableError(f"RAPL: {zone.domain} went backwards without having wrapped")
-    return spent
+def find_rapl(root: Path) -> SourceFinding:
+    """Look for RAPL counters below `root`. Never raises: the finding says what is missing."""
+    powercap = root / "sys/class/powercap"
+    try:
+        zones = [*_zones(powercap)]
+    except (OSError, UnreadableError) as error:
+        return SourceFinding(RAPL, None, f"{powercap}: {error}")
+    if zones:
+        found = _finding(RAPL, lambda: RaplCounters(zones))
+        return replace(found, fix=GROUP_FIX) if "root only" in found.reason else found
+    missing = "no counters of processor packages in" if powercap.exists() else "no"
+    if "hypervisor" not in read_cpu(root / "proc/cpuinfo").flags:
+        return SourceFinding(RAPL, None, f"{missing} {powercap}", is_absent=True)
+    return SourceFinding(RAPL, None, f"{missing} {powercap} (a virtual machine: its host keeps the counters)")
+
+
+def _zones(powercap: Path) -> Iterator[RaplZone]:
+    """Yield each zone to count, once: some machines show a package through registers and through MMIO."""
+    seen = set()
+    for folder in sorted(powercap.glob("intel-rapl*:*"), key=lambda path: ("mmio" in path.name, path.name)):
+        if not (folder / "name").exists():  # not a zone, or just removed
+            continue
+        domain = _domain(powercap, folder)
+        if domain and domain not in seen:
+            seen.add(domain)
+            try:
+                range_uj = read_number(folder / "max_energy_range_uj") or None
+            except UnreadableError:
+                range_uj = None
+            yield RaplZone(domain, folder, range_uj)
+
+
+def _domain(powercap: Path, folder: Path) -> str:
+    """Return the domain of a zone; "" if another zone includes it."""
+    name = read_kernel_file(folder / "name")
+    if _PACKAGE.fullmatch(name) or name == "psys":
+        return name
+    if name == "dram" and folder.name.count(":") > 1:
+        package = read_kernel_file(powercap / folder.name.rpartition(":")[0] / "name")
+        return package.replace("package", "dram", 1) if _PACKAGE.fullmatch(package) else ""
+    return ""

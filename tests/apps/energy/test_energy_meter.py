@@ -205,18 +205,6 @@ def test_windows_side_by_side(meter, tree):
     assert (measured.joules, measured.phases) == (pytest.approx(31), {})
 
 
-@pytest.mark.parametrize("back", [0.5, 500.0])
-def test_the_clock_goes_backwards(meter, tree, clock, back):
-    window = meter.begin()
-    clock.now -= back
-    tree.set("intel-rapl:0", 2_001_000)
-    window.mark("draft")
-    tree.set("intel-rapl:0", 3_001_000)
-    measured = window.end()
-    assert (measured.joules, measured.seconds) == (pytest.approx(3), 0)
-    assert_sums(measured)
-
-
 class Fed(RaplCounters):
     """Counters in memory, fed with joules."""
 
@@ -388,31 +376,6 @@ def test_plugged_in_and_out_again(on_battery):
         write(on_battery.folder / "status", "Charging" if 5 <= i < 15 else "Discharging")
         on_battery.go_on(1)
     assert_unavailable(window.end(), "gave no samples for 11.0 s of 20.0 s")
-
-
-@given(
-    seconds=st.lists(st.floats(-5, 5), max_size=20),
-    watts=st.lists(st.floats(0.1, 100), min_size=20, max_size=20),
-)
-def test_time_going_backwards_gives_no_negative_joules(seconds, watts):
-    clock = Clock()
-
-    class Changing(EnergySource):
-        name, domains, counted, interval_s, now = "changing", ("all",), (True,), 100.0, 1.0
-
-        def read(self) -> tuple[float, ...]:
-            return (self.now,)
-
-    source = Changing()
-    meter = EnergyMeter(source, clock=clock, threaded=False)
-    window = meter.begin()
-    for step, now in zip(seconds, watts, strict=False):
-        clock.now += step
-        source.now = now
-        meter.sample()
-    measured = window.end()
-    assert measured.joules >= 0
-    assert measured.seconds >= 0
 
 
 def test_an_assumption(clock):

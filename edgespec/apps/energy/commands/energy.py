@@ -72,32 +72,26 @@ def know_idle(meter: Meter, seconds: float = 10.0) -> None:
 
     On a busy machine a message says that it was not measured, and net joules stay unavailable.
     """
-    if (
-        not isinstance(meter, EnergyMeter)
-        or not meter.available
-        or meter.estimated
-        or meter.idle_w is not None
-    ):
+    if not isinstance(meter, EnergyMeter) or meter.idle_w is not None:
         return
-    watts, _, warning = _measured_idle(meter, seconds)
-    if warning:
-        message(warning)
-    else:
-        meter.idle_w = watts
+    if meter.available and not meter.estimated:
+        watts, _, warning = _measured_idle(meter, seconds)
+        if warning:
+            message(warning)
+        else:
+            meter.idle_w = watts
 
 
 def _measured_idle(meter: EnergyMeter, seconds: float) -> tuple[float | None, Path | None, str]:
+    """Return the watts, the file that keeps them, and what is wrong with them."""
     what = f"measuring the idle machine for {seconds:g} s"
     with WorkDisplay() as display:
-        found = measure_idle(meter, seconds, on_progress=lambda done_s: display.show(what, done_s, seconds))
-    if found.watts is None:
-        return None, None, f"the idle power is unavailable: {found.reason}"
-    if found.warning:
-        return found.watts, None, found.warning
-    return found.watts, store_idle_power(meter.source, found.watts, ROOT, message), ""
-
-
-# ---- text ----
+        watts, fault = measure_idle(
+            meter, seconds, on_progress=lambda done_s: display.show(what, done_s, seconds)
+        )
+    if watts is None or fault:
+        return watts, None, fault
+    return watts, store_idle_power(meter.source, watts, ROOT, message), ""
 
 
 def _print(report: _Report) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import platform
 import re
 import signal
 import subprocess
@@ -177,16 +178,14 @@ def replay(project: Path, output: str, code: int = 0) -> list[str]:
 def test_what_pip_says_of_the_two_compiles_in_lines(project: Path, environment: dict[str, str]) -> None:
     done = run(command(project, "", replay(project, RECORDED)), environment)
     assert (done.returncode, done.stdout) == (0, "")
-    assert re.sub(r"in \d+ s", "in N s", done.stderr).splitlines() == [
+    assert done.stderr.splitlines() == [
         "installing packages",
-        "compiling llama.cpp for this CPU",
-        "compiling llama.cpp for this CPU: 10%, 20 of 193 steps",
-        "compiling llama.cpp for this CPU: 52%, 100 of 193 steps",
-        "compiling llama.cpp for this CPU: 100%, 193 of 193 steps",
-        "edgespec: compiled llama.cpp for this CPU in N s",
-        "compiling edgespec's own core",
-        "compiling edgespec's own core: 100%, 28 of 28 steps",
-        "edgespec: compiled edgespec's own core in N s",
+        "compiling llama-cpp-python",
+        "compiling llama-cpp-python: 10%, 20 of 193 steps",
+        "compiling llama-cpp-python: 52%, 100 of 193 steps",
+        "compiling llama-cpp-python: 100%, 193 of 193 steps",
+        "compiling edgespec",
+        "compiling edgespec: 100%, 28 of 28 steps",
     ]
     assert (project / "build" / "install.log").read_text() == RECORDED
 
@@ -195,7 +194,7 @@ def test_a_wheel_from_the_cache_is_not_called_a_compile(project: Path, environme
     cached = re.sub(r"  Building wheel for llama(.|\n)*Created wheel.*\n", "", RECORDED)
     done = run(command(project, "", replay(project, cached)), environment)
     assert "llama" not in done.stderr
-    assert "edgespec: compiled edgespec's own core" in done.stderr
+    assert "compiling edgespec" in done.stderr
 
 
 def test_of_llama_cpp_only_what_edgespec_needs_is_compiled(
@@ -235,7 +234,6 @@ def test_a_real_compile_and_a_pull_beside_it_in_a_terminal(
         terminal.expect(r"pulling m +\S+ +\d\d\.\d/512\.0 kB .* left\s+\S compiling tiny")  # both at once
         server.release.set()
         (project / "go").touch()
-        terminal.expect(r"edgespec: compiled tiny in \d+ s")
         assert terminal.wait() == 0
     assert (project.parent / "models" / "m.gguf").read_bytes() == CONTENT
     assert list((project.parent / "site" / "tiny").glob("libtiny*"))
@@ -278,23 +276,12 @@ def test_a_compile_that_fails_is_one_line_with_what_the_compiler_said(
     assert "FAILED" in log.read_text()
 
 
-@pytest.mark.parametrize(
-    ("sign", "cause"),
-    [
-        (
-            "c++: fatal error: Killed signal terminated program cc1plus",
-            "not enough memory; close other programs",
-        ),
-        ("fatal error: error writing to /tmp/x.s: No space left on device", "the disk is full"),
-    ],
-)
-def test_the_cause_is_named_where_it_is_known(
-    project: Path, environment: dict[str, str], sign: str, cause: str
-) -> None:
+def test_too_little_memory_is_named(project: Path, environment: dict[str, str]) -> None:
+    sign = "c++: fatal error: Killed signal terminated program cc1plus"
     output = RECORDED[: RECORDED.index("  [193/193]")] + f"  FAILED: x.cpp.o\n  {sign}\nERROR: Failed\n"
     done = run(command(project, "", replay(project, output, 1)), environment)
     assert done.returncode == 1
-    assert f"edgespec: error: llama.cpp for this CPU was not compiled: {cause}" in done.stderr
+    assert "edgespec: error: llama-cpp-python was not compiled: not enough memory" in done.stderr
     assert sign in done.stderr
 
 
@@ -313,7 +300,7 @@ def test_a_pull_that_fails_is_a_line_and_the_install_completes(
     done = run(command(project, "m", pip(project)), environment)
     assert done.returncode == 0
     assert "edgespec: cannot pull m; wheels fake==1: fake==1: No matching distribution" in done.stderr
-    assert "edgespec: compiled tiny" in done.stderr
+    assert list((project.parent / "site" / "tiny").glob("libtiny*"))
     done = run(command(project, "nobody", pip(project)), environment)
     assert done.returncode == 0
     assert "edgespec: no model is called 'nobody'" in done.stderr
@@ -380,15 +367,14 @@ def test_make_pulls_the_default_pair_only_where_it_will_be_run(arguments: list[s
 
 # ---- wheels of dist/ ----
 
-LIBRARY = "llama_cpp_python-0.3.36+edgespec-py3-none-any.whl"
-OWN = "edgespec-0.1.0-py3-none-any.whl"
+LIBRARY = f"llama_cpp_python-0.3.36+edgespec-py3-none-manylinux_2_34_{platform.machine()}.whl"
+OWN = f"edgespec-0.1.0-py3-none-manylinux_2_34_{platform.machine()}.whl"
 
 
 @pytest.fixture
 def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A clone with wheels of both packages in dist/, on a machine without a compiler."""
     (tmp_path / "dist").mkdir()
-    (tmp_path / "pyproject.toml").write_text('[project]\ndependencies = ["llama-cpp-python==0.3.36"]\n')
     (tmp_path / "llama_cpp.cmake").write_text("recipe")
     put(tmp_path, LIBRARY)
     put(tmp_path, OWN)
@@ -415,22 +401,10 @@ def test_with_a_compiler_only_llama_cpp_is_not_compiled(clone: Path, monkeypatch
     assert install.requirements() == ["--find-links", str(clone / "dist"), "--editable", ".[serve]"]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "llama_cpp_python-0.3.35+edgespec-py3-none-any.whl",
-        "llama_cpp_python-0.3.36+edgespec-py3-none-manylinux_2_34_s390x.whl",
-        "llama_cpp_python-0.3.36+edgespec.whl",
-    ],
-)
-def test_a_library_that_does_not_fit_is_compiled(
-    clone: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_library_for_another_machine_is_compiled(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (clone / "dist" / LIBRARY).unlink()
-    put(clone, name)
-    with pytest.raises(
-        EdgespecError, match=r"no C and C\+\+ compiler, and .*/dist has no wheel of llama-cpp-python "
-    ):
+    put(clone, "llama_cpp_python-0.3.36+edgespec-py3-none-manylinux_2_34_s390x.whl")
+    with pytest.raises(EdgespecError, match=r"no C and C\+\+ compiler, and .*/dist lacks wheels of both"):
         install.requirements()
     monkeypatch.setattr(install, "compiler_lacking", lambda: "")
     assert install.requirements() == ["--editable", ".[serve]"]
@@ -463,7 +437,6 @@ def test_neither_a_compiler_nor_a_wheel_is_one_line(
     said = capsys.readouterr()
     assert said.err.count("\n") == 1
     assert "no C and C++ compiler, and " in said.err
-    assert "no wheel of llama-cpp-python and edgespec that fits Python 3." in said.err
     assert "apt install gcc g++ python3-dev, or run `make wheels`" in said.err
 
 

@@ -743,8 +743,8 @@ class Counter:
         self.n_read += 1
         return (1e6 * self.n_read,)
 
-    def joules(self, before, after):
-        return tuple((b - a) / 1e6 for a, b in zip(before.figures, after.figures, strict=True))
+    def joules(self, seconds, before, after):
+        return tuple((b - a) / 1e6 for a, b in zip(before, after, strict=True))
 
 
 class FiveWatts(EnergySource):

@@ -142,7 +142,7 @@ class PipedResults:
                 named = [*self.failed, FailedLine(place, found["custom_id"], str(reason))]
                 self.failed = sorted(named)[:_MOST_NAMED]
             return place
-        except (msgspec.MsgspecError, ValueError, RecursionError, LookupError, TypeError):
+        except (msgspec.MsgspecError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             return None
 
     def _write(self, place: int, line: bytes) -> None:

@@ -17,7 +17,6 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime
 from itertools import compress
 from pathlib import Path
 from threading import Event, RLock, Thread
@@ -26,7 +25,6 @@ from typing import Annotated, NamedTuple, Self
 import msgspec
 
 from edgespec.apps.energy.sources import (
-    EnergyReading,
     EnergySource,
     SourceFinding,
     UnreadableError,
@@ -86,12 +84,27 @@ class Window:
         self.measured: Measurement | None = None
 
     def mark(self, phase: Phase) -> None:
-        """Say that the time since the last mark, or since the beginning, was `phase`."""
-        self._meter.mark(self, phase)
+        """Say that the time since the last mark, or the begin, was `phase`. Once ended this does nothing."""
+        meter = self._meter
+        if not (meter.counts or meter.estimated):
+            return
+        with meter._lock:
+            if self.fault or self.measured is not None:
+                return
+            if meter.sample():
+                self.marks.append((phase, meter._sums))
+            else:
+                self.fault = meter.reason  # where this phase ended is unknown
 
     def end(self) -> Measurement:
         """Close the window and return what was measured; a second call returns the same."""
-        return self._meter.end(self)
+        meter, ended = self._meter, self._meter._clock()
+        with meter._lock:
+            if self.measured is None:
+                if not self.fault and not meter.sample():
+                    self.fault = meter.reason  # the energy since the last sample is unknown
+                self.measured = meter._closed(self, ended - self.began)
+            return self.measured
 
 
 class EnergyMeter(Closing):
@@ -129,7 +142,7 @@ class EnergyMeter(Closing):
         self._lock = RLock()
         self._windows: list[Window] = []
         self._stop = Event()
-        self._last: EnergyReading | None = None
+        self._last: tuple[float, ...] | None = None
         self._sums = EnergySums(0.0, (), 0.0)
 
     @classmethod
@@ -172,32 +185,6 @@ class EnergyMeter(Closing):
                 self._start_thread(interval_s)
             return window
 
-    def mark(self, window: Window, phase: Phase) -> None:
-        """Close a phase of `window`: see Window.mark. A window that has ended ignores marks."""
-        if not (self.counts or self.estimated):
-            return
-        with self._lock:
-            if window.fault or window.measured is not None:
-                return
-            if self.sample():
-                window.marks.append((phase, self._sums))
-            else:
-                window.fault = self.reason  # where this phase ended is unknown
-
-    def end(self, window: Window) -> Measurement:
-        """Close `window`: see Window.end."""
-        ended = self._clock()
-        with self._lock:
-            if window.measured is None:
-                if not window.fault and not self.sample():
-                    window.fault = self.reason  # the energy since the last sample is unknown
-                if window in self._windows:  # a call that Ctrl-C ended may have removed it already
-                    self._windows.remove(window)
-                if not self._windows:
-                    self._stop.set()
-                window.measured = self._measurement(window, ended - window.began)
-            return window.measured
-
     def sample(self) -> bool:
         """Read the source for the open windows, as the thread does every `interval_s`.
 
@@ -216,28 +203,28 @@ class EnergyMeter(Closing):
                 return False
             self.reason = ""
             now = self._clock()
-            self._add(source, EnergyReading(now if source.counts else (before + now) / 2, figures))
+            self._add(source, now if source.counts else (before + now) / 2, figures)
             return True
 
     def close(self) -> None:
         """Stop reading. Open windows can still be ended."""
         self._stop.set()
 
-    def _add(self, source: EnergySource, reading: EnergyReading) -> None:
+    def _add(self, source: EnergySource, at: float, figures: tuple[float, ...]) -> None:
         """Add the joules since the last reading; where they cannot be told, open windows get none."""
-        last, self._last = self._last, reading
-        sums, gap_s = self._sums.joules or (0.0,) * len(reading.figures), self._sums.gap_s
+        last, self._last = self._last, figures
+        sums, gap_s = self._sums.joules or (0.0,) * len(figures), self._sums.gap_s
         if last is not None:
-            seconds = reading.at - last.at
+            seconds = at - self._sums.at
             if not source.counts and seconds > MOST_INTERVALS * source.interval_s:
                 gap_s += seconds
             try:
-                spent = source.joules(last, reading)
+                spent = source.joules(seconds, last, figures)
                 sums = tuple([a + b for a, b in zip(sums, spent, strict=True)])
             except UnreadableError as error:
                 for window in self._windows:
                     window.fault = window.fault or str(error)
-        self._sums = EnergySums(reading.at, sums, gap_s)
+        self._sums = EnergySums(at, sums, gap_s)
 
     def _start_thread(self, interval_s: float) -> None:
         stop = self._stop = Event()
@@ -250,7 +237,11 @@ class EnergyMeter(Closing):
 
         Thread(target=run, name="edgespec-energy", daemon=True).start()
 
-    def _measurement(self, window: Window, seconds: float) -> Measurement:
+    def _closed(self, window: Window, seconds: float) -> Measurement:
+        if window in self._windows:  # a call that Ctrl-C ended may have removed it already
+            self._windows.remove(window)
+        if not self._windows:
+            self._stop.set()
         source, start, end = self._source, window.start, self._sums
         unknown = Measurement(seconds, None, self.idle_w, source=self.source)
         if source is None or start is None or window.fault:
@@ -293,7 +284,7 @@ def chosen_source(root: Path, *, on_message: MessageFn) -> dict[str, str | None]
 # ---- the idle machine's power, kept ----
 #
 #     cache_root()/energy.json        {"format": "edgespec energy", "version": 1, "idle": {
-#                                         "RAPL": {"watts": 3.21, "cpu": "...", "measured": "..."}}}
+#                                         "RAPL": {"watts": 3.21, "cpu": "..."}}}
 #
 # A figure holds for one source on one processor model. Failures here raise nothing: each is one line for
 # `on_message`.
@@ -304,7 +295,6 @@ FORMAT, VERSION = "edgespec energy", 1
 class _IdleFigure(msgspec.Struct, frozen=True):
     watts: Annotated[float, msgspec.Meta(gt=0)]
     cpu: str
-    measured: str = ""
 
 
 _Figures = dict[str, _IdleFigure]  # by source
@@ -317,7 +307,7 @@ def load_idle_power(source: str, root: Path = Path("/"), on_message: MessageFn =
     except OSError as error:
         on_message(f"the idle power is not known: {describe_os_error(error)}")
         return None
-    return entry.watts if entry and entry.cpu == _cpu(root) else None
+    return entry.watts if entry and entry.cpu == read_cpu(root / "proc/cpuinfo").model else None
 
 
 def store_idle_power(
@@ -325,8 +315,7 @@ def store_idle_power(
 ) -> Path | None:
     """Store the idle power of `source`; return the file, or None if it cannot be written."""
     file = _file(on_message)
-    measured = datetime.now().astimezone().isoformat(timespec="seconds")
-    entry = _IdleFigure(float(f"{watts:.6g}"), _cpu(root), measured)
+    entry = _IdleFigure(float(f"{watts:.6g}"), read_cpu(root / "proc/cpuinfo").model)
 
     def with_entry(kept: _Figures | None) -> bytes:
         content = {"format": FORMAT, "version": VERSION, "idle": {**(kept or {}), source: entry}}
@@ -339,10 +328,6 @@ def store_idle_power(
         on_message(f"the idle power could not be kept: {reason}")
         return None
     return file.path
-
-
-def _cpu(root: Path) -> str:
-    return read_cpu(root / "proc/cpuinfo").model
 
 
 def _file(on_message: MessageFn) -> StateFile[_Figures]:
@@ -362,15 +347,6 @@ def _file(on_message: MessageFn) -> StateFile[_Figures]:
 _STEP_S = 0.1  # between two calls of on_progress
 
 
-class IdlePower(NamedTuple):
-    """The mean power of the machine while this program sleeps."""
-
-    watts: float | None
-    """None if unknown."""
-    fault: str = ""
-    """Why it is unknown, or not to be relied on, in one line; else ""."""
-
-
 def measure_idle(
     meter: EnergyMeter,
     seconds: float = 10.0,
@@ -378,8 +354,8 @@ def measure_idle(
     on_progress: Callable[[float], None] = lambda _done_s: None,
     load: OtherLoad | None = None,
     sleep: Callable[[float], None] = time.sleep,
-) -> IdlePower:
-    """Return the mean power over `seconds` in which this process sleeps.
+) -> tuple[float | None, str]:
+    """Return the mean watts over `seconds` in which this process sleeps, and why they are None or unreliable.
 
     `on_progress` takes the seconds that have passed. `load` tells how busy other programs are.
     """
@@ -396,12 +372,11 @@ def measure_idle(
     if not measured.joules or measured.estimated:
         still = f"{meter.source} stood still: measure for longer"
         reason = "an assumption says nothing of it" if measured.estimated else measured.reason or still
-        return IdlePower(None, f"the idle power is unavailable: {reason}")
-    busy = load.processors()
-    if busy is None or busy <= MOST_OTHER_LOAD:
-        return IdlePower(measured.joules / measured.seconds)
-    return IdlePower(
-        measured.joules / measured.seconds,
-        f"the machine was busy: other programs kept {busy:.1f} processors busy; this idle power is too "
-        "high and was not kept: stop other programs and run edgespec energy again",
-    )
+        return None, f"the idle power is unavailable: {reason}"
+    busy, fault = load.processors(), ""
+    if busy is not None and busy > MOST_OTHER_LOAD:
+        fault = (
+            f"the machine was busy: other programs kept {busy:.1f} processors busy; this idle power is too "
+            "high and was not kept: stop other programs and run edgespec energy again"
+        )
+    return measured.joules / measured.seconds, fault

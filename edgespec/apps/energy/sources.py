@@ -15,7 +15,6 @@ import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 from edgespec.errors import UsageError, describe_os_error
 from edgespec.platform.cpu import device_model, read_cpu
@@ -33,15 +32,6 @@ class UnreadableError(Exception):
         super().__init__(reason)
         self.fix = fix
         """Steps that cure it, a line each."""
-
-
-class EnergyReading(NamedTuple):
-    """Figures that a source showed at a moment."""
-
-    at: float
-    """Seconds of the meter's clock."""
-    figures: tuple[float, ...]
-    """Figure of each of the source's domains: a counter's microjoules, or watts."""
 
 
 class EnergySource:
@@ -64,13 +54,14 @@ class EnergySource:
         """Return the present figure of each domain. Raises UnreadableError."""
         raise NotImplementedError
 
-    def joules(self, before: EnergyReading, after: EnergyReading) -> tuple[float, ...]:
+    def joules(
+        self, seconds: float, before: tuple[float, ...], after: tuple[float, ...]
+    ) -> tuple[float, ...]:
         """Return the joules of each domain between two readings: of watts by the trapezoidal rule.
 
         Raises UnreadableError.
         """
-        half = (after.at - before.at) / 2
-        return tuple(half * (a + b) for a, b in zip(before.figures, after.figures, strict=True))
+        return tuple(seconds * (a + b) / 2 for a, b in zip(before, after, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,10 +364,12 @@ class RaplCounters(EnergySource):
         """Return the microjoules of each zone."""
         return tuple([read_number(file) for file in self._files])
 
-    def joules(self, before: EnergyReading, after: EnergyReading) -> tuple[float, ...]:
+    def joules(
+        self, seconds: float, before: tuple[float, ...], after: tuple[float, ...]
+    ) -> tuple[float, ...]:
         """Return the joules of each zone."""
-        figures = zip(self.zones, before.figures, after.figures, strict=True)
-        return tuple(zone.joules(start, end, after.at - before.at) for zone, start, end in figures)
+        figures = zip(self.zones, before, after, strict=True)
+        return tuple(zone.joules(start, end, seconds) for zone, start, end in figures)
 
 
 def find_rapl(root: Path) -> SourceFinding:

@@ -10,7 +10,6 @@ import pytest
 from edgespec.apps.energy.meter import EnergyMeter
 from edgespec.apps.energy.sources import (
     GROUP_FIX,
-    EnergyReading,
     PmicPower,
     RaplCounters,
     UnreadableError,
@@ -107,7 +106,7 @@ def test_a_package_seen_by_memory_alone_counts(tmp_path):
 
 
 def spent(source: RaplCounters, before: int, after: int, seconds: float = 1.0) -> float:
-    (joules,) = source.joules(EnergyReading(0.0, (before,)), EnergyReading(seconds, (after,)))
+    (joules,) = source.joules(seconds, (before,), (after,))
     return joules
 
 
@@ -334,7 +333,7 @@ def test_none(tmp_path):
         assert missing in meter.reason
     window = meter.begin()
     window.mark("draft")
-    measured = meter.end(window)
+    measured = window.end()
     assert (measured.joules, measured.reason, measured.phases) == (None, meter.reason, {})
     assert [finding.source for finding in survey(tmp_path)] == [None] * 3
 

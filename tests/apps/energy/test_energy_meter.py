@@ -78,12 +78,12 @@ def test_a_window(meter, tree, clock):
     tree.set("intel-rapl:0", 20_001_000)
     tree.set("intel-rapl:0:2", 3_000_200)
     tree.set("intel-rapl:0:0", 999_999_999)
-    measured = meter.end(window)
+    measured = window.end()
     assert measured == Measurement(
         4.0, 23.0, 2.0, domains={"package-0": 20.0, "dram-0": 3.0}, phases={}, source="RAPL"
     )
     assert (measured.net_joules, measured.joule_seconds, measured.per_token(10)) == (15, 92, 2.3)
-    assert meter.end(window) is measured, "it ends once"
+    assert window.end() is measured, "it ends once"
 
 
 def test_phases(meter, tree, clock):

@@ -151,8 +151,8 @@ def clear_command(
 ) -> None:
     """Delete what is kept: your texts, or WHAT you name. Models are deleted only if named.
 
-    Files set aside because they were damaged are deleted too. A file written by a later edgespec stays, and
-    is named; so are drafts that were trained on your texts.
+    Files set aside because they were damaged are deleted too. Drafts that were trained on your texts are
+    named.
     """
     rows = _rows(names or [])
     whole = bool(names) or forge
@@ -269,8 +269,6 @@ def _history_deletion(row: Kept) -> Deletion | None:
             for path in history.clear():
                 said = f"{info.documents:,} {what}" if path == info.path else "not in use"
                 out.print(f"{path}: deleted, {said}")
-            if info.newer:
-                out.print(f"{info.path}: kept, a later edgespec wrote it; delete it by hand")
 
     n_documents = sum(info.documents for _, info in histories)
     return Deletion(f"{n_documents:,} {what} in {row.path()}", run)

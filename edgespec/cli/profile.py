@@ -78,7 +78,6 @@ def _keep(key: ProfileKey, measured: PairCosts, *, json: bool, force: bool) -> i
     """Store the profile unless a reliable one is there, print it, and return the exit code."""
     from edgespec.drafting.profile import as_text
     from edgespec.drafting.profile_store import profile_path, store
-    from edgespec.platform.state_file import NewerFormatError
 
     profile, kept = _profile(key, measured, None), None
 
@@ -93,9 +92,6 @@ def _keep(key: ProfileKey, measured: PairCosts, *, json: bool, force: bool) -> i
         file = store(key, change, on_message=message)
     except OSError as error:
         reason = describe_os_error(error)
-    except NewerFormatError as error:
-        message(str(error))
-        reason = "a later edgespec's file is there"
     if json:
         out.print(as_text(profile), end="")
     else:

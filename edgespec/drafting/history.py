@@ -38,7 +38,7 @@ import numpy.typing as npt
 from edgespec.errors import EdgespecError, describe_os_error
 from edgespec.platform.kept import HISTORY, Kept
 from edgespec.platform.messages import MessageFn, silent
-from edgespec.platform.state_file import DamagedFileError, NewerFormatError, StateFile, write_all
+from edgespec.platform.state_file import DamagedFileError, StateFile, write_all
 
 MAX_TOKENS = 524_288
 """Places that a history keeps by default: one for each token, and one for each document's end."""
@@ -135,8 +135,8 @@ def places(record: bytes) -> int:
     return (len(record) - _RECORD.size) // 4 + 1
 
 
-def parse(path: Path, data: bytes, fingerprint: str, kind: RecordKind = DOCUMENTS) -> HistoryContents:
-    """The content of the file `path`. Raises DamagedFileError if more than its last record is wrong."""
+def parse(data: bytes, fingerprint: str, kind: RecordKind = DOCUMENTS) -> HistoryContents:
+    """The content of a file. Raises DamagedFileError if more than its last record is wrong."""
     header, expected = data[: _HEADER.size], encode_header(fingerprint, kind)
     if header == expected:
         return _parse_records(data)
@@ -147,8 +147,6 @@ def parse(path: Path, data: bytes, fingerprint: str, kind: RecordKind = DOCUMENT
     _, version, key, crc = _HEADER.unpack(header)
     if crc != zlib.crc32(header[:-_CRC_BYTES]):
         raise DamagedFileError("its header is wrong")
-    if version > _VERSION:
-        raise NewerFormatError(path, version)
     raise DamagedFileError(f"of another {kind.owner} ({key.decode(errors='replace')}) or format ({version})")
 
 
@@ -199,8 +197,6 @@ class HistoryInfo:
     """When it was last written, seconds since 1970; None: there is no file. Documents have no times."""
     problem: str = ""
     """Why the file cannot be used, in one line."""
-    newer: bool = False
-    """Whether a later edgespec wrote it: it is left alone."""
     set_aside: tuple[Path, ...] = ()
     """Files kept because they were damaged or foreign."""
 
@@ -239,7 +235,7 @@ class History:
         self.path = (kind.kept.path() if root is None else root) / f"{fingerprint}{kind.suffix}"
         self._file = StateFile(
             self.path,
-            lambda data: parse(self.path, data, fingerprint, kind),
+            lambda data: parse(data, fingerprint, kind),
             lock=f".{fingerprint}.lock",
             on_message=on_message,
         )
@@ -304,8 +300,6 @@ class History:
         try:
             with self._locked():
                 return self._extend([document for document in encoded if document])
-        except NewerFormatError as error:
-            self._file.say(str(error))
         except OSError as error:
             self._file.say(
                 f"the {self.kind.noun} cannot be written, nothing is added: {describe_os_error(error)}"
@@ -313,16 +307,11 @@ class History:
         return None
 
     def clear(self) -> list[Path]:
-        """Delete the history and what was set aside of it; return the files that are gone.
-
-        A file of a later format version stays. Raises OSError.
-        """
+        """Delete the history and what was set aside of it; return the files that are gone. Raises OSError."""
         if not self.path.parent.exists():
             return []
         with self._locked():
             gone = [self.path, *self._file.set_aside(), self._file.temporary]
-            if self.info().newer:
-                gone.remove(self.path)
             gone = [path for path in gone if path.is_file() and not path.is_symlink()]
             for path in gone:
                 path.unlink()
@@ -330,7 +319,7 @@ class History:
 
     def info(self) -> HistoryInfo:
         """Return the facts of the history. Changes nothing and raises nothing."""
-        contents, size, modified, problem, newer = HistoryContents(), 0, None, "", False
+        contents, size, modified, problem = HistoryContents(), 0, None, ""
         try:
             stat = self.path.stat()
             size, modified = stat.st_size, stat.st_mtime
@@ -339,8 +328,6 @@ class History:
             pass
         except DamagedFileError as error:
             problem = f"damaged: {error}; the next run sets it aside"
-        except NewerFormatError as error:
-            problem, newer = str(error), True
         except OSError as error:
             problem = describe_os_error(error)
         return HistoryInfo(
@@ -351,7 +338,6 @@ class History:
             bytes=size,
             modified=modified,
             problem=problem,
-            newer=newer,
             set_aside=tuple(self._file.set_aside()),
         )
 

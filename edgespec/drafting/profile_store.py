@@ -23,7 +23,7 @@ from edgespec.llama.backend import library_version
 from edgespec.platform.cpu import read_cpu
 from edgespec.platform.kept import PROFILES
 from edgespec.platform.messages import MessageFn, silent
-from edgespec.platform.state_file import DamagedFileError, NewerFormatError, StateFile, parse_json
+from edgespec.platform.state_file import DamagedFileError, StateFile, parse_json
 
 _HALF_AFTER = 200  # passes after which a run's curve weighs as much as it ever will
 _MOST_WEIGHT = 0.5  # one noisy run must not spoil a measured curve
@@ -39,8 +39,7 @@ def profile_path(key: ProfileKey) -> Path:
 def load(key: ProfileKey, *, on_message: MessageFn = silent) -> Profile | None:
     """The record of `key`; None when nothing is, or nothing that can be used.
 
-    A file that makes no sense is set aside; one of a later edgespec is left as it is. Either is told to
-    `on_message` in one line.
+    A file that makes no sense is set aside, which is told to `on_message` in one line.
     """
     try:
         return _file(key, on_message).read()
@@ -63,8 +62,8 @@ def known_times(kernels: str, threads: int) -> dict[str, float]:
         paths = []
     for path in paths:
         try:
-            profile = from_json(parse_json(path, path.read_bytes(), form=FORMAT, version=VERSION))
-        except (OSError, ValueError, DamagedFileError, NewerFormatError):
+            profile = from_json(parse_json(path.read_bytes(), form=FORMAT, version=VERSION))
+        except (OSError, ValueError, DamagedFileError):
             continue  # those of speech too
         key = profile.key
         machine = key.cpu, key.llama_cpp, key.kernels, key.threads
@@ -81,14 +80,10 @@ def update(
     """Store what `change` makes of the stored profile of `key` (None: there is none), and return its file.
 
     Done under a lock, so what two processes store at a time is stored one after the other. None when it
-    cannot be written, or when a later edgespec's file is there, which is told to `on_message`. Raises
-    ValueError for numbers that no profile may hold.
+    cannot be written. Raises ValueError for numbers that no profile may hold.
     """
     try:
         return store(key, change, on_message=on_message)
-    except NewerFormatError as error:
-        on_message(str(error))
-        return None
     except (OSError, UsageError):  # a cache that cannot be written only means to learn it again
         return None
 
@@ -96,7 +91,7 @@ def update(
 def store(
     key: ProfileKey, change: Callable[[Profile | None], Profile], *, on_message: MessageFn = silent
 ) -> Path:
-    """Do what `update` does; raise NewerFormatError, OSError or UsageError where nothing can be written."""
+    """Do what `update` does; raise OSError or UsageError where nothing can be written."""
     file = _file(key, on_message)
     file.update(lambda stored: as_text(change(stored)).encode())
     return file.path
@@ -167,7 +162,7 @@ def _file(key: ProfileKey, on_message: MessageFn) -> StateFile[Profile]:
     path = profile_path(key)
 
     def parse(data: bytes) -> Profile:
-        document = parse_json(path, data, form=FORMAT, version=VERSION)
+        document = parse_json(data, form=FORMAT, version=VERSION)
         try:
             profile = from_json(document)
         except ValueError as error:

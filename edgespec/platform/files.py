@@ -1,7 +1,6 @@
 """The user's directories, and files replaced atomically: no reader sees half of one.
 
-A file that the user names for results is checked before the work (`check_writable`, `check_folder`), and what
-cannot be written at the end is kept elsewhere (`write_file`).
+A file that the user names for results is checked before the work (`check_writable`, `check_folder`).
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -244,8 +242,7 @@ def check_folder(path: Path, field: str) -> None:
 def write_file(path: Path, data: bytes, *, field: str) -> None:
     """Write a file so that a complete file is there at any time, the old or the new one.
 
-    Raises EdgespecError in one line that names `field`, the file, and where `data` is instead, if there is
-    room for it among temporary files; the old file is unchanged then.
+    Raises EdgespecError in one line that names `field` and the file; the old one is unchanged then.
     """
     try:
         file = _resolve(path)
@@ -254,21 +251,7 @@ def write_file(path: Path, data: bytes, *, field: str) -> None:
         else:
             write_atomically(file, data)
     except OSError as error:
-        problem = _refusal(path, error)
-        if rescued := _rescue(path.name, data):
-            problem += f". It is in {rescued} instead"
-        raise EdgespecError(problem, field=field, value=path) from None
-
-
-def _rescue(name: str, data: bytes) -> Path | None:
-    """Write `data` to a new file among temporary ones and return it; None if that fails too."""
-    try:
-        handle, file = tempfile.mkstemp(prefix="edgespec-", suffix=f"-{name[-100:]}")
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(data)
-    except OSError:
-        return None
-    return Path(file)
+        raise EdgespecError(_refusal(path, error), field=field, value=path) from None
 
 
 def _resolve(path: Path) -> Path:

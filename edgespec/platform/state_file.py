@@ -4,8 +4,8 @@
     NAME.set-aside (-2, -3 ..)  a damaged file, kept so that the user can look into it
     .lock                       held by the process that writes
 
-edgespec works without these files: a damaged one is set aside, one of a later edgespec is left alone. Either
-way the user is told in one line, and the run goes on as if there were no file.
+edgespec works without these files: one that is damaged, or of another format, is set aside. The user is told
+in one line, and the run goes on as if there were no file.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgspec
 
-from edgespec.errors import EdgespecError
 from edgespec.platform.locks import locked
 from edgespec.platform.messages import MessageFn, silent
 
@@ -32,13 +31,6 @@ T = TypeVar("T")
 
 class DamagedFileError(Exception):
     """A file cannot be understood; `str(error)` says why."""
-
-
-class NewerFormatError(EdgespecError):
-    """A file was written by a later edgespec."""
-
-    def __init__(self, path: Path, version: int) -> None:
-        super().__init__(f"{path} was written by a later edgespec (format {version}): left alone, not used")
 
 
 class StateFile(Generic[T]):
@@ -54,9 +46,8 @@ class StateFile(Generic[T]):
     ) -> None:
         """Name the file; it is not opened yet.
 
-        `parse` turns the file's bytes into a T, and raises DamagedFileError or NewerFormatError. `lock`: the
-        name of the lock file in the same folder; several files may share one. `on_message` gets each line
-        once.
+        `parse` turns the file's bytes into a T, and raises DamagedFileError. `lock`: the name of the lock
+        file in the same folder; several files may share one. `on_message` gets each line once.
         """
         self.path = path
         self._parse = parse
@@ -67,7 +58,7 @@ class StateFile(Generic[T]):
     def peek(self) -> T | None:
         """Return the file's value, None if there is no file; a damaged file stays where it is.
 
-        Raises DamagedFileError, NewerFormatError and OSError.
+        Raises DamagedFileError and OSError.
         """
         try:
             if not stat.S_ISREG(self.path.stat().st_mode):  # a pipe would be waited for
@@ -81,17 +72,12 @@ class StateFile(Generic[T]):
         """Return the file's value; None if there is no file or it cannot be used. Raises OSError."""
         try:
             return self.peek()
-        except NewerFormatError as error:
-            self.say(str(error))
-            return None
         except DamagedFileError as error:
             problem = str(error)
         # Read again under the lock: another process may have replaced the damaged file by now.
         try:
             with self.locked():
                 return self.read_locked()
-        except NewerFormatError as error:
-            self.say(str(error))
         except OSError:  # the file cannot be set aside
             self.say(f"{self.path}: {problem}; it is not used")
         return None
@@ -99,8 +85,8 @@ class StateFile(Generic[T]):
     def update(self, change: Callable[[T | None], bytes]) -> None:
         """Replace the file's value, under the lock: `change` takes the old value and returns the new bytes.
 
-        The old value is None if there is none that can be used. Raises NewerFormatError and OSError;
-        the file is then unchanged.
+        The old value is None if there is none that can be used. Raises OSError; the file is then
+        unchanged.
         """
         with self.locked():
             self.write_locked(change(self.read_locked()))
@@ -115,7 +101,7 @@ class StateFile(Generic[T]):
     def read_locked(self) -> T | None:
         """Return the file's value, or set a damaged file aside and return None; call with the lock held.
 
-        Raises NewerFormatError and OSError.
+        Raises OSError.
         """
         try:
             return self.peek()
@@ -245,10 +231,10 @@ class FileTable(Generic[E]):
             self._state.update(added)
 
 
-def parse_json(path: Path, data: bytes, *, form: str, version: int) -> dict[str, Any]:
+def parse_json(data: bytes, *, form: str, version: int) -> dict[str, Any]:
     """Parse a JSON object {"format": form, "version": version, ...} whose numbers are all finite.
 
-    Raises DamagedFileError and NewerFormatError, which names `path`.
+    Raises DamagedFileError.
     """
     try:
         document = json.loads(data, parse_constant=_finite, parse_float=_finite)
@@ -257,10 +243,8 @@ def parse_json(path: Path, data: bytes, *, form: str, version: int) -> dict[str,
     if not isinstance(document, dict) or document.get("format") != form:
         raise DamagedFileError(f"not of {form}")
     found = document.get("version")
-    if type(found) is not int or found < version:
-        raise DamagedFileError("damaged: no version")
-    if found > version:
-        raise NewerFormatError(path, found)
+    if type(found) is not int or found != version:
+        raise DamagedFileError(f"of format {found!a}, and this edgespec has {version}")
     return document
 
 

@@ -5,10 +5,8 @@ import os
 import pty
 import re
 import signal
-import struct
 import subprocess
 import sys
-import zlib
 
 import numpy as np
 import pytest
@@ -174,16 +172,6 @@ def test_where_drafts_failed_is_shown_and_deleted(edgespec):
     assert "1 rejected texts in " in edgespec("clear", code=2)[1]
     edgespec("clear", "--yes")
     assert places.texts() == []
-
-
-def test_clear_leaves_a_later_format_and_says_so(edgespec, history):
-    start = struct.pack("<8sI16s", b"EDGEHIST", 2, history.fingerprint[-16:].encode())
-    history.path.parent.mkdir(parents=True)
-    history.path.write_bytes(start + struct.pack("<I", zlib.crc32(start)) + b"later")
-    assert "written by a later edgespec (format 2)" in edgespec("info")[0]
-    text, _ = edgespec("clear", "--yes")
-    assert text == f"{history.path}: kept, a later edgespec wrote it; delete it by hand\n"
-    assert history.path.exists()
 
 
 # ---- what drafts are made from ----

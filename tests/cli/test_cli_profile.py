@@ -158,17 +158,6 @@ def test_what_cannot_be_kept_is_printed_all_the_same(profile, tiny_path, tmp_pat
     assert "could not be kept" in process.stderr.splitlines()[-1]
 
 
-def test_a_newer_file_is_not_replaced(profile, tiny_path, cache):
-    profile("-t", tiny_path, "--threads", 1)
-    (file,) = stored(cache)
-    file.write_text('{"format": "edgespec profile", "version": 9}')
-    process = profile("-t", tiny_path, "--threads", 1)
-    assert process.returncode == 1
-    assert "later edgespec (format 9)" in process.stderr
-    assert file.read_text() == '{"format": "edgespec profile", "version": 9}'
-    assert str(file) not in process.stdout
-
-
 def test_interrupted(environment, tiny_path, cache):
     process = subprocess.Popen(
         [*COMMAND, "profile", "--target", str(tiny_path), "--threads", "1"],

@@ -413,24 +413,6 @@ def test_what_is_not_ours_is_set_aside(history, messages, start, reason):
     assert not history.path.exists()
 
 
-def test_a_later_format_is_left_alone(history, messages):
-    history.path.parent.mkdir()
-    later = header(version=2) + b"whatever it may be"
-    history.path.write_bytes(later)
-    assert len(history.load()) == 0
-    assert not history.append([1])
-    assert history.extend([[2]]) is None
-    assert len(history.load()) == 0
-    assert len(messages) == 1
-    assert "was written by a later edgespec (format 2)" in messages[0]
-    assert history.info().newer
-    assert history.clear() == []
-    assert history.path.read_bytes() == later
-
-
-# --- What the system refuses ----------------------------------------------------------------------
-
-
 def test_a_directory_that_cannot_be_used_is_one_line(tmp_path, messages):
     (tmp_path / "file").write_text("")
     history = History(NAME, root=tmp_path / "file" / "history", on_message=messages.append)

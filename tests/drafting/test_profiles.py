@@ -243,22 +243,6 @@ def test_a_damaged_byte_is_never_a_crash(data, tmp_path_factory):
             as_text(found)
 
 
-def test_a_newer_edgespec_s_file_is_left_alone(directory, lines):
-    file = directory / KEY.file_name
-    directory.mkdir(parents=True)
-    text = damaged(version=2, target="something new")
-    file.write_text(text)
-    assert load(KEY, on_message=lines.append) is None
-    assert save(FULL, on_message=lines.append) is None
-    assert merge_learnt(KEY, target=TimedCurve(curve(), 9), on_message=lines.append) is None
-    assert len(lines) == 3
-    for line in lines:
-        assert "later edgespec (format 2)" in line
-        assert str(file) in line
-    assert file.read_text() == text
-    assert sorted(path.name for path in directory.iterdir()) == [".lock", file.name]
-
-
 def test_updating_sets_aside_too(directory, lines):
     directory.mkdir(parents=True)
     (directory / KEY.file_name).write_text("{")

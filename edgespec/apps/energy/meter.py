@@ -38,7 +38,7 @@ from edgespec.platform.kept import IDLE_POWER
 from edgespec.platform.messages import MessageFn, silent
 from edgespec.platform.metering import Measurement, Phase
 from edgespec.platform.other_load import MOST_OTHER_LOAD, OtherLoad
-from edgespec.platform.state_file import DamagedFileError, NewerFormatError, StateFile, parse_json
+from edgespec.platform.state_file import DamagedFileError, StateFile, parse_json
 
 MOST_GAP = 0.1
 """A window has no joules if samples were too far apart for more than this share of it."""
@@ -323,9 +323,8 @@ def store_idle_power(
 
     try:
         file.update(with_entry)
-    except (OSError, NewerFormatError) as error:
-        reason = describe_os_error(error) if isinstance(error, OSError) else str(error)
-        on_message(f"the idle power could not be kept: {reason}")
+    except OSError as error:
+        on_message(f"the idle power could not be kept: {describe_os_error(error)}")
         return None
     return file.path
 
@@ -335,7 +334,7 @@ def _file(on_message: MessageFn) -> StateFile[_Figures]:
 
     def parse(data: bytes) -> _Figures:
         try:
-            return msgspec.convert(parse_json(path, data, form=FORMAT, version=VERSION)["idle"], _Figures)
+            return msgspec.convert(parse_json(data, form=FORMAT, version=VERSION)["idle"], _Figures)
         except (KeyError, msgspec.ValidationError):
             raise DamagedFileError("damaged: no power of the idle machine") from None
 

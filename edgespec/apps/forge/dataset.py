@@ -139,7 +139,7 @@ class Dataset:
     def _check_target(self) -> None:
         file = self.folder / "dataset.json"
         try:
-            stored = parse_json(file, file.read_bytes(), form=_FORM, version=_VERSION)
+            stored = parse_json(file.read_bytes(), form=_FORM, version=_VERSION)
         except FileNotFoundError:
             return
         except DamagedFileError as error:

@@ -46,7 +46,7 @@ from edgespec.llama.gguf_header import file_fingerprint
 from edgespec.platform.cpu import read_cpu
 from edgespec.platform.kept import PROFILES
 from edgespec.platform.messages import MessageFn, silent
-from edgespec.platform.state_file import DamagedFileError, NewerFormatError, StateFile, parse_json
+from edgespec.platform.state_file import DamagedFileError, StateFile, parse_json
 
 _FORMAT, _VERSION = "edgespec speech draft", 1
 _WEIGHT = 0.5  # of a run in what is kept
@@ -150,8 +150,6 @@ def keep_costs(pair: SpeechPair, seen: SpeechDraftCosts | None, *, on_message: M
 
     try:
         _file(pair, on_message).update(change)
-    except NewerFormatError as error:
-        on_message(str(error))
     except (OSError, UsageError):  # it is learned again
         return
 
@@ -160,7 +158,7 @@ def _file(pair: SpeechPair, on_message: MessageFn) -> StateFile[SpeechDraftCosts
     path = pair.path
 
     def parse(data: bytes) -> SpeechDraftCosts:
-        document = parse_json(path, data, form=_FORMAT, version=_VERSION)
+        document = parse_json(data, form=_FORMAT, version=_VERSION)
         try:
             stored = msgspec.convert(document, _Stored)
         except msgspec.ValidationError as error:

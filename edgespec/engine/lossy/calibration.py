@@ -24,7 +24,7 @@ from edgespec.errors import UsageError, describe_os_error
 from edgespec.llama.gguf_header import GGUFHeader, file_fingerprint
 from edgespec.platform.kept import PROFILES
 from edgespec.platform.messages import MessageFn, silent
-from edgespec.platform.state_file import DamagedFileError, NewerFormatError, StateFile, parse_struct
+from edgespec.platform.state_file import DamagedFileError, StateFile, parse_struct
 
 FORMAT = 1
 
@@ -103,7 +103,7 @@ def calibration_path(target: GGUFHeader, draft: GGUFHeader) -> Path:
 def load(target: GGUFHeader, draft: GGUFHeader) -> Calibration:
     """Return the stored calibration of a pair, an empty one where nothing is stored.
 
-    Raises UsageError for a damaged file, having set it aside, and for one of a later edgespec.
+    Raises UsageError for a damaged file, having set it aside.
     """
     problems: list[str] = []
     try:
@@ -116,7 +116,7 @@ def load(target: GGUFHeader, draft: GGUFHeader) -> Calibration:
 
 
 def check_storable(target: GGUFHeader, draft: GGUFHeader) -> None:
-    """Raise what `store` would, before the work: NewerFormatError, or UsageError for no home directory."""
+    """Raise what `store` would, before the work: UsageError for no home directory."""
     with suppress(DamagedFileError):  # which `store` sets aside
         _file(target, draft, silent).peek()
 
@@ -124,7 +124,7 @@ def check_storable(target: GGUFHeader, draft: GGUFHeader) -> None:
 def store(target: GGUFHeader, draft: GGUFHeader, choices: Sequence[ThresholdChoice]) -> Path:
     """Store `choices` with those of other signals and spans, and return the file.
 
-    Raises NewerFormatError for a file of a later edgespec, OSError where it cannot be written.
+    Raises OSError where it cannot be written.
     """
     file = _file(target, draft, silent)
 
@@ -145,8 +145,6 @@ def _file(target: GGUFHeader, draft: GGUFHeader, on_message: MessageFn) -> State
 
     def parse(data: bytes) -> Calibration:
         found = parse_struct(data, Calibration)
-        if found.format > FORMAT:
-            raise NewerFormatError(path, found.format)
         if (found.format, found.target, found.draft) != (FORMAT, empty.target, empty.draft):
             raise DamagedFileError("of other models")
         try:

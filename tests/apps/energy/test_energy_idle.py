@@ -150,17 +150,6 @@ def test_damaged(tmp_path, cache, text):
     assert EnergyMeter.choose(tmp_path).idle_w == 4
 
 
-def test_a_later_edgespecs_file_stays(tmp_path, cache):
-    laptop(tmp_path)
-    write(cache / "energy.json", json.dumps({**GOOD, "version": 2}))
-    lines: list[str] = []
-    assert EnergyMeter.choose(tmp_path, on_message=lines.append).idle_w is None
-    assert store_idle_power("RAPL", 4, tmp_path, lines.append) is None
-    assert all("later edgespec (format 2)" in line for line in lines)
-    assert len(lines) == 2
-    assert json.loads((cache / "energy.json").read_text())["version"] == 2
-
-
 def test_a_good_file(tmp_path, cache):
     laptop(tmp_path)
     write(cache / "energy.json", json.dumps(GOOD))

@@ -15,7 +15,7 @@ from edgespec.apps.bench.accuracy import WINDOW
 from edgespec.apps.bench.bench import BUDGET_S, PRECISION, BenchSettings
 from edgespec.apps.bench.commands import bench, bench_options, calibrate, compare
 from edgespec.apps.bench.variants import parse_variants
-from edgespec.apps.forge import builder, data_stage
+from edgespec.apps.forge import make, request
 from edgespec.apps.forge.commands import draft as draft_options
 from edgespec.apps.forge.evaluation_process import EvaluationSettings
 from edgespec.cli import app
@@ -259,16 +259,18 @@ def test_defaults_that_are_written_down_here_are_those_of_the_package():
     assert (measuring.budget, measuring.precision) == (f"{BUDGET_S:g}", PRECISION)
     assert variants.settings(prompts) == BenchSettings(parse_variants("auto"))
     training, judging = draft_options.TrainingOptions(), draft_options.EvaluationOptions()
-    assert training.types == ",".join(builder.TYPES)
-    assert draft_options.DataOptions().answer_tokens == data_stage.DataRequest(tokens=1).n_predict
-    assert draft_options.size(draft_options.DataOptions().budget, "budget") == data_stage.BUDGET
+    assert training.types == ",".join(request.TYPES)
+    assert (
+        draft_options.DataOptions().answer_tokens == request.DraftRequest(target="", hours=1.0).answer_tokens
+    )
+    assert draft_options.size(draft_options.DataOptions().budget, "budget") == request.BUDGET
     assert judging.settings(6, None, "auto") == EvaluationSettings()
 
     def option(group, name):
         return get_type_hints(group, include_extras=True)[name].__metadata__[0]
 
-    assert f"{builder.KEEP}, " in option(draft_options.TrainingOptions, "keep").show_default
+    assert f"{make.KEEP}, " in option(draft_options.TrainingOptions, "keep").show_default
     shown = option(draft_options.DataOptions, "data_tokens").show_default
-    assert f"{data_stage.TOKENS_PER_HOUR // 1000}k for each hour" in shown
-    assert f"at least {data_stage.LEAST_TOKENS // 1000}k" in shown
+    assert f"{request.TOKENS_PER_HOUR // 1000}k for each hour" in shown
+    assert f"at least {request.LEAST_TOKENS // 1000}k" in shown
     assert option(compare.AccuracyOptions, "text_tokens").min == WINDOW

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
 
-from edgespec.apps.forge.builder import TrainingRequest
 from edgespec.apps.forge.dataset import (
     BUILT_IN,
     FROM_FILE,
@@ -23,16 +21,15 @@ from edgespec.apps.forge.dataset import (
 )
 from edgespec.apps.forge.progress import StageContext, StageProgress
 from edgespec.apps.forge.prompts import TextPrompt, TokenPrompt, built_in
+from edgespec.apps.forge.request import LEAST_TOKENS, DraftRequest, check_prompts, is_suite, text_of
 from edgespec.apps.forge.writing import LONGEST_PROMPT, TargetWriter, WritingRun, WritingSettings
 from edgespec.decoding.session import n_common
 from edgespec.drafting.history import History
 from edgespec.drafting.rejections import RejectedPlaces, RejectedText
-from edgespec.errors import EdgespecError, UsageError
+from edgespec.errors import EdgespecError
 from edgespec.llama.gguf_header import tokenizer_fingerprint
 from edgespec.llama.weights import Model
-from edgespec.models.sources import format_size
-from edgespec.models.suites import Prompt, evenly, load_suite, read_contents
-from edgespec.platform.files import why_no_file
+from edgespec.models.suites import Prompt, evenly, load_suite
 from edgespec.platform.messages import MessageFn
 
 # ---- the user's own prompts and texts ----
@@ -57,8 +54,6 @@ LEAST = 2_000
 PLACE_WEIGHT = 4.0
 """Weight in training of a rejected place where the target was sure; of other tokens 1."""
 
-_SUITES = (".jsonl", ".jsonl.gz")
-
 Prompts = Iterator[TextPrompt | TokenPrompt]
 
 
@@ -76,7 +71,7 @@ def all_prompts(
     that is too small, and UsageError while a file is read that is no text.
     """
     for path in files:
-        check_file(path)
+        check_prompts(path)
     n_rejected = sum(len(text.tokens) for text in rejected)
     known = {tuple(text.tokens.tolist()): text.n_prompt for text in rejected}
     history = HistoryTexts(model, least=LEAST - n_rejected, n_prompts=known) if from_history else None
@@ -236,19 +231,9 @@ class HistoryTexts:
         return max(1, min(CONTEXT, len(tokens) // 2))
 
 
-def check_file(path: Path) -> None:
-    """Raise UsageError unless `path` is a suite, or a text that is not empty."""
-    if why := why_no_file(path):
-        raise UsageError(f"{why}; give a text, or a suite of prompts (.jsonl)", field="prompts", value=path)
-    if path.name.endswith(_SUITES):
-        load_suite(str(path))
-    else:
-        _text(path)
-
-
 def file_prompts(path: Path, model: Model) -> Iterator[TextPrompt | TokenPrompt]:
     """Yield the prompts of a suite, or the beginnings of a text's passages. Raises UsageError."""
-    if path.name.endswith(_SUITES):
+    if is_suite(path):
         for prompt in load_suite(str(path)).prompts:
             yield TextPrompt(FROM_FILE, (prompt.text,))
         return
@@ -258,23 +243,11 @@ def file_prompts(path: Path, model: Model) -> Iterator[TextPrompt | TokenPrompt]
 
 def file_texts(path: Path, model: Model) -> Iterator[TokenPrompt]:
     """Yield the passages of a text; a suite has none. Raises UsageError."""
-    check_file(path)
-    if path.name.endswith(_SUITES):
+    check_prompts(path)
+    if is_suite(path):
         return
-    tokens = model.tokenize(_text(path), add_special=False, parse_special=False)
+    tokens = model.tokenize(text_of(path), add_special=False, parse_special=False)
     yield from _passages(tokens, min(CONTEXT, max(1, len(tokens) // 2)), PASSAGE)
-
-
-def _text(path: Path) -> str:
-    """Return the text of a file. Raises UsageError."""
-    try:
-        text = read_contents(path)[1].decode()
-    except UnicodeDecodeError as error:
-        problem = f"not UTF-8 text (byte {error.start}); give a text"
-        raise UsageError(problem, field="prompts", value=path) from None
-    if not text.strip():
-        raise UsageError("an empty text; give one like those the target writes", field="prompts", value=path)
-    return text
 
 
 def _passages(tokens: Sequence[int], n_prompt: int, longest: int) -> Iterator[TokenPrompt]:
@@ -310,78 +283,28 @@ def _template_tokens(model: Model) -> tuple[list[int], list[int]]:
     return one[: n_common(one, other)], one[len(one) - n_end :]
 
 
-BUDGET = 2_000_000_000
-
-TOKENS_PER_HOUR = 200_000
-"""Tokens to write for an hour of training, which reads them about nine times.
-
-A head still learns from the fourth time. Writing takes 40 minutes where a laptop writes 80 tokens/s.
-"""
-
-LEAST_TOKENS, MOST_TOKENS = 20_000, 1_000_000
-
-_LEAST_BUDGET = 16_000_000  # bytes: room for a few texts of a small target
 _N_BEFORE_ESTIMATE = 100  # tokens; the first passes prefill only, so they say nothing of the speed
 _BYTES_OF_TEXT = 1024  # beside its tokens and hidden states
 _N_HELD_OUT = 4  # texts to evaluate training on, however few are written
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataRequest:
-    """Texts that the target is to write."""
+def tokens_wanted(request: DraftRequest, dataset: Dataset, *, learns: bool) -> int:
+    """Return how many tokens the dataset is to have, at the beginning of a run.
 
-    tokens: int | None
-    """Tokens in all, earlier runs included; with prompts of the user, tokens to add.
-
-    None: `default_tokens`; for a head that learns from its mistakes, what it has not learnt from yet, and a
-    built-in answer for each such text.
+    `learns`: the training is of a head that learns from its mistakes.
     """
-    n_predict: int = WritingSettings().n_predict
-    budget: int = BUDGET
-    """Most bytes of texts and hidden states on disk."""
-    prompts: tuple[Path, ...] = ()
-    """Files of prompts and texts."""
-    from_history: bool = False
-
-    def __post_init__(self) -> None:
-        """Raise UsageError for values out of range and missing files."""
-        if self.tokens is not None and self.tokens < 1:
-            raise UsageError("must be 1 or more", field="data_tokens", value=self.tokens)
-        if self.budget < _LEAST_BUDGET:
-            problem = f"at least {format_size(_LEAST_BUDGET)}: a text takes about a megabyte"
-            raise UsageError(problem, field="budget", value=self.budget)
-        for path in self.prompts:
-            check_file(path)
-
-    @property
-    def names_more(self) -> bool:
-        """Whether tokens or files are asked for; else a head that learns reads its mistakes alone."""
-        return self.tokens is not None or bool(self.prompts)
-
-    def until(self, dataset: Dataset, training: TrainingRequest, *, learns: bool) -> int:
-        """Return how many tokens the dataset is to have, at the beginning of a run.
-
-        `learns`: the training is of a head that learns from its mistakes.
-        """
-        own = bool(self.prompts) or self.from_history
-        tokens = default_tokens(training) if self.tokens is None else self.tokens
-        if learns and not self.names_more:
-            rejected = RejectedTexts(dataset, self.budget)
-            news = sum(len(text.tokens) - text.n_prompt + self.n_predict for text in rejected.unread)
-            tokens = news if rejected.stored else LEAST_TOKENS
-        return tokens + (dataset.n_answer_tokens() if own else 0)
-
-
-def default_tokens(training: TrainingRequest) -> int:
-    """Return how many tokens the target writes for a training by default."""
-    wanted = training.tokens // 3 if training.tokens else round((training.hours or 0.0) * TOKENS_PER_HOUR)
-    return min(max(wanted, LEAST_TOKENS), MOST_TOKENS)
+    tokens = request.data_tokens or request.default_tokens
+    if learns and not request.names_more:
+        rejected = RejectedTexts(dataset, request.budget)
+        news = sum(len(text.tokens) - text.n_prompt + request.answer_tokens for text in rejected.unread)
+        tokens = news if rejected.stored else LEAST_TOKENS
+    return tokens + (dataset.n_answer_tokens() if request.prompts or request.from_history else 0)
 
 
 def write_texts(
     model: Model,
     dataset: Dataset,
-    request: DataRequest,
+    request: DraftRequest,
     until: int,
     n_threads: int,
     context: StageContext,
@@ -405,7 +328,7 @@ def write_texts(
     prompts = all_prompts(model, request.prompts, from_history=request.from_history, rejected=stored)
     target_writer = TargetWriter(
         model,
-        WritingSettings(n_predict=request.n_predict),
+        WritingSettings(n_predict=request.answer_tokens),
         n_threads=n_threads,
         interrupt=context.signals.interrupt if context.signals else None,
         on_message=context.on_message,

@@ -3,8 +3,8 @@
     stage                        modules                      what it leaves on disk
     the target writes texts      data_stage.py, writing.py    cache_root()/forge/TARGET/
     the kept tokens are chosen   vocabulary_ranking.py        .../training/RUN/
-    a head is trained            builder.py, training/        .../training/RUN/head/, checkpoints
-    drafts are written           builder.py                   a folder in the models directory
+    a head is trained            training/, extra `forge`     .../training/RUN/head/, checkpoints
+    drafts are written           training/head.py             a folder in the models directory
     drafts pass the guard        guard.py                     nothing; with --from-history
     drafts are evaluated         evaluation.py                .../judging/
     the best one is stored       draft_store.py               the models directory: file, name, record
@@ -19,156 +19,199 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from edgespec.apps.forge import runs
-from edgespec.apps.forge.builder import DraftBuilder, DraftFile, TrainingRequest
-from edgespec.apps.forge.data_stage import DataRequest, RejectedTexts, evaluation_prompts, write_texts
+from edgespec.apps.forge.data_stage import RejectedTexts, evaluation_prompts, tokens_wanted, write_texts
 from edgespec.apps.forge.dataset import READ, Dataset, DatasetTarget
 from edgespec.apps.forge.draft_store import DraftStore, check_draft_name
 from edgespec.apps.forge.evaluation import Candidate, CandidateResult, Evaluator, update_record
-from edgespec.apps.forge.evaluation_process import EvaluationSettings
 from edgespec.apps.forge.guard import Guard, GuardFigures, GuardTexts
 from edgespec.apps.forge.progress import StageContext, StageProgress
-from edgespec.apps.forge.runs import FIRST_HEAD, RunState, name_training, tidy
-from edgespec.apps.forge.training.weights import EMBEDDINGS, ModelWeights
+from edgespec.apps.forge.request import DraftRequest
+from edgespec.apps.forge.runs import FIRST_HEAD, RunState, draft_of, earlier_training
+from edgespec.apps.forge.training.weights import EMBEDDINGS, OUTPUT_NORM, ModelWeights
+from edgespec.apps.forge.vocabulary_ranking import Ids, VocabularyRanking, rank, read_vocabulary, renew
 from edgespec.engine.model_choice import choose_models
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.llama.gguf_header import check_model_file
 from edgespec.llama.head_file import check_target, read_head
 from edgespec.llama.weights import Model
-from edgespec.models.draft_records import DraftRecord, drafts_for, read_record
+from edgespec.models.draft_records import DraftRecord, drafts_for, is_here, paired_draft, read_record
 from edgespec.models.footprint import USUAL_CTX, fits_in_memory
-from edgespec.models.hashes import hash_file, sha256_of
+from edgespec.models.hashes import sha256_of
 from edgespec.models.quantizations import model_file
 from edgespec.models.resolve import resolve
+from edgespec.models.sources import format_size
 from edgespec.platform.cpu import default_threads, read_cpu
 from edgespec.platform.files import replacing
+from edgespec.platform.memory import available_bytes
 from edgespec.platform.metering import Meter, choose_meter
+
+if TYPE_CHECKING:
+    from edgespec.apps.forge.training.loop import TrainingProgress, TrainingResult
 
 LEAST_GAIN = 0.02
 """Gain over the present draft that a new one needs to be stored: less is not told from noise."""
 
+KEEP = 16384
+"""Tokens that a draft can say by default, where the target has more."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MakeRequest:
-    """All that `make_draft` needs: target, data, training, evaluation."""
+LEARNING_RATE = 0.2
+"""Learning rate of a head that learns from its mistakes: a night must not unlearn what weeks taught."""
 
-    target: str
-    data: DataRequest
-    training: TrainingRequest
-    evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
-    name: str | None = None
-    """None: named after the target, the kind and the quantization."""
-    force: bool = False
-    """Store the draft even if it is no better, and replace one of that name."""
+_HEAD_BYTES = 64 << 20  # of a file, roughly
+_BYTES_PER_PARAMETER = 16  # the parameter, its gradient, two moments
+_BYTES_OF_BATCH = 1 << 30  # activations, logits
 
 
 @dataclass(frozen=True, slots=True)
+class DraftFile:
+    """A draft that was built: its file, and the training it came from."""
+
+    type_: str
+    """Such as "q4_0"."""
+    path: Path
+    trained: TrainingResult
+    """Without parameters."""
+    parent: str | None
+    """The draft that its weights started from."""
+    share: float = 1.0
+    """Part of its training, where the rest of its weights are the parent's (guard.py)."""
+
+    @property
+    def label(self) -> str:
+        """Such as "head-q4_0"."""
+        return f"head-{self.type_}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MakeResult:
-    """What became of a MakeRequest: all candidates, the best, and what it was measured against."""
+    """What became of a DraftRequest: all candidates, the best, and what it was measured against."""
 
     target_name: str
     texts: dict[str, int]
     """Source -> tokens of the texts that drafts are made from."""
-    before: CandidateResult | None
+    before: CandidateResult | None = None
     """The present draft, or drafting without one; None: it could not run."""
-    candidates: tuple[tuple[DraftFile, CandidateResult], ...]
+    candidates: tuple[tuple[DraftFile, CandidateResult], ...] = ()
     best: DraftFile
     beaten: str
     """The present draft, or plain decoding where that was faster."""
-    gain: float
+    gain: float = 0.0
     """Gain of the best over `beaten`: 0.1 is 10 %."""
-    kept: DraftRecord | None
+    kept: DraftRecord | None = None
     """Record of the best, if it was stored."""
-    path: Path | None
-    guard: GuardFigures | None = None
+    path: Path | None = None
+    guard: GuardFigures | None
     """What decided, in place of the gain, where a head learnt from the history."""
 
 
-def make(request: MakeRequest, context: StageContext | None = None) -> MakeResult | None:
+def require_jax() -> None:
+    """Raise EdgespecError in one line if what training needs is not installed."""
+    if not all(map(find_spec, ("jax", "optax"))):
+        raise EdgespecError("training needs JAX: pip install 'edgespec[forge]'")
+
+
+def make(request: DraftRequest, context: StageContext | None = None) -> MakeResult | None:
     """Make the best draft for `request.target`, which must be on this machine.
 
     The draft is stored if it is better than the present one, or with `force`. None: a head was to learn from
     its mistakes once more, and there are no new ones. Raises UsageError and EdgespecError; what was written
     and trained by then stays, and the same request resumes.
     """
-    return _MakeRun(request, context or StageContext()).run()
+    run = MakeRun(request, context or StageContext())
+    with run.store.locked_folder() as drafts_folder, choose_meter() as meter:
+        try:
+            return run.run(drafts_folder, meter)
+        except OSError as error:
+            raise EdgespecError(f"cannot make a draft: {describe_os_error(error)}") from error
 
 
-class _MakeRun:
+class MakeRun:
     """Runs one request."""
 
-    def __init__(self, request: MakeRequest, context: StageContext) -> None:
+    def __init__(self, request: DraftRequest, context: StageContext) -> None:
+        """Check that a draft can be made. Raises UsageError and EdgespecError, such as without JAX."""
         self._request, self._context = request, context
         self._target = model_file(request.target)
         self._header = check_model_file(self._target.path)
         check_target(self._header)
-        self._kernels = request.evaluation.kernels == "auto"
-        self._threads = request.evaluation.n_threads or default_threads()
         fits_in_memory([(self._header, min(self._header.n_ctx_train, USUAL_CTX))])
-        self._sha256 = sha256_of(self._target.path, self._hashing)
+        self._sha256 = sha256_of(
+            self._target.path,
+            lambda n: self._tell("hashing the target", n / self._header.file_bytes),
+        )
         target = DatasetTarget.of(self._header, self._target.name, self._sha256)
         self._dataset = Dataset(target, on_message=context.on_message)
-        self._store = DraftStore(self._target.name, self._sha256)
-        self._before = self._present_draft()
-        self._installed = self._installed_head() if request.data.from_history else None
+        self.store = DraftStore(self._target.name, self._sha256)
+        name = choose_models(request.target, None)[1]
+        self._before = Candidate(name or "no draft", resolve(name) if name else None, was_there=True)
+        self._installed: Path | None = None  # the file of the head that learns from where it was wrong
+        if request.from_history and self._before.path and self._is_head(self._before.path):
+            self._installed = self._before.path
         if request.name:
             learns_on = self._installed is not None and request.name == self._before.name
             check_draft_name(request.name, replace=request.force or learns_on)
-        self._builder = DraftBuilder(self._target, self._header, request.training, self._installed)
+        require_jax()
+        self._weights = ModelWeights(self._header)
+        for tensor in (EMBEDDINGS, self._weights.output, OUTPUT_NORM):
+            self._weights.info(tensor)
+        self._vocabulary = read_vocabulary(self._header)
+        self._cut_of(rank(self._vocabulary, ()))  # refuses a wrong number before anything is written
+        self._start = resolve(request.start) if request.start else None
+        if self._start and not self._is_head(self._start):
+            problem = f"no head for {self._target.name}: name one that `edgespec draft make` made for it"
+            raise UsageError(problem, field="start", value=request.start)
         self._state = RunState("")
 
-    def _hashing(self, n_bytes: int) -> None:
-        self._context.on_progress(StageProgress("hashing the target", n_bytes / self._header.file_bytes))
+    def _tell(self, stage: str, share: float = 0.0, detail: str = "", left_s: float | None = None) -> None:
+        self._context.on_progress(StageProgress(stage, share, detail, left_s))
 
-    def _present_draft(self) -> Candidate:
-        name = choose_models(self._request.target, None)[1]
-        path = None if name is None else resolve(name)
-        return Candidate(name or "no draft", path, was_there=True)
+    def _is_head(self, path: Path) -> bool:
+        head = read_head(check_model_file(path, or_head=True))
+        return head is not None and head.target_sha256 == self._sha256
 
-    def _installed_head(self) -> Path | None:
-        """Return the present draft's file, if it is a head that can learn."""
-        path = self._before.path
-        head = read_head(check_model_file(path, or_head=True)) if path else None
-        return path if head and head.target_sha256 == self._sha256 else None
-
-    def run(self) -> MakeResult | None:
-        with self._store.locked_folder() as drafts_folder, choose_meter() as meter:
-            try:
-                return self._run(drafts_folder, meter)
-            except OSError as error:
-                raise EdgespecError(f"cannot make a draft: {describe_os_error(error)}") from error
-
-    def _run(self, drafts_folder: Path, meter: Meter) -> MakeResult | None:
-        context, folder = self._context, self._dataset.folder
-        self._store.check_space(self._builder.expected_bytes())
+    def run(self, drafts_folder: Path, meter: Meter) -> MakeResult | None:
+        """Run all stages; drafts are made in `drafts_folder`. Raises as `make`, and OSError."""
+        request, folder = self._request, self._dataset.folder
+        self.store.check_space(2 * _HEAD_BYTES * len(request.types))
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        request = self._request
-        self._state = runs.resume(folder, self._key(), context.on_message, force=request.force)
+        self._state = runs.resume(
+            folder, request.key(self._sha256), self._context.on_message, force=request.force
+        )
+        learns = self._installed is not None
         if not self._state.until:
-            if self._knows_all():
+            if learns and self._knows_all():
                 return None
-            until = request.data.until(self._dataset, request.training, learns=self._installed is not None)
-            self._state = replace(self._state, until=until)
+            self._state = replace(self._state, until=tokens_wanted(request, self._dataset, learns=learns))
         if not self._state.written:
-            with self._part(meter, written=True):
+            with self._part(meter):
                 self._write()
+                self._state = replace(self._state, written=True)
         self._state = self._state.with_sources(self._tokens_by_source())
         runs.save(folder, self._state)
-        texts = first = None
-        if self._installed:
-            texts, first = self._guard_texts(), self._first_head(self._installed)
+        texts = self._guard_texts() if learns else None
         with self._part(meter):
-            drafts = self._builder.build(self._dataset, drafts_folder, self._run_folder, context)
+            drafts = self._build(drafts_folder)
         figures = None
-        if texts and first and self._installed:
-            drafts, figures = self._guarded(drafts, texts, self._installed, first)
+        if texts and self._installed:
+            drafts, figures = self._guarded(texts, self._installed, drafts)
         if figures and not (figures.passes or request.force):
-            made = self._refused(drafts[0], figures)
+            made = MakeResult(
+                target_name=self._target.name,
+                texts=self._state.sources,
+                best=drafts[0],
+                beaten=self._before.name,
+                guard=figures,
+            )
         else:
             with self._part(meter):
                 measured = self._evaluate(drafts)
@@ -176,20 +219,163 @@ class _MakeRun:
         self._end(made)
         return made
 
-    def _key(self) -> str:
-        """Return the hash of what the run is made from: of the user's files, what they hold now."""
-        data = self._request.data
-        held = {**asdict(data), "prompts": list(map(hash_file, data.prompts))}
-        return runs.request_key((self._sha256, held, self._request.training))
-
     def _knows_all(self) -> bool:
         """Whether nothing was rejected since the last training, which was of the same request."""
         request = self._request
-        asks = request.force or request.data.names_more
-        if asks or not (self._installed and self._state.repeats):
+        if request.force or request.names_more or not self._state.repeats:
             return False
-        rejected = RejectedTexts(self._dataset, request.data.budget)
+        rejected = RejectedTexts(self._dataset, request.budget)
         return bool(rejected.stored) and not rejected.unread
+
+    @property
+    def _run_folder(self) -> Path:
+        return self._dataset.folder / "training" / f"{self._state.number}"
+
+    @contextmanager
+    def _part(self, meter: Meter) -> Iterator[None]:
+        window = meter.begin()
+        try:
+            yield
+        finally:
+            self._state = self._state.with_joules(window.end())
+            runs.save(self._dataset.folder, self._state)
+
+    # ---- texts ----
+
+    def _write(self) -> None:
+        self._tell("writing")
+        kernels = self._request.evaluation.kernels == "auto"
+        with Model(self._target.path, kernels=kernels, header=self._header) as model:
+            if not model.can_rewind:
+                problem = "cannot take tokens back: no draft can be used with it"
+                raise UsageError(problem, field="target", value=self._target.name)
+            write_texts(
+                model,
+                self._dataset,
+                self._request,
+                self._state.until,
+                self._request.evaluation.n_threads or default_threads(),
+                self._context,
+                learns=self._installed is not None,
+            )
+
+    def _tokens_by_source(self) -> dict[str, int]:
+        counts: Counter[str] = Counter()
+        for text in self._dataset.texts(held_out=False):
+            counts[text.source] += len(text.tokens) - (0 if text.source == READ else text.n_prompt)
+        return dict(counts)
+
+    # ---- the head ----
+
+    def _build(self, folder: Path) -> list[DraftFile]:
+        """Train a head, with checkpoints in the run's folder, and write it to `folder` in each type.
+
+        Raises EdgespecError, and KeyboardInterrupt when it is stopped: the checkpoints stay.
+        """
+        token_ids = self._token_ids()
+        start = self._start or self._usual_start()
+        trained, files = self.train(token_ids, start, folder)
+        parent = start.stem if start and start.is_file() else draft_of(start)
+        return [DraftFile(type_, path, trained, parent) for type_, path in files.items()]
+
+    def train(self, ids: Ids, start: Path | None, folder: Path) -> tuple[TrainingResult, dict[str, Path]]:
+        """Train a head that can say `ids`, and return its file in `folder` for each type.
+
+        `start`: the folder of an earlier training, or the file of a head. Raises as `_build`.
+        """
+        from edgespec.apps.forge.training.head import HeadFamily
+        from edgespec.apps.forge.training.loop import WARM_START_RATE, TextLessons, TrainingSettings, train
+
+        stage, learns, request = "training head", self._installed is not None, self._request
+        self._tell(stage, 0.0, "preparing")
+        self._check_memory()
+        sample = self._dataset.texts(held_out=False)
+        head = HeadFamily(self._weights, self._sha256, ids, sample=sample)
+
+        def show(now: TrainingProgress) -> None:
+            self._tell(stage, now.share, now.figures, now.left_s)
+
+        trained = train(
+            TextLessons(head, self._dataset, mixes=learns),
+            TrainingSettings(
+                hours=request.hours,
+                tokens=request.tokens,
+                seed=self._state.number,
+                start_rate=LEARNING_RATE if learns else WARM_START_RATE,
+            ),
+            self._run_folder / "head",
+            start=head.read(start) if start and start.is_file() else start,
+            on_progress=show,
+            on_message=self._context.on_message,
+        )
+        files = {}
+        for type_ in request.types:
+            self._tell(stage, 1.0, f"writing it as {type_}")
+            files[type_] = folder / f"head-{type_}.gguf"
+            head.export(trained.params, files[type_], type_)
+        return replace(trained, params=None), files
+
+    def _usual_start(self) -> Path | None:
+        if installed := self._installed:  # rather its weights before they were rounded
+            return earlier_training(self._run_folder, installed.stem) or installed
+        return earlier_training(self._run_folder) or self._best_head()
+
+    def _best_head(self) -> Path | None:
+        """Return the file of the target's best head: made here, or its pair's."""
+        target = str(self._target.path)
+        if made := drafts_for(target):
+            return resolve(made[0].name)
+        paired = paired_draft(target)
+        path = resolve(paired) if paired and is_here(paired) else None
+        return path if path and self._is_head(path) else None
+
+    def _token_ids(self) -> Ids:
+        """Return the tokens that the drafts of a run can say, ascending; chosen once a run."""
+        file = self._run_folder / runs.TOKEN_IDS
+        if file.exists():
+            stored: Ids = np.load(file)
+            return stored
+        stage = "choosing tokens"
+        self._tell(stage)
+        texts = list(self._dataset.texts(held_out=False))
+        head = read_head(check_model_file(self._installed)) if self._installed else None
+        if head and self._request.keep is None:
+            ids = renew(head.token_ids, self._vocabulary, texts)
+        else:
+            ids = self._cut_of(
+                rank(
+                    self._vocabulary,
+                    texts,
+                    self._weights,
+                    on_progress=lambda share: self._tell(stage, share),
+                )
+            )
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with replacing(file) as stream:
+            np.save(stream, ids)
+        return ids
+
+    def _cut_of(self, ranking: VocabularyRanking) -> Ids:
+        """Return the tokens to keep, ascending. Raises UsageError where nothing would be cut, or too much."""
+        keep = self._request.keep
+        if keep is not None or len(ranking.order) > KEEP:
+            return ranking.cut(keep or KEEP)
+        return np.sort(ranking.order)
+
+    def _check_memory(self) -> None:
+        """Raise EdgespecError if the parameters and their optimizer state do not fit in memory."""
+        shape = self._weights.shape()
+        n = shape.n_embd
+        n_parameters = n * (2 * n + 2 * (shape.n_head + shape.n_head_kv) * shape.head_dim + 6 * n)
+        available = available_bytes()
+        needed = _BYTES_PER_PARAMETER * n_parameters + _BYTES_OF_BATCH
+        if available is not None and needed > available:
+            raise EdgespecError(
+                f"not enough memory to train: about {format_size(needed)} needed, "
+                f"{format_size(available)} available; close other programs"
+            )
+
+    # ---- the guard ----
 
     def _guard_texts(self) -> GuardTexts:
         """Return what heads are compared on. Raises EdgespecError without such texts.
@@ -203,44 +389,16 @@ class _MakeRun:
             runs.save(self._dataset.folder, self._state)
             raise
 
-    @property
-    def _run_folder(self) -> Path:
-        return self._dataset.folder / "training" / f"{self._state.number}"
-
-    @contextmanager
-    def _part(self, meter: Meter, *, written: bool = False) -> Iterator[None]:
-        window = meter.begin()
-        try:
-            yield
-            self._state = replace(self._state, written=self._state.written or written)
-        finally:
-            self._state = self._state.with_joules(window.end())
-            runs.save(self._dataset.folder, self._state)
-
-    # ---- stages ----
-
-    def _write(self) -> None:
-        self._context.on_progress(StageProgress("writing", 0.0))
-        with Model(self._target.path, kernels=self._kernels, header=self._header) as model:
-            if not model.can_rewind:
-                problem = "cannot take tokens back: no draft can be used with it"
-                raise UsageError(problem, field="target", value=self._target.name)
-            write_texts(
-                model,
-                self._dataset,
-                self._request.data,
-                self._state.until,
-                self._threads,
-                self._context,
-                learns=self._installed is not None,
-            )
-
     def _guarded(
-        self, drafts: Sequence[DraftFile], texts: GuardTexts, installed: Path, first: Path
+        self, texts: GuardTexts, installed: Path, drafts: Sequence[DraftFile]
     ) -> tuple[list[DraftFile], GuardFigures]:
         """Return the best of the drafts by the guard's figures, alone, and its figures."""
-        self._context.on_progress(StageProgress("judging", 0.0, "by accepted tokens"))
-        guard = Guard(ModelWeights(self._header), texts, installed, first)
+        self._tell("judging", 0.0, "by accepted tokens")
+        first = self._dataset.folder / FIRST_HEAD
+        if not (first.exists() and self._state.learnt == sha256_of(installed)):  # learning begins
+            with replacing(first) as file:
+                file.write(installed.read_bytes())
+        guard = Guard(self._weights, texts, installed, first)
         judged = []
         for draft in _of_type(installed, drafts):
             path, share, figures = guard.choose(draft.path, draft.type_)
@@ -252,33 +410,21 @@ class _MakeRun:
             )
         return [best], figures
 
-    def _first_head(self, installed: Path) -> Path:
-        """Return a copy of the head that learning began with: the installed one, unless it has learnt."""
-        path = self._dataset.folder / FIRST_HEAD
-        if not (path.exists() and self._state.learnt == sha256_of(installed)):
-            with replacing(path) as file:
-                file.write(installed.read_bytes())
-        return path
-
-    def _refused(self, best: DraftFile, figures: GuardFigures) -> MakeResult:
-        name, before = self._target.name, self._before.name
-        return MakeResult(name, self._state.sources, None, (), best, before, 0.0, None, None, figures)
+    # ---- the outcome ----
 
     def _evaluate(self, drafts: Sequence[DraftFile]) -> dict[str, CandidateResult]:
         """Return the measurements by name: a new draft's label, or the present draft's name."""
         settings = self._request.evaluation
-        self._context.on_progress(StageProgress("judging", 0.0))
+        self._tell("judging")
         evaluator = Evaluator(
             self._target.path,
             evaluation_prompts(self._dataset, settings.n_prompts),
-            replace(settings, n_threads=self._threads),
+            replace(settings, n_threads=settings.n_threads or default_threads()),
             self._dataset.folder / "judging",
             self._context,
         )
         new = [Candidate(one.label, one.path) for one in drafts]
         return {one.candidate.name: one for one in evaluator.evaluate([self._before, *new])}
-
-    # ---- the outcome ----
 
     def _store_best(
         self,
@@ -305,25 +451,27 @@ class _MakeRun:
         kept = path = None
         if figures or gain >= LEAST_GAIN or self._request.force:
             kept = self._record(best, its, texts)
-            path = self._store.store(best.path, kept)
+            path = self.store.store(best.path, kept)
         return MakeResult(
-            self._target.name, texts, before, tuple(found), best, beaten, gain, kept, path, figures
+            target_name=self._target.name,
+            texts=texts,
+            before=before,
+            candidates=tuple(found),
+            best=best,
+            beaten=beaten,
+            gain=gain,
+            kept=kept,
+            path=path,
+            guard=figures,
         )
 
     def _texts_behind(self, best: DraftFile) -> dict[str, int]:
-        start = self._request.training.start
-        if start:
-            record = read_record(resolve(start))
+        if self._start:
+            record = read_record(self._start)
         else:
             records = drafts_for(str(self._target.path))
             record = next((one for one in records if one.name == best.parent), None)
         return self._state.with_sources(record.data).sources if record else self._state.sources
-
-    def _tokens_by_source(self) -> dict[str, int]:
-        counts: Counter[str] = Counter()
-        for text in self._dataset.texts(held_out=False):
-            counts[text.source] += len(text.tokens) - (0 if text.source == READ else text.n_prompt)
-        return dict(counts)
 
     def _record(self, best: DraftFile, result: CandidateResult, texts: dict[str, int]) -> DraftRecord:
         timing = result.timing
@@ -333,7 +481,7 @@ class _MakeRun:
             name = self._before.name  # made here: the better one takes its place
         stem = re.sub(r"[^A-Za-z0-9._+@-]", "_", self._target.name).lstrip("._+@-") or "draft"
         return DraftRecord(
-            name=name or self._store.free_name(f"{stem}-{best.label}"),
+            name=name or self.store.free_name(f"{stem}-{best.label}"),
             target_name=self._target.name,
             target_sha256=self._sha256,
             target_bytes=self._header.path.stat().st_size,
@@ -352,20 +500,18 @@ class _MakeRun:
         )
 
     def _end(self, made: MakeResult) -> None:
-        folder = self._dataset.folder
-        kept = made.kept.name if made.kept else None
-        learnt = (
-            sha256_of(made.path) if made.path and made.guard and made.guard.passes else self._state.learnt
-        )
-        self._state = replace(self._state, ended=True, kept=kept, learnt=learnt)
+        folder, kept, run = self._dataset.folder, made.kept, self._run_folder
+        if made.path and made.guard and made.guard.passes:
+            self._state = replace(self._state, learnt=sha256_of(made.path))
+        self._state = replace(self._state, ended=True, kept=kept.name if kept else None)
         runs.save(folder, self._state)
         shutil.rmtree(folder / "judging", ignore_errors=True)
-        if made.kept and made.best.share == 1.0:
-            name_training(self._run_folder / "head", made.kept.name)
-        installed = self._installed.stem if self._installed and made.kept is None else None
-        tidy(self._run_folder, goes_on=made.kept is None, installed=installed)
-        if made.kept and made.best.share < 1.0:  # the next training starts from the file
-            shutil.rmtree(self._run_folder / "head", ignore_errors=True)
+        if kept and made.best.share == 1.0:
+            runs.name_training(run / "head", kept.name)
+        stays = self._installed.stem if self._installed and kept is None else None
+        runs.tidy(run, goes_on=kept is None, installed=stays)
+        if kept and made.best.share < 1.0:  # the next training starts from the file
+            shutil.rmtree(run / "head", ignore_errors=True)
 
 
 def _of_type(installed: Path, drafts: Sequence[DraftFile]) -> Sequence[DraftFile]:

@@ -11,24 +11,21 @@ A finished run is remembered too: the next one may start from its weights.
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
-from edgespec.apps.forge.vocabulary_ranking import Ids
-from edgespec.platform.files import replacing, write_atomically
+from edgespec.platform.files import write_atomically
 from edgespec.platform.messages import MessageFn
 from edgespec.platform.metering import Measurement
 from edgespec.platform.state_file import StateFile, parse_struct
 
 FIRST_HEAD = "first-head.gguf"
 _STATE = "make.json"
-_TOKEN_IDS, _NAME = "token_ids.npy", "name"
+TOKEN_IDS, _NAME = "token_ids.npy", "name"
 _BEST, _CHECKPOINTS = "best.npz", ("latest.npz", "before.npz")  # training/loop.py
 
 
@@ -37,7 +34,7 @@ class RunState:
     """State of a run: under way, stopped or finished."""
 
     key: str
-    """Hash of the request; another request does not resume this run."""
+    """`DraftRequest.key`; another request does not resume this run."""
     number: int = 1
     until: int = 0
     """Tokens that the dataset is to have; 0: not decided yet."""
@@ -67,11 +64,6 @@ class RunState:
         if measured.joules is None or self.joules is None:
             return replace(self, joules=None, joules_reason=self.joules_reason or measured.reason)
         return replace(self, joules=self.joules + measured.joules)
-
-
-def request_key(request: object) -> str:
-    """Return the hash of a request, which msgspec can encode."""
-    return hashlib.sha256(msgspec.json.encode(request)).hexdigest()
 
 
 def resume(folder: Path, key: str, on_message: MessageFn, *, force: bool = False) -> RunState:
@@ -104,22 +96,6 @@ def save(folder: Path, state: RunState) -> None:
 
 
 # ---- folders of trainings; `run` is FOLDER/training/NUMBER ----
-
-
-def read_token_ids(run: Path) -> Ids | None:
-    """Return the tokens that the drafts of a run can say; None: not chosen yet."""
-    file = run / _TOKEN_IDS
-    if not file.exists():
-        return None
-    ids: Ids = np.load(file)
-    return ids
-
-
-def write_token_ids(run: Path, token_ids: Ids) -> None:
-    """Store the tokens that the drafts of a run can say. Raises OSError."""
-    run.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with replacing(run / _TOKEN_IDS) as stream:
-        np.save(stream, token_ids)
 
 
 def earlier_training(run: Path, name: str | None = None) -> Path | None:

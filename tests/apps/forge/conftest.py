@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from edgespec.apps.bench.runs import PLAIN, Run
-from edgespec.apps.forge import builder
-from edgespec.apps.forge.builder import TrainingRequest, TrainingSummary
-from edgespec.apps.forge.data_stage import DataRequest
 from edgespec.apps.forge.evaluation_process import EvaluationSettings, EvaluationTask
-from edgespec.apps.forge.make import MakeRequest
+from edgespec.apps.forge.make import MakeRun
+from edgespec.apps.forge.request import DraftRequest
 from random_heads import write_random_head
 
 
 @pytest.fixture
 def request_(tiny_path):
     """The least that can be asked for."""
-    return MakeRequest(
+    return DraftRequest(
         target=str(tiny_path),
-        data=DataRequest(tokens=300, budget=50_000_000, n_predict=24),
-        training=TrainingRequest(hours=1.0, keep=272, types=("q8_0",)),
+        data_tokens=300,
+        budget=50_000_000,
+        answer_tokens=24,
+        hours=1.0,
+        keep=272,
+        types=("q8_0",),
         evaluation=EvaluationSettings(n_predict=8, rounds=1, n_prompts=2, n_threads=1, kernels="off"),
     )
 
@@ -54,12 +58,12 @@ def jobs(tiny_path, monkeypatch):
     """The trainings asked for; each gives random heads, one a type. test_cli_draft.py really trains."""
     asked = []
 
-    def train(job, folder, types, _context):
-        asked.append(job)
-        files = {type_: folder / f"head-{type_}.gguf" for type_ in types}
+    def train(self, token_ids, start, folder):
+        asked.append(SimpleNamespace(token_ids=token_ids, start=start, run=self._run_folder))
+        files = {type_: folder / f"head-{type_}.gguf" for type_ in self._request.types}
         for type_, path in files.items():
             write_random_head(path, tiny_path, seed=len(type_))
-        return TrainingSummary(1000, 0.1, (0.5,), ()), files
+        return SimpleNamespace(n_tokens=1000, hours=0.1), files
 
-    monkeypatch.setattr(builder, "train_head", train)
+    monkeypatch.setattr(MakeRun, "train", train)
     return asked

@@ -48,7 +48,7 @@ def sources(target_path, target):
 
 def test_a_history_that_is_too_small(request_, tiny_target):
     n = fill_history(tiny_target, 3)
-    request = replace(request_, data=replace(request_.data, from_history=True))
+    request = replace(request_, from_history=True)
     with pytest.raises(
         EdgespecError, match=rf"the history has {n} tokens .* at least 2,000 are needed"
     ) as raised:
@@ -66,7 +66,7 @@ def test_the_second_draft_learns_from_use_and_that_is_remembered(
     before = sources(tiny_path, tiny_target)
 
     fill_history(tiny_target, 100)
-    request = replace(request_, data=replace(request_.data, from_history=True))
+    request = replace(request_, from_history=True)
     second = make(request).kept
     after = sources(tiny_path, tiny_target)
     assert min(after[FROM_HISTORY], after[READ]) > 0, "though as many as were asked for were there"

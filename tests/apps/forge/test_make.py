@@ -10,14 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.apps.forge import builder
-from edgespec.apps.forge.builder import TrainingRequest, train_head
-from edgespec.apps.forge.data_stage import DataRequest, default_tokens
+from edgespec.apps.forge import make as make_module
 from edgespec.apps.forge.dataset import Dataset, DatasetTarget, forge_root
 from edgespec.apps.forge.dataset_store import delete_dataset
 from edgespec.apps.forge.draft_store import DraftStore, remove_draft
-from edgespec.apps.forge.make import LEAST_GAIN, make
+from edgespec.apps.forge.make import LEAST_GAIN, MakeRun, make
 from edgespec.apps.forge.progress import StageContext
+from edgespec.apps.forge.request import DraftRequest
 from edgespec.engine.model_choice import choose_models
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.backend import llama
@@ -42,6 +41,9 @@ def own_folders(tmp_path, monkeypatch):
 @pytest.fixture(autouse=True)
 def trained(jobs):
     """Nothing is really trained here."""
+
+
+REAL_TRAIN = MakeRun.train
 
 
 def left(folder):
@@ -112,7 +114,7 @@ def test_it_has_to_beat_the_draft_that_is_there(request_, speeds, tiny_path):
     first = make(request_)
     assert first.kept
     speeds["head-q8_0"] = 1.39
-    request = replace(request_, training=replace(request_.training, types=("f16",)))
+    request = replace(request_, types=("f16",))
     speeds["head-f16"] = 1.4
     second = make(request)
     assert second.before.candidate.name == first.kept.name
@@ -164,7 +166,7 @@ def test_other_options_begin_anew_with_the_same_texts(request_, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         make(request_, StageContext(on_progress=stop))
     said, seen = [], []
-    request = replace(request_, training=replace(request_.training, types=("f16",)), force=True)
+    request = replace(request_, types=("f16",), force=True)
     made = make(request, StageContext(on_message=said.append, on_progress=seen.append))
     assert said[0] == "the run that was stopped had other options: a new one begins, with the texts it wrote"
     assert not any("tokens/s" in step.detail for step in seen), "the texts are there"
@@ -197,7 +199,7 @@ def test_a_head_goes_on_from_its_file_where_that_is_all_there_is(request_, speed
     assert (jobs[1].start, second.parent) == (first.path, first.kept.name)
     assert second.data["prompt:file"] == 5000, "its weights know of these texts"
     make(request_)
-    assert jobs[2].seed != jobs[1].seed, "the same texts come in another order"
+    assert jobs[2].run != jobs[1].run, "the same texts come in another order"
 
 
 def test_a_head_goes_on_from_that_of_its_pair(request_, speeds, tiny_path, tmp_path, jobs):
@@ -217,13 +219,13 @@ def test_a_head_goes_on_from_one_that_is_named(request_, speeds, tiny_path, tmp_
     first = make(request_)
     theirs = replace(first.kept, name="theirs", data={"prompt:file": 5000})
     write_record(head, theirs)
-    named = replace(request_, training=replace(request_.training, start=str(head)))
+    named = replace(request_, start=str(head))
     kept = make(named).kept
     assert (jobs[1].start, kept.parent, kept.data["prompt:file"]) == (head, "theirs", 5000)
     other = write_tiny_gguf(tmp_path / "other.gguf", seed=9)
     for start in (tiny_path, write_random_head(tmp_path / "of-another.gguf", other)):
         with pytest.raises(UsageError, match=r"start .*: no head for target"):
-            make(replace(request_, training=replace(request_.training, start=str(start))))
+            make(replace(request_, start=str(start)))
 
 
 def test_another_text_in_the_same_file_is_another_run(request_, tmp_path):
@@ -241,7 +243,7 @@ def test_another_text_in_the_same_file_is_another_run(request_, tmp_path):
     ):
         file = file.with_name(name)
         file.write_text(text)
-        request = replace(request_, data=replace(request_.data, prompts=(file,)))
+        request = replace(request_, prompts=(file,))
         said.clear()
         with pytest.raises(KeyboardInterrupt):
             make(request, StageContext(on_progress=stop, on_message=said.append))
@@ -286,7 +288,7 @@ def test_names(request_, speeds, tmp_path, tiny_path):
     with pytest.raises(UsageError, match="name mine: a draft of that name exists already"):
         make(replace(request, force=False))
     speeds["mine"], speeds["head-q8_0"] = 1.2, 1.3
-    again = make(replace(request, training=replace(request.training, types=("f16",))))
+    again = make(replace(request, types=("f16",)))
     assert again.before.gains.mean == pytest.approx(1.2)
     assert again.kept.name == "mine"
     assert read_record(first.path) == again.kept, "not what was measured of the one before"
@@ -338,12 +340,9 @@ def test_a_damaged_record_can_be_removed(request_, speeds):
 def test_what_cannot_be_made(request_, tmp_path, monkeypatch):
     (tmp_path / "text.gguf").write_text("some text")
 
-    def training(**changes):
-        return {"training": replace(request_.training, **changes)}
-
     for changed, problem in (
-        (training(start=str(tmp_path / "none.gguf")), "no such file"),
-        (training(keep=100), "keep 100: at least 260 tokens stay"),
+        ({"start": str(tmp_path / "none.gguf")}, "no such file"),
+        ({"keep": 100}, "keep 100: at least 260 tokens stay"),
         ({"target": "no-such-model"}, "no model is called"),
         ({"target": str(tmp_path / "text.gguf")}, "not a GGUF model but a text file"),
     ):
@@ -357,8 +356,8 @@ def test_what_cannot_be_made(request_, tmp_path, monkeypatch):
 
 
 def test_too_little_memory_to_train(request_, monkeypatch):
-    monkeypatch.setattr(builder, "train_head", train_head)
-    monkeypatch.setattr(builder, "available_bytes", lambda: 100 << 20)
+    monkeypatch.setattr(MakeRun, "train", REAL_TRAIN)
+    monkeypatch.setattr(make_module, "available_bytes", lambda: 100 << 20)
     with pytest.raises(EdgespecError, match=r"not enough memory to train: about 1\.07 GB"):
         make(request_)
 
@@ -391,29 +390,28 @@ def test_one_process_at_a_time(request_):
         ({"hours": -1.0}, "hours -1.0: must be above 0"),
         ({"hours": 0.0}, "hours 0.0: must be above 0"),
         ({"hours": float("nan")}, "hours nan: must be above 0"),
-        ({"hours": 1.0, "tokens": 5}, "either hours or tokens"),
+        ({"tokens": 5}, "either hours or tokens"),
         ({"hours": None}, "either hours or tokens"),
         ({"types": ()}, "name at least one"),
+        ({"data_tokens": 0}, "data_tokens 0: must be 1 or more"),
+        ({"budget": 10}, "budget 10: at least"),
+        ({"prompts": (Path("/proc"),)}, "a directory"),
+        ({"prompts": (Path("/none.txt"),)}, "no such file"),
     ],
 )
-def test_trainings_that_cannot_be(changes, problem):
+def test_requests_that_cannot_be(changes, problem):
     with pytest.raises(UsageError, match=problem):
-        TrainingRequest(**{"hours": 1.0, **changes})
-
-
-def test_data_that_cannot_be(tmp_path):
-    for changes, problem in (
-        ({"tokens": 0}, "data_tokens 0: must be 1 or more"),
-        ({"budget": 10}, "budget 10: at least"),
-        ({"prompts": (tmp_path,)}, "a directory"),
-        ({"prompts": (tmp_path / "none.txt",)}, "no such file"),
-    ):
-        with pytest.raises(UsageError, match=problem):
-            DataRequest(**{"tokens": 5, **changes})
+        DraftRequest(**{"target": "x", "hours": 1.0, **changes})
 
 
 def test_how_much_is_written_for_a_training():
-    assert default_tokens(TrainingRequest(hours=2.0)) == 400_000
-    assert default_tokens(TrainingRequest(hours=0.01)) == 20_000
-    assert default_tokens(TrainingRequest(hours=100.0)) == 1_000_000
-    assert default_tokens(TrainingRequest(tokens=900_000)) == 300_000
+    for hours, wanted in ((2.0, 400_000), (0.01, 20_000), (100.0, 1_000_000)):
+        assert DraftRequest(target="x", hours=hours).default_tokens == wanted
+    assert DraftRequest(target="x", tokens=900_000).default_tokens == 300_000
+
+
+def test_a_run_that_an_earlier_version_stopped_goes_on(tmp_path):
+    """The hash that its make.json has."""
+    (file := tmp_path / "a.txt").write_text("a text")
+    request = DraftRequest(target="x", hours=2.0, prompts=(file,), from_history=True, keep=272)
+    assert request.key("ab" * 32) == "f363b8dd3731c9d545d2b60662eb2b0030195035ea6be8eb48c18b9b873b28ef"

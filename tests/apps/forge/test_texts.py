@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.apps.forge.data_stage import DataRequest, write_texts
+from edgespec.apps.forge.data_stage import write_texts
 from edgespec.apps.forge.dataset import BUILT_IN, FROM_FILE, FROM_HISTORY, READ, Dataset, DatasetTarget
 from edgespec.apps.forge.progress import StageContext
+from edgespec.apps.forge.request import DraftRequest
 from edgespec.drafting.history import History
 from edgespec.errors import EdgespecError
 from edgespec.llama.gguf_header import tokenizer_fingerprint
@@ -25,7 +26,7 @@ def test_files_and_the_history_are_asked_beside_built_in_prompts(
     book.write_text("".join(f"This is line {i}, and it says so.\n" for i in range(40)))
     with Model(write_tiny_gguf(tmp_path / "target.gguf", n_ctx=2048)) as model:
         dataset = Dataset(DatasetTarget("ab" * 32, "tiny", model.n_embd, model.n_vocab), tmp_path / "data")
-        request = DataRequest(tokens=6_000, n_predict=40, prompts=(book,), from_history=True)
+        request = DraftRequest(target="tiny", hours=1.0, answer_tokens=40, prompts=(book,), from_history=True)
         with pytest.raises(EdgespecError, match="the history has 0 tokens"):
             write_texts(model, dataset, request, 6_000, 1, StageContext())
         questions = [model.tokenize_chat([{"role": "user", "content": f"What is {i}?"}]) for i in range(40)]

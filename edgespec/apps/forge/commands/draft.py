@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn
 
-from edgespec.apps.forge.progress import StageProgress
+from edgespec.apps.forge.progress import StageContext, StageProgress
 from edgespec.cli.completion import complete_draft, complete_model
 from edgespec.cli.console import err, message, out, print_table
 from edgespec.cli.groups import grouped, option_group
@@ -28,12 +28,8 @@ from edgespec.models.draft_records import draft_records
 from edgespec.models.sources import format_size
 
 if TYPE_CHECKING:
-    from edgespec.apps.forge.builder import TrainingRequest
-    from edgespec.apps.forge.data_stage import DataRequest
     from edgespec.apps.forge.evaluation_process import EvaluationSettings
-
-
-# ---- the progress of making a draft, in a terminal and elsewhere ----
+    from edgespec.apps.forge.request import DraftRequest
 
 
 class StageDisplay(ProgressDisplay):
@@ -56,37 +52,28 @@ class StageDisplay(ProgressDisplay):
 
     def show(self, step: StageProgress) -> None:
         """Show how far a stage is; the stages before it are over."""
-        if err.is_terminal:
-            self._draw(step)
-        else:
-            self._print(step)
-
-    def _draw(self, step: StageProgress) -> None:
+        left = _left(step.left_s)
         if step.stage not in self._tasks:
             for task in self._tasks.values():
                 self.bars.update(task, completed=1.0, left="")
             self._tasks[step.stage] = self.bars.add_task(step.stage, total=1.0, detail="", left="")
-        self.bars.update(self._tasks[step.stage], completed=step.share, detail=step.detail, left=_left(step))
-
-    def _print(self, step: StageProgress) -> None:
-        if step.stage not in self._next_line:
-            err.print(step.stage)
             self._next_line[step.stage] = LINE_EVERY
-        elif step.share >= self._next_line[step.stage] and step.detail:
-            left = _left(step)
-            figures = ", ".join(filter(None, (step.detail, left)))
-            err.print(f"{step.stage}: {step.share:.0%}, {figures}")
+            if not err.is_terminal:
+                err.print(step.stage)
+        elif step.share >= self._next_line[step.stage] and step.detail and not err.is_terminal:
+            err.print(f"{step.stage}: {step.share:.0%}, {', '.join(filter(None, (step.detail, left)))}")
             while self._next_line[step.stage] <= step.share:
                 self._next_line[step.stage] += LINE_EVERY
+        self.bars.update(self._tasks[step.stage], completed=step.share, detail=step.detail, left=left)
 
 
-def _left(step: StageProgress) -> str:
-    if step.left_s is None or step.left_s == float("inf"):
+def _left(seconds: float | None) -> str:
+    if seconds is None or seconds == float("inf"):
         return ""
-    hours, minutes = divmod(round(step.left_s / 60), 60)
+    hours, minutes = divmod(round(seconds / 60), 60)
     if hours:
         return f"{hours} h {minutes:02} min left"
-    return f"{minutes} min left" if minutes else f"{step.left_s:.0f} s left"
+    return f"{minutes} min left" if minutes else f"{seconds:.0f} s left"
 
 
 # ---- options of `edgespec draft make` and `draft eval`, and what users write as numbers and sizes ----
@@ -168,18 +155,6 @@ class DataOptions:
         ),
     ] = False
 
-    def request(self) -> DataRequest:
-        """The texts that are asked of the target. Raises UsageError."""
-        from edgespec.apps.forge.data_stage import DataRequest
-
-        return DataRequest(
-            tokens=None if self.data_tokens is None else count(self.data_tokens, "data_tokens"),
-            n_predict=self.answer_tokens,
-            budget=size(self.budget, "budget"),
-            prompts=tuple(self.prompts or ()),
-            from_history=self.from_history,
-        )
-
 
 @option_group(_TRAINING)
 class TrainingOptions:
@@ -187,11 +162,7 @@ class TrainingOptions:
 
     hours: Annotated[
         float | None,
-        typer.Option(
-            metavar="H",
-            help="Hours of training.",
-            show_default="2",
-        ),
+        typer.Option(metavar="H", help="Hours of training.", show_default="2"),
     ] = None
     tokens: Annotated[
         str | None,
@@ -212,22 +183,6 @@ class TrainingOptions:
         int | None, typer.Option(min=1, help="Tokens that the draft can say.", show_default="16384, or all")
     ] = None
     types: Annotated[str, typer.Option(help="Quantizations to try, with commas.")] = "q4_0,q8_0"
-
-    def request(self) -> TrainingRequest:
-        """Return how a head is trained. Raises UsageError."""
-        from edgespec.apps.forge.builder import TrainingRequest
-        from edgespec.models.quantizations import parse_types
-
-        if self.hours is not None and self.tokens is not None:
-            raise UsageError("--hours and --tokens contradict each other: choose one")
-        tokens = None if self.tokens is None else count(self.tokens, "tokens")
-        return TrainingRequest(
-            hours=(2.0 if self.hours is None else self.hours) if tokens is None else None,
-            tokens=tokens,
-            start=self.start,
-            keep=self.keep,
-            types=tuple(parse_types(self.types, "types")),
-        )
 
 
 @option_group(_JUDGING)
@@ -298,6 +253,47 @@ def _ended_by(ends: datetime | None) -> Iterator[threading.Event]:
         signal.signal(signal.SIGTERM, previous)
 
 
+def _request(
+    target: str,
+    making: MakeOptions,
+    data: DataOptions,
+    training: TrainingOptions,
+    evaluation: EvaluationOptions,
+    compute: ThreadsAndKernels,
+) -> DraftRequest:
+    from edgespec.apps.forge.evaluation_process import N_PROMPTS
+    from edgespec.apps.forge.request import DraftRequest
+    from edgespec.models.quantizations import parse_types
+
+    if training.hours is not None and training.tokens is not None:
+        raise UsageError("--hours and --tokens contradict each other: choose one")
+    return DraftRequest(
+        target=target,
+        name=making.name,
+        force=making.force,
+        data_tokens=None if data.data_tokens is None else count(data.data_tokens, "data_tokens"),
+        answer_tokens=data.answer_tokens,
+        budget=size(data.budget, "budget"),
+        prompts=tuple(data.prompts or ()),
+        from_history=data.from_history,
+        hours=2.0 if training.hours is None and training.tokens is None else training.hours,
+        tokens=None if training.tokens is None else count(training.tokens, "tokens"),
+        start=training.start,
+        keep=training.keep,
+        types=tuple(parse_types(training.types, "types")),
+        evaluation=evaluation.settings(N_PROMPTS, compute.threads, compute.kernels),
+    )
+
+
+@contextmanager
+def _stages() -> Iterator[StageContext]:
+    """Show the progress of the stages, and let signals end a running pass."""
+    from edgespec.platform.signals import SignalPipe
+
+    with SignalPipe() as signals, StageDisplay() as display:
+        yield StageContext(on_progress=display.show, on_message=message, signals=signals)
+
+
 # ---- the commands ----
 
 
@@ -333,35 +329,22 @@ def make_command(
     quantized, and judged by tokens a second. The best one is used from then on wherever none is named. The
     text stays the model's, exactly. Ctrl-C and SIGTERM stop it, and the same command goes on.
     """
-    from edgespec.apps.forge.builder import require_jax
     from edgespec.apps.forge.commands.draft_report import made_document, print_made
     from edgespec.apps.forge.draft_store import check_draft_name
-    from edgespec.apps.forge.evaluation_process import N_PROMPTS
-    from edgespec.apps.forge.make import MakeRequest, make
-    from edgespec.apps.forge.progress import StageContext
+    from edgespec.apps.forge.make import make, require_jax
     from edgespec.models.resolve import locate
-    from edgespec.platform.signals import SignalPipe
 
     target = making.target or choose_models(None, None, "none")[0]
-    trained = training.request()
-    request = MakeRequest(
-        target=target,
-        data=data.request(),
-        training=trained,
-        evaluation=evaluation.settings(N_PROMPTS, compute.threads, compute.kernels),
-        name=making.name,
-        force=making.force,
-    )
+    request = _request(target, making, data, training, evaluation, compute)
     now = datetime.now()  # what is wrong is refused before anything is done
     ends = now + timedelta(seconds=seconds_until(making.until, now)) if making.until else None
     require_jax()  # before anything is downloaded, as all that can be refused by then
     if making.name:
         check_draft_name(making.name, replace=making.force or data.from_history)
-    if trained.start:
-        locate(trained.start)
+    if training.start:
+        locate(training.start)
     pull_named(target, choose_models(target, None)[1])
-    with _ended_by(ends) as is_time, SignalPipe() as signals, StageDisplay() as display:
-        context = StageContext(on_progress=display.show, on_message=message, signals=signals)
+    with _ended_by(ends) as is_time, _stages() as context:
         try:
             made = make(request, context)
         except KeyboardInterrupt:
@@ -416,14 +399,11 @@ def eval_command(
     """
     from edgespec.apps.forge.commands.draft_report import evaluated_document, print_evaluated
     from edgespec.apps.forge.evaluation import evaluate_draft
-    from edgespec.apps.forge.progress import StageContext
     from edgespec.models.suites import evenly, load_suite
-    from edgespec.platform.signals import SignalPipe
 
     asked = None if suite is None else evenly(load_suite(suite).interleaved(), questions)
     settings = evaluation.settings(questions, compute.threads, compute.kernels)
-    with SignalPipe() as signals, StageDisplay() as display:
-        context = StageContext(on_progress=display.show, on_message=message, signals=signals)
+    with _stages() as context:
         found = evaluate_draft(name, target, asked, settings, context)
     if json:
         out.print_json(data=evaluated_document(found))
@@ -447,13 +427,5 @@ def remove_command(
     for path in gone:
         out.print(f"{path}: deleted")
     if data:
-        names = (record.target_name, record.target_sha256) if record else None
-        folder, n_bytes = delete_dataset(*names) if names else (None, 0)
-        _tell_of_data(folder, n_bytes)
-
-
-def _tell_of_data(folder: Path | None, n_bytes: int) -> None:
-    if folder is None:
-        out.print("its data is not here")
-    else:
-        out.print(f"{folder}: deleted, {format_size(n_bytes)}")
+        folder, n_bytes = delete_dataset(record.target_name, record.target_sha256) if record else (None, 0)
+        out.print(f"{folder}: deleted, {format_size(n_bytes)}" if folder else "its data is not here")

@@ -8,9 +8,8 @@ import msgspec
 from rich.table import Table
 
 from edgespec.apps.bench.summary import VariantComparison
-from edgespec.apps.forge.builder import DraftFile
 from edgespec.apps.forge.evaluation import CandidateResult, DraftEvaluation
-from edgespec.apps.forge.make import LEAST_GAIN, MakeResult
+from edgespec.apps.forge.make import LEAST_GAIN, DraftFile, MakeResult
 from edgespec.cli.console import out, print_table
 from edgespec.cli.made_drafts import acceptance_text, described, sources_text
 from edgespec.models.draft_records import best_first, draft_records
@@ -107,7 +106,13 @@ def _interval(comparison: VariantComparison) -> str:
 
 
 def _candidate(one: DraftFile, judged: CandidateResult) -> dict[str, Any]:
-    return {"label": one.label, "trained": msgspec.to_builtins(one.trained), **_document(judged)}
+    trained = {
+        "n_tokens": one.trained.n_tokens,
+        "hours": one.trained.hours,
+        "acceptance": one.trained.acceptance.by_position,
+        "curve": [(n, seconds / 3600, at.by_position) for n, seconds, at in one.trained.history],
+    }
+    return {"label": one.label, "trained": trained, **_document(judged)}
 
 
 def _document(judged: CandidateResult) -> dict[str, Any]:

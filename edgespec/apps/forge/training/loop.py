@@ -193,12 +193,17 @@ class TrainingResult:
     """The best parameters of a training, and how it came to them."""
 
     params: Params
-    """Parameters with the best acceptance."""
+    """Parameters with the best acceptance; None once they are in a file."""
     acceptance: Acceptance
     history: tuple[tuple[int, float, Acceptance], ...]
     """Tokens, seconds and acceptance at each evaluation."""
     n_tokens: int
     elapsed_s: float
+
+    @property
+    def hours(self) -> float:
+        """Its length."""
+        return self.elapsed_s / 3600
 
 
 def train(

@@ -13,15 +13,15 @@ from fastapi import FastAPI, Request, Response
 from pydantic import AfterValidator, BaseModel, Field, WithJsonSchema
 from starlette.concurrency import run_in_threadpool
 
+from edgespec.apps.embed.embedder import normalised
+from edgespec.apps.embed.vector_model import Vectors
 from edgespec.apps.server.api_errors import CLIENT_GONE, ApiError
 from edgespec.apps.server.embedding_worker import EmbeddedTexts, EmbeddingWorker
 from edgespec.apps.server.names import ALIAS, RequestedModel
 from edgespec.apps.server.request_fields import RequestPart, VectorFields
 from edgespec.apps.server.request_reader import Service, check_tokens
 from edgespec.apps.server.streaming import RequestRun, client_of
-from edgespec.engine.embedder import normalised
 from edgespec.errors import UsageError
-from edgespec.llama.vector_model import Vectors
 from edgespec.platform.messages import MessageFn
 
 EMBEDDINGS = "/v1/embeddings"

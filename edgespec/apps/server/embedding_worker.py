@@ -14,9 +14,9 @@ from typing import Never
 
 import numpy as np
 
+from edgespec.apps.embed.embedder import Embedder
+from edgespec.apps.embed.vector_model import PASS_TEXTS, Vectors
 from edgespec.apps.server.request_worker import QueuedRequest, RequestWorker, Start, cancelled_as
-from edgespec.engine.embedder import Embedder
-from edgespec.llama.vector_model import PASS_TEXTS, Vectors
 from edgespec.platform.signals import Cancellation
 from edgespec.platform.turns import Turns
 

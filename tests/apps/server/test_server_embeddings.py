@@ -15,9 +15,9 @@ import pytest
 from langchain_ollama import OllamaEmbeddings
 from langchain_openai import OpenAIEmbeddings
 
+from edgespec.apps.embed.embedder import normalised
 from edgespec.apps.server.embedding_routes import RERANK
 from edgespec.apps.server.request_fields import VECTORS
-from edgespec.engine.embedder import normalised
 from embedding_app import serving_embeddings
 from server_app import serving
 from tiny_bert import TinyBert

@@ -22,8 +22,8 @@ from edgespec.errors import EdgespecError, UsageError
 from edgespec.platform.files import check_writable, write_file
 
 if TYPE_CHECKING:
-    from edgespec.engine.embedder import Embedder
-    from edgespec.llama.vector_model import Vectors
+    from edgespec.apps.embed.embedder import Embedder
+    from edgespec.apps.embed.vector_model import Vectors
 
 STDIN = "-"
 
@@ -128,7 +128,7 @@ def embed_command(*, given: EmbedInput, compute: ThreadsAndKernels, output: Embe
     if given.files.count(STDIN) > 1:
         raise UsageError("-: standard input can be read only once")
     texts = [text for file in given.files for text in read_texts(file, lines=given.lines)]
-    from edgespec.engine.embedder import Embedder, normalised
+    from edgespec.apps.embed.embedder import Embedder, normalised
     from edgespec.platform.signals import SignalPipe
 
     pull_named(given.model)

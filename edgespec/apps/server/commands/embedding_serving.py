@@ -93,11 +93,11 @@ class EmbeddingServing:
             return
         if target is None:
             raise UsageError("--embeddings needs a model: edgespec serve MODEL --embeddings")
+        from edgespec.apps.embed.embedder import Embedder
         from edgespec.apps.server.embedding_routes import EmbeddingService
         from edgespec.apps.server.embedding_worker import EmbeddingWorker
         from edgespec.apps.server.names import NamedModel, plain_name
         from edgespec.apps.server.request_reader import Service
-        from edgespec.engine.embedder import Embedder
         from edgespec.platform.signals import Cancellation
 
         pull_named(target)

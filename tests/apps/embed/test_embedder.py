@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgespec.apps.embed.embedder import Embedder, normalised
+from edgespec.apps.embed.vector_model import VectorModel
 from edgespec.decoding.session import SequenceTokens
-from edgespec.engine.embedder import Embedder, normalised
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.kv_cache import KVCache, KVCacheSize
-from edgespec.llama.vector_model import VectorModel
 from edgespec.llama.weights import Model
 from edgespec.platform.signals import Cancellation
 from tiny_bert import CLS, SEP, TinyBert

@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec._core import Interrupt
+from edgespec.apps.embed.vector_model import PASS_TEXTS, PoolingContext, VectorModel, Vectors
 from edgespec.errors import UsageError
 from edgespec.llama.choices import KernelsChoice, Pooling
 from edgespec.llama.kernels import STOCK
 from edgespec.llama.kernels import load as load_kernels
-from edgespec.llama.vector_model import PASS_TEXTS, PoolingContext, VectorModel, Vectors
 from edgespec.models.resolve import named_as, resolve
 from edgespec.platform.closing import Closing
 from edgespec.platform.cpu import default_threads

@@ -15,21 +15,15 @@ from edgespec.apps.server.request_reader import PreparedText, RequestReader
 from edgespec.apps.server.request_schema import ChatRequest
 from edgespec.apps.server.responses.schema import (
     AllowedChoice,
-    CallItem,
-    CallOutputItem,
     ChosenTool,
-    CustomCallItem,
     CustomDefinition,
     FunctionDefinition,
     GrammarInput,
     Item,
-    MessageItem,
     NamespaceDefinition,
-    ReasoningItem,
     ResponsesRequest,
     SchemaAnswer,
     SearchDefinition,
-    TextOptions,
     ToolChoice,
     text_of,
 )
@@ -37,20 +31,18 @@ from edgespec.decoding.grammar.source import GrammarSource
 from edgespec.decoding.sampling import SAMPLING
 from edgespec.errors import UsageError
 
-# ---- tools as functions, which are what models' templates know, and their calls as they come ----
+# ---- tools as functions, which are what models' templates know ----
 # A custom tool takes text: it becomes a function of one string. The tools of a namespace carry its name.
 
 INPUT = "input"
 """The argument of a custom tool's function."""
 
-_KEPT = 64
-_BEGIN = re.compile(r'\s*\{\s*"input"\s*:\s*"')
-_WHOLE = re.compile(
-    r'(?:[^"\\]|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}'
-    r"|\\u(?![dD][89abAB])[0-9a-fA-F]{4}|\\[^u])*+"
+_CUT = re.compile(
+    r'\s*\{\s*"input"\s*:\s*"'
+    r'((?:[^"\\]|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}'
+    r"|\\u(?![dD][89abAB])[0-9a-fA-F]{4}|\\[^u])*+)"
 )
-"""The characters of a JSON string that are there as a whole."""
-
+"""Arguments that may be cut off, with the characters of the text that are there as a whole."""
 
 ToolKey = tuple[str | None, str]
 """The namespace and the name of a tool."""
@@ -129,7 +121,6 @@ def _tools(
 def _of_text(name: str, tool: CustomDefinition, place: str) -> dict[str, Any]:
     """Return the function of a custom tool."""
     text: dict[str, Any] = {"type": "string"}
-    described = tool.description
     if isinstance(tool.format, GrammarInput):
         syntax, definition = tool.format.syntax, tool.format.definition
         if mistake := _mistake(syntax, definition):
@@ -138,16 +129,12 @@ def _of_text(name: str, tool: CustomDefinition, place: str) -> dict[str, Any]:
             text["pattern"] = f"^(?:{definition})$"
         else:
             text["description"] = f"Text that matches this Lark grammar:\n{definition}"
-    parameters = {
-        "type": "object",
-        "properties": {INPUT: text},
-        "required": [INPUT],
-        "additionalProperties": False,
-    }
-    return {"name": name, "description": described, "parameters": parameters}
+    schema = {"type": "object", "properties": {INPUT: text}, "required": [INPUT]}
+    parameters = {**schema, "additionalProperties": False}
+    return {"name": name, "description": tool.description, "parameters": parameters}
 
 
-@lru_cache(maxsize=_KEPT)
+@lru_cache(maxsize=64)
 def _mistake(syntax: Literal["lark", "regex"], definition: str) -> str:
     """Return what is wrong with a grammar, if anything is."""
     read = GrammarSource.lark if syntax == "lark" else GrammarSource.regex
@@ -174,46 +161,18 @@ def _choice(choice: ToolChoice, read: ReadTools) -> Any:  # noqa: ANN401 - JSON
     return choice
 
 
-# ---- the text of a custom tool's call ----
+def custom_input(arguments: str) -> str:
+    """Return the text that a custom tool is called with, of the arguments of its function.
 
-
-class CustomInput:
-    """The input of a custom tool, read from the arguments of its function as they come."""
-
-    def __init__(self) -> None:
-        """Begin with no arguments."""
-        self._arguments = ""
-        self._at = 0  # up to which they are read
-        self._read = ""
-
-    def feed(self, arguments: str) -> str:
-        """Add `arguments`, and return the text that they complete."""
-        self._arguments += arguments
-        if not self._at:
-            begin = _BEGIN.match(self._arguments)
-            self._at = begin.end() if begin else 0
-        if not self._at:
-            return ""
-        whole = _WHOLE.match(self._arguments, self._at)
-        assert whole  # it matches nothing, too  # noqa: S101
-        self._at = whole.end()
-        added = _text(f'"{whole[0]}"') or ""
-        self._read += added
-        return added
-
-    def finish(self) -> str:
-        """Return the whole input; arguments of another kind are its text."""
-        arguments = _text(self._arguments)
-        if isinstance(arguments, dict) and isinstance(found := arguments.get(INPUT), str):
-            return found
-        return self._read or self._arguments
-
-
-def _text(text: str) -> Any:  # noqa: ANN401 - JSON
+    They may be cut off; those of another kind are the text.
+    """
     try:
-        return json.loads(text, strict=False)
+        found = json.loads(arguments, strict=False)
     except ValueError:
-        return None
+        cut = _CUT.match(arguments)
+        return str(json.loads(f'"{cut[1]}"', strict=False)) if cut else arguments
+    text = found.get(INPUT) if isinstance(found, dict) else None
+    return text if isinstance(text, str) else arguments
 
 
 # ---- thoughts that a client keeps without reading them, and sends back ----
@@ -229,14 +188,16 @@ def sealed(thought: str) -> str:
     return _MARK + base64.b64encode(thought.encode()).decode()
 
 
-def opened(content: str | None) -> str:
-    """Return the thought that `sealed` made `content` of; "" for another server's."""
-    if content is None or not content.startswith(_MARK):
-        return ""
-    try:
-        return base64.b64decode(content.removeprefix(_MARK), validate=True).decode()
-    except ValueError:
-        return ""
+def _thought(item: Item) -> str:
+    """Return the text of thoughts, "" if another server has encrypted them."""
+    if text := text_of(item.content):
+        return text
+    if (content := item.encrypted_content) and content.startswith(_MARK):
+        try:
+            return base64.b64decode(content.removeprefix(_MARK), validate=True).decode()
+        except ValueError:
+            pass
+    return text_of(item.summary)
 
 
 # ---- requests ----
@@ -253,136 +214,100 @@ _NAMES = {
 }
 """This API's names of the fields of chat completions."""
 
-Messages = list[dict[str, Any]]
+
+def read_response(
+    reader: RequestReader, body: ResponsesRequest
+) -> tuple[PreparedText, Mapping[str, ResponseTool]]:
+    """Return the prompt's tokens and the options of a request, and its tools by the names of their functions.
+
+    For any thread. Raises ApiError.
+    """
+    items, tools = _items(body), read_tools(body)
+    with renaming(partial(with_names, names=_NAMES)):
+        text = reader.chat(_chat(body, items, tools))
+    warnings = (*tools.warnings, *_unread(body, items), *map(_renamed, text.warnings))
+    return replace(text, warnings=warnings), tools.offered
 
 
-@dataclass(frozen=True)
-class PreparedResponse:
-    """A request as the worker writes it."""
-
-    text: PreparedText
-    tools: Mapping[str, ResponseTool]
-    """The tools, by the names of their functions."""
+def count_tokens(reader: RequestReader, body: ResponsesRequest) -> int:
+    """Return how many tokens the prompt of a request has. For any thread. Raises ApiError."""
+    with renaming(partial(with_names, names=_NAMES)):
+        return len(reader.prompt_tokens(_chat(body, _items(body), read_tools(body))))
 
 
-class ResponsesReader:
-    """Reads requests to one model. Its methods are for any thread, and raise ApiError."""
-
-    def __init__(self, reader: RequestReader) -> None:
-        """Let `reader` prepare requests."""
-        self._reader = reader
-
-    def read(self, body: ResponsesRequest) -> PreparedResponse:
-        """Return the prompt's tokens, the options and the tools of a request. Raises ApiError."""
-        items = _items(body)
-        tools = read_tools(body)
-        with renaming(partial(with_names, names=_NAMES)):
-            text = self._reader.chat(self._chat(body, items, tools))
-        warnings = (*tools.warnings, *_unread(body, items), *map(_renamed, text.warnings))
-        return PreparedResponse(replace(text, warnings=warnings), tools.offered)
-
-    def count(self, body: ResponsesRequest) -> int:
-        """Return how many tokens the prompt of a request has."""
-        with renaming(partial(with_names, names=_NAMES)):
-            return len(self._reader.prompt_tokens(self._chat(body, _items(body), read_tools(body))))
-
-    def _chat(self, body: ResponsesRequest, items: Sequence[Item], tools: ReadTools) -> ChatRequest:
-        """Return the request for a chat completion."""
-        fields = body.model_dump(include=_SAME_FIELDS, exclude_none=True) | tools.fields
-        if body.wants_logprobs:
-            fields["logprobs"] = True
-        if body.max_output_tokens is not None:
-            fields["max_completion_tokens"] = body.max_output_tokens
-        if body.reasoning and body.reasoning.effort is not None:
-            fields["reasoning_effort"] = body.reasoning.effort
-        if form := _response_format(body.text):
-            fields["response_format"] = form
-        fields["messages"] = _Conversation(body.instructions, items, tools.names).messages
-        return checked(ChatRequest, fields)
+def _chat(body: ResponsesRequest, items: Sequence[Item], tools: ReadTools) -> ChatRequest:
+    """Return the request for a chat completion."""
+    form = body.text.format if body.text else None
+    schema = {}
+    if isinstance(form, SchemaAnswer):
+        schema["json_schema"] = form.model_dump(by_alias=True, exclude_none=True, exclude={"type"})
+    given = {
+        "logprobs": True if body.wants_logprobs else None,
+        "max_completion_tokens": body.max_output_tokens,
+        "reasoning_effort": body.reasoning.effort if body.reasoning else None,
+        "response_format": {"type": form.type, **schema} if form else None,
+    }
+    fields = body.model_dump(include=_SAME_FIELDS, exclude_none=True) | tools.fields
+    fields |= {name: value for name, value in given.items() if value is not None}
+    return checked(ChatRequest, fields | {"messages": _messages(body.instructions, items, tools.names)})
 
 
 def _items(body: ResponsesRequest) -> list[Item]:
     """Return the whole input, with the stored conversation before it."""
     given = body.input
     if isinstance(given, str):
-        given = [MessageItem(type="message", role="user", content=given)]
+        given = [Item.model_validate({"role": "user", "content": given})]
     if items := [*body.edgespec_conversation, *(given or ())]:
         return items
     line = "input: send text or items, or the previous_response_id of a response to go on with"
     raise ApiError(400, line, param="input")
 
 
-# ---- messages ----
+def _messages(
+    instructions: str | None, items: Sequence[Item], functions: Mapping[ToolKey, str]
+) -> list[dict[str, Any]]:
+    """Return the messages of items: thoughts, text and calls of one answer are one message.
 
+    `functions`: those that tools are, by the namespace and the name of each.
+    """
+    messages: list[dict[str, Any]] = []
+    names: dict[str, str] = {}  # of the called functions, by the calls' ids
 
-class _Conversation:
-    """The messages of items. `names`: the functions that tools are, by the namespace and the name of each."""
-
-    def __init__(self, instructions: str | None, items: Sequence[Item], names: Mapping[ToolKey, str]) -> None:
-        self._functions = names
-        self._names: dict[str, str] = {}  # of the called functions, by the calls' ids
-        self.messages: Messages = []
-        if instructions:
-            self.messages.append({"role": "system", "content": instructions})
-        for item in items:
-            self._add(item, self.messages)
-
-    def _add(self, item: Item, messages: Messages) -> None:
-        """Add `item`: thoughts, text and calls of one answer are one message."""
-        if isinstance(item, ReasoningItem):
-            if thought := _thought(item):
-                self._assistant(messages, "content", "tool_calls")["reasoning_content"] = thought
-        elif isinstance(item, MessageItem) and item.role == "assistant":
-            self._assistant(messages, "content", "tool_calls")["content"] = text_of(item.content)
-        elif isinstance(item, MessageItem):
-            messages.append({"role": item.role, "content": text_of(item.content)})
-        elif isinstance(item, CallItem):
-            calls = self._assistant(messages).setdefault("tool_calls", [])
-            calls.append(self._call(item))
-        elif isinstance(item, CallOutputItem):
-            message = {"role": "tool", "tool_call_id": item.call_id, "content": text_of(item.output)}
-            if item.call_id in self._names:
-                message["name"] = self._names[item.call_id]
-            messages.append(message)
-
-    @staticmethod
-    def _assistant(messages: Messages, *without: str) -> dict[str, Any]:
+    def assistant(*without: str) -> dict[str, Any]:
         """Return the last message if it is the assistant's and lacks the fields `without`, else a new one."""
-        if messages and messages[-1]["role"] == "assistant" and not messages[-1].keys() & {*without}:
-            return messages[-1]
-        messages.append({"role": "assistant"})
+        if not messages or messages[-1]["role"] != "assistant" or messages[-1].keys() & {*without}:
+            messages.append({"role": "assistant"})
         return messages[-1]
 
-    def _call(self, item: CallItem) -> dict[str, Any]:
-        key = (item.namespace, item.name)
-        name = self._names[item.call_id] = self._functions.get(key) or _joined(*key)
-        if isinstance(item, CustomCallItem):
-            arguments = json.dumps({INPUT: item.input}, ensure_ascii=False)
+    if instructions:
+        messages.append({"role": "system", "content": instructions})
+    for item in items:
+        if item.type == "reasoning":
+            if thought := _thought(item):
+                assistant("content", "tool_calls")["reasoning_content"] = thought
+        elif item.type == "message":
+            if item.role == "assistant":
+                assistant("content", "tool_calls")["content"] = text_of(item.content)
+            else:
+                messages.append({"role": item.role, "content": text_of(item.content)})
+        elif item.type in ("function_call", "custom_tool_call"):
+            key, text = (item.namespace, item.name), item.arguments
+            name = names[item.call_id] = functions.get(key) or _joined(*key)
+            if item.type == "custom_tool_call":
+                text = json.dumps({INPUT: item.input}, ensure_ascii=False)
+            call = {"id": item.call_id, "type": "function", "function": {"name": name, "arguments": text}}
+            assistant().setdefault("tool_calls", []).append(call)
         else:
-            arguments = getattr(item, "arguments", "")
-        return {"id": item.call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
-
-
-def _thought(item: ReasoningItem) -> str:
-    return text_of(item.content or []) or opened(item.encrypted_content) or text_of(item.summary or [])
-
-
-# ---- fields ----
-
-
-def _response_format(text: TextOptions | None) -> dict[str, Any] | None:
-    form = text.format if text else None
-    if isinstance(form, SchemaAnswer):
-        schema = form.model_dump(by_alias=True, exclude_none=True, exclude={"type"})
-        return {"type": form.type, "json_schema": schema}
-    return {"type": form.type} if form else None
+            named = {"name": names[item.call_id]} if item.call_id in names else {}
+            output = text_of(item.output)
+            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": output, **named})
+    return messages
 
 
 def _unread(body: ResponsesRequest, items: Sequence[Item]) -> Iterator[str]:
     if body.text and body.text.verbosity not in (None, "medium"):
         yield "text.verbosity: not honoured: say in the instructions how long the answer should be"
-    thoughts = [item for item in items if isinstance(item, ReasoningItem)]
-    if any(item.encrypted_content and not _thought(item) for item in thoughts):
+    if any(item.type == "reasoning" and item.encrypted_content and not _thought(item) for item in items):
         yield "input: thoughts that another server has encrypted are not read"
 
 

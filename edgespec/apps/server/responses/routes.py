@@ -1,12 +1,11 @@
-"""The routes of OpenAI's Responses API: answers as responses, whole or as events, kept, and listed."""
+"""The routes of OpenAI's Responses API: answers as responses, whole or as events, and kept."""
 
 from __future__ import annotations
 
 import json
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel
@@ -24,28 +23,14 @@ from edgespec.apps.server.request_options import read_sampling
 from edgespec.apps.server.request_reader import PreparedRequest, RequestReader, Service
 from edgespec.apps.server.response_schema import FinishReason, Usage
 from edgespec.apps.server.responses.request_reader import (
-    CustomInput,
-    ResponsesReader,
     ResponseTool,
+    count_tokens,
+    custom_input,
+    read_response,
     sealed,
 )
-from edgespec.apps.server.responses.schema import (
-    ENCRYPTED,
-    IncompleteDetails,
-    InputTokens,
-    OutputCall,
-    OutputCustomCall,
-    OutputMessage,
-    OutputReasoning,
-    OutputText,
-    OutputThought,
-    ResponseAnswer,
-    ResponsesRequest,
-    ResponseUsage,
-    SearchDefinition,
-    new_id,
-)
-from edgespec.apps.server.responses.store import PATH, KeepingResponses, ResponseStore
+from edgespec.apps.server.responses.schema import ENCRYPTED, ResponsesRequest, SearchDefinition
+from edgespec.apps.server.responses.store import PATH, KeepingResponses, ResponseStore, new_id
 from edgespec.apps.server.streaming import ALIVE_S, Answerer, AnswerWriter, with_warnings
 from edgespec.decoding.records import PromptProgress, Result, Token
 from edgespec.decoding.sampling import SamplingParams
@@ -54,150 +39,7 @@ from edgespec.engine.engine import Engine
 # ---- answers ----
 
 Event = tuple[str, dict[str, Any]]
-"""The name of an event, and its fields."""
-
-Written = TypeVar("Written", OutputMessage, OutputReasoning, OutputCall, OutputCustomCall)
-
-
-def dumped(part: BaseModel) -> dict[str, Any]:
-    """Return a part of an answer as JSON."""
-    return part.model_dump(mode="json", exclude_none=True)
-
-
-def dumped_answer(answer: ResponseAnswer) -> dict[str, Any]:
-    """Return a response as the object of JSON that is sent and stored."""
-    made = answer.model_dump(mode="json", exclude={"output", "usage"})
-    usage = answer.usage and answer.usage.model_dump(mode="json", exclude_unset=True)
-    return made | {"output": [dumped(item) for item in answer.output], "usage": usage}
-
-
-# ---- items ----
-
-
-class ItemWriter(ABC, Generic[Written]):
-    """Writes an item of the output; its methods yield events."""
-
-    def __init__(self, item: Written, index: int) -> None:
-        """Write `item`, the output's number `index`."""
-        self.item: Written = item
-        self._index = index
-
-    def begin(self) -> Iterator[Event]:
-        """Yield the events that begin the item."""
-        yield self._whole("output_item.added")
-
-    @abstractmethod
-    def add(self, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> Iterator[Event]:
-        """Add `text`, in whose place the likeliest tokens were those of `logprobs`."""
-
-    def end(self, *, cut: bool) -> Iterator[Event]:
-        """End the item; `cut`: the limit of tokens ended it."""
-        yield from self._last()
-        self.item.status = "incomplete" if cut else "completed"
-        yield self._whole("output_item.done")
-
-    @abstractmethod
-    def _last(self) -> Iterator[Event]:
-        """Yield the events before the item's end."""
-
-    def _whole(self, name: str) -> Event:
-        return f"response.{name}", {"output_index": self._index, "item": dumped(self.item)}
-
-    def _event(self, name: str, /, **fields: Any) -> Event:  # noqa: ANN401 - JSON
-        return f"response.{name}", {"item_id": self.item.id, "output_index": self._index, **fields}
-
-
-class OutputTextWriter(ItemWriter[OutputMessage]):
-    """Writes the events of a message item: text for the user as it comes."""
-
-    def begin(self) -> Iterator[Event]:
-        """Begin the item and its only part."""
-        yield from super().begin()
-        self._part = OutputText()
-        yield self._event("content_part.added", content_index=0, part=dumped(self._part))
-        self.item.content = [self._part]
-
-    def add(self, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> Iterator[Event]:
-        """Yield the events of more text, with the probabilities of its tokens if they were asked for."""
-        self._part.text += text
-        self._part.logprobs += logprobs
-        yield self._event("output_text.delta", content_index=0, delta=text, logprobs=[*logprobs])
-
-    def _last(self) -> Iterator[Event]:
-        part = dumped(self._part)
-        told = {"text": part["text"], "logprobs": part["logprobs"]}
-        yield self._event("output_text.done", content_index=0, **told)
-        yield self._event("content_part.done", content_index=0, part=part)
-
-
-class ThoughtWriter(ItemWriter[OutputReasoning]):
-    """Writes the events of a reasoning item: thoughts as they come."""
-
-    def __init__(self, item: OutputReasoning, index: int, *, seals: bool) -> None:
-        """Write `item`; `seals`: its text comes as `encrypted_content`, too."""
-        super().__init__(item, index)
-        self._seals = seals
-
-    def begin(self) -> Iterator[Event]:
-        """Begin the item and its only part."""
-        yield from super().begin()
-        self._part = OutputThought()
-        yield self._event("content_part.added", content_index=0, part=dumped(self._part))
-        self.item.content = [self._part]
-
-    def add(self, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> Iterator[Event]:
-        """Yield the events of more thoughts."""
-        self._part.text += text
-        yield self._event("reasoning_text.delta", content_index=0, delta=text)
-
-    def _last(self) -> Iterator[Event]:
-        if self._seals:
-            self.item.encrypted_content = sealed(self._part.text)
-        yield self._event("reasoning_text.done", content_index=0, text=self._part.text)
-        yield self._event("content_part.done", content_index=0, part=dumped(self._part))
-
-
-class FunctionWriter(ItemWriter[OutputCall]):
-    """Writes a call of a function."""
-
-    def add(self, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> Iterator[Event]:
-        """Add a part of the arguments."""
-        self.item.arguments += text
-        if text:
-            yield self._event("function_call_arguments.delta", delta=text)
-
-    def _last(self) -> Iterator[Event]:
-        told = {"name": self.item.name, "arguments": self.item.arguments}
-        yield self._event("function_call_arguments.done", **told)
-
-
-class CustomWriter(ItemWriter[OutputCustomCall]):
-    """Writes a call of a custom tool."""
-
-    def __init__(self, item: OutputCustomCall, index: int) -> None:
-        """Write `item`."""
-        super().__init__(item, index)
-        self._input = CustomInput()
-
-    def add(self, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> Iterator[Event]:
-        """Add a part of the arguments of its function."""
-        if added := self._input.feed(text):
-            yield from self._add(added)
-
-    def _add(self, text: str) -> Iterator[Event]:
-        self.item.input += text
-        yield self._event("custom_tool_call_input.delta", delta=text)
-
-    def _last(self) -> Iterator[Event]:
-        if rest := self._input.finish().removeprefix(self.item.input):
-            yield from self._add(rest)
-        yield self._event("custom_tool_call_input.done", input=self.item.input)
-
-
-AnyItemWriter = OutputTextWriter | ThoughtWriter | FunctionWriter | CustomWriter
-
-
-# ---- the response ----
+"""The name of an event without "response.", and its fields, which change as the answer goes on."""
 
 
 class ResponseWriter(AnswerWriter[Token, Result, Event]):
@@ -205,7 +47,7 @@ class ResponseWriter(AnswerWriter[Token, Result, Event]):
 
     def __init__(
         self,
-        answer: ResponseAnswer,
+        answer: dict[str, Any],
         writing: ChoiceWriter,
         tools: Mapping[str, ResponseTool],
         *,
@@ -222,7 +64,9 @@ class ResponseWriter(AnswerWriter[Token, Result, Event]):
         self._tools = tools
         self._seals = seals
         self._warnings = warnings
-        self._item: AnyItemWriter | None = None
+        self._item: dict[str, Any] = {}  # the last one of the output
+        self._part: dict[str, Any] = {}  # its text
+        self._called: AnswerCall | None = None  # the last call
         self._reason: FinishReason | None = None
         self._n_events = 0
         self._spoke = time.monotonic()
@@ -237,20 +81,32 @@ class ResponseWriter(AnswerWriter[Token, Result, Event]):
 
     def last_parts(self, index: int, result: Result) -> Iterator[Event]:
         """Yield the events that end the last item and the stream."""
-        yield from self._finish(result)
+        yield from self._write(self._writing.finish(result))
+        answer, cut = self._answer, self._reason == "length"
+        if not self._item:
+            yield from self._add("message", "")
+        yield from self._end_item(cut=cut)
+        answer["status"] = "incomplete" if cut else "completed"
+        if cut:
+            answer["incomplete_details"] = {"reason": "max_output_tokens"}
+        else:
+            answer["completed_at"] = int(time.time())
+        usage = Usage.of(result, warnings=self._warnings)
+        answer["usage"] = _usage(usage, n_thought=self._writing.n_thought or 0)
+        yield self._about(answer["status"])
 
     def encode(self, event: Event) -> str:
         """Return a server-sent event, numbered."""
         name, fields = event
-        told = {"type": name, "sequence_number": self._n_events, **fields}
+        told = {"type": f"response.{name}", "sequence_number": self._n_events, **fields}
         self._n_events += 1
         self._spoke = time.monotonic()
-        return f"event: {name}\ndata: {json.dumps(told, ensure_ascii=False)}\n\n"
+        return f"event: response.{name}\ndata: {json.dumps(told, ensure_ascii=False)}\n\n"
 
     def whole(self, results: Sequence[Result]) -> str:
         """Return the whole response of a request that does not stream, as JSON text."""
         self.drain(self.last_parts(0, results[0]))
-        return json.dumps(dumped_answer(self._answer), ensure_ascii=False)
+        return json.dumps(self._answer, ensure_ascii=False)
 
     def idle(self, *, is_waiting: bool) -> str:
         """Return an event that says nothing new: for comments Codex would not wait longer than 5 minutes."""
@@ -268,75 +124,107 @@ class ResponseWriter(AnswerWriter[Token, Result, Event]):
         for part in parts:
             logprobs = [token_logprob(model, token) for token in part.tokens]
             if part.kind == "thought":
-                yield from self._add(ThoughtWriter, part.text)
-            elif part.kind == "text":
-                yield from self._add(OutputTextWriter, part.text, logprobs)
-            elif logprobs and isinstance(self._item, OutputTextWriter):
-                yield from self._item.add("", logprobs)
+                yield from self._add("reasoning", part.text)
+            elif part.kind == "text" or (logprobs and self._item.get("type") == "message"):
+                yield from self._add("message", part.text if part.kind == "text" else "", logprobs)
             if part.kind == "call" and part.call:
                 yield from self._call(part.call)
-            elif part.kind == "arguments" and self._item:
-                yield from self._item.add(part.text)
+            elif part.kind == "arguments" and part.text and self._item["type"] == "function_call":
+                self._item["arguments"] += part.text
+                yield self._event("function_call_arguments.delta", delta=part.text)
             self._reason = part.reason
 
-    def _add(
-        self,
-        kind: type[OutputTextWriter | ThoughtWriter],
-        text: str,
-        logprobs: Sequence[dict[str, Any]] = (),
-    ) -> Iterator[Event]:
-        if not isinstance(self._item, kind):
-            yield from self._end_item()
-            index = len(self._answer.output)
-            if kind is OutputTextWriter:
-                yield from self._begin(OutputTextWriter(OutputMessage(id=new_id("msg")), index))
+    def _add(self, kind: str, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> Iterator[Event]:
+        """Add text to the last item, or to a new one unless it is of this `kind`."""
+        if self._item.get("type") != kind:
+            if kind == "message":
+                fields: dict[str, Any] = {"role": "assistant", "status": "in_progress"}
+                part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
             else:
-                item = OutputReasoning(id=new_id("rs"), encrypted_content=None)
-                yield from self._begin(ThoughtWriter(item, index, seals=self._seals))
-        assert self._item  # noqa: S101
-        yield from self._item.add(text, logprobs)
+                fields = {"status": "in_progress", "summary": []}
+                part = {"type": "reasoning_text", "text": ""}
+            yield from self._begin("msg" if kind == "message" else "rs", kind, **fields, content=[])
+            self._part = part
+            yield self._event("content_part.added", content_index=0, part=part)
+            self._item["content"] = [part]
+        self._part["text"] += text
+        if kind == "message":
+            self._part["logprobs"] += logprobs
+            yield self._event("output_text.delta", content_index=0, delta=text, logprobs=[*logprobs])
+        else:
+            yield self._event("reasoning_text.delta", content_index=0, delta=text)
 
     def _call(self, call: AnswerCall) -> Iterator[Event]:
-        yield from self._end_item()
-        index, tool = len(self._answer.output), self._tools[call.name]
-        names: dict[str, Any] = {"call_id": call.id, "name": tool.name, "namespace": tool.namespace}
+        tool = self._tools[call.name]
+        names = {"call_id": call.id, "name": tool.name}
+        if tool.namespace is not None:
+            names["namespace"] = tool.namespace
         if tool.type == "custom":
-            yield from self._begin(CustomWriter(OutputCustomCall(id=new_id("ctc"), **names), index))
+            begun = self._begin("ctc", "custom_tool_call", status="in_progress", **names, input="")
         else:
-            yield from self._begin(FunctionWriter(OutputCall(id=new_id("fc"), **names), index))
+            begun = self._begin("fc", "function_call", status="in_progress", **names, arguments="")
+        yield from begun
+        self._called = call
 
-    def _begin(self, item: AnyItemWriter) -> Iterator[Event]:
-        self._item = item
-        self._answer.output.append(item.item)
-        yield from item.begin()
+    def _begin(self, prefix: str, kind: str, **fields: Any) -> Iterator[Event]:  # noqa: ANN401 - JSON
+        yield from self._end_item(cut=False)
+        self._item = {"id": new_id(prefix), "type": kind, **fields}
+        self._answer["output"].append(self._item)
+        yield self._whole("added")
 
-    def _end_item(self, *, cut: bool = False) -> Iterator[Event]:
-        if self._item:
-            yield from self._item.end(cut=cut)
-
-    def _finish(self, result: Result) -> Iterator[Event]:
-        yield from self._write(self._writing.finish(result))
-        answer, cut = self._answer, self._reason == "length"
-        if not self._item:
-            yield from self._add(OutputTextWriter, "")
-        yield from self._end_item(cut=cut)
-        answer.status = "incomplete" if cut else "completed"
-        if cut:
-            answer.incomplete_details = IncompleteDetails()
-        else:
-            answer.completed_at = int(time.time())
-        answer.usage = ResponseUsage.of(
-            Usage.of(result, warnings=self._warnings), n_thought=self._writing.n_thought or 0
-        )
-        yield self._about(answer.status)
+    def _end_item(self, *, cut: bool) -> Iterator[Event]:
+        """End the last item, if there is one; `cut`: the limit of tokens ended it."""
+        item, part = self._item, self._part
+        kind = item.get("type")
+        if kind == "message":
+            told = {"text": part["text"], "logprobs": part["logprobs"]}
+            yield self._event("output_text.done", content_index=0, **told)
+        elif kind == "reasoning":
+            if self._seals:
+                item["encrypted_content"] = sealed(part["text"])
+            yield self._event("reasoning_text.done", content_index=0, text=part["text"])
+        elif kind == "function_call":
+            told = {"name": item["name"], "arguments": item["arguments"]}
+            yield self._event("function_call_arguments.done", **told)
+        elif self._called:  # the text of a custom tool comes as a whole
+            if text := custom_input(self._called.arguments):
+                item["input"] = text
+                yield self._event("custom_tool_call_input.delta", delta=text)
+            yield self._event("custom_tool_call_input.done", input=text)
+        if "content" in item:
+            yield self._event("content_part.done", content_index=0, part=part)
+        if item:
+            item["status"] = "incomplete" if cut else "completed"
+            yield self._whole("done")
 
     # ---- events ----
 
+    def _whole(self, name: str) -> Event:
+        return f"output_item.{name}", {"output_index": len(self._answer["output"]) - 1, "item": self._item}
+
+    def _event(self, name: str, /, **fields: Any) -> Event:  # noqa: ANN401 - JSON
+        index = len(self._answer["output"]) - 1
+        return name, {"item_id": self._item["id"], "output_index": index, **fields}
+
     def _about(self, status: str) -> Event:
-        return f"response.{status}", {"response": dumped_answer(self._answer)}
+        return status, {"response": self._answer}
 
     def _sent(self, events: Iterable[Event]) -> str:
         return "".join(map(self.encode, events))
+
+
+def _usage(usage: Usage, *, n_thought: int) -> dict[str, Any]:
+    """Return `usage` in this API's words; `n_thought` tokens of the answer are thoughts."""
+    n_cached = usage.prompt_tokens_details.cached_tokens
+    n_new = usage.prompt_tokens - n_cached
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": n_cached, "cache_write_tokens": n_new},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": n_thought},
+        "total_tokens": usage.total_tokens,
+        "edgespec": usage.edgespec.model_dump(mode="json", exclude_unset=True),
+    }
 
 
 # ---- routes ----
@@ -357,9 +245,6 @@ _EVENTS: dict[int | str, dict[str, Any]] = {
 }
 
 
-_NO_COMPACTION = "compact is not here: send less"
-
-
 def add_responses(
     app: FastAPI,
     engine: Engine,
@@ -370,18 +255,15 @@ def add_responses(
     is_routed: bool,
 ) -> None:
     """Add the routes to `app`. `is_routed`: whoever passes its requests on keeps the responses."""
-    own = ResponsesReader(reader)
 
-    @app.post(PATH, response_model=ResponseAnswer, responses=_EVENTS)
+    @app.post(PATH, response_model=dict[str, Any], responses=_EVENTS)
     async def create(request: Request, body: ResponsesRequest) -> Response:
-        prepared = await run_in_threadpool(own.read, body)
-        begun = _begun(body, service.name)
-        text = prepared.text
+        text, tools = await run_in_threadpool(read_response, reader, body)
         written = AnswerText(engine.target, keeps_tokens=body.wants_logprobs)
         writer = ResponseWriter(
-            begun,
+            _begun(body, service.name),
             ChoiceWriter(written, text.answer),
-            prepared.tools,
+            tools,
             seals=ENCRYPTED in (body.include or ()),
             warnings=text.warnings,
         )
@@ -391,50 +273,60 @@ def add_responses(
         return with_warnings(found, text.warnings)
 
     @app.post(PATH + "/input_tokens")
-    async def count(body: ResponsesRequest) -> InputTokens:
+    async def count(body: ResponsesRequest) -> dict[str, Any]:
         """Count the tokens of a request's prompt; nothing is answered."""
-        return InputTokens(input_tokens=await run_in_threadpool(own.count, body))
+        n_tokens = await run_in_threadpool(count_tokens, reader, body)
+        return {"object": "response.input_tokens", "input_tokens": n_tokens}
 
     if not is_routed:
         store = ResponseStore()
         app.add_middleware(KeepingResponses, store=store)
 
-        @app.get(PATH + "/{response_id}", response_model=ResponseAnswer)
+        @app.get(PATH + "/{response_id}", response_model=dict[str, Any])
         async def retrieve(response_id: str, stream: bool = False) -> Response:
             """Return a stored response."""
             return store.show(response_id, streams=stream)
 
-    refuse_routes(app, [PATH + "/compact"], _NO_COMPACTION)
+    refuse_routes(app, [PATH + "/compact"], "compact is not here: send less")
 
 
-def _begun(body: ResponsesRequest, model: str) -> ResponseAnswer:
+def _begun(body: ResponsesRequest, model: str) -> dict[str, Any]:
     """Return the answer to `body` before its first token."""
     sampling = SamplingParams(**read_sampling(body.model_dump(include={"temperature", "top_p"})))
     choice = body.tool_choice or "auto"
     text: dict[str, Any] = {"format": {"type": "text"}, "verbosity": "medium"}
-    tools = [tool for tool in body.tools or () if not isinstance(tool, SearchDefinition)]
-    return ResponseAnswer(
-        id=new_id("resp"),
-        created_at=int(time.time()),
-        instructions=body.instructions,
-        max_output_tokens=body.max_output_tokens,
-        metadata=body.metadata or {},
-        model=model,
-        parallel_tool_calls=body.parallel_tool_calls is not False,
-        previous_response_id=body.previous_response_id,
-        prompt_cache_key=body.prompt_cache_key,
-        reasoning={"effort": None, "summary": None} | (_given(body.reasoning) if body.reasoning else {}),
-        safety_identifier=body.safety_identifier,
-        store=body.store is not False,
-        temperature=sampling.temperature,
-        text=text | (_given(body.text) if body.text else {}),
-        tool_choice=choice if isinstance(choice, str) else _given(choice),
-        tools=[_given(tool) for tool in tools],
-        top_logprobs=body.top_logprobs or 0,
-        top_p=sampling.top_p,
-        user=body.user,
-    )
+    return {
+        "id": new_id("resp"),
+        "object": "response",
+        "created_at": int(time.time()),
+        "completed_at": None,
+        "status": "in_progress",
+        "background": False,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": body.metadata or {},
+        "model": model,
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": body.previous_response_id,
+        "prompt_cache_key": body.prompt_cache_key,
+        "reasoning": {"effort": None, "summary": None} | _given(body.reasoning),
+        "safety_identifier": body.safety_identifier,
+        "service_tier": "default",
+        "store": body.store is not False,
+        "temperature": sampling.temperature,
+        "text": text | _given(body.text),
+        "tool_choice": choice if isinstance(choice, str) else _given(choice),
+        "tools": [_given(tool) for tool in body.tools or () if not isinstance(tool, SearchDefinition)],
+        "top_logprobs": body.top_logprobs or 0,
+        "top_p": sampling.top_p,
+        "truncation": "disabled",
+        "user": body.user,
+        "output": [],
+        "usage": None,
+    }
 
 
-def _given(part: BaseModel) -> dict[str, Any]:
-    return part.model_dump(mode="json", by_alias=True, exclude_none=True)
+def _given(part: BaseModel | None) -> dict[str, Any]:
+    return part.model_dump(mode="json", by_alias=True, exclude_none=True) if part else {}

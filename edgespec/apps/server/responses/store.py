@@ -7,6 +7,7 @@ an answer is stored on its way out. A stream that fails, here or in a model's pr
 from __future__ import annotations
 
 import json
+import secrets
 import time
 from collections import OrderedDict
 from contextlib import suppress
@@ -21,7 +22,7 @@ from edgespec.apps.server.api_errors import ApiError
 from edgespec.apps.server.gate import replay
 from edgespec.apps.server.json_routes import strict_json
 from edgespec.apps.server.names import ALIAS
-from edgespec.apps.server.responses.schema import CONVERSATION, new_id
+from edgespec.apps.server.responses.schema import CONVERSATION
 from edgespec.apps.server.streaming import WholeEvents
 
 MOST_BYTES = 64 << 20
@@ -30,6 +31,11 @@ MOST_BYTES = 64 << 20
 PATH = "/v1/responses"
 
 _ENDED = ("completed", "incomplete")
+
+
+def new_id(kind: str) -> str:
+    """Return the id of a new response, whose kind is "resp", or of an item."""
+    return f"{kind}_{secrets.token_hex(24)}"
 
 
 class StoredResponse(msgspec.Struct, frozen=True):

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-import proven
 from command_line import copy_self_test, python_path
 from edgespec.errors import EdgespecError
 from edgespec.llama import kernels as kernels_room
@@ -93,37 +92,6 @@ def pytest_configure(config: pytest.Config) -> None:
     """Test the kernels before there are workers, once for all of them."""
     if not IS_WORKER and getattr(config.option, "dist", "no") != "no":
         kernels_room.load()
-
-
-_before = pytest.StashKey[dict[str, str]]()
-_seen: set[str] = set()
-_not_proven: set[str] = set()
-
-
-def pytest_sessionstart(session: pytest.Session) -> None:
-    """Before a whole run, note what its test files depend on (proven.py)."""
-    narrowing = ("keyword", "markexpr", "collectonly", "deselect", "ignore", "ignore_glob", "lf")
-    narrowed = any(getattr(session.config.option, name, None) for name in narrowing)
-    if not IS_WORKER and not narrowed and session.config.args_source is pytest.Config.ArgsSource.TESTPATHS:
-        session.config.stash[_before] = proven.fingerprints()
-
-
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Note whose test files these are. What could not be downloaded has not been tested."""
-    file = report.nodeid.partition("::")[0]
-    if report.when == "call" and report.passed:  # a file of which all was skipped is not proven
-        _seen.add(file)
-    if report.failed or (report.skipped and "could not be downloaded" in str(report.longrepr)):
-        _not_proven.add(file)
-
-
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """After a whole run, note which test files passed, so that CI may leave them out."""
-    ended = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) and not session.shouldfail
-    if ended and (before := session.config.stash.get(_before, {})):
-        now = proven.fingerprints()  # files may have been written while the tests ran
-        passed = {name: one for name, one in now.items() if name in _seen and before.get(name) == one}
-        proven.record(passed | dict.fromkeys(_not_proven & now.keys(), ""))
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for the groups

@@ -30,7 +30,6 @@ from edgespec.decoding.forward import DraftForward
 from edgespec.decoding.session import ForwardResult, Inputs, n_common
 from edgespec.drafting.costs import N_MAX, CostCurve, block_curve
 from edgespec.drafting.draft_model import DraftModel, WindowedModel
-from edgespec.drafting.foreign.overlap import find_overlap, suite_text
 from edgespec.drafting.foreign.translated_model import ROOM_PER_TOKEN, TranslatedModel
 from edgespec.drafting.foreign.vocabulary_map import VocabularyMap, map_vocabularies
 from edgespec.drafting.foreign.vocabulary_match import vocabulary_difference
@@ -248,8 +247,10 @@ class TranslatedDraft(Draft):
                 f"{self.name} cannot draft for {self.target_name}: no token is the same in both; "
                 "choose another draft, or drafter none"
             )
-        overlap = find_overlap(self.target, self.model, self._map, suite_text())
-        on_message(f"{self.name} drafts in another vocabulary: {overlap.summary}")
+        on_message(
+            f"{self.name} drafts in another vocabulary: {self._map.n_shared:,} tokens are the same; "
+            "`edgespec models pair` says whether that pays"
+        )
 
     def writer(self) -> Model:
         """Raise UsageError: its tokens are not the target's."""

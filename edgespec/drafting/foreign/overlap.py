@@ -1,40 +1,30 @@
-"""How alike two vocabularies split the same text, and whether one model should draft for the other.
-
-`find_overlap` looks at the tokenizers only. It estimates how well the models agree from what drafts reached
-here, less what the difference of the vocabularies costs. `measure_agreement` runs both models and replaces
-the estimate.
-"""
+"""Whether one model should draft for another: what their vocabularies share, and how often they agree."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from dataclasses import dataclass
 
 from edgespec.drafting.foreign.translated_model import Level, TranslatedModel
-from edgespec.drafting.foreign.vocabulary_map import TextTokenizer, VocabularyMap, map_vocabularies
+from edgespec.drafting.foreign.vocabulary_map import map_vocabularies
 from edgespec.drafting.foreign.vocabulary_match import vocabulary_difference
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
-from edgespec.models.suites import DEFAULT, load_suite
 
-SAME_FAMILY, OTHER_FAMILY = 0.84, 0.66
-"""Share of the target's greedy answers that drafts proposed, with the target's vocabulary and with another:
-for Qwen2.5-Coder-1.5B its own 0.5B 84 %, SmolLM2-135M 65 %, Gemma-3-270M 59 % (`measure_agreement`)."""
+SAME_FAMILY = 0.84
+"""Share of a target's greedy answers that a draft of its family proposes: Qwen2.5-Coder-1.5B and its 0.5B."""
 
-_SPLIT_ELSEWHERE = 0.85  # of it, where the draft's tokens end elsewhere than the target's
-_LOOKS = 1.4  # passes of the draft for each of its tokens, those that look ahead among them
-_PER_TOKEN = 0.08  # of a pass of the target: what verifying one token more takes
-_LONGEST_DRAFT = 8
 WORTH = 1.1
 """Estimated speed, in plain decoding's, from which a draft is worth trying."""
 
-_NOT_WORTH = 1.0  # times plain decoding's speed
+_LOOKS = 1.4  # passes of a draft of another vocabulary for each of its tokens
+_PER_TOKEN = 0.08  # of a pass of the target: what verifying one token more takes
+_LONGEST_DRAFT = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """The overlap of two vocabularies, in themselves and over a text."""
+    """What two models share. A pass is taken to cost as its bytes: a rough guess, the scheduler measures."""
 
     n_target: int
     n_draft: int
@@ -44,62 +34,28 @@ class Overlap:
     """Texts that are one token in both."""
     equal: bool
     """Whether the vocabularies are the same: then nothing has to be translated."""
-    n_tokens: int
-    """The target's tokens of the text; what follows is over these."""
-    coverage: float
-    """Share of them that are a token of the draft too."""
-    same: float
-    """Share of them that the draft's tokenizer splits off in the same place."""
-    compression: float
-    """The draft's tokens for each of them."""
     cost: float
     """Bytes of the draft for each byte of the target."""
-    measured: float | None = None
-    """Share of an answer's tokens that the draft proposed, where both models were run."""
-
-    @property
-    def acceptance(self) -> float:
-        """Expected share of the drafted tokens: as measured, else estimated from the vocabularies."""
-        if self.measured is not None:
-            return self.measured
-        if self.equal:
-            return SAME_FAMILY
-        return OTHER_FAMILY * (self.same + (1.0 - self.same) * _SPLIT_ELSEWHERE)
+    acceptance: float
+    """Share of the target's greedy answers that the draft proposed."""
 
     @property
     def speedup(self) -> float:
-        """The best speed, in plain decoding's, of a draft of a fixed length with that acceptance.
-
-        A pass is taken to cost as its bytes: a rough guess, the scheduler measures.
-        """
-        return expected_speedup(
-            self.acceptance, self.cost * (1.0 if self.equal else self.compression * _LOOKS)
-        )
+        """The best speed, in plain decoding's, of a draft of a fixed length with that acceptance."""
+        return expected_speedup(self.acceptance, self.cost * (1.0 if self.equal else _LOOKS))
 
     @property
     def worth(self) -> bool:
         """Whether drafting can be expected to save time at all."""
-        return self.speedup > _NOT_WORTH
+        return self.speedup > 1.0
 
     @property
     def advice(self) -> str:
         """One sentence for the user: whether drafts of this model are worth a try."""
-        figures = f"about {self.acceptance:.0%} of what it drafts should be accepted"
+        figures = f"about {self.acceptance:.0%} of what it drafts is accepted"
         if not self.worth:
-            if self.cost > 0.5:
-                return f"do not try: the draft is too large beside the target ({self.cost:.0%} of its size)"
-            return f"do not try: only {figures}, which costs more than it saves"
-        if self.speedup < WORTH:
-            return f"it may just pay: {figures}"
-        return f"worth trying: {figures}"
-
-    @property
-    def summary(self) -> str:
-        """The overlap and the advice in one line."""
-        return (
-            f"{self.n_shared:,} tokens are the same, {self.coverage:.0%} of those that text is made of; "
-            f"{self.advice}"
-        )
+            return f"do not try: {figures}, which costs more than it saves ({self.cost:.0%} of the size)"
+        return f"{'it may just pay' if self.speedup < WORTH else 'worth trying'}: {figures}"
 
 
 def expected_speedup(acceptance: float, price: float) -> float:
@@ -114,31 +70,20 @@ def expected_speedup(acceptance: float, price: float) -> float:
     return best
 
 
-def find_overlap(target: Model, draft: Model, mapping: VocabularyMap, text: str) -> Overlap:
-    """Return the overlap of two models' vocabularies, related by `mapping`, over `text`."""
-    data = text.encode()
-    ours, theirs = TextTokenizer(target).tokens(data), TextTokenizer(draft).tokens(data)
-    bounds = [0, *accumulate(len(draft.piece(token)) for token in theirs)]
-    pieces = set(pairwise(bounds))
-    ends = [0, *accumulate(len(target.piece(token)) for token in ours)]
-    n = max(1, len(ours))
+def measure_overlap(
+    target: Model, draft: Model, prompts: Sequence[Sequence[int]], *, n_tokens: int, n_threads: int
+) -> Overlap:
+    """Return what two models share, and how often they agree in answers of `n_tokens` to `prompts`."""
+    shares = measure_agreement(target, draft, prompts, n_tokens=n_tokens, n_threads=n_threads)
     return Overlap(
         n_target=target.n_vocab,
         n_draft=draft.n_vocab,
         types=(target.tokenizer_type, draft.tokenizer_type),
-        n_shared=mapping.n_shared,
+        n_shared=map_vocabularies(target, draft).n_shared,
         equal=not vocabulary_difference(target, draft),
-        n_tokens=len(ours),
-        coverage=float((mapping.draft_of[ours] >= 0).sum()) / n if ours else 0.0,
-        same=sum(piece in pieces for piece in pairwise(ends)) / n,
-        compression=len(theirs) / n,
         cost=draft.header.file_bytes / max(1, target.header.file_bytes),
+        acceptance=sum(shares) / len(shares),
     )
-
-
-def suite_text() -> str:
-    """Return the prompts of the suite that ships: code, prose, several languages, figures."""
-    return "\n\n".join(prompt.text for prompt in load_suite(DEFAULT).prompts)
 
 
 def measure_agreement(
@@ -177,8 +122,3 @@ def measure_agreement(
                 token = int(writer.eval([token])[0].argmax())
             shares.append(n_right / (len(tokens) - len(prompt)))
     return shares
-
-
-def with_agreement(overlap: Overlap, shares: Sequence[float]) -> Overlap:
-    """Return `overlap` with what was measured in place of what was estimated."""
-    return replace(overlap, measured=sum(shares) / len(shares))

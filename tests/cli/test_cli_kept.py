@@ -14,9 +14,9 @@ import pytest
 import kept_table
 from command_line import COMMAND, copy_self_test, failed, python_path, run_cli
 from edgespec.cli.cache import delete_files
+from edgespec.cli.local_run import living
 from edgespec.models.entries import Entry
 from edgespec.models.store import Stamp, Store
-from edgespec.platform.announced import living
 from edgespec.platform.kept import EVERYTHING, QUANTIZED, SERVERS, owner_of
 from edgespec.platform.state_file import StateFile
 from terminals import Terminal

@@ -2,43 +2,20 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
-import stat
 import sys
-import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import typer
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
 from rich.table import Table
 
 from edgespec.cli.completion import complete_model
 from edgespec.cli.console import err, message, out, print_table
 from edgespec.cli.options import JsonOption
-from edgespec.cli.progress import ProgressDisplay
-from edgespec.drafting.history import History, HistoryUpdate
-from edgespec.engine.model_choice import choose_models
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
-from edgespec.llama import backend
-from edgespec.llama.backend import llama
-from edgespec.llama.gguf_header import check_model_file, tokenizer_fingerprint
 from edgespec.models.entries import nearest
-from edgespec.models.found.files import is_inside
-from edgespec.models.resolve import resolve
 from edgespec.models.sources import format_size
 from edgespec.models.store import Store
 from edgespec.platform.files import cache_root, check_file, expand_user
@@ -316,205 +293,10 @@ def import_command(
     Of a directory all text files are taken, but nothing hidden, and no link that leads out of it. Files
     that are not UTF-8 or larger than 1 MB are skipped. Ctrl-C keeps what was read by then.
     """
-    from edgespec.cli.cache import import_files
+    from edgespec.cli.cache_import import import_files
 
     paths = [expand_user(file) for file in files]
     for path in paths:
         if not path.is_dir():
             check_file(path)
     import_files(paths, target)
-
-
-# ---- cache import: the user's own texts ----
-
-
-_LARGEST = 1_000_000  # bytes of a text file
-_BATCH = (
-    32_768  # tokens written at once: few compared with a history, many compared with the cost of searching it
-)
-_LINE_EVERY = 5.0  # seconds, if lines are printed instead of a bar
-
-_Tokenize = Callable[[bytes], npt.NDArray[np.int32]]
-
-
-def import_files(paths: Sequence[Path], target: str | None) -> None:
-    """Store the texts of files and directories with the tokenizer of `target`, or of the default one.
-
-    Raises EdgespecError if none of the files is a text.
-    """
-    skipped: Counter[str] = Counter()
-    found = [file for path in paths for file in (_walk(path, skipped) if path.is_dir() else [path])]
-    name, _ = choose_models(target, None, "none")
-    header = check_model_file(resolve(name, pull_missing=False))
-    importer = _Import(tokenizer_fingerprint(header), skipped)
-    with _tokenizer(header.path) as tokenize:
-        try:
-            with _shown(found) as files_shown:
-                for file in files_shown:
-                    importer.add(file, tokenize)
-        finally:  # also on Ctrl-C: the files read so far are stored
-            try:
-                importer.store()
-            finally:
-                importer.report(len(found))
-    if importer.is_empty:
-        raise EdgespecError("nothing was imported: no text file was found")
-
-
-class _Import:
-    """Reads files and stores their tokens in a history, many at a time."""
-
-    def __init__(self, fingerprint: str, skipped: Counter[str]) -> None:
-        self._messages: list[str] = []
-        self._history = History(fingerprint, on_message=self._messages.append)
-        self._skipped = skipped
-        self._waiting: list[npt.NDArray[np.int32]] = []
-        self._stored = HistoryUpdate(0, 0, 0)
-
-    @property
-    def is_empty(self) -> bool:
-        return self._stored.documents + self._stored.duplicates == 0
-
-    def add(self, file: Path, tokenize: _Tokenize) -> None:
-        data = _read(file, self._skipped)
-        if data is None:
-            return
-        self._waiting.append(tokenize(data))
-        if sum(map(len, self._waiting)) >= _BATCH:
-            self.store()
-
-    def store(self) -> None:
-        """Store the batch. If interrupted, call it again: nothing is stored twice."""
-        if not self._waiting:
-            return
-        stored = self._history.extend(self._waiting)
-        self._waiting = []
-        failure = self._messages.pop() if stored is None else ""
-        for line in self._messages:
-            message(line)
-        self._messages.clear()
-        if stored is None:
-            raise EdgespecError(failure)
-        before = self._stored
-        self._stored = HistoryUpdate(
-            before.documents + stored.documents,
-            before.tokens + stored.tokens,
-            before.duplicates + stored.duplicates,
-        )
-
-    def report(self, n_found: int) -> None:
-        """Print how many files were imported, and why others were not."""
-        stored = self._stored
-        out.print(
-            f"imported {stored.documents:,} of {n_found:,} files, {stored.tokens:,} tokens: "
-            f"{self._history.path}"
-        )
-        reasons = [f"{n:,} {reason}" for reason, n in sorted(self._skipped.items()) if n]
-        if stored.duplicates:
-            reasons.append(f"{stored.duplicates:,} stored already")
-        if reasons:
-            err.print(f"skipped: {', '.join(reasons)}")
-        if stored.tokens + stored.documents > self._history.max_tokens:
-            err.print(f"the history keeps {self._history.max_tokens:,} tokens: of these files, the last ones")
-
-
-def _walk(directory: Path, skipped: Counter[str]) -> Iterator[Path]:
-    """Yield the files below a directory in order, hidden ones left out."""
-
-    def unreadable(_: OSError) -> None:
-        skipped["unreadable"] += 1
-
-    for where, directories, names in os.walk(directory, onerror=unreadable):
-        skipped["hidden"] += sum(name.startswith(".") for name in (*directories, *names))
-        paths = [Path(where, name) for name in (*directories, *names) if not name.startswith(".")]
-        outside = {path for path in paths if path.is_symlink() and not _ends_inside(path, directory)}
-        skipped["links that lead out"] += len(outside)
-        directories[:] = sorted(name for name in directories if not name.startswith("."))
-        yield from (path for path in sorted(paths) if path.name in names and path not in outside)
-
-
-def _ends_inside(link: Path, directory: Path) -> bool:
-    """Whether a link leads to something in the directory; one that leads nowhere is unreadable later."""
-    try:
-        return is_inside(link, directory)
-    except OSError:
-        return True
-
-
-def _read(file: Path, skipped: Counter[str]) -> bytes | None:
-    """Return the bytes of a text file; for one that is not imported return None and count the reason."""
-    try:
-        data, reason = _read_text(file)
-    except OSError:
-        data, reason = b"", "unreadable"
-    if reason:
-        skipped[reason] += 1
-        return None
-    return data
-
-
-def _read_text(file: Path) -> tuple[bytes, str]:
-    if not stat.S_ISREG(file.stat().st_mode):
-        return b"", "not regular files"  # reading a pipe would wait
-    with file.open("rb") as opened:
-        data = opened.read(_LARGEST + 1)
-    if len(data) > _LARGEST:
-        return b"", f"over {format_size(_LARGEST)}"
-    if not data.strip():
-        return b"", "empty"
-    if b"\0" in data:
-        return b"", "not text"
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        return b"", "not text"
-    return data, ""
-
-
-@contextmanager
-def _shown(files: Sequence[Path]) -> Iterator[Iterator[Path]]:
-    """Yield the files one by one, and show the progress: a bar, or a line now and then."""
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    display = ProgressDisplay(*columns, TimeElapsedColumn(), per_second=10)
-
-    def counted() -> Iterator[Path]:
-        task = display.bars.add_task("importing", total=len(files))
-        next_line = time.monotonic() + _LINE_EVERY
-        for n, file in enumerate(files):
-            yield file
-            display.bars.update(task, completed=n + 1)
-            if not err.is_terminal and time.monotonic() > next_line:
-                next_line += _LINE_EVERY
-                err.print(f"importing: {n + 1:,} of {len(files):,} files")
-
-    with display:
-        yield counted()
-
-
-@contextmanager
-def _tokenizer(path: Path) -> Iterator[_Tokenize]:
-    """Load a model's vocabulary without its weights; yield a function from UTF-8 text to tokens.
-
-    Names of control tokens in a text are tokenised as text.
-    """
-    params = llama.llama_model_default_params()
-    params.vocab_only = True
-    model = backend.create(
-        lambda _: llama.llama_model_load_from_file(os.fsencode(path), params), llama.llama_model_free
-    )
-    if model is None:
-        raise EdgespecError(f"{path}: llama.cpp cannot load it: {backend.failure_reason()}")
-    vocabulary = llama.llama_model_get_vocab(model)
-
-    def tokenize(data: bytes) -> npt.NDArray[np.int32]:
-        capacity = len(data) + 8  # each token is at least a byte, except a prefix space
-        tokens = (ctypes.c_int32 * capacity)()
-        n = llama.llama_tokenize(vocabulary, data, len(data), tokens, capacity, False, False)
-        if n < 0:
-            raise EdgespecError(f"{path}: the tokenizer failed on a text of {len(data):,} bytes")
-        return np.array(tokens[:n], np.int32)
-
-    try:
-        yield tokenize
-    finally:
-        llama.llama_model_free(model)

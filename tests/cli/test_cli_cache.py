@@ -21,7 +21,7 @@ from edgespec.apps.forge.dataset import (
     forge_root,
 )
 from edgespec.apps.forge.draft_store import DraftStore
-from edgespec.cli import cache as cache_commands
+from edgespec.cli import cache_import
 from edgespec.cli.app import main
 from edgespec.drafting.history import MAX_TOKENS, History
 from edgespec.drafting.rejections import RejectedPlaces, RejectedText
@@ -302,8 +302,8 @@ def test_control_tokens_in_a_text_are_text(edgespec, history, tmp_path, tiny_pat
 
 
 def test_more_than_the_bound(edgespec, history, tmp_path, tiny_path, monkeypatch):
-    monkeypatch.setattr(cache_commands, "_BATCH", 100)
-    monkeypatch.setattr(cache_commands, "History", lambda *a, **k: History(*a, max_tokens=200, **k))
+    monkeypatch.setattr(cache_import, "_BATCH", 100)
+    monkeypatch.setattr(cache_import, "History", lambda *a, **k: History(*a, max_tokens=200, **k))
     for i in range(20):
         (tmp_path / f"{i:02}.txt").write_text(f"{i:02} " * 10)
     files = [tmp_path / f"{i:02}.txt" for i in range(20)]
@@ -316,17 +316,17 @@ def test_more_than_the_bound(edgespec, history, tmp_path, tiny_path, monkeypatch
 
 @pytest.mark.parametrize("batch", [1, 10_000])
 def test_ctrl_c_keeps_what_was_read(edgespec, history, tmp_path, tiny_path, monkeypatch, batch):
-    monkeypatch.setattr(cache_commands, "_BATCH", batch)
+    monkeypatch.setattr(cache_import, "_BATCH", batch)
     for i in range(5):
         (tmp_path / f"{i}.txt").write_text(f"text {i}")
-    real = cache_commands._read
+    real = cache_import._read
 
     def read(file, skipped):
         if file.name == "3.txt":
             signal.raise_signal(signal.SIGINT)
         return real(file, skipped)
 
-    monkeypatch.setattr(cache_commands, "_read", read)
+    monkeypatch.setattr(cache_import, "_read", read)
     files = [tmp_path / f"{i}.txt" for i in range(5)]
     text, said = edgespec("import", *files, "--target", tiny_path, code=130)
     assert text.startswith("imported 3 of 5 files")
@@ -348,7 +348,7 @@ def test_links_that_lead_out_of_the_directory_are_not_followed(edgespec, history
 
 
 def test_long_imports_say_how_far_they_are(edgespec, tree, tiny_path, monkeypatch):
-    monkeypatch.setattr(cache_commands, "_LINE_EVERY", 0)
+    monkeypatch.setattr(cache_import, "_LINE_EVERY", 0)
     _, said = edgespec("import", tree, "--target", tiny_path)
     assert "importing: 2 of 10 files\n" in said
 

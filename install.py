@@ -43,7 +43,7 @@ PIP = [sys.executable, "-m", "pip", "install", "--verbose", "--progress-bar", "o
 
 _BUILD = re.compile(r" *Building (?:wheel|editable) for (\S+) \(pyproject\.toml\)(.*)")
 _STEP = re.compile(r" *\[ *(\d+)(?:/(\d+)|%)\] ")  # ninja counts steps, make percent
-_SIGN = re.compile(r"(?:^|\s)(?:fatal )?error: |FAILED: |CMake Error|^ *ERROR: ")
+_SIGN = re.compile(r"^.*(?:error: |FAILED: |CMake Error|ERROR: )(?:.*\n?){1,12}", re.MULTILINE)
 
 
 def environment() -> dict[str, str]:
@@ -75,11 +75,10 @@ def requirements() -> list[str]:
 
 
 def _has_recipe(wheel: Path) -> bool:
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            return archive.read("llama_cpp/lib/llama_cpp.cmake") == RECIPE.read_bytes()
-    except (zipfile.BadZipFile, KeyError):
+    if not zipfile.is_zipfile(wheel):
         return False
+    recipe = zipfile.Path(wheel, "llama_cpp/lib/llama_cpp.cmake")
+    return recipe.exists() and recipe.read_bytes() == RECIPE.read_bytes()
 
 
 def follow(pip: subprocess.Popen[str], display: PullDisplay, stopped: Event) -> None:
@@ -97,10 +96,8 @@ def follow(pip: subprocess.Popen[str], display: PullDisplay, stopped: Event) -> 
                 display.show("compiling", building, int(step[1]), int(step[2] or 100), "steps")
     if pip.wait() and not stopped.is_set():
         output = LOG.read_text(encoding="utf-8")
-        lines = [line for line in output.splitlines() if 0 < len(line) < 300]  # longer ones are commands
-        first = next((number for number, line in enumerate(lines) if _SIGN.search(line)), len(lines))
-        for line in lines[first : first + 12]:
-            display.on_message(line)
+        if sign := _SIGN.search(re.sub(r"(?m)^.{300,}\n", "", output)):  # without compilers' commands
+            display.on_message(sign[0])
         why = f"{building} was not compiled" if building else pip_reason(output)
         if "Killed signal" in output:
             why += ": not enough memory; close other programs, or add swap"

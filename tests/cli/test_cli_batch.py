@@ -344,10 +344,6 @@ def test_without_the_extra_one_line_says_what_to_install(environment, source, ou
     failed(process, 1, "edgespec batch needs fastapi: pip install 'edgespec[serve]'")
 
 
-def test_help_shows_an_example(environment):
-    assert "Example: edgespec batch" in run_cli("batch", "--help", env=environment).stdout
-
-
 def test_a_line_for_each_tenth_where_there_is_no_terminal(capfd):
     results = SimpleNamespace(n_done=30, n_failed=0)
     with BatchDisplay(results, 100) as display:

@@ -17,11 +17,8 @@ from edgespec.apps.energy import meter
 from edgespec.apps.energy.commands import energy as energy_room
 from energy_trees import (
     AMD,
-    Powercap,
-    answering,
     battery,
     laptop,
-    raspberry_pi,
     write,
 )
 
@@ -104,16 +101,6 @@ def test_nothing_there(energy, root):
     assert "virtual machine" in report["reason"]
 
 
-def test_a_pi_4(energy, root):
-    raspberry_pi(root, answering(), "Raspberry Pi 4 Model B Rev 1.4")
-    process = energy()
-    assert process.returncode == 0
-    assert "chosen   unavailable: Raspberry Pi 5 PMIC: a Raspberry Pi 4 Model B Rev 1.4 has no sensor" in (
-        process.stdout
-    )
-    assert "--assume-watts" in process.stdout
-
-
 def test_readable_by_root_only(energy, root, root_only):
     laptop(root)
     process = energy()
@@ -167,16 +154,6 @@ def test_a_busy_machine(energy, root, cache):
     assert (report["idle_w"], report["kept"]) == (9.5, None)
     assert "the machine was busy" in process.stderr
     assert not cache.exists()
-
-
-def test_it_cannot_be_kept(energy, root, cache):
-    battery(root, power_now=6_000_000)
-    write(cache, "a file")
-    process = energy("--seconds", 1, "--json")
-    assert process.returncode == 0
-    report = json.loads(process.stdout)
-    assert (report["idle_w"], report["kept"]) == (pytest.approx(6), None)
-    assert "could not be kept" in process.stderr
 
 
 def test_an_assumption(energy, root):
@@ -245,11 +222,3 @@ def test_a_terminal_gets_a_bar(environment, root):
     assert "measuring the idle machine for 1 s" in shown
     assert "━" in shown
     assert json.loads(process.stdout)["idle_w"] == 9.5
-
-
-def test_two_sockets_are_one_source(energy, root):
-    tree = Powercap(root)
-    for socket in range(2):
-        tree.zone(f"intel-rapl:{socket}", f"package-{socket}")
-    report = json.loads(energy("--no-idle", "--json").stdout)
-    assert (report["chosen"], report["idle_w"], report["kept"]) == ("RAPL", None, None)

@@ -319,16 +319,6 @@ def test_samples_take_time_that_is_not_the_windows(on_battery):
     assert (measured.seconds, measured.joules) == (1, pytest.approx(10))
 
 
-def test_windows_of_power_side_by_side(on_battery):
-    outer = on_battery.meter.begin()
-    on_battery.go_on(1)
-    inner = on_battery.meter.begin()
-    on_battery.go_on(1)
-    assert inner.end().joules == pytest.approx(10)
-    on_battery.go_on(1)
-    assert outer.end().joules == pytest.approx(30)
-
-
 @pytest.mark.parametrize(("missing_s", "is_known"), [(3, True), (5, True), (20, False)])
 def test_gaps(on_battery, missing_s, is_known):
     window = on_battery.meter.begin()
@@ -368,14 +358,6 @@ def test_plugged_in_meanwhile(on_battery):
     window = on_battery.meter.begin()
     on_battery.clock.now += 1
     assert window.end().joules == 10, "it is available again"
-
-
-def test_plugged_in_and_out_again(on_battery):
-    window = on_battery.meter.begin()
-    for i in range(20):
-        write(on_battery.folder / "status", "Charging" if 5 <= i < 15 else "Discharging")
-        on_battery.go_on(1)
-    assert_unavailable(window.end(), "gave no samples for 11.0 s of 20.0 s")
 
 
 def test_an_assumption(clock):

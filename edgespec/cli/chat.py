@@ -32,8 +32,8 @@ from edgespec.platform.kept import CHAT_LINES, STATES
 
 if TYPE_CHECKING:
     from edgespec.cli.chat_lines import Chat
+    from edgespec.cli.conversation import Conversation, LastConversation
     from edgespec.decoding.options import Options
-    from edgespec.engine.conversation import Conversation, LastConversation
     from edgespec.engine.engine import Engine
 
 
@@ -78,7 +78,7 @@ class ChatStart:
 
     def conversation(self) -> Conversation:
         """Return the conversation so far. Raises UsageError."""
-        from edgespec.engine.conversation import Conversation
+        from edgespec.cli.conversation import Conversation
 
         if self.load is None:
             return Conversation(self.system)
@@ -106,7 +106,7 @@ def chat_command(
 ) -> int:
     """Talk with a model. From a pipe, each line is a turn. /help says what else can be typed."""
     from edgespec.cli.chat_lines import Chat, ChatSettings, check_unicode
-    from edgespec.engine.conversation import LastConversation
+    from edgespec.cli.conversation import LastConversation
     from edgespec.platform.signals import SignalPipe
 
     drafter = drafting.chosen()
@@ -167,7 +167,7 @@ def _refuse_contradictions(
 
 def _continued(last: LastConversation) -> Conversation:
     """Return the last conversation, or an empty one, and say which."""
-    from edgespec.engine.conversation import Conversation
+    from edgespec.cli.conversation import Conversation
 
     conversation = last.load()
     if conversation is None:

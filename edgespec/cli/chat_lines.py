@@ -20,6 +20,15 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output.defaults import create_output
 
 from edgespec.cli.console import err, line_of, message, print_error, print_line
+from edgespec.cli.conversation import (
+    ChatAnswer,
+    ChatTotals,
+    Conversation,
+    Exchange,
+    LastConversation,
+    answer_of,
+    joined_answer,
+)
 from edgespec.cli.progress import shown_while_read
 from edgespec.cli.render import (
     TextWriter,
@@ -32,15 +41,6 @@ from edgespec.cli.render import (
 )
 from edgespec.decoding.options import Options
 from edgespec.decoding.records import Result
-from edgespec.engine.conversation import (
-    ChatAnswer,
-    ChatTotals,
-    Conversation,
-    Exchange,
-    LastConversation,
-    answer_of,
-    joined_answer,
-)
 from edgespec.engine.engine import Engine
 from edgespec.engine.stream import Stream
 from edgespec.errors import EdgespecError, UsageError, describe_os_error

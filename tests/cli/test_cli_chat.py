@@ -19,8 +19,8 @@ from prompt_toolkit.output import DummyOutput
 from command_line import COMMAND, failed, run_cli
 from edgespec.cli import app
 from edgespec.cli.chat_lines import LineEditor, file_name
+from edgespec.cli.conversation import ChatAnswer, Conversation, Exchange
 from edgespec.decoding.sampling import SamplingParams
-from edgespec.engine.conversation import ChatAnswer, Conversation, Exchange
 from edgespec.engine.engine import Engine
 from edgespec.errors import UsageError
 from edgespec.platform.signals import SignalPipe

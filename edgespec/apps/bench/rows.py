@@ -1,8 +1,7 @@
 """An outcome as numbered rows, one for each cell and variant, its figures as text, and sentences about it.
 
 Shared by the page, the charts and the terminal, so that a number means the same row everywhere. A CSV has a
-row for each cell, category and variant, and one for each skipped cell; for concurrent requests a row for each
-cell, number of requests and variant.
+row for each cell, category and variant, and one for each skipped cell.
 """
 
 from __future__ import annotations
@@ -28,15 +27,10 @@ from edgespec.apps.bench.runs import (
 )
 from edgespec.apps.bench.summary import (
     CategorySummary,
-    HeardSummary,
     Interval,
-    ThroughputCurve,
-    ThroughputPoint,
     VariantComparison,
     VariantSummary,
-    curves,
     summarise_cell,
-    summarise_throughput,
 )
 from edgespec.platform.files import write_file
 from edgespec.platform.metering import Phase
@@ -48,9 +42,7 @@ ESTIMATED = "(estimated)"
 """The end of `VariantSummary.energy_source` if the joules are estimated."""
 
 _NAMES = {
-    "at_once": "texts_at_once", "low": "tokens_per_s_slowest_round", "high": "tokens_per_s_fastest_round",
-    "limit": "limit_tokens_per_s", "joules_per_token": "gross_joules_per_token",
-    "joules": "gross_joules_ratio", "joules_per_minute": "gross_joules_per_minute_of_sound",
+    "joules_per_token": "gross_joules_per_token", "joules": "gross_joules_ratio",
     "agreement": "agreement_with_target", "VariantSummary.kl": "kl_from_target_nats_per_token",
     "kl": "kl_nats_per_token", "kl_error": "kl_error_nats_per_token", "reference": "accuracy_reference",
     "n_tokens": "accuracy_tokens", "passed": "problems_passed",
@@ -66,11 +58,10 @@ def summarise(outcome: BenchmarkOutcome) -> Summaries:
 def document(outcome: BenchmarkOutcome, summaries: Summaries | None = None) -> bytes:
     """Return the outcome as a line of JSON, with raw runs and with summaries in the order of the cells.
 
-    `curves`: those of the cells that have one. `busy`: what the figures are worth if the machine was.
+    `busy`: what the figures are worth if the machine was.
     """
     found = summarise(outcome) if summaries is None else summaries
-    drawn = [curve.points for curve in curves(outcome)]
-    whole = {"outcome": outcome, "busy": outcome.busy, "summary": found, "curves": drawn}
+    whole = {"outcome": outcome, "busy": outcome.busy, "summary": found}
     return msgspec.json.encode(whole) + b"\n"
 
 
@@ -98,9 +89,6 @@ def _csv_rows(outcome: BenchmarkOutcome, summaries: Summaries) -> Iterator[dict[
     for cell, summary in zip(outcome.cells, summaries, strict=True):
         if cell.skipped:
             yield _csv_row(outcome, cell)
-        for point in summarise_throughput(cell):
-            own = {"variant": point.variant, **_columns(ThroughputPoint, point)}
-            yield {**_models(cell, point.variant), **own}
         for category in summary:
             for variant in category.variants:
                 yield _csv_row(outcome, cell, category, variant)
@@ -148,9 +136,6 @@ def _columns(kind: type[Any], record: object) -> dict[str, Any]:
         elif field.type == "Interval | None":
             parts = {name: "median", f"{name}_low": "low", f"{name}_high": "high"}
             found |= {column: getattr(value, part, None) for column, part in parts.items()}
-        elif field.name == "heard":
-            if value:
-                found |= {**_columns(HeardSummary, value), "times_real_time": value.times_real_time}
         elif field.name == "acceptance_by_position":
             found[name] = " ".join(f"{share:.6g}" for share in value or ())
         elif field.name not in ("target", "kernels", "variant"):
@@ -247,7 +232,7 @@ class EnergyColumn:
 
 @dataclass(frozen=True, slots=True)
 class ReportData:
-    """An outcome in the rows, cells and curves that every form of output shows."""
+    """An outcome in the rows and cells that every form of output shows."""
 
     outcome: BenchmarkOutcome
     rows: tuple[Row, ...]
@@ -256,8 +241,6 @@ class ReportData:
     skipped: tuple[Cell, ...]
     energy: EnergyColumn | None
     """None: no row has joules."""
-    curves: tuple[ThroughputCurve, ...] = ()
-    """Curves of the cells in which many requests at once were measured; they have no rows."""
 
     @property
     def categories(self) -> tuple[str, ...]:
@@ -283,7 +266,7 @@ def read_outcome(outcome: BenchmarkOutcome, summaries: Summaries | None = None) 
             compared_with = overall.comparison(variant.variant)
             rows.append(Row(len(rows) + 1, cell, variant, compared_with, tuple(categories), accuracy, solved))
     skipped = tuple(cell for cell in outcome.cells if cell.skipped)
-    return ReportData(outcome, tuple(rows), ran, skipped, _energy_column(rows), curves(outcome))
+    return ReportData(outcome, tuple(rows), ran, skipped, _energy_column(rows))
 
 
 def _plain_of(cell: Cell) -> tuple[str, str]:
@@ -398,34 +381,6 @@ def accuracy_figures(score: AccuracyScore) -> list[str]:
     return [perplexity, with_error(score), percent(score.top1, 1), score.reference, answered]
 
 
-def throughput_figures(point: ThroughputPoint) -> list[str]:
-    """Return a point's cells in the tables of the page and the terminal."""
-    same = f"{point.n_identical}/{point.n_compared}" if point.n_compared else UNAVAILABLE
-    share = None if point.limit is None else 100 * point.tokens_per_s / point.limit
-    return [
-        str(point.at_once),
-        point.variant,
-        f"{point.tokens_per_s:.1f} [{point.low:.1f} - {point.high:.1f}]",
-        with_interval(point.gain) if point.gain else NOT_APPLICABLE,
-        with_interval(point.speedup) if point.speedup else NOT_APPLICABLE,
-        fixed(point.limit, 1),
-        UNAVAILABLE if share is None else f"{share:.0f} %",
-        milliseconds(point.ttft_s),
-        milliseconds(point.longest_ttft_s),
-        same,
-    ]
-
-
-def fewest_name(curve: ThroughputCurve, point: ThroughputPoint) -> str:
-    """Name the number of texts that `ThroughputPoint.gain` compares with."""
-    fewest = curve.of(point.variant)[0].at_once
-    return f"{'one' if fewest == 1 else fewest} at a time"
-
-
-def _texts(n: int) -> str:
-    return "one text at a time" if n == 1 else f"{n} texts at once"
-
-
 # ---- sentences ----
 
 
@@ -444,27 +399,7 @@ def title(outcome: BenchmarkOutcome) -> str:
 def sentences(reading: ReportData) -> list[str]:
     """Return what the figures are worth, the headline, and what there is to say of texts and energy."""
     busy = [reading.outcome.busy] if reading.outcome.busy else []
-    if reading.curves:
-        return [*busy, *_of_curves(reading)]
     return [*busy, headline(reading), *lossy_lines(reading), identical_line(reading), energy_line(reading)]
-
-
-def _of_curves(reading: ReportData) -> list[str]:
-    points = [(curve, point) for curve in reading.curves for point in curve.points]
-    curve, best = max(points, key=lambda one: one[1].tokens_per_s)
-    where = f" ({curve.cell.name})" if len(reading.curves) > 1 else ""
-    gain = f", {with_interval(best.gain)} times {fewest_name(curve, best)}" if best.gain else ""
-    lines = [
-        f"Most tokens a second: {best.tokens_per_s:.1f} of {_texts(best.at_once)}, "
-        f"{best.variant}{gain}{where}."
-    ]
-    same = sum(point.n_identical for _, point in points)
-    compared = sum(point.n_compared for _, point in points)
-    how_many = f"all {compared}" if same == compared else f"{same} of {compared}"
-    lines.append(
-        f"Outputs: {how_many} identical to plain decoding's with the fewest at once, token by token."
-    )
-    return lines
 
 
 def best_row(reading: ReportData) -> Row | None:
@@ -509,8 +444,7 @@ def _speedup(reading: ReportData, row: Row) -> str:
     else:
         interval = f"95 % interval {speedup.low:.2f} to {speedup.high:.2f}"
     whose = "plain decoding" if len(reading.cells) == 1 else "plain decoding of the same models"
-    noun = "recording" if row.variant.heard else "prompt"
-    prompts = f"{speedup.n_prompts} {noun}{'s' if speedup.n_prompts != 1 else ''}"
+    prompts = f"{speedup.n_prompts} prompt{'s' if speedup.n_prompts != 1 else ''}"
     return f"{speedup.median:.2f} times as fast as {whose} ({interval}; {prompts})"
 
 

@@ -2,8 +2,7 @@
 
 Outcome                the machine, the versions, the settings, the warnings
   Cell  x n            a target, a draft (or none) and kernels; or why it could not run
-    Run x n            one generation: a prompt, a variant to generate, a round; or one recording heard
-    Throughput x n     or: all prompts, many at once, in a variant and a round
+    Run x n            one generation: a prompt, a variant to generate, a round
 """
 
 from __future__ import annotations
@@ -29,29 +28,10 @@ PLAIN = "plain"
 PEER = "llama.cpp "
 """Prefix of the variants of llama.cpp's programs."""
 
-_PEERS = (PEER.strip(), "faster-whisper", "whisper.cpp")
-
 WorkProgressFn = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and how much there is."""
 
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True)
-class HeardRecording:
-    """Text heard in a recording, and where the time went. Times in seconds; None: a peer does not tell."""
-
-    audio_s: float
-    """Length of the recording."""
-    text: str
-    n_words: int | None = None
-    """Words that are said in it; None: the text is not known."""
-    n_errors: int | None = None
-    """Words of that text that were not heard, heard wrongly, or made up."""
-    encode_s: float | None = None
-    """Time of the encoders, a draft's included."""
-    decode_s: float | None = None
-    """Time in which tokens were decoded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,15 +76,6 @@ class Run:
     kl: float | None = None
     """Mean KL divergence, in nats, of each token's writer from the target; None: exact variant, or
     lenience."""
-    heard: HeardRecording | None = None
-    """The prompt is a recording: what was heard in it."""
-
-    @property
-    def speed(self) -> float | None:
-        """Tokens, or seconds of a recording, over the time of the whole run."""
-        if self.heard is None:
-            return self.whole_tokens_per_s
-        return self.heard.audio_s / self.total_s if self.total_s > 0 else None
 
     @property
     def whole_tokens_per_s(self) -> float | None:
@@ -117,32 +88,6 @@ class Run:
         if self.ttft_s is None or self.tokens < 2 or self.total_s <= self.ttft_s:
             return None
         return (self.tokens - 1) / (self.total_s - self.ttft_s)
-
-
-@dataclass(frozen=True, slots=True)
-class Throughput:
-    """Every prompt answered once in one variant, `at_once` of them at a time, the next when one has ended."""
-
-    variant: str
-    at_once: int
-    round: int
-    tokens: int
-    """Emitted tokens of all answers, without end-of-generation tokens."""
-    total_s: float
-    """Seconds from the first call to the last token, reading the prompts included."""
-    ttft_s: tuple[float, ...]
-    """Seconds from the call that began an answer to its first token, for each answer."""
-    texts: Mapping[str, str]
-    """The prompt's id -> hash of its answer's token ids, as `Run.text_sha256`."""
-
-
-@dataclass(frozen=True, slots=True)
-class PassTime:
-    """T(n) in one round: the median seconds of the target's passes over `n` tokens with all their logits."""
-
-    n: int
-    round: int
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,10 +105,6 @@ class Cell:
     """The largest resident memory of the process, mapped model files included."""
     skipped: str = ""
     """Why it could not run, in one line; "" if it ran."""
-    throughput: tuple[Throughput, ...] = ()
-    """Concurrent requests, if they were measured: then there are no `runs`."""
-    passes: tuple[PassTime, ...] = ()
-    """T(n) for the numbers of texts in `throughput`."""
 
     @property
     def name(self) -> str:
@@ -259,7 +200,7 @@ class BenchmarkOutcome:
 
 def peer_of(variant: str) -> str | None:
     """Return the program whose variant this is, with kernels and memory of its own; None: edgespec."""
-    return next((peer for peer in _PEERS if variant == peer or variant.startswith(f"{peer} ")), None)
+    return PEER.strip() if variant.startswith(PEER) else None
 
 
 def rotated(these: Sequence[_T], n: int) -> tuple[_T, ...]:

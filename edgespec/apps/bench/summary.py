@@ -14,7 +14,7 @@ from typing import TypeVar, get_args
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.apps.bench.runs import PLAIN, BenchmarkOutcome, Cell, PassTime, Run, Throughput
+from edgespec.apps.bench.runs import PLAIN, Cell, Run
 from edgespec.decoding.records import rates
 from edgespec.models.suites import OVERALL
 from edgespec.platform.metering import Measurement, Phase
@@ -48,31 +48,6 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True)
-class HeardSummary:
-    """The figures of one variant over recordings. None: unavailable."""
-
-    seconds: float
-    """Time for all recordings: the sum of each one's median."""
-    audio_s: float
-    """Length of all recordings."""
-    n_words: int
-    """Words of the texts that are known, once each."""
-    word_error_rate: float | None
-    """Wrong, missing and additional words over those of the known texts."""
-    encoder_share: float | None
-    """Share of the time that encoders take."""
-    decoder_share: float | None
-    """Share of the time in which tokens are decoded."""
-    joules_per_minute: float | None
-    """Gross: all joules over the minutes of sound."""
-
-    @property
-    def times_real_time(self) -> float:
-        """Seconds of sound for each second of work."""
-        return self.audio_s / self.seconds
-
-
-@dataclass(frozen=True, slots=True)
 class VariantSummary:
     """The figures of one variant in one category, medians over its runs. None: unavailable."""
 
@@ -103,8 +78,6 @@ class VariantSummary:
     """Share of all tokens that are the target's likeliest at their place; None: exact, or unavailable."""
     kl: float | None = None
     """Mean KL divergence of a token's writer from the target, nats a token; None: exact, or unavailable."""
-    heard: HeardSummary | None = None
-    """Figures of recordings; None: the prompts were texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +86,7 @@ class VariantComparison:
 
     variant: str
     speedup: Interval | None
-    """Plain's seconds a token, or a recording, over the variant's, for whole runs; above 1 is faster."""
+    """Plain's seconds a token over the variant's, for whole runs; above 1 is faster."""
     decode_speedup: Interval | None
     """The same for decoding alone."""
     joules: Interval | None
@@ -137,52 +110,6 @@ class CategorySummary:
     def comparison(self, variant: str) -> VariantComparison | None:
         """Return a variant compared with plain decoding; None for plain."""
         return next((one for one in self.comparisons if one.variant == variant), None)
-
-
-@dataclass(frozen=True, slots=True)
-class ThroughputPoint:
-    """One variant with `at_once` concurrent requests, over the rounds."""
-
-    variant: str
-    at_once: int
-    n_rounds: int
-    tokens_per_s: float
-    """All texts together: the median over the rounds."""
-    low: float
-    """Tokens a second of the slowest round."""
-    high: float
-    """Tokens a second of the fastest round."""
-    ttft_s: float
-    """Median over all answers."""
-    longest_ttft_s: float
-    """The longest of a round, the median over the rounds."""
-    gain: Interval | None
-    """Tokens a second over those of the same variant with the fewest requests; None for these."""
-    speedup: Interval | None
-    """Tokens a second over plain decoding's with as many; None for plain decoding."""
-    limit: float | None
-    """n / T(n): tokens a second if each pass gave each text a token and nothing else took time."""
-    n_identical: int
-    """Answers equal to plain decoding's with the fewest requests, token by token."""
-    n_compared: int
-
-
-@dataclass(frozen=True, slots=True)
-class ThroughputCurve:
-    """The throughputs measured of a cell."""
-
-    cell: Cell
-    points: tuple[ThroughputPoint, ...]
-    """Sorted by number of requests, plain first in each."""
-
-    @property
-    def variants(self) -> tuple[str, ...]:
-        """The names of the measured variants, plain decoding first."""
-        return tuple(dict.fromkeys(point.variant for point in self.points))
-
-    def of(self, variant: str) -> tuple[ThroughputPoint, ...]:
-        """Return the points of a variant, by number of texts."""
-        return tuple(point for point in self.points if point.variant == variant)
 
 
 def summarise_cell(cell: Cell) -> tuple[CategorySummary, ...]:
@@ -284,7 +211,7 @@ def _ratios(ratio: _Ratio, places: _Places, plain: _Places) -> list[list[float]]
 
 
 def _speedup(run: Run, plain: Run) -> float | None:
-    return _over(run.speed, plain.speed)
+    return _over(run.whole_tokens_per_s, plain.whole_tokens_per_s)
 
 
 def _decode_speedup(run: Run, plain: Run) -> float | None:
@@ -360,7 +287,6 @@ def _variant(variant: str, runs: Sequence[Run]) -> VariantSummary:
         target_share=_by_token((run.target_share for run in runs), runs, 1.0),
         agreement=_by_token((run.agreement for run in runs), runs, None),
         kl=_by_token((run.kl for run in runs), runs, None),
-        heard=summarise_heard(runs, energies),
     )
 
 
@@ -415,110 +341,4 @@ def _source(energies: Sequence[Measurement]) -> str:
     return f"{named} (estimated)" if any(energy.estimated for energy in energies) else named
 
 
-# ---- recordings ----
-
-
-def summarise_heard(runs: Sequence[Run], energies: Sequence[Measurement]) -> HeardSummary | None:
-    """Return the figures of one variant's runs over recordings; None if the runs are of texts.
-
-    `energies`: of every run; empty if one has none.
-    """
-    pairs = [(run, run.heard) for run in runs if run.heard]
-    if not pairs:
-        return None
-    times: dict[str, list[float]] = {}
-    for run, _ in pairs:
-        times.setdefault(run.prompt, []).append(run.total_s)
-    once = {run.prompt: heard for run, heard in pairs}.values()
-    total_s = sum(run.total_s for run, _ in pairs)
-    n_words = sum(heard.n_words or 0 for _, heard in pairs)
-    joules = [energy.joules for energy in energies if energy.joules is not None]
-
-    def share(seconds: Sequence[float | None]) -> float | None:
-        known = [one for one in seconds if one is not None]
-        return sum(known) / total_s if len(known) == len(pairs) else None
-
-    return HeardSummary(
-        seconds=sum(map(statistics.median, times.values())),
-        audio_s=sum(heard.audio_s for heard in once),
-        n_words=sum(heard.n_words or 0 for heard in once),
-        word_error_rate=sum(heard.n_errors or 0 for _, heard in pairs) / n_words if n_words else None,
-        encoder_share=share([heard.encode_s for _, heard in pairs]),
-        decoder_share=share([heard.decode_s for _, heard in pairs]),
-        joules_per_minute=60 * sum(joules) / sum(heard.audio_s for _, heard in pairs) if joules else None,
-    )
-
-
 # ---- concurrent requests ----
-
-
-def curves(outcome: BenchmarkOutcome) -> tuple[ThroughputCurve, ...]:
-    """Return the curve of each cell whose throughput was measured."""
-    return tuple(
-        ThroughputCurve(cell, summarise_throughput(cell)) for cell in outcome.cells if cell.throughput
-    )
-
-
-def summarise_throughput(cell: Cell) -> tuple[ThroughputPoint, ...]:
-    """Return the points of a cell's curve; () without throughputs."""
-    numbers = sorted({one.at_once for one in cell.throughput})
-    variants = sorted({one.variant: None for one in cell.throughput}, key=lambda variant: variant != PLAIN)
-    found = []
-    for n in numbers:
-        for variant in variants:
-            own, fewest = (_rounds(cell.throughput, variant, at) for at in (n, numbers[0]))
-            plain, texts = (_rounds(cell.throughput, PLAIN, at) for at in (n, numbers[0]))
-            if own:
-                found.append(_throughput_point(own, fewest, plain, texts, _limit(cell.passes, n)))
-    return tuple(found)
-
-
-_Rounds = dict[int, Throughput]
-"""The throughputs of one variant and number, by round."""
-
-
-def _rounds(throughput: Iterable[Throughput], variant: str, n: int) -> _Rounds:
-    return {one.round: one for one in throughput if (one.variant, one.at_once) == (variant, n)}
-
-
-def _speed(one: Throughput) -> float:
-    return one.tokens / one.total_s
-
-
-def _throughput_point(
-    own: _Rounds, fewest: _Rounds, plain: _Rounds, texts: _Rounds, limit: float | None
-) -> ThroughputPoint:
-    one = next(iter(own.values()))
-    speeds = [_speed(each) for each in own.values()]
-    pairs = [
-        (text, texts[round_].texts[prompt])
-        for round_, each in own.items()
-        if round_ in texts
-        for prompt, text in each.texts.items()
-        if prompt in texts[round_].texts
-    ]
-    first = next(iter(fewest.values()), None)
-    return ThroughputPoint(
-        variant=one.variant,
-        at_once=one.at_once,
-        n_rounds=len(own),
-        tokens_per_s=statistics.median(speeds),
-        low=min(speeds),
-        high=max(speeds),
-        ttft_s=statistics.median(s for each in own.values() for s in each.ttft_s),
-        longest_ttft_s=statistics.median(max(each.ttft_s) for each in own.values()),
-        gain=_ratio(own, fewest) if first and first.at_once != one.at_once else None,
-        speedup=_ratio(own, plain) if one.variant != PLAIN else None,
-        limit=limit,
-        n_identical=sum(text == other for text, other in pairs),
-        n_compared=len(pairs),
-    )
-
-
-def _ratio(own: _Rounds, base: _Rounds) -> Interval | None:
-    return paired_interval([[_speed(own[r]) / _speed(base[r]) for r in own.keys() & base.keys()]])
-
-
-def _limit(passes: Sequence[PassTime], n: int) -> float | None:
-    seconds = [one.seconds for one in passes if one.n == n]
-    return n / statistics.median(seconds) if seconds else None

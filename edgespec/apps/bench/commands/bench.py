@@ -1,35 +1,37 @@
-"""`edgespec bench`: one pair against its target alone, on a suite of prompts or of recordings."""
+"""`edgespec bench`: one pair against its target alone, on a suite of prompts."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from edgespec.apps.bench.commands.bench_options import (
-    RecordingChoice,
-    ReportOutputs,
-    SuitePrompts,
-    VariantChoice,
-)
-from edgespec.cli.console import message
+from edgespec.apps.bench.commands.bench_options import ReportOutputs, SuitePrompts, VariantChoice
+from edgespec.cli.console import INTERRUPTED, err, line_of, message
 from edgespec.cli.groups import grouped, option_group, shown
 from edgespec.cli.options import ComputeOnNodes, ModelChoice, WattsOption, refuse_contradictions
-from edgespec.cli.progress import pull_named
+from edgespec.cli.progress import WorkDisplay, pull_named
 from edgespec.decoding.choices import DrafterName
-from edgespec.errors import UsageError
-from edgespec.models.registry import load_registry
-from edgespec.models.suites import is_recordings
+from edgespec.errors import EdgespecError, UsageError
+from edgespec.models.suites import Prompt, Suite
 
 if TYPE_CHECKING:
-    from edgespec.apps.bench.bench import BenchLimits, BenchSettings
+    from edgespec.apps.bench.bench import BenchLimits, BenchProgress, BenchSettings
+    from edgespec.apps.bench.peers import LlamaCppPeer
+    from edgespec.apps.bench.runs import BenchmarkOutcome, Run
+    from edgespec.engine.engine import Engine
+    from edgespec.engine.model_choice import ChosenModels
+    from edgespec.models.quantizations import FileFacts
 
 _PEERS = "Peers"
 _BUDGET = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h)?")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+_PEER_GAMMA = 3  # llama.cpp's default
 
 
 @option_group()
@@ -49,7 +51,6 @@ class BenchMeasuring:
     rounds: Annotated[
         int | None, typer.Option(min=1, help="Rounds at most.", show_default="as the budget allows")
     ] = None
-    recordings: RecordingChoice
 
     def limits(self) -> BenchLimits:
         """Return when it ends. Raises UsageError."""
@@ -84,70 +85,26 @@ def bench_command(
     """Measure a pair against its target alone: speed, acceptance, joules, on a suite of prompts.
 
     Plain decoding and speculation take turns over each prompt, until the interval of the speed-up is tight
-    or the budget is spent. A Whisper model is measured on recordings (--suite FOLDER), with word errors
-    where NAME.txt says what is said in NAME.wav. Every number is explained in docs/measuring.md.
+    or the budget is spent. Every number is explained in docs/measuring.md.
     """
-    refuse_contradictions(models.contradictions())
-    suite = prompts.suite.suite
-    if is_recordings(suite):
-        given = {
-            "--clients": measuring.variants.clients,
-            "--rule": measuring.variants.rule,
-            "--n-predict": prompts.n_predict != SuitePrompts.n_predict,
-            "--temp": prompts.temp != SuitePrompts.temp,
-            "--seed": prompts.seed != SuitePrompts.seed,
-            "--cache-type": compute.cache_type != ComputeOnNodes.cache_type,
-            "--rpc": compute.rpc,
-            "--peer": peer.peer or peer.bin_,
-            "--report": outputs.report,
-            "--png": outputs.png,
-            "--pair": models.pair,
-        }
-        _refuse_given(given, f"is for texts, and --suite {suite} holds recordings")
-        from edgespec.apps.bench.commands.bench_runs import RecordingBench
-
-        work = RecordingBench(
-            models, prompts.suite, measuring.variants.variants, measuring.recordings, outputs
-        )
-        return work.run(compute, measuring.limits(), assume_watts)
-    _refuse_given(measuring.recordings.given(), f"is for recordings; --suite {suite} holds texts")
-    _refuse_whisper(models.target, suite)
-    if (peer.peer is None) != (peer.bin_ is None):
-        raise UsageError("--peer and --bin go together: --peer llama.cpp --bin DIR")
-    outputs.check()
-    return _bench_texts(models, measuring, compute, prompts, peer, outputs, watts=assume_watts)
-
-
-def _bench_texts(
-    models: ModelChoice,
-    measuring: BenchMeasuring,
-    compute: ComputeOnNodes,
-    prompts: SuitePrompts,
-    peer: PeerChoice,
-    outputs: ReportOutputs,
-    *,
-    watts: float | None,
-) -> int:
-    from edgespec.apps.bench.clients import prompts_for
-    from edgespec.apps.bench.commands.bench_runs import RunningBench, draft_of_peers, llama_cpp
     from edgespec.apps.bench.peers import check_programs
     from edgespec.platform.metering import choose_meter
     from edgespec.platform.plugins import part
     from edgespec.platform.signals import SignalPipe
 
+    refuse_contradictions(models.contradictions())
+    if (peer.peer is None) != (peer.bin_ is None):
+        raise UsageError("--peer and --bin go together: --peer llama.cpp --bin DIR")
+    outputs.check()
     settings, limits = measuring.variants.settings(prompts), measuring.limits()
-    if settings.clients and peer.peer:
-        raise UsageError("--clients and --peer contradict each other: the peer's programs answer one text")
     suite = prompts.suite.load()
-    if settings.clients:
-        prompts_for(suite.prompts, settings.clients)  # refuses before anything is loaded
     drafter = _drafter(settings)
     if drafter in ("suffix", "mtp") and models.draft is not None:
         raise UsageError(
             f"--draft and --variants {measuring.variants.variants} contradict each other: choose one"
         )
     writes = any(variant.cascade for variant in settings.variants)
-    meter = choose_meter(assume_watts=watts, on_message=message)
+    meter = choose_meter(assume_watts=assume_watts, on_message=message)
     names = models.choose(drafter, compute, writes=writes)
     if peer.bin_:
         check_programs(peer.bin_, drafts=names.draft is not None)
@@ -155,27 +112,9 @@ def _bench_texts(
     peers_draft = draft_of_peers(names) if peer.peer else None
     with meter, SignalPipe() as signals:
         part("energy.know_idle")(meter)
-        parallel = max(settings.clients, default=1)
-        with compute.load_engine(
-            names, drafter=drafter, meter=meter, signals=signals, parallel=parallel
-        ) as engine:
-            peers = [] if peer.bin_ is None else [llama_cpp(peer.bin_, engine, peers_draft, suite, settings)]
+        with compute.load_engine(names, drafter=drafter, meter=meter, signals=signals) as engine:
+            peers = [] if peer.bin_ is None else [_llama_cpp(peer.bin_, engine, peers_draft, suite, settings)]
             return RunningBench(engine, suite, settings, limits, peers).run(outputs)
-
-
-def _refuse_given(options: Mapping[str, object], why: str) -> None:
-    for option, value in options.items():
-        if value:
-            raise UsageError(f"{option} {why}")
-
-
-def _refuse_whisper(target: str | None, suite: str) -> None:
-    entry = load_registry().entries.get(target or "")
-    if entry and entry.speech:
-        raise UsageError(
-            f"--target {target}: a Whisper model, and --suite {suite} holds texts; "
-            "name recordings, as --suite FOLDER or --suite talk.wav"
-        )
 
 
 def _drafter(settings: BenchSettings) -> DrafterName:
@@ -191,3 +130,169 @@ def _seconds(text: str) -> float:
     if not found or float(found[1]) <= 0:
         raise UsageError("must be a time, such as 300, 90s, 10m or 1h", field="budget", value=text)
     return float(found[1]) * _SECONDS[found[2] or "s"]
+
+
+# ---- the work ----
+
+
+@dataclass
+class RunningBench:
+    """A benchmark of a pair under way: its runs so far, and the warnings about them."""
+
+    engine: Engine
+    suite: Suite
+    settings: BenchSettings
+    limits: BenchLimits
+    peers: Sequence[LlamaCppPeer]
+    runs: list[Run] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    def run(self, outputs: ReportOutputs) -> int:
+        """Measure, and write the results, even if Ctrl-C or a failure ends it early.
+
+        Prompts that do not fit are left out. Returns the exit code; raises the failure, and EdgespecError if
+        no prompt is left.
+        """
+        from edgespec.apps.bench.bench import BenchListener, measure, unfit
+        from edgespec.apps.bench.commands.tables import write_results
+        from edgespec.platform.machine import MachineWatch
+
+        models = _models(self.engine, [peer.programs.draft for peer in self.peers])
+        watch = MachineWatch(n_threads=self.engine.n_threads)
+        too_long = unfit(self.engine, self.suite.prompts, self.settings.n_predict)
+        self.warnings += too_long.values()
+        prompts = [prompt for prompt in self.suite.interleaved() if prompt.id not in too_long]
+        if not prompts:
+            raise EdgespecError(f"{self.warnings[0]}; no prompt is left")
+
+        def keep(run: Run) -> None:
+            self.runs.append(run)
+            watch.sample()
+
+        failure: EdgespecError | None = None
+        code = 0
+        try:
+            with WorkDisplay() as display:
+                ended = measure(
+                    self.engine,
+                    prompts,
+                    self.settings,
+                    limits=self.limits,
+                    listener=BenchListener(keep, lambda now: self._show(display, now), self.warnings.append),
+                    peers=list(self.peers),
+                )
+        except KeyboardInterrupt:
+            ended, code = "interrupted", INTERRUPTED
+        except EdgespecError as error:
+            ended, failure = f"failed: {line_of(error)}", error
+        if self.runs:
+            self._warn(prompts, watch.warnings())
+            write_results(self._outcome(models, ended), outputs)
+        for line in self.warnings:
+            message(f"warning: {line}")
+        if failure:
+            raise failure
+        message(ended)
+        return code
+
+    def _show(self, display: WorkDisplay, now: BenchProgress) -> None:
+        detail = f", {now.done + 1} of {now.total} prompts"
+        if now.noise is not None:
+            detail += f", interval {now.noise:.1%}"
+        display.show(f"round {now.round + 1}", now.spent_s, self.limits.budget_s, detail)
+
+    def _warn(self, prompts: Sequence[Prompt], disturbances: Iterable[str]) -> None:
+        n_answered = len({run.prompt for run in self.runs})
+        if n_answered < len(prompts):
+            self.warnings.append(
+                f"only {n_answered} of {len(prompts)} prompts had their turn; give more time "
+                "(--budget) or take fewer (--per-category)"
+            )
+        self.warnings += disturbances
+
+    def _outcome(self, models: Sequence[FileFacts], ended: str) -> BenchmarkOutcome:
+        from edgespec.apps.bench.machine import facts
+        from edgespec.apps.bench.runs import BenchmarkOutcome, Cell
+        from edgespec.platform.memory import peak_rss_bytes
+
+        peers = ", ".join(peer.name for peer in self.peers)  # also of those that failed
+        cell = Cell(
+            target=models[0].name,
+            draft=models[1].name if len(models) > 1 else None,
+            kernels=self.engine.kernels,
+            runs=tuple(self.runs),
+            peak_rss_bytes=peak_rss_bytes(),
+        )
+        return BenchmarkOutcome(
+            kind="bench",
+            date=datetime.now().astimezone().isoformat(timespec="seconds"),
+            machine=facts(),
+            settings={
+                **self.settings.facts(),
+                "threads": self.engine.n_threads,
+                "budget_s": self.limits.budget_s,
+                "precision": self.limits.precision,
+                **({"peers": peers} if peers else {}),
+                "ended": ended,
+            },
+            suite=self.suite.facts(),
+            models={model.name: model for model in models},
+            cells=(cell,),
+            warnings=tuple(self.warnings),
+        )
+
+
+def _models(engine: Engine, of_peers: Iterable[Path | None]) -> list[FileFacts]:
+    """Return the facts of the target, its draft, and what else drafts for peers.
+
+    Under different names even if the files' are equal.
+    """
+    from edgespec.models.quantizations import model_file
+
+    names = [engine.target_name]
+    if engine.draft and engine.draft_name and not engine.draft.is_mtp:
+        names.append(engine.draft_name)
+        names += {str(path) for path in of_peers if path not in (None, engine.draft.path)}
+    with err.status("hashing the models"):
+        models = [model_file(name).facts() for name in names]
+    if len({model.name for model in models}) < len({model.sha256 for model in models}):
+        return [replace(model, name=name) for model, name in zip(models, names, strict=True)]
+    return models
+
+
+def draft_of_peers(models: ChosenModels) -> Path | None:
+    """Return the file of the model that drafts for llama.cpp's programs.
+
+    They run no heads: where the draft is one, it is the pair's small model, or none. Raises EdgespecError: it
+    is not on this machine, and nobody asked for it by name.
+    """
+    from edgespec.llama.gguf_header import read_header
+    from edgespec.models.draft_records import paired_draft
+    from edgespec.models.resolve import resolve
+
+    target, draft = models
+    for name in (draft, paired_draft(target, writes=True)) if draft else ():
+        if not name:
+            continue
+        header = read_header(resolve(name, pull_missing=False))
+        if not header.only_drafts:
+            return header.path
+    return None
+
+
+def _llama_cpp(
+    folder: Path, engine: Engine, draft: Path | None, suite: Suite, settings: BenchSettings
+) -> LlamaCppPeer:
+    """Return llama.cpp's programs on the engine's target; they draft as many tokens as the variants, or 3."""
+    from edgespec.apps.bench.peers import LlamaCpp, LlamaCppPeer, context_for
+
+    longest = max(len(engine.prompt_tokens(prompt.text)) for prompt in suite.prompts)
+    programs = LlamaCpp(
+        folder,
+        engine.target.path,
+        draft,
+        n_threads=engine.n_threads,
+        n_ctx=min(context_for(longest, settings.n_predict), engine.target.n_ctx_train),
+    )
+    gammas = sorted({variant.gamma for variant in settings.variants if variant.gamma}) or [_PEER_GAMMA]
+    return LlamaCppPeer(programs, engine, settings, gammas if draft else ())

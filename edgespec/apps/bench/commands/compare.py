@@ -165,7 +165,6 @@ def compare_command(
     Each cell has its own process, and its raw runs are written when it ends: after Ctrl-C or a crash the
     same command goes on. Cells that cannot run are named with the reason and left out.
     """
-    from edgespec.apps.bench.clients import prompts_for
     from edgespec.apps.bench.commands.tables import write_results
     from edgespec.apps.bench.compare import ComparisonPlan
     from edgespec.apps.bench.variants import names_in
@@ -182,15 +181,12 @@ def compare_command(
     types = parse_types(matrix.quants, "quants") if matrix.quants is not None else []
     suite = prompts.suite.load()
     text = accuracy.read()
-    asked = suite.interleaved()
-    if settings.clients:
-        asked = tuple(prompts_for(asked, settings.clients))
     models = find_models(targets, drafts, types)
     machine = machine_facts(assume_watts)
     plan = ComparisonPlan(
         models=models.facts(),
         combinations=models.combinations(kernels),
-        prompts=asked,
+        prompts=suite.interleaved(),
         settings=settings,
         rounds=measuring.rounds,
         n_threads=measuring.threads or default_threads(),
@@ -335,7 +331,7 @@ class RunningComparison:
                 "accuracy text sha256": hashlib.sha256(self._text.encode()).hexdigest(),
                 "accuracy text tokens, at most": scoring.text_tokens,
             },
-            suite={"name": suite.name, "sha256": suite.sha256, "prompts": suite.categories},
+            suite=suite.facts(),
             models=plan.models,
             cells=self._comparison.cells(),
             accuracy=tuple(self._accuracies),

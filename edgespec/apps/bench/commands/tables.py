@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from edgespec.apps.bench.report import write_png, write_report
+from edgespec.apps.bench.report import write_report
 from edgespec.apps.bench.rows import (
     NOT_APPLICABLE,
     NOT_EXACT,
@@ -17,27 +17,22 @@ from edgespec.apps.bench.rows import (
     Summaries,
     accuracy_figures,
     document,
-    fewest_name,
     fixed,
     identical,
     megabytes,
     milliseconds,
     passed,
-    percent,
     rate,
     read_outcome,
     sentences,
     significant,
     speedup,
     summarise,
-    throughput_figures,
     title,
     write_csv,
 )
 from edgespec.apps.bench.runs import PLAIN, BenchmarkOutcome
 from edgespec.apps.bench.summary import (
-    HeardSummary,
-    ThroughputCurve,
     VariantComparison,
     VariantSummary,
 )
@@ -58,7 +53,7 @@ def write_results(outcome: BenchmarkOutcome, outputs: ReportOutputs) -> None:
             stack.callback(sys.stdout.buffer.write, document(outcome, summaries))
         else:
             stack.callback(print_outcome, outcome, summaries)
-        files = ((write_png, outputs.png), (write_report, outputs.report), (write_csv, outputs.csv))
+        files = ((write_report, outputs.report), (write_csv, outputs.csv))
         for write, path in files:
             if path:  # the last first, here too
                 stack.callback(tell_written, path)
@@ -69,17 +64,13 @@ def print_outcome(outcome: BenchmarkOutcome, summaries: Summaries | None = None)
     """Print an outcome's tables to stdout; `summaries`: the result of `exports.summarise`, if it exists."""
     reading = read_outcome(outcome, summaries)
     out.print(title(outcome))
-    if any(row.variant.heard for row in reading.rows):
-        _print_recordings(reading)
-    elif len(reading.cells) == 1 and not reading.skipped:
+    if len(reading.cells) == 1 and not reading.skipped:
         _print_categories(reading)
     elif reading.cells:
         _print_rows(reading)
     _print_skipped(reading)
     _print_accuracy(reading)
-    if reading.curves:
-        _print_throughput(reading)
-    if reading.rows or reading.curves:
+    if reading.rows:
         out.print()
         for line in sentences(reading):
             out.print(line)
@@ -150,54 +141,6 @@ def _print_categories(reading: ReportData) -> None:
     out.print(f"kernels {cell.kernels}; peak memory {megabytes(cell.peak_rss_bytes)}")
 
 
-# ---- recordings ----
-
-
-def _print_recordings(reading: ReportData) -> None:
-    """Print a table for each category of recordings, and one for all together: a row for each variant."""
-    (cell, summaries), *_ = reading.cells
-    for summary in summaries[1:] if len(summaries) == 2 else (*summaries[1:], summaries[0]):
-        n_words = max((variant.heard.n_words for variant in summary.variants if variant.heard), default=0)
-        table = figures_table(
-            f"{summary.category}, n = {summary.n_prompts}",
-            "seconds",
-            "times\nreal time",
-            "speed-up\n[95 %]",
-            "encoder",
-            "decoder",
-            "tau",
-            "alpha",
-            f"word errors\nof {n_words}",
-            "J/min",
-            "identical",
-        )
-        for variant in summary.variants:
-            if variant.heard:
-                compared = summary.comparison(variant.variant)
-                table.add_row(variant.variant, *_heard(variant, variant.heard, compared))
-        out.print()
-        print_table(table)
-    out.print()
-    out.print(f"kernels {cell.kernels}; peak memory {megabytes(cell.peak_rss_bytes)}")
-
-
-def _heard(variant: VariantSummary, heard: HeardSummary, comparison: VariantComparison | None) -> list[str]:
-    drafts = variant.alpha is not None
-    compared = comparison is not None and comparison.n_compared > 0
-    return [
-        fixed(heard.seconds, 2),
-        fixed(heard.times_real_time, 1),
-        speedup(comparison),
-        percent(heard.encoder_share),
-        percent(heard.decoder_share),
-        fixed(variant.tau, 2) if drafts else NOT_APPLICABLE,
-        fixed(variant.alpha, 2) if drafts else NOT_APPLICABLE,
-        NOT_APPLICABLE if heard.word_error_rate is None else f"{100 * heard.word_error_rate:.1f} %",
-        significant(heard.joules_per_minute),
-        identical(comparison) if compared else NOT_APPLICABLE,
-    ]
-
-
 # ---- several ----
 
 
@@ -254,32 +197,3 @@ def _print_accuracy(reading: ReportData) -> None:
 
 
 # ---- many requests at once ----
-
-
-def _print_throughput(reading: ReportData) -> None:
-    for curve in reading.curves:
-        out.print()
-        if len(reading.curves) > 1:
-            out.print(curve.cell.name)
-        print_table(_throughput(curve))
-
-
-def _throughput(curve: ThroughputCurve) -> Table:
-    than = fewest_name(curve, curve.points[0])
-    table = figures_table(
-        "at once",
-        "variant",
-        "tokens/s\n[rounds]",
-        f"times\n{than}",
-        "times\nplain",
-        "limit\nn / T(n)",
-        "of the\nlimit",
-        "TTFT\nms",
-        "longest\nms",
-        "identical",
-        texts=2,
-    )
-    table.columns[0].justify = "right"
-    for point in curve.points:
-        table.add_row(*throughput_figures(point))
-    return table

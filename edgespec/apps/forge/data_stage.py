@@ -81,7 +81,7 @@ def all_prompts(
         prompts.append(history.prompts())
         texts.append(history.texts())
     own = history.texts() if history else ()
-    held_out = islice((text for text in own if is_held_out(text.key)), _N_HELD_OUT)
+    held_out = islice(filter(_is_held_out, own), _N_HELD_OUT)
     return chain(held_out, in_turns(in_turns(*prompts), in_turns(*texts), built_in()))
 
 
@@ -128,7 +128,7 @@ class RejectedTexts:
         parts = list(rejected_texts(self.stored))
         sizes = [_expected_bytes(part, dataset.target.n_embd) for part in parts]
         parts = parts[: int(np.searchsorted(np.cumsum(sizes), budget // 2, "right"))]
-        known = self._known()
+        known = {text.key for text in dataset.texts()}
         self._wanted = {part.key for part in parts}
         self.unread = [part for part in parts if part.key not in known]
         """Passages that the dataset has not, the newest first."""
@@ -147,12 +147,9 @@ class RejectedTexts:
             on_message(f"{n_gone:,} earlier texts made room for {n:,} in which drafts were rejected")
         if n_gone or not writer.has_room(self._needed):
             return iter(self.unread)
-        known = self._known()
-        new = (prompt for prompt in built_in() if not (prompt.key in known or is_held_out(prompt.key)))
+        known = {text.key for text in self._dataset.texts()}
+        new = (prompt for prompt in built_in() if not (prompt.key in known or _is_held_out(prompt)))
         return in_turns(self.unread, islice(new, len(self.unread)))
-
-    def _known(self) -> set[int]:
-        return {text.key for text in self._dataset.texts()}
 
     def _expendable(self) -> Sequence[Callable[[TrainingText], bool]]:
         """Return what may be deleted, kind by kind; a third of the budget is the built-in texts'."""
@@ -340,14 +337,14 @@ def write_texts(
             until -= n_before - dataset.n_answer_tokens()  # what made room is not written again
             prompts = first if learns and not request.names_more else chain(first, prompts)
         # Some held-out prompts come first, so that each dataset has texts to evaluate on.
-        prompts = chain(islice(_held_out_prompts(), _N_HELD_OUT), prompts)
+        prompts = chain(islice(filter(_is_held_out, built_in()), _N_HELD_OUT), prompts)
         run = target_writer.fill(writer, prompts, until=until, on_progress=show)
         if run.full:
             context.on_message(writer.full())
 
 
-def _held_out_prompts() -> Iterator[TextPrompt]:
-    return (prompt for prompt in built_in() if is_held_out(prompt.key))
+def _is_held_out(prompt: TextPrompt | TokenPrompt) -> bool:
+    return is_held_out(prompt.key)
 
 
 def evaluation_prompts(dataset: Dataset, n: int) -> tuple[Prompt, ...]:
@@ -357,6 +354,6 @@ def evaluation_prompts(dataset: Dataset, n: int) -> tuple[Prompt, ...]:
         Prompt(f"{text.key:016x}", text.source, tokens=tuple(map(int, text.tokens[: text.n_prompt])))
         for text in evenly(own, n // 2)
     ]
-    for prompt in islice(_held_out_prompts(), n - len(found)):
+    for prompt in islice(filter(_is_held_out, built_in()), n - len(found)):
         found.append(Prompt(f"{prompt.key:016x}", BUILT_IN, text=prompt.turns[-1]))
     return tuple(found)

@@ -146,12 +146,11 @@ class Dataset:
             raise EdgespecError(f"{file}: {error}; remove {self.folder} to begin anew") from None
         except OSError as error:
             raise EdgespecError(f"cannot read the data: {describe_os_error(error)}") from error
-        if stored.get("sha256") != self.target.sha256:
-            other = str(stored.get("name"))
-            sha256 = str(stored.get("sha256"))[:16]
+        sha256, mine = str(stored.get("sha256")), self.target.sha256
+        if sha256 != mine:
             raise EdgespecError(
-                f"{self.folder}: the data of another target, {other} (SHA-256 {sha256}), not of "
-                f"{self.target.name} (SHA-256 {self.target.sha256[:16]}); name another folder"
+                f"{self.folder}: the data of another target, {stored.get('name')} (SHA-256 {sha256[:16]}), "
+                f"not of {self.target.name} (SHA-256 {mine[:16]}); name another folder"
             )
 
     # ---- reading ----
@@ -189,12 +188,7 @@ class Dataset:
     def _open(self, path: Path) -> Arrays | None:
         """Return the mapped arrays of a shard; None if it is damaged, or was set aside meanwhile."""
         try:
-            arrays = open_shard(
-                path,
-                n_embd=self.target.n_embd,
-                n_vocab=self.target.n_vocab,
-                checked=path in self._checked,
-            )
+            arrays = open_shard(path, self.target, checked=path in self._checked)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -338,18 +332,15 @@ def _bytes_of(text: TrainingText) -> int:
 
 
 def _arrays(texts: Sequence[TrainingText]) -> dict[str, Any]:
-    weights = {"weight": np.concatenate([_weights(text) for text in texts])}
-    return {
-        **(weights if any(text.weights is not None for text in texts) else {}),
+    arrays = {
         "tokens": np.concatenate([text.tokens for text in texts]).astype(np.int32),
         "length": np.array([len(text.tokens) for text in texts], np.int32),
-        "n_prompt": np.array([text.n_prompt for text in texts], np.int32),
-        "first": np.array([text.first for text in texts], np.int32),
         "features": np.concatenate([text.features for text in texts]).astype(np.float16),
-        "temperature": np.array([text.temperature for text in texts], np.float32),
-        "source": np.array([text.source for text in texts]),
-        "key": np.array([text.key for text in texts], np.uint64),
+        **{name: np.array([getattr(text, name) for text in texts], kind) for name, kind in _COLUMNS.items()},
     }
+    if any(text.weights is not None for text in texts):
+        arrays["weight"] = np.concatenate([_weights(text) for text in texts])
+    return arrays
 
 
 def _weights(text: TrainingText) -> npt.NDArray[np.float16]:
@@ -358,23 +349,20 @@ def _weights(text: TrainingText) -> npt.NDArray[np.float16]:
 
 def _texts(shard: Arrays) -> Iterator[TrainingText]:
     """Yield the texts of a shard."""
-    columns = [
-        shard[name].tolist() for name in ("length", "n_prompt", "first", "temperature", "source", "key")
-    ]
-    tokens, features = shard["tokens"].astype(np.int32), shard["features"]
-    weights = shard.get("weight")
+    columns = [shard[name].tolist() for name in ("length", *_COLUMNS)]
+    tokens, weights = shard["tokens"].astype(np.int32), shard.get("weight")
     token = row = 0
     for length, n_prompt, first, temperature, source, key in zip(*columns, strict=True):
-        n = length - 1 - first
+        here, n = slice(token, token + length), length - 1 - first
         yield TrainingText(
-            tokens[token : token + length],
-            n_prompt,
-            first,
-            features[row : row + n],  # type: ignore[arg-type]  # float16: _check_shape
-            temperature,
-            source,
-            key,
-            None if weights is None else weights[token : token + length],  # type: ignore[arg-type]  # likewise
+            tokens=tokens[here],
+            n_prompt=n_prompt,
+            first=first,
+            features=shard["features"][row : row + n],
+            temperature=temperature,
+            source=source,
+            key=key,
+            weights=None if weights is None else weights[here],
         )
         token, row = token + length, row + n
 
@@ -393,18 +381,26 @@ def _texts(shard: Arrays) -> Iterator[TrainingText]:
 #
 # The last token of a text was never read, so it has no hidden state.
 
-Arrays = Mapping[str, npt.NDArray[np.generic]]
+Arrays = Mapping[str, npt.NDArray[Any]]
 
-_NAMES = {"tokens", "length", "n_prompt", "first", "features", "temperature", "source", "key"}
+_COLUMNS: dict[str, Any] = {
+    "n_prompt": np.int32,
+    "first": np.int32,
+    "temperature": np.float32,
+    "source": None,
+    "key": np.uint64,
+}
+"""Arrays with a number for each text, in the order in which `_texts` takes them, and their types."""
+
+_NAMES = {"tokens", "length", "features", *_COLUMNS}
 _LENGTHS_AT = 26  # in what a zip has before each file: lengths of its name and extra field
 
 
-def open_shard(path: Path, *, n_embd: int, n_vocab: int, checked: bool) -> Arrays:
-    """Return the arrays of a shard, the hidden states as a view on the file.
+def open_shard(path: Path, target: DatasetTarget, *, checked: bool) -> Arrays:
+    """Return the arrays of a shard of `target`, the hidden states as a view on the file.
 
     `checked`: skip the checksum of the hidden states, which was right before; reading checks the others.
-    Raises OSError, and DamagedFileError for no shard of a target with hidden states of `n_embd` elements and
-    `n_vocab` tokens.
+    Raises OSError, and DamagedFileError for what is no such shard.
     """
     try:
         with zipfile.ZipFile(path) as file:
@@ -413,9 +409,11 @@ def open_shard(path: Path, *, n_embd: int, n_vocab: int, checked: bool) -> Array
             mapped = _mapped(path, file.getinfo("features.npy"))
         with np.load(path) as shard:
             arrays = {name: mapped if name == "features" else shard[name] for name in shard.files}
+        problem = _problem(arrays, target)
     except (zipfile.BadZipFile, ValueError, EOFError, KeyError, struct.error, zlib.error) as error:
-        raise DamagedFileError(str(error)) from None
-    _check_shape(arrays, n_embd, n_vocab)
+        problem = str(error) or "damaged"
+    if problem:
+        raise DamagedFileError(problem)
     return arrays
 
 
@@ -433,24 +431,23 @@ def _mapped(path: Path, member: zipfile.ZipInfo) -> npt.NDArray[Any]:
     return mapped.view(np.ndarray)
 
 
-def _check_shape(arrays: Arrays, n_embd: int, n_vocab: int) -> None:
-    """Raise DamagedFileError unless the arrays fit together, and the target."""
+def _problem(arrays: Arrays, target: DatasetTarget) -> str:
+    """Return why the arrays do not fit together, or the target; "" if they do."""
     if missing := sorted(_NAMES - arrays.keys()):
-        raise DamagedFileError(f"it has no {missing[0]}")
-    length, first = arrays["length"].astype(np.int64), arrays["first"].astype(np.int64)
-    n_prompt, tokens, features = arrays["n_prompt"], arrays["tokens"], arrays["features"]
-    columns = [arrays[name].shape for name in ("n_prompt", "first", "temperature", "source", "key")]
+        return f"it has no {missing[0]}"
+    length, first, n_prompt, tokens = (
+        arrays[name].astype(np.int64) for name in ("length", "first", "n_prompt", "tokens")
+    )
+    features, weights = arrays["features"], arrays.get("weight")
+    columns = [arrays[name].shape for name in _COLUMNS]
     if any(shape != length.shape for shape in columns) or tokens.shape != (length.sum(),):
-        raise DamagedFileError("its arrays do not belong together")
-    if features.dtype != np.float16 or features.shape != ((length - 1 - first).sum(), n_embd):
-        raise DamagedFileError(f"hidden states of shape {features.shape} and type {features.dtype}")
-    weights = arrays.get("weight")
+        return "its arrays do not belong together"
+    if features.dtype != np.float16 or features.shape != ((length - 1 - first).sum(), target.n_embd):
+        return f"hidden states of shape {features.shape} and type {features.dtype}"
     if weights is not None and (weights.dtype != np.float16 or weights.shape != tokens.shape):
-        raise DamagedFileError(f"weights of shape {weights.shape} and type {weights.dtype}")
-    if not (np.all(first >= 0) and np.all(first < length) and np.all(n_prompt.astype(np.int64) <= length)):
-        raise DamagedFileError("lengths that cannot be")
-    if (
-        tokens.size
-        and not 0 <= int(tokens.astype(np.int64).min()) <= int(tokens.astype(np.int64).max()) < n_vocab
-    ):
-        raise DamagedFileError("token ids that the target does not have")
+        return f"weights of shape {weights.shape} and type {weights.dtype}"
+    if not (np.all(first >= 0) and np.all(first < length) and np.all(n_prompt <= length)):
+        return "lengths that are impossible"
+    if tokens.size and not 0 <= tokens.min() <= tokens.max() < target.n_vocab:
+        return "token ids that the target does not have"
+    return ""

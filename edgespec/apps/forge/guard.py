@@ -50,20 +50,21 @@ class GuardTexts:
     def of(cls, dataset: Dataset) -> GuardTexts:
         """Return those of a dataset. Raises EdgespecError where texts of a kind are missing."""
         held_out = list(dataset.texts(held_out=True))
-        own = _up_to(_MOST, (text for text in reversed(held_out) if text.source != BUILT_IN))
-        built_in = _up_to(_MOST, (text for text in held_out if text.source == BUILT_IN))
-        for texts, which in ((own, "yours"), (built_in, "the built-in ones")):
-            if not texts:
-                raise EdgespecError(
-                    f"the head that is there stays: of the texts to judge a new one by, {which} are missing "
-                    f"(deleted, or none was held out yet; one in 20 is); use the model for a while"
-                )
+        own = _some(text for text in reversed(held_out) if text.source != BUILT_IN)
+        built_in = _some(text for text in held_out if text.source == BUILT_IN)
+        if not (own and built_in):
+            raise EdgespecError(
+                "the head that is there stays: of the texts to judge a new one by, "
+                f"{'the built-in ones' if own else 'yours'} are missing (deleted, or none was held out yet; "
+                "one in 20 is); use the model for a while"
+            )
         return cls(own, built_in)
 
 
-def _up_to(n_most: int, texts: Iterable[TrainingText]) -> tuple[TrainingText, ...]:
-    """Return the first texts that have `n_most` tokens to draft, without those that are too short to."""
+def _some(texts: Iterable[TrainingText]) -> tuple[TrainingText, ...]:
+    """Return the first texts that have _MOST tokens to draft, without those that are too short to."""
     chosen: list[TrainingText] = []
+    n_most = _MOST
     for text in texts:
         n = len(text.tokens) - max(text.n_prompt, text.first + 2)
         if n > N_DRAFTED and n_most > 0:
@@ -113,7 +114,7 @@ class Guard:
         `first`: the head that learning began with; None: this one.
         """
         self._target, self._texts, self._installed = target, texts, installed
-        own, built_in = self._measure(installed)
+        own, built_in = accepted(installed, target, (texts.own, texts.built_in))
         if first:
             (built_in,) = accepted(first, target, (texts.built_in,))
         self._before = own, built_in
@@ -139,17 +140,14 @@ class Guard:
 
     def judge(self, path: Path) -> GuardFigures:
         """Return the figures of the head in `path` beside those of the installed one."""
-        (own, built_in), (own_before, built_in_before) = self._measure(path), self._before
+        own, built_in = accepted(path, self._target, (self._texts.own, self._texts.built_in))
+        own_before, built_in_before = self._before
         return GuardFigures(
             (own_before.mean_accepted, own.mean_accepted),
             (built_in_before.mean_accepted, built_in.mean_accepted),
             own.n_drafts,
             built_in.n_drafts,
         )
-
-    def _measure(self, path: Path) -> tuple[Acceptance, Acceptance]:
-        own, built_in = accepted(path, self._target, (self._texts.own, self._texts.built_in))
-        return own, built_in
 
 
 def accepted(path: Path, target: ModelWeights, parts: Sequence[Sequence[TrainingText]]) -> list[Acceptance]:

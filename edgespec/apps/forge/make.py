@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -72,26 +72,6 @@ _BYTES_PER_PARAMETER = 16  # the parameter, its gradient, two moments
 _BYTES_OF_BATCH = 1 << 30  # activations, logits
 
 
-@dataclass(frozen=True, slots=True)
-class DraftFile:
-    """A draft that was built: its file, and the training it came from."""
-
-    type_: str
-    """Such as "q4_0"."""
-    path: Path
-    trained: TrainingResult
-    """Without parameters."""
-    parent: str | None
-    """The draft that its weights started from."""
-    share: float = 1.0
-    """Part of its training, where the rest of its weights are the parent's (guard.py)."""
-
-    @property
-    def label(self) -> str:
-        """Such as "head-q4_0"."""
-        return f"head-{self.type_}"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MakeResult:
     """What became of a DraftRequest: all candidates, the best, and what it was measured against."""
@@ -99,10 +79,15 @@ class MakeResult:
     target_name: str
     texts: dict[str, int]
     """Source -> tokens of the texts that drafts are made from."""
+    trained: TrainingResult
+    """Of all candidates; without parameters."""
     before: CandidateResult | None = None
     """The present draft, or drafting without one; None: it could not run."""
-    candidates: tuple[tuple[DraftFile, CandidateResult], ...] = ()
-    best: DraftFile
+    candidates: tuple[CandidateResult, ...] = ()
+    best: str
+    """A candidate's name, such as "head-q4_0"."""
+    share: float = 1.0
+    """Part of its training in the best, where the rest of its weights are the head's before (guard.py)."""
     beaten: str
     """The present draft, or plain decoding where that was faster."""
     gain: float = 0.0
@@ -200,22 +185,26 @@ class MakeRun:
         runs.save(folder, self._state)
         texts = self._guard_texts() if learns else None
         with self._part(meter):
-            drafts = self._build(drafts_folder)
-        figures = None
+            start = self._start or self._usual_start()
+            trained, files = self.train(self._token_ids(), start, drafts_folder)
+        new = [Candidate(f"head-{type_}", path) for type_, path in files.items()]
+        share, figures = 1.0, None
         if texts and self._installed:
-            drafts, figures = self._guarded(texts, self._installed, drafts)
-        if figures and not (figures.passes or request.force):
-            made = MakeResult(
-                target_name=self._target.name,
-                texts=self._state.sources,
-                best=drafts[0],
-                beaten=self._before.name,
-                guard=figures,
-            )
-        else:
+            best, share, figures = self._guarded(texts, self._installed, files)
+            new = [best]
+        made = MakeResult(
+            target_name=self._target.name,
+            texts=self._state.sources,
+            trained=trained,
+            best=new[0].name,
+            share=share,
+            beaten=self._before.name,
+            guard=figures,
+        )
+        if not figures or figures.passes or request.force:
             with self._part(meter):
-                measured = self._evaluate(drafts)
-            made = self._store_best(drafts, measured, figures)
+                measured = self._evaluate(new)
+            made = self._store_best(made, measured, start)
         self._end(made)
         return made
 
@@ -267,21 +256,11 @@ class MakeRun:
 
     # ---- the head ----
 
-    def _build(self, folder: Path) -> list[DraftFile]:
-        """Train a head, with checkpoints in the run's folder, and write it to `folder` in each type.
-
-        Raises EdgespecError, and KeyboardInterrupt when it is stopped: the checkpoints stay.
-        """
-        token_ids = self._token_ids()
-        start = self._start or self._usual_start()
-        trained, files = self.train(token_ids, start, folder)
-        parent = start.stem if start and start.is_file() else draft_of(start)
-        return [DraftFile(type_, path, trained, parent) for type_, path in files.items()]
-
     def train(self, ids: Ids, start: Path | None, folder: Path) -> tuple[TrainingResult, dict[str, Path]]:
         """Train a head that can say `ids`, and return its file in `folder` for each type.
 
-        `start`: the folder of an earlier training, or the file of a head. Raises as `_build`.
+        `start`: the folder of an earlier training, or the file of a head. Raises EdgespecError, and
+        KeyboardInterrupt when it is stopped: the checkpoints stay.
         """
         from edgespec.apps.forge.training.head import HeadFamily
         from edgespec.apps.forge.training.loop import WARM_START_RATE, TextLessons, TrainingSettings, train
@@ -390,30 +369,33 @@ class MakeRun:
             raise
 
     def _guarded(
-        self, texts: GuardTexts, installed: Path, drafts: Sequence[DraftFile]
-    ) -> tuple[list[DraftFile], GuardFigures]:
-        """Return the best of the drafts by the guard's figures, alone, and its figures."""
+        self, texts: GuardTexts, installed: Path, files: Mapping[str, Path]
+    ) -> tuple[Candidate, float, GuardFigures]:
+        """Return the best of the drafts, by type, its part of the training, and the guard's figures of it.
+
+        Those of the installed one's type are compared; all, if none has it.
+        """
         self._tell("judging", 0.0, "by accepted tokens")
         first = self._dataset.folder / FIRST_HEAD
         if not (first.exists() and self._state.learnt == sha256_of(installed)):  # learning begins
             with replacing(first) as file:
                 file.write(installed.read_bytes())
         guard = Guard(self._weights, texts, installed, first)
+        alike = [type_ for type_, path in files.items() if _kind(path) == _kind(installed)]
         judged = []
-        for draft in _of_type(installed, drafts):
-            path, share, figures = guard.choose(draft.path, draft.type_)
-            judged.append((replace(draft, path=path, share=share), figures))
-        best, figures = max(judged, key=lambda pair: (pair[1].passes, pair[1].own[1]))
-        if best.share < 1.0:
+        for type_ in alike or files:
+            path, share, figures = guard.choose(files[type_], type_)
+            judged.append((Candidate(f"head-{type_}", path), share, figures))
+        best, share, figures = max(judged, key=lambda one: (one[2].passes, one[2].own[1]))
+        if share < 1.0:
             self._context.on_message(
-                f"{best.share:.0%} of the training is taken: all of it would lose too much on built-in texts"
+                f"{share:.0%} of the training is taken: all of it would lose too much on built-in texts"
             )
-        return [best], figures
+        return best, share, figures
 
     # ---- the outcome ----
 
-    def _evaluate(self, drafts: Sequence[DraftFile]) -> dict[str, CandidateResult]:
-        """Return the measurements by name: a new draft's label, or the present draft's name."""
+    def _evaluate(self, new: list[Candidate]) -> list[CandidateResult]:
         settings = self._request.evaluation
         self._tell("judging")
         evaluator = Evaluator(
@@ -423,79 +405,69 @@ class MakeRun:
             self._dataset.folder / "judging",
             self._context,
         )
-        new = [Candidate(one.label, one.path) for one in drafts]
-        return {one.candidate.name: one for one in evaluator.evaluate([self._before, *new])}
+        return evaluator.evaluate([self._before, *new])
 
     def _store_best(
-        self,
-        drafts: Sequence[DraftFile],
-        measured: dict[str, CandidateResult],
-        figures: GuardFigures | None,
+        self, made: MakeResult, measured: list[CandidateResult], start: Path | None
     ) -> MakeResult:
-        """Store the best draft, if it is better than the present one and than plain decoding.
-
-        `figures`: the guard's, which passed it already.
-        """
-        before = measured.get(self._before.name)
-        found = [(one, measured[one.label]) for one in drafts if one.label in measured]
+        """Store the best draft, if it beats the present one and plain decoding, or the guard passed it."""
+        before = next((one for one in measured if one.candidate.was_there), None)
+        found = [one for one in measured if not one.candidate.was_there]
         if not found:
             raise EdgespecError("none of the candidates could be judged; the lines above say why")
-        best, its = max(found, key=lambda pair: pair[1].gains.mean)
+        best = max(found, key=lambda one: one.gains.mean)
         base, beaten = 1.0, "plain decoding"
         if before and before.gains.mean > base:
             base, beaten = before.gains.mean, before.candidate.name
-        gain = its.gains.mean / base - 1.0
+        gain = best.gains.mean / base - 1.0
         if before:  # first: the new draft may get its name
             update_record(before)
-        texts = self._texts_behind(best)
-        kept = path = None
-        if figures or gain >= LEAST_GAIN or self._request.force:
-            kept = self._record(best, its, texts)
-            path = self.store.store(best.path, kept)
-        return MakeResult(
-            target_name=self._target.name,
-            texts=texts,
+        parent = start.stem if start and start.is_file() else draft_of(start)
+        made = replace(
+            made,
+            texts=self._texts_behind(parent),
             before=before,
             candidates=tuple(found),
-            best=best,
+            best=best.candidate.name,
             beaten=beaten,
             gain=gain,
-            kept=kept,
-            path=path,
-            guard=figures,
         )
+        if not (made.guard or gain >= LEAST_GAIN or self._request.force) or best.candidate.path is None:
+            return made
+        kept = self._record(made, best, parent)
+        return replace(made, kept=kept, path=self.store.store(best.candidate.path, kept))
 
-    def _texts_behind(self, best: DraftFile) -> dict[str, int]:
+    def _texts_behind(self, parent: str | None) -> dict[str, int]:
         if self._start:
             record = read_record(self._start)
         else:
             records = drafts_for(str(self._target.path))
-            record = next((one for one in records if one.name == best.parent), None)
+            record = next((one for one in records if one.name == parent), None)
         return self._state.with_sources(record.data).sources if record else self._state.sources
 
-    def _record(self, best: DraftFile, result: CandidateResult, texts: dict[str, int]) -> DraftRecord:
-        timing = result.timing
+    def _record(self, made: MakeResult, best: CandidateResult, parent: str | None) -> DraftRecord:
+        timing = best.timing
         assert timing is not None  # noqa: S101 - for the type checker: a candidate has a draft model
         name = self._request.name
         if name is None and self._installed and read_record(self._installed):
             name = self._before.name  # made here: the better one takes its place
         stem = re.sub(r"[^A-Za-z0-9._+@-]", "_", self._target.name).lstrip("._+@-") or "draft"
         return DraftRecord(
-            name=name or self.store.free_name(f"{stem}-{best.label}"),
+            name=name or self.store.free_name(f"{stem}-{made.best}"),
             target_name=self._target.name,
             target_sha256=self._sha256,
             target_bytes=self._header.path.stat().st_size,
-            data=texts,
-            tokens_seen=best.trained.n_tokens,
-            hours=best.trained.hours,
+            data=made.texts,
+            tokens_seen=made.trained.n_tokens,
+            hours=made.trained.hours,
             joules=self._state.joules,
             joules_reason=self._state.joules_reason,
             acceptance=timing.acceptance,
             cost_ratio=timing.cost_ratio,
-            gains=result.gains,
+            gains=best.gains,
             processor=read_cpu().model,
             made=datetime.now().astimezone().isoformat(timespec="seconds"),
-            parent=best.parent,
+            parent=parent,
             edgespec=version("edgespec"),
         )
 
@@ -506,19 +478,14 @@ class MakeRun:
         self._state = replace(self._state, ended=True, kept=kept.name if kept else None)
         runs.save(folder, self._state)
         shutil.rmtree(folder / "judging", ignore_errors=True)
-        if kept and made.best.share == 1.0:
+        if kept and made.share == 1.0:
             runs.name_training(run / "head", kept.name)
         stays = self._installed.stem if self._installed and kept is None else None
         runs.tidy(run, goes_on=kept is None, installed=stays)
-        if kept and made.best.share < 1.0:  # the next training starts from the file
+        if kept and made.share < 1.0:  # the next training starts from the file
             shutil.rmtree(run / "head", ignore_errors=True)
 
 
-def _of_type(installed: Path, drafts: Sequence[DraftFile]) -> Sequence[DraftFile]:
-    """Return the drafts whose matrices have the type of the installed one's; all, if none has."""
-
-    def kind(path: Path) -> int:
-        return ModelWeights(check_model_file(path)).info(EMBEDDINGS).kind
-
-    wanted = kind(installed)
-    return [one for one in drafts if kind(one.path) == wanted] or drafts
+def _kind(path: Path) -> int:
+    """Return the type of a head's matrices."""
+    return ModelWeights(check_model_file(path)).info(EMBEDDINGS).kind

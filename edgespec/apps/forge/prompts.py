@@ -26,16 +26,8 @@ from edgespec.apps.forge.dataset import BUILT_IN, key_of
 
 # ---- functions of this machine's Python library ----
 
-_LEFT_OUT = {
-    "test",
-    "tests",
-    "site-packages",
-    "dist-packages",
-    "idlelib",
-    "lib2to3",
-    "turtledemo",
-    "__pycache__",
-}
+_LEFT_OUT = {"test", "tests", "site-packages", "dist-packages"}
+_LEFT_OUT |= {"idlelib", "lib2to3", "turtledemo", "__pycache__"}
 _LEAST_LINES, _MOST_LINES = 4, 40
 _MOST_CODE = 1200  # characters
 _MOST_DOC = 400
@@ -280,22 +272,18 @@ def _kinds(rng: random.Random) -> list[_PromptKind]:
     return [*kinds, _PromptKind(python["share"], lambda rng: TextPrompt(BUILT_IN, (functions.draw(rng),)))]
 
 
-def _drawer(grammar: TemplateGrammar, kind: Mapping[str, object]) -> Callable[[random.Random], TextPrompt]:
-    templates, follow_ups, then = (_texts(kind.get(name, [])) for name in ("templates", "follow_ups", "then"))
+def _drawer(grammar: TemplateGrammar, kind: Mapping[str, Any]) -> Callable[[random.Random], TextPrompt]:
+    follow_ups, then = kind.get("follow_ups"), kind.get("then")
 
     def draw(rng: random.Random) -> TextPrompt:
-        text = grammar.fill(rng.choice(templates), rng).strip()
-        asked = bool(follow_ups) and rng.random() < _FOLLOWED
-        follow_up = grammar.fill(rng.choice(follow_ups), rng) if asked else ""
+        text = grammar.fill(rng.choice(kind["templates"]), rng).strip()
+        follow_up = ""
+        if follow_ups and rng.random() < _FOLLOWED:
+            follow_up = grammar.fill(rng.choice(follow_ups), rng)
         return TextPrompt(BUILT_IN, (text,), follow_up, grammar.fill(rng.choice(then), rng) if then else "")
 
     return draw
 
 
-def _texts(found: object) -> list[str]:
-    return [str(text) for text in found] if isinstance(found, list) else []
-
-
-@cache
 def _document() -> dict[str, Any]:
     return tomllib.loads(_FILE.read_text(encoding="utf-8"))

@@ -71,10 +71,9 @@ def resume(folder: Path, key: str, on_message: MessageFn, *, force: bool = False
 
     `force`: a finished run that stored no draft goes on too, to store one.
     """
-    file = StateFile(
+    found = StateFile(
         folder / _STATE, lambda data: parse_struct(data, RunState), lock=".make.lock", on_message=on_message
-    )
-    found = file.read()
+    ).read()
     if found is None:
         return RunState(key)
     if found.key == key and not found.ended:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from edgespec.apps.forge.dataset import BUILT_IN, TrainingText
 from edgespec.apps.forge.training.weights import ModelWeights
 from edgespec.errors import UsageError
-from edgespec.llama.gguf import TOKEN_TYPES, TOKENS, Field
+from edgespec.llama.gguf import TOKEN_TYPES, TOKENS
 from edgespec.llama.gguf_header import GGUFHeader
 
 Ids = npt.NDArray[np.int64]
@@ -125,22 +125,15 @@ def expectations(
     total = np.zeros(n_vocab)
     for done in range(0, len(features), _PLACES):
         on_progress(done / len(features))
-        total += _sum_of_probabilities(features[done : done + _PLACES], target, n_vocab)
+        some = features[done : done + _PLACES]
+        logits = np.empty((len(some), n_vocab), np.float32)
+        for at in range(0, n_vocab, _ROWS):
+            rows = np.arange(at, min(at + _ROWS, n_vocab))
+            logits[:, rows] = some @ target.rows(target.output, rows).T
+        for row in logits:
+            likelihood = np.exp(row - row.max())
+            total += likelihood / likelihood.sum()
     return total / max(len(features), 1)
-
-
-def _sum_of_probabilities(
-    features: npt.NDArray[np.float32], target: ModelWeights, n_vocab: int
-) -> npt.NDArray[np.float64]:
-    logits = np.empty((len(features), n_vocab), np.float32)
-    for at in range(0, n_vocab, _ROWS):
-        rows = np.arange(at, min(at + _ROWS, n_vocab))
-        logits[:, rows] = features @ target.rows(target.output, rows).T
-    total = np.zeros(n_vocab)
-    for row in logits:
-        likelihood = np.exp(row - row.max())
-        total += likelihood / likelihood.sum()
-    return total
 
 
 def _some_features(texts: Sequence[TrainingText], n: int) -> npt.NDArray[np.float32]:
@@ -168,7 +161,12 @@ def read_vocabulary(header: GGUFHeader) -> SourceVocabulary:
     gguf = header.gguf
     texts = gguf.texts(TOKENS)
     types = gguf.numbers(TOKEN_TYPES) if TOKEN_TYPES in gguf.fields else np.full(len(texts), _NORMAL)
-    named = [token for field in gguf.fields.values() if (token := _named_token(field)) is not None]
+    named = [
+        field.value
+        for field in gguf.fields.values()
+        if field.key.startswith("tokenizer.ggml.") and field.key.endswith("_token_id")
+    ]
+    named = [token for token in named if isinstance(token, int)]
     # Byte-level BPE writes each byte as one character; elsewhere bytes have a type of their own.
     is_bpe = header.tokenizer == "gpt2"
     single = [i for i, text in enumerate(texts) if is_bpe and len(text.decode(errors="replace")) == 1]
@@ -177,9 +175,3 @@ def read_vocabulary(header: GGUFHeader) -> SourceVocabulary:
     return SourceVocabulary(
         len(texts), required[(required >= 0) & (required < len(texts))], np.flatnonzero(types == _UNUSED)
     )
-
-
-def _named_token(field: Field) -> int | None:
-    """Return the token that a field such as tokenizer.ggml.eos_token_id names; None for other fields."""
-    names_one = field.key.startswith("tokenizer.ggml.") and field.key.endswith("_token_id")
-    return field.value if names_one and isinstance(field.value, int) else None

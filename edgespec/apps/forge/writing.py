@@ -88,27 +88,22 @@ class RunningText:
     @property
     def n_done(self) -> int:
         """Tokens after the prompt that were written, or read."""
-        if self.reads_only:
-            return max(0, self.n_evaluated - self.n_prompt)
-        return len(self.tokens) - self.n_prompt
+        return max(0, (self.n_evaluated if self.reads_only else len(self.tokens)) - self.n_prompt)
 
     def add_features(self, features: Features) -> None:
         """Store the hidden states of the tokens that were just evaluated."""
-        skipped = max(0, self.first - self.n_evaluated)
-        start, end = self.n_evaluated + skipped - self.first, self.n_evaluated + len(features) - self.first
-        if end > start:
-            self.features[start:end] = features[skipped:]
+        at = self.n_evaluated - self.first
         self.n_evaluated += len(features)
+        self.features[max(0, at) : max(0, self.n_evaluated - self.first)] = features[max(0, -at) :]
 
     def as_training_text(self) -> TrainingText:
         """Return the text as it is now."""
-        n = len(self.tokens)
         weights = self.prompt.weights if isinstance(self.prompt, TokenPrompt) else ()
         return TrainingText(
             tokens=np.array(self.tokens, np.int32),
             n_prompt=self.n_prompt,
             first=self.first,
-            features=self.features[: n - 1 - self.first],
+            features=self.features[: len(self.tokens) - 1 - self.first],
             temperature=self.temperature,
             source=self.prompt.source,
             key=self.prompt.key,
@@ -157,8 +152,8 @@ class WritingRun:
 class TargetWriter(Closing):
     """A target that writes texts. A context manager; closing frees its cache.
 
-    with Writing(model, n_threads=2) as writing, dataset.writer(budget) as writer:
-        writing.fill(writer, built_in(seed=0), until=1_000_000)
+    with TargetWriter(model, n_threads=2) as target, dataset.writer(budget) as writer:
+        target.fill(writer, built_in(), until=1_000_000)
     """
 
     def __init__(
@@ -224,8 +219,6 @@ class TargetWriter(Closing):
         """Free the KV cache; a second call does nothing."""
         self._cache.close()
 
-    # ---- beginning ----
-
     def _begin_texts(self, run: WritingRun) -> bool:
         """Begin texts while there is room; return whether any is under way."""
         while len(run.running) < self._n_texts and not run.full and run.n_before + run.n_tokens < run.until:
@@ -254,20 +247,20 @@ class TargetWriter(Closing):
         if not run.writer.has_room(features.nbytes):
             run.full = True
             return
-        run.running.append(
-            RunningText(
-                prompt=prompt,
-                tokens=tokens,
-                n_prompt=n_prompt,
-                n_end=n_end,
-                sequence=self._cache.take(),
-                first=first,
-                features=features,
-                temperature=math.nan if reads_only else temperature_of(prompt.key, self.settings.seed),
-                coins=Coins(_mixed(prompt.key, self.settings.seed)),
-                reads_only=reads_only,
-            )
+        seed = self.settings.seed
+        one = RunningText(
+            prompt=prompt,
+            tokens=tokens,
+            n_prompt=n_prompt,
+            n_end=n_end,
+            sequence=self._cache.take(),
+            first=first,
+            features=features,
+            temperature=math.nan if reads_only else temperature_of(prompt.key, seed),
+            coins=Coins(_mixed(prompt.key, seed)),
+            reads_only=reads_only,
         )
+        run.running.append(one)
 
     # ---- a pass ----
 
@@ -359,11 +352,7 @@ def _texts_that_fit(model: Model, settings: WritingSettings, longest: int, on_me
             )
         n_texts //= 2
     if n_texts < settings.n_texts:
-        on_message(f"{model.name} writes {n_texts} of {settings.n_texts} texts at once: {_why(model)}")
+        one_each = f"its architecture ({model.header.architecture}) has one cache for each"
+        why = "the memory has no room for more" if model.can_rewind else one_each
+        on_message(f"{model.name} writes {n_texts} of {settings.n_texts} texts at once: {why}")
     return n_texts
-
-
-def _why(model: Model) -> str:
-    if not model.can_rewind:
-        return f"its architecture ({model.header.architecture}) has one cache for each"
-    return "the memory has no room for more"

@@ -63,7 +63,8 @@ def jobs(tiny_path, monkeypatch):
         files = {type_: folder / f"head-{type_}.gguf" for type_ in self._request.types}
         for type_, path in files.items():
             write_random_head(path, tiny_path, seed=len(type_))
-        return SimpleNamespace(n_tokens=1000, hours=0.1), files
+        acceptance = SimpleNamespace(by_position=(0.5,))
+        return SimpleNamespace(n_tokens=1000, hours=0.1, acceptance=acceptance, history=()), files
 
     monkeypatch.setattr(MakeRun, "train", train)
     return asked

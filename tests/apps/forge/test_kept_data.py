@@ -18,8 +18,7 @@ from edgespec.apps.forge.dataset import (
     DatasetTarget,
     TrainingText,
 )
-from edgespec.apps.forge.dataset_store import delete_user_texts, find_stored
-from edgespec.apps.forge.draft_store import DraftStore
+from edgespec.apps.forge.draft_store import DraftStore, delete_user_texts, find_stored
 from edgespec.errors import EdgespecError
 
 TARGET = DatasetTarget("ab" * 32, "my-target", n_embd=8, n_vocab=100)

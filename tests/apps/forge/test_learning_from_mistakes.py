@@ -31,8 +31,7 @@ from edgespec.apps.forge.dataset import (
     DatasetTarget,
     is_held_out,
 )
-from edgespec.apps.forge.dataset_store import delete_user_texts, find_stored
-from edgespec.apps.forge.draft_store import DraftStore
+from edgespec.apps.forge.draft_store import DraftStore, delete_user_texts, find_stored
 from edgespec.apps.forge.guard import Guard, GuardFigures, GuardTexts
 from edgespec.apps.forge.make import make
 from edgespec.apps.forge.progress import StageContext
@@ -446,7 +445,7 @@ def test_after_a_part_the_next_training_goes_on_from_the_file_and_is_judged_by_t
 
     monkeypatch.setattr(Guard, "judge", judge)
     made = make(learning, StageContext(on_message=lines.append))
-    assert made.best.share == 0.75 and made.kept.name == "target-head-q8_0"
+    assert made.share == 0.75 and made.kept.name == "target-head-q8_0"
     assert "75% of the training is taken: all of it would lose too much on built-in texts" in lines
     assert installed.read_bytes() != first
     (stored,) = find_stored()

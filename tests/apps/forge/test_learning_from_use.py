@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from edgespec.apps.forge.dataset import BUILT_IN, FROM_HISTORY, READ, Dataset, DatasetTarget
-from edgespec.apps.forge.dataset_store import delete_user_texts, find_stored
+from edgespec.apps.forge.draft_store import delete_user_texts, find_stored
 from edgespec.apps.forge.make import make
 from edgespec.apps.forge.runs import RunState
 from edgespec.drafting.history import History

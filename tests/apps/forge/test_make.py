@@ -12,8 +12,7 @@ import pytest
 
 from edgespec.apps.forge import make as make_module
 from edgespec.apps.forge.dataset import Dataset, DatasetTarget, forge_root
-from edgespec.apps.forge.dataset_store import delete_dataset
-from edgespec.apps.forge.draft_store import DraftStore, remove_draft
+from edgespec.apps.forge.draft_store import DraftStore, delete_dataset, remove_draft
 from edgespec.apps.forge.make import LEAST_GAIN, MakeRun, make
 from edgespec.apps.forge.progress import StageContext
 from edgespec.apps.forge.request import DraftRequest
@@ -61,8 +60,8 @@ def test_a_draft_is_made_judged_and_used(request_, tiny_path, tmp_path, jobs):
         "judging",
     ]
     assert said == []
-    ((candidate, judged),) = made.candidates
-    assert candidate.label == "head-q8_0"
+    (judged,) = made.candidates
+    assert judged.candidate.name == made.best == "head-q8_0"
     assert made.gain == pytest.approx(judged.gains.mean / max(1, made.before.gains.mean) - 1)
     assert made.before.candidate.path is None, "the target had no draft"
 

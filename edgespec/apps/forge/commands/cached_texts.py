@@ -7,7 +7,7 @@ from functools import partial
 from rich.table import Table
 
 from edgespec.apps.forge.dataset import forge_root
-from edgespec.apps.forge.dataset_store import StoredDataset, delete_dataset, delete_user_texts, find_stored
+from edgespec.apps.forge.draft_store import StoredDataset, delete_dataset, delete_user_texts, find_stored
 from edgespec.cli.cache import Deletion, first_failure
 from edgespec.cli.console import message, out, print_table
 from edgespec.models.draft_records import draft_records
@@ -66,11 +66,10 @@ def _clear(kept: StoredDataset, *, everything: bool) -> None:
     if everything:
         _, n_bytes = delete_dataset(kept.target or kept.sha256, kept.sha256)
         what = f"{kept.n_texts:,} texts and checkpoints, {format_size(n_bytes)}"
-        out.print(f"{kept.folder}: deleted, {what}")
-        return
-    n = delete_user_texts(kept)
-    out.print(f"{kept.folder}: deleted, {n:,} of {kept.n_texts:,} texts: those of yours")
-    if kept.checkpoint_bytes and kept.n_own:
+    else:
+        what = f"{delete_user_texts(kept):,} of {kept.n_texts:,} texts: those of yours"
+    out.print(f"{kept.folder}: deleted, {what}")
+    if not everything and kept.checkpoint_bytes and kept.n_own:
         out.print(
             f"{kept.folder}: its checkpoints may still know of these texts; `edgespec cache clear forge` "
             "deletes them"

@@ -420,8 +420,7 @@ def remove_command(
     ] = False,
 ) -> None:
     """Delete a draft that was made here: its file, its name and its record."""
-    from edgespec.apps.forge.dataset_store import delete_dataset
-    from edgespec.apps.forge.draft_store import remove_draft
+    from edgespec.apps.forge.draft_store import delete_dataset, remove_draft
 
     record, gone = remove_draft(name)
     for path in gone:

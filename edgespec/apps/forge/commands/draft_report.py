@@ -9,7 +9,7 @@ from rich.table import Table
 
 from edgespec.apps.bench.summary import VariantComparison
 from edgespec.apps.forge.evaluation import CandidateResult, DraftEvaluation
-from edgespec.apps.forge.make import LEAST_GAIN, DraftFile, MakeResult
+from edgespec.apps.forge.make import LEAST_GAIN, MakeResult
 from edgespec.cli.console import out, print_table
 from edgespec.cli.made_drafts import acceptance_text, described, sources_text
 from edgespec.models.draft_records import best_first, draft_records
@@ -27,12 +27,12 @@ def print_made(made: MakeResult) -> None:
                 "less on the built-in ones, of all of the training or of a part; --force keeps the new one"
             )
             return
-    rows = [(one.label, judged) for one, judged in made.candidates]
+    rows = [(one.candidate.name, one) for one in made.candidates]
     if made.before:
         rows.insert(0, (f"{made.before.candidate.name} (there now)", made.before))
     print_table(_table(rows))
     faster = "faster" if made.gain >= 0 else "slower"
-    verdict = f"{made.best.label} is {abs(made.gain):.1%} {faster} than {made.beaten}"
+    verdict = f"{made.best} is {abs(made.gain):.1%} {faster} than {made.beaten}"
     if made.kept is None:
         out.print(
             f"nothing is kept: {verdict}, and less than {LEAST_GAIN:.0%} is not told from noise; "
@@ -49,15 +49,24 @@ def print_made(made: MakeResult) -> None:
 
 def made_document(made: MakeResult) -> dict[str, Any]:
     """Return all that came of it, raw runs too, as JSON has it."""
+    history = made.trained.history
+    trained = {
+        "n_tokens": made.trained.n_tokens,
+        "hours": made.trained.hours,
+        "acceptance": made.trained.acceptance.by_position,
+        "curve": [(n, seconds / 3600, found.by_position) for n, seconds, found in history],
+    }
     return {
         "target": made.target_name,
         "texts": made.texts,
         "before": made.before and _document(made.before),
-        "candidates": [_candidate(*pair) for pair in made.candidates],
-        "best": made.best.label,
+        "candidates": [
+            {"label": one.candidate.name, "trained": trained, **_document(one)} for one in made.candidates
+        ],
+        "best": made.best,
         "beaten": made.beaten,
         "gain": made.gain,
-        "share": made.best.share,
+        "share": made.share,
         "guard": made.guard and msgspec.to_builtins(made.guard),
         "kept": made.kept and described(made.kept),
         "path": str(made.path) if made.path else None,
@@ -103,16 +112,6 @@ def _table(rows: list[tuple[str, CandidateResult]]) -> Table:
 def _interval(comparison: VariantComparison) -> str:
     found = comparison.speedup
     return f"{found.low:.2f}-{found.high:.2f}" if found and found.low and found.high else "-"
-
-
-def _candidate(one: DraftFile, judged: CandidateResult) -> dict[str, Any]:
-    trained = {
-        "n_tokens": one.trained.n_tokens,
-        "hours": one.trained.hours,
-        "acceptance": one.trained.acceptance.by_position,
-        "curve": [(n, seconds / 3600, at.by_position) for n, seconds, at in one.trained.history],
-    }
-    return {"label": one.label, "trained": trained, **_document(judged)}
 
 
 def _document(judged: CandidateResult) -> dict[str, Any]:

@@ -136,7 +136,8 @@ def quantize_command(  # noqa: PLR0913 - a user's options
     texts = [read_text_file(file, "calibrate") for file in calibrate or ()]
     file = _single_file(output, len(types))
     src = _place(source)
-    directory = file.parent if file else output or _default_folder(source, src)
+    usual = Path() if stored_model(source) else src.parent  # other programs' folders are left as they are
+    directory = file.parent if file else output or usual
     stem = file_stem(source) if is_ollama_name(source) else src.stem
     targets = {name: file or directory / f"{stem}-{name}.gguf" for name in types}
     check_folder(directory, "output")
@@ -146,7 +147,6 @@ def quantize_command(  # noqa: PLR0913 - a user's options
             resolve(source, on_progress=display.on_progress, on_message=display.on_message)
         _refuse_made_draft(source, src)
     _make_room(directory, sum(expected_bytes(src, name) for name in types), types)
-
     quantize = _quantizer(src, types, importance, texts, pure=pure, threads=threads)
     for name, target in targets.items():
         with err.status(f"quantizing {src.name} to {name}"):
@@ -200,14 +200,9 @@ def _refuse_made_draft(source: str, file: Path) -> None:
 
     if read_header(file).is_head:
         raise UsageError(
-            f"{source}: a draft that edgespec made, of which a part would be lost; `edgespec draft make "
+            f"{source}: a draft that edgespec made, and part of it would be lost; `edgespec draft make "
             "--types` makes it in other types"
         )
-
-
-def _default_folder(source: str, file: Path) -> Path:
-    """Return the folder of results that no option names: other programs' folders are left as they are."""
-    return Path() if stored_model(source) else file.parent
 
 
 def _make_room(directory: Path, n_bytes: int, types: list[str]) -> None:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from os import SEEK_END
 from pathlib import Path
 from types import FrameType
@@ -30,13 +31,7 @@ from jax import Array
 from edgespec.apps.forge.dataset import BUILT_IN, Dataset
 from edgespec.apps.forge.training.acceptance import Acceptance, AcceptanceEvaluation
 from edgespec.apps.forge.training.arithmetic import FACTOR, Params, dot
-from edgespec.apps.forge.training.batches import (
-    BatchSize,
-    EpochPosition,
-    TextPacking,
-    TrainingBatch,
-    batches,
-)
+from edgespec.apps.forge.training.batches import BatchSize, EpochPosition, TextPacking, TrainingBatch, batches
 from edgespec.apps.forge.training.head import HeadFamily, TrainingRecipe
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.platform.files import replacing
@@ -65,28 +60,22 @@ class TextLessons:
         head's own. Raises EdgespecError if there are too few texts.
         """
         texts = list(dataset.texts(held_out=False))
-        held_out = [
-            text
-            for text in dataset.texts(held_out=True)
-            if text.temperature == 0.0 or text.source != BUILT_IN
-        ]
+        judged = dataset.texts(held_out=True)
+        held_out = [text for text in judged if text.temperature == 0.0 or text.source != BUILT_IN]
         self.recipe = recipe or family.recipe
         self.n = len(texts)  # where it changed, a resumed training begins an epoch
         self.frozen, self.init, self.loss = family.frozen, family.init, family.loss
-        self._family, self._rows = family, rows or BatchSize(self.recipe.n_rows)
-        self._packing = TextPacking(texts, self._rows, mixes=mixes)
-        if not self._packing.n_answers or not held_out:
+        rows = rows or BatchSize(self.recipe.n_rows)
+        packing = TextPacking(texts, rows, mixes=mixes)
+        if not packing.n_answers or not held_out:
             raise EdgespecError(
                 f"too few texts to train on ({len(texts)}, and {len(held_out)} to judge by); "
                 "let the target write more"
             )
+        self.batches = partial(batches, packing, family.embed, rows.n)
         self.evaluate = AcceptanceEvaluation(
-            family, held_out, self._rows, n_positions=n_positions, n_most=_MOST_HELD_OUT
+            family, held_out, rows, n_positions=n_positions, n_most=_MOST_HELD_OUT
         )
-
-    def batches(self, seed: int, place: EpochPosition) -> Iterator[tuple[TrainingBatch, EpochPosition]]:
-        """Yield batches from `place` on, without end, each with the position after it."""
-        return batches(self._packing, self._family.embed, self._rows.n, seed, place)
 
 
 # ---- the optimizer: Muon for matrices, Adam for vectors and numbers ----
@@ -104,7 +93,10 @@ _MOMENTUM = 0.95
 def optimizer(recipe: TrainingRecipe) -> optax.GradientTransformation:
     """Return the transformation of gradients to full-length steps downhill."""
     adam = optax.scale_by_adam(b1=0.9, b2=0.95)
-    muon = optax.chain(optax.trace(_MOMENTUM, nesterov=True), optax.stateless(_orthogonalize))
+    muon = optax.chain(
+        optax.trace(_MOMENTUM, nesterov=True),
+        optax.stateless(lambda gradients, _params: jax.tree.map(orthogonal, gradients)),
+    )
     decay = optax.add_decayed_weights(recipe.decay)
     return optax.chain(
         optax.clip_by_global_norm(recipe.clip),
@@ -116,10 +108,6 @@ def optimizer(recipe: TrainingRecipe) -> optax.GradientTransformation:
             lambda params: jax.tree.map(lambda x: "matrix" if x.ndim > 1 else "vector", params),
         ),
     )
-
-
-def _orthogonalize(gradients: Params, _params: Params) -> Params:
-    return jax.tree.map(orthogonal, gradients)
 
 
 def orthogonal(gradient: Array) -> Array:
@@ -239,13 +227,10 @@ class _TrainingState:
     history: list[tuple[int, float, Acceptance]] = field(default_factory=list)
 
     @property
-    def best(self) -> float:
-        return max((one.mean_accepted for _, _, one in self.history), default=-1.0)
-
-    @property
-    def n_since_best(self) -> int:
+    def best(self) -> int:
+        """Index of the best evaluation, the first of equal ones; -1: none yet."""
         values = [one.mean_accepted for _, _, one in self.history]
-        return len(values) - 1 - values.index(max(values)) if values else 0
+        return values.index(max(values)) if values else -1
 
 
 class _Training:
@@ -287,7 +272,7 @@ class _Training:
         feed = self._lessons.batches(settings.seed, state.place)
         with stop_signals() as asked:
             self._tell("compiling")
-            while (share := self._share()) < 1 and state.n_since_best < settings.patience:
+            while (share := self._share()) < 1 and len(state.history) - state.best <= settings.patience:
                 batch, place = next(feed)
                 length = longest * min(1.0, (state.n_steps + 1) / warm_up) * _cosine(share)
                 own = jax.random.fold_in(key, state.n_steps)
@@ -313,7 +298,9 @@ class _Training:
                 self._evaluate_now(params)
             state.elapsed_s = time.monotonic() - began
             save_checkpoint(self._folder, (params, moments), msgspec.to_builtins(state))
-        return self._trained(params)
+        best = state.history[state.best][2]
+        found = best_params(self._folder, params)
+        return TrainingResult(found, best, tuple(state.history), state.n_tokens, state.elapsed_s)
 
     def _begin(self, start: Path | Params | None) -> tuple[Params, Any]:
         """Return parameters and optimizer state: the last checkpoint's, those of `start`, or new ones."""
@@ -340,32 +327,21 @@ class _Training:
         state = self._state
         self._tell("evaluating")
         acceptance = self._lessons.evaluate(params)
-        better = acceptance.mean_accepted > state.best
         state.history.append((state.n_tokens, state.elapsed_s, acceptance))
         state.evaluated_s = state.elapsed_s
-        if better:
+        if state.best == len(state.history) - 1:
             write_arrays(self._folder / BEST, params, asdict(acceptance))
         self._tell("training")
 
-    def _trained(self, params: Params) -> TrainingResult:
-        state = self._state
-        best = max((one for _, _, one in state.history), key=lambda one: one.mean_accepted)
-        found = best_params(self._folder, params)
-        return TrainingResult(found, best, tuple(state.history), state.n_tokens, state.elapsed_s)
-
     def _tell(self, what: Literal["compiling", "training", "evaluating"]) -> None:
-        state = self._state
-        share = min(1.0, self._share())
-        now = TrainingProgress(
-            what=what,
-            n_steps=state.n_steps,
-            n_tokens=state.n_tokens,
-            share=share,
-            left_s=state.elapsed_s * (1 / share - 1) if share else math.inf,
-            loss=self._loss,
-            acceptance=state.history[-1][2] if state.history else None,
+        state, share = self._state, min(1.0, self._share())
+        left_s = state.elapsed_s * (1 / share - 1) if share else math.inf
+        acceptance = state.history[-1][2] if state.history else None
+        self._on_progress(
+            TrainingProgress(
+                what, state.n_steps, state.n_tokens, share, left_s, loss=self._loss, acceptance=acceptance
+            )
         )
-        self._on_progress(now)
 
 
 def best_params(folder: Path, like: Params) -> Params:

@@ -42,17 +42,11 @@ class ModelWeights:
         self.header = header
         self._infos = {info.name: info for info in header.gguf.tensors}
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._infos
-
     def info(self, name: str) -> TensorInfo:
         """Return a tensor's shape and type. Raises UsageError for an unknown name."""
-        try:
-            return self._infos[name]
-        except KeyError:
-            raise UsageError(
-                f"{self.header.path}: has no tensor {name}; no draft can be trained for it"
-            ) from None
+        if name not in self._infos:
+            raise UsageError(f"{self.header.path}: has no tensor {name}; no draft can be trained for it")
+        return self._infos[name]
 
     def rows(self, name: str, rows: npt.NDArray[np.integer] | None = None) -> Floats:
         """Return rows of a matrix (default all), shape (n, columns), dequantized by ggml."""
@@ -82,7 +76,7 @@ class ModelWeights:
     @property
     def output(self) -> str:
         """Return the name of the output matrix, which may be the embeddings."""
-        return OUTPUT if OUTPUT in self else EMBEDDINGS
+        return OUTPUT if OUTPUT in self._infos else EMBEDDINGS
 
     def shape(self) -> BlockShape:
         """Return the sizes of the model's blocks."""

@@ -137,36 +137,31 @@ def _lines(file: BinaryIO, n_bytes: int, digest: hashlib._Hash) -> Iterator[tupl
 def _request(place: int, number: int, line: bytes | None, names: set[str], *, is_text: bool) -> BatchRequest:
     """Return the request of a line; `names` are the custom_ids so far."""
     given: str | None = None
+    refused: BatchAnswer | None = None
+    body: dict[str, Any] | None
     try:
+        if line is None:
+            raise ApiError(400, f"the line is longer than {MAX_LINE >> 20} MiB", code="line_too_long")
         content = _prompt(line) if is_text else _parsed(line)
         given = _custom_id(content)
         if given in names:
             raise ApiError(400, f"custom_id {given[:80]!r} is that of an earlier line", param="custom_id")
         url, body = _url_and_body(content)
     except ApiError as error:
-        own = given if given is not None and given not in names else _free_name(number, names)
-        names.add(own)
-        return BatchRequest(place, own, refused=BatchAnswer.error(error.status, error.body()))
-    name = given if given is not None else _free_name(number, names)
+        refused, url, body = BatchAnswer.error(error.status, error.body()), "", None
+    name = given if given is not None and given not in names else _free_name(number, names)
     names.add(name)
-    return BatchRequest(place, name, url, body)
+    return BatchRequest(place, name, url, body, refused)
 
 
-def _whole(line: bytes | None) -> bytes:
-    if line is None:
-        raise ApiError(400, f"the line is longer than {MAX_LINE >> 20} MiB", code="line_too_long")
-    return line
-
-
-def _prompt(line: bytes | None) -> dict[str, Any]:
+def _prompt(line: bytes) -> dict[str, Any]:
     try:
-        return {"prompt": _whole(line).decode().strip()}
+        return {"prompt": line.decode().strip()}
     except UnicodeDecodeError as error:
         raise ApiError(400, f"the line is not UTF-8 text at byte {error.start}") from None
 
 
-def _parsed(line: bytes | None) -> dict[str, Any]:
-    line = _whole(line)
+def _parsed(line: bytes) -> dict[str, Any]:
     try:
         content = strict_json(line)
     except json.JSONDecodeError as error:

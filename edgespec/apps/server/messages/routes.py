@@ -26,21 +26,11 @@ from edgespec.apps.server.choice_writers import AnswerPart, AnswerText, ChoiceWr
 from edgespec.apps.server.json_routes import route_class
 from edgespec.apps.server.messages.schema import (
     AssistantTurn,
-    BlocksDocument,
-    CallResult,
+    Block,
     ClientTool,
     CountTokensRequest,
-    GivenCall,
-    GivenDocument,
-    GivenSearchResult,
-    GivenText,
-    GivenThoughts,
-    MessageEnd,
     MessagesError,
     MessagesRequest,
-    SealedThoughts,
-    TextDocument,
-    TokenCount,
     ToolChoice,
     UserTurn,
 )
@@ -53,76 +43,6 @@ from edgespec.apps.server.streaming import Answerer, AnswerWriter, with_warnings
 from edgespec.decoding.records import PromptProgress, Result, Token
 from edgespec.llama.weights import Model
 from edgespec.platform.messages import MessageFn
-
-# ---- tools that the client carries out, and whose input Anthropic describes ----
-
-
-_TEXT = {"type": "string"}
-_FILES = {
-    "path": _TEXT,
-    "file_text": {"type": "string", "description": "Of create: the text of the file."},
-    "old_str": {"type": "string", "description": "Of str_replace: the text to replace, which occurs once."},
-    "new_str": {"type": "string", "description": "Of str_replace: what takes its place."},
-    "insert_line": {"type": "integer", "description": "Of insert: the line after which text is inserted."},
-    "insert_text": {"type": "string", "description": "Of insert: the text."},
-    "view_range": {
-        "type": "array",
-        "items": {"type": "integer"},
-        "description": "Of view: the first and the last line.",
-    },
-}
-_CHANGES = ["view", "create", "str_replace", "insert"]
-
-
-def _schema(properties: dict[str, Any], *required: str) -> dict[str, Any]:
-    return {"type": "object", "properties": properties, "required": [*required]}
-
-
-_TOOLS: dict[str, tuple[str, dict[str, Any]]] = {
-    "bash": (
-        "Run a command in a shell that stays open.",
-        _schema({"command": _TEXT, "restart": {"type": "boolean", "description": "Start the shell anew."}}),
-    ),
-    "text_editor": (
-        "View, create and change text files.",
-        _schema({"command": {"type": "string", "enum": _CHANGES}, **_FILES}, "command", "path"),
-    ),
-    "memory": (
-        "View and change the files in /memories, which outlast this conversation.",
-        _schema(
-            {
-                "command": {"type": "string", "enum": [*_CHANGES, "delete", "rename"]},
-                **_FILES,
-                "old_path": {"type": "string", "description": "Of rename."},
-                "new_path": {"type": "string", "description": "Of rename."},
-            },
-            "command",
-        ),
-    ),
-}
-_KIND = re.compile(r"(\w+)_\d{8}")
-
-
-def function_of(tool: ClientTool, place: str) -> dict[str, Any]:
-    """Return the function that a tool is in OpenAI's API. `place`: of the tool in the request.
-
-    Raises ApiError for a tool that only Anthropic's servers carry out.
-    """
-    kind = tool.type or "custom"
-    description, schema = tool.description, tool.input_schema
-    if kind != "custom":
-        found = _KIND.fullmatch(kind)
-        if not found or found[1] not in _TOOLS:
-            line = f"{place}.type: {kind[:40]!r} is no tool that the client carries out: leave it out"
-            raise ApiError(400, line, param="tools")
-        description, schema = _TOOLS[found[1]]
-    elif schema is None:
-        raise ApiError(400, f"{place}.input_schema: is missing", param="tools")
-    if tool.input_examples:
-        schema = {**(schema or {}), "examples": tool.input_examples}
-    function = {"name": tool.name, "description": description, "parameters": schema, "strict": tool.strict}
-    return {name: value for name, value in function.items() if value is not None}
-
 
 # ---- requests ----
 
@@ -169,8 +89,7 @@ class MessagesReader:
         messages = openai_messages(body, later_system=self._reader.takes_later_system)
         fields: dict[str, Any] = {"model": body.model, "messages": messages}
         if body.tools:
-            functions = [function_of(tool, f"tools.{i}") for i, tool in enumerate(body.tools)]
-            fields["tools"] = [{"type": "function", "function": function} for function in functions]
+            fields["tools"] = [{"type": "function", "function": _function(tool)} for tool in body.tools]
         if body.tool_choice:
             fields |= _choice(body.tool_choice)
         if messages[-1]["role"] == "assistant":
@@ -212,7 +131,7 @@ class MessagesReader:
             if body.output_config and body.output_config.effort:
                 yield f"output_config.effort: {body.model} does not think"
         turns = [turn for turn in body.messages if isinstance(turn, AssistantTurn)]
-        if any(isinstance(block, SealedThoughts) for turn in turns for block in turn.content):
+        if any(part.type == "redacted_thinking" for turn in turns for part in _blocks(turn.content)):
             yield "messages: redacted_thinking is not read: another server has the key"
 
 
@@ -237,6 +156,12 @@ def with_anthropic_names(error: ApiError) -> ApiError:
 
 
 # ---- fields ----
+
+
+def _function(tool: ClientTool) -> dict[str, Any]:
+    schema = {**tool.input_schema, **({"examples": tool.input_examples} if tool.input_examples else {})}
+    function = tool.model_dump(include={"name", "description", "strict"}, exclude_none=True)
+    return function | {"parameters": schema}
 
 
 def _choice(choice: ToolChoice) -> dict[str, Any]:
@@ -266,7 +191,7 @@ def openai_messages(body: CountTokensRequest, *, later_system: bool) -> Messages
     one they are the user's.
     """
     made: Messages = []
-    texts = [body.system] if isinstance(body.system, str) else [block.text for block in body.system or ()]
+    texts = (block.text for block in _blocks(body.system or []))
     if told := [*filter(None, (_NOISE.sub("", text) for text in texts))]:
         made.append({"role": "system", "content": "\n".join(told)})
     names: dict[str, str] = {}
@@ -277,9 +202,9 @@ def openai_messages(body: CountTokensRequest, *, later_system: bool) -> Messages
         elif isinstance(turn, UserTurn):
             found = [*_user(turn, names)] or [{"role": "user", "content": ""}]
         else:
-            text = turn.content if isinstance(turn.content, str) else _joined(turn.content)
             begins = not made or made[-1]["role"] == "system"
-            found = [{"role": "system" if begins or later_system else "user", "content": text}]
+            role = "system" if begins or later_system else "user"
+            found = [{"role": role, "content": _joined(turn.content)}]
         for message in found:
             _append(made, message)
     return made
@@ -298,55 +223,47 @@ def _append(made: Messages, message: dict[str, Any]) -> None:
         last["tool_calls"] = calls
 
 
+def _blocks(content: str | list[Block]) -> list[Block]:
+    return [Block.model_validate({"type": "text", "text": content})] if isinstance(content, str) else content
+
+
 def _user(turn: UserTurn, names: dict[str, str]) -> Iterator[dict[str, Any]]:
-    for block in [turn.content] if isinstance(turn.content, str) else turn.content:
-        if isinstance(block, str):
-            yield {"role": "user", "content": block}
-        elif isinstance(block, CallResult):
+    for block in _blocks(turn.content):
+        if block.type == "tool_result":
             name = {"name": names[block.tool_use_id]} if block.tool_use_id in names else {}
-            yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": _result(block), **name}
+            text = f"Error: {_joined(block.content)}" if block.is_error else _joined(block.content)
+            yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": text, **name}
         else:
             yield {"role": "user", "content": _text(block)}
 
 
 def _answer(turn: AssistantTurn) -> dict[str, Any]:
-    if isinstance(turn.content, str):
-        return {"role": "assistant", "content": turn.content}
-    said = [block.text for block in turn.content if isinstance(block, GivenText)]
-    thought = [block.thinking for block in turn.content if isinstance(block, GivenThoughts)]
-    calls = [_call(block) for block in turn.content if isinstance(block, GivenCall)]
-    made: dict[str, Any] = {"role": "assistant", "content": "\n".join(said)}
-    if any(thought):
-        made["reasoning_content"] = "\n".join(filter(None, thought))
-    return made | ({"tool_calls": calls} if calls else {})
+    blocks = _blocks(turn.content)
+    made: dict[str, Any] = {"role": "assistant"}
+    made["content"] = "\n".join(block.text for block in blocks if block.type == "text")
+    if thought := [block.thinking for block in blocks if block.thinking]:
+        made["reasoning_content"] = "\n".join(thought)
+    if calls := [_call(block) for block in blocks if block.type == "tool_use"]:
+        made["tool_calls"] = calls
+    return made
 
 
-def _call(block: GivenCall) -> dict[str, Any]:
+def _call(block: Block) -> dict[str, Any]:
     arguments = json.dumps(block.input, ensure_ascii=False)
     return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": arguments}}
 
 
-def _result(block: CallResult) -> str:
-    text = block.content if isinstance(block.content, str) else _joined(block.content or ())
-    return f"Error: {text}" if block.is_error else text
+def _joined(content: str | list[Block]) -> str:
+    return "\n".join(map(_text, _blocks(content)))
 
 
-def _joined(blocks: Sequence[GivenText | GivenDocument | GivenSearchResult]) -> str:
-    return "\n".join(map(_text, blocks))
-
-
-def _text(block: GivenText | GivenDocument | GivenSearchResult) -> str:
-    if isinstance(block, GivenText):
+def _text(block: Block) -> str:
+    if block.type == "text":
         return block.text
-    if isinstance(block, GivenSearchResult):
+    if isinstance(block.source, str):
         return "\n".join([block.title, block.source, _joined(block.content)])
-    return "\n".join(filter(None, [block.title, block.context, _source(block.source)]))
-
-
-def _source(source: TextDocument | BlocksDocument) -> str:
-    if isinstance(source, TextDocument):
-        return source.data
-    return source.content if isinstance(source.content, str) else _joined(source.content)
+    text = block.source.data or _joined(block.source.content)
+    return "\n".join(filter(None, [block.title, block.context, text]))
 
 
 # ---- answers ----
@@ -355,66 +272,6 @@ _SIGNATURE = ALIAS
 
 Fields = dict[str, Any]
 """An event, or a part of one."""
-
-
-class AnswerBlocks:
-    """The blocks of an answer so far, made of its parts."""
-
-    def __init__(self, *, shows_thoughts: bool) -> None:
-        """Begin with none; without `shows_thoughts` those of thoughts stay empty."""
-        self.blocks: list[Fields] = []
-        self._shows_thoughts = shows_thoughts
-        self._pieces: list[str] = []  # of the last block's text, or its call's arguments
-        self._open = False
-
-    def add(self, parts: Iterable[AnswerPart]) -> Iterator[Fields]:
-        """Add what is in `parts`, and yield the events that say so."""
-        for part in parts:
-            if part.kind == "thought":
-                yield from self._block("thinking", thinking="", signature="")
-                if self._shows_thoughts:
-                    yield self._piece("thinking", part.text)
-            elif part.kind == "text":
-                yield from self._block("text", text="")
-                yield self._piece("text", part.text)
-            elif part.kind == "call" and part.call:
-                yield from self._begin(type="tool_use", id=part.call.id, name=part.call.name, input={})
-            if part.kind in ("call", "arguments"):
-                yield self._piece("input_json", part.text)
-
-    def end(self) -> Iterator[Fields]:
-        """End the last block, if there is any; yield the events that say so."""
-        if not self._open:
-            return
-        self._open = False
-        block, text = self.blocks[-1], "".join(self._pieces)
-        if block["type"] == "text":
-            block["text"] = text
-        elif block["type"] == "thinking":
-            block |= {"thinking": text, "signature": _SIGNATURE}
-            yield self._delta({"type": "signature_delta", "signature": _SIGNATURE})
-        else:
-            block["input"] = _input(text)
-        yield {"type": "content_block_stop", "index": len(self.blocks) - 1}
-
-    def _block(self, kind: str, **fields: str) -> Iterator[Fields]:
-        """Begin a block of this kind where the last one is none."""
-        if not self._open or self.blocks[-1]["type"] != kind:
-            yield from self._begin(type=kind, **fields)
-
-    def _begin(self, **block: Any) -> Iterator[Fields]:  # noqa: ANN401 - JSON
-        yield from self.end()
-        self.blocks.append(block)
-        self._open, self._pieces = True, []
-        yield {"type": "content_block_start", "index": len(self.blocks) - 1, "content_block": {**block}}
-
-    def _piece(self, kind: str, text: str) -> Fields:
-        self._pieces.append(text)
-        field = "partial_json" if kind == "input_json" else kind
-        return self._delta({"type": f"{kind}_delta", field: text})
-
-    def _delta(self, delta: Fields) -> Fields:
-        return {"type": "content_block_delta", "index": len(self.blocks) - 1, "delta": delta}
 
 
 def _input(text: str) -> dict[str, Any]:
@@ -446,13 +303,15 @@ class MessagesWriter(AnswerWriter[Token, Result, Fields]):
         self._plan = plan
         self._model = model
         self._writing = writing
-        self._blocks = AnswerBlocks(shows_thoughts=plan.shows_thoughts)
+        self._blocks: list[Fields] = []
+        self._pieces: list[str] = []  # of the last block's text, or its call's arguments
+        self._open = False
         self._answer: Fields = {
             "id": f"msg_{secrets.token_hex(12)}",
             "type": "message",
             "role": "assistant",
             "model": plan.model,
-            "content": self._blocks.blocks,
+            "content": self._blocks,
             "stop_reason": None,
             "stop_sequence": None,
             "usage": _usage(len(plan.prepared.tokens)),
@@ -465,14 +324,14 @@ class MessagesWriter(AnswerWriter[Token, Result, Fields]):
     def parts(self, index: int, tokens: Sequence[Token]) -> Iterator[Fields]:
         """Yield the events that `tokens` complete."""
         if self._plan.max_tokens:  # else the prompt alone is wanted
-            yield from self._blocks.add(self._writing.add(tokens))
+            yield from self._add(self._writing.add(tokens))
 
     def last_parts(self, index: int, result: Result) -> Iterator[Fields]:
         """Yield the events that end a stream: the last block, why it ended, tokens used."""
         last = [*self._writing.finish(result)]
         if self._plan.max_tokens:
-            yield from self._blocks.add(last)
-        yield from self._blocks.end()
+            yield from self._add(last)
+        yield from self._end()
         sequence = self._stop_sequence(result)
         reason = self._stop_reason(result, last[-1].reason, sequence)
         end: Fields = {"stop_reason": reason, "stop_sequence": sequence}
@@ -512,7 +371,59 @@ class MessagesWriter(AnswerWriter[Token, Result, Fields]):
         """Return the event "error" that ends a stream, which names fields as Anthropic's API does."""
         return self.encode(with_anthropic_names(error).anthropic_body(self._plan.id))
 
-    def _stop_reason(self, result: Result, reason: str | None, sequence: str | None) -> MessageEnd:
+    # ---- blocks ----
+
+    def _add(self, parts: Iterable[AnswerPart]) -> Iterator[Fields]:
+        """Add what is in `parts`, and yield the events that say so."""
+        for part in parts:
+            if part.kind == "thought":
+                yield from self._block("thinking", thinking="", signature="")
+                if self._plan.shows_thoughts:
+                    yield self._piece("thinking_delta", thinking=part.text)
+            elif part.kind == "text":
+                yield from self._block("text", text="")
+                yield self._piece("text_delta", text=part.text)
+            elif part.kind == "call" and part.call:
+                yield from self._end()
+                yield from self._block("tool_use", id=part.call.id, name=part.call.name, input={})
+            if part.kind in ("call", "arguments"):
+                yield self._piece("input_json_delta", partial_json=part.text)
+
+    def _block(self, kind: str, **fields: Any) -> Iterator[Fields]:  # noqa: ANN401 - JSON
+        """Begin a block of this kind where the last one is none."""
+        if self._open and self._blocks[-1]["type"] == kind:
+            return
+        yield from self._end()
+        block = {"type": kind, **fields}
+        self._blocks.append(block)
+        self._open, self._pieces = True, []
+        yield {"type": "content_block_start", "index": len(self._blocks) - 1, "content_block": {**block}}
+
+    def _piece(self, kind: str, **piece: str) -> Fields:
+        self._pieces += piece.values()
+        return self._delta({"type": kind, **piece})
+
+    def _delta(self, delta: Fields) -> Fields:
+        return {"type": "content_block_delta", "index": len(self._blocks) - 1, "delta": delta}
+
+    def _end(self) -> Iterator[Fields]:
+        """End the last block, if there is any; yield the events that say so."""
+        if not self._open:
+            return
+        self._open = False
+        block, text = self._blocks[-1], "".join(self._pieces)
+        if block["type"] == "text":
+            block["text"] = text
+        elif block["type"] == "thinking":
+            block |= {"thinking": text, "signature": _SIGNATURE}
+            yield self._delta({"type": "signature_delta", "signature": _SIGNATURE})
+        else:
+            block["input"] = _input(text)
+        yield {"type": "content_block_stop", "index": len(self._blocks) - 1}
+
+    # ---- why it ended ----
+
+    def _stop_reason(self, result: Result, reason: str | None, sequence: str | None) -> str:
         if reason == "length":
             is_full = len(result.token_ids) < self._plan.max_tokens
             return "model_context_window_exceeded" if is_full else "max_tokens"
@@ -574,9 +485,9 @@ def add_messages(
         return with_warnings(found, text.warnings)
 
     @router.post("/count_tokens")
-    async def count(body: CountTokensRequest, response: Response) -> TokenCount:
+    async def count(body: CountTokensRequest, response: Response) -> dict[str, int]:
         """Count the tokens of a conversation's prompt; nothing is answered."""
         response.headers[REQUEST_ID] = new_request_id()
-        return TokenCount(input_tokens=await run_in_threadpool(own.count, body))
+        return {"input_tokens": await run_in_threadpool(own.count, body)}
 
     app.include_router(router)

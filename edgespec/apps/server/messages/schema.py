@@ -1,42 +1,28 @@
-"""Requests, answers and events in the form of Anthropic's Messages API; `edgespec` fields are ours."""
+"""Requests in the form of Anthropic's Messages API."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from edgespec.apps.server.names import ALIAS, RequestedModel
 from edgespec.apps.server.request_fields import RequestPart, ToolName, in_form
 
 # ---- content ----
 
-HARMLESS = Field(None, description="Changes nothing.")
+HARMLESS: Any = Field(None, description="Changes nothing.")
 
-
-class BlockPart(RequestPart):
-    """The fields that any block may have."""
-
-    cache_control: Any = Field(None, description="Changes nothing: prompts are always cached.")
-
-
-class Citations(RequestPart):
-    """Whether the answer cites a document: it does not."""
-
-    enabled: Literal[False] | None = None
-
-
-class GivenText(BlockPart):
-    """A block of text in a message."""
-
-    type: Literal["text"]
-    text: str
-    citations: Any = Field(None, description="Changes nothing: those of an earlier answer.")
-
-
-_KINDS = frozenset(
-    ["text", "document", "search_result", "tool_result", "thinking", "redacted_thinking", "tool_use"]
-)
+_NEEDED = {
+    "text": ("text",),
+    "document": ("source",),
+    "search_result": ("source", "title", "content"),
+    "tool_result": ("tool_use_id",),
+    "thinking": ("thinking",),
+    "redacted_thinking": (),
+    "tool_use": ("id", "name", "input"),
+}
+"""The fields that a block of each type must have."""
 
 
 def _only(*kinds: str) -> BeforeValidator:
@@ -44,83 +30,62 @@ def _only(*kinds: str) -> BeforeValidator:
         kind = value.get("type") if isinstance(value, dict) else None
         if not isinstance(kind, str) or kind in kinds:
             return value
-        why = "has no place here" if kind in _KINDS else "is not supported: this model reads text only"
+        why = "has no place here" if kind in _NEEDED else "is not supported: this model reads text only"
         raise ValueError(f"content of type {kind[:40]!r} {why}")
 
     return BeforeValidator(check)
 
 
-TextGiven = Annotated[GivenText, _only("text")]
+_READ = ("text", "document", "search_result")
 
 
-class TextDocument(RequestPart):
-    """The source of a document that is given as text."""
-
-    type: Literal["text"]
-    media_type: Literal["text/plain"] = "text/plain"
-    data: str
-
-
-class BlocksDocument(RequestPart):
+class DocumentSource(RequestPart):
     """The text of a document, also in blocks."""
 
-    type: Literal["content"]
-    content: str | list[TextGiven]
+    type: Literal["text", "content"]
+    media_type: Literal["text/plain"] = "text/plain"
+    data: str = ""
+    content: str | list[Annotated[Block, _only("text")]] = ""
 
 
-class GivenDocument(BlockPart):
-    """A block with a document, which is read as text."""
+class Block(RequestPart):
+    """A part of a message; which fields are read depends on the type, and others change nothing."""
 
-    type: Literal["document"]
-    source: Annotated[TextDocument | BlocksDocument, Field(discriminator="type")]
-    title: str | None = None
-    context: str | None = None
-    citations: Citations | None = None
+    model_config = ConfigDict(extra="ignore", json_schema_extra={"additionalProperties": True})
+
+    type: Literal[
+        "text", "document", "search_result", "tool_result", "thinking", "redacted_thinking", "tool_use"
+    ]
+    text: str = ""
+    thinking: str = ""
+    id: str = ""
+    name: str = ""
+    input: dict[str, Any] = Field({})
+    tool_use_id: str = ""
+    is_error: bool = False
+    content: str | list[Annotated[Block, _only(*_READ)]] = ""
+    source: str | DocumentSource = ""
+    title: str = ""
+    context: str = ""
 
     @model_validator(mode="before")
     @classmethod
-    def _only_text(cls, data: Any) -> Any:  # noqa: ANN401 - whatever the client sent
-        source = data.get("source") if isinstance(data, dict) else None
-        kind = source.get("type") if isinstance(source, dict) else None
-        if isinstance(kind, str) and kind not in ("text", "content"):
-            raise ValueError(f"a document of type {kind[:40]!r} is not supported: send its text")
-        return data
-
-
-class GivenSearchResult(BlockPart):
-    """A piece of text with its origin."""
-
-    type: Literal["search_result"]
-    source: str
-    title: str
-    content: list[TextGiven]
-    citations: Citations | None = None
-
-
-class GivenThoughts(BlockPart):
-    """Thoughts of an earlier answer; the signature is not looked at."""
-
-    type: Literal["thinking"]
-    thinking: str
-    signature: str | None = None
-
-
-class SealedThoughts(BlockPart):
-    """Thoughts of an earlier answer of another server, which alone can read them."""
-
-    type: Literal["redacted_thinking"]
-    data: str
-
-
-class GivenCall(BlockPart):
-    """A call of an earlier answer."""
-
-    type: Literal["tool_use"]
-    id: str
-    name: str
-    input: dict[str, Any]
-    caller: Any = HARMLESS
-    toolset_name: Any = HARMLESS
+    def _is_whole(cls, given: Any) -> Any:  # noqa: ANN401 - whatever the client sent
+        if not isinstance(given, dict):
+            return given
+        given = {name: value for name, value in given.items() if value is not None}
+        kind, source = given.get("type"), given.get("source")
+        for name in _NEEDED.get(str(kind), ()):
+            if name not in given:
+                raise ValueError(f"content of type {kind} needs {name}")
+        if kind in ("document", "search_result") and isinstance(source, dict) != (kind == "document"):
+            raise ValueError("source must be an object of a document, text of a search_result")
+        if isinstance(source, dict) and source.get("type") not in ("text", "content"):
+            form = str(source.get("type"))[:40]
+            raise ValueError(f"a document of type {form!r} is not supported: send its text")
+        if isinstance(cited := given.get("citations"), dict) and cited.get("enabled"):
+            raise ValueError("citations are not made here: leave them out")
+        return given
 
 
 def _check_content(value: Any) -> Any:  # noqa: ANN401 - whatever the client sent
@@ -130,57 +95,30 @@ def _check_content(value: Any) -> Any:  # noqa: ANN401 - whatever the client sen
 
 
 _CONTENT = BeforeValidator(_check_content)
-
-_READ = ("text", "document", "search_result")
-
-ReadBlock = Annotated[
-    GivenText | GivenDocument | GivenSearchResult, Field(discriminator="type"), _only(*_READ)
-]
-
-
-class CallResult(BlockPart):
-    """The result of a tool's call, which the client made: `tool_use_id` says which call."""
-
-    type: Literal["tool_result"]
-    tool_use_id: str
-    content: str | list[ReadBlock] | None = None
-    is_error: bool | None = None
-    toolset_name: Any = HARMLESS
-
-
-UserBlock = Annotated[
-    GivenText | GivenDocument | GivenSearchResult | CallResult,
-    Field(discriminator="type"),
-    _only(*_READ, "tool_result"),
-]
-AssistantBlock = Annotated[
-    GivenText | GivenThoughts | SealedThoughts | GivenCall,
-    Field(discriminator="type"),
-    _only("text", "thinking", "redacted_thinking", "tool_use"),
-]
-
-# ---- messages ----
+SystemContent = Annotated[str | list[Annotated[Block, _only("text")]], _CONTENT]
 
 
 class UserTurn(RequestPart):
     """A message of the user, or results of calls."""
 
     role: Literal["user"]
-    content: Annotated[str | list[UserBlock], _CONTENT]
+    content: Annotated[str | list[Annotated[Block, _only(*_READ, "tool_result")]], _CONTENT]
 
 
 class AssistantTurn(RequestPart):
     """An earlier answer; as the last message it is what the answer begins with."""
 
     role: Literal["assistant"]
-    content: Annotated[str | list[AssistantBlock], _CONTENT]
+    content: Annotated[
+        str | list[Annotated[Block, _only("text", "thinking", "redacted_thinking", "tool_use")]], _CONTENT
+    ]
 
 
 class SystemTurn(RequestPart):
     """Instructions amid a conversation."""
 
     role: Literal["system"]
-    content: Annotated[str | list[TextGiven], _CONTENT]
+    content: SystemContent
 
 
 Turn = Annotated[UserTurn | AssistantTurn | SystemTurn, Field(discriminator="role")]
@@ -188,18 +126,23 @@ Turn = Annotated[UserTurn | AssistantTurn | SystemTurn, Field(discriminator="rol
 # ---- tools ----
 
 
-class ClientTool(RequestPart):
-    """A tool that the client carries out: its own, or one whose input Anthropic describes."""
+def _of_the_client(kind: Any) -> Any:  # noqa: ANN401 - whatever the client sent
+    if isinstance(kind, str) and kind != "custom":
+        raise ValueError(f"{kind[:40]!r} is a tool that is not here: send one with an input_schema")
+    return kind
 
-    type: str | None = Field(None, description='"custom", or "bash_...", "text_editor_...", "memory_...".')
+
+class ClientTool(RequestPart):
+    """A tool of the client's own."""
+
+    type: Annotated[Literal["custom"] | None, BeforeValidator(_of_the_client)] = None
     name: ToolName
     description: str | None = None
-    input_schema: dict[str, Any] | None = None
+    input_schema: dict[str, Any]
     strict: bool | None = None
     input_examples: list[dict[str, Any]] | None = Field(None, description="Examples within the schema.")
     cache_control: Any = HARMLESS
     eager_input_streaming: Any = HARMLESS
-    max_characters: Any = HARMLESS
     defer_loading: Literal[False] | None = None
     allowed_callers: list[Literal["direct"]] | None = None
 
@@ -268,17 +211,14 @@ class CountTokensRequest(RequestPart):
 
     model: RequestedModel = Field(ALIAS, description="A name that /v1/models lists; default: the first.")
     messages: list[Turn] = Field(min_length=1)
-    system: Annotated[str | list[TextGiven], _CONTENT] | None = None
+    system: SystemContent | None = None
     tools: list[Annotated[ClientTool, _FORM]] | None = None
     tool_choice: ToolChoice | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = Field(None, description="The older name of output_config.format.")
     cache_control: Any = Field(None, description="Changes nothing: prompts are always cached.")
-    context_management: Any = Field(
-        None,
-        description="Changes nothing: of a conversation nothing is dropped; what does not fit is refused.",
-    )
+    context_management: Any = Field(None, description="Changes nothing: what does not fit is refused.")
     mcp_servers: Annotated[list[Any], Field(max_length=0)] | None = None
     speed: Any = HARMLESS
 
@@ -304,28 +244,9 @@ class MessagesRequest(CountTokensRequest):
     compaction: None = None
 
 
-# ---- answers ----
-
-MessageEnd = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
-"""The model's own end, max_tokens, a stop sequence, calls to be made, or the context full."""
-
-
-class MessagesErrorBody(BaseModel):
-    """The error within a MessagesError."""
-
-    type: str
-    message: str
-
-
 class MessagesError(BaseModel):
     """The answer of every status of 400 and above, and the last event of a stream that failed."""
 
     type: Literal["error"]
-    error: MessagesErrorBody
+    error: dict[str, Any]
     request_id: str
-
-
-class TokenCount(BaseModel):
-    """The answer of /v1/messages/count_tokens."""
-
-    input_tokens: int

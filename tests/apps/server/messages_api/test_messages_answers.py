@@ -169,32 +169,6 @@ def test_tools_that_are_not_offered_are_not_in_the_prompt(client: anthropic.Anth
     assert count(tools=[WEATHER], tool_choice={"type": "auto"}) == count(tools=[WEATHER]) > count()
 
 
-@pytest.mark.parametrize(
-    "tool",
-    [
-        {"type": "bash_20250124", "name": "bash"},
-        {"type": "text_editor_20250728", "name": "str_replace_based_edit_tool", "max_characters": 100},
-        {"type": "memory_20250818", "name": "memory"},
-    ],
-)
-def test_tools_whose_input_anthropic_describes(served: Served, tool: dict[str, Any]):
-    """The client carries them out; the model is told their input."""
-    with served.client() as client:
-        choice = {"type": "tool", "name": tool["name"]}
-        found = answer(client, tools=[tool], tool_choice=choice, max_tokens=40)
-    call = called(found)
-    assert call.name == tool["name"]
-    if tool["name"] != "bash":
-        assert call.input.get("command", "view") in (
-            "view",
-            "create",
-            "str_replace",
-            "insert",
-            "delete",
-            "rename",
-        )
-
-
 def test_the_official_runner_of_tools(client: anthropic.Anthropic, served: Served):
     @anthropic.beta_tool
     def weather(city: str) -> str:

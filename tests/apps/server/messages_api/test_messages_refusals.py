@@ -21,6 +21,7 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
 PDF = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "AAAA"}}
 USE = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
 TEXT = {"type": "text", "text": "a"}
+TEXT_DOCUMENT = {"type": "document", "source": {"type": "text", "data": "a"}}
 
 
 def asking(*content: Any, role: str = "user") -> dict[str, Any]:
@@ -50,7 +51,9 @@ def asking(*content: Any, role: str = "user") -> dict[str, Any]:
         ({"tool_choice": {"type": "tool"}}, "^tool_choice: send the name of the tool"),
         ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "x"}}, "^tool_choice: no function 'x'"),
         ({"tools": [{"type": "web_search_20250305", "name": "w"}]}, r"^tools\.0\.type: 'web_search_"),
-        ({"tools": [{"type": "computer_20251124", "name": "computer"}]}, r"^tools\.0\.type: 'computer_"),
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, r"^tools\.0\.type: 'bash_20250124'"),
+        (asking(TEXT, {"type": "text"}), r"^messages\.1\.content\.1: content of type text needs text"),
+        (asking(TEXT_DOCUMENT | {"citations": {"enabled": True}}), "citations are not made here"),
         ({"tools": [{"type": "code_execution_20260521", "name": "x"}]}, r"^tools\.0\.type: 'code_execution_"),
         ({"tools": [{"name": "f"}]}, r"^tools\.0\.input_schema: is missing"),
         ({"tools": [WEATHER | {"name": "a b"}]}, r"^tools\.0\.name: must match"),

@@ -214,7 +214,6 @@ def test_what_was_heard_goes_to_stdout_where_its_file_cannot_be_written(
         (("--beam", "0"), 2, ("--beam 0", "1 to 15")),
         (("--temp", "-1"), 2, ("--temp", "0.001 to 5")),
         (("--beam", "5", "--temp", "0.5"), 2, ("--beam", "--temp")),
-        (("--independent", "-d", "whisper-tiny"), 2, ("--independent", "--draft whisper-tiny")),
         (("--json", "-f", "srt"), 2, ("--json", "--format srt")),
         (("-o", "FILE"), 2, ("--output", "name a directory")),
         (("-d", "TEXT"), 1, ("a language model, which writes text", "whisper-base")),

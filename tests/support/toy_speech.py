@@ -1,6 +1,5 @@
 """Stand-ins for a Whisper model: a decoder that is a function of the prefix, and its special tokens."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -44,7 +43,7 @@ def random_decoder(seed=0, *, sharpness=2.0, salt=0):
 
 
 class ToyDecoderCache:
-    """Sequences of a model that is a function of the prefix; a DecoderPasses."""
+    """Sequences of a model that is a function of the prefix; as a DecoderCache."""
 
     def __init__(self, logits, n_sequences=1):
         self.sequences = [[] for _ in range(n_sequences)]
@@ -115,9 +114,6 @@ class ScriptedWhisper:
         window.close = lambda: None
         return window
 
-    def shared_cache(self, heard, n_sequences=1):
-        return ScriptedWindows([self.cache(audio, n_sequences) for audio in heard], n_sequences)
-
     def row(self, window, prefix):
         tokens = self.tokenizer
         row = np.zeros(tokens.n_vocab, np.float32)
@@ -143,32 +139,3 @@ class ScriptedCache(ToyDecoderCache):
     def __init__(self, model, window, n_sequences):
         super().__init__(lambda prefix: model.row(window, prefix), n_sequences)
         self._n_vocab = model.tokenizer.n_vocab
-
-
-class ScriptedWindows:
-    """The cache of several windows of a ScriptedWhisper, whose sequences are numbered window by window."""
-
-    def __init__(self, caches, n_sequences):
-        self.caches, self.n_sequences = caches, n_sequences
-
-    def _of(self, sequence):
-        window, own = divmod(sequence, self.n_sequences)
-        return self.caches[window], own
-
-    def forward(self, batch):
-        rows = []
-        for part in batch:
-            cache, own = self._of(part.sequence)
-            rows += cache.forward([replace(part, sequence=own)])
-        return rows
-
-    def n_past(self, sequence):
-        cache, own = self._of(sequence)
-        return cache.n_past(own)
-
-    def rewind(self, sequence, n_keep):
-        cache, own = self._of(sequence)
-        cache.rewind(own, n_keep)
-
-    def close(self):
-        pass

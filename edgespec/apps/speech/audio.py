@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import io
 import math
-import re
 import struct
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, runtime_checkable
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +26,8 @@ from edgespec.apps.speech.mel import SAMPLE_RATE
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.platform.files import expand_user
 from edgespec.platform.messages import MessageFn, silent
+
+Floats = npt.NDArray[np.float32]
 
 # ---- WAV files ----
 #
@@ -41,16 +42,7 @@ _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
 _BLOCK = 1 << 20  # bytes read at once
 _LONGEST_CHUNK = 1 << 16  # bytes of a description
 _MOST_RATE, _MOST_CHANNELS = 768_000, 1024
-_CANCELLED = 0.1  # of the power that channels with nothing in common have together
 _UNKNOWN = (0, 0x7FFFF000, 0xFFFFFFFF)  # lengths that programs write who cannot know it
-
-
-@runtime_checkable
-class BlockFile(Protocol):
-    """A file that gives what it has, without waiting for more."""
-
-    def read1(self, n: int, /) -> bytes:
-        """Return up to `n` bytes; none at the end."""
 
 
 class WavError(Exception):
@@ -76,19 +68,10 @@ class WavFormat:
         return self.n_channels * self.n_bits // 8
 
 
-def read_format(file: BinaryIO, start: bytes = b"") -> WavFormat:
-    """Read up to the first sample and return the form of what follows. Raises WavError.
-
-    `start`: bytes of the file that were read before.
-    """
-    head = start + _read(file, 12 - len(start))
-    if head[:4] != b"RIFF" or head[8:12] != b"WAVE":
-        raise WavError("it does not begin as a WAV file does")
+def read_format(file: BinaryIO) -> WavFormat:
+    """Read from byte 12 up to the first sample; return the form of what follows. Raises WavError."""
     found: WavFormat | None = None
-    while True:
-        chunk = _read(file, 8)
-        if len(chunk) < 8:
-            raise WavError("it ends before its first sample")
+    while len(chunk := _read(file, 8)) == 8:
         name, length = chunk[:4], struct.unpack("<I", chunk[4:])[0]
         if name == b"data":
             if found is None:
@@ -99,7 +82,8 @@ def read_format(file: BinaryIO, start: bytes = b"") -> WavFormat:
                 raise WavError("its description is damaged")
             found = _parse_format(_read(file, length + length % 2))
         else:
-            _skip(file, length + length % 2)
+            _read(file, length + length % 2)
+    raise WavError("it ends before its first sample")
 
 
 def _parse_format(data: bytes) -> WavFormat:
@@ -118,20 +102,23 @@ def _parse_format(data: bytes) -> WavFormat:
     return WavFormat(rate, n_channels, n_bits, kind == _FLOAT)
 
 
-def read_blocks(file: BinaryIO | BlockFile, form: WavFormat, mixer: Mixer) -> Iterator[Floats]:
-    """Yield the samples as they come, mixed to one channel, in [-1, 1], shape (n,)."""
-    left, rest = form.n_bytes, b""
-    while left is None or left > 0:
-        data = read_some(file, _BLOCK if left is None else min(_BLOCK, left))
-        if not data:
-            return
-        left = None if left is None else left - len(data)
-        data = rest + data
+def read_blocks(file: BinaryIO, form: WavFormat, start: bytes = b"") -> Iterator[Floats]:
+    """Yield the samples as they come, the mean of the channels, in [-1, 1], shape (n,).
+
+    `start`: bytes of them that were read before.
+    """
+    left, data = form.n_bytes, start
+    while True:
         whole = len(data) - len(data) % form.frame_bytes
-        data, rest = data[:whole], data[whole:]
-        if data:
-            samples = decode_samples(data, form)
-            yield samples if form.n_channels == 1 else mixer.mix(samples.reshape(-1, form.n_channels))
+        if whole:
+            samples = decode_samples(data[:whole], form)
+            yield samples.reshape(-1, form.n_channels).mean(1, dtype=np.float32)
+        # Of a pipe, what is there: without waiting for the rest of a block.
+        more = getattr(file, "read1", file.read)(_BLOCK if left is None else min(_BLOCK, left))
+        if not more:
+            return
+        left = None if left is None else left - len(more)
+        data = data[whole:] + more
 
 
 def decode_samples(data: bytes, form: WavFormat) -> Floats:
@@ -148,43 +135,13 @@ def decode_samples(data: bytes, form: WavFormat) -> Floats:
     return numbers / np.float32(1 << (form.n_bits - 1))
 
 
-class Mixer:
-    """Mixes channels to one. Where they cancel each other out, the loudest is heard alone."""
-
-    def __init__(self) -> None:
-        self.alone: int | None = None
-        """The channel that was heard alone first, from 0."""
-
-    def mix(self, channels: Floats, mono: Floats | None = None) -> Floats:
-        """Return one channel of `channels`, shape (n, n_channels): their mean, or `mono` if it is given."""
-        mean = channels.mean(1, dtype=np.float32)
-        loud = np.einsum("nc,nc->c", channels, channels)
-        n = len(loud)
-        # For channels that have nothing in common this is 1, and n for those that are alike.
-        if n > 1 and n * n * float(mean @ mean) < _CANCELLED * float(loud.sum()):
-            channel = int(loud.argmax())
-            self.alone = channel if self.alone is None else self.alone
-            return np.ascontiguousarray(channels[:, channel])
-        return mean if mono is None else mono
-
-
 def _read(file: BinaryIO, n: int) -> bytes:
     """Read `n` bytes, fewer only at the end; a pipe gives them in pieces."""
     parts = []
-    while n > 0 and (part := file.read(n)):
+    while n > 0 and (part := file.read(min(n, _BLOCK))):
         parts.append(part)
         n -= len(part)
     return b"".join(parts)
-
-
-def read_some(file: BinaryIO | BlockFile, n: int) -> bytes:
-    """Read what is there, up to `n` bytes, without waiting for all of them where the file can do so."""
-    return file.read1(n) if isinstance(file, BlockFile) else file.read(n)
-
-
-def _skip(file: BinaryIO, n: int) -> None:
-    while n > 0 and (part := file.read(min(n, _BLOCK))):
-        n -= len(part)
 
 
 # ---- tracks of films and compressed files ----
@@ -196,8 +153,6 @@ BrokenFn = Callable[[float, str], None]
 
 _LEAST_GAP_S = 0.25  # frames' times are rounded, and jump a little
 _MOST_GAP_S = 600.0  # where a file does not know how long it is
-_MIXED_BLOCK = SAMPLE_RATE  # samples that are mixed at once
-_DURATION = re.compile(r"(\d+):(\d+):(\d+(?:\.\d+)?)")
 
 
 def import_av(name: str) -> Any:  # noqa: ANN401 - a library that may be missing
@@ -212,15 +167,13 @@ def import_av(name: str) -> Any:  # noqa: ANN401 - a library that may be missing
 
 
 class Track:
-    """One track of sound of an open container."""
+    """One track of sound of an open container, mixed and resampled by PyAV."""
 
-    def __init__(self, av: Any, container: Any, stream: Any, mixer: Mixer, on_broken: BrokenFn) -> None:  # noqa: ANN401
+    def __init__(self, av: Any, container: Any, stream: Any, on_broken: BrokenFn) -> None:  # noqa: ANN401
         """Decode `stream`; packets that are damaged are left out, and `on_broken` is told of the first."""
-        self._av, self._container, self._stream = av, container, stream
-        self._mixer, self._on_broken = mixer, on_broken
-        self._origin_s = container.start_time / av.time_base if container.start_time else 0.0
-        self._file_s = container.duration / av.time_base if container.duration else None
-        self._resamplers: list[Any] = []
+        self._av, self._container, self._stream, self._on_broken = av, container, stream, on_broken
+        self._origin_s: float = (container.start_time or 0) / av.time_base
+        self._file_s: float = (container.duration or 0) / av.time_base
         self.end_s = 0.0
         """Time up to which it was decoded."""
 
@@ -228,30 +181,28 @@ class Track:
     def expected_s(self) -> float:
         """Time at which the track ends, as the file says; 0 if it does not."""
         stream = self._stream
-        if found := _DURATION.fullmatch(stream.metadata.get("DURATION", "")):  # Matroska's
-            hours, minutes, seconds = map(float, found.groups())
-            return 3600 * hours + 60 * minutes + seconds - self._origin_s
         if stream.duration:
             start = stream.start_time or 0
             return float((start + stream.duration) * stream.time_base) - self._origin_s
-        return 0.0 if self._container.streams.video else self._file_s or 0.0
+        return 0.0 if self._container.streams.video else self._file_s
 
     def blocks(self) -> Iterator[Floats]:
         """Yield the samples: one channel, 16 kHz."""
-        parts: list[list[Floats]] = []
+        resampler = None
         for frame in self._frames():
             gap_s = self._gap_s(frame)
             if gap_s:
-                yield from self._mixed(parts + self._flushed())
-                parts = []
+                if resampler:
+                    yield from map(_to_floats, resampler.resample(None))
+                    resampler = None
                 yield from silence(round(gap_s * SAMPLE_RATE))
                 self.end_s += gap_s
             self.end_s += frame.samples / frame.sample_rate
-            parts += self._resampled(frame)
-            if sum(len(part[0]) for part in parts) >= _MIXED_BLOCK:
-                yield from self._mixed(parts)
-                parts = []
-        yield from self._mixed(parts + self._flushed())
+            # As OpenAI decodes: of floats, ffmpeg would add up channels to more than 1.
+            resampler = resampler or self._av.AudioResampler(format="s16", layout="mono", rate=SAMPLE_RATE)
+            yield from map(_to_floats, resampler.resample(frame))
+        if resampler:
+            yield from map(_to_floats, resampler.resample(None))
 
     def _frames(self) -> Iterator[Any]:
         is_told = False
@@ -268,33 +219,10 @@ class Track:
         if frame.pts is None or frame.time_base is None:
             return 0.0
         start_s = float(frame.pts * frame.time_base) - self._origin_s
-        most_s = self.end_s + _MOST_GAP_S if self._file_s is None else self._file_s
         gap_s = start_s - self.end_s
-        return gap_s if gap_s >= _LEAST_GAP_S and start_s <= most_s else 0.0
-
-    def _resampled(self, frame: Any) -> list[list[Floats]]:  # noqa: ANN401
-        """The channels of a frame that are read: one, and all of them if there are several."""
-        if not self._resamplers:
-            # As OpenAI decodes: of floats, ffmpeg would add up channels to more than 1.
-            layouts = ["mono"] + ([frame.layout.name] if frame.layout.nb_channels > 1 else [])
-            self._resamplers = [
-                self._av.AudioResampler(format="s16", layout=layout, rate=SAMPLE_RATE) for layout in layouts
-            ]
-        done = zip(*(one.resample(frame) for one in self._resamplers), strict=True)
-        return [[_to_floats(one) for one in together] for together in done]
-
-    def _flushed(self) -> list[list[Floats]]:
-        rest: list[list[Floats]] = []
-        with suppress(self._av.error.FFmpegError):  # nothing was decoded
-            rest = self._resampled(None) if self._resamplers else []
-        self._resamplers = []
-        return rest
-
-    def _mixed(self, parts: list[list[Floats]]) -> Iterator[Floats]:
-        if not parts:
-            return
-        mono, *channels = map(np.concatenate, zip(*parts, strict=True))
-        yield self._mixer.mix(channels[0], mono[:, 0]) if channels else mono[:, 0]
+        return (
+            gap_s if gap_s >= _LEAST_GAP_S and start_s <= (self._file_s or self.end_s + _MOST_GAP_S) else 0.0
+        )
 
 
 def silence(n: int) -> Iterator[Floats]:
@@ -304,61 +232,11 @@ def silence(n: int) -> Iterator[Floats]:
 
 
 def _to_floats(frame: Any) -> Floats:  # noqa: ANN401
-    """Return samples, shape (n, n_channels)."""
-    samples: Floats = frame.to_ndarray().reshape(-1, frame.layout.nb_channels).astype(np.float32)
+    samples: Floats = frame.to_ndarray()[0].astype(np.float32)
     return samples / np.float32(1 << 15)
 
 
-# ---- files that end early ----
-
-
-def ends_early(file: BinaryIO) -> bool:
-    """Whether an Ogg or Matroska file (webm) is cut off, which its length does not tell."""
-    size = file.seek(0, 2)
-    file.seek(0)
-    start = file.read(4)
-    if start == b"OggS":
-        return _ogg_ends_early(file, size)
-    return start == b"\x1aE\xdf\xa3" and _matroska_ends_early(file, size)
-
-
-def _ogg_ends_early(file: BinaryIO, size: int) -> bool:
-    file.seek(max(0, size - (1 << 17)))  # a page has at most 65,307 bytes
-    tail = file.read()
-    at = tail.rfind(b"OggS")
-    page = tail[at:] if at >= 0 else b""
-    if len(page) < 27 or len(page) < 27 + page[26]:
-        return True
-    length = 27 + page[26] + sum(page[27 : 27 + page[26]])
-    return not page[5] & 4 or length > len(page)
-
-
-_SEGMENT, _CLUSTER = b"\x18\x53\x80\x67", b"\x1f\x43\xb6\x75"
-
-
-def _matroska_ends_early(file: BinaryIO, size: int) -> bool:
-    """Whether an element goes on after the file's end. Those of unknown length are looked into."""
-    at = 0
-    while at < size:
-        file.seek(at)
-        head = file.read(12)
-        n_id = 9 - head[0].bit_length()
-        if n_id > 4 or len(head) <= n_id:
-            return n_id <= 4  # no element at all is other damage
-        n_length = 9 - head[n_id].bit_length()
-        if n_length > 8 or len(head) < n_id + n_length:
-            return n_length <= 8
-        value = int.from_bytes(head[n_id : n_id + n_length], "big") & ((1 << 7 * n_length) - 1)
-        at += n_id + n_length
-        if value == (1 << 7 * n_length) - 1:
-            if head[:n_id] not in (_SEGMENT, _CLUSTER):
-                return False
-        else:
-            at += value
-    return at > size
-
-
-Floats = npt.NDArray[np.float32]
+# ---- any file or pipe ----
 
 STDIN = "-"
 RAW = WavFormat(SAMPLE_RATE, 1, 16, is_float=False)
@@ -367,11 +245,8 @@ RAW = WavFormat(SAMPLE_RATE, 1, 16, is_float=False)
 # How files begin that nobody means as raw samples: ID3, MPEG frames, FLAC, Ogg, Matroska, ADTS.
 _COMPRESSED = (b"ID3", b"\xff\xfb", b"\xff\xf3", b"\xff\xf2", b"fLaC", b"OggS", b"\x1aE\xdf\xa3", b"\xff\xf1")
 
-
 SILENCE = 1e-4
 """Amplitude below which a sound is silence: -80 dB of full scale, three steps of 16 bits."""
-
-NO_SOUND = "{}: no sound in it, not one sample"
 
 
 @dataclass
@@ -386,7 +261,6 @@ class SoundReader:
     track: int | None = None
     """The track of sound in a film, from 1; None: the first that is not silent."""
     _n_bad: int = field(default=0, init=False)
-    _mixer: Mixer = field(default_factory=Mixer, init=False)
 
     def read(self, file: BinaryIO, *, raw: WavFormat | None = None) -> Floats:
         """Return all samples, shape (n,). Raises EdgespecError if there is no sound that can be read.
@@ -399,43 +273,40 @@ class SoundReader:
             n += len(block)
             if n > self.most_s * SAMPLE_RATE:
                 raise EdgespecError(f"{self.name}: longer than {self.most_s:g} s; cut it into parts")
-        if not blocks:
-            raise EdgespecError(NO_SOUND.format(self.name))
         return np.concatenate(blocks)
 
     def blocks(self, file: BinaryIO, *, raw: WavFormat | None = None) -> Iterator[Floats]:
-        """Yield the samples as they come; errors and `raw` as in `read`."""
+        """Yield the samples as they come, one block or more; errors and `raw` as in `read`."""
         start = _read(file, 12)
         if not start:
             raise EdgespecError(f"{self.name}: empty, 0 bytes")
         if start[:4] == b"RIFF" and start[8:] == b"WAVE":
+            found = self._wav(file)
+        elif raw is not None and not (start.startswith(_COMPRESSED) or start[4:8] == b"ftyp"):
             self.check_only_track()
-            yield from self._wav(file, start)
-        elif raw is not None and not _is_compressed(start):
-            self.check_only_track()
-            joined = _JoinedFile(io.BytesIO(start), file)
-            yield from resampled(self._finite(read_blocks(joined, raw, self._mixer)), raw.rate)
+            found = resampled(self._finite(read_blocks(file, raw, start)), raw.rate)
         else:
-            yield from self._finite(self._decoded(file, start))
+            found = self._decoded(file, start)
+        is_empty = True
+        for block in found:
+            is_empty = False
+            yield block
+        if is_empty:
+            raise EdgespecError(f"{self.name}: no sound in it, not one sample")
         if self._n_bad:
             self.on_message(f"{self.name}: {self._n_bad:,} samples are no numbers; taken as silence")
-        if self._mixer.alone is not None:
-            self.on_message(
-                f"{self.name}: its channels cancel each other out where they have opposite signs; there the "
-                f"loudest is heard alone, first channel {self._mixer.alone + 1}"
-            )
 
     def check_only_track(self) -> None:
         """Raise UsageError for another track than the first, of samples that have no tracks."""
         if self.track not in (None, 1):
             raise UsageError(f"{self.name} has 1", field="track", value=self.track)
 
-    def _wav(self, file: BinaryIO, start: bytes) -> Iterator[Floats]:
+    def _wav(self, file: BinaryIO) -> Iterator[Floats]:
+        self.check_only_track()
         try:
-            form = read_format(file, start)
+            form = read_format(file)
         except WavError as error:
             if "compressed" in str(error) and file.seekable():
-                file.seek(0)
                 yield from self._decoded(file, b"")
                 return
             raise EdgespecError(f"{self.name}: a WAV file that cannot be read: {error}") from None
@@ -443,7 +314,7 @@ class SoundReader:
 
         def counted() -> Iterator[Floats]:
             nonlocal n
-            for block in read_blocks(file, form, self._mixer):
+            for block in read_blocks(file, form):
                 n += len(block)
                 yield block
 
@@ -470,23 +341,22 @@ class SoundReader:
             file = io.BytesIO(start + file.read())
         number, n_silent = self.track or 1, 0
         while True:
-            heard, n, n_tracks = False, 0, 1
-            for n_tracks, block in self._of_track(av, file, number):
-                if not heard and n_tracks > 1 and self.track is None and is_silent(block):
-                    n += len(block)
-                    continue
-                if not heard and n_tracks > 1 and self.track is None:
+            n, n_tracks, blocks = 0, 1, self._of_track(av, file, number)
+            for n_tracks, block in blocks:
+                if self.track is None and n_tracks > 1:
+                    if is_silent(block):
+                        n += len(block)
+                        continue
                     others = "; those before it are silent" if number > 1 else ""
                     self.on_message(f"{self.name}: track {number} of {n_tracks} is heard{others}")
-                    yield from silence(n)
-                heard = True
+                yield from silence(n)
                 yield block
-            n_silent = n_silent or n
-            if heard or self.track or number >= n_tracks:
-                if not heard:
-                    yield from silence(n_silent)
+                yield from (one for _, one in blocks)
                 return
-            number += 1
+            n_silent, number = n_silent or n, number + 1
+            if self.track or number > n_tracks:
+                yield from silence(n_silent)
+                return
 
     def _of_track(self, av: Any, file: BinaryIO, number: int) -> Iterator[tuple[int, Floats]]:  # noqa: ANN401
         """Yield the number of tracks, and a block of samples of one of them, which count from 1."""
@@ -500,7 +370,7 @@ class SoundReader:
                 if not 1 <= number <= len(streams):
                     problem = f"{self.name} has {len(streams)}"
                     raise UsageError(problem, field="track", value=number)
-                track = Track(av, container, streams[number - 1], self._mixer, self._say_broken)
+                track = Track(av, container, streams[number - 1], self._say_broken)
                 for block in track.blocks():
                     yield len(streams), block
                 expected_s = track.expected_s
@@ -512,8 +382,6 @@ class SoundReader:
             return
         if track.end_s < expected_s - min(1.0, 0.1 + 0.1 * expected_s):
             self._say_cut(track.end_s, expected_s)
-        elif ends_early(file):
-            self.on_message(f"{self.name}: cut off after {track.end_s:.1f} s; what is there is used")
 
     def _say_broken(self, after_s: float, reason: str) -> None:
         self.on_message(f"{self.name}: damaged after {after_s:.1f} s ({reason}); what can be read is used")
@@ -532,12 +400,8 @@ def read_audio(
         return SoundReader("standard input", on_message, track=track).read(_stdin(), raw=RAW)
     if not isinstance(source, str | Path):
         return SoundReader("the recording", on_message, track=track).read(source)
-    path = expand_user(source)
-    try:
-        with path.open("rb") as file:
-            return SoundReader(str(source), on_message, track=track).read(file)
-    except OSError as error:
-        raise UsageError(f"{source}: cannot be read: {error.strerror}") from None
+    with _opened(source) as file:
+        return SoundReader(str(source), on_message, track=track).read(file)
 
 
 def check_audio(source: str, *, track: int | None = None) -> None:
@@ -547,15 +411,20 @@ def check_audio(source: str, *, track: int | None = None) -> None:
         reader.check_only_track()
         if file.seekable():
             place = file.tell()
-            _need_sound(reader.blocks(file, raw=RAW), reader.name)
+            next(reader.blocks(file, raw=RAW))
             file.seek(place)
         return
     path = expand_user(source)
-    if path.exists() and not (path.is_file() or path.is_dir()):
-        return
+    if not path.exists() or path.is_file() or path.is_dir():
+        with _opened(path) as file:
+            next(SoundReader(source, track=track).blocks(file))
+
+
+@contextmanager
+def _opened(source: str | Path) -> Iterator[BinaryIO]:
     try:
-        with path.open("rb") as file:
-            _need_sound(SoundReader(source, track=track).blocks(file), source)
+        with expand_user(source).open("rb") as file:
+            yield file
     except OSError as error:
         raise UsageError(f"{source}: cannot be read: {error.strerror}") from None
 
@@ -567,11 +436,6 @@ def _stdin() -> BinaryIO:
             "`arecord -f S16_LE -r 16000 | edgespec transcribe -`"
         )
     return sys.stdin.buffer
-
-
-def _need_sound(blocks: Iterator[Floats], name: str) -> None:
-    if next(blocks, None) is None:
-        raise EdgespecError(NO_SOUND.format(name))
 
 
 def stream_audio(file: BinaryIO, *, on_message: MessageFn = silent) -> Iterator[Floats]:
@@ -599,19 +463,3 @@ def resampled(blocks: Iterable[Floats], rate: int) -> Iterator[Floats]:
 def is_silent(samples: Floats) -> bool:
     """Whether nobody can be heard: a model asked for the text of nothing makes some up."""
     return not len(samples) or float(np.abs(samples).max()) < SILENCE
-
-
-def _is_compressed(start: bytes) -> bool:
-    return start.startswith(_COMPRESSED) or start[4:8] == b"ftyp"
-
-
-class _JoinedFile:
-    """Bytes read before, then the rest of a file."""
-
-    def __init__(self, start: io.BytesIO, rest: BinaryIO) -> None:
-        self._start, self._rest = start, rest
-
-    def read1(self, n: int) -> bytes:
-        if data := self._start.read(n):
-            return data
-        return read_some(self._rest, n)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, get_args
+from dataclasses import dataclass
+from typing import get_args
 
 from edgespec.apps.speech.choices import SpeechTask
 from edgespec.apps.speech.languages import language_code
@@ -49,9 +49,6 @@ class SpeechOptions:
     """Latest first timestamp of a window, in seconds."""
     seed: int | None = None
     """Seed of temperatures above 0. Fallbacks always have one (0), so that a file gives the same text."""
-    independent: bool = False
-    """Whether the sound is cut every 30 seconds, and windows are decoded together. That changes the text: no
-    window begins where the one before ended, or knows its text."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "temperatures", tuple(self.temperatures))
@@ -82,14 +79,8 @@ class SpeechOptions:
                 raise UsageError(f"must be {wanted}", field=name, value=value)
         if self.words and not self.timestamps:
             raise UsageError("needs timestamps", field="words")
-        if self.independent and not self.timestamps:
-            raise UsageError("needs timestamps", field="independent")
 
     def rule(self, temperature: float) -> Rule:
         """Return the rule that accepts drafts: by blocks only where nothing has to be repeatable."""
         is_asked_for = self.temperatures == (temperature,)
         return "block" if temperature > 0 and is_asked_for and self.seed is None else "match"
-
-    def changed(self, **changes: Any) -> SpeechOptions:  # noqa: ANN401 - each field has its own type
-        """Return a copy with other values."""
-        return replace(self, **changes)

@@ -223,15 +223,8 @@ def log_total(row: Rows, highest: float | None = None) -> float:
 
 
 # ---- tokens by name ----
-#
 
 _ENGLISH = "the model knows English alone; choose a multilingual one, such as whisper-base"
-
-
-def start_tokens(tokenizer: WhisperTokenizer, options: SpeechOptions, language: str) -> list[int]:
-    """Return the tokens with which a window's text begins: start, language, task."""
-    translate = options.task == "translate"
-    return tokenizer.start(language, translate=translate, timestamps=options.timestamps)
 
 
 def check_language(tokenizer: WhisperTokenizer, options: SpeechOptions) -> None:

@@ -10,26 +10,12 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 
 from edgespec.apps.speech.tokenizer import WhisperTokenizer
-from edgespec.apps.speech.whisper_model import SequenceBatch
+from edgespec.apps.speech.whisper_model import DecoderCache, SequenceBatch
 from edgespec.decoding.session import ForwardResult, Rows, SequenceTokens
-
-
-class DecoderPasses(Protocol):
-    """The cache of a Whisper decoder over one window of sound: several sequences, one pass for all."""
-
-    def forward(self, batch: Sequence[SequenceBatch]) -> Sequence[Rows]:
-        """Append tokens to sequences; return the logits of each, (n_logits, n_vocab), until the next pass."""
-
-    def n_past(self, sequence: int) -> int:
-        """Return the number of tokens in a sequence."""
-
-    def rewind(self, sequence: int, n_keep: int) -> None:
-        """Cut a sequence back to its first `n_keep` tokens."""
 
 
 class SpeechVocabulary:
@@ -92,28 +78,25 @@ class SpeechSession:
 
     all_logits = False
     n_features_max = 0
+    most_drafted = 32  # tokens of a tree in one pass
 
     def __init__(
         self,
-        cache: DecoderPasses,
+        cache: DecoderCache,
         traits: SpeechVocabulary,
         *,
         n_ctx: int,
-        sequence: int = 0,
-        most_drafted: int = 32,
         noted: int | None = None,
     ) -> None:
-        """Continue `sequence` of `cache`, up to `n_ctx` tokens.
+        """Continue sequence 0 of `cache`, up to `n_ctx` tokens.
 
-        `most_drafted`: most tokens of a tree in one pass. `noted`: the position whose logits are kept when
-        they are computed, in `noted_row`: that of <|startoftranscript|>, where the model says whether anyone
-        speaks.
+        `noted`: the position whose logits are kept when they are computed, in `noted_row`: that of
+        <|startoftranscript|>, where the model says whether anyone speaks.
         """
         self.cache = self
         self.model = traits
-        self.sequence = sequence
+        self.sequence = 0
         self.n_ctx = n_ctx
-        self.most_drafted = most_drafted
         self.n_logits_max = n_ctx
         self.noted_row: Rows | None = None
         """The logits at the noted position, (n_vocab,), a copy; None: not computed yet."""
@@ -140,15 +123,12 @@ class SpeechSession:
         if parents is not None and list(parents) == list(range(-1, len(parents) - 1)):
             parents = None
         n_rows = part.n_logits
-        noted = None
-        if self._noted is not None and self.noted_row is None:
-            noted = self._noted - self.n_past
-            if 0 <= noted < n_tokens and parents is None:
-                n_rows = max(n_rows, n_tokens - noted)
-            else:
-                noted = None
+        noted = -1 if self._noted is None or self.noted_row is not None else self._noted - self.n_past
+        is_noted = 0 <= noted < n_tokens and parents is None
+        if is_noted:
+            n_rows = max(n_rows, n_tokens - noted)
         (rows,) = self._cache.forward([SequenceBatch(self.sequence, part.tokens, n_rows, parents)])
-        if noted is not None:
+        if is_noted:
             self.noted_row = np.array(rows[noted - n_tokens])
         seconds = time.perf_counter() - started
         self.seconds += seconds

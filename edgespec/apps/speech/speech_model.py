@@ -9,7 +9,6 @@ from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.hub_names import is_hub_name
 from edgespec.models.registry import load_registry
 from edgespec.models.resolve import locate, resolve
-from edgespec.models.store import Store
 from edgespec.models.whisper_files import ARCHITECTURE, foreign_whisper, is_whisper_source
 from edgespec.platform.files import expand_user
 
@@ -27,13 +26,6 @@ def speech_ref(ref: str) -> str:
     entries = load_registry().entries
     named = _SHORT.get(ref, _PREFIX + ref)
     return named if ref not in entries and named in entries and not expand_user(ref).exists() else ref
-
-
-def speech_models_here() -> list[tuple[str, Path]]:
-    """Return names and files of the registry's Whisper models that are on this disk."""
-    registry, store = load_registry(), Store.default()
-    entries = [entry for entry in registry.entries.values() if entry.speech]
-    return [(entry.name, store.file(entry)) for entry in entries if store.is_present(entry, registry)]
 
 
 def is_english(ref: str) -> bool:

@@ -10,7 +10,7 @@ this order in all of OpenAI's models, and the number of languages from the size 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from edgespec.apps.speech.languages import LANGUAGES, WITHOUT_SPACES
 from edgespec.apps.speech.weights.reading import BrokenModelError, token_bytes
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.llama.gguf import GGUF, TOKENS, read_gguf
+from edgespec.llama.gguf import TOKENS, read_gguf
 
 if TYPE_CHECKING:
     import tiktoken
@@ -47,15 +47,28 @@ class WhisperTokenizer:
     is_multilingual: bool = True
     """Whether the model knows other languages than English, and translates."""
     path: Path | None = None
+    eot: int = field(init=False)
+    """The token that ends a window's text."""
+    sot: int = field(init=False)
+    """The token that begins a transcript."""
+    translate: int = field(init=False)
+    transcribe: int = field(init=False)
+    """The tokens of the tasks: English, or what is spoken."""
+    sot_lm: int = field(init=False)
+    """The token that begins a text without sound, of training."""
+    sot_prev: int = field(init=False)
+    """The token before the text that came before."""
+    no_speech: int = field(init=False)
+    """The token whose probability at the start says that nobody speaks."""
+    no_timestamps: int = field(init=False)
+    """The token that asks for text without timestamps."""
+    timestamp_begin: int = field(init=False)
+    """The token of 0.00 s; each one more is 0.02 s later."""
 
     @classmethod
     def from_gguf(cls, path: Path) -> WhisperTokenizer:
         """Return the tokenizer in a model's file. Raises EdgespecError if it is no Whisper model."""
-        return cls.from_header(read_gguf(path))
-
-    @classmethod
-    def from_header(cls, gguf: GGUF) -> WhisperTokenizer:
-        """Return the tokenizer in a file whose metadata has been read. Raises EdgespecError."""
+        gguf = read_gguf(path)
         try:
             tokens = tuple(token_bytes(token.decode(errors="replace")) for token in gguf.texts(TOKENS))
             n_vocab = int(gguf.number("whisper.vocab_size"))
@@ -69,50 +82,20 @@ class WhisperTokenizer:
 
     # --- Special tokens ---------------------------------------------------------------------------
 
-    @property
-    def eot(self) -> int:
-        """The token that ends a window's text."""
-        return len(self.tokens)
-
-    @property
-    def sot(self) -> int:
-        """The token that begins a transcript."""
-        return self.eot + 1
-
-    @property
-    def timestamp_begin(self) -> int:
-        """The token of 0.00 s; each one more is 0.02 s later."""
-        return self.n_vocab - N_TIMESTAMPS
-
-    @property
-    def no_timestamps(self) -> int:
-        """The token that asks for text without timestamps."""
-        return self.timestamp_begin - 1
-
-    @property
-    def no_speech(self) -> int:
-        """The token whose probability at the start says that nobody speaks."""
-        return self.timestamp_begin - 2
-
-    @property
-    def sot_prev(self) -> int:
-        """The token before the text that came before."""
-        return self.timestamp_begin - 3
-
-    @property
-    def sot_lm(self) -> int:
-        """The token that begins a text without sound, of training."""
-        return self.timestamp_begin - 4
-
-    @property
-    def transcribe(self) -> int:
-        """The token of the task to write what is spoken."""
-        return self.timestamp_begin - 5
-
-    @property
-    def translate(self) -> int:
-        """The token of the task to write it in English."""
-        return self.timestamp_begin - 6
+    def __post_init__(self) -> None:
+        first = self.n_vocab - N_TIMESTAMPS
+        for name, token in (
+            ("eot", len(self.tokens)),
+            ("sot", len(self.tokens) + 1),
+            ("translate", first - 6),
+            ("transcribe", first - 5),
+            ("sot_lm", first - 4),
+            ("sot_prev", first - 3),
+            ("no_speech", first - 2),
+            ("no_timestamps", first - 1),
+            ("timestamp_begin", first),
+        ):
+            object.__setattr__(self, name, token)
 
     @cached_property
     def languages(self) -> tuple[str, ...]:

@@ -6,11 +6,11 @@ segment ended; the text before a window stands before its own. As openai-whisper
 
 from __future__ import annotations
 
+import math
 import time
 import zlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from copy import copy
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -21,20 +21,17 @@ from edgespec.apps.speech.audio import SILENCE, is_silent
 from edgespec.apps.speech.drafts import ModelDrafts
 from edgespec.apps.speech.mel import HOP, SAMPLE_RATE, log_mel, window_of
 from edgespec.apps.speech.options import SpeechOptions
-from edgespec.apps.speech.rules import SpeechRules, check_language, log_total, rule_tokens, start_tokens
+from edgespec.apps.speech.rules import SpeechRules, check_language, log_total, rule_tokens
 from edgespec.apps.speech.session import SpeechSession, SpeechVocabulary
 from edgespec.apps.speech.tokenizer import WhisperTokenizer
-from edgespec.apps.speech.transcript import Doubt, Segment, SpeechStats, SpokenWord, Transcript
+from edgespec.apps.speech.transcript import Doubt, Segment, SpeechStats, Transcript
 from edgespec.apps.speech.voice import Span, SpokenParts
 from edgespec.apps.speech.whisper_model import DecoderCache, EncodedAudio, SequenceBatch, WhisperModel
 from edgespec.apps.speech.windows import (
     FRAME_S,
     WINDOW_FRAMES,
-    BeamPasses,
     BeamSearch,
     Split,
-    WindowPasses,
-    WindowsTogether,
     WordTimer,
     split_window,
 )
@@ -51,12 +48,7 @@ Samples = npt.NDArray[np.float32]
 ProgressFn = Callable[[float, float], None]
 """Told how many seconds were heard, and of how many."""
 
-AT_ONCE = 4
-"""Independent windows that are decoded together."""
-
 _LEAD_S = 0.2  # of silence that a window keeps before its first sound
-_LEAST_LEFT_S = 0.4  # of an independent window that is worth another one
-_NOBODY = "probably nobody speaks"
 _TOO_WARM = 0.5  # temperature above which a text is no prompt for the next
 
 
@@ -121,11 +113,13 @@ class Hearing:
         """Prepare to hear `samples`; nothing is computed yet."""
         self._model, self._tokenizer = transcriber.model, transcriber.tokenizer
         self._options = transcriber.options
-        self._drafts = None if self._options.independent else transcriber.drafts
+        self._drafts = transcriber.drafts
         self._samples = samples = _checked(samples)
         self._spoken = None if speech is None else SpokenParts(samples, speech)
         self._on_progress = on_progress
-        self.transcript = Transcript(self._options.language or ("" if self._detects else "en"))
+        self.transcript = Transcript(
+            self._options.language or ("" if self._tokenizer.is_multilingual else "en")
+        )
         self._stats = self.transcript.stats
         self._decoder = WindowDecoder(
             self._tokenizer, self._options, n_ctx=self._model.dims.n_text_ctx, stats=self._stats
@@ -134,10 +128,6 @@ class Hearing:
         prompt = self._options.prompt
         self._before = self._tokenizer.encode(f" {prompt.strip()}") if prompt and prompt.strip() else []
         """The text before the window, as far as it is a prompt."""
-
-    @property
-    def _detects(self) -> bool:
-        return self._options.language is None and self._tokenizer.is_multilingual
 
     def segments(self) -> Generator[Segment]:
         """Hear all windows, and yield the segments as they come."""
@@ -150,8 +140,13 @@ class Hearing:
             mel = log_mel(samples, self._model.dims.n_mels)
             stats.mel_s = time.perf_counter() - started
             n_frames = mel.shape[1] - WINDOW_FRAMES
-            hear = self._independent if self._options.independent else self._in_turn
-            for segments, seek in hear(samples, mel, n_frames):
+            seek = 0
+            while seek < n_frames:
+                n, segments = min(WINDOW_FRAMES, n_frames - seek), list[Segment]()
+                n_heard = self.silent_frames(samples[seek * HOP : (seek + n) * HOP])
+                if not n_heard:
+                    segments, n_heard = self.window(window_of(mel[:, : seek + n], seek), seek, n)
+                seek += n_heard
                 heard_s = min(seek, n_frames) * FRAME_S
                 stats.heard_s = self._spoken.end_s(heard_s) if self._spoken else heard_s
                 yield from segments
@@ -162,49 +157,6 @@ class Hearing:
             self.transcript.complete = True
         finally:
             stats.total_s = time.perf_counter() - started
-
-    def _in_turn(self, samples: Samples, mel: Samples, n_frames: int) -> Iterator[tuple[list[Segment], int]]:
-        """Yield the segments of each window, which begins where the last one ended, and the frames heard."""
-        seek = 0
-        while seek < n_frames:
-            n = min(WINDOW_FRAMES, n_frames - seek)
-            segments: list[Segment] = []
-            n_heard = self.silent_frames(samples[seek * HOP : (seek + n) * HOP])
-            if not n_heard:
-                segments, n_heard = self.window(window_of(mel[:, : seek + n], seek), seek, n)
-            seek += n_heard
-            yield segments, seek
-
-    def _independent(
-        self, samples: Samples, mel: Samples, n_frames: int
-    ) -> Iterator[tuple[list[Segment], int]]:
-        """Yield the same of windows that are cut every 30 seconds, some of them decoded together.
-
-        Where a window's text ends before the window does, the rest is heard as a window of its own.
-        """
-
-        def spoken(windows: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-            skipped = [
-                (seek, n, self.silent_frames(samples[seek * HOP : (seek + n) * HOP])) for seek, n in windows
-            ]
-            return [(seek + skip, n - skip) for seek, n, skip in skipped if skip < n]
-
-        cuts = range(0, n_frames, WINDOW_FRAMES)
-        windows = spoken((seek, min(WINDOW_FRAMES, n_frames - seek)) for seek in cuts)
-        for first in range(0, len(windows), AT_ONCE):
-            some = windows[first : first + AT_ONCE]
-            n_before, seek = len(self.transcript.segments), sum(some[-1])
-            while some:
-                some = spoken(self._together(mel, some))
-            yield self._ordered(n_before), seek
-        yield [], n_frames
-
-    def _ordered(self, n_before: int) -> list[Segment]:
-        found = sorted(self.transcript.segments[n_before:], key=lambda segment: segment.start_s)
-        found = [replace(segment, id=n_before + i) for i, segment in enumerate(found)]
-        self.transcript.segments[n_before:] = found
-        self.transcript.doubts.sort(key=lambda doubt: doubt.start_s)
-        return found
 
     def silent_frames(self, sound: Samples) -> int:
         """Return how many frames at the beginning of a window's `sound` nobody has to hear.
@@ -218,127 +170,74 @@ class Hearing:
         lead_s = float(np.argmax(np.abs(sound) >= SILENCE)) / SAMPLE_RATE
         return 0 if latest_s is None or lead_s <= latest_s else round((lead_s - _LEAD_S) / FRAME_S)
 
-    def _together(self, mel: Samples, windows: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Hear `windows`, each a first frame and a number of frames; return those that are left of them."""
-        stats = self._stats
-        with ExitStack() as stack:
-            sounds = [window_of(mel[:, : seek + n], seek) for seek, n in windows]
-            heard = [self._encode(sound, stack) for sound in sounds]
-            cache = self._model.shared_cache(heard, self._decoder.n_sequences)
-            stack.callback(cache.close)
-            self._detect_language(cache)
-            start = start_tokens(self._tokenizer, self._options, self.transcript.language)
-            before, self._before = self._before, []  # a prompt stands before the first window alone
-            counts = [SpeechStats() for _ in windows]
-
-            def decode(place: int, passes: WindowPasses) -> WindowText:
-                decoder = self._decoder.counting(counts[place])
-                prompt = decoder.prompt(start, [] if place else before)
-                seek, n = windows[place]
-                return decoder.decode(
-                    passes,
-                    prompt,
-                    n_start=len(start),
-                    place=seek // WINDOW_FRAMES,
-                    seconds=n * FRAME_S,
-                )
-
-            started = time.perf_counter()
-            texts = WindowsTogether[WindowText](cache, len(windows)).run(decode)
-            stats.decode_s += time.perf_counter() - started
-            left: list[tuple[int, int]] = []
-            for text, audio, count, (seek, n) in zip(texts, heard, counts, windows, strict=True):
-                stats.add(count)
-                _, n_heard = self._finished(text, audio, start, seek, n)
-                if (n - n_heard) * FRAME_S >= _LEAST_LEFT_S:
-                    left.append((seek + n_heard, n - n_heard))
-            return left
-
     def window(self, sound: Samples, seek: int, n_frames: int) -> tuple[list[Segment], int]:
         """Return the segments of one window, which are final, and how many of its frames are done with.
 
         `sound`: the spectrogram of 30 s, of which `n_frames` are the recording's, from its frame `seek` on.
         """
-        with self._heard(sound, n_frames) as (audio, cache, window):
-            start = start_tokens(self._tokenizer, self._options, self.transcript.language)
+        options = self._options
+        with self._heard(sound, n_frames) as (audio, cache, start, drafts):
             text = self._decoder.decode(
                 cache,
-                self._decoder.prompt(start, self._before),
-                n_start=len(start),
+                start,
+                self._before,
                 place=self._stats.n_windows - 1,
                 seconds=n_frames * FRAME_S,
-                drafter=window,
+                drafts=drafts,
             )
-            return self._finished(text, audio, start, seek, n_frames)
-
-    def _finished(
-        self, text: WindowText, audio: EncodedAudio, start: Sequence[int], seek: int, n_frames: int
-    ) -> tuple[list[Segment], int]:
-        """Return the segments of a window's text, which began with `start`; otherwise as `window`."""
-        if text.is_silence(self._options):
-            self._doubt(seek, seek + n_frames, _NOBODY, text.text, kept=False)
-            return [], n_frames
-        split = split_window(
-            text.tokens,
-            first_timestamp=self._tokenizer.timestamp_begin,
-            n_frames=n_frames,
-            to_end=self._options.independent and text.ended,
-        )
-        segments = self._segments_of(text, split, seek)
-        n_heard = max(1, split.n_heard)
-        if fault := text.fault(self._options):
-            self._doubt(seek, seek + n_heard, fault, text.text, kept=True)
-        if self._timer:
-            started = time.perf_counter()
-            if self._options.independent:
-                self._timer.begin(seek * FRAME_S)
-            with closing(self._model.cache(audio)) as cache:
-                segments = self._timer.time(segments, cache, start, n_frames, self.transcript.language)
-            self._stats.words_s += time.perf_counter() - started
-            if not self._options.independent:
-                n_heard = self._heard_by_words(segments, split, seek) or n_heard
-        return self._keep(segments, text), n_heard
+            if text.is_silence(options):
+                self._doubt(seek, seek + n_frames, "probably nobody speaks", text.text, kept=False)
+                return [], n_frames
+            first = self._tokenizer.timestamp_begin
+            split = split_window(text.tokens, first_timestamp=first, n_frames=n_frames)
+            segments = self._segments_of(text, split, seek)
+            n_heard = max(1, split.n_heard)
+            if fault := text.fault(options):
+                self._doubt(seek, seek + n_heard, fault, text.text, kept=True)
+            if self._timer:
+                started = time.perf_counter()
+                with closing(self._model.cache(audio)) as words_cache:
+                    segments = self._timer.time(
+                        segments, words_cache, start, n_frames, self.transcript.language
+                    )
+                self._stats.words_s += time.perf_counter() - started
+                words = [word for segment in segments for word in segment.words]
+                if split.ends_with_speech and words:
+                    by_words = round(words[-1].end_s / FRAME_S) - seek
+                    n_heard = by_words if by_words > 0 else n_heard
+            return self._keep(segments, text), n_heard
 
     def guess(self, sound: Samples, n_frames: int) -> str:
         """Return the text of a window that is not over, and draft with it when more of it is there."""
-        with self._heard(sound, n_frames) as (_, cache, window):
-            start = start_tokens(self._tokenizer, self._options, self.transcript.language)
-            prompt = self._decoder.prompt(start, self._before)
-            text = self._decoder.guess(cache, prompt, n_start=len(start), drafter=window)
-        if window:
-            window.expect(text.tokens)
+        with self._heard(sound, n_frames) as (_, cache, start, drafts):
+            text = self._decoder.guess(cache, start, self._before, drafts)
+        if drafts:
+            drafts.expect(text.tokens)
         return "" if text.is_silence(self._options) else text.text
 
     @contextmanager
     def _heard(
         self, sound: Samples, n_frames: int
-    ) -> Iterator[tuple[EncodedAudio, DecoderCache, ModelDrafts | None]]:
-        """Encode a window; yield it, the decoder's cache over it, and what drafts in it."""
-        drafts = self._drafts
+    ) -> Iterator[tuple[EncodedAudio, DecoderCache, list[int], ModelDrafts | None]]:
+        """Encode a window; yield it, the decoder's cache over it, how its text begins, and what drafts."""
+        options, transcript, drafts = self._options, self.transcript, self._drafts
         with ExitStack() as stack:
-            audio = self._encode(sound, stack)
-            cache = self._model.cache(audio, self._decoder.n_sequences)
-            stack.callback(cache.close)
-            self._detect_language(cache)
-            window = None
+            started = time.perf_counter()
+            audio = stack.enter_context(closing(self._model.encode(np.ascontiguousarray(sound))))
+            self._stats.encode_s += time.perf_counter() - started
+            self._stats.n_windows += 1
+            cache = stack.enter_context(closing(self._model.cache(audio, self._decoder.n_sequences)))
+            if not transcript.language:
+                row = cache.forward([SequenceBatch(0, [self._tokenizer.sot])])[0][0]
+                transcript.language, transcript.language_probability = language_of(row, self._tokenizer)
+                cache.rewind(0, 0)
+            start = self._tokenizer.start(
+                transcript.language, translate=options.task == "translate", timestamps=options.timestamps
+            )
             if drafts:
                 stack.callback(drafts.end_window)
-                window = drafts.begin_window(sound, audio, self._stats, n_frames)
-            yield audio, cache, window
-
-    def _encode(self, sound: Samples, stack: ExitStack) -> EncodedAudio:
-        started = time.perf_counter()
-        audio = self._model.encode(np.ascontiguousarray(sound))
-        stack.callback(audio.close)
-        self._stats.encode_s += time.perf_counter() - started
-        self._stats.n_windows += 1
-        return audio
-
-    def _detect_language(self, cache: DecoderCache) -> None:
-        if not self.transcript.language:
-            row = cache.forward([self._decoder.first_batch()])[0][0]
-            self.transcript.language, self.transcript.language_probability = language_of(row, self._tokenizer)
-            cache.rewind(0, 0)
+                drafts.begin_window(sound, audio, self._stats, n_frames)
+            yield audio, cache, start, drafts
 
     def _segments_of(self, text: WindowText, split: Split, seek: int) -> list[Segment]:
         """Return the window's pieces as segments, those without text left out."""
@@ -371,13 +270,6 @@ class Hearing:
         if self._spoken:
             start_s, end_s = self._spoken.start_s(start_s), self._spoken.end_s(end_s)
         self.transcript.doubts.append(Doubt(start_s, end_s, reason, kept, text.strip()))
-
-    def _heard_by_words(self, segments: Sequence[Segment], split: Split, seek: int) -> int | None:
-        words: list[SpokenWord] = [word for segment in segments for word in segment.words]
-        if not (split.ends_with_speech and words):
-            return None
-        n_heard = round(words[-1].end_s / FRAME_S) - seek
-        return n_heard if n_heard > 0 else None
 
     def _keep(self, segments: list[Segment], text: WindowText) -> list[Segment]:
         if self._spoken:
@@ -491,43 +383,27 @@ class WindowDecoder:
         self._traits = SpeechVocabulary(tokenizer)
         self._rules = SpeechRules(rule_tokens(tokenizer, options))
 
-    def counting(self, stats: SpeechStats) -> WindowDecoder:
-        """Return the same decoder, which counts into `stats`."""
-        decoder = copy(self)
-        decoder._stats = stats
-        return decoder
-
     @property
     def n_sequences(self) -> int:
         """Sequences that a window's cache needs."""
         return (self._options.beam or 1) if 0.0 in self._options.temperatures else 1
 
-    def first_batch(self) -> SequenceBatch:
-        """Return the pass whose logits tell the language: over the start token alone."""
-        return SequenceBatch(0, [self._tokenizer.sot])
-
-    def prompt(self, start: Sequence[int], before: Sequence[int]) -> list[int]:
-        """Return the tokens before a window's text: the end of the text `before`, then `start`."""
-        if not before:
-            return list(start)
-        return [self._tokenizer.sot_prev, *before[-(self._n_ctx // 2 - 1) :], *start]
-
     def decode(
         self,
-        cache: BeamPasses,
-        prompt: Sequence[int],
+        cache: DecoderCache,
+        start: Sequence[int],
+        before: Sequence[int],
         *,
-        n_start: int,
         place: int,
         seconds: float,
-        drafter: ModelDrafts | None = None,
+        drafts: ModelDrafts | None = None,
     ) -> WindowText:
-        """Return the text after `prompt`, whose last `n_start` tokens begin it, of the window in `cache`.
+        """Return the text of the window in `cache`, which begins with `start`, after the text `before`.
 
         `place`: the window's number, which its random numbers depend on. `seconds`: of sound in the window.
         """
-        options = self._options
-        session = self._session(cache, len(prompt) - n_start)
+        options, prompt = self._options, self._prompt(start, before)
+        session = self._session(cache, len(prompt) - len(start))
         attempts: list[WindowText] = []
         for i, temperature in enumerate(options.temperatures):
             started = time.perf_counter()
@@ -535,22 +411,31 @@ class WindowDecoder:
                 decoded = self._search(session, cache, prompt)
             else:
                 coins = Coins((options.seed or 0) + _SEED_STEP * (place * len(options.temperatures) + i))
-                decoded = self._sample(session, prompt, temperature, coins, drafter)
+                decoded = self._sample(session, prompt, temperature, coins, drafts)
             attempts.append(self._text(session, decoded, temperature, started))
             if not attempts[-1].fault(options):
                 break
         return best_of(attempts, options, seconds)
 
     def guess(
-        self, cache: BeamPasses, prompt: Sequence[int], *, n_start: int, drafter: ModelDrafts | None
+        self,
+        cache: DecoderCache,
+        start: Sequence[int],
+        before: Sequence[int],
+        drafts: ModelDrafts | None,
     ) -> WindowText:
         """Return the greedy text, however good it is; arguments as of `decode`."""
-        started = time.perf_counter()
-        session = self._session(cache, len(prompt) - n_start)
-        decoded = self._sample(session, prompt, 0.0, Coins(0), drafter)
-        return self._text(session, decoded, 0.0, started)
+        started, prompt = time.perf_counter(), self._prompt(start, before)
+        session = self._session(cache, len(prompt) - len(start))
+        return self._text(session, self._sample(session, prompt, 0.0, Coins(0), drafts), 0.0, started)
 
-    def _session(self, cache: BeamPasses, noted: int) -> SpeechSession:
+    def _prompt(self, start: Sequence[int], before: Sequence[int]) -> list[int]:
+        """Return the tokens before a window's text: the end of the text `before`, then `start`."""
+        if not before:
+            return list(start)
+        return [self._tokenizer.sot_prev, *before[-(self._n_ctx // 2 - 1) :], *start]
+
+    def _session(self, cache: DecoderCache, noted: int) -> SpeechSession:
         return SpeechSession(cache, self._traits, n_ctx=self._n_ctx, noted=noted)
 
     def _text(
@@ -559,10 +444,12 @@ class WindowDecoder:
         self._stats.n_decodings += 1
         self._stats.decode_s += time.perf_counter() - started
         tokens, mean, ended = decoded
-        text = self._tokenizer.decode(tokens).strip()
-        return WindowText(tuple(tokens), text, temperature, mean, self._no_speech(session), ended)
+        text, row, no_speech = self._tokenizer.decode(tokens).strip(), session.noted_row, math.nan
+        if row is not None:
+            no_speech = math.exp(float(row[self._tokenizer.no_speech]) - log_total(row))
+        return WindowText(tuple(tokens), text, temperature, mean, no_speech, ended)
 
-    def _search(self, session: SpeechSession, cache: BeamPasses, prompt: Sequence[int]) -> _Decoded:
+    def _search(self, session: SpeechSession, cache: DecoderCache, prompt: Sequence[int]) -> _Decoded:
         search = BeamSearch(cache, self._rules, self._options, n_ctx=self._n_ctx)
         session.rewind(0)
         row = session.eval(prompt)[0]
@@ -609,12 +496,6 @@ class WindowDecoder:
         if ended:
             tokens.pop()
         return _Decoded(tokens, sum(rules.logprobs) / (len(tokens) + 1), ended)
-
-    def _no_speech(self, session: SpeechSession) -> float:
-        row = session.noted_row
-        if row is None:
-            return float("nan")
-        return float(np.exp(float(row[self._tokenizer.no_speech]) - log_total(row)))
 
 
 def language_of(row: np.ndarray, tokenizer: WhisperTokenizer) -> tuple[str, float]:

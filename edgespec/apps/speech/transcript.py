@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,15 +85,6 @@ class SpeechStats:
     """Passes of the target over a window's text."""
     steps: Counter[tuple[int, int]] = field(default_factory=Counter)
     """Passes of the exact loop by (drafted, accepted) tokens, those over prompts left out."""
-    draft_notes: list[str] = field(default_factory=list)
-    """Reasons why drafting was on or off, where they changed."""
-
-    def add(self, other: SpeechStats) -> None:
-        """Add the counts of other decodings. Their times are not added: they overlap."""
-        self.n_decodings += other.n_decodings
-        self.n_tokens += other.n_tokens
-        self.n_steps += other.n_steps
-        self.steps += other.steps
 
     @property
     def real_time_factor(self) -> float | None:
@@ -142,12 +133,7 @@ class Transcript:
     @property
     def text(self) -> str:
         """The text of all segments."""
-        return text_of(self.segments)
-
-
-def text_of(segments: Sequence[Segment]) -> str:
-    """Return the text of segments, one after the other."""
-    return "".join(segment.text for segment in segments).strip()
+        return "".join(segment.text for segment in self.segments).strip()
 
 
 def as_object(segment: Segment, *, words: bool) -> dict[str, Any]:
@@ -306,6 +292,5 @@ def stats_object(transcript: Transcript) -> dict[str, Any]:
         "n_drafted": stats.n_drafted,
         "n_accepted": stats.n_accepted,
         "draft_acceptance_rate": stats.draft_acceptance_rate,
-        "draft_notes": stats.draft_notes,
         "energy": transcript.energy.facts(stats.n_tokens) if transcript.energy else None,
     }

@@ -17,6 +17,7 @@ from dataclasses import dataclass, fields
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -46,21 +47,8 @@ class CDims(ctypes.Structure):
     """`struct es_whisper_dims`."""
 
     _fields_ = tuple(
-        (name, ctypes.c_int32)
-        for name in (
-            "n_mels",
-            "n_vocab",
-            "n_audio_ctx",
-            "n_audio_state",
-            "n_audio_head",
-            "n_audio_layer",
-            "n_text_ctx",
-            "n_text_state",
-            "n_text_head",
-            "n_text_layer",
-            "is_multilingual",
-            "n_alignment_heads",
-        )
+        (name, _int32)
+        for name in (*(size.name for size in fields(WhisperSizes)), "is_multilingual", "n_alignment_heads")
     )
 
 
@@ -100,52 +88,25 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 }
 
 
-class WhisperLibrary:
-    """The library's functions, without `es_whisper_` before their names."""
-
-    open: Callable[..., int | None]
-    free: Callable[..., None]
-    get_dims: Callable[..., CDims]
-    alignment_heads: Callable[..., int]
-    kernels_reason: Callable[..., bytes]
-    encode: Callable[..., int | None]
-    cross_from: Callable[..., int | None]
-    audio_free: Callable[..., None]
-    states: Callable[..., int]
-    cache_new: Callable[..., int | None]
-    cache_free: Callable[..., None]
-    forward: Callable[..., int]
-    n_past: Callable[..., int]
-    rewind: Callable[..., int]
-    reorder: Callable[..., int]
-    cross_attention: Callable[..., int]
-
-    def __init__(self, path: Path) -> None:
-        """Load `path`. Raises EdgespecError if it is not there, or no such library."""
-        if not path.exists():
-            raise EdgespecError(
-                f"speech is not built in this installation: no {path}; install edgespec again"
-            )
-        try:
-            library = ctypes.CDLL(str(path))
-            for name, (result, parameters) in _SIGNATURES.items():
-                function = library[f"es_whisper_{name}"]
-                function.restype, function.argtypes = result, parameters
-                setattr(self, name, function)
-        except (OSError, AttributeError) as error:
-            raise EdgespecError(f"{error}; install edgespec again") from error
-
-
 @cache
-def whisper_library() -> WhisperLibrary:
-    """Return the library, which lies beside the C core."""
+def whisper_library() -> SimpleNamespace:
+    """Return the functions of the library beside the C core, without `es_whisper_` before their names.
+
+    Raises EdgespecError if it is not there, or no such library.
+    """
     backend.clear_log()  # llama.cpp's libraries are loaded: the graphs call the ggml among them
-    return WhisperLibrary(Path(_core.__file__).with_name("edgespec_whisper.so"))
-
-
-def library_path(path: Path) -> bytes:
-    """Return the path as C takes it."""
-    return os.fsencode(path.absolute())
+    path, found = Path(_core.__file__).with_name("edgespec_whisper.so"), SimpleNamespace()
+    if not path.exists():
+        raise EdgespecError(f"speech is not built in this installation: no {path}; install edgespec again")
+    try:
+        library = ctypes.CDLL(str(path))
+        for name, (result, parameters) in _SIGNATURES.items():
+            function = library[f"es_whisper_{name}"]
+            function.restype, function.argtypes = result, parameters
+            setattr(found, name, function)
+    except (OSError, AttributeError) as error:
+        raise EdgespecError(f"{error}; install edgespec again") from error
+    return found
 
 
 class Reason:
@@ -201,61 +162,51 @@ class SequenceBatch:
     that does not follow the one before it."""
 
 
-class EncodedAudio:
+class _Held:
+    """An object of the library, which uses a model."""
+
+    def __init__(self, model: WhisperModel, handle: int, free: Callable[..., None]) -> None:
+        self._model, self._library, self._dims = model, model.library, model.dims
+        self._handle = handle
+        self.close = finalize(self, free, handle)
+        """Frees the memory; what was made with it keeps what it needs."""
+
+    @property
+    def handle(self) -> int:
+        """The library's object. Raises ValueError after `close`."""
+        if not self.close.alive:
+            raise ValueError("it is closed")
+        self._model.home.require()
+        return self._handle
+
+
+class EncodedAudio(_Held):
     """One window of sound as the decoder sees it: keys and values of every layer's cross attention."""
 
     def __init__(self, model: WhisperModel, handle: int) -> None:
         """For `WhisperModel.encode` and `cross_from` only."""
+        super().__init__(model, handle, model.library.audio_free)
         self.model = model
-        self._home = model.home
-        self._handle = handle
-        self.close = finalize(self, model.library.audio_free, handle)
-        """Frees the memory; caches that were made with it keep it alive."""
-
-    @property
-    def handle(self) -> int:
-        """The library's object. Raises ValueError after `close`."""
-        if not self.close.alive:
-            raise ValueError("the window of sound is closed")
-        self._home.require()
-        return self._handle
 
     def states(self) -> Floats:
         """Return the encoder's states, shape (n_audio_ctx, n_audio_state): what `cross_from` takes."""
-        dims = self.model.dims
+        dims = self._dims
         states = np.empty((dims.n_audio_ctx, dims.n_audio_state), np.float32)
-        self.model.library.states(self.handle, address(states), states.size)
+        self._library.states(self.handle, address(states), states.size)
         return states
 
 
-class DecoderCache:
-    """The KV cache of some sequences (beams) of each of some windows, which share passes.
+class DecoderCache(_Held):
+    """The KV cache of some sequences (beams) that listen to one window and share passes."""
 
-    Sequences are numbered window by window.
-    """
-
-    def __init__(self, windows: Sequence[EncodedAudio], n_sequences: int) -> None:
-        """For `WhisperModel.cache` only: `n_sequences` of each window."""
-        self.windows, self.n_sequences = tuple(windows), n_sequences
-        model = self.windows[0].model
-        self._model, self._library, self._dims = model, model.library, model.dims
-        handles = np.array([window.handle for window in self.windows], np.uintp)
-        reason = Reason()
-        sizes = (address(handles), len(handles), n_sequences)
-        handle = self._library.cache_new(*sizes, *reason.arguments)
+    def __init__(self, audio: EncodedAudio, n_sequences: int) -> None:
+        """For `WhisperModel.cache` only."""
+        self.audio, self.n_sequences = audio, n_sequences
+        handles, reason, library = np.array([audio.handle], np.uintp), Reason(), audio.model.library
+        handle = library.cache_new(address(handles), 1, n_sequences, *reason.arguments)
         if not handle:
             raise EdgespecError(f"no cache for {n_sequences} sequences: {reason}")
-        self._handle, self._home = handle, model.home
-        self.close = finalize(self, self._library.cache_free, handle)
-        """Frees the memory."""
-
-    @property
-    def handle(self) -> int:
-        """The library's object. Raises ValueError after `close`."""
-        if not self.close.alive:
-            raise ValueError("the cache is closed")
-        self._home.require()
-        return self._handle
+        super().__init__(audio.model, handle, library.cache_free)
 
     def forward(self, batch: Sequence[SequenceBatch]) -> list[Floats]:
         """Run one pass over all of `batch`; return for each its logits, shape (n_logits, n_vocab).
@@ -289,7 +240,7 @@ class DecoderCache:
 
     def n_past(self, sequence: int) -> int:
         """Return the number of tokens that the sequence holds. Raises ValueError if there is no such one."""
-        n = self._library.n_past(self.handle, sequence)
+        n: int = self._library.n_past(self.handle, sequence)
         if n < 0:
             raise ValueError(f"no sequence {sequence}: there are {self.n_sequences}")
         return n
@@ -303,7 +254,7 @@ class DecoderCache:
         """Let sequence i go on from what sequence sources[i] holds; nothing is copied.
 
         `sources` may be shorter than the number of sequences; the others become empty. Raises ValueError if
-        there is no such sequence of the same window.
+        there is no such sequence.
         """
         indices = ids(sources)
         if self._library.reorder(self.handle, address(indices), indices.size):
@@ -312,7 +263,7 @@ class DecoderCache:
     def cross_attention(self, tokens: Sequence[int], n_logits: int = 0) -> tuple[Floats, Floats]:
         """Return where the alignment heads listen, and logits, of one pass over `tokens` from position 0.
 
-        It is in the first window, and leaves the cache as it is. Softmaxed weights, shape (n_alignment_heads,
+        It leaves the cache as it is. Softmaxed weights, shape (n_alignment_heads,
         n_tokens, n_audio_ctx); the logits of the last `n_logits` tokens. Raises ValueError for tokens that
         cannot be.
         """
@@ -329,11 +280,11 @@ class DecoderCache:
 class WhisperModel(Closing):
     """A Whisper model in memory."""
 
-    def __init__(self, path: Path, library: WhisperLibrary, handle: int, isa: str) -> None:
+    def __init__(self, path: Path, library: SimpleNamespace, handle: int, isa: str) -> None:
         """For `open` only."""
         self.path, self.library = path, library
         self._handle = handle
-        self._home = self.home = HomeProcess("the Whisper model")
+        self.home = HomeProcess("the Whisper model")
         """The process that it can be used in."""
         self._freed = finalize(self, library.free, handle)
         """Frees the memory; windows and caches keep what they need."""
@@ -359,7 +310,7 @@ class WhisperModel(Closing):
             wanted, why, isa = loaded.available, loaded.reason, loaded.name
         reason = Reason()
         threads = n_threads or default_threads()
-        handle = library.open(library_path(path), threads, int(wanted), *reason.arguments)
+        handle = library.open(os.fsencode(path.absolute()), threads, int(wanted), *reason.arguments)
         if not handle:
             raise EdgespecError(f"{path}: {reason}")
         model = cls(path, library, handle, isa)
@@ -382,7 +333,7 @@ class WhisperModel(Closing):
         """The library's object. Raises ValueError after `close`."""
         if not self._freed.alive:
             raise ValueError("the model is closed")
-        self._home.require()
+        self.home.require()
         return self._handle
 
     def encode(self, mel: Floats) -> EncodedAudio:
@@ -412,13 +363,9 @@ class WhisperModel(Closing):
 
     def cache(self, audio: EncodedAudio, n_sequences: int = 1) -> DecoderCache:
         """Return an empty cache for sequences that listen to `audio`, a window of this model."""
-        return self.shared_cache([audio], n_sequences)
-
-    def shared_cache(self, windows: Sequence[EncodedAudio], n_sequences: int = 1) -> DecoderCache:
-        """Return an empty cache for `n_sequences` of each of the windows, which are this model's."""
-        if any(window.model is not self for window in windows):
+        if audio.model is not self:
             raise ValueError("the window belongs to another model: use cross_from")
-        return DecoderCache(windows, n_sequences)
+        return DecoderCache(audio, n_sequences)
 
     def close(self) -> None:
         """Free it; a second call does nothing."""

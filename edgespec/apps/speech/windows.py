@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import itertools
 import math
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from edgespec.apps.speech.options import SpeechOptions
 from edgespec.apps.speech.rules import SpeechRules, TimestampState, log_total
-from edgespec.apps.speech.session import DecoderPasses
 from edgespec.apps.speech.tokenizer import SECONDS_PER_TIMESTAMP, WhisperTokenizer
 from edgespec.apps.speech.transcript import Segment, SpokenWord
 from edgespec.apps.speech.whisper_model import DecoderCache, SequenceBatch
@@ -26,13 +24,6 @@ from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.session import Rows
 
 # ---- beam search over a window's text, as openai-whisper's: all beams in one pass of the decoder ----
-
-
-class BeamPasses(DecoderPasses, Protocol):
-    """A cache whose sequences are beams."""
-
-    def reorder(self, sources: Sequence[int]) -> None:
-        """Let sequence i go on from what sequence sources[i] holds."""
 
 
 @dataclass(slots=True)
@@ -60,7 +51,9 @@ class Found:
 class BeamSearch:
     """Searches the likeliest text of one window."""
 
-    def __init__(self, cache: BeamPasses, rules: SpeechRules, options: SpeechOptions, *, n_ctx: int) -> None:
+    def __init__(
+        self, cache: DecoderCache, rules: SpeechRules, options: SpeechOptions, *, n_ctx: int
+    ) -> None:
         """Search in `cache`, whose sequence 0 holds the prompt, what `rules` allow."""
         self._cache = cache
         self._rules = rules
@@ -161,14 +154,12 @@ class Split:
     """Whether the last segment may go on in the next window."""
 
 
-def split_window(
-    tokens: Sequence[int], *, first_timestamp: int, n_frames: int, to_end: bool = False
-) -> Split:
+def split_window(tokens: Sequence[int], *, first_timestamp: int, n_frames: int) -> Split:
     """Return the segments of a window's `tokens` (without the end) that has `n_frames` of sound.
 
     Where two timestamps stand side by side one segment ends and another begins. Text after the last pair is
-    left to the next window, unless a single timestamp ends it: then nobody speaks in the rest. `to_end`: no
-    window hears it again, so that it is a segment up to the window's end. Segments end with the sound.
+    left to the next window, unless a single timestamp ends it: then nobody speaks in the rest. Segments end
+    with the sound.
     """
     is_time = [token >= first_timestamp for token in tokens]
     ends = [i + 1 for i in range(len(tokens) - 1) if is_time[i] and is_time[i + 1]]
@@ -183,11 +174,7 @@ def split_window(
         start_step, end_step = part[0] - first_timestamp, part[-1] - first_timestamp
         pieces.append(_piece(_FRAMES_PER_STEP * start_step, _FRAMES_PER_STEP * end_step, part, n_frames))
         last = end
-    rest = tokens[last:]
-    to_end = to_end and not all(is_time[last:])
-    if to_end:
-        pieces.append(_piece(_FRAMES_PER_STEP * (rest[0] - first_timestamp), n_frames, rest, n_frames))
-    n_heard = n_frames if single_end or to_end else min(n_frames, pieces[-1].end)
+    n_heard = n_frames if single_end else min(n_frames, pieces[-1].end)
     return Split(tuple(pieces), n_heard, not single_end)
 
 
@@ -203,133 +190,6 @@ def _undivided(tokens: Sequence[int], first_timestamp: int, n_frames: int) -> Sp
     steps = [token - first_timestamp for token in tokens if token >= first_timestamp]
     end = _FRAMES_PER_STEP * steps[-1] if steps and steps[-1] else n_frames
     return Split((_piece(0, end, tokens, n_frames),), n_frames, False)
-
-
-# ---- windows decoded together ----
-#
-# Each window is decoded as it is alone, in a thread of its own, which waits wherever it needs a pass. Once
-# all wait, the caller's thread makes one pass for all of them. Nothing else runs beside that pass, and with
-# edgespec's kernels a token's logits are the same bits whatever shares it: the texts are those of windows
-# decoded one after the other.
-
-T = TypeVar("T")
-
-
-class _GivenUpError(Exception):
-    """Another window, or the caller, has ended the work."""
-
-
-class WindowPasses:
-    """One window's sequences, numbered from 0: its passes wait for those of the others. A BeamPasses."""
-
-    def __init__(self, together: WindowsTogether[T], cache: DecoderCache, place: int) -> None:
-        """For `WindowsTogether` only."""
-        self._together, self._cache, self._place = together, cache, place
-        self._first = place * cache.n_sequences
-
-    def forward(self, batch: Sequence[SequenceBatch]) -> Sequence[Rows]:
-        """Append tokens to sequences, in a pass with what other windows append; return the logits of each."""
-        moved = [replace(part, sequence=self._first + part.sequence) for part in batch]
-        return self._together.wait_for_pass(self._place, moved)
-
-    def n_past(self, sequence: int) -> int:
-        """Return the number of tokens in a sequence."""
-        return self._cache.n_past(self._first + sequence)
-
-    def rewind(self, sequence: int, n_keep: int) -> None:
-        """Cut a sequence back to its first `n_keep` tokens."""
-        self._cache.rewind(self._first + sequence, n_keep)
-
-    def reorder(self, sources: Sequence[int]) -> None:
-        """Let sequence i go on from what sequence sources[i] holds; other windows' stay."""
-        own = [self._first + source for source in sources]
-        end = self._first + self._cache.n_sequences
-        self._cache.reorder(
-            [
-                *range(self._first),
-                *own,
-                *range(self._first + len(own), self._together.n_windows * self._cache.n_sequences),
-            ]
-        )
-        for sequence in range(self._first + len(own), end):
-            self._cache.rewind(sequence, 0)
-
-
-class WindowsTogether(Generic[T]):
-    """Decodes the windows of one cache together."""
-
-    def __init__(self, cache: DecoderCache, n_windows: int) -> None:
-        """Decode in `cache`, which has so many windows."""
-        self.n_windows = n_windows
-        self._cache = cache
-        self._changed = threading.Condition()
-        self._asked: dict[int, list[SequenceBatch]] = {}
-        self._answers: dict[int, Sequence[Rows]] = {}
-        self._found: dict[int, T] = {}
-        self._failed: dict[int, BaseException] = {}
-        self._given_up = False
-
-    def run(self, decode: Callable[[int, WindowPasses], T]) -> list[T]:
-        """The results of `decode` for each window, given its number and its passes.
-
-        Raises what a decoding or a pass raises; then, and if the caller is interrupted, all end.
-        """
-        threads = [
-            threading.Thread(target=self._decode, args=(decode, place), daemon=True)
-            for place in range(self.n_windows)
-        ]
-        for thread in threads:
-            thread.start()
-        try:
-            self._make_passes()
-        finally:
-            with self._changed:
-                self._given_up = True
-                self._changed.notify_all()
-            for thread in threads:
-                thread.join()
-        for failure in self._failed.values():
-            raise failure
-        return [self._found[place] for place in range(self.n_windows)]
-
-    def wait_for_pass(self, place: int, batch: list[SequenceBatch]) -> Sequence[Rows]:
-        """Return the logits of a window's tokens from the next pass, which has those of all that go on."""
-        with self._changed:
-            self._asked[place] = batch
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: place in self._answers or self._given_up)
-            if place not in self._answers:
-                raise _GivenUpError
-            return self._answers.pop(place)
-
-    def _decode(self, decode: Callable[[int, WindowPasses], T], place: int) -> None:
-        """Decode one window, in its thread."""
-        try:
-            found = decode(place, WindowPasses(self, self._cache, place))
-        except BaseException as error:  # noqa: BLE001 - it is raised again in the caller's thread
-            with self._changed:
-                self._failed[place] = error
-                self._changed.notify_all()
-        else:
-            with self._changed:
-                self._found[place] = found
-                self._changed.notify_all()
-
-    def _make_passes(self) -> None:
-        """Make passes until all windows are decoded, or one has failed."""
-        while True:
-            with self._changed:
-                self._changed.wait_for(
-                    lambda: self._failed or len(self._asked) + len(self._found) == self.n_windows
-                )
-                if self._failed or not self._asked:
-                    return
-                asked, self._asked = dict(sorted(self._asked.items())), {}
-            rows = iter(self._cache.forward([part for batch in asked.values() for part in batch]))
-            answers = {place: [next(rows) for _ in batch] for place, batch in asked.items()}
-            with self._changed:
-                self._answers |= answers
-                self._changed.notify_all()
 
 
 # ---- times of words: where in the sound the alignment heads listen while each word is written ----
@@ -372,10 +232,6 @@ class WordTimer:
         """Split text into words with `tokenizer`."""
         self._tokenizer = tokenizer
         self._last_end_s = 0.0  # of speech so far
-
-    def begin(self, start_s: float) -> None:
-        """Forget the windows before the next one, which begins at `start_s`."""
-        self._last_end_s = start_s
 
     def time(
         self,
@@ -430,7 +286,10 @@ class WordTimer:
         words, tokens_of = self._tokenizer.split_to_words([*text, self._tokenizer.eot], language)
         if len(words) <= 1:
             return []
-        chances = self._chances(logits, text)
+        below_end = logits[: len(text), : self._tokenizer.eot]
+        chances = [
+            math.exp(float(row[token]) - log_total(row)) for row, token in zip(below_end, text, strict=True)
+        ]
         bounds = np.cumsum([0, *(len(one) for one in tokens_of[:-1])])
         moves = np.diff(rows, prepend=-1) > 0
         times = columns[moves] * SECONDS_PER_TIMESTAMP
@@ -438,16 +297,6 @@ class WordTimer:
             _Timed(word, list(ids), float(times[a]), float(times[b]), float(np.mean(chances[a:b])))
             for word, ids, a, b in zip(words, tokens_of, bounds[:-1], bounds[1:], strict=False)
         ]
-
-    def _chances(self, rows: Rows, text: Sequence[int]) -> npt.NDArray[np.float64]:
-        """Return the probability of each token of `text` among the tokens of text.
-
-        `rows`: the logits that each of them has been chosen from, the first for the first.
-        """
-        below_end = rows[: len(text), : self._tokenizer.eot]
-        return np.array(
-            [np.exp(float(row[token]) - log_total(row)) for row, token in zip(below_end, text, strict=True)]
-        )
 
     def _placed(self, segment: Segment, words: list[_Timed], median: float, latest_s: float) -> Segment:
         """Return `segment` with its words, seconds from the recording's start, none after `latest_s`.

@@ -88,7 +88,6 @@ class Attempting(ScriptedWhisper):
 LOOP = said(0.0, " no" * 25, 9.0, 9.0, " no" * 25, 18.0)
 
 
-@pytest.mark.parametrize("independent", [False, True])
 @pytest.mark.parametrize(
     ("scripts", "peaks", "temperature", "doubts"),
     [
@@ -100,12 +99,10 @@ LOOP = said(0.0, " no" * 25, 9.0, 9.0, " no" * 25, 18.0)
         ([said(0.0, " a" * 230)], [20], 0.0, ["the text repeats itself"]),
     ],
 )
-def test_the_best_attempt_is_kept_and_what_is_uncertain_of_it_said(
-    scripts, peaks, temperature, doubts, independent
-):
+def test_the_best_attempt_is_kept_and_what_is_uncertain_of_it_said(scripts, peaks, temperature, doubts):
     """A loop up to the limit of tokens is no speech where a good text follows."""
     model = Attempting(scripts, peaks)
-    spoken, _ = transcriber([], model=model, independent=independent, min_logprob=-0.3)
+    spoken, _ = transcriber([], model=model, min_logprob=-0.3)
     transcript = spoken.transcribe(sound(18.0))
     assert {one.temperature for one in transcript.segments} == {temperature}
     assert [one.reason for one in transcript.doubts] == doubts
@@ -166,32 +163,15 @@ def test_no_segment_ends_after_the_sound():
     assert ends == [(0.0, 10.0), (9.98, 10.0)]
 
 
-@pytest.mark.parametrize("independent", [False, True])
-def test_a_window_begins_where_the_sound_does(independent):
+def test_a_window_begins_where_the_sound_does():
     """Its first timestamp is at most a second: after a longer silence it would be too early."""
     late = np.concatenate([np.zeros(16000 * 5, np.float32), sound(3.0)])
-    spoken, _ = transcriber([said(0.0, " a", 3.0)], independent=independent)
+    spoken, _ = transcriber([said(0.0, " a", 3.0)])
     (segment,) = spoken.transcribe(late).segments
     assert (segment.start_s, segment.end_s) == (pytest.approx(4.8), pytest.approx(7.8))
     soon = np.concatenate([np.zeros(16000, np.float32), sound(3.0)])
     (segment,) = transcriber([said(1.0, " a", 3.0)])[0].transcribe(soon).segments
     assert (segment.start_s, segment.end_s) == (0.0, 3.0)
-
-
-def test_an_independent_window_whose_text_ends_early_is_heard_to_its_end():
-    """As where windows follow each other; the order of segments is that of time."""
-    scripts = [
-        said(0.0, " one", 20.0, 20.0),
-        said(0.0, " three", 12.0),
-        said(0.0, " two", 9.0),
-    ]
-    spoken, _ = transcriber(scripts, independent=True)
-    transcript = spoken.transcribe(sound(42.0))
-    assert [(one.id, one.start_s, one.end_s, one.text) for one in transcript.segments] == [
-        (0, 0.0, 20.0, " one"),
-        (1, 20.0, 29.0, " two"),
-        (2, 30.0, 42.0, " three"),
-    ]
 
 
 @pytest.mark.parametrize(

@@ -166,30 +166,6 @@ def test_beams_share_a_pass_and_their_past(exact):
     assert [cache.n_past(i) for i in range(5)] == [44, 0, 0, 0, 0]
 
 
-def test_windows_share_a_pass_without_hearing_each_other(exact):
-    windows = [exact.encode(sound(exact, i)) for i in range(3)]
-    tokens = some_tokens(exact, 9)
-    expected = [alone(exact.cache(window), tokens) for window in windows]
-    cache = exact.shared_cache(windows, 2)  # sequences 0 and 1 listen to the first window, ...
-    chunks = [tokens[:4], tokens[4:5], tokens[5:9]]
-    found = {2: [], 5: [], 0: [], 1: []}
-    for i, chunk in enumerate(chunks):
-        order = [2, 5, 0, 1] if i % 2 else [0, 1, 2, 5]
-        results = cache.forward([SequenceBatch(s, chunk, len(chunk)) for s in order])
-        for s, rows in zip(order, results, strict=True):
-            found[s].append(rows)
-        if i == 0:  # a beam of the second window moves; others stay
-            cache.reorder([0, 1, 2, 2, 4, 5])
-    for s, rows in found.items():
-        assert np.concatenate(rows).tobytes() == expected[s // 2].tobytes()
-    (moved,) = cache.forward([SequenceBatch(3, tokens[4:], 5)])
-    assert moved.tobytes() == expected[1][4:].tobytes()
-    weights, logits = cache.cross_attention(tokens, 2)
-    assert weights.shape[1:] == (9, exact.dims.n_audio_ctx)
-    np.testing.assert_allclose(weights.sum(axis=-1), 1.0, atol=1e-4)
-    assert logits.tobytes() == expected[0][-2:].tobytes()
-
-
 def test_a_tree_is_its_branches(exact):
     audio = exact.encode(sound(exact))
     prompt, a, b, c, d = some_tokens(exact, 6), 11, 22, 33, 44
@@ -260,14 +236,9 @@ def test_other_impossible_requests(model):
     with pytest.raises(ValueError, match="context"):
         cache.cross_attention([1] * 101)
     with pytest.raises(EdgespecError, match="1 to 256 sequences"):
-        model.cache(cache.windows[0], 0)
+        model.cache(cache.audio, 0)
     with pytest.raises(ValueError, match="no logits of 3 of 2"):
         cache.cross_attention([1, 2], 3)
-    shared = model.shared_cache([cache.windows[0], model.encode(sound(model, 1))], 2)
-    with pytest.raises(ValueError, match="no such sequences"):
-        shared.reorder([0, 1, 1, 3])  # the third listens to the other window
-    with pytest.raises(EdgespecError, match="1 to 256 sequences"):
-        model.shared_cache(shared.windows, 200)
     with pytest.raises(ValueError, match="shape"):
         model.encode(np.zeros((80, 3000), np.float32))
     silent = np.full((80, 300), np.nan, np.float32)

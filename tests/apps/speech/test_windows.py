@@ -23,14 +23,6 @@ def test_pairs_of_timestamps_end_segments_and_text_after_the_last_is_left_to_the
     assert found.ends_with_speech
 
 
-def test_text_that_no_other_window_hears_is_a_segment_up_to_the_end():
-    tokens = [*times(0), 1, 2, *times(10, 12), 3, *times(40, 40), 4, 5]
-    found = split_window(tokens, first_timestamp=FIRST_TIME, n_frames=2900, to_end=True)
-    assert [(piece.start, piece.end) for piece in found.pieces] == [(0, 20), (24, 80), (80, 2900)]
-    assert found.pieces[2].tokens == (*times(40), 4, 5)
-    assert found.n_heard == 2900
-
-
 def test_a_single_timestamp_at_the_end_means_that_nobody_speaks_after_it():
     tokens = [*times(0), 1, *times(10, 12), 3, *times(40)]
     found = split(tokens, 2500)

@@ -319,7 +319,6 @@ class SpeechServing:
             draft=self.speech_draft,
             n_threads=compute.threads,
             kernels=compute.kernels != "off",
-            on_message=message,
         ) as transcriber:
             speech = SpeechWorker(
                 transcriber,

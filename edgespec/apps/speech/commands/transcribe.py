@@ -25,14 +25,11 @@ from edgespec.llama.choices import KernelsChoice
 from edgespec.platform.files import check_folder, check_writable, write_file
 
 if TYPE_CHECKING:
+    from edgespec.apps.speech.live import LiveHearing
     from edgespec.apps.speech.options import SpeechOptions
-    from edgespec.apps.speech.transcriber import Transcriber
+    from edgespec.apps.speech.transcriber import Hearing, Transcriber
     from edgespec.apps.speech.transcript import Segment, Transcript
-    from edgespec.apps.speech.voice import Span
     from edgespec.platform.metering import Meter
-
-
-# ---- options of `edgespec transcribe`, in groups ----
 
 
 # ---- writes the segments of a transcript to stdout while it is made ----
@@ -65,43 +62,7 @@ class SegmentWriter:
         sys.stdout.flush()
 
 
-# ---- standard input heard live: the final text on stdout, in a terminal the hypothesis below it ----
-
-
-def hear_live(transcriber: Transcriber, output: SpeechOutput, meter: Meter | None) -> Transcript:
-    """Hear standard input to its end or Ctrl-C, and return its text."""
-    from edgespec.apps.speech.audio import stream_audio
-    from edgespec.apps.speech.live import Hypothesis, LiveHearing
-
-    hearing = LiveHearing(transcriber, stream_audio(sys.stdin.buffer, on_message=message))
-    writer = SegmentWriter(output, n_files=1)
-    window = meter.begin() if meter else None
-    try:
-        with Live(console=err, transient=True, auto_refresh=False) as live:
-            while True:
-                try:
-                    for event in hearing.events():
-                        if isinstance(event, Hypothesis):
-                            if err.is_terminal:
-                                live.update(Text(printable(event.text), style="dim"), refresh=True)
-                        else:
-                            writer.write(event)
-                    break
-                except KeyboardInterrupt:  # the end of what a microphone hears; a second one ends the work
-                    if hearing.stopped:
-                        raise
-                    hearing.stop()
-    except KeyboardInterrupt:
-        pass  # what was heard so far is kept
-    finally:
-        if window:
-            hearing.transcript.energy = window.end()
-    return hearing.transcript
-
-
-# ---- transcribe_options ----
-
-
+STDIN = "-"
 _DECODING = "Decoding (defaults and meaning as in openai-whisper)"
 
 
@@ -164,8 +125,8 @@ class SpeechModels:
             "--draft",
             "-d",
             metavar="NAME|auto|none",
-            help="Smaller Whisper model that drafts, where that pays; the text stays the same. auto: one "
-            "that is here and pays, and text heard before; none: nothing.",
+            help="Smaller Whisper model that drafts; the text stays the same. auto: text heard before alone; "
+            "none: nothing.",
             rich_help_panel=DRAFTING,
             autocompletion=complete_model,
         ),
@@ -200,14 +161,6 @@ class SpeechDecoding:
     condition: Annotated[
         bool, typer.Option("--condition/--no-condition", help="Give each window the text before it.")
     ] = True
-    independent: Annotated[
-        bool,
-        typer.Option(
-            "--independent",
-            help="Cut the sound every 30 seconds, and decode windows together: faster. Changes the text: "
-            "words at the cuts may suffer.",
-        ),
-    ] = False
 
     def options(self, heard: SpeechInput, *, words: bool) -> SpeechOptions:
         """Return the transcription's options. Raises UsageError."""
@@ -219,14 +172,13 @@ class SpeechDecoding:
             language=heard.language,
             task="translate" if heard.translate else "transcribe",
             prompt=self.prompt,
-            condition=self.condition and not self.independent,
+            condition=self.condition,
             temperatures=TEMPERATURES if self.temp is None else (self.temp,),
             beam=self.beam,
             patience=self.patience,
             length_penalty=self.length_penalty,
             words=words,
             seed=self.seed,
-            independent=self.independent,
         )
 
 
@@ -254,11 +206,6 @@ class SpeechOutput:
     no_stats: Annotated[bool, typer.Option("--no-stats", help="No statistics on stderr.")] = False
     energy: EnergyOption = False
     assume_watts: WattsOption = None
-
-    @property
-    def counts_joules(self) -> bool:
-        """Whether energy is measured, or estimated."""
-        return self.energy or self.assume_watts is not None
 
     def check(self, files: Sequence[str]) -> None:
         """Raise UsageError for files that cannot be written, or not side by side."""
@@ -295,12 +242,6 @@ class SpeechOutput:
         return self.output / f"{stem}.{self.format}"
 
 
-# ---- transcribe ----
-
-
-STDIN = "-"
-
-
 @shown("Write", "edgespec transcribe talk.wav --format srt --language en")
 @grouped
 def transcribe_command(
@@ -309,11 +250,6 @@ def transcribe_command(
     """Write down what is said in recordings, with a Whisper model."""
     output.check(heard.files)
     options = decoding.options(heard, words=output.words)
-    if options.independent and models.draft not in ("auto", "none"):
-        raise UsageError(
-            f"--independent and --draft {models.draft} contradict each other: windows that are decoded "
-            "together are not drafted for"
-        )
     from edgespec.apps.speech.opening import open_transcriber
     from edgespec.apps.speech.rules import check_english
     from edgespec.apps.speech.speech_model import is_english, pull_speech
@@ -329,7 +265,7 @@ def transcribe_command(
     if is_english(models.model):
         check_english(options)
     meter = None
-    if output.counts_joules:
+    if output.energy or output.assume_watts is not None:
         meter = choose_meter(assume_watts=output.assume_watts, on_message=message)
     pull_speech(models.model, models.draft)
     with ExitStack() as stack:
@@ -343,7 +279,6 @@ def transcribe_command(
                     draft=models.draft,
                     n_threads=models.threads,
                     kernels=models.kernels != "off",
-                    on_message=message,
                 )
             )
         return _Run(transcriber, heard, output, meter).files(files, code)
@@ -384,7 +319,7 @@ class _Run:
         self._code = code
         for file in files:
             try:
-                complete = self._live() if file == STDIN else self._file(file)
+                complete = self._hear(file)
             except EdgespecError as error:
                 if len(self._heard.files) == 1:
                     raise
@@ -395,26 +330,26 @@ class _Run:
                     return INTERRUPTED
         return self._code
 
-    def _file(self, file: str) -> bool:
-        """Hear one file; return whether that came to its end."""
-        from edgespec.apps.speech.audio import read_audio
-        from edgespec.apps.speech.voice import speech_spans
+    def _hear(self, file: str) -> bool:
+        """Hear one file, or standard input live; return whether that came to its end."""
+        from edgespec.apps.speech.audio import stream_audio
+        from edgespec.apps.speech.live import LiveHearing
 
-        samples = read_audio(file, track=self._heard.track, on_message=message)
-        spans: list[Span] | None = speech_spans(samples) if self._heard.vad else None
-        with WorkDisplay() as display:
-
-            def show(done_s: float, total_s: float) -> None:
-                if self._shows_bar:
-                    display.show(f"transcribing {file}", done_s, total_s)
-
-            show(0.0, len(samples) / 16000)
-            hearing = self._transcriber.hear(samples, speech=spans, on_progress=show)
+        with ExitStack() as stack:
+            hearing: Hearing | LiveHearing
+            if file == STDIN:
+                sound = stream_audio(sys.stdin.buffer, on_message=message)
+                hearing = LiveHearing(self._transcriber, sound)
+            else:
+                hearing = self._hearing(file, stack.enter_context(WorkDisplay()))
             writer = SegmentWriter(self._output, n_files=len(self._heard.files))
             window = self._meter.begin() if self._meter else None
             try:
-                for segment in hearing.segments():
-                    writer.write(segment)
+                if isinstance(hearing, LiveHearing):
+                    _follow(hearing, writer)
+                else:
+                    for segment in hearing.segments():
+                        writer.write(segment)
             except KeyboardInterrupt:
                 pass  # what was heard so far is kept
             finally:
@@ -423,37 +358,43 @@ class _Run:
         self._finish(file, hearing.transcript)
         return hearing.transcript.complete
 
-    @property
-    def _shows_bar(self) -> bool:
-        """Whether a bar is shown: not where the text itself comes to the terminal."""
-        return self._output.output is not None or self._output.json or not out.is_terminal
+    def _hearing(self, file: str, display: WorkDisplay) -> Hearing:
+        from edgespec.apps.speech.audio import read_audio
+        from edgespec.apps.speech.voice import speech_spans
 
-    def _live(self) -> bool:
-        """Hear standard input; return whether that came to its end."""
-        transcript = hear_live(self._transcriber, self._output, self._meter)
-        self._finish("standard input", transcript)
-        return transcript.complete
+        samples = read_audio(file, track=self._heard.track, on_message=message)
+        # No bar where the text itself comes to the terminal.
+        has_bar = self._output.output is not None or self._output.json or not out.is_terminal
+
+        def show(done_s: float, total_s: float) -> None:
+            if has_bar:
+                display.show(f"transcribing {file}", done_s, total_s)
+
+        show(0.0, len(samples) / 16000)
+        spans = speech_spans(samples) if self._heard.vad else None
+        return self._transcriber.hear(samples, speech=spans, on_progress=show)
 
     def _finish(self, file: str, transcript: Transcript) -> None:
         """Write what was heard, and say what it took."""
         from edgespec.apps.speech.transcript import remarks, stats_object, transcript_object, write_transcript
 
         output, stats = self._output, transcript.stats
+        name = "standard input" if file == STDIN else file
         whole = write_transcript(transcript, output.format, words=output.words)
         if output.output is not None:
-            self._write(output.path(STDIN if file == "standard input" else file), whole)
+            self._write(output.path(file), whole)
         elif output.format == "json" and not output.json:
             sys.stdout.write(whole)
         if output.json:
-            facts = {"file": file, **transcript_object(transcript, words=output.words)}
+            facts = {"file": name, **transcript_object(transcript, words=output.words)}
             facts["stats"] = stats_object(transcript)
             sys.stdout.write(json.dumps(facts, ensure_ascii=False) + "\n")
         sys.stdout.flush()
         for line in remarks(transcript):
-            message(f"{file}: {line}")
+            message(f"{name}: {line}")
         if not transcript.complete:
             heard = f"{stats.heard_s:.0f} of {stats.audio_s:.0f} s"
-            message(f"{file}: interrupted after {heard}; what was heard is kept")
+            message(f"{name}: interrupted after {heard}; what was heard is kept")
         if not output.no_stats:
             for line in stats_lines(transcript):
                 err.print(line)
@@ -469,6 +410,25 @@ class _Run:
                 sys.stdout.write(text)
         else:
             message(f"wrote {path}")
+
+
+def _follow(hearing: LiveHearing, writer: SegmentWriter) -> None:
+    """Write the final text of a pipe to its end or Ctrl-C; in a terminal the hypothesis stands below it."""
+    from edgespec.apps.speech.live import Hypothesis
+
+    with Live(console=err, transient=True, auto_refresh=False) as live:
+        while True:
+            try:
+                for event in hearing.events():
+                    if not isinstance(event, Hypothesis):
+                        writer.write(event)
+                    elif err.is_terminal:
+                        live.update(Text(printable(event.text), style="dim"), refresh=True)
+                return
+            except KeyboardInterrupt:  # the end of what a microphone hears; a second one ends the work
+                if hearing.stopped:
+                    raise
+                hearing.stop()
 
 
 def stats_lines(transcript: Transcript) -> list[str]:
@@ -491,7 +451,6 @@ def stats_lines(transcript: Transcript) -> list[str]:
             f"drafting {stats.n_accepted} of {stats.n_drafted} drafted tokens accepted ({shares}); "
             f"{stats.tau:.1f} tokens a pass"
         )
-    lines += [f"drafting {note}" for note in stats.draft_notes]
     if transcript.language_probability is not None:
         chance = f"{transcript.language_probability:.0%}".replace("%", " %")
         lines.append(f"language {transcript.language}, detected ({chance})")

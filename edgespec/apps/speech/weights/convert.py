@@ -9,6 +9,7 @@ F32. A convolution becomes a matrix whose rows hold the kernel of each input cha
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -49,9 +50,6 @@ from edgespec.llama.gguf import (
 from edgespec.models.whisper_files import ARCHITECTURE, CTRANSLATE2_MODEL, HUB_INDEX, HUB_WEIGHTS
 from edgespec.platform.files import replacing
 
-DRAFTS_FOR = "edgespec.whisper.drafts_for"
-"""Key of a decoder that was made for one target: that file's fingerprint."""
-
 WHISPER_TYPES = ("q8_0", "q6_k", "q5_1", "q5_0", "q4_1", "q4_0", "f16", "f32")
 """The types that matrices can have."""
 
@@ -72,39 +70,25 @@ SIZE_KEYS = {
 _F16 = 1  # enum ggml_type
 
 
-def _folder_kind(folder: Path) -> Callable[[Path], WhisperContents] | None:
-    if (folder / CTRANSLATE2_MODEL).is_file():
-        return ctranslate2.read_ctranslate2
-    if any((folder / name).is_file() for name in (HUB_WEIGHTS, HUB_INDEX)):
-        return safetensors.read_safetensors
-    return None
-
-
 def read_whisper(path: Path) -> WhisperContents:
     """Return the contents of a model of another program, its numbers unread and nothing checked but lengths.
 
     Raises UsageError if nothing there is such a model, EdgespecError if it is damaged.
     """
-    if path.is_dir():
-        read = _folder_kind(path)
-        if read is None:
-            raise UsageError(
-                f"{path}: no Whisper model: neither {CTRANSLATE2_MODEL} (CTranslate2) nor "
-                f"{HUB_WEIGHTS} (the hub) is in it"
-            )
-        contents = read(path)
-    else:
-        contents = _with_heads_beside(whisper_cpp.read_whisper_cpp(path))
-    return contents
-
-
-def _with_heads_beside(contents: WhisperContents) -> WhisperContents:
-    beside = contents.path.with_name(safetensors.GENERATION_FILE)
-    if not beside.is_file():
-        return contents
-    with blamed(beside):
-        heads = heads_in(read_json(beside))
-    return WhisperContents(contents.path, contents.sizes, contents.tokens, heads, contents.tensors)
+    if not path.is_dir():
+        contents, beside = whisper_cpp.read_whisper_cpp(path), path.with_name(safetensors.GENERATION_FILE)
+        if not beside.is_file():
+            return contents
+        with blamed(beside):
+            return replace(contents, alignment_heads=heads_in(read_json(beside)))
+    if (path / CTRANSLATE2_MODEL).is_file():
+        return ctranslate2.read_ctranslate2(path)
+    if any((path / name).is_file() for name in (HUB_WEIGHTS, HUB_INDEX)):
+        return safetensors.read_safetensors(path)
+    raise UsageError(
+        f"{path}: no Whisper model: neither {CTRANSLATE2_MODEL} (CTranslate2) nor {HUB_WEIGHTS} (the hub) is "
+        "in it"
+    )
 
 
 def check_whisper_type(type_name: str, field: str = "") -> None:

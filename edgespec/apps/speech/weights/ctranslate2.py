@@ -9,9 +9,11 @@ matrix; matrices of 8-bit integers have a scale for each row.
 
 from __future__ import annotations
 
+import math
 import mmap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,10 +29,8 @@ from edgespec.apps.speech.weights.reading import (
     blamed,
     heads_in,
     mapped,
-    n_numbers,
     ordinary_tokens,
     read_json,
-    slices,
 )
 from edgespec.models.whisper_files import CTRANSLATE2_MODEL
 
@@ -77,7 +77,7 @@ def _read_variables(reader: ByteReader) -> dict[str, _Variable]:
         name, rank = _name(reader), reader.number("B")
         shape = reader.shape("I", rank)
         kind, n_bytes = reader.numbers("BI")
-        if kind not in _TYPES or n_bytes != n_numbers(shape) * _TYPES[kind][1]:
+        if kind not in _TYPES or n_bytes != math.prod(shape) * _TYPES[kind][1]:
             raise BrokenModelError(f"the variable {name[:60]!r} has an unknown type or length")
         variables[name] = _Variable(shape, _TYPES[kind][0], reader.skip(n_bytes))
     for _ in range(0 if reader.is_at_end else min(reader.number("I"), _MOST_VARIABLES)):
@@ -111,7 +111,7 @@ class _Tensors:
 
     def number(self, name: str) -> int:
         variable = self._variables.get(name)
-        if variable is None or n_numbers(variable.shape) != 1 or variable.kind[-2:] not in ("i1", "i2", "i4"):
+        if variable is None or math.prod(variable.shape) != 1 or variable.kind[-2:] not in ("i1", "i2", "i4"):
             raise BrokenModelError(f"the number {name} is missing")
         return int(self._reader(variable)().reshape(-1)[0])
 
@@ -187,9 +187,16 @@ def _block(tensors: _Tensors, ours: str, theirs: str, has_cross: bool) -> Iterat
 def _linear(tensors: _Tensors, ours: list[str], theirs: str) -> Iterator[tuple[str, SourceTensor]]:
     """Yield weights and biases of the layers that CTranslate2 holds as one; keys have no bias."""
     for kind in ("weight", "bias"):
-        for name, tensor in zip(ours, slices(tensors.get(f"{theirs}/{kind}"), len(ours)), strict=True):
+        tensor = tensors.get(f"{theirs}/{kind}")
+        rows = tensor.shape[0] if tensor.shape else 0
+        if rows == 0 or rows % len(ours):
+            raise BrokenModelError(f"a tensor of {rows} rows cannot be cut into {len(ours)}")
+        size = rows // len(ours)
+        for i, name in enumerate(ours):
             if not (kind == "bias" and name.endswith(".key")):
-                yield f"{name}.{kind}", tensor
+                part = slice(i * size, (i + 1) * size)
+                read = partial(lambda whole, part: whole.read()[part], tensor, part)
+                yield f"{name}.{kind}", SourceTensor((size, *tensor.shape[1:]), read)
 
 
 def _norm(tensors: _Tensors, ours: str, theirs: str) -> Iterator[tuple[str, SourceTensor]]:

@@ -11,7 +11,7 @@ import mmap
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,8 @@ from edgespec.platform.files import check_file
 
 Floats = npt.NDArray[np.float32]
 
-_MOST_LAYERS, _MOST_STATE, _MOST_CONTEXT = 128, 8192, 1 << 16
-_MOST_VOCABULARY, _MULTILINGUAL, _LARGEST = 1 << 18, 51_865, 51_866
-_MOST_MELS = 512
+_MULTILINGUAL, _LARGEST = 51_865, 51_866
+_MOST = {"mels": 512, "vocab": 1 << 18, "ctx": 1 << 16, "state": 8192, "head": 8192, "layer": 128}
 N_SPECIAL = 1608
 """The fewest special tokens: 2, 99 languages, 6, and 1501 timestamps."""
 
@@ -119,21 +118,10 @@ def check_contents(contents: WhisperContents) -> None:
 
 def check_sizes(sizes: WhisperSizes) -> None:
     """Raise BrokenModelError for sizes that no Whisper model has."""
-    limits = {
-        "n_mels": _MOST_MELS,
-        "n_vocab": _MOST_VOCABULARY,
-        "n_audio_ctx": _MOST_CONTEXT,
-        "n_text_ctx": _MOST_CONTEXT,
-        "n_audio_state": _MOST_STATE,
-        "n_text_state": _MOST_STATE,
-        "n_audio_head": _MOST_STATE,
-        "n_text_head": _MOST_STATE,
-        "n_audio_layer": _MOST_LAYERS,
-        "n_text_layer": _MOST_LAYERS,
-    }
-    for name, most in limits.items():
-        if not (name != "n_audio_layer") <= getattr(sizes, name) <= most:  # a decoder alone has no encoder
-            raise BrokenModelError(f"{name} is {getattr(sizes, name)}")
+    for size in fields(sizes):
+        number, most = getattr(sizes, size.name), _MOST[size.name.rpartition("_")[2]]
+        if not (size.name != "n_audio_layer") <= number <= most:  # a decoder alone has no encoder
+            raise BrokenModelError(f"{size.name} is {number}")
     for part, state, heads in (
         ("audio", sizes.n_audio_state, sizes.n_audio_head),
         ("text", sizes.n_text_state, sizes.n_text_head),
@@ -195,25 +183,6 @@ def _attention(prefix: str, state: int, source: int) -> dict[str, tuple[int, ...
 
 def _norm(prefix: str, state: int) -> dict[str, tuple[int, ...]]:
     return {f"{prefix}.weight": (state,), f"{prefix}.bias": (state,)}
-
-
-def slices(tensor: SourceTensor, n: int) -> Iterator[SourceTensor]:
-    """Cut a tensor into `n` of equally many rows. Raises BrokenModelError if that cannot be."""
-    rows = tensor.shape[0] if tensor.shape else 0
-    if rows == 0 or rows % n:
-        raise BrokenModelError(f"a tensor of {rows} rows cannot be cut into {n}")
-    size = rows // n
-    for start in range(0, rows, size):
-        yield SourceTensor((size, *tensor.shape[1:]), _row_reader(tensor, start, size))
-
-
-def _row_reader(tensor: SourceTensor, start: int, size: int) -> Callable[[], Floats]:
-    return lambda: tensor.read()[start : start + size]
-
-
-def n_numbers(shape: tuple[int, ...]) -> int:
-    """Return the number of elements of a tensor of this shape."""
-    return math.prod(shape)
 
 
 # ---- the bytes ----

@@ -6,6 +6,7 @@ file = length of the description, description (JSON: name -> type, shape, first 
 from __future__ import annotations
 
 import json
+import math
 import mmap
 import re
 from collections.abc import Iterator
@@ -22,7 +23,6 @@ from edgespec.apps.speech.weights.reading import (
     blamed,
     heads_in,
     mapped,
-    n_numbers,
     ordinary_tokens,
     read_json,
 )
@@ -130,7 +130,7 @@ def _described(data: mmap.mmap, start: int, described: dict[str, Any]) -> Iterat
             raise BrokenModelError(f"the tensor {name[:60]!r} has no proper shape")
         code, size = _TYPES[kind]
         sizes = tuple(shape)
-        if not 0 <= first <= last <= len(data) - start or last - first != n_numbers(sizes) * size:
+        if not 0 <= first <= last <= len(data) - start or last - first != math.prod(sizes) * size:
             raise BrokenModelError(
                 f"the tensor {name[:60]!r} is cut off, or of another length than its shape"
             )

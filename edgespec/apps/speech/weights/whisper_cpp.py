@@ -9,6 +9,7 @@ All numbers are 32-bit integers, little-endian. Types of data are ggml's.
 
 from __future__ import annotations
 
+import math
 import mmap
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +28,6 @@ from edgespec.apps.speech.weights.reading import (
     blamed,
     check_sizes,
     mapped,
-    n_numbers,
     n_ordinary,
 )
 from edgespec.llama.gguf import F32, block_size, is_type, row_bytes, to_floats
@@ -43,31 +43,15 @@ def read_whisper_cpp(path: Path) -> WhisperContents:
         reader = ByteReader(data)
         if reader.bytes(4) != WHISPER_CPP_MAGIC:
             raise BrokenModelError("it does not begin as whisper.cpp's models do")
-        sizes = _sizes(reader)
+        *numbers, n_mels, _type = reader.numbers("11i")
+        sizes = WhisperSizes(n_mels, *numbers)
         check_sizes(sizes)
-        n_mels, n_bins = reader.numbers("ii")
-        if not (0 < n_mels <= sizes.n_mels and 0 < n_bins <= 1 << 12):
-            raise BrokenModelError(f"mel filters of {n_mels} by {n_bins}")
-        reader.skip(4 * n_mels * n_bins)
+        n_filters, n_bins = reader.numbers("ii")
+        if not (0 < n_filters <= n_mels and 0 < n_bins <= 1 << 12):
+            raise BrokenModelError(f"mel filters of {n_filters} by {n_bins}")
+        reader.skip(4 * n_filters * n_bins)
         tokens = _tokens(reader, sizes.n_vocab)
         return WhisperContents(path, sizes, tokens, (), _tensors(reader, data))
-
-
-def _sizes(reader: ByteReader) -> WhisperSizes:
-    n_vocab, audio_ctx, audio_state, audio_head, audio_layer = reader.numbers("5i")
-    text_ctx, text_state, text_head, text_layer, n_mels, _type = reader.numbers("6i")
-    return WhisperSizes(
-        n_mels=n_mels,
-        n_vocab=n_vocab,
-        n_audio_ctx=audio_ctx,
-        n_audio_state=audio_state,
-        n_audio_head=audio_head,
-        n_audio_layer=audio_layer,
-        n_text_ctx=text_ctx,
-        n_text_state=text_state,
-        n_text_head=text_head,
-        n_text_layer=text_layer,
-    )
 
 
 def _tokens(reader: ByteReader, n_vocab: int) -> tuple[bytes, ...]:
@@ -96,7 +80,7 @@ def _tensors(reader: ByteReader, data: mmap.mmap) -> dict[str, SourceTensor]:
         if not is_type(kind) or not sizes or sizes[0] % block_size(kind):
             raise BrokenModelError(f"the tensor {name[:60]!r} has the unknown type {kind}")
         shape = sizes[::-1]
-        start = reader.skip(row_bytes(kind, sizes[0]) * n_numbers(sizes[1:]))
+        start = reader.skip(row_bytes(kind, sizes[0]) * math.prod(sizes[1:]))
         if name.endswith(".bias") and len(shape) == 2 and shape[1] == 1:  # of a convolution
             shape = shape[:1]
         tensors[name] = SourceTensor(shape, _reader(data, start, shape, kind))
@@ -108,7 +92,7 @@ def _reader(data: mmap.mmap, start: int, shape: tuple[int, ...], kind: int) -> C
         return array_reader(data, start, shape, "<f4" if kind == F32 else "<f2")
 
     def read() -> Floats:
-        width, rows = shape[-1], n_numbers(shape[:-1])
+        width, rows = shape[-1], math.prod(shape[:-1])
         n_bytes = row_bytes(kind, width)
         raw = np.frombuffer(data, np.uint8, rows * n_bytes, start).reshape(rows, n_bytes)
         return to_floats(raw, kind, width).reshape(shape)

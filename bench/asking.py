@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from edgespec import Engine, SamplingParams
-from edgespec.apps.bench.bench import run_of
+from edgespec.apps.bench.measure import run_of
 from edgespec.apps.bench.runs import PLAIN, Run, rotated
 from edgespec.apps.bench.variants import Variant
 from edgespec.decoding.records import Result

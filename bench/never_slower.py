@@ -52,7 +52,7 @@ from functools import partial
 import prompts as prompt_sets
 from asking import AUTO, FEWEST, Bench, at_plains_length, compared, in_order, own_cache
 from edgespec import Engine
-from edgespec.apps.bench.bench import run_of
+from edgespec.apps.bench.measure import run_of
 from edgespec.apps.bench.runs import PLAIN, Run, rotated
 from edgespec.apps.bench.variants import PLAIN_VARIANT, Variant, parse_variants
 from edgespec.llama.kernels import STOCK

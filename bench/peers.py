@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec import Engine
-from edgespec.apps.bench.bench import BenchSettings
+from edgespec.apps.bench.measure import BenchSettings
 from edgespec.apps.bench.peers import rendered, run_program
 from edgespec.apps.bench.runs import Run
 from edgespec.errors import EdgespecError

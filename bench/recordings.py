@@ -4,7 +4,7 @@ r"""Measures `edgespec transcribe` on recordings, beside faster-whisper and whis
         --faster-whisper "PYTHON DIR" --whisper-cpp "whisper-cli ggml-base-q8_0.bin"
 
 NAME.txt beside NAME.wav says what is said in it: then word errors are counted (lower case, no punctuation).
-Everything is decoded at temperature 0 without fallback; loading is not counted. faster-whisper runs in a
+Everything is decoded greedily without fallback; loading is not counted. faster-whisper runs in a
 Python that has it, with int8 weights.
 """
 
@@ -14,11 +14,10 @@ import argparse
 import json
 import re
 import shlex
-import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,9 +42,7 @@ model = faster_whisper.WhisperModel(
 for line in sys.stdin:
     asked = json.loads(line)
     began = time.perf_counter()
-    segments, _ = model.transcribe(
-        asked["file"], language=asked["language"], beam_size=asked["beam"], temperature=0.0
-    )
+    segments, _ = model.transcribe(asked["file"], language=asked["language"], beam_size=1, temperature=0.0)
     text = "".join(segment.text for segment in segments)
     print(json.dumps({"seconds": time.perf_counter() - began, "text": text.strip()}), flush=True)
 """
@@ -70,7 +67,6 @@ def edgespec(args: argparse.Namespace, draft: str) -> Hear:
     """Return a function that hears with `edgespec transcribe`, drafted by `draft`."""
     command = [sys.executable, "-m", "edgespec", "transcribe", "--json", "--temp", "0", "--draft", draft]
     command += ["--model", args.model, "--threads", str(args.threads)]
-    command += ["--beam", str(args.beam)] if args.beam > 1 else []
     command += ["--language", args.language] if args.language else []
 
     def hear(file: Path) -> tuple[float, str]:
@@ -83,9 +79,8 @@ def edgespec(args: argparse.Namespace, draft: str) -> Hear:
 def whisper_cpp(args: argparse.Namespace) -> Hear:
     """Return a function that hears with whisper.cpp's program; its own time for loading is taken off."""
     program, model = shlex.split(args.whisper_cpp)
-    beams = ["-bs", str(args.beam), "-bo", str(args.beam)]
-    command = [program, "-m", str(Path(model).absolute()), "-t", str(args.threads), *beams]
-    command += ["-l", args.language or "auto", "-nf"]
+    command = [program, "-m", str(Path(model).absolute()), "-t", str(args.threads)]
+    command += ["-l", args.language or "auto", "-nf", "-bs", "1", "-bo", "1"]
 
     def hear(file: Path) -> tuple[float, str]:
         done = run_program([*command, str(file.absolute())], TIMEOUT_S)
@@ -107,7 +102,7 @@ def faster_whisper(args: argparse.Namespace) -> Iterator[Hear]:
         assert answers is not None
 
         def hear(file: Path) -> tuple[float, str]:
-            asked = {"file": str(file.absolute()), "language": args.language, "beam": args.beam}
+            asked = {"file": str(file.absolute()), "language": args.language}
             asking.write(json.dumps(asked) + "\n")
             asking.flush()
             line = answers.readline()
@@ -142,24 +137,21 @@ def word_errors(known: str, heard: str) -> int:
 
 
 def report(runs: list[Heard], files: list[Path], audio_s: float) -> None:
-    """Print for each contender: seconds of all recordings, and how the others' compare with the first."""
+    """Print for each contender the seconds of all recordings, word errors, and texts like the first's."""
     known = {
         file.name: file.with_suffix(".txt").read_text() for file in files if file.with_suffix(".txt").exists()
     }
     names = list(dict.fromkeys(run.contender for run in runs))
     rounds = sorted({run.round for run in runs})
-    sums = {
-        n: [sum(r.seconds for r in runs if (r.contender, r.round) == (n, i)) for i in rounds] for n in names
-    }
     first = {run.file: run.text for run in runs if run.contender == names[0]}
     for name in names:
-        median, low, high = spread(sums[name])
-        times = statistics.median(own / base for own, base in zip(sums[name], sums[names[0]], strict=True))
+        sums = [sum(one.seconds for one in runs if (one.contender, one.round) == (name, i)) for i in rounds]
+        median, low, high = spread(sums)
         own = {run.file: run.text for run in runs if run.contender == name}
         errors = sum(word_errors(text, own[file]) for file, text in known.items()) if known else "unavailable"
         print(
             f"{name:32} {median:7.2f} s ({low:.2f} - {high:.2f})  {audio_s / median:5.1f} times real time  "
-            f"{times:5.2f} of the first's  word errors {errors}  texts as the first's "
+            f"word errors {errors}  texts as the first's "
             f"{sum(own[file] == text for file, text in first.items())}/{len(first)}"
         )
 
@@ -170,7 +162,6 @@ def main() -> None:
     parse.add_argument("--model", default="whisper-base")
     parse.add_argument("--drafts", default="none", help="of edgespec, with commas: none, auto, NAME")
     parse.add_argument("--language")
-    parse.add_argument("--beam", type=int, default=1)
     parse.add_argument("--rounds", type=int, default=3)
     parse.add_argument("--faster-whisper", metavar="'PYTHON DIR'")
     parse.add_argument("--whisper-cpp", metavar="'WHISPER-CLI FILE'")
@@ -184,10 +175,9 @@ def main() -> None:
     if args.whisper_cpp:
         contenders["whisper.cpp"] = whisper_cpp(args)
     measuring = Measuring(args)
-    if args.faster_whisper:
-        with faster_whisper(args) as hear:
-            runs = measure(files, {**contenders, "faster-whisper": hear}, args.rounds)
-    else:
+    with ExitStack() as stack:
+        if args.faster_whisper:
+            contenders["faster-whisper"] = stack.enter_context(faster_whisper(args))
         runs = measure(files, contenders, args.rounds)
     measuring.end()
     print(f"{len(files)} recordings, {audio_s:.0f} s; {measuring}")

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import prompts as prompt_sets
 from edgespec import Engine
-from edgespec.apps.bench.bench import BenchSettings, Peer, generate, warm_up
+from edgespec.apps.bench.measure import BenchSettings, Peer, generate, warm_up
 from edgespec.apps.bench.peers import LlamaCpp, LlamaCppPeer, context_for
 from edgespec.apps.bench.runs import Run, rotated
 from edgespec.apps.bench.summary import compare

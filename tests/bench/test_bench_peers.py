@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from edgespec import Engine
-from edgespec.apps.bench.bench import BenchSettings
+from edgespec.apps.bench.measure import BenchSettings
 from edgespec.apps.bench.peers import DRAFTED_PROGRAM, PLAIN_PROGRAM, rendered
 from edgespec.errors import EdgespecError
 from edgespec.models.suites import Prompt

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from command_line import COMMAND, failed, run_cli
-from edgespec.apps.bench.bench import measure
 from edgespec.apps.bench.commands import bench as bench_room
+from edgespec.apps.bench.measure import measure
 from edgespec.apps.bench.peers import DRAFTED_PROGRAM, PLAIN_PROGRAM
 from edgespec.apps.bench.runs import BenchmarkOutcome
 from edgespec.apps.energy.meter import EnergyMeter
@@ -341,7 +341,7 @@ def test_interrupted_before_the_first_run(in_process, monkeypatch, capsys):
     def interrupted(*_arguments, **_options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("edgespec.apps.bench.bench.measure", interrupted)
+    monkeypatch.setattr("edgespec.apps.bench.measure.measure", interrupted)
     assert in_process() == 130
     shown = capsys.readouterr()
     assert (shown.out, shown.err) == ("", "edgespec: interrupted\n")
@@ -414,7 +414,7 @@ def test_one_file_that_fails_does_not_keep_the_others(in_process, monkeypatch, c
         folder.rmdir()
         return real(*arguments, **options)
 
-    monkeypatch.setattr("edgespec.apps.bench.bench.measure", then_gone)
+    monkeypatch.setattr("edgespec.apps.bench.measure.measure", then_gone)
     assert in_process("--csv", folder / "x.csv", "--report", tmp_path / "x.html") == 1
     shown = capsys.readouterr()
     assert shown.out.startswith("target, drafted by draft\n")

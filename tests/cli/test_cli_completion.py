@@ -12,8 +12,8 @@ from typing import get_type_hints
 import pytest
 
 from edgespec.apps.bench.accuracy import WINDOW
-from edgespec.apps.bench.bench import BUDGET_S, PRECISION, BenchSettings
 from edgespec.apps.bench.commands import bench, bench_options, calibrate, compare
+from edgespec.apps.bench.measure import BUDGET_S, PRECISION, BenchSettings
 from edgespec.apps.bench.variants import parse_variants
 from edgespec.apps.forge import make, request
 from edgespec.apps.forge.commands import draft as draft_options

@@ -5,33 +5,29 @@
 
 Rounds are the outer loop: every cell is measured once, then every cell again. So a machine that becomes
 slower affects all cells alike, and a comparison stopped after a round has a whole table. Each cell runs in
-its own process, so that its peak memory is not another's and a crash ends only that cell.
+its own process (measure.py).
 """
 
 from __future__ import annotations
 
 import glob
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
-from edgespec.apps.bench.bench import BenchSettings, leaving_no_trace, turns, unfit, warm_up
-from edgespec.apps.bench.runs import Cell, Run, is_kept, keep, read_kept, rotated
+from edgespec.apps.bench.measure import BenchSettings, CellTask
+from edgespec.apps.bench.runs import Cell, is_kept, keep, read_kept, rotated
 from edgespec.apps.bench.variants import Variant
 from edgespec.decoding.choices import DrafterName
-from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.llama.choices import KernelsChoice
 from edgespec.models.quantizations import FileFacts
 from edgespec.models.suites import Prompt
-from edgespec.platform.child import REFUSED, ChildExit, ReportingChild, answer, say
 from edgespec.platform.files import write_atomically
-from edgespec.platform.machine import MachineWatch
-from edgespec.platform.memory import peak_rss_bytes
-from edgespec.platform.metering import choose_meter
 
 NO_DRAFT, SUFFIX, MTP = "none", "suffix", "mtp"
 """Used instead of a draft model's name: no drafts, those from text seen before, or those of the head in the
@@ -195,61 +191,41 @@ class ComparisonRun:
         done = 0
         for round_ in range(plan.rounds):
             for combination in rotated(plan.combinations, round_):
-                before = done
+                begun = ComparisonProgress(combination, round_, "", done, total)
                 if combination not in self._skipped and self._stored(combination, round_) is None:
-                    on_progress(ComparisonProgress(combination, round_, "", done, total))
-                    for prompt in self._measure(combination, round_):
-                        done += 1
-                        on_progress(ComparisonProgress(combination, round_, prompt, done, total))
-                done = before + plan.n_runs(combination)
-                on_progress(ComparisonProgress(combination, round_, "", done, total))
+                    on_progress(begun)
+                    self._measure(begun, on_progress)
+                done += plan.n_runs(combination)
+                on_progress(replace(begun, done=done))
 
-    def _measure(self, combination: Combination, round_: int) -> Iterator[str]:
-        """Yield the prompt of each run of a cell in one round, and write the runs once all are complete."""
-        plan = self.plan
-        draft = combination.draft_model
-        paths = [str(self._paths[name]) for name in (combination.target, draft) if name]
-        request = _CellRequest(plan, combination, round_, *paths)
-        kernels, peak = "", 0
-        runs: list[Run] = []
-        warnings: list[str] = []
-        watch = MachineWatch(n_threads=plan.n_threads)
-        conversation = ReportingChild("edgespec.apps.bench.compare", "_in_child", request)
-        for kind, value in conversation:
-            match kind:
-                case "kernels":
-                    kernels = value
-                case "run":
-                    runs.append(msgspec.convert(value, Run))
-                    watch.sample()
-                    yield runs[-1].prompt
-                case "message":
-                    warnings.append(value)
-                case "peak":
-                    peak = value
-        ended = conversation.ended
-        if ended.code == 0:
-            cell = Cell(
-                combination.target,
-                _draft(combination),
-                kernels,
-                tuple(runs),
-                peak,
+    def _measure(self, begun: ComparisonProgress, on_progress: Callable[[ComparisonProgress], None]) -> None:
+        """Measure a cell in one round, and write the runs once all are complete; else keep why not."""
+        combination, round_ = begun.combination, begun.round
+        plan, draft, counted = self.plan, combination.draft_model, itertools.count(begun.done + 1)
+        settings = combination.restrict(plan.settings)
+        task = CellTask(
+            target=str(self._paths[combination.target]),
+            draft=str(self._paths[draft]) if draft else None,
+            drafter=combination.drafter(settings),
+            kernels=combination.kernels,
+            n_threads=plan.n_threads,
+            prompts=plan.prompts,
+            sittings=((settings, round_),),
+            assume_watts=plan.assume_watts,
+        )
+        try:
+            found = task.measure(
+                lambda run: on_progress(replace(begun, prompt=run.prompt, done=next(counted)))
             )
-            warnings += watch.warnings()
-            measured = _CellFile(cell, tuple(warnings))
-            keep(self._file(combination, round_), plan.key(combination, round_), measured)
+        except EdgespecError as error:
+            why = str(error)
+            for name, path in self._paths.items():  # the process knows its models by their files
+                why = why.replace(str(path), name)
+            self._skipped[combination] = why
             return
-        self._skipped[combination] = self._why_ended(ended)
-
-    def _why_ended(self, ended: ChildExit) -> str:
-        why = ended.complaint
-        for name, path in self._paths.items():  # the process knows its models by their files
-            why = why.replace(str(path), name)
-        if ended.code == REFUSED:
-            return why
-        how = f"by signal {-ended.code}" if ended.code and ended.code < 0 else f"with code {ended.code}"
-        return f"its process ended {how}: {why or 'it may have run out of memory'}"
+        cell = Cell(combination.target, _draft(combination), found.kernels, found.runs, found.peak_rss_bytes)
+        file = self._file(combination, round_)
+        keep(file, plan.key(combination, round_), _CellFile(cell, found.warnings))
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -316,51 +292,3 @@ def _merged(rounds: Sequence[Cell]) -> Cell:
         runs=tuple(run for cell in rounds for run in cell.runs),
         peak_rss_bytes=max(cell.peak_rss_bytes or 0 for cell in rounds),
     )
-
-
-# ---- a cell's process ----
-
-
-@dataclass(frozen=True, slots=True)
-class _CellRequest:
-    """The job that a cell's process reads from stdin."""
-
-    plan: ComparisonPlan
-    combination: Combination
-    round: int
-    target: str
-    """The model's file, and the draft's."""
-    draft: str | None = None
-
-
-def _in_child() -> int:
-    return answer(_CellRequest, _measure)
-
-
-def _measure(request: _CellRequest) -> None:
-    plan, combination = request.plan, request.combination
-    settings = combination.restrict(plan.settings)
-    with (
-        choose_meter(assume_watts=plan.assume_watts) as meter,
-        Engine(
-            request.target,
-            request.draft,
-            drafter=combination.drafter(settings),
-            n_threads=plan.n_threads,
-            kernels=combination.kernels,
-            meter=meter,
-            on_message=lambda line: say("message", line),
-        ) as engine,
-    ):
-        if request.draft and engine.draft is None:
-            raise EdgespecError("one of the models cannot take tokens back: nothing is drafted")
-        if too_long := unfit(engine, plan.prompts, settings.n_predict):
-            name, why = next(iter(too_long.items()))
-            raise EdgespecError(f"{name}: {why.removeprefix(f'{name} is left out: ')}")
-        say("kernels", engine.kernels)
-        with leaving_no_trace(engine):
-            warm_up(engine, plan.prompts, settings)
-            for place, prompt in enumerate(plan.prompts):
-                for run in turns(engine, settings, prompt, request.round, place):
-                    say("run", run)
-        say("peak", peak_rss_bytes())

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edgespec.apps.bench.bench import BenchSettings
+from edgespec.apps.bench.measure import BenchSettings
 from edgespec.apps.bench.runs import PEER, PLAIN, Run
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.engine import Engine

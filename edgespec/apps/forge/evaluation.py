@@ -13,6 +13,7 @@ so for all alike. Every finished part is a file: an evaluation that was stopped 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -150,12 +151,9 @@ class Evaluator:
         file = self._folder / f"{key[:16]}.json"
         runs = read_kept(file, key, tuple[Run, ...])
         if runs is None:
-            found: list[Run] = []
+            counted = itertools.count(1)
             self._show(detail, 0.0)
-            for run in task.runs():
-                found.append(run)
-                self._show(detail, len(found) / task.n_runs)
-            runs = tuple(found)
+            runs = tuple(task.runs(lambda _run: self._show(detail, next(counted) / task.n_runs)))
             try:
                 keep(file, key, runs)
             except OSError as error:

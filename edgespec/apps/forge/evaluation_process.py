@@ -1,4 +1,4 @@
-"""The process that evaluates one draft: it answers prompts with the draft and without, in turns.
+"""What is measured of one draft: prompts are answered with the draft and without, in turns.
 
 timing     plain, and 4 tokens drafted at each step; greedy. The pair's profile learns from it
 round n    plain, and "auto" as users get it; greedy, then at 0.8
@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
-import msgspec
-
-from edgespec.apps.bench.bench import run_of, unfit
-from edgespec.apps.bench.runs import PLAIN, Run, rotated
-from edgespec.apps.bench.variants import PLAIN_VARIANT, Variant
-from edgespec.decoding.sampling import SamplingParams
-from edgespec.engine.engine import Engine
+from edgespec.apps.bench.measure import BenchSettings, CellTask
+from edgespec.apps.bench.runs import PLAIN, Run
+from edgespec.apps.bench.variants import Variant
+from edgespec.decoding.choices import DrafterName
 from edgespec.errors import EdgespecError
 from edgespec.llama.choices import KernelsChoice
 from edgespec.models.suites import Prompt
-from edgespec.platform.child import REFUSED, ReportingChild, answer, say
 
 GREEDY, SAMPLED = 0.0, 0.8
 
@@ -61,18 +57,27 @@ class EvaluationTask:
         """Most runs that this takes."""
         return (2 if self.round is None else 4) * len(self.prompts)
 
-    def runs(self) -> Iterator[Run]:
-        """Start the process and yield its runs as they end. Raises EdgespecError if it fails."""
-        child = ReportingChild("edgespec.apps.forge.evaluation_process", "_in_child", self)
-        for kind, value in child:
-            if kind == "run":
-                yield msgspec.convert(value, Run)
-        ended = child.ended
-        if ended.code == REFUSED:
-            raise EdgespecError(ended.complaint)
-        if ended.code != 0:
-            why = ended.complaint or "it may have run out of memory"
-            raise EdgespecError(f"its process ended with code {ended.code}: {why}")
+    def runs(self, on_run: Callable[[Run], None]) -> tuple[Run, ...]:
+        """Measure in a new process, and call `on_run` with each run at once. Raises EdgespecError."""
+        settings = self.settings
+        drafter: DrafterName = "auto" if self.draft else "suffix"
+        greedy = BenchSettings((_TIMED,), settings.n_predict, GREEDY, learns=True)
+        sittings = [(greedy, 0)]
+        if self.round is not None:
+            drafting = replace(greedy, variants=(Variant(DRAFTING, drafter),), learns=False)
+            sampled = replace(drafting, temperature=SAMPLED)
+            sittings = [(drafting, self.round), (sampled, self.round + settings.rounds)]
+        task = CellTask(
+            self.target,
+            self.draft,
+            drafter,
+            settings.kernels,
+            settings.n_threads,
+            self.prompts,
+            tuple(sittings),
+            leaves_out=True,
+        )
+        return task.measure(on_run).runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,61 +117,3 @@ def _acceptance(steps: Counter[tuple[int, int]]) -> tuple[float, ...]:
             break
         found.append(sum(n for (length, accepted), n in steps.items() if length > i < accepted) / tested)
     return tuple(found)
-
-
-# ---- in the process ----
-
-
-def _in_child() -> int:
-    return answer(EvaluationTask, _run)
-
-
-def _run(task: EvaluationTask) -> None:
-    settings = task.settings
-    with Engine(
-        task.target,
-        task.draft,
-        drafter="auto" if task.draft else "suffix",
-        n_threads=settings.n_threads,
-        kernels=settings.kernels,
-    ) as engine:
-        if task.draft and engine.draft is None:
-            raise EdgespecError("one of the models cannot take tokens back: nothing is drafted")
-        if task.round is None:
-            _answer_all(engine, task, _TIMED, GREEDY, 0)
-            return
-        drafting = Variant(DRAFTING, "auto" if task.draft else "suffix")
-        _answer_all(engine, task, drafting, GREEDY, task.round)
-        _answer_all(engine, task, drafting, SAMPLED, task.round + settings.rounds)
-        engine.forget(tables=True)  # the profile must not learn these prompts
-
-
-def _answer_all(
-    engine: Engine, task: EvaluationTask, drafting: Variant, temperature: float, round_: int
-) -> None:
-    """Answer each prompt plainly and drafting, in turns, and report the runs."""
-    n_predict, variants = task.settings.n_predict, (PLAIN_VARIANT, drafting)
-    too_long = unfit(engine, task.prompts, n_predict)
-    prompts = [prompt for prompt in task.prompts if prompt.id not in too_long]
-    if not prompts:
-        n_ctx = engine.target.n_ctx_train
-        raise EdgespecError(f"no prompt with {n_predict} tokens of answer fits in a context of {n_ctx}")
-
-    def generate(prompt: Prompt, variant: Variant) -> Run:
-        engine.forget(tables=task.round is not None)
-        result = engine.generate(
-            prompt.tokens or prompt.text,
-            params=SamplingParams(temperature=temperature),
-            seed=round_,
-            n_predict=n_predict,
-            drafter=variant.chosen,
-            gamma=variant.gamma,
-        )
-        return run_of(result, prompt, variant.name, round_)
-
-    longest = max(prompts, key=lambda one: len(one.tokens) or len(one.text))
-    for variant in variants:
-        generate(longest, variant)  # warm-up: contexts grow, weights are read
-    for place, prompt in enumerate(prompts):
-        for variant in rotated(variants, round_ + place):
-            say("run", generate(prompt, variant))

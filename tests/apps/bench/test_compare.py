@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.apps.bench import compare as room
+from edgespec.apps.bench import measure as room
 from edgespec.apps.bench import runs as kept_runs
-from edgespec.apps.bench.bench import BenchSettings
 from edgespec.apps.bench.compare import MTP, NO_DRAFT, SUFFIX, Combination, ComparisonPlan, ComparisonRun
+from edgespec.apps.bench.measure import BenchSettings
 from edgespec.apps.bench.runs import PLAIN, keep
 from edgespec.apps.bench.variants import parse_variants
 from edgespec.errors import UsageError
@@ -284,14 +284,14 @@ def test_cells_that_cannot_run_are_skipped(files, tmp_path):
 
 CRASHES = """
 import io, os, sys
-from edgespec.apps.bench import compare
+from edgespec.apps.bench import measure
 
 def _in_child():
     data = sys.stdin.buffer.read()
     if b'"suffix"' not in data and b'"draft":null' in data and {when}:
         {act}
     sys.stdin = io.TextIOWrapper(io.BytesIO(data))
-    return compare._in_child()
+    return measure._in_child()
 """
 
 
@@ -328,7 +328,7 @@ def test_a_cell_that_crashes_is_skipped(act, reason, files, tmp_path, crashing):
 
 
 def test_a_cell_that_crashes_later_is_warned_of(files, tmp_path, crashing):
-    crashing("os.abort()", """b'"round":1' in data""")
+    crashing("os.abort()", """b'"seed":0,"rule":null,"learns":false},1]' in data""")
     comparison, _ = measure(make_plan(files, ALONE, BOTH, rounds=3), files, tmp_path)
     assert [len(cell.runs) for cell in comparison.cells()] == [2, 12]
     (warning,) = told(comparison)

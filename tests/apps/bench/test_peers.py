@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from edgespec import Engine, SamplingParams
-from edgespec.apps.bench.bench import BenchSettings
+from edgespec.apps.bench.measure import BenchSettings
 from edgespec.apps.bench.peers import (
     DRAFTED_PROGRAM,
     PLAIN_PROGRAM,

@@ -33,7 +33,7 @@ def speeds(monkeypatch):
     """Runs of trials are made up: by the draft's file, how much faster than plain decoding it is."""
     gains = {}
 
-    def runs(self):
+    def runs(self, _on_run):
         name = self.draft.rpartition("/")[2] if self.draft else "none"
         gain = next((gain for part, gain in gains.items() if part in name), 1.0)
 

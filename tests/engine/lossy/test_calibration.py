@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from edgespec import Engine
-from edgespec.apps.bench.bench import read_answers
+from edgespec.apps.bench.measure import read_answers
 from edgespec.decoding.options import Waking
 from edgespec.engine.lossy.calibration import (
     ThresholdChoice,

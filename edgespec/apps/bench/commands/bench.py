@@ -21,7 +21,7 @@ from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.suites import Prompt, Suite
 
 if TYPE_CHECKING:
-    from edgespec.apps.bench.bench import BenchLimits, BenchProgress, BenchSettings
+    from edgespec.apps.bench.measure import BenchLimits, BenchProgress, BenchSettings
     from edgespec.apps.bench.peers import LlamaCppPeer
     from edgespec.apps.bench.runs import BenchmarkOutcome, Run
     from edgespec.engine.engine import Engine
@@ -54,7 +54,7 @@ class BenchMeasuring:
 
     def limits(self) -> BenchLimits:
         """Return when it ends. Raises UsageError."""
-        from edgespec.apps.bench.bench import BenchLimits
+        from edgespec.apps.bench.measure import BenchLimits
 
         return BenchLimits(_seconds(self.budget), self.precision, self.rounds)
 
@@ -153,8 +153,8 @@ class RunningBench:
         Prompts that do not fit are left out. Returns the exit code; raises the failure, and EdgespecError if
         no prompt is left.
         """
-        from edgespec.apps.bench.bench import BenchListener, measure, unfit
         from edgespec.apps.bench.commands.tables import write_results
+        from edgespec.apps.bench.measure import BenchListener, measure, unfit
         from edgespec.platform.machine import MachineWatch
 
         models = _models(self.engine, [peer.programs.draft for peer in self.peers])

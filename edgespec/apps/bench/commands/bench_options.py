@@ -14,7 +14,7 @@ from edgespec.errors import UsageError
 from edgespec.models.suites import DEFAULT, Suite, load_suite
 
 if TYPE_CHECKING:
-    from edgespec.apps.bench.bench import BenchSettings
+    from edgespec.apps.bench.measure import BenchSettings
 
 ACCURACY = "Accuracy"
 _PANEL = "Prompts"
@@ -75,7 +75,7 @@ class VariantChoice:
 
     def settings(self, prompts: SuitePrompts) -> BenchSettings:
         """Return how the answers to `prompts` are made. Raises UsageError."""
-        from edgespec.apps.bench.bench import BenchSettings
+        from edgespec.apps.bench.measure import BenchSettings
         from edgespec.apps.bench.variants import parse_variants
 
         return BenchSettings(

@@ -72,7 +72,7 @@ def calibrate_command(
     The target answers the prompts alone, and the small model reads its answers: where it would have
     written something else, and how sure it was, gives the loss and the target's share for every threshold.
     """
-    from edgespec.apps.bench.bench import read_answers
+    from edgespec.apps.bench.measure import read_answers
     from edgespec.decoding.options import SPAN
     from edgespec.engine.lossy.calibration import check_storable, store
     from edgespec.engine.lossy.teacher import SIGNALS

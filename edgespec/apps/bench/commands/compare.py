@@ -31,8 +31,8 @@ from edgespec.platform.files import check_folder, read_text_file
 from edgespec.platform.kept import QUANTIZED
 
 if TYPE_CHECKING:
-    from edgespec.apps.bench.bench import BenchSettings
     from edgespec.apps.bench.compare import Combination, ComparisonPlan, ComparisonProgress
+    from edgespec.apps.bench.measure import BenchSettings
     from edgespec.apps.bench.runs import AccuracyScore, BenchmarkOutcome, ProblemsSolved
     from edgespec.models.quantizations import FileFacts, ModelFile
 

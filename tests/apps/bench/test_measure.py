@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from edgespec import Engine
-from edgespec.apps.bench import bench
-from edgespec.apps.bench.bench import (
+from edgespec.apps.bench import measure as bench
+from edgespec.apps.bench.measure import (
     BenchLimits,
     BenchListener,
     BenchProgress,

@@ -1,4 +1,8 @@
-"""Measures one pair on a suite of prompts, plain decoding and speculation in turns, and returns raw runs.
+"""Measures targets with drafts on prompts, plain decoding and speculation in turns, and returns raw runs.
+
+`bench` measures the engine that it holds until a limit is reached. `compare`, `draft make` and `draft eval`
+measure cells: each is a process of its own, so that its peak memory is not another's and a crash ends only it
+(`CellTask`); who calls keeps its runs (runs.py).
 
     round 0   prompt 1: plain, auto    prompt 2: auto, plain    ...
     round 1   prompt 1: auto, plain    prompt 2: plain, auto    ...
@@ -14,25 +18,31 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
+
+import msgspec
 
 from edgespec.apps.bench.runs import Run, WorkProgressFn, rotated, text_hash
 from edgespec.apps.bench.summary import noise
 from edgespec.apps.bench.variants import PLAIN_VARIANT, Variant
-from edgespec.decoding.choices import Rule
+from edgespec.decoding.choices import DrafterName, Rule
 from edgespec.decoding.options import Options
 from edgespec.decoding.records import Result
 from edgespec.decoding.sampling import SamplingParams
+from edgespec.engine.engine import Engine
 from edgespec.engine.lossy.teacher import TeacherForcing, TeacherScores
 from edgespec.engine.stream import Stream
 from edgespec.errors import EdgespecError
+from edgespec.llama.choices import KernelsChoice
 from edgespec.models.suites import Prompt
+from edgespec.platform.child import REFUSED, ChildExit, ReportingChild, say
+from edgespec.platform.child import answer as answer_request
+from edgespec.platform.machine import MachineWatch
+from edgespec.platform.memory import peak_rss_bytes
+from edgespec.platform.metering import choose_meter
 from edgespec.platform.signals import Cancellation
-
-if TYPE_CHECKING:
-    from edgespec.engine.engine import Engine
 
 BUDGET_S = 600.0
 """Seconds that a benchmark may take by default, without loading."""
@@ -58,6 +68,8 @@ class BenchSettings:
     """Seed of round 0; each further round's is one higher."""
     rule: Rule | None = None
     """None: "match", which writes the same texts as plain decoding."""
+    learns: bool = False
+    """Whether the pair's profile learns from the runs; otherwise each begins with the same one."""
 
     def __post_init__(self) -> None:
         """Raise UsageError for values that no generation accepts, before anything is loaded."""
@@ -126,7 +138,7 @@ def _stream(
     engine: Engine, prompt: Prompt, variant: Variant, settings: BenchSettings, round_: int = 0
 ) -> Stream:
     """Begin to answer as a new process would, with the profile that the engine was made with."""
-    engine.forget(tables=True)
+    engine.forget(tables=not settings.learns)
     return engine.stream(
         prompt.tokens or prompt.text,
         params=settings.params,
@@ -334,3 +346,107 @@ def _run_peers(peers: list[Peer], prompt: Prompt, round_: int, listener: BenchLi
 
 def _rounds(n: int) -> str:
     return f"{n} round{'' if n == 1 else 's'}"
+
+
+# ---- a cell in its own process ----
+
+
+@dataclass(frozen=True, slots=True)
+class CellTask:
+    """What the process of a cell measures: a target with a draft, or without one."""
+
+    target: str
+    """The model's file, and the draft's."""
+    draft: str | None
+    drafter: DrafterName
+    """The drafter that the engine loads models for."""
+    kernels: KernelsChoice
+    n_threads: int | None
+    prompts: tuple[Prompt, ...]
+    sittings: tuple[tuple[BenchSettings, int], ...]
+    """Settings and the round, one after the other over all prompts."""
+    assume_watts: float | None = None
+    leaves_out: bool = False
+    """Whether prompts that do not fit are left out; otherwise nothing is measured."""
+
+    @property
+    def n_runs(self) -> int:
+        """The number of runs, if all prompts fit."""
+        return len(self.prompts) * sum(1 + len(settings.variants) for settings, _ in self.sittings)
+
+    def measure(self, on_run: Callable[[Run], None]) -> MeasuredCell:
+        """Measure in a new process, and call `on_run` with each run at once. Raises EdgespecError."""
+        kernels, peak = "", 0
+        runs: list[Run] = []
+        warnings: list[str] = []
+        watch = MachineWatch(n_threads=self.n_threads)
+        child = ReportingChild("edgespec.apps.bench.measure", "_in_child", self)
+        for kind, value in child:
+            match kind:
+                case "kernels":
+                    kernels = value
+                case "run":
+                    runs.append(msgspec.convert(value, Run))
+                    watch.sample()
+                    on_run(runs[-1])
+                case "message":
+                    warnings.append(value)
+                case "peak":
+                    peak = value
+        if child.ended.code != 0:
+            raise EdgespecError(_why_ended(child.ended))
+        return MeasuredCell(kernels, tuple(runs), peak, (*warnings, *watch.warnings()))
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredCell:
+    """What the process of a cell measured."""
+
+    kernels: str
+    """The instruction set of edgespec's kernels, or "stock"."""
+    runs: tuple[Run, ...]
+    peak_rss_bytes: int
+    """The largest resident memory of the process, mapped model files included."""
+    warnings: tuple[str, ...]
+    """The engine's, and disturbances of the machine."""
+
+
+def _why_ended(ended: ChildExit) -> str:
+    if ended.code == REFUSED:
+        return ended.complaint
+    how = f"by signal {-ended.code}" if ended.code and ended.code < 0 else f"with code {ended.code}"
+    return f"its process ended {how}: {ended.complaint or 'it may have run out of memory'}"
+
+
+def _in_child() -> int:
+    return answer_request(CellTask, _measure_cell)
+
+
+def _measure_cell(task: CellTask) -> None:
+    with (
+        choose_meter(assume_watts=task.assume_watts) as meter,
+        Engine(
+            task.target,
+            task.draft,
+            drafter=task.drafter,
+            n_threads=task.n_threads,
+            kernels=task.kernels,
+            meter=meter,
+            on_message=lambda line: say("message", line),
+        ) as engine,
+    ):
+        if task.draft and engine.draft is None:
+            raise EdgespecError("one of the models cannot take tokens back: nothing is drafted")
+        say("kernels", engine.kernels)
+        for settings, round_ in task.sittings:
+            too_long = unfit(engine, task.prompts, settings.n_predict)
+            prompts = [prompt for prompt in task.prompts if prompt.id not in too_long]
+            if too_long and not (task.leaves_out and prompts):
+                name, why = next(iter(too_long.items()))
+                raise EdgespecError(f"{name}: {why.removeprefix(f'{name} is left out: ')}")
+            with nullcontext() if settings.learns else leaving_no_trace(engine):
+                warm_up(engine, prompts, settings)
+                for place, prompt in enumerate(prompts):
+                    for run in turns(engine, settings, prompt, round_, place):
+                        say("run", run)
+        say("peak", peak_rss_bytes())

@@ -14,13 +14,10 @@ import argparse
 import json
 import re
 import shlex
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import jiwer
 
@@ -28,7 +25,7 @@ from edgespec.apps.bench.peers import TIMEOUT_S, run_program
 from edgespec.apps.bench.runs import rotated
 from edgespec.apps.speech.audio import read_audio
 from edgespec.apps.speech.mel import SAMPLE_RATE
-from edgespec.errors import EdgespecError, UsageError
+from edgespec.errors import UsageError
 from script import Measuring, parser, spread, start
 
 SOUND = (".wav", ".flac", ".mp3", ".m4a", ".ogg", ".opus")
@@ -39,17 +36,14 @@ import faster_whisper
 model = faster_whisper.WhisperModel(
     sys.argv[1], device="cpu", compute_type="int8", cpu_threads=int(sys.argv[2]), local_files_only=True
 )
-for line in sys.stdin:
-    asked = json.loads(line)
-    began = time.perf_counter()
-    segments, _ = model.transcribe(asked["file"], language=asked["language"], beam_size=1, temperature=0.0)
-    text = "".join(segment.text for segment in segments)
-    print(json.dumps({"seconds": time.perf_counter() - began, "text": text.strip()}), flush=True)
+began = time.perf_counter()
+segments, _ = model.transcribe(sys.argv[3], language=sys.argv[4] or None, beam_size=1, temperature=0.0)
+text = "".join(segment.text for segment in segments)
+print(json.dumps({"seconds": time.perf_counter() - began, "text": text.strip()}))
 """
 
 
-@dataclass(frozen=True)
-class Heard:
+class Heard(NamedTuple):
     """One recording heard once."""
 
     file: str
@@ -91,30 +85,16 @@ def whisper_cpp(args: argparse.Namespace) -> Hear:
     return hear
 
 
-@contextmanager
-def faster_whisper(args: argparse.Namespace) -> Iterator[Hear]:
-    """Start faster-whisper in its own process, and return a function that hears with it."""
+def faster_whisper(args: argparse.Namespace) -> Hear:
+    """Return a function that hears with faster-whisper, in a Python that has it."""
     python, folder = shlex.split(args.faster_whisper)
-    command = [python, "-c", FASTER_WHISPER, folder, str(args.threads)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
-        asking, answers = child.stdin, child.stdout
-        assert asking is not None
-        assert answers is not None
 
-        def hear(file: Path) -> tuple[float, str]:
-            asked = {"file": str(file.absolute()), "language": args.language}
-            asking.write(json.dumps(asked) + "\n")
-            asking.flush()
-            line = answers.readline()
-            if not line:
-                raise EdgespecError("faster-whisper ended")
-            told: dict[str, Any] = json.loads(line)
-            return told["seconds"], told["text"]
+    def hear(file: Path) -> tuple[float, str]:
+        options = [folder, str(args.threads), str(file.absolute()), args.language or ""]
+        told = json.loads(run_program([python, "-c", FASTER_WHISPER, *options], TIMEOUT_S).stdout)
+        return told["seconds"], told["text"]
 
-        try:
-            yield hear
-        finally:
-            child.kill()
+    return hear
 
 
 def measure(files: list[Path], contenders: dict[str, Hear], rounds: int) -> list[Heard]:
@@ -174,11 +154,10 @@ def main() -> None:
     contenders = {f"edgespec, draft {draft}": edgespec(args, draft) for draft in args.drafts.split(",")}
     if args.whisper_cpp:
         contenders["whisper.cpp"] = whisper_cpp(args)
+    if args.faster_whisper:
+        contenders["faster-whisper"] = faster_whisper(args)
     measuring = Measuring(args)
-    with ExitStack() as stack:
-        if args.faster_whisper:
-            contenders["faster-whisper"] = stack.enter_context(faster_whisper(args))
-        runs = measure(files, contenders, args.rounds)
+    runs = measure(files, contenders, args.rounds)
     measuring.end()
     print(f"{len(files)} recordings, {audio_s:.0f} s; {measuring}")
     report(runs, files, audio_s)

@@ -13,13 +13,13 @@ from __future__ import annotations
 import glob
 import hashlib
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
-from edgespec.apps.bench.measure import BenchSettings, CellTask
+from edgespec.apps.bench.measure import BenchSettings, CellTask, MeasuredCell
 from edgespec.apps.bench.runs import Cell, is_kept, keep, read_kept, rotated
 from edgespec.apps.bench.variants import Variant
 from edgespec.decoding.choices import DrafterName
@@ -109,15 +109,6 @@ class ComparisonPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class _CellFile:
-    """A file of runs, kept under its `ComparisonPlan.key`."""
-
-    cell: Cell
-    warnings: tuple[str, ...] = ()
-    """Disturbances of the machine during the runs, and the engine's warnings."""
-
-
-@dataclass(frozen=True, slots=True)
 class ComparisonProgress:
     """How far a comparison is: the run that begins, and how many of all are done."""
 
@@ -180,9 +171,9 @@ class ComparisonRun:
     def _file(self, combination: Combination, round_: int) -> Path:
         return self._runs / f"{combination.name}.{round_}.json"
 
-    def _stored(self, combination: Combination, round_: int) -> _CellFile | None:
+    def _stored(self, combination: Combination, round_: int) -> MeasuredCell | None:
         """Return a cell's runs in a round; None if their file is missing, outdated or damaged."""
-        return read_kept(self._file(combination, round_), self.plan.key(combination, round_), _CellFile)
+        return read_kept(self._file(combination, round_), self.plan.key(combination, round_), MeasuredCell)
 
     def run(self, on_progress: Callable[[ComparisonProgress], None] = lambda _progress: None) -> None:
         """Measure what is missing. Raises OSError if a cell cannot be written; earlier cells stay."""
@@ -223,9 +214,7 @@ class ComparisonRun:
                 why = why.replace(str(path), name)
             self._skipped[combination] = why
             return
-        cell = Cell(combination.target, _draft(combination), found.kernels, found.runs, found.peak_rss_bytes)
-        file = self._file(combination, round_)
-        keep(file, plan.key(combination, round_), _CellFile(cell, found.warnings))
+        keep(self._file(combination, round_), plan.key(combination, round_), found)
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -244,7 +233,7 @@ class ComparisonRun:
         )
         kernels: dict[Combination, set[str]] = {}
         for (combination, _), found in stored.items():
-            kernels.setdefault(combination, set()).add(found.cell.kernels)
+            kernels.setdefault(combination, set()).add(found.kernels)
         mixed = (
             f"{combination.name}: its rounds had other kernels ({', '.join(sorted(names))}), and only those "
             "like the first count; --fresh measures all again"
@@ -258,15 +247,17 @@ class ComparisonRun:
         found = []
         for combination in self.plan.combinations:
             rounds = [self._stored(combination, round_) for round_ in range(self.plan.rounds)]
-            measured = [found.cell for found in rounds if found]
-            measured = [cell for cell in measured if cell.kernels == measured[0].kernels]
-            if measured:
-                found.append(_merged(measured))
-            else:
-                reason = self._skipped.get(combination, "not measured yet")
-                found.append(
-                    Cell(combination.target, _draft(combination), combination.kernels, skipped=reason)
-                )
+            measured = [one for one in rounds if one]
+            alike = [one for one in measured if one.kernels == measured[0].kernels]
+            cell = Cell(
+                combination.target,
+                None if combination.draft == NO_DRAFT else combination.draft,
+                kernels=alike[0].kernels if alike else combination.kernels,
+                runs=tuple(run for one in alike for run in one.runs),
+                peak_rss_bytes=max((one.peak_rss_bytes for one in alike), default=None),
+                skipped="" if alike else self._skipped.get(combination, "not measured yet"),
+            )
+            found.append(cell)
         return tuple(found)
 
 
@@ -280,15 +271,3 @@ def _stored_plan(folder: Path) -> ComparisonPlan | None:
     except (msgspec.DecodeError, UnicodeDecodeError, EdgespecError) as error:
         problem = f"{file}: holds no comparison plan that edgespec wrote: {error}"
         raise UsageError(f"{problem}; delete it, or choose another folder") from None
-
-
-def _draft(combination: Combination) -> str | None:
-    return None if combination.draft == NO_DRAFT else combination.draft
-
-
-def _merged(rounds: Sequence[Cell]) -> Cell:
-    return replace(
-        rounds[0],
-        runs=tuple(run for cell in rounds for run in cell.runs),
-        peak_rss_bytes=max(cell.peak_rss_bytes or 0 for cell in rounds),
-    )

@@ -96,10 +96,7 @@ def rejected_texts(texts: Sequence[RejectedText], longest: int = LONGEST_PROMPT)
         weights[text.places] += (PLACE_WEIGHT - 1.0) * text.probs[:, 0]
         for part, start in _parts(len(text.tokens), text.n_prompt, longest):
             yield TokenPrompt(
-                REJECTED,
-                tuple(text.tokens[part].tolist()),
-                start,
-                tuple(weights[part].tolist()),
+                REJECTED, tuple(text.tokens[part].tolist()), start, tuple(weights[part].tolist())
             )
 
 
@@ -228,23 +225,20 @@ class HistoryTexts:
         return max(1, min(CONTEXT, len(tokens) // 2))
 
 
-def file_prompts(path: Path, model: Model) -> Iterator[TextPrompt | TokenPrompt]:
+def file_prompts(path: Path, model: Model) -> Prompts:
     """Yield the prompts of a suite, or the beginnings of a text's passages. Raises UsageError."""
     if is_suite(path):
-        for prompt in load_suite(str(path)).prompts:
-            yield TextPrompt(FROM_FILE, (prompt.text,))
-        return
-    for given in file_texts(path, model):
-        yield TokenPrompt(FROM_FILE, given.tokens[: given.n_prompt], given.n_prompt)
+        yield from (TextPrompt(FROM_FILE, (prompt.text,)) for prompt in load_suite(str(path)).prompts)
+    for text in file_texts(path, model):
+        yield TokenPrompt(FROM_FILE, text.tokens[: text.n_prompt], text.n_prompt)
 
 
 def file_texts(path: Path, model: Model) -> Iterator[TokenPrompt]:
     """Yield the passages of a text; a suite has none. Raises UsageError."""
     check_prompts(path)
-    if is_suite(path):
-        return
-    tokens = model.tokenize(text_of(path), add_special=False, parse_special=False)
-    yield from _passages(tokens, min(CONTEXT, max(1, len(tokens) // 2)), PASSAGE)
+    if not is_suite(path):
+        tokens = model.tokenize(text_of(path), add_special=False, parse_special=False)
+        yield from _passages(tokens, min(CONTEXT, max(1, len(tokens) // 2)), PASSAGE)
 
 
 def _passages(tokens: Sequence[int], n_prompt: int, longest: int) -> Iterator[TokenPrompt]:

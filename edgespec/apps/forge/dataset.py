@@ -180,9 +180,8 @@ class Dataset:
         return sum((self.folder / name).stat().st_size for name, _ in self._names())
 
     def _names(self) -> list[tuple[str, bool]]:
-        if not self.folder.is_dir():
-            return []
-        found = [match for path in self.folder.iterdir() if (match := SHARD_NAME.fullmatch(path.name))]
+        names = (path.name for path in self.folder.iterdir()) if self.folder.is_dir() else ()
+        found = [match for name in names if (match := SHARD_NAME.fullmatch(name))]
         return sorted((match[0], match["aside"] is not None) for match in found)
 
     def _open(self, path: Path) -> Arrays | None:
@@ -245,8 +244,7 @@ class DatasetWriter:
         self.budget = budget
         self._on_disk = dataset.n_bytes()
         self._waiting: list[TrainingText] = []
-        names = dataset._names()
-        self._last = max((int(name[:5]) for name, _ in names), default=0)
+        self._last = max((int(name[:5]) for name, _ in dataset._names()), default=0)
 
     @property
     def n_bytes(self) -> int:
@@ -312,18 +310,15 @@ def delete_texts(shard: Path, chosen: npt.NDArray[np.bool_]) -> int:
     if chosen.all():
         shard.unlink()
     elif chosen.any():
-        with np.load(shard) as arrays:
-            rest: Any = _selected(dict(arrays), ~chosen)
+        with np.load(shard) as stored:
+            arrays = dict(stored)
+        by_token = np.repeat(~chosen, arrays["length"])
+        by_row = np.repeat(~chosen, arrays["length"] - 1 - arrays["first"])
+        kept = {"tokens": by_token, "weight": by_token, "features": by_row}
+        rest: Any = {name: array[kept.get(name, ~chosen)] for name, array in arrays.items()}
         with replacing(shard) as file:
             np.savez(file, **rest)
     return int(chosen.sum())
-
-
-def _selected(shard: dict[str, npt.NDArray[Any]], kept: npt.NDArray[np.bool_]) -> dict[str, npt.NDArray[Any]]:
-    rows = shard["length"] - 1 - shard["first"]
-    by_token = np.repeat(kept, shard["length"])
-    by_row = {"tokens": by_token, "weight": by_token, "features": np.repeat(kept, rows)}
-    return {name: array[by_row.get(name, kept)] for name, array in shard.items()}
 
 
 def _bytes_of(text: TrainingText) -> int:

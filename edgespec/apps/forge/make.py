@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -130,10 +131,8 @@ class MakeRun:
         self._header = check_model_file(self._target.path)
         check_target(self._header)
         fits_in_memory([(self._header, min(self._header.n_ctx_train, USUAL_CTX))])
-        self._sha256 = sha256_of(
-            self._target.path,
-            lambda n: self._tell("hashing the target", n / self._header.file_bytes),
-        )
+        n_bytes = self._header.file_bytes
+        self._sha256 = sha256_of(self._target.path, lambda n: self._tell("hashing the target", n / n_bytes))
         target = DatasetTarget.of(self._header, self._target.name, self._sha256)
         self._dataset = Dataset(target, on_message=context.on_message)
         self.store = DraftStore(self._target.name, self._sha256)
@@ -169,9 +168,8 @@ class MakeRun:
         request, folder = self._request, self._dataset.folder
         self.store.check_space(2 * _HEAD_BYTES * len(request.types))
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._state = runs.resume(
-            folder, request.key(self._sha256), self._context.on_message, force=request.force
-        )
+        key = request.key(self._sha256)
+        self._state = runs.resume(folder, key, self._context.on_message, force=request.force)
         learns = self._installed is not None
         if not self._state.until:
             if learns and self._knows_all():
@@ -292,16 +290,16 @@ class MakeRun:
             self._tell(stage, 1.0, f"writing it as {type_}")
             files[type_] = folder / f"head-{type_}.gguf"
             head.export(trained.params, files[type_], type_)
-        return replace(trained, params=None), files
+        trained.params = None
+        return trained, files
 
     def _usual_start(self) -> Path | None:
-        if installed := self._installed:  # rather its weights before they were rounded
-            return earlier_training(self._run_folder, installed.stem) or installed
-        return earlier_training(self._run_folder) or self._best_head()
-
-    def _best_head(self) -> Path | None:
-        """Return the file of the target's best head: made here, or its pair's."""
-        target = str(self._target.path)
+        """Return an earlier training, or the file of the target's best head: made here, or its pair's."""
+        installed, target = self._installed, str(self._target.path)
+        if earlier := earlier_training(self._run_folder, installed.stem if installed else None):
+            return earlier  # rather the weights before they were rounded
+        if installed:
+            return installed
         if made := drafts_for(target):
             return resolve(made[0].name)
         paired = paired_draft(target)
@@ -321,14 +319,8 @@ class MakeRun:
         if head and self._request.keep is None:
             ids = renew(head.token_ids, self._vocabulary, texts)
         else:
-            ids = self._cut_of(
-                rank(
-                    self._vocabulary,
-                    texts,
-                    self._weights,
-                    on_progress=lambda share: self._tell(stage, share),
-                )
-            )
+            show = partial(self._tell, stage)
+            ids = self._cut_of(rank(self._vocabulary, texts, self._weights, on_progress=show))
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with replacing(file) as stream:
             np.save(stream, ids)
@@ -345,7 +337,7 @@ class MakeRun:
         """Raise EdgespecError if the parameters and their optimizer state do not fit in memory."""
         shape = self._weights.shape()
         n = shape.n_embd
-        n_parameters = n * (2 * n + 2 * (shape.n_head + shape.n_head_kv) * shape.head_dim + 6 * n)
+        n_parameters = n * (8 * n + 2 * (shape.n_head + shape.n_head_kv) * shape.head_dim)
         available = available_bytes()
         needed = _BYTES_PER_PARAMETER * n_parameters + _BYTES_OF_BATCH
         if available is not None and needed > available:

@@ -10,7 +10,7 @@ import pytest
 from edgespec.apps.forge.training import arithmetic
 from edgespec.apps.forge.training.acceptance import starts
 from edgespec.apps.forge.training.batches import EpochPosition, TextPacking, batches
-from edgespec.apps.forge.training.head import HeadFamily, HeadRollout, HeadSettings, choose_tokens
+from edgespec.apps.forge.training.head import HeadFamily, HeadRollout, HeadSettings, divergence_from
 from edgespec.apps.forge.training.weights import ModelWeights
 from edgespec.decoding.session import SequenceTokens
 from edgespec.errors import UsageError
@@ -141,8 +141,8 @@ def test_a_sample_of_tokens_stands_for_all_of_them():
 
     def divergence(n, seed):
         rows = features.reshape(2, 3, N_EMBD)
-        chosen = choose_tokens(rows, jnp.ones((2, 3)), output, n, jax.random.key(seed))
-        return np.asarray(chosen.divergence(jnp.asarray(predicted)))
+        divergence = divergence_from(rows, jnp.ones((2, 3)), output, n, jax.random.key(seed))
+        return np.asarray(divergence(jnp.asarray(predicted)))
 
     everything = divergence((2048, 0), 0)
     logits, wanted = predicted @ output.T, features @ output.T

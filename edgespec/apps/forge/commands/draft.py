@@ -82,7 +82,6 @@ def _left(seconds: float | None) -> str:
 _DATA, _TRAINING, _JUDGING = "What it learns from", "Training", "Judging"
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMgG]?)([iI]?[bB])?")
 _LONGEST_WAIT_S = 30.0
-_POWERS = {"": 0, "k": 1, "m": 2, "g": 3}
 
 TargetOption = Annotated[
     str | None,
@@ -160,10 +159,9 @@ class DataOptions:
 class TrainingOptions:
     """The training, and the drafts that are made of it."""
 
-    hours: Annotated[
-        float | None,
-        typer.Option(metavar="H", help="Hours of training.", show_default="2"),
-    ] = None
+    hours: Annotated[float | None, typer.Option(metavar="H", help="Hours of training.", show_default="2")] = (
+        None
+    )
     tokens: Annotated[
         str | None,
         typer.Option(
@@ -205,7 +203,7 @@ def count(text: str, field: str) -> int:
     found = _NUMBER.fullmatch(text.strip())
     if not found or found[3]:
         raise UsageError("must be a number, such as 5000, 200k or 1M", field=field, value=text)
-    return int(float(found[1]) * 1000.0 ** _POWERS[found[2].lower()])
+    return int(float(found[1]) * 1000.0 ** " kmg".index(found[2].lower() or " "))
 
 
 def size(text: str, field: str) -> int:
@@ -214,7 +212,7 @@ def size(text: str, field: str) -> int:
     if not found:
         raise UsageError("must be a size, such as 500MB or 2GB", field=field, value=text)
     base = 1024.0 if found[3] and found[3][0] in "iI" else 1000.0
-    return int(float(found[1]) * base ** _POWERS[found[2].lower()])
+    return int(float(found[1]) * base ** " kmg".index(found[2].lower() or " "))
 
 
 def seconds_until(time_of_day: str, now: datetime) -> float:
@@ -222,9 +220,8 @@ def seconds_until(time_of_day: str, now: datetime) -> float:
     try:
         wanted = time.fromisoformat(time_of_day)
     except ValueError:
-        raise UsageError(
-            "must be a time of the day, such as 07:00", field="until", value=time_of_day
-        ) from None
+        problem = "must be a time of the day, such as 07:00"
+        raise UsageError(problem, field="until", value=time_of_day) from None
     then = now.replace(hour=wanted.hour, minute=wanted.minute, second=wanted.second, microsecond=0)
     return ((then - now).total_seconds() - 1) % 86_400 + 1  # that very minute is tomorrow's
 

@@ -49,12 +49,11 @@ def print_made(made: MakeResult) -> None:
 
 def made_document(made: MakeResult) -> dict[str, Any]:
     """Return all that came of it, raw runs too, as JSON has it."""
-    history = made.trained.history
     trained = {
         "n_tokens": made.trained.n_tokens,
         "hours": made.trained.hours,
         "acceptance": made.trained.acceptance.by_position,
-        "curve": [(n, seconds / 3600, found.by_position) for n, seconds, found in history],
+        "curve": [(n, seconds / 3600, one.by_position) for n, seconds, one in made.trained.history],
     }
     return {
         "target": made.target_name,
@@ -98,12 +97,9 @@ def _table(rows: list[tuple[str, CandidateResult]]) -> Table:
         table.add_row(
             name,
             format_size(one.size) if one.size else "-",
-            f"{timing.cost_ratio:.2f}" if timing else "-",
-            acceptance_text(timing.acceptance) if timing else "-",
-            f"{one.gains.greedy:.2f}x",
-            _interval(one.greedy),
-            f"{one.gains.sampled:.2f}x",
-            _interval(one.sampled),
+            *((f"{timing.cost_ratio:.2f}", acceptance_text(timing.acceptance)) if timing else ("-", "-")),
+            *(f"{one.gains.greedy:.2f}x", _interval(one.greedy)),
+            *(f"{one.gains.sampled:.2f}x", _interval(one.sampled)),
             str(one.rounds),
         )
     return table

@@ -106,14 +106,8 @@ def rope_turns(n: int, width: int, base: float) -> tuple[Any, Any]:
     return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
 
-def rope(x: Array, cosine: Array, sine: Array, *, interleaved: bool) -> Array:
-    """Rotate pairs of elements of x, (..., heads, width), by angles of shape (..., width / 2).
-
-    Pairs are neighbours if `interleaved` (llama), else half a width apart (NeoX: qwen2 and others).
-    """
+def rope(x: Array, cosine: Array, sine: Array) -> Array:
+    """Rotate neighbouring elements of x, (..., heads, width), by angles of shape (..., width / 2)."""
     cosine, sine = cosine[..., None, :], sine[..., None, :]
-    if interleaved:
-        a, b = x[..., ::2], x[..., 1::2]
-        return jnp.stack([a * cosine - b * sine, a * sine + b * cosine], -1).reshape(x.shape)
-    a, b = jnp.split(x, 2, -1)
-    return jnp.concatenate([a * cosine - b * sine, a * sine + b * cosine], -1)
+    a, b = x[..., ::2], x[..., 1::2]
+    return jnp.stack([a * cosine - b * sine, a * sine + b * cosine], -1).reshape(x.shape)

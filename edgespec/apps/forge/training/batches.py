@@ -156,19 +156,16 @@ class TextPacking:
 
     def _pack(self, pieces: Sequence[_TextPiece]) -> list[list[_TextPiece]]:
         """Put each piece into the first row with room."""
-        rows: list[tuple[list[_TextPiece], int, int]] = []
+        rows: list[list[_TextPiece]] = []
         for piece in pieces:
-            for i, (row, columns, answers) in enumerate(rows):
-                if (
-                    columns + piece.columns <= self._rows.columns
-                    and answers + piece.answers <= self._rows.answers
-                ):
+            for row in rows:
+                fits = sum(one.columns for one in (*row, piece)) <= self._rows.columns
+                if fits and sum(one.answers for one in (*row, piece)) <= self._rows.answers:
                     row.append(piece)
-                    rows[i] = row, columns + piece.columns, answers + piece.answers
                     break
             else:
-                rows.append(([piece], piece.columns, piece.answers))
-        return [row for row, _, _ in rows]
+                rows.append([piece])
+        return rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ own. Only answers are queries; the prompt's columns have keys and values alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ from edgespec.apps.forge.training.arithmetic import (
     score,
 )
 from edgespec.apps.forge.training.batches import EmbedFn, TrainingBatch
-from edgespec.apps.forge.training.weights import EMBEDDINGS, OUTPUT_NORM, BlockShape, ModelWeights
+from edgespec.apps.forge.training.weights import EMBEDDINGS, OUTPUT_NORM, ModelWeights
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.llama.gguf import (
     F32,
@@ -96,49 +96,35 @@ _N_COMPARED = 1024  # rows of the output matrix
 # ---- distance from the target's predictions ----
 
 
-@dataclass(frozen=True)
-class ComparedTokens:
-    """Tokens whose logits are compared, with the target's probabilities."""
-
-    output: Array
-    """Rows of the output matrix, (v, n_embd)."""
-    stands_for: Array
-    """Logarithm of the number of tokens that each stands for, (v,)."""
-    log_probs: Array
-    """The target's, (answers, v)."""
-
-    def divergence(self, predicted: Array) -> Array:
-        """Return KL(target || head) at each answer, in nats; `predicted` features are (answers, n_embd)."""
-        log_probs = jax.nn.log_softmax(score(predicted, self.output) + self.stands_for, -1)
-        return (jnp.exp(self.log_probs) * (self.log_probs - log_probs)).sum(-1)
-
-
-def choose_tokens(
+def divergence_from(
     features: Array, weights: Array, output: Array, n: tuple[int, int], key: Array
-) -> ComparedTokens:
-    """Choose the target's n[0] likeliest tokens over all answers, and a random n[1] of the others.
+) -> Callable[[Array], Array]:
+    """Return KL(target || head) as a function of predicted features, (answers, n_embd): nats at each answer.
 
+    The target's n[0] likeliest tokens over all answers are compared, and a random n[1] of the others, whose
+    gradients are tiny: a sample saves most of the work with the output matrix.
     `features` are the target's, (rows, a, n_embd), `weights` the answers', (rows, a), `output` the matrix of
-    all kept tokens, (kept, n_embd). A sample of unlikely tokens suffices, as the gradients of single ones are
-    tiny; it saves most of the work with the output matrix.
+    all kept tokens, (kept, n_embd).
     """
     n_kept = len(output)
-    if sum(n) >= n_kept:
-        log_probs = jax.nn.log_softmax(score(features.reshape(-1, features.shape[-1]), output), -1)
-        return ComparedTokens(output, jnp.zeros(n_kept), log_probs)
-    mass = jax.lax.map(  # by rows: all logits at once would take most of the memory
-        lambda row: (jax.nn.softmax(score(row[0], output), -1) * row[1][:, None]).sum(0), (features, weights)
-    ).sum(0)
-    _, likeliest = jax.lax.top_k(mass, n[0])
-    # A random sample: the greatest of independent random numbers.
-    chance = jax.random.uniform(key, (n_kept,)).at[likeliest].set(-1.0)
-    _, others = jax.lax.top_k(chance, n[1])
-    each = np.log((n_kept - n[0]) / n[1])
-    stands_for = jnp.concatenate([jnp.zeros(n[0]), jnp.full(n[1], each)])
-    # Gathering rows of the matrix for a second product is faster than gathering columns of the logits.
-    rows = output[jnp.concatenate([likeliest, others])]
-    logits = score(features.reshape(-1, features.shape[-1]), rows)
-    return ComparedTokens(rows, stands_for, jax.nn.log_softmax(logits + stands_for, -1))
+    stands_for = jnp.zeros(n_kept)  # logarithm of the number of tokens that each stands for
+    if sum(n) < n_kept:
+        mass = jax.lax.map(  # by rows: all logits at once would take most of the memory
+            lambda row: (jax.nn.softmax(score(row[0], output), -1) * row[1][:, None]).sum(0),
+            (features, weights),
+        ).sum(0)
+        _, likeliest = jax.lax.top_k(mass, n[0])
+        # A random sample: the greatest of independent random numbers.
+        _, others = jax.lax.top_k(jax.random.uniform(key, (n_kept,)).at[likeliest].set(-1.0), n[1])
+        stands_for = jnp.concatenate([jnp.zeros(n[0]), jnp.full(n[1], np.log((n_kept - n[0]) / n[1]))])
+        # Gathering rows of the matrix for a second product is faster than gathering columns of the logits.
+        output = output[jnp.concatenate([likeliest, others])]
+
+    def log_probs(of: Array) -> Array:
+        return jax.nn.log_softmax(score(of, output) + stands_for, -1)
+
+    wanted = log_probs(features.reshape(-1, features.shape[-1]))
+    return lambda predicted: (jnp.exp(wanted) * (wanted - log_probs(predicted))).sum(-1)
 
 
 _CONFIDENCE = 0.5
@@ -202,17 +188,14 @@ class HeadFamily:
         self.target, self.target_sha256, self.token_ids = target, target_sha256, token_ids
         self.settings = settings or HeadSettings()
         own = target.shape()
-        n_ff = self.settings.n_ff or 2 * own.n_embd
-        self.shape = BlockShape(
-            own.n_embd, n_ff, own.n_head, own.n_head_kv, own.head_dim, own.rope_base, own.epsilon
-        )
+        self.shape = replace(own, n_ff=self.settings.n_ff or 2 * own.n_embd)
         # Inputs are scaled to a mean square of 1, so that one rate suits both matrices; not in the file.
         n_vocab = target.info(EMBEDDINGS).rows
         self.embedding_scale = _rms(target.rows(EMBEDDINGS, np.arange(min(n_vocab, _N_SCALED_BY))))
         self.feature_scale = _rms(target.vector(OUTPUT_NORM))
         self.frozen: Params = {
             "output": jnp.asarray(target.rows(target.output, token_ids)).astype(FACTOR),
-            "row": jnp.asarray(target.output_rows(token_ids)),
+            "row": jnp.full(n_vocab, -1, jnp.int32).at[token_ids].set(np.arange(len(token_ids))),
         }
 
     def embed(self, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.float16]:
@@ -261,21 +244,15 @@ class HeadFamily:
         noise, choice = jax.random.split(key)
         rollout = HeadRollout(self, params, batch, noise)
         features = at_answers(batch.features.astype(jnp.float32), batch)
-        compared = choose_tokens(
-            features,
-            batch.weights,
-            frozen["output"],
-            (settings.n_likeliest, settings.n_others),
-            choice,
-        )
+        n_compared = settings.n_likeliest, settings.n_others
+        divergence = divergence_from(features, batch.weights, frozen["output"], n_compared, choice)
         total = jnp.zeros(())
         for step in range(settings.n_steps):
             predicted = rollout.step()
             weights = rollout.weights(step)
             n = jnp.maximum(weights.sum(), 1.0)
             own = predicted.reshape(-1, self.shape.n_embd) * params["confidence"]
-            divergences = compared.divergence(own)
-            total += settings.later**step * (divergences * weights.reshape(-1)).sum() / n
+            total += settings.later**step * (divergence(own) * weights.reshape(-1)).sum() / n
         return total
 
     def rollout(self, params: Params, frozen: Params, batch: TrainingBatch, n: int) -> Array:
@@ -285,11 +262,12 @@ class HeadFamily:
         answers[i] + s, the head's likeliest next token is tokens[answers[i] + s + 1]. Undefined where
         answers[i] + s is no answer of the same text.
         """
-        rollout = HeadRollout(self, params, batch)
-        right = []
+        rollout, last = HeadRollout(self, params, batch), batch.tokens.shape[1] - 1
+        following = jnp.take_along_axis(batch.tokens, jnp.minimum(batch.answers + 1, last), 1)
+        wanted, right = frozen["row"][following], []
         for step in range(n):
             logits = score(rollout.step().reshape(-1, self.shape.n_embd), frozen["output"])
-            right.append(jnp.roll(_likeliest_is_next(logits, frozen["row"], batch), -step, 1))
+            right.append(jnp.roll(logits.argmax(-1).reshape(wanted.shape) == wanted, -step, 1))
         return jnp.stack(right, -1)
 
     def export(self, params: Params, path: Path, type_: str) -> None:
@@ -385,16 +363,6 @@ class HeadFamily:
         }
 
 
-def _likeliest_is_next(logits: Array, row: Array, batch: TrainingBatch) -> Array:
-    """Return bool (rows, a): whether the likeliest token after each answer's column is the text's.
-
-    `logits`: (rows * a, kept); `row`: each token's index among the kept ones.
-    """
-    last = batch.tokens.shape[1] - 1
-    following = jnp.take_along_axis(batch.tokens, jnp.minimum(batch.answers + 1, last), 1)
-    return logits.argmax(-1).reshape(following.shape) == row[following]
-
-
 class HeadRollout:
     """Passes of a head over a batch: each `step` drafts all answers by one column more."""
 
@@ -455,13 +423,13 @@ class HeadRollout:
         """Return keys and values, each (n, columns, n_head_kv, head_dim)."""
         h = rms_norm(x, self._params["attention_norm"], self._shape.epsilon)
         size = (*x.shape[:2], self._shape.n_head_kv, self._shape.head_dim)
-        keys = rope(project(h, self._params["k"]).reshape(size), *turns, interleaved=True)
+        keys = rope(project(h, self._params["k"]).reshape(size), *turns)
         return keys, project(h, self._params["v"]).reshape(size)
 
     def _heads(self, q: Array) -> Array:
         """Return queries with RoPE, (n, a, n_head_kv, heads that share keys, head_dim)."""
         shape = self._shape
-        q = rope(q.reshape(*q.shape[:2], shape.n_head, shape.head_dim), *self._turns, interleaved=True)
+        q = rope(q.reshape(*q.shape[:2], shape.n_head, shape.head_dim), *self._turns)
         q *= shape.head_dim**-0.5
         return q.reshape(*q.shape[:2], shape.n_head_kv, -1, shape.head_dim)
 

@@ -176,17 +176,31 @@ class TrainingProgress:
         return f"{accepted}{self.n_tokens:,} tokens"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TrainingResult:
-    """The best parameters of a training, and how it came to them."""
+    """How far a training is, as its checkpoints have it; at its end, with its best parameters."""
 
-    params: Params
-    """Parameters with the best acceptance; None once they are in a file."""
-    acceptance: Acceptance
-    history: tuple[tuple[int, float, Acceptance], ...]
+    place: EpochPosition = field(default_factory=EpochPosition)
+    n_texts: int = 0
+    n_steps: int = 0
+    n_tokens: int = 0
+    elapsed_s: float = 0.0
+    evaluated_s: float = 0.0
+    history: list[tuple[int, float, Acceptance]] = field(default_factory=list)
     """Tokens, seconds and acceptance at each evaluation."""
-    n_tokens: int
-    elapsed_s: float
+    params: Params = None
+    """Parameters with the best acceptance; None before the end, and once they are in a file."""
+
+    @property
+    def best(self) -> int:
+        """Index of the best evaluation, the first of equal ones; -1: none yet."""
+        values = [one.mean_accepted for _, _, one in self.history]
+        return values.index(max(values)) if values else -1
+
+    @property
+    def acceptance(self) -> Acceptance:
+        """Acceptance of the best parameters."""
+        return self.history[self.best][2]
 
     @property
     def hours(self) -> float:
@@ -214,62 +228,34 @@ def train(
     return _Training(lessons, settings, folder, on_progress, on_message).run(start)
 
 
-@dataclass(slots=True)
-class _TrainingState:
-    """Facts of a checkpoint."""
-
-    place: EpochPosition = field(default_factory=EpochPosition)
-    n_texts: int = 0
-    n_steps: int = 0
-    n_tokens: int = 0
-    elapsed_s: float = 0.0
-    evaluated_s: float = 0.0
-    history: list[tuple[int, float, Acceptance]] = field(default_factory=list)
-
-    @property
-    def best(self) -> int:
-        """Index of the best evaluation, the first of equal ones; -1: none yet."""
-        values = [one.mean_accepted for _, _, one in self.history]
-        return values.index(max(values)) if values else -1
-
-
+@dataclass(eq=False)
 class _Training:
-    def __init__(
-        self,
-        lessons: TextLessons,
-        settings: TrainingSettings,
-        folder: Path,
-        on_progress: Callable[[TrainingProgress], None],
-        on_message: MessageFn,
-    ) -> None:
-        self._lessons, self._settings, self._folder = lessons, settings, folder
-        self._on_progress, self._on_message = on_progress, on_message
-        self._optimizer = optimizer(lessons.recipe)
+    lessons: TextLessons
+    settings: TrainingSettings
+    folder: Path
+    on_progress: Callable[[TrainingProgress], None]
+    on_message: MessageFn
+
+    def __post_init__(self) -> None:
+        self._optimizer = optimizer(self.lessons.recipe)
         self._step = jax.jit(self._traced_step, donate_argnums=(0, 1))
-        self._state = _TrainingState(n_texts=lessons.n)
+        self._state = TrainingResult(n_texts=self.lessons.n)
         self._loss: float | None = None
 
     def _traced_step(
-        self,
-        params: Params,
-        moments: optax.OptState,
-        frozen: Params,
-        batch: TrainingBatch,
-        key: jax.Array,
-        length: jax.Array,
-    ) -> tuple[Params, optax.OptState, jax.Array]:
-        loss, gradient = jax.value_and_grad(self._lessons.loss)(params, frozen, batch, key)
+        self, params: Params, moments: Tree, frozen: Params, batch: TrainingBatch, key: Array, length: Array
+    ) -> tuple[Params, Tree, Array]:
+        loss, gradient = jax.value_and_grad(self.lessons.loss)(params, frozen, batch, key)
         updates, moments = self._optimizer.update(gradient, moments, params)
-        params = jax.tree.map(lambda x, step: x + length * step, params, updates)
-        return params, moments, loss
+        return jax.tree.map(lambda x, step: x + length * step, params, updates), moments, loss
 
     def run(self, start: Path | Params | None) -> TrainingResult:
         params, moments = self._begin(start)
-        settings, state = self._settings, self._state
+        settings, state = self.settings, self._state
         began, kept = time.monotonic() - state.elapsed_s, time.monotonic()
         key, longest = jax.random.key(settings.seed), 1.0 if start is None else settings.start_rate
-        warm_up = self._lessons.recipe.warm_up
-        feed = self._lessons.batches(settings.seed, state.place)
+        warm_up = self.lessons.recipe.warm_up
+        feed = self.lessons.batches(settings.seed, state.place)
         with stop_signals() as asked:
             self._tell("compiling")
             while (share := self._share()) < 1 and len(state.history) - state.best <= settings.patience:
@@ -277,7 +263,7 @@ class _Training:
                 length = longest * min(1.0, (state.n_steps + 1) / warm_up) * _cosine(share)
                 own = jax.random.fold_in(key, state.n_steps)
                 params, moments, loss = self._step(
-                    params, moments, self._lessons.frozen, batch, own, jnp.float32(length)
+                    params, moments, self.lessons.frozen, batch, own, jnp.float32(length)
                 )
                 self._loss = float(loss)
                 if not math.isfinite(self._loss):
@@ -290,27 +276,26 @@ class _Training:
                     self._evaluate_now(params)
                     state.elapsed_s = time.monotonic() - began
                 if asked.is_set() or time.monotonic() - kept >= settings.checkpoint_s:
-                    save_checkpoint(self._folder, (params, moments), msgspec.to_builtins(state))
+                    save_checkpoint(self.folder, (params, moments), msgspec.to_builtins(state))
                     kept = time.monotonic()
                 if asked.is_set():
                     raise KeyboardInterrupt
             if not state.history or state.history[-1][0] != state.n_tokens:
                 self._evaluate_now(params)
             state.elapsed_s = time.monotonic() - began
-            save_checkpoint(self._folder, (params, moments), msgspec.to_builtins(state))
-        best = state.history[state.best][2]
-        found = best_params(self._folder, params)
-        return TrainingResult(found, best, tuple(state.history), state.n_tokens, state.elapsed_s)
+            save_checkpoint(self.folder, (params, moments), msgspec.to_builtins(state))
+        state.params = best_params(self.folder, params)
+        return state
 
     def _begin(self, start: Path | Params | None) -> tuple[Params, Any]:
         """Return parameters and optimizer state: the last checkpoint's, those of `start`, or new ones."""
-        params = self._lessons.init(jax.random.key(self._settings.seed))
+        params = self.lessons.init(jax.random.key(self.settings.seed))
         moments = self._optimizer.init(params)
-        found = load_checkpoint(self._folder, (params, moments), on_message=self._on_message)
+        found = load_checkpoint(self.folder, (params, moments), on_message=self.on_message)
         if found is not None:
             (params, moments), facts = found
             n_texts = self._state.n_texts
-            self._state = msgspec.convert(facts, _TrainingState)
+            self._state = msgspec.convert(facts, TrainingResult)
             if self._state.n_texts != n_texts:  # texts came or went: begin a new epoch
                 self._state.place = EpochPosition(self._state.place.epoch + 1, 0)
                 self._state.n_texts = n_texts
@@ -319,25 +304,25 @@ class _Training:
         return jax.tree.map(_typed, params), jax.tree.map(_typed, moments)
 
     def _share(self) -> float:
-        settings, state = self._settings, self._state
+        settings, state = self.settings, self._state
         time_share = state.elapsed_s / (3600 * settings.hours) if settings.hours else 0.0
         return max(time_share, state.n_tokens / settings.tokens if settings.tokens else 0.0)
 
     def _evaluate_now(self, params: Params) -> None:
         state = self._state
         self._tell("evaluating")
-        acceptance = self._lessons.evaluate(params)
+        acceptance = self.lessons.evaluate(params)
         state.history.append((state.n_tokens, state.elapsed_s, acceptance))
         state.evaluated_s = state.elapsed_s
         if state.best == len(state.history) - 1:
-            write_arrays(self._folder / BEST, params, asdict(acceptance))
+            write_arrays(self.folder / BEST, params, asdict(acceptance))
         self._tell("training")
 
     def _tell(self, what: Literal["compiling", "training", "evaluating"]) -> None:
         state, share = self._state, min(1.0, self._share())
         left_s = state.elapsed_s * (1 / share - 1) if share else math.inf
         acceptance = state.history[-1][2] if state.history else None
-        self._on_progress(
+        self.on_progress(
             TrainingProgress(
                 what, state.n_steps, state.n_tokens, share, left_s, loss=self._loss, acceptance=acceptance
             )

@@ -67,12 +67,6 @@ class ModelWeights:
         rows = self.rows(EMBEDDINGS, used).astype(np.float16)
         return rows[where.reshape(tokens.shape)]
 
-    def output_rows(self, token_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
-        """Return for each token of the model its index in `token_ids`, ascending; -1: not among them."""
-        index = np.full(self.info(EMBEDDINGS).rows, -1, np.int32)
-        index[token_ids] = np.arange(len(token_ids))
-        return index
-
     @property
     def output(self) -> str:
         """Return the name of the output matrix, which may be the embeddings."""

@@ -19,9 +19,10 @@ from edgespec.apps.server.json_routes import route_class
 from edgespec.apps.server.names import ALIAS, NamedModel, RequestedModel, ServedNames
 from edgespec.apps.server.request_worker import Outcome, QueuedRequest, RequestWorker, Start, cancelled_as
 from edgespec.apps.server.streaming import AnswerWriter, RequestRun, client_of, with_warnings
-from edgespec.apps.speech.audio import Floats, SoundReader
+from edgespec.apps.speech.audio import SoundReader
 from edgespec.apps.speech.choices import SpeechTask
 from edgespec.apps.speech.languages import LANGUAGES
+from edgespec.apps.speech.mel import Floats
 from edgespec.apps.speech.options import MAX_BEAM, TEMPERATURES, SpeechOptions
 from edgespec.apps.speech.transcriber import Hearing, Transcriber
 from edgespec.apps.speech.transcript import (

@@ -13,21 +13,18 @@ import io
 import math
 import struct
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-import numpy.typing as npt
 
-from edgespec.apps.speech.mel import SAMPLE_RATE
+from edgespec.apps.speech.mel import SAMPLE_RATE, Floats
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.platform.files import expand_user
 from edgespec.platform.messages import MessageFn, silent
-
-Floats = npt.NDArray[np.float32]
 
 # ---- WAV files ----
 #
@@ -145,11 +142,6 @@ def _read(file: BinaryIO, n: int) -> bytes:
 
 
 # ---- tracks of films and compressed files ----
-#
-# A track that begins later than the file, and a gap in it, become silence: times are those of the film.
-
-BrokenFn = Callable[[float, str], None]
-"""Told after how many seconds something is damaged, and what."""
 
 _LEAST_GAP_S = 0.25  # frames' times are rounded, and jump a little
 _MOST_GAP_S = 600.0  # where a file does not know how long it is
@@ -166,65 +158,6 @@ def import_av(name: str) -> Any:  # noqa: ANN401 - a library that may be missing
     return av
 
 
-class Track:
-    """One track of sound of an open container, mixed and resampled by PyAV."""
-
-    def __init__(self, av: Any, container: Any, stream: Any, on_broken: BrokenFn) -> None:  # noqa: ANN401
-        """Decode `stream`; packets that are damaged are left out, and `on_broken` is told of the first."""
-        self._av, self._container, self._stream, self._on_broken = av, container, stream, on_broken
-        self._origin_s: float = (container.start_time or 0) / av.time_base
-        self._file_s: float = (container.duration or 0) / av.time_base
-        self.end_s = 0.0
-        """Time up to which it was decoded."""
-
-    @property
-    def expected_s(self) -> float:
-        """Time at which the track ends, as the file says; 0 if it does not."""
-        stream = self._stream
-        if stream.duration:
-            start = stream.start_time or 0
-            return float((start + stream.duration) * stream.time_base) - self._origin_s
-        return 0.0 if self._container.streams.video else self._file_s
-
-    def blocks(self) -> Iterator[Floats]:
-        """Yield the samples: one channel, 16 kHz."""
-        resampler = None
-        for frame in self._frames():
-            gap_s = self._gap_s(frame)
-            if gap_s:
-                if resampler:
-                    yield from map(_to_floats, resampler.resample(None))
-                    resampler = None
-                yield from silence(round(gap_s * SAMPLE_RATE))
-                self.end_s += gap_s
-            self.end_s += frame.samples / frame.sample_rate
-            # As OpenAI decodes: of floats, ffmpeg would add up channels to more than 1.
-            resampler = resampler or self._av.AudioResampler(format="s16", layout="mono", rate=SAMPLE_RATE)
-            yield from map(_to_floats, resampler.resample(frame))
-        if resampler:
-            yield from map(_to_floats, resampler.resample(None))
-
-    def _frames(self) -> Iterator[Any]:
-        is_told = False
-        for packet in self._container.demux(self._stream):
-            try:
-                yield from packet.decode()
-            except self._av.error.InvalidDataError as error:
-                if not is_told:
-                    self._on_broken(self.end_s, str(error.strerror))
-                is_told = True
-
-    def _gap_s(self, frame: Any) -> float:  # noqa: ANN401
-        """Return the seconds between what was decoded and `frame`; 0 where its time cannot be right."""
-        if frame.pts is None or frame.time_base is None:
-            return 0.0
-        start_s = float(frame.pts * frame.time_base) - self._origin_s
-        gap_s = start_s - self.end_s
-        return (
-            gap_s if gap_s >= _LEAST_GAP_S and start_s <= (self._file_s or self.end_s + _MOST_GAP_S) else 0.0
-        )
-
-
 def silence(n: int) -> Iterator[Floats]:
     """Yield `n` samples of silence, a minute at once."""
     for start in range(0, n, 60 * SAMPLE_RATE):
@@ -235,8 +168,6 @@ def _to_floats(frame: Any) -> Floats:  # noqa: ANN401
     samples: Floats = frame.to_ndarray()[0].astype(np.float32)
     return samples / np.float32(1 << 15)
 
-
-# ---- any file or pipe ----
 
 STDIN = "-"
 RAW = WavFormat(SAMPLE_RATE, 1, 16, is_float=False)
@@ -261,6 +192,7 @@ class SoundReader:
     track: int | None = None
     """The track of sound in a film, from 1; None: the first that is not silent."""
     _n_bad: int = field(default=0, init=False)
+    _end_s: float = field(default=0.0, init=False)  # of what PyAV decoded
 
     def read(self, file: BinaryIO, *, raw: WavFormat | None = None) -> Floats:
         """Return all samples, shape (n,). Raises EdgespecError if there is no sound that can be read.
@@ -361,30 +293,70 @@ class SoundReader:
     def _of_track(self, av: Any, file: BinaryIO, number: int) -> Iterator[tuple[int, Floats]]:  # noqa: ANN401
         """Yield the number of tracks, and a block of samples of one of them, which count from 1."""
         file.seek(0)
-        track: Track | None = None
+        self._end_s = expected_s = 0.0
         try:
             with av.open(file, mode="r", metadata_errors="ignore") as container:
                 streams = container.streams.audio
                 if not streams:
                     raise EdgespecError(f"{self.name}: no sound in it, only pictures or text")
                 if not 1 <= number <= len(streams):
-                    problem = f"{self.name} has {len(streams)}"
-                    raise UsageError(problem, field="track", value=number)
-                track = Track(av, container, streams[number - 1], self._say_broken)
-                for block in track.blocks():
-                    yield len(streams), block
-                expected_s = track.expected_s
+                    raise UsageError(f"{self.name} has {len(streams)}", field="track", value=number)
+                stream = streams[number - 1]
+                origin_s, file_s = (
+                    (one or 0) / av.time_base for one in (container.start_time, container.duration)
+                )
+                if stream.duration:
+                    end = (stream.start_time or 0) + stream.duration
+                    expected_s = float(end * stream.time_base) - origin_s
+                elif not container.streams.video:
+                    expected_s = file_s
+                frames = self._frames(av, container, stream)
+                yield from ((len(streams), one) for one in self._resampled(av, frames, origin_s, file_s))
         except av.error.FFmpegError as error:
-            if track is None or not track.end_s:
+            if not self._end_s:
                 reason = error.strerror or type(error).__name__
                 raise EdgespecError(f"{self.name}: not a recording that can be read: {reason}") from None
-            self._say_broken(track.end_s, str(error.strerror))
+            self._say_broken(error)
             return
-        if track.end_s < expected_s - min(1.0, 0.1 + 0.1 * expected_s):
-            self._say_cut(track.end_s, expected_s)
+        if self._end_s < expected_s - min(1.0, 0.1 + 0.1 * expected_s):
+            self._say_cut(self._end_s, expected_s)
 
-    def _say_broken(self, after_s: float, reason: str) -> None:
-        self.on_message(f"{self.name}: damaged after {after_s:.1f} s ({reason}); what can be read is used")
+    def _frames(self, av: Any, container: Any, stream: Any) -> Iterator[Any]:  # noqa: ANN401
+        """Yield what can be decoded; packets that are damaged are left out, and the first of them is told."""
+        is_told = False
+        for packet in container.demux(stream):
+            try:
+                yield from packet.decode()
+            except av.error.InvalidDataError as error:
+                if not is_told:
+                    self._say_broken(error)
+                is_told = True
+
+    def _resampled(
+        self,
+        av: Any,  # noqa: ANN401
+        frames: Iterator[Any],
+        origin_s: float,
+        file_s: float,
+    ) -> Iterator[Floats]:
+        """Yield one channel of 16 kHz, mixed by PyAV. Times are the file's: its gaps become silence."""
+        resampler = None
+        for frame in frames:
+            start_s = float((frame.pts or 0) * (frame.time_base or 0)) - origin_s
+            if self._end_s + _LEAST_GAP_S <= start_s <= (file_s or self._end_s + _MOST_GAP_S):
+                yield from map(_to_floats, resampler.resample(None) if resampler else ())
+                yield from silence(round((start_s - self._end_s) * SAMPLE_RATE))
+                resampler, self._end_s = None, start_s
+            self._end_s += frame.samples / frame.sample_rate
+            # As OpenAI decodes: of floats, ffmpeg would add up channels to more than 1.
+            resampler = resampler or av.AudioResampler(format="s16", layout="mono", rate=SAMPLE_RATE)
+            yield from map(_to_floats, resampler.resample(frame))
+        yield from map(_to_floats, resampler.resample(None) if resampler else ())
+
+    def _say_broken(self, error: Any) -> None:  # noqa: ANN401
+        self.on_message(
+            f"{self.name}: damaged after {self._end_s:.1f} s ({error.strerror}); what can be read is used"
+        )
 
 
 def read_audio(
@@ -416,7 +388,7 @@ def check_audio(source: str, *, track: int | None = None) -> None:
         return
     path = expand_user(source)
     if not path.exists() or path.is_file() or path.is_dir():
-        with _opened(path) as file:
+        with _opened(source) as file:
             next(SoundReader(source, track=track).blocks(file))
 
 

@@ -89,18 +89,6 @@ def check_draft(target: SpeechModel, draft: SpeechModel) -> None:
         raise UsageError(problem, field="draft", value=draft.name)
 
 
-class SpeechDraftModel(DraftModel):
-    """A draft model that hears a window. Its prompt is short, so it drafts from the start."""
-
-    starts_idle = False
-
-
-class TranslatedSpeechModel(TranslatedModel):
-    """A SpeechDraftModel of another vocabulary than the target."""
-
-    starts_idle = False
-
-
 class SpeechPredictor(Predictor):
     """The acceptance of drafts in one recording: windows are one text, and speech seldom repeats itself."""
 
@@ -112,12 +100,6 @@ class SpeechPredictor(Predictor):
             super().begin()
             self._right = _REPEATS * self._expected
             self._begun = True
-
-
-def vocabulary_of(model: SpeechModel) -> tuple[object, ...]:
-    """Return what is the same in two models of the same tokens."""
-    tokenizer = model.tokenizer
-    return tokenizer.tokens, tokenizer.n_vocab, tokenizer.is_multilingual
 
 
 def map_tokenizers(target: WhisperTokenizer, draft: WhisperTokenizer) -> VocabularyMap:
@@ -134,13 +116,10 @@ def map_tokenizers(target: WhisperTokenizer, draft: WhisperTokenizer) -> Vocabul
 class ModelDrafts:
     """Drafts of one target: of a smaller model, and of text heard before."""
 
-    def __init__(
-        self, target: SpeechModel, draft: SpeechModel | None = None, *, repeats: bool = True
-    ) -> None:
-        """Draft with `draft`, and where `repeats` with text heard before."""
+    def __init__(self, target: SpeechModel, draft: SpeechModel | None = None) -> None:
+        """Draft with `draft`, and with text heard before."""
         self._draft = draft
-        self.heard_text = HeardText() if repeats else None
-        """Text heard before; None: it does not draft."""
+        self.heard_text = HeardText()
         self._vocabulary = SpeechVocabulary(target.tokenizer)
         self._curves = PassCurves(self._guess(target), self._guess(draft) if draft else None)
         self._learned = {
@@ -149,8 +128,9 @@ class ModelDrafts:
         }
         self._shares = draft is not None and shares_encoder(target, draft)
         self._map: VocabularyMap | None = None
-        if draft and vocabulary_of(target) != vocabulary_of(draft):
-            self._map = map_tokenizers(target.tokenizer, draft.tokenizer)
+        ours, theirs = target.tokenizer, draft.tokenizer if draft else target.tokenizer
+        if replace(ours, path=None) != replace(theirs, path=None):
+            self._map = map_tokenizers(ours, theirs)
         self._model: DraftModel | None = None
         self._held: list[EncodedAudio | DecoderCache] = []
         self._n_tokens = _EXPECTED_TOKENS  # of 30 s of sound
@@ -180,9 +160,10 @@ class ModelDrafts:
         n_ctx = draft.model.dims.n_text_ctx
         session = SpeechSession(cache, SpeechVocabulary(draft.tokenizer), n_ctx=n_ctx)
         if self._map:
-            self._model = TranslatedSpeechModel(session, self._vocabulary, self._map)
+            self._model = TranslatedModel(session, self._vocabulary, self._map)
         else:
-            self._model = SpeechDraftModel(session, n_vocab=self._vocabulary.n_vocab)
+            self._model = DraftModel(session, n_vocab=self._vocabulary.n_vocab)
+        self._model.starts_idle = False  # its prompt is short
 
     def end_window(self) -> None:
         """Free what only that window needed."""
@@ -197,14 +178,10 @@ class ModelDrafts:
 
     def drafter(self, rules: SpeechRules, prompt: Sequence[int], *, greedy: bool) -> Drafter | None:
         """Return the drafter of one decoding after `prompt`; None: decode plainly."""
-        heard = self.heard_text if self.heard_text and self.heard_text.drafts else None
-        if self._model is None and heard is None:
+        heard, has_model = self.heard_text if self.heard_text.drafts else None, self._model is not None
+        if not (heard or has_model):
             return None
-        policy = Policy(
-            suffix=heard is not None,
-            model=self._model is not None,
-            staged=self._model is not None and heard is not None,
-        )
+        policy = Policy(suffix=heard is not None, model=has_model, staged=has_model and heard is not None)
         return TreeDrafter(
             Scheduler(self._learned[greedy], policy, lengths_around(self._n_expected)),
             suffix=heard.store if heard else None,
@@ -216,8 +193,7 @@ class ModelDrafts:
 
     def expect(self, tokens: Sequence[int]) -> None:
         """Draft with the text `tokens`, which is expected again, in place of all that was heard before."""
-        if self.heard_text:
-            self.heard_text.expect(tokens)
+        self.heard_text.expect(tokens)
 
     def decoded(self, tokens: Sequence[int], n_prompt: int, drafter: Drafter | None, seconds: float) -> None:
         """Learn what a token took, and a pass where nothing was drafted.
@@ -232,12 +208,8 @@ class ModelDrafts:
             for _ in range(4):
                 self._curves.target.observe(1, len(tokens), seconds / n)
         heard, costs = self.heard_text, self._curves.target.at(0)
-        if heard is None:
-            return
-        found = drafter.sources().get("suffix") if drafter and heard.drafts else None
         if drafter and heard.drafts:
-            n_drafted, n_accepted = found or (0, 0)
-            heard.learn(n, n_drafted, n_accepted, costs)
+            heard.learn(n, *drafter.sources().get("suffix", (0, 0)), costs)
         else:
             heard.play(tokens, n_prompt, costs)
 

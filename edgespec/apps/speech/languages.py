@@ -15,16 +15,15 @@ LANGUAGES = {
     "th": "thai", "ur": "urdu", "hr": "croatian", "bg": "bulgarian", "lt": "lithuanian", "la": "latin",
     "mi": "maori", "ml": "malayalam", "cy": "welsh", "sk": "slovak", "te": "telugu", "fa": "persian",
     "lv": "latvian", "bn": "bengali", "sr": "serbian", "az": "azerbaijani", "sl": "slovenian",
-    "kn": "kannada", "et": "estonian", "mk": "macedonian", "br": "breton", "eu": "basque",
-    "is": "icelandic", "hy": "armenian", "ne": "nepali", "mn": "mongolian", "bs": "bosnian",
-    "kk": "kazakh", "sq": "albanian", "sw": "swahili", "gl": "galician", "mr": "marathi", "pa": "punjabi",
-    "si": "sinhala", "km": "khmer", "sn": "shona", "yo": "yoruba", "so": "somali", "af": "afrikaans",
-    "oc": "occitan", "ka": "georgian", "be": "belarusian", "tg": "tajik", "sd": "sindhi", "gu": "gujarati",
-    "am": "amharic", "yi": "yiddish", "lo": "lao", "uz": "uzbek", "fo": "faroese", "ht": "haitian creole",
-    "ps": "pashto", "tk": "turkmen", "nn": "nynorsk", "mt": "maltese", "sa": "sanskrit",
-    "lb": "luxembourgish", "my": "myanmar", "bo": "tibetan", "tl": "tagalog", "mg": "malagasy",
-    "as": "assamese", "tt": "tatar", "haw": "hawaiian", "ln": "lingala", "ha": "hausa", "ba": "bashkir",
-    "jw": "javanese", "su": "sundanese", "yue": "cantonese",
+    "kn": "kannada", "et": "estonian", "mk": "macedonian", "br": "breton", "eu": "basque", "is": "icelandic",
+    "hy": "armenian", "ne": "nepali", "mn": "mongolian", "bs": "bosnian", "kk": "kazakh", "sq": "albanian",
+    "sw": "swahili", "gl": "galician", "mr": "marathi", "pa": "punjabi", "si": "sinhala", "km": "khmer",
+    "sn": "shona", "yo": "yoruba", "so": "somali", "af": "afrikaans", "oc": "occitan", "ka": "georgian",
+    "be": "belarusian", "tg": "tajik", "sd": "sindhi", "gu": "gujarati", "am": "amharic", "yi": "yiddish",
+    "lo": "lao", "uz": "uzbek", "fo": "faroese", "ht": "haitian creole", "ps": "pashto", "tk": "turkmen",
+    "nn": "nynorsk", "mt": "maltese", "sa": "sanskrit", "lb": "luxembourgish", "my": "myanmar",
+    "bo": "tibetan", "tl": "tagalog", "mg": "malagasy", "as": "assamese", "tt": "tatar", "haw": "hawaiian",
+    "ln": "lingala", "ha": "hausa", "ba": "bashkir", "jw": "javanese", "su": "sundanese", "yue": "cantonese",
 }  # fmt: skip
 """The name of each language by its code."""
 
@@ -42,24 +41,22 @@ _OTHER_NAMES = {
     "th": "ไทย ภาษาไทย tha", "ur": "اردو urd", "hr": "hrvatski hrv", "bg": "български bul",
     "lt": "lietuvių lit", "la": "latina lat", "mi": "te_reo_māori māori mri mao", "ml": "മലയാളം mal",
     "cy": "cymraeg cym wel", "sk": "slovenčina slovensky slk slo", "te": "తెలుగు tel",
-    "fa": "فارسی farsi fas per",
-    "lv": "latviešu lav", "bn": "বাংলা bangla bengali ben", "sr": "српски srpski srp", "az": "azərbaycanca aze",
-    "sl": "slovenščina slv", "kn": "ಕನ್ನಡ kan", "et": "eesti est", "mk": "македонски mkd mac",
-    "br": "brezhoneg bre", "eu": "euskara eus baq", "is": "íslenska isl ice", "hy": "հայերեն hye arm",
-    "ne": "नेपाली nep", "mn": "монгол mon", "bs": "bosanski bos", "kk": "қазақша қазақ kaz",
-    "sq": "shqip sqi alb", "sw": "kiswahili swa", "gl": "galego glg", "mr": "मराठी mar",
-    "pa": "ਪੰਜਾਬੀ panjabi pan", "si": "සිංහල sinhalese sin", "km": "ភាសាខ្មែរ ខ្មែរ cambodian khm",
-    "sn": "chishona sna", "yo": "yorùbá yor", "so": "soomaali som", "af": "afr", "oc": "occitan oci",
-    "ka": "ქართული kat geo", "be": "беларуская bel", "tg": "тоҷикӣ tgk", "sd": "سنڌي snd", "gu": "ગુજરાતી guj",
-    "am": "አማርኛ amh", "yi": "ייִדיש יידיש yid ji", "lo": "ລາວ ພາສາລາວ laotian",
-    "uz": "o'zbekcha o'zbek ozbek uzb",
-    "fo": "føroyskt fao", "ht": "kreyòl_ayisyen haitian kreyol hat", "ps": "پښتو pushto pus",
-    "tk": "türkmençe tuk", "nn": "norwegian_nynorsk norsk_nynorsk nno", "mt": "malti mlt", "sa": "संस्कृतम् san",
-    "lb": "lëtzebuergesch letzeburgesch ltz", "my": "မြန်မာ မြန်မာဘာသာ burmese mya bur", "bo": "བོད་སྐད་ bod tib",
-    "tl": "filipino fil tgl", "mg": "mlg", "as": "অসমীয়া asm", "tt": "татарча tat",
-    "haw": "'ōlelo_hawai'i olelo_hawaii",
-    "ln": "lingála lin", "ha": "hau", "ba": "башҡортса bak", "jw": "basa_jawa jawa jv jav",
-    "su": "basa_sunda sunda sun", "yue": "粵語 粤语 廣東話 广东话",
+    "fa": "فارسی farsi fas per", "lv": "latviešu lav", "bn": "বাংলা bangla bengali ben",
+    "sr": "српски srpski srp", "az": "azərbaycanca aze", "sl": "slovenščina slv", "kn": "ಕನ್ನಡ kan",
+    "et": "eesti est", "mk": "македонски mkd mac", "br": "brezhoneg bre", "eu": "euskara eus baq",
+    "is": "íslenska isl ice", "hy": "հայերեն hye arm", "ne": "नेपाली nep", "mn": "монгол mon",
+    "bs": "bosanski bos", "kk": "қазақша қазақ kaz", "sq": "shqip sqi alb", "sw": "kiswahili swa",
+    "gl": "galego glg", "mr": "मराठी mar", "pa": "ਪੰਜਾਬੀ panjabi pan", "si": "සිංහල sinhalese sin",
+    "km": "ភាសាខ្មែរ ខ្មែរ cambodian khm", "sn": "chishona sna", "yo": "yorùbá yor", "so": "soomaali som",
+    "af": "afr", "oc": "occitan oci", "ka": "ქართული kat geo", "be": "беларуская bel", "tg": "тоҷикӣ tgk",
+    "sd": "سنڌي snd", "gu": "ગુજરાતી guj", "am": "አማርኛ amh", "yi": "ייִדיש יידיש yid ji",
+    "lo": "ລາວ ພາສາລາວ laotian", "uz": "o'zbekcha o'zbek ozbek uzb", "fo": "føroyskt fao",
+    "ht": "kreyòl_ayisyen haitian kreyol hat", "ps": "پښتو pushto pus", "tk": "türkmençe tuk",
+    "nn": "norwegian_nynorsk norsk_nynorsk nno", "mt": "malti mlt", "sa": "संस्कृतम् san",
+    "lb": "lëtzebuergesch letzeburgesch ltz", "my": "မြန်မာ မြန်မာဘာသာ burmese mya bur",
+    "bo": "བོད་སྐད་ bod tib", "tl": "filipino fil tgl", "mg": "mlg", "as": "অসমীয়া asm", "tt": "татарча tat",
+    "haw": "'ōlelo_hawai'i olelo_hawaii", "ln": "lingála lin", "ha": "hau", "ba": "башҡортса bak",
+    "jw": "basa_jawa jawa jv jav", "su": "basa_sunda sunda sun", "yue": "粵語 粤语 廣東話 广东话",
 }  # fmt: skip
 
 WITHOUT_SPACES = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
@@ -90,11 +87,8 @@ def language_code(name: str) -> str | None:
     parts = word.partition(".")[0].replace("-", " ").split()  # en-US, en_US.UTF-8, zh-Hans-CN
     if len(parts) > 1 and len(parts[0]) <= 3 and parts[0] in _CODES:
         return "yue" if parts[1] == "yue" else _CODES[parts[0]]
-    raise UsageError(f"Whisper knows no such language{_alike(word)}", field="language", value=name)
-
-
-def _alike(word: str) -> str:
     from edgespec.models.entries import nearest
 
-    names = [*LANGUAGES.values(), *LANGUAGES]
-    return nearest(word, names) or "; give a name or a code, such as german or de, or auto"
+    alike = nearest(word, [*LANGUAGES.values(), *LANGUAGES])
+    alike = alike or "; give a name or a code, such as german or de, or auto"
+    raise UsageError(f"Whisper knows no such language{alike}", field="language", value=name)

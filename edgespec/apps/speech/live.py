@@ -56,21 +56,16 @@ class SoundQueue:
 
         Raises what reading raised.
         """
-        found: list[Samples] = []
-        n_found = 0
-        while not self.ended:
-            try:
-                block = self._queue.get(block=n_found < n)
-            except queue.Empty:
-                break
-            if isinstance(block, BaseException):
-                self.ended = True
-                raise block
-            if block is None:
-                self.ended = True
-            else:
+        found, n_found = list[Samples](), 0
+        while not self.ended and (n_found < n or not self._queue.empty()):
+            block = self._queue.get()
+            if isinstance(block, np.ndarray):
                 found.append(block)
                 n_found += len(block)
+            else:
+                self.ended = True
+                if block is not None:
+                    raise block
         return found
 
 

@@ -45,7 +45,8 @@ def log_mel(samples: Floats, n_mels: int, *, padding: int = N_SAMPLES) -> Floats
     length = len(samples) + padding
     n_frames = length // HOP
     mel = np.zeros((n_mels, n_frames), np.float32)
-    bands, window = mel_bands(n_mels), _hann()
+    hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(N_FFT) / N_FFT)  # periodic
+    bands, window = mel_bands(n_mels), hann.astype(np.float32)
     # A frame that begins after the recording is silent, and so is the mirrored end of much silence.
     n_heard = n_frames if padding < N_FFT else min(n_frames, -(-(len(samples) + N_FFT // 2) // HOP))
     for start in range(0, n_heard, _BLOCK):
@@ -84,11 +85,6 @@ def _mirrored(samples: Floats, length: int, start: int, end: int) -> Floats:
     inside = (places >= 0) & (places < len(samples))
     found[inside] = samples[places[inside]]
     return found
-
-
-def _hann() -> Floats:
-    """Return the periodic Hann window, shape (400,)."""
-    return (0.5 - 0.5 * np.cos(2 * np.pi * np.arange(N_FFT) / N_FFT)).astype(np.float32)
 
 
 def _to_hz(mels: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

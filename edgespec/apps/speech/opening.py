@@ -27,19 +27,14 @@ def open_transcriber(
     Raises UsageError or EdgespecError for files that are no Whisper models.
     """
     with ExitStack() as stack:
-        target = stack.enter_context(
-            SpeechModel(speech_model(model), name=model, n_threads=n_threads, kernels=kernels)
-        )
-        small = None
+
+        def load(name: str, kernels: bool) -> SpeechModel:
+            loaded = SpeechModel(speech_model(name), name=name, n_threads=n_threads, kernels=kernels)
+            return stack.enter_context(loaded)
+
+        target, small = load(model, kernels), None
         if draft not in ("auto", "none"):
-            small = stack.enter_context(
-                SpeechModel(
-                    speech_model(draft),
-                    name=draft,
-                    n_threads=n_threads,
-                    kernels=target.model.kernels != "stock",
-                )
-            )
+            small = load(draft, target.model.kernels != "stock")
             check_draft(target, small)
         drafts = None if draft == "none" else ModelDrafts(target, small)
         yield Transcriber(target.model, target.tokenizer, options, drafts=drafts)

@@ -131,7 +131,7 @@ class SpeechRules(Constraint):
     def __init__(self, tokens: RuleTokens) -> None:
         """Begin before the first token of a window."""
         self._position = TimestampState(tokens)
-        self._tokens = tokens
+        self.tokens = tokens
         self._masks: dict[State, Allowed] = {}
         self._places: dict[tuple[int, ...], int] = {}  # the row that was masked last for each path
         self.logprobs: list[float] = []
@@ -140,25 +140,11 @@ class SpeechRules(Constraint):
             lambda: self._position, tokens.n_vocab, is_eog=lambda token: token == tokens.end, name="the rules"
         )
 
-    @property
-    def n_vocab(self) -> int:
-        """Number of tokens."""
-        return self._tokens.n_vocab
-
-    @property
-    def end(self) -> int:
-        """The token that ends a window's text."""
-        return self._tokens.end
-
     def again(self) -> SpeechRules:
         """Return the rules before the first token, with the masks that are known."""
-        rules = SpeechRules(self._tokens)
+        rules = SpeechRules(self.tokens)
         rules._masks = self._masks
         return rules
-
-    def begin(self) -> TimestampState:
-        """Return the position before the first token, for `forbid`."""
-        return TimestampState(self._tokens)
 
     def forbid(self, row: Rows, position: TimestampState) -> None:
         """Set the logits of tokens that may not follow `position` to -inf, in place."""
@@ -169,16 +155,16 @@ class SpeechRules(Constraint):
             kept = row[allowed.ids]
             row.fill(-np.inf)
             row[allowed.ids] = kept
-        if self._tokens.timed:
-            prefer_timestamp(row, self._tokens.first_timestamp)
+        if self.tokens.timed:
+            prefer_timestamp(row, self.tokens.first_timestamp)
 
     def mask(self, row: Rows, path: Path, *, place: int = 0) -> Rows | None:
         """Return `row` with forbidden tokens at -inf; as in Constraint."""
         masked = super().mask(row, path, place=place)
         if masked is not None:
             self._places[tuple(path)] = place
-            if self._tokens.timed:
-                prefer_timestamp(masked, self._tokens.first_timestamp)
+            if self.tokens.timed:
+                prefer_timestamp(masked, self.tokens.first_timestamp)
         return masked
 
     def advance(self, tokens: Sequence[int]) -> None:
@@ -221,8 +207,6 @@ def log_total(row: Rows, highest: float | None = None) -> float:
     top = float(row.max()) if highest is None else highest
     return top + math.log(float(np.exp(row - np.float32(top)).sum()))
 
-
-# ---- tokens by name ----
 
 _ENGLISH = "the model knows English alone; choose a multilingual one, such as whisper-base"
 

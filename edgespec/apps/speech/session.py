@@ -81,12 +81,7 @@ class SpeechSession:
     most_drafted = 32  # tokens of a tree in one pass
 
     def __init__(
-        self,
-        cache: DecoderCache,
-        traits: SpeechVocabulary,
-        *,
-        n_ctx: int,
-        noted: int | None = None,
+        self, cache: DecoderCache, traits: SpeechVocabulary, *, n_ctx: int, noted: int | None = None
     ) -> None:
         """Continue sequence 0 of `cache`, up to `n_ctx` tokens.
 

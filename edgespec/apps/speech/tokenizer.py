@@ -80,8 +80,6 @@ class WhisperTokenizer:
             raise EdgespecError(f"{gguf.path}: damaged: a vocabulary of {n_vocab:,} has no special tokens")
         return cls(tokens, n_vocab, is_multilingual, gguf.path)
 
-    # --- Special tokens ---------------------------------------------------------------------------
-
     def __post_init__(self) -> None:
         first = self.n_vocab - N_TIMESTAMPS
         for name, token in (
@@ -128,8 +126,6 @@ class WhisperTokenizer:
     def seconds(self, token: int) -> float:
         """Return the time of a timestamp token, seconds from the window's start."""
         return (token - self.timestamp_begin) * SECONDS_PER_TIMESTAMP
-
-    # --- Text -------------------------------------------------------------------------------------
 
     @cached_property
     def _encoding(self) -> tiktoken.Encoding:
@@ -200,8 +196,6 @@ class WhisperTokenizer:
         if token == self.eot:
             return "<|endoftext|>"
         return "<|special|>" if token > self.eot else ""
-
-    # --- Suppressed tokens --------------------------------------------------------------------------
 
     @cached_property
     def non_speech_tokens(self) -> tuple[int, ...]:

@@ -12,7 +12,6 @@ import zlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +30,7 @@ from edgespec.apps.speech.windows import (
     FRAME_S,
     WINDOW_FRAMES,
     BeamSearch,
+    Decoded,
     Split,
     WordTimer,
     split_window,
@@ -77,11 +77,7 @@ class Transcriber:
             raise UsageError(problem, field="words")
 
     def transcribe(
-        self,
-        samples: Samples,
-        *,
-        speech: Sequence[Span] | None = None,
-        on_progress: ProgressFn | None = None,
+        self, samples: Samples, *, speech: Sequence[Span] | None = None, on_progress: ProgressFn | None = None
     ) -> Transcript:
         """Return the text of `samples`; only of the spans of `speech`, if given."""
         hearing = self.hear(samples, speech=speech, on_progress=on_progress)
@@ -90,11 +86,7 @@ class Transcriber:
         return hearing.transcript
 
     def hear(
-        self,
-        samples: Samples,
-        *,
-        speech: Sequence[Span] | None = None,
-        on_progress: ProgressFn | None = None,
+        self, samples: Samples, *, speech: Sequence[Span] | None = None, on_progress: ProgressFn | None = None
     ) -> Hearing:
         """Return a transcription to be read segment by segment; arguments as of `transcribe`."""
         return Hearing(self, samples, speech, on_progress)
@@ -272,8 +264,19 @@ class Hearing:
         self.transcript.doubts.append(Doubt(start_s, end_s, reason, kept, text.strip()))
 
     def _keep(self, segments: list[Segment], text: WindowText) -> list[Segment]:
-        if self._spoken:
-            segments = [restored(segment, self._spoken) for segment in segments]
+        if spoken := self._spoken:  # the times of the recording
+            segments = [
+                replace(
+                    one,
+                    start_s=spoken.start_s(one.start_s),
+                    end_s=spoken.end_s(one.end_s),
+                    words=tuple(
+                        replace(word, start_s=spoken.start_s(word.start_s), end_s=spoken.end_s(word.end_s))
+                        for word in one.words
+                    ),
+                )
+                for one in segments
+            ]
         self.transcript.segments += segments
         written = [token for segment in segments for token in segment.tokens]
         self._before = [*self._before, *written][-self._model.dims.n_text_ctx :]
@@ -281,16 +284,6 @@ class Hearing:
         if not self._options.condition or text.temperature > _TOO_WARM or failed:
             self._before = []
         return segments
-
-
-def restored(segment: Segment, spoken: SpokenParts) -> Segment:
-    """Return a segment of joined parts with the times of the recording."""
-    words = tuple(
-        replace(word, start_s=spoken.start_s(word.start_s), end_s=spoken.end_s(word.end_s))
-        for word in segment.words
-    )
-    start_s, end_s = spoken.start_s(segment.start_s), spoken.end_s(segment.end_s)
-    return replace(segment, start_s=start_s, end_s=end_s, words=words)
 
 
 def _checked(samples: object) -> Samples:
@@ -361,14 +354,6 @@ def best_of(attempts: Sequence[WindowText], options: SpeechOptions, seconds: flo
     return max(fitting, key=lambda one: one.avg_logprob)
 
 
-class _Decoded(NamedTuple):
-    """One decoding: tokens without the end, their mean logprob, and whether the model ended it."""
-
-    tokens: list[int]
-    avg_logprob: float
-    ended: bool
-
-
 class WindowDecoder:
     """Decodes windows of one model under one set of options."""
 
@@ -403,7 +388,7 @@ class WindowDecoder:
         `place`: the window's number, which its random numbers depend on. `seconds`: of sound in the window.
         """
         options, prompt = self._options, self._prompt(start, before)
-        session = self._session(cache, len(prompt) - len(start))
+        session = SpeechSession(cache, self._traits, n_ctx=self._n_ctx, noted=len(prompt) - len(start))
         attempts: list[WindowText] = []
         for i, temperature in enumerate(options.temperatures):
             started = time.perf_counter()
@@ -418,15 +403,11 @@ class WindowDecoder:
         return best_of(attempts, options, seconds)
 
     def guess(
-        self,
-        cache: DecoderCache,
-        start: Sequence[int],
-        before: Sequence[int],
-        drafts: ModelDrafts | None,
+        self, cache: DecoderCache, start: Sequence[int], before: Sequence[int], drafts: ModelDrafts | None
     ) -> WindowText:
         """Return the greedy text, however good it is; arguments as of `decode`."""
         started, prompt = time.perf_counter(), self._prompt(start, before)
-        session = self._session(cache, len(prompt) - len(start))
+        session = SpeechSession(cache, self._traits, n_ctx=self._n_ctx, noted=len(prompt) - len(start))
         return self._text(session, self._sample(session, prompt, 0.0, Coins(0), drafts), 0.0, started)
 
     def _prompt(self, start: Sequence[int], before: Sequence[int]) -> list[int]:
@@ -435,28 +416,23 @@ class WindowDecoder:
             return list(start)
         return [self._tokenizer.sot_prev, *before[-(self._n_ctx // 2 - 1) :], *start]
 
-    def _session(self, cache: DecoderCache, noted: int) -> SpeechSession:
-        return SpeechSession(cache, self._traits, n_ctx=self._n_ctx, noted=noted)
-
     def _text(
-        self, session: SpeechSession, decoded: _Decoded, temperature: float, started: float
+        self, session: SpeechSession, decoded: Decoded, temperature: float, started: float
     ) -> WindowText:
         self._stats.n_decodings += 1
         self._stats.decode_s += time.perf_counter() - started
-        tokens, mean, ended = decoded
+        self._stats.n_tokens += decoded.n_tokens
+        self._stats.n_steps += decoded.n_passes
+        tokens, mean, ended, *_ = decoded
         text, row, no_speech = self._tokenizer.decode(tokens).strip(), session.noted_row, math.nan
         if row is not None:
             no_speech = math.exp(float(row[self._tokenizer.no_speech]) - log_total(row))
         return WindowText(tuple(tokens), text, temperature, mean, no_speech, ended)
 
-    def _search(self, session: SpeechSession, cache: DecoderCache, prompt: Sequence[int]) -> _Decoded:
+    def _search(self, session: SpeechSession, cache: DecoderCache, prompt: Sequence[int]) -> Decoded:
         search = BeamSearch(cache, self._rules, self._options, n_ctx=self._n_ctx)
         session.rewind(0)
-        row = session.eval(prompt)[0]
-        found = search.run(row, len(prompt))
-        self._stats.n_tokens += found.n_tokens
-        self._stats.n_steps += found.n_passes
-        return _Decoded(found.tokens, found.avg_logprob, len(found.tokens) < self._n_ctx // 2)
+        return search.run(session.eval(prompt)[0], len(prompt))
 
     def _sample(
         self,
@@ -464,14 +440,14 @@ class WindowDecoder:
         prompt: Sequence[int],
         temperature: float,
         coins: Coins,
-        window: ModelDrafts | None,
-    ) -> _Decoded:
+        drafts: ModelDrafts | None,
+    ) -> Decoded:
         """Decode once through the exact loop."""
         rules = self._rules.again()
         params = SamplingParams(temperature=temperature, top_k=0, top_p=1.0, min_p=0.0)
         options = Options(params=params, n_predict=self._n_ctx // 2, seed=coins.seed)
         task = Task(options=options, rule=self._options.rule(temperature), coins=coins, constraint=rules)
-        drafter = window.drafter(rules, prompt, greedy=temperature == 0) if window else None
+        drafter = drafts.drafter(rules, prompt, greedy=temperature == 0) if drafts else None
         generation = Generation(
             session,
             drafter,
@@ -480,22 +456,20 @@ class WindowDecoder:
             n_ctx=self._n_ctx + 1,  # the last token need not be read
             n_known=min(session.n_past, len(prompt) - 1),
         )
-        started, stats = time.perf_counter(), self._stats
+        started, n_passes = time.perf_counter(), 0
         for event in generation.events():
+            n_passes += isinstance(event, Step | Prefill)
             if isinstance(event, Step):
-                stats.n_steps += 1
-                stats.steps[event.n_drafted, event.n_accepted] += 1
-            elif isinstance(event, Prefill):
-                stats.n_steps += 1
+                self._stats.steps[event.n_drafted, event.n_accepted] += 1
         seconds = time.perf_counter() - started
-        if window:
-            window.decoded(generation.tokens, len(prompt), drafter, seconds)
+        if drafts:
+            drafts.decoded(generation.tokens, len(prompt), drafter, seconds)
         tokens = generation.tokens[len(prompt) :]
-        stats.n_tokens += len(tokens)
+        n_tokens = len(tokens)
         ended = bool(tokens) and tokens[-1] == self._tokenizer.eot
         if ended:
             tokens.pop()
-        return _Decoded(tokens, sum(rules.logprobs) / (len(tokens) + 1), ended)
+        return Decoded(tokens, sum(rules.logprobs) / (len(tokens) + 1), ended, n_tokens, n_passes)
 
 
 def language_of(row: np.ndarray, tokenizer: WhisperTokenizer) -> tuple[str, float]:

@@ -145,9 +145,7 @@ def as_object(segment: Segment, *, words: bool) -> dict[str, Any]:
         "end": round(segment.end_s, 2),
         "text": segment.text,
         "tokens": list(segment.tokens),
-        "temperature": segment.temperature,
-        "avg_logprob": segment.avg_logprob,
-        "compression_ratio": segment.compression_ratio,
+        **{name: getattr(segment, name) for name in ("temperature", "avg_logprob", "compression_ratio")},
         "no_speech_prob": None if math.isnan(segment.no_speech_prob) else segment.no_speech_prob,
     }
     if words:
@@ -161,9 +159,6 @@ def as_object(segment: Segment, *, words: bool) -> dict[str, Any]:
             for word in segment.words
         ]
     return found
-
-
-# ---- a transcript as text, subtitles or JSON ----
 
 
 def write_transcript(transcript: Transcript, form: TranscriptFormat, *, words: bool = False) -> str:
@@ -192,7 +187,10 @@ def cues(
     for n, (start_s, end_s, text) in enumerate(_timed(segments, words=words), first):
         times = f"{clock(start_s, form)} --> {clock(end_s, form)}"
         head = f"{n}\n{times}" if form == "srt" else times
-        yield f"{head}\n{_cue_text(text, form)}\n\n"
+        line = one_line(text).replace("-->", "->")
+        if form == "vtt":
+            line = line.replace("&", "&amp;").replace("<", "&lt;")
+        yield f"{head}\n{line}\n\n"
 
 
 def _timed(segments: Iterable[Segment], *, words: bool) -> Iterator[tuple[float, float, str]]:
@@ -201,13 +199,6 @@ def _timed(segments: Iterable[Segment], *, words: bool) -> Iterator[tuple[float,
             yield from ((word.start_s, word.end_s, word.text) for word in segment.words)
         else:
             yield segment.start_s, segment.end_s, segment.text
-
-
-def _cue_text(text: str, form: TranscriptFormat) -> str:
-    line = one_line(text).replace("-->", "->")
-    if form == "vtt":
-        line = line.replace("&", "&amp;").replace("<", "&lt;")
-    return line
 
 
 def one_line(text: str) -> str:
@@ -260,6 +251,12 @@ def remarks(transcript: Transcript) -> list[str]:
     return found
 
 
+_SAME_NAME = (
+    *("real_time_factor", "mel_s", "encode_s", "decode_s", "words_s", "draft_encode_s"),
+    *("tau", "n_drafted", "n_accepted", "draft_acceptance_rate"),
+)
+
+
 def stats_object(transcript: Transcript) -> dict[str, Any]:
     """The statistics of a transcription, for `--json`."""
     stats = transcript.stats
@@ -271,26 +268,15 @@ def stats_object(transcript: Transcript) -> dict[str, Any]:
             {
                 "start": round(doubt.start_s, 2),
                 "end": round(doubt.end_s, 2),
-                "reason": doubt.reason,
-                "kept": doubt.kept,
-                "text": doubt.text,
+                **{name: getattr(doubt, name) for name in ("reason", "kept", "text")},
             }
             for doubt in transcript.doubts
         ],
         "seconds": stats.total_s,
-        "real_time_factor": stats.real_time_factor,
-        "mel_s": stats.mel_s,
-        "encode_s": stats.encode_s,
-        "decode_s": stats.decode_s,
-        "words_s": stats.words_s,
-        "draft_encode_s": stats.draft_encode_s,
         "windows": stats.n_windows,
         "decodings": stats.n_decodings,
         "tokens": stats.n_tokens,
         "passes": stats.n_steps,
-        "tau": stats.tau,
-        "n_drafted": stats.n_drafted,
-        "n_accepted": stats.n_accepted,
-        "draft_acceptance_rate": stats.draft_acceptance_rate,
+        **{name: getattr(stats, name) for name in _SAME_NAME},
         "energy": transcript.energy.facts(stats.n_tokens) if transcript.energy else None,
     }

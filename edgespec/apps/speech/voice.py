@@ -13,10 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.apps.speech.mel import SAMPLE_RATE
+from edgespec.apps.speech.mel import SAMPLE_RATE, Floats
 from edgespec.errors import EdgespecError
-
-Samples = npt.NDArray[np.float32]
 
 _FRAME = 480  # samples: 30 ms
 _STRICTNESS = 2  # of 0 to 3
@@ -41,7 +39,7 @@ def check_detector() -> None:
         raise EdgespecError("--vad needs webrtcvad: pip install 'edgespec[vad]'")
 
 
-def speech_spans(samples: Samples) -> list[Span]:
+def speech_spans(samples: Floats) -> list[Span]:
     """Return where somebody speaks in `samples` (16 kHz, shape (n,)), with a little before and after.
 
     Raises EdgespecError if the detector is not installed.
@@ -79,11 +77,11 @@ def spans_of(is_speech: npt.NDArray[np.bool_], n_samples: int) -> list[Span]:
 class SpokenParts:
     """The spoken parts of a recording with short pauses between them, and when each of them was."""
 
-    def __init__(self, samples: Samples, spans: Sequence[Span]) -> None:
+    def __init__(self, samples: Floats, spans: Sequence[Span]) -> None:
         """Join the `spans` of `samples`; a model hears by the pauses that something else begins."""
         pause = np.zeros(round(_PAUSE_S * SAMPLE_RATE), np.float32)
         parts = [part for start, end in spans for part in (samples[start:end], pause)]
-        self.samples: Samples = np.concatenate(parts[:-1]) if parts else samples[:0]
+        self.samples: Floats = np.concatenate(parts[:-1]) if parts else samples[:0]
         """The joined sound."""
         self._lengths_s = np.array([end - start for start, end in spans], np.float64) / SAMPLE_RATE
         self._begins_s = np.array([start for start, _ in spans], np.float64) / SAMPLE_RATE  # in the recording

@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec import _core
+from edgespec.apps.speech.mel import Floats
 from edgespec.apps.speech.speech_model import check_speech_file
 from edgespec.apps.speech.tokenizer import WhisperTokenizer
 from edgespec.apps.speech.weights.reading import WhisperSizes
@@ -39,8 +40,7 @@ from edgespec.platform.forks import HomeProcess, finalize
 
 _REASON_BYTES = 512
 _MOST_ID = 2**31 - 1
-_pointer, _size, _text = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p
-_int32 = ctypes.c_int32
+_pointer, _size, _text, _int32 = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_int32
 
 
 class CDims(ctypes.Structure):
@@ -136,9 +136,6 @@ def ids(tokens: object) -> npt.NDArray[np.int32]:
     return wide.astype(np.int32)
 
 
-Floats = npt.NDArray[np.float32]
-
-
 @dataclass(frozen=True, slots=True)
 class WhisperDims(WhisperSizes):
     """The sizes of a loaded model, and what else its file says of it."""
@@ -166,7 +163,7 @@ class _Held:
     """An object of the library, which uses a model."""
 
     def __init__(self, model: WhisperModel, handle: int, free: Callable[..., None]) -> None:
-        self._model, self._library, self._dims = model, model.library, model.dims
+        self.model, self._library, self._dims = model, model.library, model.dims
         self._handle = handle
         self.close = finalize(self, free, handle)
         """Frees the memory; what was made with it keeps what it needs."""
@@ -176,17 +173,12 @@ class _Held:
         """The library's object. Raises ValueError after `close`."""
         if not self.close.alive:
             raise ValueError("it is closed")
-        self._model.home.require()
+        self.model.home.require()
         return self._handle
 
 
 class EncodedAudio(_Held):
     """One window of sound as the decoder sees it: keys and values of every layer's cross attention."""
-
-    def __init__(self, model: WhisperModel, handle: int) -> None:
-        """For `WhisperModel.encode` and `cross_from` only."""
-        super().__init__(model, handle, model.library.audio_free)
-        self.model = model
 
     def states(self) -> Floats:
         """Return the encoder's states, shape (n_audio_ctx, n_audio_state): what `cross_from` takes."""
@@ -227,7 +219,7 @@ class DecoderCache(_Held):
         sizes = (address(logits), logits.size)
         if self._library.forward(self.handle, parts, len(batch), *sizes, *reason.arguments):
             if "memory" in str(reason):
-                raise EdgespecError(f"{self._model.path}: {reason}")
+                raise EdgespecError(f"{self.model.path}: {reason}")
             raise ValueError(str(reason))
         ends = accumulate(part.n_logits for part in parts)
         return [logits[end - part.n_logits : end] for end, part in zip(ends, parts, strict=True)]
@@ -292,7 +284,14 @@ class WhisperModel(Closing):
         """Why ggml's own kernels are used, in one line; "" if edgespec's are."""
         self.kernels: str = llama_kernels.STOCK if self.kernels_reason else isa
         """The instruction set of edgespec's kernels, or "stock"."""
-        self.dims: WhisperDims = self._read_dims()
+        c = library.get_dims(handle)
+        heads = np.zeros((c.n_alignment_heads, 2), np.int32)
+        library.alignment_heads(handle, address(heads), len(heads))
+        self.dims = WhisperDims(
+            **{size.name: getattr(c, size.name) for size in fields(WhisperSizes)},
+            multilingual=bool(c.is_multilingual),
+            alignment_heads=tuple((int(layer), int(head)) for layer, head in heads),
+        )
         """The model's sizes."""
 
     @classmethod
@@ -317,16 +316,6 @@ class WhisperModel(Closing):
         if not wanted:
             model.kernels_reason = why
         return model
-
-    def _read_dims(self) -> WhisperDims:
-        c = self.library.get_dims(self._handle)
-        heads = np.zeros((c.n_alignment_heads, 2), np.int32)
-        self.library.alignment_heads(self._handle, address(heads), len(heads))
-        return WhisperDims(
-            **{size.name: getattr(c, size.name) for size in fields(WhisperSizes)},
-            multilingual=bool(c.is_multilingual),
-            alignment_heads=tuple((int(layer), int(head)) for layer, head in heads),
-        )
 
     @property
     def handle(self) -> int:
@@ -359,7 +348,7 @@ class WhisperModel(Closing):
         handle = function(self.handle, address(array), array.size, *reason.arguments)
         if not handle:
             raise EdgespecError(f"{self.path}: {reason}")
-        return EncodedAudio(self, handle)
+        return EncodedAudio(self, handle, self.library.audio_free)
 
     def cache(self, audio: EncodedAudio, n_sequences: int = 1) -> DecoderCache:
         """Return an empty cache for sequences that listen to `audio`, a window of this model."""
@@ -370,9 +359,6 @@ class WhisperModel(Closing):
     def close(self) -> None:
         """Free it; a second call does nothing."""
         self._freed()
-
-
-# ---- a model with its tokenizer ----
 
 
 class SpeechModel(Closing):

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from edgespec.apps.speech.mel import Floats
 from edgespec.apps.speech.options import SpeechOptions
 from edgespec.apps.speech.rules import SpeechRules, TimestampState, log_total
 from edgespec.apps.speech.tokenizer import SECONDS_PER_TIMESTAMP, WhisperTokenizer
@@ -36,13 +37,14 @@ class Beam:
     position: TimestampState
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """The best text of a search."""
+class Decoded(NamedTuple):
+    """One decoding of a window."""
 
     tokens: list[int]
     """The tokens without the end."""
     avg_logprob: float
+    ended: bool
+    """Whether the model ended it; else the limit of its tokens did."""
     n_tokens: int
     """Tokens of the longest text that was looked at."""
     n_passes: int
@@ -63,19 +65,17 @@ class BeamSearch:
         self._n_ctx = n_ctx
         self._finished: dict[tuple[int, ...], float] = {}
         self._n_passes = 1
-        self._sampler = SamplingParams(temperature=0.0).sampler(rules.n_vocab, 0)
+        self._sampler = SamplingParams(temperature=0.0).sampler(rules.tokens.n_vocab, 0)
 
-    def run(self, row: Rows, n_prompt: int) -> Found:
+    def run(self, row: Rows, n_prompt: int) -> Decoded:
         """Return the best text after a prompt of `n_prompt` tokens, which `row` of logits follows."""
-        end = self._rules.end
-        beams = [Beam([], 0.0, self._rules.begin())]
+        end = self._rules.tokens.end
+        beams = [Beam([], 0.0, TimestampState(self._rules.tokens))]
         rows: Sequence[Rows] = [row]
         for n_written in range(1, self._n_ctx // 2 + 1):
             beams, sources = self._next(beams, rows)
-            is_complete = len(self._finished) >= self._n_wanted
-            if is_complete or not beams or n_prompt + n_written > self._n_ctx:
-                break
-            if n_written == self._n_ctx // 2:
+            is_full = n_written == self._n_ctx // 2 or n_prompt + n_written > self._n_ctx
+            if is_full or not beams or len(self._finished) >= self._n_wanted:
                 break
             self._cache.reorder(sources)
             batch = [SequenceBatch(i, [beam.tokens[-1]]) for i, beam in enumerate(beams)]
@@ -89,7 +89,8 @@ class BeamSearch:
         best = max(self._finished, key=self._score)
         tokens = list(best[:-1])
         longest = max(map(len, self._finished))
-        return Found(tokens, self._finished[best] / (len(tokens) + 1), longest, self._n_passes)
+        ended = len(tokens) < self._n_ctx // 2
+        return Decoded(tokens, self._finished[best] / (len(tokens) + 1), ended, longest, self._n_passes)
 
     def _score(self, text: tuple[int, ...]) -> float:
         """Return how good a finished text is: its logprob by its length, without the end."""
@@ -112,7 +113,7 @@ class BeamSearch:
         ended: list[tuple[tuple[int, ...], float]] = []
         for logprob, i, token in candidates:
             tokens = [*beams[i].tokens, token]
-            if token == self._rules.end:
+            if token == self._rules.tokens.end:
                 ended.append((tuple(tokens), logprob))
                 continue
             following.append(Beam(tokens, logprob, beams[i].position.after(token)))
@@ -124,9 +125,6 @@ class BeamSearch:
                 break
             self._finished[text] = logprob
         return following, sources
-
-
-# ---- the windows ----
 
 
 WINDOW_FRAMES = 3000
@@ -165,7 +163,9 @@ def split_window(tokens: Sequence[int], *, first_timestamp: int, n_frames: int) 
     ends = [i + 1 for i in range(len(tokens) - 1) if is_time[i] and is_time[i + 1]]
     single_end = is_time[-2:] == [False, True]
     if not ends:
-        return _undivided(tokens, first_timestamp, n_frames)
+        steps = [token - first_timestamp for token in tokens if token >= first_timestamp]
+        end = _FRAMES_PER_STEP * steps[-1] if steps and steps[-1] else n_frames
+        return Split((_piece(0, end, tokens, n_frames),), n_frames, False)
     if single_end:
         ends.append(len(tokens))
     pieces, last = [], 0
@@ -186,17 +186,10 @@ def _piece(start: int, end: int, tokens: Sequence[int], n_frames: int) -> Piece:
     return Piece(start, end, tuple(tokens))
 
 
-def _undivided(tokens: Sequence[int], first_timestamp: int, n_frames: int) -> Split:
-    steps = [token - first_timestamp for token in tokens if token >= first_timestamp]
-    end = _FRAMES_PER_STEP * steps[-1] if steps and steps[-1] else n_frames
-    return Split((_piece(0, end, tokens, n_frames),), n_frames, False)
-
-
 # ---- times of words: where in the sound the alignment heads listen while each word is written ----
 # One pass of the decoder over a window's text gives their attention, and dynamic time warping the best path
 # through it. The rules after that (long words at pauses, punctuation) are openai-whisper's timing.py.
 
-Floats = npt.NDArray[np.float32]
 Path = tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]
 
 _MEDIAN_WIDTH = 7
@@ -266,12 +259,7 @@ class WordTimer:
         return found
 
     def _align(
-        self,
-        text: Sequence[int],
-        cache: DecoderCache,
-        start: Sequence[int],
-        n_frames: int,
-        language: str,
+        self, text: Sequence[int], cache: DecoderCache, start: Sequence[int], n_frames: int, language: str
     ) -> list[_Timed]:
         """Return the words of `text` and when they are spoken, seconds after the window's start."""
         if not text:

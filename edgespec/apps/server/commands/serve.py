@@ -294,7 +294,7 @@ class SpeechServing:
         str,
         typer.Option(
             metavar="NAME|auto|none",
-            help="Model that drafts for it; auto: one here that pays, text heard before; none: nothing.",
+            help="Model that drafts for it; auto: text heard before alone; none: nothing.",
             autocompletion=complete_model,
         ),
     ] = "auto"

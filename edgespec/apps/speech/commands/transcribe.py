@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -91,11 +92,7 @@ class SpeechInput:
     track: Annotated[
         int | None,
         typer.Option(
-            "--track",
-            min=1,
-            metavar="N",
-            help="Track of sound of a film.",
-            show_default="the first that is not silent",
+            min=1, metavar="N", help="Track of sound of a film.", show_default="the first that is not silent"
         ),
     ] = None
     translate: Annotated[bool, typer.Option("--translate", help="Write English, whatever is spoken.")] = False
@@ -133,8 +130,7 @@ class SpeechModels:
     ] = "auto"
     threads: ThreadsOption = None
     kernels: Annotated[
-        KernelsChoice,
-        typer.Option(help="auto: edgespec's own where they can be used; off: ggml's (stock)."),
+        KernelsChoice, typer.Option(help="auto: edgespec's own where they can be used; off: ggml's (stock).")
     ] = "auto"
 
 
@@ -168,17 +164,13 @@ class SpeechDecoding:
 
         if self.temp is not None and self.beam is not None and self.temp > 0:
             raise UsageError("--beam and --temp contradict each other: beams are searched at temperature 0")
+        names = ("prompt", "condition", "beam", "patience", "length_penalty", "seed")
         return SpeechOptions(
             language=heard.language,
             task="translate" if heard.translate else "transcribe",
-            prompt=self.prompt,
-            condition=self.condition,
             temperatures=TEMPERATURES if self.temp is None else (self.temp,),
-            beam=self.beam,
-            patience=self.patience,
-            length_penalty=self.length_penalty,
             words=words,
-            seed=self.seed,
+            **{name: getattr(self, name) for name in names},
         )
 
 
@@ -281,7 +273,7 @@ def transcribe_command(
                     kernels=models.kernels != "off",
                 )
             )
-        return _Run(transcriber, heard, output, meter).files(files, code)
+        return _Run(transcriber, heard, output, meter, code).files(files)
 
 
 def _readable(heard: SpeechInput) -> tuple[list[str], int]:
@@ -295,40 +287,38 @@ def _readable(heard: SpeechInput) -> tuple[list[str], int]:
     for file in heard.files:
         try:
             check_audio(file, track=heard.track)
+            files.append(file)
         except EdgespecError as error:
             code = max(code, error.exit_code)
             if len(heard.files) == 1:
                 raise
             print_error(line_of(error))
-        else:
-            files.append(file)
     return files, code
 
 
+@dataclass
 class _Run:
     """The recordings of one call, one after the other."""
 
-    def __init__(
-        self, transcriber: Transcriber, heard: SpeechInput, output: SpeechOutput, meter: Meter | None
-    ) -> None:
-        self._transcriber, self._heard, self._output, self._meter = transcriber, heard, output, meter
-        self._code = 0
+    transcriber: Transcriber
+    heard: SpeechInput
+    output: SpeechOutput
+    meter: Meter | None
+    code: int
+    """Exit code so far."""
 
-    def files(self, files: Sequence[str], code: int) -> int:
-        """Hear `files` and return the exit code, `code` or worse; one that fails does not end the others."""
-        self._code = code
+    def files(self, files: Sequence[str]) -> int:
+        """Hear `files` and return the exit code; one that fails does not end the others."""
         for file in files:
             try:
-                complete = self._hear(file)
+                if not self._hear(file):
+                    return INTERRUPTED
             except EdgespecError as error:
-                if len(self._heard.files) == 1:
+                if len(self.heard.files) == 1:
                     raise
                 print_error(line_of(error))
-                self._code = max(self._code, error.exit_code)
-            else:
-                if not complete:
-                    return INTERRUPTED
-        return self._code
+                self.code = max(self.code, error.exit_code)
+        return self.code
 
     def _hear(self, file: str) -> bool:
         """Hear one file, or standard input live; return whether that came to its end."""
@@ -338,12 +328,11 @@ class _Run:
         with ExitStack() as stack:
             hearing: Hearing | LiveHearing
             if file == STDIN:
-                sound = stream_audio(sys.stdin.buffer, on_message=message)
-                hearing = LiveHearing(self._transcriber, sound)
+                hearing = LiveHearing(self.transcriber, stream_audio(sys.stdin.buffer, on_message=message))
             else:
                 hearing = self._hearing(file, stack.enter_context(WorkDisplay()))
-            writer = SegmentWriter(self._output, n_files=len(self._heard.files))
-            window = self._meter.begin() if self._meter else None
+            writer = SegmentWriter(self.output, n_files=len(self.heard.files))
+            window = self.meter.begin() if self.meter else None
             try:
                 if isinstance(hearing, LiveHearing):
                     _follow(hearing, writer)
@@ -362,27 +351,33 @@ class _Run:
         from edgespec.apps.speech.audio import read_audio
         from edgespec.apps.speech.voice import speech_spans
 
-        samples = read_audio(file, track=self._heard.track, on_message=message)
+        samples = read_audio(file, track=self.heard.track, on_message=message)
         # No bar where the text itself comes to the terminal.
-        has_bar = self._output.output is not None or self._output.json or not out.is_terminal
+        has_bar = self.output.output is not None or self.output.json or not out.is_terminal
 
         def show(done_s: float, total_s: float) -> None:
             if has_bar:
                 display.show(f"transcribing {file}", done_s, total_s)
 
         show(0.0, len(samples) / 16000)
-        spans = speech_spans(samples) if self._heard.vad else None
-        return self._transcriber.hear(samples, speech=spans, on_progress=show)
+        spans = speech_spans(samples) if self.heard.vad else None
+        return self.transcriber.hear(samples, speech=spans, on_progress=show)
 
     def _finish(self, file: str, transcript: Transcript) -> None:
         """Write what was heard, and say what it took."""
         from edgespec.apps.speech.transcript import remarks, stats_object, transcript_object, write_transcript
 
-        output, stats = self._output, transcript.stats
+        output, stats = self.output, transcript.stats
         name = "standard input" if file == STDIN else file
         whole = write_transcript(transcript, output.format, words=output.words)
         if output.output is not None:
-            self._write(output.path(file), whole)
+            try:
+                write_file(output.path(file), whole.encode(), field="output")
+                message(f"wrote {output.path(file)}")
+            except EdgespecError as error:  # to stdout, if JSON does not have it there
+                print_error(line_of(error))
+                self.code = max(self.code, error.exit_code)
+                sys.stdout.write("" if output.json else whole)
         elif output.format == "json" and not output.json:
             sys.stdout.write(whole)
         if output.json:
@@ -398,18 +393,6 @@ class _Run:
         if not output.no_stats:
             for line in stats_lines(transcript):
                 err.print(line)
-
-    def _write(self, path: Path, text: str) -> None:
-        """Write a text to its file; to stdout, if that fails and JSON does not have it there."""
-        try:
-            write_file(path, text.encode(), field="output")
-        except EdgespecError as error:
-            print_error(line_of(error))
-            self._code = max(self._code, error.exit_code)
-            if not self._output.json:
-                sys.stdout.write(text)
-        else:
-            message(f"wrote {path}")
 
 
 def _follow(hearing: LiveHearing, writer: SegmentWriter) -> None:

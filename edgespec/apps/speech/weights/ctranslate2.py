@@ -10,18 +10,17 @@ matrix; matrices of 8-bit integers have a scale for each row.
 from __future__ import annotations
 
 import math
-import mmap
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
+from edgespec.apps.speech.mel import Floats
 from edgespec.apps.speech.weights.reading import (
     BrokenModelError,
     ByteReader,
-    Floats,
     SourceTensor,
     WhisperContents,
     WhisperSizes,
@@ -42,19 +41,20 @@ _TYPES = {0: ("<f4", 4), 1: ("i1", 1), 2: ("<i2", 2), 3: ("<i4", 4), 4: ("<f2", 
 _MOST_VARIABLES = 1 << 16
 
 
-@dataclass(frozen=True, slots=True)
-class _Variable:
+class _Variable(NamedTuple):
     shape: tuple[int, ...]
     kind: str
-    start: int
+    read: Callable[[], Floats]
+
+
+Variables = dict[str, _Variable]
 
 
 def read_ctranslate2(folder: Path) -> WhisperContents:
     """Return the model in `folder`, its numbers unread. Raises UsageError and EdgespecError."""
     path = folder / CTRANSLATE2_MODEL
     with mapped(path) as data, blamed(path):
-        variables = _read_variables(ByteReader(data))
-        tensors = _Tensors(data, variables)
+        tensors = _read_variables(ByteReader(data))
         sizes = _sizes(tensors)
         named = dict(_named(tensors, sizes))
     with blamed(folder):
@@ -62,7 +62,7 @@ def read_ctranslate2(folder: Path) -> WhisperContents:
         return WhisperContents(folder, sizes, ordinary_tokens(_vocabulary(folder)), heads, named)
 
 
-def _read_variables(reader: ByteReader) -> dict[str, _Variable]:
+def _read_variables(reader: ByteReader) -> Variables:
     version = reader.number("I")
     if version != _VERSION:
         raise BrokenModelError(f"version {version} of CTranslate2's files, only {_VERSION} is known")
@@ -72,14 +72,15 @@ def _read_variables(reader: ByteReader) -> dict[str, _Variable]:
     _revision, n = reader.numbers("II")
     if n > _MOST_VARIABLES:
         raise BrokenModelError(f"it says that it has {n:,} variables")
-    variables: dict[str, _Variable] = {}
+    variables: Variables = {}
     for _ in range(n):
         name, rank = _name(reader), reader.number("B")
         shape = reader.shape("I", rank)
         kind, n_bytes = reader.numbers("BI")
         if kind not in _TYPES or n_bytes != math.prod(shape) * _TYPES[kind][1]:
             raise BrokenModelError(f"the variable {name[:60]!r} has an unknown type or length")
-        variables[name] = _Variable(shape, _TYPES[kind][0], reader.skip(n_bytes))
+        code, start = _TYPES[kind][0], reader.skip(n_bytes)
+        variables[name] = _Variable(shape, code, array_reader(reader.data, start, shape, code))
     for _ in range(0 if reader.is_at_end else min(reader.number("I"), _MOST_VARIABLES)):
         alias, name = _name(reader), _name(reader)
         if name in variables:
@@ -91,35 +92,24 @@ def _name(reader: ByteReader) -> str:
     return reader.bytes(reader.number("H")).rstrip(b"\0").decode(errors="replace")
 
 
-class _Tensors:
-    """The variables of a file, as tensors of floats."""
+def _tensor(variables: Variables, name: str) -> SourceTensor:
+    variable, scale = variables.get(name), f"{name}_scale"
+    if variable is None:
+        raise BrokenModelError(f"the variable {name} is missing")
+    if variable.kind in ("i1", "<i2") and scale in variables:
+        return SourceTensor(variable.shape, _scaled(variable.read, _tensor(variables, scale)))
+    return SourceTensor(variable.shape, variable.read)
 
-    def __init__(self, data: mmap.mmap, variables: dict[str, _Variable]) -> None:
-        self._data, self._variables = data, variables
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._variables
+def _number(variables: Variables, name: str) -> int:
+    variable = variables.get(name)
+    if variable is None or math.prod(variable.shape) != 1 or variable.kind[-2:] not in ("i1", "i2", "i4"):
+        raise BrokenModelError(f"the number {name} is missing")
+    return int(variable.read().reshape(-1)[0])
 
-    def get(self, name: str) -> SourceTensor:
-        variable = self._variables.get(name)
-        if variable is None:
-            raise BrokenModelError(f"the variable {name} is missing")
-        read = self._reader(variable)
-        if variable.kind in ("i1", "<i2") and f"{name}_scale" in self._variables:
-            return SourceTensor(variable.shape, _scaled(read, self.get(f"{name}_scale")))
-        return SourceTensor(variable.shape, read)
 
-    def number(self, name: str) -> int:
-        variable = self._variables.get(name)
-        if variable is None or math.prod(variable.shape) != 1 or variable.kind[-2:] not in ("i1", "i2", "i4"):
-            raise BrokenModelError(f"the number {name} is missing")
-        return int(self._reader(variable)().reshape(-1)[0])
-
-    def count(self, part: str) -> int:
-        return sum(f"{part}/layer_{i}/ffn/linear_0/weight" in self for i in range(len(self._variables)))
-
-    def _reader(self, variable: _Variable) -> Callable[[], Floats]:
-        return array_reader(self._data, variable.start, variable.shape, variable.kind)
+def _n_layers(variables: Variables, part: str) -> int:
+    return sum(f"{part}/layer_{i}/ffn/linear_0/weight" in variables for i in range(len(variables)))
 
 
 def _scaled(read: Callable[[], Floats], scale: SourceTensor) -> Callable[[], Floats]:
@@ -132,41 +122,37 @@ def _scaled(read: Callable[[], Floats], scale: SourceTensor) -> Callable[[], Flo
     return divided
 
 
-def _sizes(tensors: _Tensors) -> WhisperSizes:
-    conv, embedding = tensors.get("encoder/conv1/weight"), tensors.get("decoder/embeddings/weight")
-    audio, text = (tensors.get(f"{part}/position_encodings/encodings") for part in ("encoder", "decoder"))
+def _sizes(tensors: Variables) -> WhisperSizes:
+    conv, embedding = _tensor(tensors, "encoder/conv1/weight"), _tensor(tensors, "decoder/embeddings/weight")
+    audio, text = (
+        _tensor(tensors, f"{part}/position_encodings/encodings") for part in ("encoder", "decoder")
+    )
     if (len(conv.shape), *(len(t.shape) for t in (embedding, audio, text))) != (3, 2, 2, 2):
         raise BrokenModelError("its embeddings and convolutions are no matrices")
     return WhisperSizes(
-        n_mels=conv.shape[1],
-        n_vocab=embedding.shape[0],
-        n_audio_ctx=audio.shape[0],
-        n_audio_state=audio.shape[1],
-        n_audio_head=tensors.number("encoder/num_heads"),
-        n_audio_layer=tensors.count("encoder"),
-        n_text_ctx=text.shape[0],
-        n_text_state=text.shape[1],
-        n_text_head=tensors.number("decoder/num_heads"),
-        n_text_layer=tensors.count("decoder"),
+        conv.shape[1],
+        embedding.shape[0],
+        *(*audio.shape, _number(tensors, "encoder/num_heads"), _n_layers(tensors, "encoder")),
+        *(*text.shape, _number(tensors, "decoder/num_heads"), _n_layers(tensors, "decoder")),
     )
 
 
-def _named(tensors: _Tensors, sizes: WhisperSizes) -> Iterator[tuple[str, SourceTensor]]:
+def _named(tensors: Variables, sizes: WhisperSizes) -> Iterator[tuple[str, SourceTensor]]:
     """Yield the tensors with OpenAI's names."""
     for part, layers, last in (
         ("encoder", sizes.n_audio_layer, "ln_post"),
         ("decoder", sizes.n_text_layer, "ln"),
     ):
-        yield f"{part}.positional_embedding", tensors.get(f"{part}/position_encodings/encodings")
+        yield f"{part}.positional_embedding", _tensor(tensors, f"{part}/position_encodings/encodings")
         yield from _norm(tensors, f"{part}.{last}", f"{part}/layer_norm")
         for layer in range(layers):
             yield from _block(tensors, f"{part}.blocks.{layer}", f"{part}/layer_{layer}", part == "decoder")
     for name in ("conv1", "conv2"):
         yield from _linear(tensors, [f"encoder.{name}"], f"encoder/{name}")
-    yield "decoder.token_embedding.weight", tensors.get("decoder/embeddings/weight")
+    yield "decoder.token_embedding.weight", _tensor(tensors, "decoder/embeddings/weight")
 
 
-def _block(tensors: _Tensors, ours: str, theirs: str, has_cross: bool) -> Iterator[tuple[str, SourceTensor]]:
+def _block(tensors: Variables, ours: str, theirs: str, has_cross: bool) -> Iterator[tuple[str, SourceTensor]]:
     own = f"{theirs}/self_attention"
     parts = [f"{ours}.attn.{part}" for part in ("query", "key", "value")]
     yield from _linear(tensors, parts, f"{own}/linear_0")
@@ -184,10 +170,10 @@ def _block(tensors: _Tensors, ours: str, theirs: str, has_cross: bool) -> Iterat
     yield from _norm(tensors, f"{ours}.mlp_ln", f"{theirs}/ffn/layer_norm")
 
 
-def _linear(tensors: _Tensors, ours: list[str], theirs: str) -> Iterator[tuple[str, SourceTensor]]:
+def _linear(tensors: Variables, ours: list[str], theirs: str) -> Iterator[tuple[str, SourceTensor]]:
     """Yield weights and biases of the layers that CTranslate2 holds as one; keys have no bias."""
     for kind in ("weight", "bias"):
-        tensor = tensors.get(f"{theirs}/{kind}")
+        tensor = _tensor(tensors, f"{theirs}/{kind}")
         rows = tensor.shape[0] if tensor.shape else 0
         if rows == 0 or rows % len(ours):
             raise BrokenModelError(f"a tensor of {rows} rows cannot be cut into {len(ours)}")
@@ -199,9 +185,9 @@ def _linear(tensors: _Tensors, ours: list[str], theirs: str) -> Iterator[tuple[s
                 yield f"{name}.{kind}", SourceTensor((size, *tensor.shape[1:]), read)
 
 
-def _norm(tensors: _Tensors, ours: str, theirs: str) -> Iterator[tuple[str, SourceTensor]]:
-    yield f"{ours}.weight", tensors.get(f"{theirs}/gamma")
-    yield f"{ours}.bias", tensors.get(f"{theirs}/beta")
+def _norm(tensors: Variables, ours: str, theirs: str) -> Iterator[tuple[str, SourceTensor]]:
+    yield f"{ours}.weight", _tensor(tensors, f"{theirs}/gamma")
+    yield f"{ours}.bias", _tensor(tensors, f"{theirs}/beta")
 
 
 def _vocabulary(folder: Path) -> list[str]:

@@ -18,13 +18,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from edgespec.apps.speech.mel import Floats
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.platform.files import check_file
-
-# ---- the contents: sizes, vocabulary, and tensors with OpenAI's names ----
-
-
-Floats = npt.NDArray[np.float32]
 
 _MULTILINGUAL, _LARGEST = 51_865, 51_866
 _MOST = {"mels": 512, "vocab": 1 << 18, "ctx": 1 << 16, "state": 8192, "head": 8192, "layer": 128}
@@ -103,7 +99,7 @@ def n_ordinary(n_vocab: int) -> int:
 
 def check_contents(contents: WhisperContents) -> None:
     """Raise EdgespecError if sizes are impossible, or tensors or tokens are missing or of another shape."""
-    try:
+    with blamed(contents.path):
         check_sizes(contents.sizes)
         _check_tokens(contents)
         for name, shape in expected_tensors(contents.sizes).items():
@@ -112,8 +108,6 @@ def check_contents(contents: WhisperContents) -> None:
                 raise BrokenModelError(f"the tensor {name} is missing")
             if tensor.shape != shape:
                 raise BrokenModelError(f"the tensor {name} has the shape {tensor.shape}, not {shape}")
-    except BrokenModelError as error:
-        raise EdgespecError(f"{contents.path}: no whole Whisper model: {error}; download it again") from None
 
 
 def check_sizes(sizes: WhisperSizes) -> None:
@@ -183,9 +177,6 @@ def _attention(prefix: str, state: int, source: int) -> dict[str, tuple[int, ...
 
 def _norm(prefix: str, state: int) -> dict[str, tuple[int, ...]]:
     return {f"{prefix}.weight": (state,), f"{prefix}.bias": (state,)}
-
-
-# ---- the bytes ----
 
 
 _MOST_JSON = 64 << 20  # bytes
@@ -302,9 +293,6 @@ def heads_in(description: object) -> tuple[tuple[int, int], ...]:
             case _:
                 raise BrokenModelError(f"the alignment heads {str(found)[:80]} are no pairs")
     return tuple(pairs)
-
-
-# --- Vocabularies in the byte-level form of GPT-2 -----------------------------------------------
 
 
 def _byte_letters() -> dict[str, int]:

@@ -9,9 +9,7 @@ import json
 import math
 import mmap
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from edgespec.apps.speech.weights.reading import (
     BrokenModelError,
@@ -32,6 +30,11 @@ from edgespec.models.whisper_files import HUB_INDEX, HUB_WEIGHTS
 CONFIG_FILE, GENERATION_FILE, VOCABULARY_FILE = "config.json", "generation_config.json", "vocab.json"
 
 _TYPES = {"F32": ("<f4", 4), "F16": ("<f2", 2), "BF16": ("bf16", 2)}
+# The fields of WhisperSizes, in their order.
+_SIZES = (
+    *("num_mel_bins", "vocab_size", "max_source_positions", "d_model", "encoder_attention_heads"),
+    *("encoder_layers", "max_target_positions", "d_model", "decoder_attention_heads", "decoder_layers"),
+)
 _MOST_HEADER = 32 << 20  # bytes
 _LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.(.+)")
 _PARTS = {
@@ -112,10 +115,7 @@ def _tensors(data: mmap.mmap) -> dict[str, SourceTensor]:
         raise BrokenModelError("its description is no valid JSON") from None
     if not isinstance(described, dict):
         raise BrokenModelError("its description is no table")
-    return dict(_described(data, reader.at, described))
-
-
-def _described(data: mmap.mmap, start: int, described: dict[str, Any]) -> Iterator[tuple[str, SourceTensor]]:
+    tensors, start = {}, reader.at
     for name, facts in described.items():
         if name == "__metadata__":
             continue
@@ -134,7 +134,8 @@ def _described(data: mmap.mmap, start: int, described: dict[str, Any]) -> Iterat
             raise BrokenModelError(
                 f"the tensor {name[:60]!r} is cut off, or of another length than its shape"
             )
-        yield name, SourceTensor(sizes, array_reader(data, start + first, sizes, code))
+        tensors[name] = SourceTensor(sizes, array_reader(data, start + first, sizes, code))
+    return tensors
 
 
 def _sizes(config: object) -> WhisperSizes:
@@ -147,18 +148,7 @@ def _sizes(config: object) -> WhisperSizes:
             raise BrokenModelError(f"{CONFIG_FILE} has no number {key}")
         return value
 
-    return WhisperSizes(
-        n_mels=number("num_mel_bins"),
-        n_vocab=number("vocab_size"),
-        n_audio_ctx=number("max_source_positions"),
-        n_audio_state=number("d_model"),
-        n_audio_head=number("encoder_attention_heads"),
-        n_audio_layer=number("encoder_layers"),
-        n_text_ctx=number("max_target_positions"),
-        n_text_state=number("d_model"),
-        n_text_head=number("decoder_attention_heads"),
-        n_text_layer=number("decoder_layers"),
-    )
+    return WhisperSizes(*map(number, _SIZES))
 
 
 def _vocabulary(folder: Path) -> tuple[bytes, ...]:

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
+from edgespec.apps.speech.mel import Floats
 from edgespec.apps.speech.weights.reading import (
     END_OF_TEXT,
     BrokenModelError,
     ByteReader,
-    Floats,
     SourceTensor,
     WhisperContents,
     WhisperSizes,

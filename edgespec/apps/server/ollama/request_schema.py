@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
 from edgespec.apps.server.names import RequestedModel
 from edgespec.apps.server.ollama.options import OPTIONS_SCHEMA
@@ -13,6 +13,23 @@ from edgespec.decoding.option_table import MAX_LOGPROBS
 
 _NUMBER = r"\d+(?:\.\d*)?"
 _DURATION = re.compile(rf"[+-]?(?:{_NUMBER}|(?:{_NUMBER}(?:ns|us|µs|μs|ms|s|m|h))+)", re.ASCII)
+
+
+UNUSED: Any = Field(None, description="Changes nothing.")
+
+
+def _absent(line: str) -> BeforeValidator:
+    """Refuse any value but an empty one with `line`."""
+
+    def check(value: Any) -> Any:  # noqa: ANN401 - whatever the client sent
+        if value:
+            raise ValueError(line)
+        return value
+
+    return BeforeValidator(check)
+
+
+Images = Annotated[list[Any] | None, _absent("images are not supported: this model reads text only")]
 
 
 class OllamaRequest(BaseModel):
@@ -53,15 +70,10 @@ class OllamaRequestMessage(OllamaRequestPart):
     role: str
     content: str | None = None
     thinking: str | None = None
-    images: Annotated[list[Any], Field(max_length=0)] | None = None
+    images: Images = None
     tool_calls: list[OllamaToolCall] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
-
-    @field_validator("images", mode="before")
-    @classmethod
-    def _only_text(cls, value: Any) -> Any:  # noqa: ANN401 - whatever the client sent
-        return _no_images(value)
 
 
 class OllamaGenerationRequest(OllamaRequest):
@@ -72,15 +84,12 @@ class OllamaGenerationRequest(OllamaRequest):
         None, description='"json", or a JSON schema that the answer matches.'
     )
     options: Annotated[dict[str, Any] | None, OPTIONS_SCHEMA] = None
-    keep_alive: float | str | None = Field(
-        None, description="Accepted: the model stays as long as the server."
-    )
+    keep_alive: float | str | None = Field(None, description="The model stays as long as the server.")
     think: bool | Literal["", "low", "medium", "high", "max"] | None = None
     truncate: bool | None = Field(None, description="Accepted: what does not fit is refused, never cut.")
     shift: bool | None = Field(None, description="Accepted: an answer ends where the context is full.")
     logprobs: bool | Literal[0] | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    debug_render_only: Literal[False] | None = Field(None, alias="_debug_render_only")
 
     @field_validator("keep_alive")
     @classmethod
@@ -110,57 +119,28 @@ class OllamaGenerateRequest(OllamaGenerationRequest):
     prompt: str | None = None
     suffix: str | None = None
     system: str | None = None
-    template: str | None = None
-    context: Annotated[list[int], Field(max_length=0)] | None = None
     raw: bool | None = None
-    images: Annotated[list[Any], Field(max_length=0)] | None = None
+    images: Images = None
+    template: Annotated[
+        str | None, _absent("the model's own template is used: write the prompt as it shall be, with raw")
+    ] = None
+    context: Annotated[list[int] | None, _absent("is not supported: send the conversation to /api/chat")] = (
+        None
+    )
     width: None = None
     height: None = None
     steps: None = None
 
-    @field_validator("images", mode="before")
-    @classmethod
-    def _only_text(cls, value: Any) -> Any:  # noqa: ANN401 - whatever the client sent
-        return _no_images(value)
 
-    @field_validator("context", mode="before")
-    @classmethod
-    def _no_context(cls, value: Any) -> Any:  # noqa: ANN401 - whatever the client sent
-        if value:
-            raise ValueError("is not supported: send the conversation to /api/chat")
-        return value
-
-    @field_validator("template")
-    @classmethod
-    def _own_template(cls, value: str | None) -> str | None:
-        if value:
-            raise ValueError(
-                "the model's own template is used: write the prompt as it shall be and send it with raw"
-            )
-        return value
-
-
-class OllamaPullRequest(OllamaRequest):
-    """The body of POST /api/pull."""
+class OllamaNameRequest(OllamaRequest):
+    """The body of POST /api/pull and /api/show; the other fields of programs that send all change nothing."""
 
     name: str = Field("", description="The older name of `model`.")
-    stream: bool | None = Field(None, description="Lines, unless it is false.")
-    insecure: Any = Field(None, description="Changes nothing: nothing is fetched.")
-    username: Any = Field(None, description="As insecure.")
-    password: Any = Field(None, description="As insecure.")
-
-
-class OllamaShowRequest(OllamaRequest):
-    """The body of POST /api/show."""
-
-    name: str = Field("", description="The older name of `model`.")
-    verbose: bool | None = Field(None, description="With long arrays and the tensors.")
-    system: Literal[""] | None = None
-    template: Literal[""] | None = None
-    options: Annotated[dict[str, Any], Field(max_length=0)] | None = None
-
-
-def _no_images(value: Any) -> Any:  # noqa: ANN401 - whatever the client sent
-    if value:
-        raise ValueError("images are not supported: this model reads text only")
-    return value
+    stream: bool | None = Field(None, description="Of a pull: lines, unless it is false.")
+    insecure: Any = UNUSED
+    username: Any = UNUSED
+    password: Any = UNUSED
+    verbose: bool | None = UNUSED
+    system: Literal[""] | None = UNUSED
+    template: Literal[""] | None = UNUSED
+    options: Annotated[dict[str, Any], Field(max_length=0)] | None = UNUSED

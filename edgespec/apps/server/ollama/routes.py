@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from typing import Any, Literal
@@ -35,27 +35,11 @@ from edgespec.apps.server.ollama.request_schema import (
     OllamaChatRequest,
     OllamaGenerateRequest,
     OllamaGenerationRequest,
-    OllamaPullRequest,
+    OllamaNameRequest,
     OllamaRequestMessage,
-    OllamaShowRequest,
     OllamaToolCall,
 )
-from edgespec.apps.server.ollama.response_schema import (
-    FOREVER,
-    SPOKEN,
-    ListedModel,
-    LoadedModel,
-    LoadedModels,
-    ModelDetails,
-    ModelTags,
-    OllamaError,
-    OllamaVersion,
-    PullLine,
-    ShownModel,
-    TensorFacts,
-    digest,
-    rfc3339,
-)
+from edgespec.apps.server.ollama.response_schema import FOREVER, SPOKEN, OllamaError, digest, rfc3339
 from edgespec.apps.server.openapi import error_responses
 from edgespec.apps.server.request_reader import (
     PreparedRequest,
@@ -70,7 +54,6 @@ from edgespec.decoding.records import PromptProgress, Result, Token
 from edgespec.engine.engine import Engine
 from edgespec.errors import UsageError
 from edgespec.llama.gguf import STRING, Field
-from edgespec.llama.gguf_header import read_tensors
 from edgespec.llama.weights import Model
 from edgespec.platform.messages import MessageFn
 
@@ -204,7 +187,7 @@ def openai_messages(messages: Sequence[OllamaRequestMessage]) -> list[dict[str, 
                 one["reasoning_content"] = message.thinking
             if message.tool_calls:
                 waiting = [
-                    _call(call, f"call{len(made):03}{i:02}") for i, call in enumerate(message.tool_calls)
+                    _given(call, f"call{len(made):03}{i:02}") for i, call in enumerate(message.tool_calls)
                 ]
                 one["tool_calls"] = [*waiting]
         elif one["role"] == "tool":
@@ -217,7 +200,7 @@ def openai_messages(messages: Sequence[OllamaRequestMessage]) -> list[dict[str, 
     return made
 
 
-def _call(call: OllamaToolCall, identity: str) -> dict[str, Any]:
+def _given(call: OllamaToolCall, identity: str) -> dict[str, Any]:
     arguments = call.function.arguments or {}
     if not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False)
@@ -240,7 +223,7 @@ def _called(message: OllamaRequestMessage, waiting: list[dict[str, Any]]) -> dic
 
 # ---- facts of a model ----
 
-_LONGEST_ARRAY = 5  # longer ones are shown empty unless `verbose` is true, as in Ollama
+_LONGEST_ARRAY = 5  # longer ones are shown empty, as in Ollama
 _NOT_SHOWN = ("general.name", "tokenizer.chat_template")  # told in fields of their own
 
 
@@ -251,93 +234,63 @@ class OllamaModelFacts:
         self, target: Model, service: Service, capabilities: Sequence[str], n_bytes: Callable[[], int]
     ) -> None:
         """Describe `target`, which can do `capabilities`; `n_bytes`: the memory it takes, with its draft."""
-        self._target, self._n_bytes = target, n_bytes
-        self._service = service
-        self._capabilities = [*capabilities]
+        self._target, self._n_bytes, self._service = target, n_bytes, service
         self._header = target.header
-        self._digest = digest(self._header)
-        self._modified = rfc3339(target.path.stat().st_mtime)
-        self._details = ModelDetails(
-            parent_model="",
-            format="gguf",
-            family=self._header.architecture,
-            families=[self._header.architecture],
-            parameter_size=service.named.size,
-            quantization_level=service.named.quantization,
-            context_length=service.n_ctx,
-            embedding_length=self._header.n_embd,
-        )
         self.full = service.named.full
+        self._details = {
+            "parent_model": "",
+            "format": "gguf",
+            "family": self._header.architecture,
+            "families": [self._header.architecture],
+            "parameter_size": service.named.size,
+            "quantization_level": service.named.quantization,
+            "context_length": service.n_ctx,
+            "embedding_length": self._header.n_embd,
+        }
+        self._named = {"name": self.full, "model": self.full}
+        self._digest = digest(self._header)
+        self._told = {"capabilities": [*capabilities], "modified_at": rfc3339(target.path.stat().st_mtime)}
 
     def check(self, asked: str) -> None:
         """Raise an ApiError if no model of this name is served."""
         self._service.names.find(asked)
 
-    def listed(self) -> ListedModel:
+    def listed(self) -> dict[str, Any]:
         """Return the model for /api/tags."""
-        return ListedModel(
-            name=self.full,
-            model=self.full,
-            modified_at=self._modified,
-            size=self._header.file_bytes,
-            digest=self._digest,
-            details=self._details,
-            capabilities=self._capabilities,
-        )
+        size = self._header.file_bytes
+        return {**self._named, "size": size, "digest": self._digest, "details": self._details, **self._told}
 
-    def loaded(self) -> LoadedModel:
+    def loaded(self) -> dict[str, Any]:
         """Return the model for /api/ps."""
-        return LoadedModel(
-            name=self.full,
-            model=self.full,
-            size=self._n_bytes(),
-            digest=self._digest,
-            details=self._details,
-            expires_at=FOREVER,
-            size_vram=0,
-            context_length=self._service.n_ctx,
-        )
+        return {
+            **self._named,
+            "size": self._n_bytes(),
+            "digest": self._digest,
+            "details": self._details,
+            "expires_at": FOREVER,
+            "size_vram": 0,
+            "context_length": self._service.n_ctx,
+        }
 
-    def pulled(self) -> list[PullLine]:
-        """The answer of /api/pull for the model, which is here."""
-        digest, n_bytes = f"sha256:{self._digest}", self._header.file_bytes
-        status = f"pulling {self._digest[:12]}"
-        fetched = PullLine(status=status, digest=digest, total=n_bytes, completed=n_bytes)
-        others = ("verifying sha256 digest", "writing manifest", "success")
-        return [PullLine(status="pulling manifest"), fetched, *(PullLine(status=line) for line in others)]
-
-    def shown(self, *, verbose: bool) -> ShownModel:
+    def shown(self) -> dict[str, Any]:
         """Return the model for /api/show."""
-        template = self._target.chat_template or ""
-        shown = ShownModel(
-            modelfile=f"# The one model of this server, made from no Modelfile.\nFROM {self.full}\n",
-            parameters=f"{'num_ctx':<30} {self._service.n_ctx}",
-            template=template,
-            details=self._details,
-            model_info=self._model_info(verbose=verbose),
-            capabilities=self._capabilities,
-            modified_at=self._modified,
-        )
-        if license_text := self._header.gguf.text("general.license"):
-            shown.license = license_text
-        if verbose:
-            shown.tensors = [
-                TensorFacts(name=tensor.name, type=tensor.type, shape=[*tensor.shape])
-                for tensor in read_tensors(self._header)
-            ]
-        return shown
-
-    def _model_info(self, *, verbose: bool) -> dict[str, Any]:
+        license_text = self._header.gguf.text("general.license")
         fields = self._header.gguf.fields
-        found = {key: self._value(field, verbose=verbose) for key, field in fields.items()}
-        for key in _NOT_SHOWN:
-            found.pop(key, None)
-        return {**found, "general.parameter_count": self._target.n_params}
+        info = {key: self._value(field) for key, field in fields.items() if key not in _NOT_SHOWN}
+        return {
+            **({"license": license_text} if license_text else {}),
+            "modelfile": f"# The one model of this server, made from no Modelfile.\nFROM {self.full}\n",
+            "parameters": f"{'num_ctx':<30} {self._service.n_ctx}",
+            "template": self._target.chat_template or "",
+            "details": self._details,
+            "model_info": {**info, "general.parameter_count": self._target.n_params},
+            **self._told,
+        }
 
-    def _value(self, field: Field, *, verbose: bool) -> Any:  # noqa: ANN401 - any value of a GGUF file
+    def _value(self, field: Field) -> Any:  # noqa: ANN401 - any value of a GGUF file
         if not field.is_array:
             return field.value
-        if field.n > _LONGEST_ARRAY and not verbose:
+        if field.n > _LONGEST_ARRAY:
             return []
         gguf = self._header.gguf
         if field.kind == STRING:
@@ -360,25 +313,9 @@ _LINES: dict[int | str, dict[str, Any]] = {
 
 Kind = Literal["chat", "generate"]
 
-_NS = 10**9
 
-
-@dataclass
-class LinePart:
-    """The part of an answer that a line adds."""
-
-    content: str = ""
-    thinking: str = ""
-    calls: list[dict[str, Any]] = field(default_factory=list)
-    tokens: list[Token] = field(default_factory=list)
-    """Those whose logprobs are told."""
-
-    def __bool__(self) -> bool:
-        return bool(self.content or self.thinking or self.calls or self.tokens)
-
-
-class OllamaWriter(AnswerWriter[Token, Result, tuple[LinePart, Result | None]]):
-    """Writes an answer in Ollama's form: lines, or one. A part is a line; the last one has the result."""
+class OllamaWriter(AnswerWriter[Token, Result, dict[str, Any]]):
+    """Writes an answer in Ollama's form: lines, or one. A part is a line without its model and its time."""
 
     media_type = "application/x-ndjson"
 
@@ -395,45 +332,46 @@ class OllamaWriter(AnswerWriter[Token, Result, tuple[LinePart, Result | None]]):
         self._writing = writing
         self._began = began
         self._warnings = warnings
-        self._lines: list[LinePart] = []
         self._n_calls = 0  # that were written
 
-    def parts(self, index: int, tokens: Sequence[Token]) -> Iterator[tuple[LinePart, Result | None]]:
-        """Yield the lines that `tokens` complete."""
-        for line in self._made(self._writing.add(tokens)):
-            yield line, None
+    def parts(self, index: int, tokens: Sequence[Token]) -> Iterator[dict[str, Any]]:
+        """Yield the lines that `tokens` complete; a call comes as one, when it has ended."""
+        for part in self._writing.add(tokens):
+            if part.kind == "called":
+                yield from self._calls()
+            elif part.tokens or part.kind in ("text", "thought"):
+                yield self._said(part)
 
-    def last_parts(self, index: int, result: Result) -> Iterator[tuple[LinePart, Result | None]]:
+    def last_parts(self, index: int, result: Result) -> Iterator[dict[str, Any]]:
         """Yield the lines that end a stream; the last one has the statistics."""
-        rest = LinePart()
-        for line in [*self._made(self._writing.finish(result)), *self._new_calls()]:
-            if line.content or line.thinking or line.calls:
-                yield line, None
-            else:  # the last tokens' logprobs come with the figures
-                rest.tokens += line.tokens
-        yield rest, result
+        tokens: list[Token] = []  # whose logprobs come with them
+        for part in self._writing.finish(result):
+            if part.kind == "called":
+                yield from self._calls()
+            elif part.kind in ("text", "thought"):
+                yield self._said(part)
+            else:
+                tokens += part.tokens
+        yield from self._calls()
+        yield self._line(tokens=tokens) | self._end(result)
 
-    def encode(self, part: tuple[LinePart, Result | None]) -> str:
+    def encode(self, part: dict[str, Any]) -> str:
         """Return a line."""
-        line, result = part
-        told = {"model": self._model, "created_at": rfc3339(time.time())}
-        return json.dumps(told | self._added(line) | self._end(result), ensure_ascii=False) + "\n"
+        told = {"model": self._model, "created_at": rfc3339(time.time()), **part}
+        return json.dumps({**told, "done": "done_reason" in told}, ensure_ascii=False) + "\n"
 
     def whole(self, results: Sequence[Result]) -> str:
         """Return the whole answer to a request that does not stream: one line of JSON with its statistics."""
         self.drain(self.last_parts(0, results[0]))
-        lines = self._lines
-        whole = LinePart(
-            "".join(line.content for line in lines),
-            "".join(line.thinking for line in lines),
-            [call for line in lines for call in line.calls],
-            [token for line in lines for token in line.tokens],
-        )
-        return self.encode((whole, results[0]))
+        writing = self._writing
+        told = [*map(_call, writing.calls)]
+        text = writing.content + "".join(call for call in told if isinstance(call, str))
+        calls = [call for call in told if not isinstance(call, str)]
+        return self.encode(self._line(text, writing.thoughts, calls, writing.tokens) | self._end(results[0]))
 
     def idle(self, *, is_waiting: bool) -> str:
         """Return a line that adds nothing."""
-        return self.encode((LinePart(), None))
+        return self.encode(self._line())
 
     def queued(self, place: int) -> str:
         """Return nothing: Ollama's clients know of no queue."""
@@ -447,39 +385,35 @@ class OllamaWriter(AnswerWriter[Token, Result, tuple[LinePart, Result | None]]):
         """Return the line of a stream that failed."""
         return json.dumps({"error": str(with_ollama_names(error))}) + "\n"
 
-    def _made(self, parts: Iterable[AnswerPart]) -> Iterator[LinePart]:
-        """Yield what `parts` add; a call comes as one, when it has ended."""
-        for part in parts:
-            if part.kind == "called":
-                yield from self._new_calls()
-                continue
-            line = LinePart(tokens=[*part.tokens])
-            if part.kind in ("text", "thought"):
-                line.content, line.thinking = (part.text, "") if part.kind == "text" else ("", part.text)
-            if line:
-                self._lines.append(line)
-                yield line
+    def _said(self, part: AnswerPart) -> dict[str, Any]:
+        is_thought = part.kind == "thought"
+        text = part.text if part.kind in ("text", "thought") else ""
+        return self._line("" if is_thought else text, text if is_thought else "", tokens=part.tokens)
 
-    def _new_calls(self) -> Iterator[LinePart]:
-        for call in self._writing.calls[self._n_calls :]:
+    def _calls(self) -> Iterator[dict[str, Any]]:
+        for call in map(_call, self._writing.calls[self._n_calls :]):
             self._n_calls += 1
-            self._lines.append(_call_part(call))
-            yield self._lines[-1]
+            yield self._line(call) if isinstance(call, str) else self._line(calls=[call])
 
-    def _added(self, line: LinePart) -> dict[str, Any]:
-        told: dict[str, Any] = {"thinking": line.thinking} if line.thinking else {}
+    def _line(
+        self,
+        content: str = "",
+        thinking: str = "",
+        calls: Sequence[dict[str, Any]] = (),
+        tokens: Sequence[Token] = (),
+    ) -> dict[str, Any]:
+        """Return what a line adds; `tokens`: those whose logprobs it tells."""
+        told: dict[str, Any] = {"thinking": thinking} if thinking else {}
         if self._kind == "generate":
-            told["response"] = line.content
+            told["response"] = content
         else:
-            calls = {"tool_calls": line.calls} if line.calls else {}
-            told = {"message": {"role": "assistant", "content": line.content, **told, **calls}}
-        if line.tokens:
-            told["logprobs"] = [token_logprob(self._writing.written.model, one) for one in line.tokens]
+            called = {"tool_calls": calls} if calls else {}
+            told = {"message": {"role": "assistant", "content": content, **told, **called}}
+        if tokens:
+            told["logprobs"] = [token_logprob(self._writing.written.model, one) for one in tokens]
         return told
 
-    def _end(self, result: Result | None) -> dict[str, Any]:
-        if result is None:
-            return {"done": False}
+    def _end(self, result: Result) -> dict[str, Any]:
         total_s, stats = time.perf_counter() - self._began, result.stats
         first_s = stats.total_s if stats.ttft_s is None else stats.ttft_s
         usage = Usage.of(result, warnings=self._warnings).edgespec
@@ -496,19 +430,18 @@ class OllamaWriter(AnswerWriter[Token, Result, tuple[LinePart, Result | None]]):
         }
 
 
-def _call_part(call: AnswerCall) -> LinePart:
+def _call(call: AnswerCall) -> dict[str, Any] | str:
     """Return a call; one that was cut off has no object of arguments, and is text."""
     text = call.arguments
     try:
         arguments = json.loads(text or "{}")
     except ValueError:
-        return LinePart(content=f'{{"name": {json.dumps(call.name)}, "arguments": {text}')
-    function = {"index": call.index, "name": call.name, "arguments": arguments}
-    return LinePart(calls=[{"id": call.id, "function": function}])
+        return f'{{"name": {json.dumps(call.name)}, "arguments": {text}'
+    return {"id": call.id, "function": {"index": call.index, "name": call.name, "arguments": arguments}}
 
 
 def _ns(seconds: float) -> int:
-    return round(seconds * _NS)
+    return round(seconds * 1e9)
 
 
 _ONE_MODEL = "this server has one model, chosen when it starts: edgespec serve --target MODEL"
@@ -559,36 +492,36 @@ def add_ollama(
 def add_facts(router: APIRouter, facts: OllamaModelFacts) -> None:
     """Add the routes that tell of the model."""
 
-    async def tags() -> ModelTags:
-        return ModelTags(models=[facts.listed()])
+    @router.get("/tags")
+    async def tags() -> dict[str, Any]:
+        return {"models": [facts.listed()]}
 
-    async def loaded() -> LoadedModels:
-        return LoadedModels(models=[facts.loaded()])
+    @router.get("/ps")
+    async def loaded() -> dict[str, Any]:
+        return {"models": [facts.loaded()]}
 
-    async def spoken() -> OllamaVersion:
-        return OllamaVersion(version=SPOKEN, edgespec=version("edgespec"))
+    @router.get("/version")
+    async def spoken() -> dict[str, Any]:
+        """Tell the version of Ollama whose API this is, and ours."""
+        return {"version": SPOKEN, "edgespec": version("edgespec")}
 
-    for path, answer in (("/tags", tags), ("/ps", loaded), ("/version", spoken)):
-        router.add_api_route(path, answer, methods=["GET"])
-
-    @router.post("/show", response_model=ShownModel)
-    async def show(body: OllamaShowRequest) -> Response:
+    @router.post("/show")
+    async def show(body: OllamaNameRequest) -> dict[str, Any]:
         """Tell of the model: what it can do, its template, the metadata of its file."""
         facts.check(body.model or body.name)
-        shown = await run_in_threadpool(facts.shown, verbose=bool(body.verbose))
-        return Response(shown.model_dump_json(exclude_unset=True), media_type="application/json")
+        return await run_in_threadpool(facts.shown)
 
-    @router.post("/pull", response_model=PullLine, responses=_LINES)
-    async def pull(body: OllamaPullRequest) -> Response:
+    @router.post("/pull", response_model=dict[str, Any], responses=_LINES)
+    async def pull(body: OllamaNameRequest) -> Response:
         """Say that the served model is here: programs pull before they ask. No other is fetched."""
         try:
             facts.check(body.model or body.name)
         except ApiError as error:
             raise error if error.status != 404 else ApiError(404, _ONE_MODEL) from None
-        lines = [line.model_dump_json(exclude_unset=True) + "\n" for line in facts.pulled()]
+        line = '{"status":"success"}\n'
         if body.stream is False:
-            return Response(lines[-1], media_type="application/json")
-        return Response("".join(lines), media_type=OllamaWriter.media_type)
+            return Response(line, media_type="application/json")
+        return Response('{"status":"pulling manifest"}\n' + line, media_type=OllamaWriter.media_type)
 
 
 def _add_generations(

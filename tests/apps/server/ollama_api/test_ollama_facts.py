@@ -30,9 +30,8 @@ def test_the_model_is_told_truly(client: ollama.Client, served: Served, target: 
     assert info["tokenizer.ggml.tokens"] == []
     assert "tokenizer.chat_template" not in info
     with served.client() as plain:
-        verbose = plain.post("/api/show", json={"name": "llama-1b-f32", "verbose": True}).json()
-        assert len(verbose["model_info"]["tokenizer.ggml.tokens"]) == served.engine.target.n_vocab
-        assert verbose["tensors"][0]["name"] == "token_embd.weight"
+        named = plain.post("/api/show", json={"name": "llama-1b-f32", "verbose": True, "system": ""})
+        assert named.json()["capabilities"] == shown.capabilities
         assert re.fullmatch(r"\d+\.\d+\.\d+", plain.get("/api/version").json()["version"])
 
 
@@ -75,13 +74,9 @@ def test_other_names_are_not_found_in_ollamas_words(client: ollama.Client, name:
 
 
 @pytest.mark.parametrize("name", ["edgespec", "llama-1b", "llama-1b:latest"])
-def test_a_pull_of_the_served_model_succeeds(client: ollama.Client, target: Path, name: str):
+def test_a_pull_of_the_served_model_succeeds(client: ollama.Client, name: str):
     assert client.pull(name).status == "success"
-    lines = [*client.pull(name, stream=True)]
-    assert [line.status for line in lines][:: len(lines) - 1] == ["pulling manifest", "success"]
-    assert [(line.completed, line.total) for line in lines if line.digest] == [
-        (target.stat().st_size, target.stat().st_size)
-    ]
+    assert [line.status for line in client.pull(name, stream=True)] == ["pulling manifest", "success"]
 
 
 def test_what_ollama_has_and_this_server_has_not_is_one_line(client: ollama.Client):

@@ -156,11 +156,7 @@ def test_the_examples_of_the_page(served: Served, capsys: pytest.CaptureFixture[
 
 def test_the_page_names_every_field():
     text = PAGE.read_text(encoding="utf-8")
-    fields = {*OllamaChatRequest.model_fields, *OllamaGenerateRequest.model_fields} - {
-        "model",
-        "stream",
-        "debug_render_only",
-    }
+    fields = {*OllamaChatRequest.model_fields, *OllamaGenerateRequest.model_fields} - {"model", "stream"}
     named = fields - {"width", "height", "steps"}
     assert [name for name in sorted(named) if f"`{name}`" not in text] == []
     links = re.findall(r"\]\(([^)#]+\.md)\)", text)

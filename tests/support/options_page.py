@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from edgespec.apps.server.request_fields import FIELDS, OLLAMA, Unused
+from edgespec.apps.server.request_fields import REFUSED, REFUSED_VECTORS
 from edgespec.decoding.option_table import Option
 from edgespec.decoding.options import Options
 from edgespec.decoding.sampling import TABLE, SamplingParams
@@ -28,14 +27,10 @@ decides at which positions XTC acts, whatever is drafted.
 
 """
 FIELDS_HEADING = """
-## Fields without effect
+## Fields that are refused
 
-Fields of other servers' requests. Any value is accepted, or those named and `null`; another is a 400 with the
-reason.
-
-"""
-OLLAMA_HEADING = """
-## Ollama's options without effect
+Fields of other servers' requests that would change the answer: a 400, unless they are `null`, false, 0 or
+empty. The last are those of requests for vectors and scores. Any other unknown field has no effect.
 
 """
 
@@ -60,9 +55,7 @@ def page() -> str:
         INTRODUCTION
         + table(heads, rows)
         + FIELDS_HEADING
-        + unused_table(FIELDS)
-        + OLLAMA_HEADING
-        + unused_table(OLLAMA)
+        + table(["Field", ""], [[code(name), advice] for name, advice in (REFUSED | REFUSED_VECTORS).items()])
     )
 
 
@@ -72,19 +65,6 @@ def values(option: Option) -> str:
         return option.bounds
     asked = replace(option, limits=option.request_bounds, above=False, gap=0.0)
     return f"{option.bounds}; requests: {asked.bounds}"
-
-
-def unused_table(fields: Mapping[str, Unused]) -> str:
-    """Return the table of one API's fields without effect."""
-    rows = [
-        [
-            code(name),
-            "any" if unused.is_harmless else ", ".join(code(json.dumps(one)) for one in unused.neutral),
-            unused.reason,
-        ]
-        for name, unused in fields.items()
-    ]
-    return table(["Field", "Accepted", ""], rows)
 
 
 def table(heads: list[str], rows: Iterable[list[str]]) -> str:

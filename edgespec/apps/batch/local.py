@@ -11,10 +11,10 @@ from pydantic import ValidationError
 
 from edgespec.apps.batch.lines import CHAT, PLAIN, TEXT
 from edgespec.apps.batch.results import BatchAnswer, BatchRequest
-from edgespec.apps.server.api_errors import ApiError, KnownFields, engine_error, validation_error
+from edgespec.apps.server.api_errors import ApiError, engine_error, validation_error
 from edgespec.apps.server.names import ALIAS
 from edgespec.apps.server.openai_writer import OpenAIWriter
-from edgespec.apps.server.openapi import schema_names
+from edgespec.apps.server.request_fields import ignoring, listed
 from edgespec.apps.server.request_reader import PreparedRequest, RequestReader, Service
 from edgespec.apps.server.request_schema import ChatRequest, CompletionRequest
 from edgespec.decoding.records import Result
@@ -23,10 +23,6 @@ from edgespec.engine.stream import Stream
 from edgespec.platform.messages import MessageFn, silent
 
 _KINDS: Mapping[str, type[ChatRequest | CompletionRequest]] = {CHAT: ChatRequest, TEXT: CompletionRequest}
-_KNOWN = KnownFields(
-    {url: kind.model_fields for url, kind in _KINDS.items()},
-    schema_names([kind.model_json_schema() for kind in _KINDS.values()], {}),
-)
 _MOST_TOLD = 16  # fields without effect
 
 
@@ -144,23 +140,19 @@ class LocalWriter:
             writer = OpenAIWriter(asked, prepared, model, name, self._fingerprint)
             return _OpenRequest(request, prepared, writer)
         except ValidationError as error:
-            raise validation_error(error.errors(), body, route=url, fields=_KNOWN.routes) from None
+            raise validation_error(error.errors(), body) from None
         except RecursionError:
             raise ApiError(400, "the request is too deeply nested") from None
 
     def _read(self, url: str, body: dict[str, Any]) -> ChatRequest | CompletionRequest:
         """Read a request without the fields that nobody knows; the log names each of them once."""
-        try:
-            return _KINDS[url].model_validate(body)
-        except ValidationError as error:
-            lines = _KNOWN.ignored(error, body, url)
-            if not lines:
-                raise
-        for line in lines:
-            if line not in self._told and len(self._told) < _MOST_TOLD:
-                self._told.add(line)
-                self._log(f"{url}: {line}")
-        return self._read(url, body)
+        with ignoring() as names:
+            asked = _KINDS[url].model_validate(body)
+        new = [name for name in names if name not in self._told]
+        if new and len(self._told) < _MOST_TOLD:
+            self._told.update(new)
+            self._log(f"{url}: {listed(new)}")
+        return asked
 
     def _plain_request(self, fields: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         """Return url and body of a plain prompt: a chat where the model has a template. Raises ApiError."""

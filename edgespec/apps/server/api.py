@@ -20,7 +20,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
-from edgespec.apps.server.api_errors import CLIENT_GONE, ApiError, KnownFields
+from edgespec.apps.server.api_errors import CLIENT_GONE, ApiError
 from edgespec.apps.server.audio_routes import SpeechService, add_audio
 from edgespec.apps.server.choice_writers import AnswerText
 from edgespec.apps.server.embedding_routes import (
@@ -52,9 +52,7 @@ from edgespec.apps.server.ollama.routes import OllamaModelFacts, add_facts, add_
 from edgespec.apps.server.openai_writer import InfillWriter, OpenAIWriter
 from edgespec.apps.server.openapi import (
     error_responses,
-    fields_of_routes,
     openapi_description,
-    request_names,
     stream_responses,
 )
 from edgespec.apps.server.page import add_page
@@ -443,7 +441,6 @@ def create_app(
     app = bare_app(
         "OpenAI's API, and Ollama's, over one pair of local models, with exact speculative decoding.", log
     )
-    app.state.strict = service.strict
     reader = RequestReader(engine.target, service)
     answerer = Answerer(worker, log)
     add_reports(app, [worker, speech.worker] if speech else [worker], metrics)
@@ -475,7 +472,6 @@ def bare_app(summary: str, log: MessageFn) -> FastAPI:
         redoc_url=None,
         responses=error_responses(ErrorAnswer),
     )
-    app.state.strict = False
     app.router.route_class = route_class(log)
     app.add_middleware(HeadAsGet)
     add_error_handlers(app)
@@ -485,8 +481,6 @@ def bare_app(summary: str, log: MessageFn) -> FastAPI:
 def described(app: FastAPI) -> FastAPI:
     """Return `app`, which has all of its routes, with their description."""
     app.openapi_schema = openapi_description(app.openapi())
-    schema = app.openapi_schema
-    app.state.known = KnownFields(fields_of_routes(schema), request_names(schema))
     return app
 
 

@@ -7,16 +7,12 @@ gets a 500 without it.
 
 from __future__ import annotations
 
-import difflib
 import re
 import secrets
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ValidationError
 
@@ -145,83 +141,31 @@ _ANTHROPIC_TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-_MISSPELT = 2  # letters too few or too many
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
 Place = tuple[str | int, ...]
 """The steps to a part of a body."""
-RouteFields = Mapping[str, Collection[str]]
-"""Names of the fields that each route takes, by its path; those within a field as `options.temperature`."""
 
 
-def validation_error(
-    errors: Sequence[Mapping[str, Any]],
-    body: object = None,
-    *,
-    route: str = "",
-    fields: RouteFields = MappingProxyType({}),
-) -> ApiError:
-    """Return the 400 for what pydantic found wrong with `body`: the first mistake, in one line.
-
-    `route`: the path that was asked, and `fields` those of all routes, for advice about an unknown field.
-    """
+def validation_error(errors: Sequence[Mapping[str, Any]], body: object = None) -> ApiError:
+    """Return the 400 for what pydantic found wrong with `body`: the first mistake, in one line."""
     if errors[0]["type"] == "json_invalid":
         return ApiError(400, f"the body is not valid JSON: {errors[0]['ctx']['error']}", code="invalid_json")
-    mistake = first_mistake(errors, body, route, fields)
-    return ApiError(400, mistake.message, param=mistake.field)
-
-
-class UnknownField(ApiError):  # noqa: N818 - it is one to a strict server alone
-    """A 400 for a field that nobody here knows; a server that is not strict ignores the field."""
-
-    def __init__(self, place: Place, message: str) -> None:
-        """Name the field at `place` of the body."""
-        super().__init__(400, message, param=str(place[0]))
-        self.place = place
-
-
-@dataclass(frozen=True)
-class KnownFields:
-    """The fields that requests may have."""
-
-    routes: RouteFields
-    names: frozenset[str]
-    """Names of all fields, and of their parts, of any route."""
-
-    def ignored(self, error: Exception, body: object, route: str) -> tuple[str, ...]:
-        """Take the fields that nobody knows out of `body`; return a line on each, none if there are none.
-
-        `error`: what was found wrong with it, a validation's errors or an `UnknownField`. A name that is
-        known elsewhere, or is nearly a known one, is no such field: its sender expects something of it.
-        """
-        if isinstance(error, UnknownField):
-            places = [error.place]
-        elif isinstance(error, RequestValidationError | ValidationError):
-            found = [one for one in error.errors() if one["type"] == "extra_forbidden"]
-            places = [*dict.fromkeys(_place(one, body) for one in found)]
-        else:
-            return ()
-        unknown = [place for place in places if place and not self._is_expected(place, route)]
-        for *way, name in unknown:
-            holder: Any = body
-            for step in way:
-                holder = holder[step]
-            del holder[name]
-        names = [ascii(_dotted(place))[1:-1] for place in unknown]  # for a header, and for terminals
-        return tuple(f"{name}: no such field is known here: it has no effect" for name in names)
-
-    def _is_expected(self, place: Place, route: str) -> bool:
-        name = str(place[-1])
-        if name in self.names:
-            return True
-        return len(place) == 1 and nearly(name, self.routes.get(route, ())) is not None
-
-
-def nearly(name: str, known: Collection[str]) -> str | None:
-    """Return the one of `known` that `name` may be a misspelling of."""
-    alike = [one for one in known if abs(len(one) - len(name)) <= _MISSPELT]
-    return next(iter(difflib.get_close_matches(name, alike, 1, 0.8)), None)
+    ours = [error for error in errors if error["type"] == "value_error"]
+    placed = [(_place(error, body), error) for error in ours or errors]
+    # Of a field that takes several kinds of values, the kind that fits best is meant.
+    top = placed[0][0][:1]
+    placed = [(place, error) for place, error in placed if place[:1] == top]
+    place, error = max(placed, key=lambda found: len(found[0]))
+    field = str(place[0]) if place else None
+    if ours:
+        message = str(error["msg"]).removeprefix("Value error, ")
+        is_whole = message.startswith(f"{field} is not supported here")
+        return ApiError(400, message if is_whole else f"{_dotted(place)}: {message}", param=field)
+    if error["type"] == "union_tag_invalid":
+        place = (*place, error["ctx"]["discriminator"].strip("'"))
+    return ApiError(400, f"{_dotted(place)}: {_in_words(error)}", param=field)
 
 
 def engine_error(error: Exception, log: MessageFn) -> ApiError:
@@ -261,10 +205,6 @@ _FIELDS = {
             "tools",
             "json_schema",
             "grammar",
-            "guided_json",
-            "guided_choice",
-            "guided_regex",
-            "guided_grammar",
             *(f"structured_outputs.{kind}" for kind in ("json", "choice", "regex", "grammar")),
         )
     },
@@ -296,36 +236,6 @@ _WORDS = {
 }
 _BOUNDS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
 _JSON = {"True": "true", "False": "false", "None": "null"}
-
-
-class ValidationMistake(NamedTuple):
-    """A field that pydantic refused, and a line that says why."""
-
-    field: str | None
-    """The request's own field that it is in."""
-    message: str
-
-
-def first_mistake(
-    errors: Sequence[Mapping[str, Any]], body: object, route: str, fields: RouteFields
-) -> ValidationMistake:
-    """Return the first mistake of `errors`, which are pydantic's about `body`; as in `validation_error`."""
-    ours = [error for error in errors if error["type"] == "value_error"]
-    placed = [(_place(error, body), error) for error in ours or errors]
-    # Of a field that takes several kinds of values, the kind that fits best is meant.
-    top = placed[0][0][:1]
-    placed = [(place, error) for place, error in placed if place[:1] == top]
-    place, error = max(placed, key=lambda found: len(found[0]))
-    field = str(place[0]) if place else None
-    if ours:
-        message = str(error["msg"]).removeprefix("Value error, ")
-        is_whole = message.startswith(f"{field} is not supported here")
-        return ValidationMistake(field, message if is_whole else f"{_dotted(place)}: {message}")
-    if error["type"] == "extra_forbidden":
-        return ValidationMistake(field, f"{_dotted(place)}: {_unknown(place, route, fields)}")
-    if error["type"] == "union_tag_invalid":
-        place = (*place, error["ctx"]["discriminator"].strip("'"))
-    return ValidationMistake(field, f"{_dotted(place)}: {_in_words(error)}")
 
 
 def _place(error: Mapping[str, Any], body: object) -> Place:
@@ -367,20 +277,3 @@ def _in_words(error: Mapping[str, Any]) -> str:
         if name in context:
             return f"must be {words} {context[name]}"
     return "has a value that is not allowed here"
-
-
-def _unknown(place: Place, route: str, fields: RouteFields) -> str:
-    name, own = str(place[-1]), fields.get(route, ())
-    advice = "leave it out; the OpenAPI description lists the fields"
-    if len(place) == 1:
-        around = [known.partition(".")[0] for known in own if known.endswith(f".{name}")]
-        others = [path for path, names in fields.items() if name in names]
-        if around:
-            advice = f"send it in {around[0]}"
-        elif others:
-            advice = f"it is a field of {', '.join(others)}"
-        elif similar := nearly(name, own):
-            advice = f"is {similar} meant?"
-    elif name in own:
-        advice = f"it is a field of the request itself, not of {_dotted(place[:-1])}"
-    return f"there is no such field here: {advice}"

@@ -17,6 +17,7 @@ from starlette.concurrency import run_in_threadpool
 from edgespec.apps.server.api_errors import ApiError
 from edgespec.apps.server.json_routes import route_class
 from edgespec.apps.server.names import ALIAS, NamedModel, RequestedModel, ServedNames
+from edgespec.apps.server.request_fields import RequestPart
 from edgespec.apps.server.request_worker import Outcome, QueuedRequest, RequestWorker, Start, cancelled_as
 from edgespec.apps.server.streaming import AnswerWriter, RequestRun, client_of, with_warnings
 from edgespec.apps.speech.audio import SoundReader
@@ -62,10 +63,10 @@ def _must_be_empty(why: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-class AudioForm(BaseModel):
+class AudioForm(RequestPart):
     """The fields of a request with a recording, sent as a form."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(strict=False)
 
     file: UploadFile = Field(
         description="The recording: WAV; flac, mp3, m4a, ogg, webm with edgespec[audio]."

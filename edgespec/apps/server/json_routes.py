@@ -15,19 +15,14 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from edgespec.apps.server.api_errors import (
-    ApiError,
-    UnknownField,
-    engine_error,
-    speaks_anthropic,
-    validation_error,
-)
+from edgespec.apps.server.api_errors import ApiError, engine_error, speaks_anthropic, validation_error
 from edgespec.apps.server.gate import ALLOWED_PAGE
+from edgespec.apps.server.request_fields import ignoring, listed
 from edgespec.apps.server.streaming import with_warnings
 from edgespec.apps.server.tool_calls.argument_values import refuse_constant
 from edgespec.platform.messages import MessageFn
 
-_MOST_TOLD = 8  # fields that have no effect
+_MOST_TOLD = 256  # fields that have no effect: a line for each would let clients fill the log
 
 
 def route_class(log: MessageFn, *, any_type: bool = False, form: bool = False) -> type[APIRoute]:
@@ -35,6 +30,13 @@ def route_class(log: MessageFn, *, any_type: bool = False, form: bool = False) -
 
     `any_type`: the body is read as JSON whatever its Content-Type says. `form`: it is a form with a file.
     """
+    told: set[str] = set()
+
+    def tell(path: str, names: Iterable[str]) -> None:
+        new = [name for name in names if name not in told]
+        if new and len(told) < _MOST_TOLD:
+            told.update(new)
+            log(f"{path}: {listed(new)}")
 
     class Route(APIRoute):
         """A route whose body is strict JSON, and whose failures are one line on stderr."""
@@ -55,7 +57,12 @@ def route_class(log: MessageFn, *, any_type: bool = False, form: bool = False) -
                     scope = _said_to_be_json(request)
                 strict = _StrictRequest(scope, request.receive)
                 try:
-                    return await (handle(strict) if form else _answer_known(handle, strict, log))
+                    with ignoring() as names:
+                        answer = await handle(strict)
+                    if names:
+                        tell(request.url.path, names)
+                        answer = with_warnings(answer, [listed(names)])
+                    return answer
                 except (ApiError, HTTPException, RequestValidationError):
                     raise
                 except RecursionError:  # Python could parse it, but it is too deep to validate
@@ -133,38 +140,8 @@ def _refuse_other_pages(request: Request) -> None:
 
 
 class _StrictRequest(Request):
-    read: Any = None
-
     async def json(self) -> Any:  # noqa: ANN401 - JSON
-        if self.read is None:
-            self.read = strict_json(await self.body())
-        return self.read
-
-
-async def _answer_known(
-    handle: Callable[[Request], Coroutine[Any, Any, Response]], request: _StrictRequest, log: MessageFn
-) -> Response:
-    """Answer `request` without the fields that nobody knows, which header and log name.
-
-    A strict server refuses them.
-    """
-    lines: list[str] = []
-    while True:
-        try:
-            answer = await handle(request)
-            break
-        except (RequestValidationError, UnknownField) as error:
-            state, path = request.app.state, request.url.path
-            more = () if state.strict else state.known.ignored(error, request.read, path)
-            if not more:
-                raise
-            lines += more
-    if lines:
-        left = len(lines) - _MOST_TOLD
-        told = [*lines[:_MOST_TOLD], *([f"{left} more fields: as little"] if left > 0 else [])]
-        log(f"{request.url.path}: {'; '.join(told)}")
-        return with_warnings(answer, told)
-    return answer
+        return strict_json(await self.body())
 
 
 def strict_json(data: bytes) -> Any:  # noqa: ANN401 - JSON
@@ -209,9 +186,7 @@ def add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def mistake(request: Request, error: RequestValidationError) -> JSONResponse:
         body = dict(error.body) if isinstance(error.body, Mapping) else error.body  # of a form, too
-        fields = request.app.state.known.routes
-        found = validation_error(error.errors(), body, route=request.url.path, fields=fields)
-        return found.response(request.scope)
+        return validation_error(error.errors(), body).response(request.scope)
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from edgespec.apps.server.api_errors import RouteFields
 from edgespec.apps.server.response_schema import ChatChunk
 
 _PLACE = "#/components/schemas/{model}"
@@ -42,46 +40,6 @@ def stream_responses(chunk: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
             "content": {"text/event-stream": {"schema": event}},
         }
     }
-
-
-def fields_of_routes(description: dict[str, Any]) -> RouteFields:
-    """Return the names of the fields of every route that takes a body."""
-    schemas = description["components"]["schemas"]
-    found: dict[str, list[str]] = {}
-    for path, route in description["paths"].items():
-        content = route.get("post", {}).get("requestBody", {}).get("content", {})
-        for taken in content.values():
-            named = schemas[taken["schema"]["$ref"].rpartition("/")[2]]["properties"]
-            inner = {name: part.get("properties", {}) for name, part in named.items()}
-            found[path] = [*named, *(f"{name}.{part}" for name, parts in inner.items() for part in parts)]
-    return found
-
-
-def request_names(description: dict[str, Any]) -> frozenset[str]:
-    """Return the names of all fields of all requests, and of their parts."""
-    posts = [route["post"] for route in description["paths"].values() if "post" in route]
-    taken = [post.get("requestBody", {}) for post in posts]
-    return schema_names(taken, description["components"]["schemas"])
-
-
-def schema_names(schema: Any, definitions: Mapping[str, Any]) -> frozenset[str]:  # noqa: ANN401 - JSON
-    """Return the names of properties in a JSON schema, and in those of `definitions` that it refers to."""
-    found: set[str] = set()
-    followed: set[str] = set()
-    waiting = [schema]
-    while waiting:
-        part = waiting.pop()
-        if isinstance(part, list):
-            waiting += part
-        elif isinstance(part, dict):
-            waiting += part.values()
-            if isinstance(named := part.get("properties"), dict):
-                found.update(named)
-            name = part.get("$ref", "").rpartition("/")[2]
-            if name in definitions and name not in followed:
-                followed.add(name)
-                waiting.append(definitions[name])
-    return frozenset(found)
 
 
 def openapi_description(description: dict[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,6 @@ from edgespec.apps.server.request_options import (
 )
 from edgespec.apps.server.request_schema import (
     AllowedToolsChoice,
-    AssistantMessage,
     ChatRequest,
     CompletionRequest,
     GenerationRequest,
@@ -47,7 +46,6 @@ from edgespec.llama.weights import Model
 if TYPE_CHECKING:
     from edgespec.engine.engine import Engine
 
-_MOST_UNREAD = 8  # names that a warning tells
 _LEAST_GAP = 256  # tokens that there is room for where a request says nothing else
 
 
@@ -62,8 +60,6 @@ class Service:
     """Most tokens of a prompt; None: as many as the context holds."""
     reasoning_budget: int = -1
     """Most tokens of a thought where a request says nothing; -1: no limit."""
-    strict: bool = False
-    """Whether a field that nobody knows is refused; else it has no effect."""
 
     @classmethod
     def of(
@@ -74,7 +70,6 @@ class Service:
         max_prompt: int | None = None,
         names: Sequence[str] = (),
         reasoning_budget: int = -1,
-        strict: bool = False,
     ) -> Service:
         """The service of `engine`; its model's name is the registry's, or the file's without its path.
 
@@ -82,7 +77,7 @@ class Service:
         """
         named = NamedModel.of(engine.target, [*names, plain_name(engine.target_name)])
         n_ctx = min(n_ctx or engine.target.n_ctx_train, engine.n_ctx_shared or engine.target.n_ctx_train)
-        return cls(named, n_ctx, max_prompt, reasoning_budget, strict)
+        return cls(named, n_ctx, max_prompt, reasoning_budget)
 
     @property
     def name(self) -> str:
@@ -179,7 +174,7 @@ class RequestReader:
             options = replace(options, n_logprobs=request.top_logprobs or 0)
         forced = bool(tools) and request.tool_choice not in (None, "auto")
         answer = replace(prompt.answer, forced=forced)
-        return PreparedText(tokens, options, answer, (*_warnings(grammar), *_unread(request)))
+        return PreparedText(tokens, options, answer, _warnings(grammar))
 
     def _thinking(self, request: ChatRequest) -> Thinking:
         budget = requested_thoughts(request)
@@ -338,13 +333,6 @@ def _with_allowed_tools(request: ChatRequest) -> ChatRequest:
     return request.model_copy(update={"tools": tools, "tool_choice": choice.allowed_tools.mode})
 
 
-def _unread(request: ChatRequest) -> tuple[str, ...]:
-    messages = [message for message in request.messages if isinstance(message, AssistantMessage)]
-    names = dict.fromkeys(name for message in messages for name in message.unread)
-    shown = ", ".join(repr(name[:40]) for name in [*names][:_MOST_UNREAD])
-    return (f"messages: of an assistant's message is not read: {shown}",) if names else ()
-
-
 def _n_predict(asked: int | None, n_prompt: int, service: Service, param: str) -> int | None:
     """Return how many tokens may be written: as many as were asked for and fit in the context."""
     limit = min(service.n_ctx - 1, service.max_prompt or service.n_ctx)
@@ -388,10 +376,6 @@ _STRUCTURED = "structured_outputs"
 _KINDS: dict[str, ConstraintKind] = {
     "json_schema": "schema",
     "grammar": "grammar",
-    "guided_json": "schema",
-    "guided_choice": "choice",
-    "guided_regex": "regex",
-    "guided_grammar": "grammar",
     f"{_STRUCTURED}.json": "schema",
     f"{_STRUCTURED}.json_object": "schema",
     f"{_STRUCTURED}.choice": "choice",

@@ -221,8 +221,6 @@ class ToolCall(RequestPart):
 class AssistantMessage(NamedMessage):
     """An earlier answer, as this server or another one wrote it."""
 
-    model_config = ConfigDict(extra="allow", json_schema_extra={"additionalProperties": True})
-
     role: Literal["assistant"]
     content: Annotated[str | None, CONTENT_SCHEMA] = None
     tool_calls: Annotated[list[ToolCall] | None, CALLS_SCHEMA] = None
@@ -234,11 +232,6 @@ class AssistantMessage(NamedMessage):
     @classmethod
     def _as_read(cls, data: Any) -> Any:  # noqa: ANN401 - whatever the client sent
         return as_read(data) if isinstance(data, dict) else data
-
-    @property
-    def unread(self) -> list[str]:
-        """Parts that nothing is done with."""
-        return [*(self.model_extra or ())]
 
 
 class ToolMessage(NamedMessage):

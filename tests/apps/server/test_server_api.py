@@ -503,7 +503,7 @@ def test_a_prompt_limit(tiny_path: Path):
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"modalities": ["text", "audio"]}, "modalities"),
-        ({"functions": []}, "functions"),
+        ({"functions": [{}]}, "functions"),
         ({"function_call": "auto"}, "function_call"),
         ({"response_format": {"type": "xml"}}, "response_format"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),

@@ -244,10 +244,6 @@ class RequestLimits:
             help="Tokens of a thought, where a request does not say; 0: no thoughts, -1: no limit.",
         ),
     ] = -1
-    strict: Annotated[
-        bool,
-        typer.Option("--strict", help="Refuse a field that nobody knows; else a header and the log name it."),
-    ] = False
     max_seconds: Annotated[
         int,
         typer.Option(
@@ -265,7 +261,6 @@ class RequestLimits:
             max_prompt=self.max_prompt,
             names=names,
             reasoning_budget=self.reasoning_budget,
-            strict=self.strict,
         )
 
     def worker(self, engine: Engine, cancellation: Cancellation, turns: Turns) -> Worker:

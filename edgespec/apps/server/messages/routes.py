@@ -466,7 +466,7 @@ def add_messages(
         prefix="/v1/messages", route_class=route_class(log), responses=error_responses(MessagesError)
     )
     own = MessagesReader(reader)
-    events = {"type": "string", "description": "Server-sent events, as Anthropic's API has them."}
+    events = {"type": "object", "description": "Server-sent events, as Anthropic's API has them."}
     content = {"text/event-stream": {"schema": events}, "application/json": {"schema": {"type": "object"}}}
     answer: dict[int | str, dict[str, Any]] = {200: {"description": "The answer.", "content": content}}
 

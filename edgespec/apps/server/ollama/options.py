@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import WithJsonSchema
 
-from edgespec.apps.server.api_errors import ApiError, UnknownField, nearly
-from edgespec.apps.server.request_fields import OLLAMA
+from edgespec.apps.server.api_errors import ApiError
+from edgespec.apps.server.request_fields import ignore
 from edgespec.apps.server.request_options import read_sampling
 from edgespec.decoding.sampling import SAMPLING, TABLE, SamplingParams
 from edgespec.errors import UsageError
@@ -24,9 +23,7 @@ HONOURED = {
 }
 """Options that do what they do in Ollama, and whether each is a whole number."""
 
-OPTIONS_SCHEMA = WithJsonSchema(
-    {"type": ["object", "null"], "properties": {name: {} for name in (*HONOURED, *OLLAMA)}}
-)
+OPTIONS_SCHEMA = WithJsonSchema({"type": ["object", "null"], "properties": {name: {} for name in HONOURED}})
 """Description of the options; `read_options` checks them."""
 
 
@@ -48,8 +45,9 @@ class ReadOptions:
 def read_options(given: Mapping[str, Any]) -> ReadOptions:
     """Return the options `given`. Raises ApiError for an option that cannot be honoured."""
     values = {name: value for name, value in given.items() if value is not None}
-    for name in values.keys() - HONOURED.keys():
-        _check_other(name, values[name])
+    if values.get("mirostat"):
+        raise _fault("mirostat", "mirostat is not here: leave it out, or send 0")
+    ignore(f"options.{name}" for name in values if name not in HONOURED)
     stop = _stop(values.pop("stop", ()))
     numbers: dict[str, Any] = {
         name: _number(name, values[name], is_whole=is_whole)
@@ -68,18 +66,6 @@ def read_options(given: Mapping[str, Any]) -> ReadOptions:
         stop=stop,
         gamma=numbers.get("draft_num_predict"),
     )
-
-
-def _check_other(name: str, value: Any) -> None:  # noqa: ANN401 - JSON
-    if name not in OLLAMA:
-        if similar := nearly(name, HONOURED):
-            raise _fault(name, f"there is no such option: is {similar} meant?")
-        known = ", ".join(sorted(HONOURED))
-        line = f"options.{name[:80]}: there is no such option; there are {known}"
-        raise UnknownField(("options", name), line)
-    if not OLLAMA[name].accepts(value):
-        (neutral,) = OLLAMA[name].neutral
-        raise _fault(name, f"{OLLAMA[name].reason}: leave it out, or send {json.dumps(neutral)}")
 
 
 def _params(numbers: Mapping[str, Any]) -> SamplingParams:

@@ -9,6 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 
 from edgespec.apps.server.names import RequestedModel
 from edgespec.apps.server.ollama.options import OPTIONS_SCHEMA
+from edgespec.apps.server.request_fields import RequestPart
 from edgespec.decoding.option_table import MAX_LOGPROBS
 
 _NUMBER = r"\d+(?:\.\d*)?"
@@ -32,12 +33,8 @@ def _absent(line: str) -> BeforeValidator:
 Images = Annotated[list[Any] | None, _absent("images are not supported: this model reads text only")]
 
 
-class OllamaRequest(BaseModel):
+class OllamaRequest(RequestPart):
     """The body of a request, none of whose fields is dropped in silence."""
-
-    model_config = ConfigDict(
-        strict=True, extra="forbid", allow_inf_nan=False, json_schema_extra={"additionalProperties": True}
-    )
 
     model: RequestedModel = ""
 

@@ -88,9 +88,6 @@ def test_options_that_change_no_text_may_have_any_value(client: ollama.Client, e
     ("fields", "words"),
     [
         ({"options": {"mirostat": 2}}, "^options.mirostat: mirostat is not here: leave it out, or send 0"),
-        ({"options": {"tfs_z": 0.5}}, "^options.tfs_z: "),
-        ({"options": {"penalize_newline": False}}, "^options.penalize_newline: .*send true"),
-        ({"options": {"num_predicts": 5}}, "^options.num_predicts: .*is num_predict meant"),
         ({"options": {"num_predict": 0}}, "^options.num_predict: "),
         ({"options": {"num_predict": "5"}}, "^options.num_predict: must be an integer"),
         ({"options": {"seed": 1.5}}, "^options.seed: must be an integer"),
@@ -108,7 +105,6 @@ def test_options_that_change_no_text_may_have_any_value(client: ollama.Client, e
         ({"messages": [{"role": "user", "images": ["aGVsbG8="]}]}, "images are not supported"),
         ({"messages": [{"role": "robot", "content": "a"}]}, "^messages.0"),
         ({"tools": [{"function": {"name": "two words"}}]}, "^tools.0.function.name"),
-        ({"messagess": []}, "^messagess: .*is messages meant"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_honoured_is_refused_by_name(served: Served, fields: dict[str, Any], words: str):

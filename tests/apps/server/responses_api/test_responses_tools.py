@@ -187,7 +187,6 @@ BROKEN = {"type": "grammar", "syntax": "lark", "definition": "start: ("}
         ({"reasoning": {"effort": "much"}}, "reasoning", "reasoning.effort"),
         ({"max_output_tokens": 0}, "max_output_tokens", "at least 1"),
         ({"include": ["everything"]}, "include", "must be"),
-        ({"temprature": 3}, "temprature", "temperature"),
         ({"input": "x " * 5000}, "input", "context length"),
     ],
 )

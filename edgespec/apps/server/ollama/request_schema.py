@@ -129,14 +129,20 @@ class OllamaGenerateRequest(OllamaGenerationRequest):
     steps: None = None
 
 
-class OllamaNameRequest(OllamaRequest):
-    """The body of POST /api/pull and /api/show; the other fields of programs that send all change nothing."""
+class OllamaPullRequest(OllamaRequest):
+    """The body of POST /api/pull."""
 
     name: str = Field("", description="The older name of `model`.")
-    stream: bool | None = Field(None, description="Of a pull: lines, unless it is false.")
+    stream: bool | None = Field(None, description="Lines, unless it is false.")
     insecure: Any = UNUSED
     username: Any = UNUSED
     password: Any = UNUSED
+
+
+class OllamaShowRequest(OllamaRequest):
+    """The body of POST /api/show."""
+
+    name: str = Field("", description="The older name of `model`.")
     verbose: bool | None = UNUSED
     system: Literal[""] | None = UNUSED
     template: Literal[""] | None = UNUSED

@@ -35,8 +35,9 @@ from edgespec.apps.server.ollama.request_schema import (
     OllamaChatRequest,
     OllamaGenerateRequest,
     OllamaGenerationRequest,
-    OllamaNameRequest,
+    OllamaPullRequest,
     OllamaRequestMessage,
+    OllamaShowRequest,
     OllamaToolCall,
 )
 from edgespec.apps.server.ollama.response_schema import FOREVER, SPOKEN, OllamaError, digest, rfc3339
@@ -506,13 +507,13 @@ def add_facts(router: APIRouter, facts: OllamaModelFacts) -> None:
         return {"version": SPOKEN, "edgespec": version("edgespec")}
 
     @router.post("/show")
-    async def show(body: OllamaNameRequest) -> dict[str, Any]:
+    async def show(body: OllamaShowRequest) -> dict[str, Any]:
         """Tell of the model: what it can do, its template, the metadata of its file."""
         facts.check(body.model or body.name)
         return await run_in_threadpool(facts.shown)
 
     @router.post("/pull", response_model=dict[str, Any], responses=_LINES)
-    async def pull(body: OllamaNameRequest) -> Response:
+    async def pull(body: OllamaPullRequest) -> Response:
         """Say that the served model is here: programs pull before they ask. No other is fetched."""
         try:
             facts.check(body.model or body.name)

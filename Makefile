@@ -118,7 +118,7 @@ release: $(VENV)/.pi ## Wheels of a tagged commit, sums, notes in dist/release
 	@$(BIN)/python -m pi.manylinux $(MACHINES)
 	@$(BIN)/python -m pi.release $(MACHINES)
 
-pi: $(VENV)/.pi ## Build wheels for Raspberry Pis (docs/raspberry-pi.md)
+pi: $(VENV)/.pi ## Build wheels for Raspberry Pis (docs/start.md)
 	@$(BIN)/python -m pi.manylinux aarch64
 
 pi-test: $(VENV)/.pi ## Try them under qemu, with tests of the kernels

@@ -1,4 +1,4 @@
-"""Makes the picture of docs/architecture.md: the import contract of pyproject.toml, and one request.
+"""Makes the picture of docs/development.md: the import contract of pyproject.toml, and one request.
 
     .venv/bin/python bench/architecture.py
 

@@ -32,8 +32,8 @@ if TYPE_CHECKING:  # not at run time: a shell completes options without loading 
 
 DRAFTING = "Drafting"
 ENERGY = "Energy"
-NODES = "Nodes (docs/nodes.md)"
-LOSSY = "Lossy: faster, and not the target's text (docs/cascade.md, docs/cache.md)"
+NODES = "Nodes (docs/many-machines.md)"
+LOSSY = "Lossy: faster, and not the target's text (docs/scheduler.md)"
 OUTPUT = "Output"
 PROMPT = "Prompt"
 

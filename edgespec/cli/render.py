@@ -120,7 +120,7 @@ class ExplainedSteps:
 
 
 def as_json(result: Result) -> str:
-    """Return the JSON object of `edgespec run --json`; docs/statistics.md explains its fields."""
+    """Return the JSON object of `edgespec run --json`; docs/measuring.md explains its fields."""
     stats = dataclasses.asdict(result.stats) | {"time_shares": result.stats.time_shares}
     fields = {
         "text": result.text,

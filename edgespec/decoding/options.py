@@ -67,7 +67,7 @@ class Options:
     """The options of a generation.
 
     Two modes are lossy: with `cascade` the draft model writes, and wakes the target when it is unsure; with
-    `lenience` below 1 the target accepts more than its distribution allows (docs/cascade.md).
+    `lenience` below 1 the target accepts more than its distribution allows (docs/scheduler.md).
 
     Raises:
         UsageError: a value is out of range, or two contradict each other; the error names the field.

@@ -11,7 +11,7 @@ A pass that has nothing to do returns the very tuple it was given.
 
 Exactness: a node that was sampled, and every node above one, is *pinned*: no pass drops it. To drop a token
 because of what it turned out to be changes what is emitted, even where the draft's distribution is the
-target's. A point mass came from no coin, and may be dropped for any reason (docs/statistics.md).
+target's. A point mass came from no coin, and may be dropped for any reason (docs/measuring.md).
 """
 
 from __future__ import annotations

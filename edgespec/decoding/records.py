@@ -110,7 +110,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Stats:
-    """Figures of one generation; docs/statistics.md explains them. A rate is None if its divisor is 0."""
+    """Figures of one generation; docs/measuring.md explains them. A rate is None if its divisor is 0."""
 
     ttft_s: float | None
     """From the call to the first token: the target reads the prompt."""

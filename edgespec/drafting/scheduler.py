@@ -17,7 +17,7 @@ and the price of a token is what it adds to a pass that holds the others' too. s
 all at once.
 
 Exactness: a decision depends on tokens already drafted and on the distribution at the next position, never on
-the token sampled from it (docs/statistics.md).
+the token sampled from it (docs/measuring.md).
 """
 
 from __future__ import annotations

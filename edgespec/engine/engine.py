@@ -409,7 +409,7 @@ class Engine(Closing):
             the first of the first two in which `n_ctx` tokens of `parallel` requests, or `n_cells`, fit.
         chat_template: In place of the target's own: the name of another in its file or of a form of
             llama.cpp's ("chatml"), a file, or a program in Jinja.
-        rpc: HOST:PORT of each machine that holds layers of the target (docs/nodes.md).
+        rpc: HOST:PORT of each machine that holds layers of the target (docs/many-machines.md).
         keep_packed: Keep the packed weights on the disk for quicker starts (docs/kernels.md).
         states: The folder where the states of prompts are kept, so that later engines need not read them
             again, and its limit (docs/cache.md). Keeps at least the last sequence in memory, too.

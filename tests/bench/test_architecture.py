@@ -1,4 +1,4 @@
-"""The picture of docs/architecture.md: what bench/architecture.py draws of the import contract."""
+"""The picture of docs/development.md: what bench/architecture.py draws of the import contract."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import architecture
 from chart import IMAGES, ROOT, THEMES, Theme
 
-PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "development.md").read_text(encoding="utf-8")
 LAYERS = architecture.read_layers()
 APPS = [name for row in LAYERS.apps for name in row]
 

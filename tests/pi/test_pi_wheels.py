@@ -65,7 +65,7 @@ def test_c_code_on_a_boards_processor(tmp_path: Path) -> None:
     """
     for program in (f"{TRIPLE}-g++", QEMU):
         if not shutil.which(program):
-            pytest.skip(f"no {program} here (docs/raspberry-pi.md names the packages)")
+            pytest.skip(f"no {program} here (docs/start.md names the packages)")
     of_the_kernels = ["test_threads", "test_attention", "test_instruction_sets"]
     names = ["test_rows", "test_suffix", "test_philox", *of_the_kernels]
     arguments = {"test_suffix": ["300"], "test_instruction_sets": tables_of_ggml(tmp_path)}

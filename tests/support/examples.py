@@ -22,7 +22,7 @@ from edgespec.llama import kernels
 from edgespec.models.store import Store
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "docs" / "statistics.md"]
+PAGES = [ROOT / "README.md", ROOT / "docs" / "measuring.md"]
 EXAMPLE = re.compile(
     r"^(?P<fence>`{3,})\n\$ (?P<command>[^\n]*)\n(?P<text>.*?)\n\n(?P<figures>prompt .*?)\n(?P=fence)\n\n"
     r"Written by edgespec (?P<release>\S+) with `(?P<kernels>[\w-]+)`",

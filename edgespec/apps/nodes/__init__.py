@@ -1,1 +1,1 @@
-"""Nodes: machines that hold layers of a model which another machine runs (docs/nodes.md)."""
+"""Nodes: machines that hold layers of a model which another machine runs (docs/many-machines.md)."""

@@ -1,1 +1,1 @@
-"""The modes that do not keep the target's distribution (docs/cascade.md)."""
+"""The modes that do not keep the target's distribution (docs/scheduler.md)."""

@@ -2,7 +2,7 @@
 
 A pass reads several tokens, so this takes a fraction of the time that writing took. One reading gives the
 loss of every threshold of a cascade: the tokens that the small model writes and that the target, after the
-same tokens, would not have written. How the text continues after such a token is unknown (docs/cascade.md).
+same tokens, would not have written. How the text continues after such a token is unknown (docs/scheduler.md).
 """
 
 from __future__ import annotations

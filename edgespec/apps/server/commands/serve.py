@@ -137,7 +137,7 @@ class ServedModels:
         typer.Option(
             metavar="FILE",
             help="Several models at this address, each loaded when it is asked, as with several --model: "
-            "a TOML file with a table for each (docs/several-models.md).",
+            "a TOML file with a table for each (docs/server.md).",
             show_default="one model",
         ),
     ] = None

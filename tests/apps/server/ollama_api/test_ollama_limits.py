@@ -20,7 +20,7 @@ from edgespec.apps.server.ollama.request_schema import OllamaChatRequest, Ollama
 from ollama_requests import GREEDY, HELLO
 from server_app import Served, serving
 
-PAGE = Path(__file__).parents[4] / "docs" / "ollama.md"
+PAGE = Path(__file__).parents[4] / "docs" / "server-api.md"
 ADDRESS = "http://127.0.0.1:11434"
 
 
@@ -138,7 +138,7 @@ def test_curl_as_in_ollamas_documentation(served: Served):
     assert "not valid JSON" in json.loads(curl(f"{served.url}/api/chat", "-d", "model=edgespec"))["error"]
 
 
-# ---- docs/ollama.md ----
+# ---- docs/server-api.md ----
 
 
 def blocks(language: str) -> list[str]:

@@ -111,8 +111,8 @@ def _registry() -> int:
     path = backend.library_folder() / "ggml_rpc.so"
     if not path.exists():
         raise EdgespecError(
-            "llama.cpp's RPC backend is missing: install llama-cpp-python as docs/many-machines.md says, or call "
-            f"`make` in edgespec's sources (no {path})"
+            "llama.cpp's RPC backend is missing: install llama-cpp-python as docs/many-machines.md says, or "
+            f"call `make` in edgespec's sources (no {path})"
         )
     backend.clear_log()
     registry = _load(os.fsencode(path))

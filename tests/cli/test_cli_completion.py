@@ -17,7 +17,7 @@ from edgespec.apps.bench.measure import BUDGET_S, PRECISION, BenchSettings
 from edgespec.apps.bench.variants import parse_variants
 from edgespec.apps.forge import make, request
 from edgespec.apps.forge.commands import draft as draft_options
-from edgespec.apps.forge.evaluation_process import EvaluationSettings
+from edgespec.apps.forge.request import EvaluationSettings
 from edgespec.cli import app
 from edgespec.cli.app import COMMANDS
 from edgespec.decoding.options import SPAN

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from edgespec.apps.forge.evaluation_process import EvaluationSettings
 from edgespec.errors import UsageError
+from edgespec.llama.choices import KernelsChoice
 from edgespec.models.hashes import hash_file
 from edgespec.models.sources import format_size
 from edgespec.models.suites import load_suite, read_contents
@@ -29,6 +29,20 @@ LEAST_TOKENS, MOST_TOKENS = 20_000, 1_000_000
 
 _LEAST_BUDGET = 16_000_000  # bytes: room for a few texts of a small target
 _SUITES = (".jsonl", ".jsonl.gz")
+
+
+N_PROMPTS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationSettings:
+    """Length and conditions of an evaluation."""
+
+    n_predict: int = 64
+    rounds: int = 3
+    n_prompts: int = N_PROMPTS
+    n_threads: int | None = None
+    kernels: KernelsChoice = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

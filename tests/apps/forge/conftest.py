@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from edgespec.apps.bench.runs import PLAIN, Run
-from edgespec.apps.forge.evaluation_process import EvaluationSettings, EvaluationTask
+from edgespec.apps.forge.evaluation import EvaluationTask
 from edgespec.apps.forge.make import MakeRun
-from edgespec.apps.forge.request import DraftRequest
+from edgespec.apps.forge.request import DraftRequest, EvaluationSettings
 from random_heads import write_random_head
 
 

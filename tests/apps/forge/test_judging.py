@@ -8,11 +8,12 @@ from collections import Counter
 import pytest
 
 from edgespec.apps.bench.runs import PLAIN, Run
-from edgespec.apps.forge.evaluation import Candidate, Evaluator
-from edgespec.apps.forge.evaluation_process import (
+from edgespec.apps.forge.evaluation import (
+    Candidate,
     DraftTiming,
     EvaluationSettings,
     EvaluationTask,
+    Evaluator,
 )
 from edgespec.apps.forge.progress import StageContext
 from edgespec.errors import EdgespecError

@@ -28,8 +28,7 @@ from edgespec.models.draft_records import draft_records
 from edgespec.models.sources import format_size
 
 if TYPE_CHECKING:
-    from edgespec.apps.forge.evaluation_process import EvaluationSettings
-    from edgespec.apps.forge.request import DraftRequest
+    from edgespec.apps.forge.request import DraftRequest, EvaluationSettings
 
 
 class StageDisplay(ProgressDisplay):
@@ -192,7 +191,7 @@ class EvaluationOptions:
 
     def settings(self, n_prompts: int, threads: int | None, kernels: str) -> EvaluationSettings:
         """Return the settings of an evaluation with `n_prompts` prompts."""
-        from edgespec.apps.forge.evaluation_process import EvaluationSettings
+        from edgespec.apps.forge.request import EvaluationSettings
 
         off = kernels == "off"
         return EvaluationSettings(self.n_predict, self.rounds, n_prompts, threads, "off" if off else "auto")
@@ -258,8 +257,7 @@ def _request(
     evaluation: EvaluationOptions,
     compute: ThreadsAndKernels,
 ) -> DraftRequest:
-    from edgespec.apps.forge.evaluation_process import N_PROMPTS
-    from edgespec.apps.forge.request import DraftRequest
+    from edgespec.apps.forge.request import N_PROMPTS, DraftRequest
     from edgespec.models.quantizations import parse_types
 
     if training.hours is not None and training.tokens is not None:

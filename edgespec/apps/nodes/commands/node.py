@@ -39,7 +39,8 @@ def node_command(
 ) -> int:
     """Hold layers of models for other machines, until Ctrl-C: `edgespec run --rpc HOST:PORT`.
 
-    It is llama.cpp's RPC server, for one client at a time. Clients come by an ssh tunnel (docs/many-machines.md).
+    It is llama.cpp's RPC server, for one client at a time. Clients come by an ssh tunnel
+    (docs/many-machines.md).
     """
     from edgespec.llama import rpc
     from edgespec.platform.cpu import default_threads

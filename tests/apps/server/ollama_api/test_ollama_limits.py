@@ -141,8 +141,12 @@ def test_curl_as_in_ollamas_documentation(served: Served):
 # ---- docs/server-api.md ----
 
 
+def section() -> str:
+    return PAGE.read_text(encoding="utf-8").partition("\n## Ollama's API\n")[2]
+
+
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.M | re.S)
+    return re.findall(rf"^```{language}\n(.*?)^```$", section(), re.M | re.S)
 
 
 def test_the_examples_of_the_page(served: Served, capsys: pytest.CaptureFixture[str]):
@@ -155,7 +159,7 @@ def test_the_examples_of_the_page(served: Served, capsys: pytest.CaptureFixture[
 
 
 def test_the_page_names_every_field():
-    text = PAGE.read_text(encoding="utf-8")
+    text = section()
     fields = {*OllamaChatRequest.model_fields, *OllamaGenerateRequest.model_fields} - {"model", "stream"}
     named = fields - {"width", "height", "steps"}
     assert [name for name in sorted(named) if f"`{name}`" not in text] == []

@@ -184,7 +184,7 @@ def test_an_unknown_model_is_a_404_in_the_form_of_each_api(served):
     assert (found.status_code, [*found.json()]) == (404, ["error"])
     assert served.client.get("/v1/models/none").status_code == 404
     assert served.client.get("/nothing").status_code == 404
-    assert served.text("one", temprature=1).status_code == 400  # as the model's own server answers
+    assert served.text("one", mirostat=2).status_code == 400  # as the model's own server answers
 
 
 @pytest.mark.slow

@@ -25,12 +25,8 @@ SUITES = {"bookworm": "3.11", "trixie": "3.13", "forky": "3.14"}
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}  # Debian's names
 _NO_NETWORK = "the Debian mirror cannot be reached; check the network, or apt's proxy"
 _CAUSES = {
-    "Could not resolve": _NO_NETWORK,
-    "Temporary failure resolving": _NO_NETWORK,
-    "Could not connect": _NO_NETWORK,
-    "Connection failed": _NO_NETWORK,
-    "connection timed out": _NO_NETWORK,
-    "Network is unreachable": _NO_NETWORK,
+    **dict.fromkeys(("Could not resolve", "Temporary failure resolving", "Could not connect"), _NO_NETWORK),
+    **dict.fromkeys(("Connection failed", "connection timed out", "Network is unreachable"), _NO_NETWORK),
     "NO_PUBKEY": "the mirror's signature is not by a key in the keyring; update debian-archive-keyring",
     "is not signed": "the mirror's lists are not signed; use another mirror",
     "Release file for": "the mirror's lists are out of date; check this machine's clock",
@@ -75,6 +71,9 @@ def _tree(tree: Path, suite: str, machine: str, packages: Sequence[str], variant
             what = f"making a tree of Debian {suite} for {machine}"
             run(what, command, BUILD / f"{tree.name}.log", env=english, causes=_CAUSES)
             _make_links_relative(new)
+            for name in ("bin", "lib", "sbin"):  # from trixie on, a script of base-files would link them
+                if not (new / name).exists():
+                    (new / name).symlink_to(f"usr/{name}")
             new.rename(tree)
         finally:
             shutil.rmtree(new, ignore_errors=True)  # half a tree only fills the disk

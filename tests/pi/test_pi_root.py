@@ -65,6 +65,7 @@ def test_a_tree_with_links_that_stay_in_it_is_made_once(debian):
 def test_a_newer_suite_has_its_own_tree(debian, tmp_path):
     assert room.ensure_root("trixie") == tmp_path / "build" / "root-trixie"
     assert "--include=python3.13,python3.13-venv,libstdc++6 trixie" in (debian / "calls").read_text()
+    assert (tmp_path / "build" / "root-trixie" / "lib").readlink() == Path("usr/lib"), "its loader is there"
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,15 @@ def repeated_classes(places: dict[str, list[tuple[str, int]]]) -> Iterator[Findi
             yield Finding(path, line, "class name twice", advice)
 
 
+def repeated_test_files(paths: list[str]) -> Iterator[Finding]:
+    """Find test files of one name, of which pytest takes only one."""
+    first: dict[str, str] = {}
+    for path in sorted(paths):
+        name = path.rpartition("/")[2]
+        if path.startswith("tests/") and name.startswith("test_") and first.setdefault(name, path) != path:
+            yield Finding(path, 1, "test file twice", f"{first[name]} has the same name: rename one of them")
+
+
 def check(root: Path, paths: list[str]) -> list[Finding]:
     """Check these files, given relative to the root; sorted findings."""
     findings: list[Finding] = []
@@ -118,7 +127,7 @@ def check(root: Path, paths: list[str]) -> list[Finding]:
             for node in ast.walk(tree):
                 if isinstance(node, ast.ClassDef):
                     classes[node.name].append((path, node.lineno))
-    return sorted(findings + list(repeated_classes(classes)))
+    return sorted([*findings, *repeated_classes(classes), *repeated_test_files(paths)])
 
 
 def repository_files(root: Path) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgespec.drafting.foreign.translated_model import Level, TranslatedModel
-from edgespec.drafting.foreign.vocabulary_map import map_vocabularies
+from edgespec.drafting.foreign.vocabulary_map import VocabularyMap, map_vocabularies
 from edgespec.drafting.foreign.vocabulary_match import vocabulary_difference
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
@@ -74,12 +74,13 @@ def measure_overlap(
     target: Model, draft: Model, prompts: Sequence[Sequence[int]], *, n_tokens: int, n_threads: int
 ) -> Overlap:
     """Return what two models share, and how often they agree in answers of `n_tokens` to `prompts`."""
-    shares = measure_agreement(target, draft, prompts, n_tokens=n_tokens, n_threads=n_threads)
+    mapping = map_vocabularies(target, draft)
+    shares = measure_agreement(target, draft, mapping, prompts, n_tokens=n_tokens, n_threads=n_threads)
     return Overlap(
         n_target=target.n_vocab,
         n_draft=draft.n_vocab,
         types=(target.tokenizer_type, draft.tokenizer_type),
-        n_shared=map_vocabularies(target, draft).n_shared,
+        n_shared=mapping.n_shared,
         equal=not vocabulary_difference(target, draft),
         cost=draft.header.file_bytes / max(1, target.header.file_bytes),
         acceptance=sum(shares) / len(shares),
@@ -89,6 +90,7 @@ def measure_overlap(
 def measure_agreement(
     target: Model,
     draft: Model,
+    mapping: VocabularyMap,
     prompts: Sequence[Sequence[int]],
     *,
     n_tokens: int,
@@ -98,9 +100,9 @@ def measure_agreement(
     """Return for each prompt the share of the target's greedy answer that the draft proposed.
 
     The answers have up to `n_tokens` tokens. A proposal is the likeliest token of the draft's row after
-    what the target wrote, so this is the acceptance of drafts of one token at temperature 0.
+    what the target wrote, so this is the acceptance of drafts of one token at temperature 0. `mapping`: of the
+    two vocabularies.
     """
-    mapping = map_vocabularies(target, draft)
     n_ctx = max(map(len, prompts)) + n_tokens + 1
     shares = []
     with (

@@ -141,12 +141,13 @@ def gguf_files(root: Path, report: Report) -> list[Path]:
                 report(f"{path}: a stopped download; the program that began it continues it")
             elif path.suffix.lower() == ".gguf":
                 found.append(path)
+    firsts = {path for path in found if not is_later_part(path.name)}
     for path in found:
         match = _LATER_PART.fullmatch(path.name)
         first = path.with_name(f"{match[1]}-00001-of-{match[3]}.gguf") if match else path
-        if first not in found:
+        if first not in firsts:
             report(f"{path}: its first part is missing, {first.name}; download it")
-    return sorted(path for path in found if not is_later_part(path.name))
+    return sorted(firsts)
 
 
 def size_and_problem(first: Path) -> tuple[int, str]:

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from edgespec.cli.models import models_app
 from edgespec.drafting.foreign.overlap import Overlap, measure_agreement
+from edgespec.drafting.foreign.vocabulary_map import map_vocabularies
 from edgespec.errors import EdgespecError
 from tiny_gguf import BOS, N_WORDS, write_tiny_gguf
 
@@ -50,7 +51,9 @@ def test_agreement_of_a_model_with_itself_is_complete(tiny_target, level):
     prompts = [
         tiny_target.tokenize(text, add_special=True, parse_special=False) for text in ("the", "on and")
     ]
-    shares = measure_agreement(tiny_target, tiny_target, prompts, n_tokens=30, n_threads=1, level=level)
+    mapping = map_vocabularies(tiny_target, tiny_target)
+    asked = {"n_tokens": 30, "n_threads": 1, "level": level}
+    shares = measure_agreement(tiny_target, tiny_target, mapping, prompts, **asked)
     assert len(shares) == 2
     # What is said need not be written as the tokenizer would: there the string level proposes something else.
     assert min(shares) > (0.99 if level == "token" else 0.4)

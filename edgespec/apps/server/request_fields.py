@@ -130,6 +130,13 @@ def in_form(form: str, needed: str, *foreign: str) -> BeforeValidator:
     return BeforeValidator(check)
 
 
+def check_needed(given: Mapping[str, Any], needed: Mapping[str, Iterable[str]], what: str) -> None:
+    """Raise ValueError if a part of a request lacks a field that its type needs; `what` it is called."""
+    for name in needed.get(str(given.get("type")), ()):
+        if name not in given:
+            raise ValueError(f"{what} of type {given['type']} needs {name}")
+
+
 class RequestPart(BaseModel):
     """A part of a request. A field that it does not know has no effect, and is told (`ignoring`)."""
 

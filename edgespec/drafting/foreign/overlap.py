@@ -100,8 +100,8 @@ def measure_agreement(
     """Return for each prompt the share of the target's greedy answer that the draft proposed.
 
     The answers have up to `n_tokens` tokens. A proposal is the likeliest token of the draft's row after
-    what the target wrote, so this is the acceptance of drafts of one token at temperature 0. `mapping`: of the
-    two vocabularies.
+    what the target wrote, so this is the acceptance of drafts of one token at temperature 0. `mapping`: of
+    the two vocabularies.
     """
     n_ctx = max(map(len, prompts)) + n_tokens + 1
     shares = []

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from edgespec.apps.server.names import ALIAS, RequestedModel
-from edgespec.apps.server.request_fields import RequestPart, ToolName, in_form
+from edgespec.apps.server.request_fields import RequestPart, ToolName, check_needed, in_form
 
 # ---- content ----
 
@@ -75,9 +75,7 @@ class Block(RequestPart):
             return given
         given = {name: value for name, value in given.items() if value is not None}
         kind, source = given.get("type"), given.get("source")
-        for name in _NEEDED.get(str(kind), ()):
-            if name not in given:
-                raise ValueError(f"content of type {kind} needs {name}")
+        check_needed(given, _NEEDED, "content")
         if kind in ("document", "search_result") and isinstance(source, dict) != (kind == "document"):
             raise ValueError("source must be an object of a document, text of a search_result")
         if isinstance(source, dict) and source.get("type") not in ("text", "content"):

@@ -12,7 +12,14 @@ from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_v
 from pydantic.json_schema import SkipJsonSchema
 
 from edgespec.apps.server.names import ALIAS, RequestedModel
-from edgespec.apps.server.request_fields import OtherFields, RequestPart, ToolName, in_form, only
+from edgespec.apps.server.request_fields import (
+    OtherFields,
+    RequestPart,
+    ToolName,
+    check_needed,
+    in_form,
+    only,
+)
 from edgespec.apps.server.request_schema import SpeculativeOptions
 from edgespec.decoding.option_table import GENERATION, MAX_LOGPROBS
 
@@ -95,9 +102,7 @@ class Item(ItemPart):
         given = {name: value for name, value in given.items() if value is not None}
         if "role" in given:
             given = {"type": "message", **given}
-        for name in _NEEDED.get(str(given.get("type")), ()):
-            if name not in given:
-                raise ValueError(f"an item of type {given['type']} needs {name}")
+        check_needed(given, _NEEDED, "an item")
         return given
 
 

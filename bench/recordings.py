@@ -1,7 +1,7 @@
 r"""Measures `edgespec transcribe` on recordings, beside faster-whisper and whisper.cpp, in turns.
 
     .venv/bin/python bench/recordings.py RECORDINGS --language en --drafts none,whisper-tiny \
-        --faster-whisper "PYTHON DIR" --whisper-cpp "whisper-cli ggml-base-q8_0.bin"
+        --faster-whisper "env OMP_PROC_BIND=true PYTHON DIR" --whisper-cpp "whisper-cli ggml-base-q8_0.bin"
 
 NAME.txt beside NAME.wav says what is said in it: then word errors are counted (lower case, no punctuation).
 Everything is decoded greedily without fallback; loading is not counted. faster-whisper runs in a
@@ -87,11 +87,11 @@ def whisper_cpp(args: argparse.Namespace) -> Hear:
 
 def faster_whisper(args: argparse.Namespace) -> Hear:
     """Return a function that hears with faster-whisper, in a Python that has it."""
-    python, folder = shlex.split(args.faster_whisper)
+    *python, folder = shlex.split(args.faster_whisper)
 
     def hear(file: Path) -> tuple[float, str]:
         options = [folder, str(args.threads), str(file.absolute()), args.language or ""]
-        told = json.loads(run_program([python, "-c", FASTER_WHISPER, *options], TIMEOUT_S).stdout)
+        told = json.loads(run_program([*python, "-c", FASTER_WHISPER, *options], TIMEOUT_S).stdout)
         return told["seconds"], told["text"]
 
     return hear

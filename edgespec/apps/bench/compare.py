@@ -1,31 +1,28 @@
-"""The matrix: targets x drafts x kernels on one suite of prompts, a process for each cell and round.
+"""The matrix: targets x drafts x kernels on one suite of prompts, each a cell of `measure.KeptCells`.
 
-    FOLDER/comparison.json      the plan; a stopped comparison continues from it, with new cells or rounds too
+    FOLDER/comparison.json      the conditions that all cells share, and the models' hashes
     FOLDER/runs/CELL.0.json     the raw runs of a cell in round 0
 
 Rounds are the outer loop: every cell is measured once, then every cell again. So a machine that becomes
-slower affects all cells alike, and a comparison stopped after a round has a whole table. Each cell runs in
-its own process (measure.py).
+slower affects all cells alike, and a comparison stopped after a round has a whole table. It resumes from its
+folder, with new cells or rounds too.
 """
 
 from __future__ import annotations
 
-import glob
-import hashlib
-import itertools
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from edgespec.apps.bench.measure import BenchSettings, CellTask, MeasuredCell
-from edgespec.apps.bench.runs import Cell, is_kept, keep, read_kept, rotated
+from edgespec.apps.bench.measure import BenchSettings, CellTask, KeptCells
+from edgespec.apps.bench.runs import Cell, WorkProgressFn, is_kept
 from edgespec.apps.bench.variants import Variant
 from edgespec.decoding.choices import DrafterName
-from edgespec.errors import EdgespecError, UsageError, describe_os_error
+from edgespec.errors import UsageError, describe_os_error
 from edgespec.llama.choices import KernelsChoice
-from edgespec.models.quantizations import FileFacts
+from edgespec.models.quantizations import ModelFile
 from edgespec.models.suites import Prompt
 from edgespec.platform.files import write_atomically
 
@@ -80,7 +77,8 @@ class Combination:
 class ComparisonPlan:
     """Everything that the runs of a comparison depend on, except the profiles of the pairs."""
 
-    models: dict[str, FileFacts]
+    files: dict[str, ModelFile]
+    """The models, by name."""
     combinations: tuple[Combination, ...]
     prompts: tuple[Prompt, ...]
     settings: BenchSettings
@@ -90,62 +88,68 @@ class ComparisonPlan:
     machine: dict[str, str | int | float]
     """The processor, the versions, and what counts energy."""
 
-    def n_runs(self, combination: Combination) -> int:
-        """Return the number of runs of a cell in one round."""
-        return len(self.prompts) * (1 + len(combination.restrict(self.settings).variants))
+    def task(self, combination: Combination) -> CellTask:
+        """Return what the process of a cell measures."""
+        settings, draft = combination.restrict(self.settings), combination.draft_model
+        return CellTask(
+            target=str(self.files[combination.target].path),
+            draft=str(self.files[draft].path) if draft else None,
+            drafter=combination.drafter(settings),
+            kernels=combination.kernels,
+            n_threads=self.n_threads,
+            prompts=self.prompts,
+            sittings=((settings, 0),),
+            assume_watts=self.assume_watts,
+        )
 
-    def key(self, combination: Combination, round_: int) -> str:
-        """Return a hash of what a cell's runs in a round depend on."""
-        files = [self.models[n].sha256 for n in (combination.target, combination.draft_model) if n]
-        alike = (self.prompts, self.settings, self.n_threads, self.assume_watts, self.machine)
-        return hashlib.sha256(msgspec.json.encode((combination, round_, files, alike))).hexdigest()
-
-    def conflicts(self, other: ComparisonPlan) -> list[str]:
-        """Return in words why cells of `other` must not stand in one table with this plan's."""
-        alike = ("prompts", "settings", "n_threads", "assume_watts", "machine")
-        found = [name.replace("n_", "") for name in alike if getattr(self, name) != getattr(other, name)]
-        shared = self.models.keys() & other.models.keys()
-        return found + sorted(n for n in shared if self.models[n].sha256 != other.models[n].sha256)
+    def conditions(self) -> dict[str, Any]:
+        """Return what must be equal for all cells of one table, as JSON has it."""
+        alike = {
+            "prompts": self.prompts,
+            "settings": self.settings,
+            "threads": self.n_threads,
+            "assume_watts": self.assume_watts,
+            "machine": self.machine,
+        }
+        return msgspec.json.decode(msgspec.json.encode(alike), type=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)
-class ComparisonProgress:
-    """How far a comparison is: the run that begins, and how many of all are done."""
-
-    combination: Combination
-    round: int
-    prompt: str
-    """Id of the prompt."""
-    done: int
-    """Runs that are done, or skipped with their cell."""
-    total: int
+class _StoredPlan:
+    conditions: dict[str, Any]
+    models: dict[str, str]
+    """Name -> SHA-256, also of models that a later plan left out: their cells are still there."""
 
 
-class ComparisonRun:
-    """Carries out a plan in a folder."""
+class Comparison:
+    """A plan carried out in a folder."""
 
-    def __init__(self, plan: ComparisonPlan, paths: Mapping[str, Path], folder: Path) -> None:
-        """Store `plan` in `folder`, which is created if missing; `paths` are the files of its models.
+    def __init__(self, plan: ComparisonPlan, folder: Path) -> None:
+        """Store `plan` in `folder`, which is created if missing.
 
         Cells already measured there are used again if the plan only adds rounds or cells to the stored one.
         Raises UsageError for any other plan, and if the folder cannot be written to.
         """
         self.plan = plan
-        self._paths = paths
-        self._runs = folder / "runs"
-        self._skipped: dict[Combination, str] = {}
+        self.models = {name: file.facts() for name, file in plan.files.items()}
+        """The facts of the models, by name."""
+        tasks = {combination.name: plan.task(combination) for combination in plan.combinations}
+        self._cells = KeptCells(tasks, folder / "runs", plan.machine)
+        hashes = {name: facts.sha256 for name, facts in self.models.items()}
+        conditions = plan.conditions()
         try:
-            stored = _stored_plan(folder)
-            if stored and (different := plan.conflicts(stored)):
+            stored = _stored_plan(folder) or _StoredPlan(conditions, {})
+            different = [name for name, value in conditions.items() if stored.conditions.get(name) != value]
+            shared = hashes.keys() & stored.models.keys()
+            different += sorted(name for name in shared if hashes[name] != stored.models[name])
+            if different:
                 problem = (
                     f"another comparison is there (other {', '.join(different)}); choose another folder, "
                     "or replace it (--fresh on the command line)"
                 )
                 raise UsageError(problem, field="out", value=folder)
-            self._runs.mkdir(parents=True, exist_ok=True)
-            # Models that this plan leaves out stay in the file, since their cells stay in the folder.
-            models = {**stored.models, **plan.models} if stored else plan.models
-            write_atomically(folder / _PLAN, msgspec.json.encode(replace(plan, models=models)) + b"\n")
+            known = _StoredPlan(conditions, stored.models | hashes)
+            write_atomically(folder / _PLAN, msgspec.json.encode(known) + b"\n")
         except OSError as error:
             raise UsageError(describe_os_error(error), field="out", value=folder) from None
 
@@ -153,121 +157,53 @@ class ComparisonRun:
     def discard(folder: Path) -> None:
         """Delete only what a comparison measured in `folder`. Raises UsageError if that fails."""
         try:
-            if stored := _stored_plan(folder):  # without a plan, the folder's contents are not ours
-                for name in map(glob.escape, stored.models):
-                    kept = (  # here and in accuracy.py
-                        f"runs/{name}+*+kernels-*.[0-9]*.json",
-                        f"accuracy-{name}+kernels-*.json",
-                        f"problems-{name}+kernels-*.json",
-                        f"problems-{name}+*+kernels-*.json",
-                    )
-                    for file in [found for pattern in kept for found in folder.glob(pattern)]:
-                        if is_kept(file):
-                            file.unlink()
+            if _stored_plan(folder):  # without a plan, the folder's contents are not ours
+                patterns = ("runs/*.[0-9]*.json", "accuracy-*.json", "problems-*.json")  # and of accuracy.py
+                for file in [found for pattern in patterns for found in folder.glob(pattern)]:
+                    if is_kept(file):
+                        file.unlink()
                 (folder / _PLAN).unlink()
         except OSError as error:
             raise UsageError(describe_os_error(error), field="out", value=folder) from None
 
-    def _file(self, combination: Combination, round_: int) -> Path:
-        return self._runs / f"{combination.name}.{round_}.json"
+    def measure(self, on_progress: WorkProgressFn) -> None:
+        """Measure the cells that are missing. Raises OSError if one cannot be written; earlier ones stay."""
+        self._cells.measure(range(self.plan.rounds), on_progress)
 
-    def _stored(self, combination: Combination, round_: int) -> MeasuredCell | None:
-        """Return a cell's runs in a round; None if their file is missing, outdated or damaged."""
-        return read_kept(self._file(combination, round_), self.plan.key(combination, round_), MeasuredCell)
-
-    def run(self, on_progress: Callable[[ComparisonProgress], None] = lambda _progress: None) -> None:
-        """Measure what is missing. Raises OSError if a cell cannot be written; earlier cells stay."""
-        plan = self.plan
-        total = plan.rounds * sum(map(plan.n_runs, plan.combinations))
-        done = 0
-        for round_ in range(plan.rounds):
-            for combination in rotated(plan.combinations, round_):
-                begun = ComparisonProgress(combination, round_, "", done, total)
-                if combination not in self._skipped and self._stored(combination, round_) is None:
-                    on_progress(begun)
-                    self._measure(begun, on_progress)
-                done += plan.n_runs(combination)
-                on_progress(replace(begun, done=done))
-
-    def _measure(self, begun: ComparisonProgress, on_progress: Callable[[ComparisonProgress], None]) -> None:
-        """Measure a cell in one round, and write the runs once all are complete; else keep why not."""
-        combination, round_ = begun.combination, begun.round
-        plan, draft, counted = self.plan, combination.draft_model, itertools.count(begun.done + 1)
-        settings = combination.restrict(plan.settings)
-        task = CellTask(
-            target=str(self._paths[combination.target]),
-            draft=str(self._paths[draft]) if draft else None,
-            drafter=combination.drafter(settings),
-            kernels=combination.kernels,
-            n_threads=plan.n_threads,
-            prompts=plan.prompts,
-            sittings=((settings, round_),),
-            assume_watts=plan.assume_watts,
-        )
-        try:
-            found = task.measure(
-                lambda run: on_progress(replace(begun, prompt=run.prompt, done=next(counted)))
-            )
-        except EdgespecError as error:
-            why = str(error)
-            for name, path in self._paths.items():  # the process knows its models by their files
-                why = why.replace(str(path), name)
-            self._skipped[combination] = why
-            return
-        keep(self._file(combination, round_), plan.key(combination, round_), found)
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """Return a line for each cell that failed in some round, and one for each disturbance."""
-        places = [(one, round_) for round_ in range(self.plan.rounds) for one in self.plan.combinations]
-        stored = {place: found for place in places if (found := self._stored(*place))}
-        partial = (
-            f"{combination.name} was not measured in every round: {why}"
-            for combination, why in self._skipped.items()
-            if any(one == combination for one, _ in stored)
-        )
-        disturbed = (
-            f"{combination.name}, round {round_ + 1}: {line}"
-            for (combination, round_), found in stored.items()
-            for line in found.warnings
-        )
-        kernels: dict[Combination, set[str]] = {}
-        for (combination, _), found in stored.items():
-            kernels.setdefault(combination, set()).add(found.kernels)
-        mixed = (
-            f"{combination.name}: its rounds had other kernels ({', '.join(sorted(names))}), and only those "
-            "like the first count; --fresh measures all again"
-            for combination, names in kernels.items()
-            if len(names) > 1
-        )
-        return (*partial, *mixed, *disturbed)
-
-    def cells(self) -> tuple[Cell, ...]:
-        """Return the cells measured so far, and those that could not run, in the plan's order."""
-        found = []
+    def results(self) -> tuple[tuple[Cell, ...], tuple[str, ...]]:
+        """Return the cells, measured so far or not, in the plan's order, and the warnings about them."""
+        cells: list[Cell] = []
+        warnings: list[str] = []
         for combination in self.plan.combinations:
-            rounds = [self._stored(combination, round_) for round_ in range(self.plan.rounds)]
-            measured = [one for one in rounds if one]
-            alike = [one for one in measured if one.kernels == measured[0].kernels]
+            name = combination.name
+            stored = {round_: self._cells.stored(name, round_) for round_ in range(self.plan.rounds)}
+            found = {round_: one for round_, one in stored.items() if one}
+            why = self._cells.skipped.get(name, "")
+            for file in self.plan.files.values():  # the process knows its models by their files
+                why = why.replace(str(file.path), file.name)
             cell = Cell(
                 combination.target,
                 None if combination.draft == NO_DRAFT else combination.draft,
-                kernels=alike[0].kernels if alike else combination.kernels,
-                runs=tuple(run for one in alike for run in one.runs),
-                peak_rss_bytes=max((one.peak_rss_bytes for one in alike), default=None),
-                skipped="" if alike else self._skipped.get(combination, "not measured yet"),
+                kernels=", ".join(sorted({one.kernels for one in found.values()})) or combination.kernels,
+                runs=tuple(run for one in found.values() for run in one.runs),
+                peak_rss_bytes=max((one.peak_rss_bytes for one in found.values()), default=None),
+                skipped="" if found else why or "not measured yet",
             )
-            found.append(cell)
-        return tuple(found)
+            cells.append(cell)
+            if found and why:
+                warnings.append(f"{name} was not measured in every round: {why}")
+            for round_, one in found.items():
+                warnings += [f"{name}, round {round_ + 1}: {line}" for line in one.warnings]
+        return tuple(cells), tuple(warnings)
 
 
-def _stored_plan(folder: Path) -> ComparisonPlan | None:
+def _stored_plan(folder: Path) -> _StoredPlan | None:
     """Return the plan stored in `folder`, None if there is none. Raises UsageError if its file is no plan."""
     file = folder / _PLAN
     if not file.exists():
         return None
     try:
-        return msgspec.json.decode(file.read_bytes(), type=ComparisonPlan)
-    except (msgspec.DecodeError, UnicodeDecodeError, EdgespecError) as error:
-        problem = f"{file}: holds no comparison plan that edgespec wrote: {error}"
+        return msgspec.json.decode(file.read_bytes(), type=_StoredPlan)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        problem = f"{file}: holds no comparison plan of this version of edgespec: {error}"
         raise UsageError(f"{problem}; delete it, or choose another folder") from None

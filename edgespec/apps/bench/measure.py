@@ -1,8 +1,8 @@
 """Measures targets with drafts on prompts, plain decoding and speculation in turns, and returns raw runs.
 
 `bench` measures the engine that it holds until a limit is reached. `compare`, `draft make` and `draft eval`
-measure cells: each is a process of its own, so that its peak memory is not another's and a crash ends only it
-(`CellTask`); who calls keeps its runs (runs.py).
+measure `KeptCells`: each is a process of its own, so that its peak memory is not another's and a crash ends
+only it. Its raw runs are kept as a file when it ends: what was stopped resumes.
 
     round 0   prompt 1: plain, auto    prompt 2: auto, plain    ...
     round 1   prompt 1: auto, plain    prompt 2: plain, auto    ...
@@ -15,16 +15,19 @@ learnt from them: no answer is drafted from an earlier answer, and each run begi
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Protocol
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
 
 import msgspec
 
-from edgespec.apps.bench.runs import Run, WorkProgressFn, rotated, text_hash
+from edgespec.apps.bench.runs import Run, WorkProgressFn, keep, read_kept, rotated, text_hash
 from edgespec.apps.bench.summary import noise
 from edgespec.apps.bench.variants import PLAIN_VARIANT, Variant
 from edgespec.decoding.choices import DrafterName, Rule
@@ -36,8 +39,9 @@ from edgespec.engine.lossy.teacher import TeacherForcing, TeacherScores
 from edgespec.engine.stream import Stream
 from edgespec.errors import EdgespecError
 from edgespec.llama.choices import KernelsChoice
+from edgespec.models.hashes import sha256_of
 from edgespec.models.suites import Prompt
-from edgespec.platform.child import REFUSED, ChildExit, ReportingChild, say
+from edgespec.platform.child import REFUSED, ReportingChild, say
 from edgespec.platform.child import answer as answer_request
 from edgespec.platform.machine import MachineWatch
 from edgespec.platform.memory import peak_rss_bytes
@@ -109,8 +113,8 @@ def unfit(engine: Engine, prompts: Sequence[Prompt], n_predict: int) -> dict[str
         needed = len(prompt.tokens or engine.prompt_tokens(prompt.text)) + n_predict + 1
         if needed > engine.target.n_ctx_train:
             found[prompt.id] = (
-                f"{prompt.id} is left out: with {n_predict} tokens of answer it needs a context of {needed}, "
-                f"and {engine.target_name} was trained for {engine.target.n_ctx_train}"
+                f"with {n_predict} tokens of answer it needs a context of {needed}, and "
+                f"{engine.target_name} was trained for {engine.target.n_ctx_train}"
             )
     return found
 
@@ -348,54 +352,7 @@ def _rounds(n: int) -> str:
     return f"{n} round{'' if n == 1 else 's'}"
 
 
-# ---- a cell in its own process ----
-
-
-@dataclass(frozen=True, slots=True)
-class CellTask:
-    """What the process of a cell measures: a target with a draft, or without one."""
-
-    target: str
-    """The model's file, and the draft's."""
-    draft: str | None
-    drafter: DrafterName
-    """The drafter that the engine loads models for."""
-    kernels: KernelsChoice
-    n_threads: int | None
-    prompts: tuple[Prompt, ...]
-    sittings: tuple[tuple[BenchSettings, int], ...]
-    """Settings and the round, one after the other over all prompts."""
-    assume_watts: float | None = None
-    leaves_out: bool = False
-    """Whether prompts that do not fit are left out; otherwise nothing is measured."""
-
-    @property
-    def n_runs(self) -> int:
-        """The number of runs, if all prompts fit."""
-        return len(self.prompts) * sum(1 + len(settings.variants) for settings, _ in self.sittings)
-
-    def measure(self, on_run: Callable[[Run], None]) -> MeasuredCell:
-        """Measure in a new process, and call `on_run` with each run at once. Raises EdgespecError."""
-        kernels, peak = "", 0
-        runs: list[Run] = []
-        warnings: list[str] = []
-        watch = MachineWatch(n_threads=self.n_threads)
-        child = ReportingChild("edgespec.apps.bench.measure", "_in_child", self)
-        for kind, value in child:
-            match kind:
-                case "kernels":
-                    kernels = value
-                case "run":
-                    runs.append(msgspec.convert(value, Run))
-                    watch.sample()
-                    on_run(runs[-1])
-                case "message":
-                    warnings.append(value)
-                case "peak":
-                    peak = value
-        if child.ended.code != 0:
-            raise EdgespecError(_why_ended(child.ended))
-        return MeasuredCell(kernels, tuple(runs), peak, (*warnings, *watch.warnings()))
+# ---- cells, each in its own process ----
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,11 +368,116 @@ class MeasuredCell:
     """The engine's, and disturbances of the machine."""
 
 
-def _why_ended(ended: ChildExit) -> str:
-    if ended.code == REFUSED:
-        return ended.complaint
-    how = f"by signal {-ended.code}" if ended.code and ended.code < 0 else f"with code {ended.code}"
-    return f"its process ended {how}: {ended.complaint or 'it may have run out of memory'}"
+@dataclass(frozen=True, slots=True)
+class CellTask:
+    """What the process of a cell measures in a round: a target with a draft, or without one."""
+
+    target: str
+    """The model's file, and the draft's."""
+    draft: str | None
+    drafter: DrafterName
+    """The drafter that the engine loads models for."""
+    kernels: KernelsChoice
+    n_threads: int | None
+    prompts: tuple[Prompt, ...]
+    sittings: tuple[tuple[BenchSettings, int], ...]
+    """Settings, one after the other over all prompts, and the number that their runs have in round 0."""
+    assume_watts: float | None = None
+    leaves_out: bool = False
+    """Whether prompts that do not fit are left out; otherwise nothing is measured."""
+    round: int = 0
+
+    @property
+    def n_runs(self) -> int:
+        """The number of runs in a round, if all prompts fit."""
+        return len(self.prompts) * sum(1 + len(settings.variants) for settings, _ in self.sittings)
+
+    def key(self, conditions: object) -> str:
+        """Return a hash of all that the runs depend on, of the files their contents, and `conditions`."""
+        hashes = [sha256_of(Path(path)) for path in (self.target, self.draft) if path]
+        facts = (hashes, replace(self, target="", draft=None), conditions)
+        return hashlib.sha256(msgspec.json.encode(facts)).hexdigest()
+
+    def measure(self, on_count: Callable[[int], None]) -> MeasuredCell:
+        """Measure in a new process, and call `on_count` with 0, 1, ... runs. Raises EdgespecError."""
+        kernels, peak = "", 0
+        on_count(0)
+        runs: list[Run] = []
+        warnings: list[str] = []
+        watch = MachineWatch(n_threads=self.n_threads)
+        for kind, value in reports_of("edgespec.apps.bench.measure", "_in_child", self):
+            match kind:
+                case "kernels":
+                    kernels = value
+                case "run":
+                    runs.append(msgspec.convert(value, Run))
+                    watch.sample()
+                    on_count(len(runs))
+                case "message":
+                    warnings.append(value)
+                case "peak":
+                    peak = value
+        return MeasuredCell(kernels, tuple(runs), peak, (*warnings, *watch.warnings()))
+
+
+class KeptCells:
+    """Cells measured in turns, round by round, and the files of their runs: FOLDER/NAME.ROUND.json."""
+
+    def __init__(self, tasks: Mapping[str, CellTask], folder: Path, conditions: object = None) -> None:
+        """Take what `folder` has of `tasks`, by name.
+
+        `conditions`: what the runs depend on beside their task, such as the machine.
+        """
+        self.skipped: dict[str, str] = {}
+        """The reason, by name, of each cell that failed since."""
+        self._tasks, self._folder, self._conditions = tasks, folder, conditions
+
+    def stored(self, name: str, round_: int) -> MeasuredCell | None:
+        """Return a cell as measured in a round; None if its file is missing, outdated or damaged."""
+        return read_kept(self._file(name, round_), self._key(name, round_), MeasuredCell)
+
+    def measure(self, rounds: Iterable[int], on_progress: WorkProgressFn) -> None:
+        """Measure what is missing and keep each whole cell; one that fails is skipped from then on.
+
+        `on_progress` counts runs, those of kept and skipped cells too. Raises OSError if a cell cannot be
+        kept; earlier ones stay.
+        """
+        names = [*self._tasks]
+        order = [(round_, name) for round_ in rounds if names for name in rotated(names, round_)]
+        total = sum(self._tasks[name].n_runs for _, name in order)
+
+        def show(what: str, before: int, n: int) -> None:
+            on_progress(what, before + n, total)
+
+        done = 0
+        for round_, name in order:
+            if name not in self.skipped and self.stored(name, round_) is None:
+                on_count = partial(show, f"round {round_ + 1}: {name}", done)
+                try:
+                    found = replace(self._tasks[name], round=round_).measure(on_count)
+                except EdgespecError as error:
+                    self.skipped[name] = str(error)
+                else:
+                    keep(self._file(name, round_), self._key(name, round_), found)
+            done += self._tasks[name].n_runs
+
+    def _file(self, name: str, round_: int) -> Path:
+        return self._folder / f"{name.replace('/', '_')}.{round_}.json"
+
+    def _key(self, name: str, round_: int) -> str:
+        return replace(self._tasks[name], round=round_).key(self._conditions)
+
+
+def reports_of(module: str, function: str, request: object) -> Iterator[tuple[str, Any]]:
+    """Yield what a `ReportingChild` reports. Raises EdgespecError with the reason if it fails."""
+    child = ReportingChild(module, function, request)
+    yield from child
+    code, complaint = child.ended.code, child.ended.complaint
+    if code == REFUSED:
+        raise EdgespecError(complaint)
+    if code != 0:
+        how = f"by signal {-code}" if code and code < 0 else f"with code {code}"
+        raise EdgespecError(f"its process ended {how}: {complaint or 'it may have run out of memory'}")
 
 
 def _in_child() -> int:
@@ -438,15 +500,14 @@ def _measure_cell(task: CellTask) -> None:
         if task.draft and engine.draft is None:
             raise EdgespecError("one of the models cannot take tokens back: nothing is drafted")
         say("kernels", engine.kernels)
-        for settings, round_ in task.sittings:
+        for settings, first in task.sittings:
             too_long = unfit(engine, task.prompts, settings.n_predict)
             prompts = [prompt for prompt in task.prompts if prompt.id not in too_long]
             if too_long and not (task.leaves_out and prompts):
-                name, why = next(iter(too_long.items()))
-                raise EdgespecError(f"{name}: {why.removeprefix(f'{name} is left out: ')}")
+                raise EdgespecError(": ".join(next(iter(too_long.items()))))
             with nullcontext() if settings.learns else leaving_no_trace(engine):
                 warm_up(engine, prompts, settings)
                 for place, prompt in enumerate(prompts):
-                    for run in turns(engine, settings, prompt, round_, place):
+                    for run in turns(engine, settings, prompt, first + task.round, place):
                         say("run", run)
         say("peak", peak_rss_bytes())

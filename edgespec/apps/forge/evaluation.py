@@ -13,7 +13,6 @@ so for all alike. Every finished part is a file: an evaluation that was stopped 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import statistics
 import tempfile
 from collections import Counter
@@ -151,9 +150,7 @@ class Evaluator:
         file = self._folder / f"{key[:16]}.json"
         runs = read_kept(file, key, tuple[Run, ...])
         if runs is None:
-            counted = itertools.count(1)
-            self._show(detail, 0.0)
-            runs = tuple(task.runs(lambda _run: self._show(detail, next(counted) / task.n_runs)))
+            runs = tuple(task.runs(lambda n: self._show(detail, n / task.n_runs)))
             try:
                 keep(file, key, runs)
             except OSError as error:
@@ -305,8 +302,8 @@ class EvaluationTask:
         """Most runs that this takes."""
         return (2 if self.round is None else 4) * len(self.prompts)
 
-    def runs(self, on_run: Callable[[Run], None]) -> tuple[Run, ...]:
-        """Measure in a new process, and call `on_run` with each run at once. Raises EdgespecError."""
+    def runs(self, on_count: Callable[[int], None]) -> tuple[Run, ...]:
+        """Measure in a new process, and call `on_count` with 0, 1, ... runs. Raises EdgespecError."""
         settings = self.settings
         drafter: DrafterName = "auto" if self.draft else "suffix"
         greedy = BenchSettings((_TIMED,), settings.n_predict, GREEDY, learns=True)
@@ -325,7 +322,7 @@ class EvaluationTask:
             tuple(sittings),
             leaves_out=True,
         )
-        return task.measure(on_run).runs
+        return task.measure(on_count).runs
 
 
 @dataclass(frozen=True, slots=True)

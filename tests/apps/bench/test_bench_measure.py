@@ -406,7 +406,7 @@ def test_prompts_that_are_too_long(engine: Engine) -> None:
     found = unfit(engine, prompts, 20)
     assert list(found) == ["does not"]
     assert found["does not"] == (
-        f"does not is left out: with 20 tokens of answer it needs a context of {n_ctx + 1}, "
+        f"with 20 tokens of answer it needs a context of {n_ctx + 1}, "
         f"and {engine.target_name} was trained for {n_ctx}"
     )
     run = generate(engine, prompts[0], PLAIN_VARIANT, BenchSettings((), 20))

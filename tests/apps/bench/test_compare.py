@@ -12,9 +12,9 @@ import pytest
 
 from edgespec.apps.bench import measure as room
 from edgespec.apps.bench import runs as kept_runs
-from edgespec.apps.bench.compare import MTP, NO_DRAFT, SUFFIX, Combination, ComparisonPlan, ComparisonRun
+from edgespec.apps.bench.compare import MTP, NO_DRAFT, SUFFIX, Combination, Comparison, ComparisonPlan
 from edgespec.apps.bench.measure import BenchSettings
-from edgespec.apps.bench.runs import PLAIN, keep
+from edgespec.apps.bench.runs import PLAIN, Cell, keep
 from edgespec.apps.bench.variants import parse_variants
 from edgespec.errors import UsageError
 from edgespec.models.quantizations import ModelFile
@@ -37,7 +37,7 @@ def files(tiny_path, tiny_draft_path) -> dict[str, Path]:
 
 def make_plan(files: dict[str, Path], *combinations: Combination, rounds=1, n_predict=12) -> ComparisonPlan:
     return ComparisonPlan(
-        models={name: ModelFile(name, path).facts() for name, path in files.items()},
+        files={name: ModelFile(name, path) for name, path in files.items()},
         combinations=combinations,
         prompts=PROMPTS,
         settings=BenchSettings(parse_variants("auto"), n_predict),
@@ -48,17 +48,26 @@ def make_plan(files: dict[str, Path], *combinations: Combination, rounds=1, n_pr
     )
 
 
-def measure(plan: ComparisonPlan, files: dict[str, Path], folder: Path) -> tuple[ComparisonRun, list[str]]:
-    """Carry a plan out; return what was measured, as progress tells it."""
-    comparison = ComparisonRun(plan, files, folder)
-    seen = []
-    comparison.run(lambda at: seen.append(f"{at.combination.draft} {at.round}") if at.prompt else None)
-    return comparison, list(dict.fromkeys(seen))
+def measure(plan: ComparisonPlan, folder: Path) -> tuple[Comparison, list[str]]:
+    """Carry a plan out; return the cells that gave runs, as progress tells them: "DRAFT ROUND"."""
+    comparison = Comparison(plan, folder)
+    shown: list[str] = []
+
+    def show(what: str, _done: int, _total: int) -> None:
+        round_, name = what.removeprefix("round ").split(": ")
+        shown.append(f"{name.split('+')[1]} {int(round_) - 1}")
+
+    comparison.measure(show)
+    return comparison, [what for what in dict.fromkeys(shown) if shown.count(what) > 1]
 
 
-def told(comparison: ComparisonRun) -> tuple[str, ...]:
+def cells_of(comparison: Comparison) -> tuple[Cell, ...]:
+    return comparison.results()[0]
+
+
+def told(comparison: Comparison) -> tuple[str, ...]:
     """The warnings, but of what else this machine does while it tests."""
-    return tuple(line for line in comparison.warnings if "other programs" not in line)
+    return tuple(line for line in comparison.results()[1] if "other programs" not in line)
 
 
 def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
@@ -83,8 +92,8 @@ def test_the_variants_of_a_head_in_the_targets_own_file(tmp_path):
     assert names == [["mtp-2", "auto"], ["auto", "cascade@0.4"], ["auto"]]
     files = {"target": tiny("qwen35-mtp")}
     plan = replace(make_plan(files, head), settings=settings)
-    comparison, _ = measure(plan, files, tmp_path)
-    (cell,) = comparison.cells()
+    comparison, _ = measure(plan, tmp_path)
+    (cell,) = cells_of(comparison)
     assert (cell.skipped, cell.draft) == ("", MTP)
     assert {run.variant for run in cell.runs} == {PLAIN, "mtp-2", "auto"}
     drafted = {n for run in cell.runs if run.variant == "mtp-2" for n, _, _ in run.histogram or ()}
@@ -94,22 +103,25 @@ def test_the_variants_of_a_head_in_the_targets_own_file(tmp_path):
 def test_rounds_cells_and_runs(files, tmp_path):
     plan = make_plan(files, BOTH, ALONE, OF_TEXT, rounds=2)
     progress = []
-    comparison = ComparisonRun(plan, files, tmp_path)
-    assert {cell.skipped for cell in comparison.cells()} == {"not measured yet"}
-    comparison.run(progress.append)
-    assert [(at.combination.draft, at.round) for at in progress if at.prompt][::2] == [
-        ("draft", 0), ("draft", 0), (NO_DRAFT, 0), (SUFFIX, 0), (SUFFIX, 0),
-        (NO_DRAFT, 1), (SUFFIX, 1), (SUFFIX, 1), ("draft", 1), ("draft", 1),
-    ]  # fmt: skip
-    assert [at.done for at in progress] == sorted(at.done for at in progress)
-    assert (progress[0].done, progress[-1].done, {at.total for at in progress}) == (0, 20, {20})
+    comparison = Comparison(plan, tmp_path)
+    assert {cell.skipped for cell in cells_of(comparison)} == {"not measured yet"}
+    comparison.measure(lambda *now: progress.append(now))
+    names = {combination: combination.name for combination in plan.combinations}
+    order = [(0, BOTH, 4), (0, ALONE, 2), (0, OF_TEXT, 4), (1, ALONE, 2), (1, OF_TEXT, 4), (1, BOTH, 4)]
+    before = 0
+    expected = []
+    for round_, combination, n_runs in order:
+        what = f"round {round_ + 1}: {names[combination]}"
+        expected += [(what, before + n, 20) for n in range(n_runs + 1)]
+        before += n_runs
+    assert progress == expected
 
     assert sorted(contents(tmp_path)) == sorted(
         f"target+{draft}+kernels-off.{round_}.json"
         for draft in ("draft", NO_DRAFT, SUFFIX)
         for round_ in (0, 1)
     )
-    both, alone, of_text = comparison.cells()
+    both, alone, of_text = cells_of(comparison)
     assert [cell.draft for cell in (both, alone, of_text)] == ["draft", None, SUFFIX]
     assert told(comparison) == ()
     for cell, variants in ((both, [PLAIN, "auto"]), (alone, [PLAIN]), (of_text, [PLAIN, "auto"])):
@@ -125,18 +137,18 @@ def test_rounds_cells_and_runs(files, tmp_path):
 
 def test_what_is_there_is_not_measured_again(files, tmp_path):
     plan = make_plan(files, BOTH, ALONE)
-    first, _ = measure(plan, files, tmp_path)
+    first, _ = measure(plan, tmp_path)
     before = contents(tmp_path)
-    again, seen = measure(plan, files, tmp_path)
-    assert (seen, contents(tmp_path), again.cells()) == ([], before, first.cells())
+    again, seen = measure(plan, tmp_path)
+    assert (seen, contents(tmp_path), cells_of(again)) == ([], before, cells_of(first))
 
-    longer, seen = measure(replace(plan, rounds=2), files, tmp_path)
+    longer, seen = measure(replace(plan, rounds=2), tmp_path)
     assert seen == ["none 1", "draft 1"]
-    wider, seen = measure(replace(plan, combinations=(*plan.combinations, OF_TEXT)), files, tmp_path)
+    wider, seen = measure(replace(plan, combinations=(*plan.combinations, OF_TEXT)), tmp_path)
     assert seen == ["suffix 0"]
     assert contents(tmp_path).items() > before.items()
-    assert [len(cell.runs) for cell in longer.cells()] == [8, 4]
-    assert [len(cell.runs) for cell in wider.cells()] == [4, 2, 4], "of the rounds that were asked for"
+    assert [len(cell.runs) for cell in cells_of(longer)] == [8, 4]
+    assert [len(cell.runs) for cell in cells_of(wider)] == [4, 2, 4], "of the rounds that were asked for"
 
 
 @pytest.mark.parametrize(
@@ -151,10 +163,10 @@ def test_what_is_there_is_not_measured_again(files, tmp_path):
 )
 def test_another_comparison_is_refused(change, words, files, tmp_path):
     plan = make_plan(files, ALONE)
-    ComparisonRun(plan, files, tmp_path)
+    Comparison(plan, tmp_path)
     before = (tmp_path / "comparison.json").read_bytes()
     with pytest.raises(UsageError, match=words) as caught:
-        ComparisonRun(change(plan), files, tmp_path)
+        Comparison(change(plan), tmp_path)
     assert "--fresh" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert (tmp_path / "comparison.json").read_bytes() == before
@@ -162,12 +174,12 @@ def test_another_comparison_is_refused(change, words, files, tmp_path):
 
 def test_another_model_of_the_same_name_is_refused(files, tmp_path):
     plan = make_plan(files, BOTH)
-    ComparisonRun(plan, files, tmp_path)
+    Comparison(plan, tmp_path)
     others = {**files, "draft": write_tiny_gguf(tmp_path / "draft.gguf", seed=9)}
     # Also when it was left out in between.
-    ComparisonRun(make_plan({"target": files["target"]}, ALONE), files, tmp_path)
+    Comparison(make_plan({"target": files["target"]}, ALONE), tmp_path)
     with pytest.raises(UsageError, match=r"\(other draft\)"):
-        ComparisonRun(make_plan(others, BOTH), others, tmp_path)
+        Comparison(make_plan(others, BOTH), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -182,51 +194,51 @@ def test_another_model_of_the_same_name_is_refused(files, tmp_path):
 )
 def test_damaged_files_are_measured_again(damage, files, tmp_path):
     plan = make_plan(files, ALONE)
-    measure(plan, files, tmp_path)
+    measure(plan, tmp_path)
     (file,) = (tmp_path / "runs").iterdir()
     damaged = damage(file.read_bytes())
     assert damaged != file.read_bytes()
     file.write_bytes(damaged)
-    comparison, seen = measure(plan, files, tmp_path)
+    comparison, seen = measure(plan, tmp_path)
     assert seen == ["none 0"]
-    assert len(comparison.cells()[0].runs) == 2
-    assert measure(plan, files, tmp_path)[1] == []
+    assert len(cells_of(comparison)[0].runs) == 2
+    assert measure(plan, tmp_path)[1] == []
 
 
 def test_files_of_another_comparison_are_measured_again(files, tmp_path):
-    measure(make_plan(files, ALONE, n_predict=4), files, tmp_path)
+    measure(make_plan(files, ALONE, n_predict=4), tmp_path)
     (tmp_path / "comparison.json").unlink()
-    comparison, seen = measure(make_plan(files, ALONE), files, tmp_path)
+    comparison, seen = measure(make_plan(files, ALONE), tmp_path)
     assert seen == ["none 0"]
-    assert {run.tokens for run in comparison.cells()[0].runs} == {12}
+    assert {run.tokens for run in cells_of(comparison)[0].runs} == {12}
     # Copied over another round's, and over another cell's.
     (file,) = (tmp_path / "runs").iterdir()
     file.with_name(f"{ALONE.name}.1.json").write_bytes(file.read_bytes())
-    assert measure(make_plan(files, ALONE, rounds=2), files, tmp_path)[1] == ["none 1"]
+    assert measure(make_plan(files, ALONE, rounds=2), tmp_path)[1] == ["none 1"]
     file.with_name(f"{OF_TEXT.name}.0.json").write_bytes(file.read_bytes())
-    assert measure(make_plan(files, OF_TEXT), files, tmp_path)[1] == ["suffix 0"]
+    assert measure(make_plan(files, OF_TEXT), tmp_path)[1] == ["suffix 0"]
 
 
 def test_a_damaged_plan(files, tmp_path):
     plan = make_plan(files, ALONE)
-    measure(plan, files, tmp_path)
+    measure(plan, tmp_path)
     before = contents(tmp_path)
     for data in (b"", b"[]", b'{"mine": 1}', b"\xff"):
         (tmp_path / "comparison.json").write_bytes(data)
-        for act in (lambda: ComparisonRun(plan, files, tmp_path), lambda: ComparisonRun.discard(tmp_path)):
+        for act in (lambda: Comparison(plan, tmp_path), lambda: Comparison.discard(tmp_path)):
             with pytest.raises(UsageError, match=r"comparison\.json: .*plan.*; delete it, or") as caught:
                 act()
             assert "\n" not in str(caught.value)
         assert (tmp_path / "comparison.json").read_bytes() == data
     (tmp_path / "comparison.json").unlink()
-    assert measure(plan, files, tmp_path)[1] == []
+    assert measure(plan, tmp_path)[1] == []
     assert contents(tmp_path) == before
 
 
 def test_fresh_deletes_what_is_its_own(files, tmp_path):
-    ComparisonRun.discard(tmp_path / "missing")
-    measure(make_plan(files, BOTH, ALONE), files, tmp_path)
-    measure(make_plan({"target": files["target"]}, OF_TEXT), files, tmp_path)
+    Comparison.discard(tmp_path / "missing")
+    measure(make_plan(files, BOTH, ALONE), tmp_path)
+    measure(make_plan({"target": files["target"]}, OF_TEXT), tmp_path)
     for name in ("accuracy-target+kernels-off.json", "problems-target+kernels-auto.json"):
         keep(tmp_path / name, "0" * 64, [])
     mine = ["notes.txt", "accuracy-mine+kernels-off.json", "runs/mine.json", "runs/mine+x+kernels-off.0.json"]
@@ -234,10 +246,10 @@ def test_fresh_deletes_what_is_its_own(files, tmp_path):
     for name in mine:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("mine")
-    ComparisonRun.discard(tmp_path)
+    Comparison.discard(tmp_path)
     left = [str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*") if file.is_file()]
     assert sorted(left) == sorted(mine)
-    ComparisonRun.discard(tmp_path)
+    Comparison.discard(tmp_path)
     assert {(tmp_path / name).read_text() for name in mine} == {"mine"}
 
 
@@ -256,9 +268,9 @@ def test_cells_that_cannot_run_are_skipped(files, tmp_path):
         Combination(*names, "off")
         for names in (("target", "other"), ("short", "none"), ("cut", "none"), ("target", "cut"))
     ]
-    comparison, seen = measure(make_plan(files, *others, ALONE), files, tmp_path / "out")
+    comparison, seen = measure(make_plan(files, *others, ALONE), tmp_path / "out")
     assert seen == ["none 0"], "the rest goes on"
-    *skipped, measured = comparison.cells()
+    *skipped, measured = cells_of(comparison)
     assert len(measured.runs) == 2
     for cell, words in zip(
         skipped,
@@ -278,8 +290,8 @@ def test_cells_that_cannot_run_are_skipped(files, tmp_path):
     assert list(contents(tmp_path / "out")) == ["target+none+kernels-off.0.json"]
 
     huge = make_plan(files, Combination("endless", "none", "off"), n_predict=10**9)
-    comparison, _ = measure(huge, files, tmp_path / "huge")
-    assert comparison.cells()[0].skipped.startswith("not enough memory: about ")
+    comparison, _ = measure(huge, tmp_path / "huge")
+    assert cells_of(comparison)[0].skipped.startswith("not enough memory: about ")
 
 
 CRASHES = """
@@ -320,43 +332,41 @@ def crashing(tmp_path, monkeypatch):
 )
 def test_a_cell_that_crashes_is_skipped(act, reason, files, tmp_path, crashing):
     crashing(act)
-    comparison, seen = measure(make_plan(files, ALONE, BOTH, rounds=2), files, tmp_path)
+    comparison, seen = measure(make_plan(files, ALONE, BOTH, rounds=2), tmp_path)
     assert seen == ["draft 0", "draft 1"]
-    alone, both = comparison.cells()
+    alone, both = cells_of(comparison)
     assert alone.skipped.startswith(reason), alone.skipped
     assert (alone.runs, len(both.runs)) == ((), 8)
 
 
 def test_a_cell_that_crashes_later_is_warned_of(files, tmp_path, crashing):
-    crashing("os.abort()", """b'"seed":0,"rule":null,"learns":false},1]' in data""")
-    comparison, _ = measure(make_plan(files, ALONE, BOTH, rounds=3), files, tmp_path)
-    assert [len(cell.runs) for cell in comparison.cells()] == [2, 12]
+    crashing("os.abort()", """b'"round":1' in data""")
+    comparison, _ = measure(make_plan(files, ALONE, BOTH, rounds=3), tmp_path)
+    assert [len(cell.runs) for cell in cells_of(comparison)] == [2, 12]
     (warning,) = told(comparison)
     assert warning.startswith("target+none+kernels-off was not measured in every round: its process ended by")
     crashing("os.abort()", "False")
-    comparison, seen = measure(make_plan(files, ALONE, BOTH, rounds=3), files, tmp_path)
+    comparison, seen = measure(make_plan(files, ALONE, BOTH, rounds=3), tmp_path)
     assert seen == ["none 1", "none 2"], "it is tried again"
-    assert (len(comparison.cells()[0].runs), told(comparison)) == (6, ())
+    assert (len(cells_of(comparison)[0].runs), told(comparison)) == (6, ())
 
 
-def test_rounds_with_other_kernels_do_not_mix(files, tmp_path):
+def test_rounds_with_other_kernels_are_told(files, tmp_path):
     plan = make_plan(files, ALONE, rounds=2)
-    comparison, _ = measure(plan, files, tmp_path)
+    comparison, _ = measure(plan, tmp_path)
     file = tmp_path / "runs" / f"{ALONE.name}.1.json"
     file.write_text(file.read_text().replace('"kernels":"stock"', '"kernels":"avx2"'))
-    (cell,) = comparison.cells()
-    assert (cell.kernels, {run.round for run in cell.runs}) == ("stock", {0})
-    (warning,) = told(comparison)
-    assert "its rounds had other kernels (avx2, stock)" in warning
+    (cell,) = cells_of(comparison)
+    assert (cell.kernels, {run.round for run in cell.runs}) == ("avx2, stock", {0, 1})
 
 
 def test_what_disturbed_a_cell_is_kept_with_it(files, tmp_path, monkeypatch):
     monkeypatch.setattr(room.MachineWatch, "warnings", lambda _: ("the machine ran on its battery",))
-    measure(make_plan(files, ALONE), files, tmp_path)
+    measure(make_plan(files, ALONE), tmp_path)
     monkeypatch.undo()
-    comparison, seen = measure(make_plan(files, ALONE), files, tmp_path)
+    comparison, seen = measure(make_plan(files, ALONE), tmp_path)
     assert seen == [], "it goes on"
-    assert comparison.warnings == (f"{ALONE.name}, round 1: the machine ran on its battery",)
+    assert comparison.results()[1] == (f"{ALONE.name}, round 1: the machine ran on its battery",)
 
 
 # ---- a folder that cannot be written to ----
@@ -364,7 +374,7 @@ def test_what_disturbed_a_cell_is_kept_with_it(files, tmp_path, monkeypatch):
 
 def test_a_full_disk(files, tmp_path, monkeypatch):
     plan = make_plan(files, ALONE, OF_TEXT)
-    comparison = ComparisonRun(plan, files, tmp_path)
+    comparison = Comparison(plan, tmp_path)
     write = kept_runs.write_atomically
 
     def full(file: Path, text: str) -> None:
@@ -374,23 +384,23 @@ def test_a_full_disk(files, tmp_path, monkeypatch):
 
     monkeypatch.setattr(kept_runs, "write_atomically", full)
     with pytest.raises(OSError, match="No space left"):
-        comparison.run()
-    assert [len(cell.runs) for cell in comparison.cells()] == [2, 0]
+        comparison.measure(lambda *_: None)
+    assert [len(cell.runs) for cell in cells_of(comparison)] == [2, 0]
     monkeypatch.undo()
-    assert measure(plan, files, tmp_path)[1] == ["suffix 0"]
+    assert measure(plan, tmp_path)[1] == ["suffix 0"]
 
 
 @pytest.mark.parametrize("folder", ["file", "file/below", "/proc/no/such"])
 def test_a_folder_that_cannot_be(folder, files, tmp_path):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(UsageError, match=r"^out .*: ") as caught:
-        ComparisonRun(make_plan(files, ALONE), files, tmp_path / folder)
+        Comparison(make_plan(files, ALONE), tmp_path / folder)
     assert "\n" not in str(caught.value)
     assert (tmp_path / "file").read_text() == "mine"
 
 
 def test_the_plan_is_kept(files, tmp_path):
-    ComparisonRun(make_plan(files, BOTH), files, tmp_path)
+    Comparison(make_plan(files, BOTH), tmp_path)
     document = json.loads((tmp_path / "comparison.json").read_text())
     assert document["models"].keys() == {"target", "draft"}
-    assert [prompt["id"] for prompt in document["prompts"]] == ["a", "b"]
+    assert [prompt["id"] for prompt in document["conditions"]["prompts"]] == ["a", "b"]

@@ -160,7 +160,7 @@ class RunningBench:
         models = _models(self.engine, [peer.programs.draft for peer in self.peers])
         watch = MachineWatch(n_threads=self.engine.n_threads)
         too_long = unfit(self.engine, self.suite.prompts, self.settings.n_predict)
-        self.warnings += too_long.values()
+        self.warnings += [f"{name} is left out: {why}" for name, why in too_long.items()]
         prompts = [prompt for prompt in self.suite.interleaved() if prompt.id not in too_long]
         if not prompts:
             raise EdgespecError(f"{self.warnings[0]}; no prompt is left")

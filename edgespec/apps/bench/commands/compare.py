@@ -31,10 +31,10 @@ from edgespec.platform.files import check_folder, read_text_file
 from edgespec.platform.kept import QUANTIZED
 
 if TYPE_CHECKING:
-    from edgespec.apps.bench.compare import Combination, ComparisonPlan, ComparisonProgress
+    from edgespec.apps.bench.compare import Combination, Comparison
     from edgespec.apps.bench.measure import BenchSettings
     from edgespec.apps.bench.runs import AccuracyScore, BenchmarkOutcome, ProblemsSolved
-    from edgespec.models.quantizations import FileFacts, ModelFile
+    from edgespec.models.quantizations import ModelFile
 
 
 @option_group()
@@ -166,7 +166,7 @@ def compare_command(
     same command goes on. Cells that cannot run are named with the reason and left out.
     """
     from edgespec.apps.bench.commands.tables import write_results
-    from edgespec.apps.bench.compare import ComparisonPlan
+    from edgespec.apps.bench.compare import Comparison, ComparisonPlan
     from edgespec.apps.bench.variants import names_in
     from edgespec.models.quantizations import parse_types
     from edgespec.platform.cpu import default_threads
@@ -184,7 +184,7 @@ def compare_command(
     models = find_models(targets, drafts, types)
     machine = machine_facts(assume_watts)
     plan = ComparisonPlan(
-        models=models.facts(),
+        files=models.files,
         combinations=models.combinations(kernels),
         prompts=suite.interleaved(),
         settings=settings,
@@ -193,7 +193,11 @@ def compare_command(
         assume_watts=assume_watts,
         machine={name: machine[name] for name in IDENTITY if name in machine},
     )
-    compare = RunningComparison(plan, models, accuracy, text, folder.out, fresh=folder.fresh)
+    if folder.fresh:
+        Comparison.discard(folder.out)
+    with err.status("hashing the models"):
+        comparison = Comparison(plan, folder.out)
+    compare = RunningComparison(comparison, models, accuracy, text, folder)
     code = compare.run(kernels)
     outcome = compare.outcome(suite, machine)
     write_results(outcome, outputs)
@@ -239,52 +243,34 @@ class RunningComparison:
 
     def __init__(
         self,
-        plan: ComparisonPlan,
+        comparison: Comparison,
         models: ComparisonModels,
         scoring: AccuracyOptions,
         text: str,
-        folder: Path,
-        *,
-        fresh: bool,
+        folder: ComparisonFolder,
     ) -> None:
-        """Begin, if `fresh` or the folder is empty; otherwise continue the comparison there.
-
-        `text`: what `scoring` read.
-        Raises UsageError if the folder holds another comparison.
-        """
-        from edgespec.apps.bench.compare import ComparisonRun
-
-        self._plan, self._models, self._folder = plan, models, folder
+        """Continue what is in the folder; `text`: what `scoring` read."""
+        self._comparison, self._models, self._folder = comparison, models, folder
         self._scoring, self._text = scoring, text
-        if fresh:
-            ComparisonRun.discard(folder)
-        self._again = (
-            f"the same command{' without --fresh' if fresh else ''} goes on with what is in {folder}"
-        )
-        paths = {name: file.path for name, file in models.files.items()}
-        self._comparison = ComparisonRun(plan, paths, folder)
         self._accuracies: list[AccuracyScore] = []
         self._solved: list[ProblemsSolved] = []
         self._warnings: list[str] = []
 
     def run(self, kernels: Sequence[KernelsChoice]) -> int:
         """Measure the cells, then the accuracies with each of `kernels`; return the exit code."""
+        fresh = " without --fresh" if self._folder.fresh else ""
+        again = f"the same command{fresh} goes on with what is in {self._folder.out}"
         try:
             with WorkDisplay() as display:
-
-                def show(progress: ComparisonProgress) -> None:
-                    what = f"round {progress.round + 1}: {progress.combination.name}"
-                    display.show(what, progress.done, progress.total)
-
-                self._comparison.run(show)
+                self._comparison.measure(display.show)
             if self._scoring.accuracy:
                 for choice in kernels:
                     self._score(choice, solves=choice == kernels[0])
         except KeyboardInterrupt:
-            message(f"stopped; {self._again}")
+            message(f"stopped; {again}")
             return INTERRUPTED
         except OSError as error:
-            message(f"stopped: {describe_os_error(error)}; {self._again}")
+            message(f"stopped: {describe_os_error(error)}; {again}")
             return EdgespecError.exit_code
         return 0
 
@@ -292,12 +278,13 @@ class RunningComparison:
         """Score the targets on the text, and with `solves` on the problems too."""
         from edgespec.apps.bench.accuracy import TargetAccuracy, arithmetic
 
-        scoring, cells, plan = self._scoring, self._comparison.cells(), self._plan
+        scoring, plan = self._scoring, self._comparison.plan
+        cells, _ = self._comparison.results()
         with WorkDisplay() as display:
             targets = TargetAccuracy(
-                self._folder,
+                self._folder.out,
                 self._models.targets,
-                plan.models,
+                self._comparison.models,
                 kernels,
                 plan.n_threads,
                 display.show,
@@ -318,7 +305,8 @@ class RunningComparison:
         """Return all that was measured so far."""
         from edgespec.apps.bench.runs import BenchmarkOutcome
 
-        plan, scoring = self._plan, self._scoring
+        plan, scoring = self._comparison.plan, self._scoring
+        cells, warnings = self._comparison.results()
         return BenchmarkOutcome(
             kind="compare",
             date=datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -332,11 +320,11 @@ class RunningComparison:
                 "accuracy text tokens, at most": scoring.text_tokens,
             },
             suite=suite.facts(),
-            models=plan.models,
-            cells=self._comparison.cells(),
+            models=self._comparison.models,
+            cells=cells,
             accuracy=tuple(self._accuracies),
             solved=tuple(self._solved),
-            warnings=(*self._comparison.warnings, *self._warnings),
+            warnings=(*warnings, *self._warnings),
         )
 
 
@@ -351,11 +339,6 @@ class ComparisonModels:
     """All model files by name."""
     references: list[ModelFile]
     """Files that targets were made from, without being targets: what the targets are compared with."""
-
-    def facts(self) -> dict[str, FileFacts]:
-        """Return the facts of the files, by name."""
-        with err.status("hashing the models"):
-            return {name: file.facts() for name, file in self.files.items()}
 
     def tell_of_made(self) -> None:
         """Say which quantizations were made and are kept, and how they are deleted."""

@@ -22,7 +22,7 @@ from pathlib import Path
 import prompts as prompt_sets
 from edgespec import Engine
 from edgespec.apps.bench.measure import BenchSettings, Peer, generate, warm_up
-from edgespec.apps.bench.peers import LlamaCpp, LlamaCppPeer, context_for
+from edgespec.apps.bench.peers import LlamaCpp, context_for
 from edgespec.apps.bench.runs import Run, rotated
 from edgespec.apps.bench.summary import compare
 from edgespec.apps.bench.variants import PLAIN_VARIANT, Variant, parse_variants
@@ -104,16 +104,12 @@ def open_peers(
     gammas = args.peer_gamma or args.gamma
     peers: list[Peer] = []
     if args.llama:
-        programs = LlamaCpp(
-            args.llama,
-            engine.target.path,
-            engine.draft.path,
-            n_threads=engine.n_threads,
-            n_ctx=n_ctx,
-            timeout_s=args.peer_timeout,
-            flash_attention=False,  # its faster choice here
+        options = ("-fa", "off")  # its faster choice here
+        peers.append(
+            LlamaCpp(
+                args.llama, engine, engine.draft.path, settings, n_ctx, gammas, options, args.peer_timeout
+            )
         )
-        peers.append(LlamaCppPeer(programs, engine, settings, gammas))
     if args.ik:
         peers.append(IkSpecBench(args.ik.absolute(), engine, settings, n_ctx, gammas, args.peer_timeout))
     return peers

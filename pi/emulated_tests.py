@@ -35,7 +35,7 @@ _OF_THE_CORE: dict[str, str] = {
     "decoding/test_twins.py": "",
     "llama/test_weights.py": "nothing_is_printed or left_open or failed_assertion",  # 10 s each: processes
 }
-_TOOLS = ("pytest", "hypothesis", "gguf", "matplotlib")
+_TOOLS = ("pytest", "hypothesis", "gguf")
 
 PATIENT = "import sys, edgespec.llama.selftest; edgespec.llama.selftest.TIMEOUT_S = 600.0\n"
 """The self-test has 20 s, enough on a processor. In the emulator it is given more; its verdict is kept."""

@@ -14,8 +14,8 @@ import pytest
 from rich.cells import cell_len
 
 from command_line import python_path
-from edgespec.apps.bench.commands.tables import print_outcome
-from edgespec.apps.bench.rows import headline, read_outcome, summarise
+from edgespec.apps.bench.commands.tables import print_report
+from edgespec.apps.bench.rows import Report, headline
 from edgespec.apps.bench.runs import Cell
 from edgespec.cli.console import WordWrap, wrapped
 from terminals import Terminal
@@ -25,7 +25,7 @@ from toy_outcomes import CATEGORIES, LOSSY, UNREADABLE, lossy_outcome, toy_outco
 @pytest.fixture
 def printed(capsys):
     def printed(outcome):
-        print_outcome(outcome)
+        print_report(Report(outcome))
         captured = capsys.readouterr()
         assert captured.err == ""
         assert "\x1b[" not in captured.out, "piped output is plain"
@@ -74,8 +74,8 @@ def test_several_cells_in_numbered_rows(printed):
     assert title == "19 combinations of 4 targets, 1 skipped"
     rows = [line.split() for line in lines if line.split()[:1] and line.split()[0].isdigit()]
     assert [row[0] for row in rows] == [str(i) for i in range(1, 25)]
-    for row, there in zip(rows, read_outcome(outcome).rows, strict=True):
-        assert row[1:5] == [there.cell.target, there.draft, there.kernels, there.variant.variant]
+    for row, there in zip(rows, Report(outcome).rows, strict=True):
+        assert row[:5] == [there[name].text for name in ("row", "target", "draft", "kernels", "variant")]
     assert "phi-3-mini-q4_k_m" in text
     assert "their vocabularies differ" in text
     assert text.count("reference") == 4, "the best quantization, with two kernels, is compared with nothing"
@@ -109,14 +109,6 @@ def test_only_skipped(printed):
     assert "tokens/s" not in text
 
 
-def test_summaries_may_be_given(capsys):
-    outcome = toy_outcome()
-    print_outcome(outcome)
-    alone = capsys.readouterr().out
-    print_outcome(outcome, summarise(outcome))
-    assert capsys.readouterr().out == alone
-
-
 def test_variants_that_are_not_exact_are_marked_as_such(printed):
     text = printed(lossy_outcome())
     assert text.count("(not exact)") == 2, "a table each"
@@ -130,7 +122,7 @@ def test_variants_that_are_not_exact_are_marked_as_such(printed):
         n = sum(variant in line and "(not" in line for line in rows.splitlines())
         assert n >= 12, "each row is marked"
     outcome = lossy_outcome("compare")
-    assert "not exact" not in headline(read_outcome(outcome))
+    assert "not exact" not in headline(Report(outcome))
 
 
 def test_identical_texts_are_counted_of_exact_variants_only(printed):
@@ -160,9 +152,10 @@ for row in {ROWS!r}:
 print_table(table)
 """
 MANY = """
-from edgespec.apps.bench.commands.tables import print_outcome
+from edgespec.apps.bench.commands.tables import print_report
+from edgespec.apps.bench.rows import Report
 from toy_outcomes import toy_outcome
-print_outcome(toy_outcome(source="assumed"))
+print_report(Report(toy_outcome(source="assumed")))
 """
 
 

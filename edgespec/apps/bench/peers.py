@@ -20,12 +20,11 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from edgespec.apps.bench.measure import BenchSettings
 from edgespec.apps.bench.runs import PEER, PLAIN, Run
-from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.models.suites import Prompt
@@ -36,17 +35,17 @@ TIMEOUT_S = 1800.0
 PLAIN_PROGRAM = "llama-completion"
 DRAFTED_PROGRAM = "llama-speculative-simple"
 
-_VERSION_TIMEOUT_S = 60.0
 _ATTEMPTS = 3  # a program may end before its log is written (llama.cpp's issue 22142)
 _MARGIN = 64  # tokens of context: for drafts beyond the end
 _LONGEST_LINE = 200  # characters of a program's last line that are shown
 _LEAST_BATCH = 2048  # llama.cpp's default
-_NUMBER = r" *(\d+(?:\.\d*)?)"
-_PROMPT_TIME = re.compile(rf"prompt eval time ={_NUMBER} ms / *(\d+) tokens")
-_EVAL_TIME = re.compile(rf"eval time ={_NUMBER} ms / *(\d+) runs")
-_SAMPLING_TIME = re.compile(rf"sampling time ={_NUMBER} ms")
-_ENCODED = re.compile(rf"encoded +(\d+) tokens in{_NUMBER} seconds")
-_DECODED = re.compile(rf"decoded +(\d+) tokens in{_NUMBER} seconds")
+_N = r" *(\d+(?:\.\d*)?)"
+_PLAIN_FIGURES = (  # reading the prompt, passes, sampling
+    rf"prompt eval time ={_N} ms / *(\d+) tokens",
+    rf"eval time ={_N} ms / *(\d+) runs",
+    rf"sampling time ={_N} ms",
+)
+_DRAFTED_FIGURES = (rf"encoded +(\d+) tokens in{_N} seconds", rf"decoded +(\d+) tokens in{_N} seconds")
 _END_OF_TEXT = "[end of text]"  # llama-completion's words for an end-of-generation token
 _LOG_PREFIX = re.compile(r"^\d+(?:\.\d+)+ [A-Z](?: |$)")
 
@@ -63,99 +62,76 @@ def check_programs(directory: Path, *, drafts: bool) -> None:
         raise UsageError(problem, field="bin", value=directory)
 
 
+@dataclass
 class LlamaCpp:
-    """The programs in `directory`, on a pair of model files; plain decoding needs no draft.
+    """The programs in a folder as a peer of `bench.measure`: plain, then drafted with each of `gammas`.
 
     Raises UsageError when a program is missing, EdgespecError when it cannot be run.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        target: Path,
-        draft: Path | None,
-        *,
-        n_threads: int,
-        n_ctx: int,
-        timeout_s: float = TIMEOUT_S,
-        flash_attention: bool | None = None,
-    ) -> None:
-        check_programs(directory, drafts=draft is not None)
-        self.directory, self.target, self.draft = directory, target, draft
-        self.n_threads, self.n_ctx, self.timeout_s = n_threads, n_ctx, timeout_s
-        self.flash_attention = flash_attention
-        """None: llama.cpp's default."""
-        self.version = self._read_version()
-        """The text as llama-completion prints it."""
+    directory: Path
+    engine: Engine
+    """Whose target and number of threads they use; its chat template makes the prompts."""
+    draft: Path | None
+    """None: only plain decoding."""
+    settings: BenchSettings
+    n_ctx: int
+    gammas: Sequence[int] = ()
+    options: Sequence[str] = ()
+    """More options of both programs."""
+    timeout_s: float = TIMEOUT_S
 
-    def plain(self, prompt: Prompt, settings: BenchSettings, round_: int = 0) -> Run:
-        """Answer a prompt, whose text is as `rendered` returns it, without drafting.
+    def __post_init__(self) -> None:
+        """Check the programs, and ask for their version."""
+        check_programs(self.directory, drafts=self.draft is not None)
+        done = run_program([f"{self.directory / PLAIN_PROGRAM}", "--version"], self.timeout_s)
+        version = re.search(r"^\s*version:(.*)", done.stdout + done.stderr, re.MULTILINE)
+        if not version:
+            last = _last_line(done.stderr, done.stdout)
+            raise EdgespecError(f"{PLAIN_PROGRAM} --version names no version: {last}")
+        drafted = f", drafted by {self.draft.stem}" if self.draft else ""
+        self.name = f"{PEER}{version[1].strip()}{drafted}"
+        """Name, version, and what drafts."""
 
-        The total time is that of reading, passes and sampling. Raises EdgespecError.
-        """
-        program = self.directory / PLAIN_PROGRAM
-        done, (read, passes, sampling) = self._run(
-            program,
-            prompt.text,
-            (_PROMPT_TIME, _EVAL_TIME, _SAMPLING_TIME),
-            *("-n", str(settings.n_predict), "--perf", "-no-cnv", "--no-display-prompt", "--simple-io"),
-            *_sampling_options(settings.params, settings.seed + round_),
-        )
+    def runs(self, prompt: Prompt, round_: int) -> Iterator[Run]:
+        """Yield a run of each variant. Raises EdgespecError."""
+        text, n = rendered(self.engine, prompt.text), self.settings.n_predict
+
+        def run(variant: str, n_prompt: float, n_tokens: float, read_s: float, decode_s: float) -> Run:
+            name, whole_s = f"{PEER}{variant}", read_s + decode_s
+            counts = int(n_prompt), int(n_tokens)
+            return Run(prompt.id, prompt.category, name, round_, *counts, whole_s, read_s, read_s)
+
+        options = f"-n {n} --perf -no-cnv --no-display-prompt --simple-io".split()
+        out, found = self._figures(PLAIN_PROGRAM, text, round_, options, _PLAIN_FIGURES)
+        read_ms, n_prompt, passes_ms, n_passes, sampling_ms = found
         # For 0 passes it prints 1 pass in 0 ms. The last token needs no pass, nor does an end-of-text token.
-        n_passes = int(passes[2]) if float(passes[1]) > 0 else 0
-        ended = done.stdout.rstrip().endswith(_END_OF_TEXT)
-        prefill_s = float(read[1]) / 1e3
-        return Run(
-            prompt=prompt.id,
-            category=prompt.category,
-            variant=f"{PEER}{PLAIN}",
-            round=round_,
-            prompt_tokens=int(read[2]),
-            tokens=n_passes if ended else n_passes + 1,
-            total_s=prefill_s + (float(passes[1]) + float(sampling[1])) / 1e3,
-            ttft_s=prefill_s,
-            prefill_s=prefill_s,
-        )
+        n_tokens = (n_passes if passes_ms > 0 else 0) + (not out.rstrip().endswith(_END_OF_TEXT))
+        yield run(PLAIN, n_prompt, n_tokens, read_ms / 1e3, (passes_ms + sampling_ms) / 1e3)
+        for gamma in self.gammas if self.draft else ():
+            # It stops only after more than -n tokens, and refuses prompts longer than a batch.
+            options = f"-n {n - 1} -b {max(self.n_ctx, _LEAST_BATCH)} -td {self.engine.n_threads}".split()
+            options += f"--spec-type draft-simple --spec-draft-n-max {gamma}".split()
+            options += ["-md", str(self.draft and self.draft.absolute())]
+            _, found = self._figures(DRAFTED_PROGRAM, text, round_, options, _DRAFTED_FIGURES)
+            n_prompt, read_s, n_tokens, decode_s = found
+            if n_tokens < n:  # it counted the end-of-generation token
+                n_tokens = max(n_tokens - 1, 0)
+            yield run(f"model-{gamma}", n_prompt, n_tokens, read_s, decode_s)
 
-    def drafted(self, prompt: Prompt, settings: BenchSettings, gamma: int, round_: int = 0) -> Run:
-        """Answer a prompt, whose text is as `rendered` returns it, drafting `gamma` tokens a step.
-
-        Raises EdgespecError.
-        """
-        if self.draft is None:
-            raise EdgespecError(f"{DRAFTED_PROGRAM} needs a draft model")
-        program = self.directory / DRAFTED_PROGRAM
-        _, (encoded, decoded) = self._run(
-            program,
-            prompt.text,
-            (_ENCODED, _DECODED),
-            *("-md", str(self.draft.absolute()), "-td", str(self.n_threads)),
-            *("--spec-type", "draft-simple", "--spec-draft-n-max", str(gamma)),
-            *("-n", str(settings.n_predict - 1)),  # it stops only after more than -n tokens
-            *("-b", str(max(self.n_ctx, _LEAST_BATCH))),  # it refuses prompts longer than a batch
-            *_sampling_options(settings.params, settings.seed + round_),
-        )
-        n_decoded = int(decoded[1])
-        ended = n_decoded < settings.n_predict  # if so, it counted the end-of-generation token
-        return Run(
-            prompt=prompt.id,
-            category=prompt.category,
-            variant=f"{PEER}model-{gamma}",
-            round=round_,
-            prompt_tokens=int(encoded[1]),
-            tokens=max(n_decoded - 1, 0) if ended else n_decoded,
-            total_s=float(encoded[2]) + float(decoded[2]),
-            ttft_s=float(encoded[2]),
-            prefill_s=float(encoded[2]),
-        )
-
-    def _run(
-        self, program: Path, text: str, figures: Sequence[re.Pattern[str]], *options: str
-    ) -> tuple[subprocess.CompletedProcess[str], list[re.Match[str]]]:
-        """Return the program's output and the matches of `figures` in its log."""
-        flash = {None: (), True: ("-fa", "on"), False: ("-fa", "off")}[self.flash_attention]
-        command = [str(program), "-m", str(self.target.absolute()), "-t", str(self.n_threads)]
-        command += ["-c", str(self.n_ctx), *flash, *options, "--no-escape"]
+    def _figures(
+        self, program: str, text: str, round_: int, options: Sequence[str], figures: Sequence[str]
+    ) -> tuple[str, list[float]]:
+        """Return what a program wrote, and the numbers that match `figures` in its log."""
+        params, seed = (
+            self.settings.params,
+            (self.settings.seed + round_) % 0xFFFFFFFF,
+        )  # that is a random one
+        top_k = 1 if params.greedy else params.top_k  # the same token, but faster
+        chosen = f"--temp {params.temperature} --top-k {top_k} --top-p {params.top_p} --min-p {params.min_p}"
+        common = f"{chosen} --seed {seed} --no-escape -t {self.engine.n_threads} -c {self.n_ctx}".split()
+        model = str(self.engine.target.path.absolute())
+        command = [str(self.directory / program), "-m", model, *common, *self.options, *options]
         for _ in range(_ATTEMPTS):
             try:
                 with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8", newline="") as file:
@@ -165,43 +141,11 @@ class LlamaCpp:
             except OSError as error:
                 raise EdgespecError(describe_os_error(error)) from None
             # Search only the log: the model's text on stdout may look like a figure.
-            found = [match for figure in figures if (match := figure.search(done.stderr))]
+            found = [match for figure in figures if (match := re.search(figure, done.stderr))]
             if len(found) == len(figures):
-                return done, found
-        raise EdgespecError(f"{program.name} did not say how long it took; its last line: {_last_line(done)}")
-
-    def _read_version(self) -> str:
-        program = self.directory / PLAIN_PROGRAM
-        done = run_program([str(program), "--version"], _VERSION_TIMEOUT_S)
-        lines = [line.strip() for line in (done.stdout + done.stderr).splitlines()]
-        for line in lines:
-            if line.startswith("version:"):
-                return line.removeprefix("version:").strip()
-        raise EdgespecError(f"{program} --version names no version: {_last_line(done)}")
-
-
-@dataclass(frozen=True)
-class LlamaCppPeer:
-    """`programs` as a peer of `bench.measure`: plain, then drafted with each of `gammas`."""
-
-    programs: LlamaCpp
-    engine: Engine
-    """The chat template of its target makes the prompts."""
-    settings: BenchSettings
-    gammas: Sequence[int] = ()
-
-    @property
-    def name(self) -> str:
-        """Name, version, and what drafts."""
-        draft = self.programs.draft
-        return f"llama.cpp {self.programs.version}{f', drafted by {draft.stem}' if draft else ''}"
-
-    def runs(self, prompt: Prompt, round_: int) -> Iterator[Run]:
-        """Yield a run of each variant. Raises EdgespecError."""
-        prompt = replace(prompt, text=rendered(self.engine, prompt.text))
-        yield self.programs.plain(prompt, self.settings, round_)
-        for gamma in self.gammas:
-            yield self.programs.drafted(prompt, self.settings, gamma, round_)
+                return done.stdout, [float(number) for match in found for number in match.groups()]
+        last = _last_line(done.stderr, done.stdout)
+        raise EdgespecError(f"{program} did not say how long it took; its last line: {last}")
 
 
 def rendered(engine: Engine, prompt: str) -> str:
@@ -246,29 +190,19 @@ def run_program(command: Sequence[str], timeout_s: float) -> subprocess.Complete
     except OSError as error:
         raise EdgespecError(describe_os_error(error)) from None
     except subprocess.TimeoutExpired as error:
-        wrote = _shortened(error.stderr or error.stdout)
-        raise EdgespecError(f"{name} took more than {timeout_s:g} s; its last line: {wrote}") from None
+        last = _last_line(error.stderr, error.stdout)
+        raise EdgespecError(f"{name} took more than {timeout_s:g} s; its last line: {last}") from None
     if done.returncode != 0:
-        raise EdgespecError(f"{name} ended with code {done.returncode}: {_last_line(done)}")
+        last = _last_line(done.stderr, done.stdout)
+        raise EdgespecError(f"{name} ended with code {done.returncode}: {last}")
     return done
 
 
-def _sampling_options(params: SamplingParams, seed: int) -> list[str]:
-    options = {
-        "--temp": params.temperature,
-        "--top-k": 1 if params.greedy else params.top_k,  # the same token, but faster
-        "--top-p": params.top_p,
-        "--min-p": params.min_p,
-        "--seed": seed % 0xFFFFFFFF,  # 0xFFFFFFFF means a random seed
-    }
-    return [str(part) for option in options.items() for part in option]
-
-
-def _last_line(done: subprocess.CompletedProcess[str]) -> str:
-    return _shortened(done.stderr if done.stderr.strip() else done.stdout)
-
-
-def _shortened(output: str | bytes | None) -> str:
-    text = output.decode(errors="replace") if isinstance(output, bytes) else output or ""
-    lines = [_LOG_PREFIX.sub("", " ".join(line.split())) for line in text.splitlines()]
-    return next((line[:_LONGEST_LINE] for line in reversed(lines) if line), "no output")
+def _last_line(*outputs: str | bytes | None) -> str:
+    """Return the last line of the first output that has one, without what a log writes before it."""
+    for output in outputs:
+        text = output.decode(errors="replace") if isinstance(output, bytes) else output or ""
+        for line in reversed(text.splitlines()):
+            if words := _LOG_PREFIX.sub("", " ".join(line.split())):
+                return words[:_LONGEST_LINE]
+    return "no output"

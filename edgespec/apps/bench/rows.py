@@ -1,7 +1,6 @@
-"""An outcome as numbered rows, one for each cell and variant, its figures as text, and sentences about it.
+"""An outcome as rows of columns, computed once: CSV, page and terminal show these same figures.
 
-Shared by the page, the charts and the terminal, so that a number means the same row everywhere. A CSV has a
-row for each cell, category and variant, and one for each skipped cell.
+A row is a variant in a cell, over all prompts or over those of a category. Sentences about the whole follow.
 """
 
 from __future__ import annotations
@@ -9,10 +8,10 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO, get_args
+from typing import Any, NamedTuple, TypeVar, get_args
 
 import msgspec
 
@@ -23,362 +22,291 @@ from edgespec.apps.bench.runs import (
     BenchmarkOutcome,
     Cell,
     ProblemsSolved,
+    Run,
     peer_of,
 )
 from edgespec.apps.bench.summary import (
+    ESTIMATED,
     CategorySummary,
     Interval,
     VariantComparison,
     VariantSummary,
     summarise_cell,
 )
+from edgespec.models.suites import OVERALL
 from edgespec.platform.files import write_file
 from edgespec.platform.metering import Phase
 
-Summaries = tuple[tuple[CategorySummary, ...], ...]
-"""The result of `summarise_cell` for each cell of an outcome, in their order."""
-
-ESTIMATED = "(estimated)"
-"""The end of `VariantSummary.energy_source` if the joules are estimated."""
-
-_NAMES = {
-    "joules_per_token": "gross_joules_per_token", "joules": "gross_joules_ratio",
-    "agreement": "agreement_with_target", "VariantSummary.kl": "kl_from_target_nats_per_token",
-    "kl": "kl_nats_per_token", "kl_error": "kl_error_nats_per_token", "reference": "accuracy_reference",
-    "n_tokens": "accuracy_tokens", "passed": "problems_passed",
-}  # fmt: skip
-"""Field -> column of the CSV, where that is not the field's name without "n_"."""
-
-
-def summarise(outcome: BenchmarkOutcome) -> Summaries:
-    """Return the summary of each cell. This is slow: call it once and pass the result on."""
-    return tuple(summarise_cell(cell) for cell in outcome.cells)
-
-
-def document(outcome: BenchmarkOutcome, summaries: Summaries | None = None) -> bytes:
-    """Return the outcome as a line of JSON, with raw runs and with summaries in the order of the cells.
-
-    `busy`: what the figures are worth if the machine was.
-    """
-    found = summarise(outcome) if summaries is None else summaries
-    whole = {"outcome": outcome, "busy": outcome.busy, "summary": found}
-    return msgspec.json.encode(whole) + b"\n"
-
-
-# ---- CSV ----
-
-
-def write_csv(outcome: BenchmarkOutcome, where: Path | TextIO, summaries: Summaries | None = None) -> None:
-    """Write a row for each cell, category and variant. An unavailable figure is an empty field.
-
-    Raises EdgespecError in one line if the file cannot be written.
-    """
-    found = summarise(outcome) if summaries is None else summaries
-    rows, text = list(_csv_rows(outcome, found)), io.StringIO()
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    writer = csv.DictWriter(text, columns, lineterminator="\n", restval="")
-    writer.writeheader()
-    writer.writerows(rows)
-    if isinstance(where, Path):
-        write_file(where, text.getvalue().encode(), field="csv")
-    else:
-        where.write(text.getvalue())
-
-
-def _csv_rows(outcome: BenchmarkOutcome, summaries: Summaries) -> Iterator[dict[str, Any]]:
-    for cell, summary in zip(outcome.cells, summaries, strict=True):
-        if cell.skipped:
-            yield _csv_row(outcome, cell)
-        for category in summary:
-            for variant in category.variants:
-                yield _csv_row(outcome, cell, category, variant)
-
-
-def _models(cell: Cell, variant: str) -> dict[str, Any]:
-    kernels = peer_of(variant) or cell.kernels
-    return {"target": cell.target, "draft": cell.draft or "none", "kernels": kernels}
-
-
-def _csv_row(
-    outcome: BenchmarkOutcome,
-    cell: Cell,
-    category: CategorySummary | None = None,
-    variant: VariantSummary | None = None,
-) -> dict[str, Any]:
-    name = variant.variant if variant else ""
-    accuracy = outcome.accuracy_of(cell) if variant and measures_target(variant) else None
-    solved = outcome.solved_by(cell, name)
-    known = variant and variant.joules_per_token is not None
-    return {
-        **_models(cell, name),
-        "category": category.category if category else "",
-        "variant": name,
-        "prompts": category.n_prompts if category else None,
-        **_columns(VariantSummary, variant),
-        "energy_estimated": ("no", "yes")[is_estimated(variant)] if variant and known else None,
-        **_columns(VariantComparison, category and category.comparison(name)),
-        "peak_rss_bytes": None if peer_of(name) else cell.peak_rss_bytes,
-        **_columns(AccuracyScore, accuracy),
-        **({"problems_passed": solved.passed, "problems": solved.n_problems} if solved else {}),
-        "skipped": cell.skipped,
-    }
-
-
-def _columns(kind: type[Any], record: object) -> dict[str, Any]:
-    """Return the columns of a record's figures, empty ones for None: the same for all records of `kind`."""
-    found: dict[str, Any] = {}
-    for field in fields(kind):
-        value = getattr(record, field.name, None)
-        key = f"{kind.__name__}.{field.name}"
-        name = _NAMES.get(key) or _NAMES.get(field.name) or field.name.removeprefix("n_")
-        if field.name.endswith("_shares"):
-            found |= {f"{name[:-1]}_{phase}": (value or {}).get(phase) for phase in get_args(Phase)}
-        elif field.type == "Interval | None":
-            parts = {name: "median", f"{name}_low": "low", f"{name}_high": "high"}
-            found |= {column: getattr(value, part, None) for column, part in parts.items()}
-        elif field.name == "acceptance_by_position":
-            found[name] = " ".join(f"{share:.6g}" for share in value or ())
-        elif field.name not in ("target", "kernels", "variant"):
-            found[name] = ("no", "yes")[value] if isinstance(value, bool) else value
-    return found
-
-
-def measures_target(variant: VariantSummary) -> bool:
-    """Whether the target's accuracy holds for this variant: it is exact, and our process computed it."""
-    return variant.exact and not peer_of(variant.variant)
-
-
-# ---- rows ----
+_T = TypeVar("_T")
 
 UNAVAILABLE = "unavailable"
 """Written for a figure that could not be measured, never 0 or an empty text."""
 
+NONE = "-"
+"""Written where no figure makes sense, such as plain decoding's speed-up over itself."""
+
 NOT_EXACT = "(not exact)"
 """Marks a variant whose texts are not distributed as the target's own."""
 
-NOT_APPLICABLE = "-"
-"""Written where no figure makes sense, such as plain decoding's speed-up over itself."""
+GROSS, NET = "gross_joules_per_token", "net_joules_per_token"
+NAMES = ("row", "target", "draft", "kernels", "variant")
+SPEED = ("decode_tokens_per_s", "speedup", "ttft_s", "tau", "alpha")
+ACCURACY = ("perplexity", "kl_nats_per_token", "top1", "problems_passed")
+LOSS = ("target_share", "agreement_with_target", "kl_from_target_nats_per_token")
+
+
+class Column(NamedTuple):
+    """A figure of a row."""
+
+    value: Any
+    """As a CSV has it; None: unavailable, an empty field."""
+    heading: str = ""
+    """Of tables, with > before that of a figure, which is aligned right; "": only CSVs have the column."""
+    text: str = NONE
+    """As tables have it."""
+
+
+class Table(NamedTuple):
+    """Texts in columns, with the headings of `Column`."""
+
+    title: str
+    headings: list[str]
+    rows: list[list[str]]
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A variant in a cell, over all prompts."""
+    """A variant in a cell, over all prompts or over those of a category."""
 
-    number: int
-    """From 1, in the order of the cells."""
     cell: Cell
     variant: VariantSummary
     comparison: VariantComparison | None
-    """None for plain decoding."""
-    categories: tuple[CategorySummary, ...]
-    """The cell's categories, without OVERALL."""
-    accuracy: AccuracyScore | None
-    """The target's accuracy; None too if the texts are not the target's own."""
-    solved: ProblemsSolved | None = None
-    """Problems solved by a variant that is not exact, if asked for."""
+    """With plain decoding; None for plain decoding."""
+    again: bool
+    """Whether it is plain decoding that a cell of the target alone has too: only the CSV has it then."""
+    columns: dict[str, Column]
+    """By the names of the CSV, in its order; and "row", the number in tables of all cells."""
 
-    @property
-    def name(self) -> str:
-        """Target, draft, kernels and variant in a line."""
-        drafted = f", drafted by {self.draft}" if self.draft != NOT_APPLICABLE else ""
-        return f"{self.cell.target}{drafted}, {self.kernels}, {self.variant_name}"
-
-    @property
-    def variant_name(self) -> str:
-        """The variant, marked if it is not exact."""
-        return self.variant.variant if self.variant.exact else f"{self.variant.variant} {NOT_EXACT}"
-
-    @property
-    def draft(self) -> str:
-        """The draft model, or NOT_APPLICABLE."""
-        plain = self.variant.variant in (PLAIN, PEER + PLAIN)
-        return NOT_APPLICABLE if plain or not self.cell.draft else self.cell.draft
-
-    @property
-    def kernels(self) -> str:
-        """The kernels used; a peer has its own."""
-        return peer_of(self.variant.variant) or self.cell.kernels
-
-    @property
-    def peak_rss_bytes(self) -> int | None:
-        """Peak memory of the cell's process; a peer's is unknown."""
-        return None if peer_of(self.variant.variant) else self.cell.peak_rss_bytes
-
-    def of_category(self, category: str) -> tuple[VariantSummary, VariantComparison | None] | None:
-        """Return this variant's figures in a category; None if the cell has no such runs."""
-        name = self.variant.variant
-        own = [summary for summary in self.categories if summary.category == category]
-        found = ((one, summary.comparison(name)) for summary in own for one in summary.variants)
-        return next(((one, compared) for one, compared in found if one.variant == name), None)
+    def __getitem__(self, name: str) -> Column:
+        """Return a column."""
+        return self.columns[name]
 
 
-@dataclass(frozen=True, slots=True)
-class EnergyColumn:
-    """The joules per token shown if there is room for one figure: net if all rows have it."""
+class Report:
+    """An outcome with all that is computed of it, slowly and once."""
 
-    net: bool
-    estimated: bool
-    """Whether any row's figure is an estimate."""
+    def __init__(self, outcome: BenchmarkOutcome) -> None:
+        """Summarise every cell."""
+        self.outcome = outcome
+        self.summaries = [summarise_cell(cell) for cell in outcome.cells]
+        self.cells = [cell for cell in outcome.cells if cell.runs]
+        self.every: list[Row] = []
+        self.lines: list[dict[str, Column]] = []
+        """The CSV's, a skipped cell's too."""
+        # A cell with a draft measures plain decoding too, as its baseline.
+        alone = {(cell.target, cell.kernels) for cell in self.cells if not cell.draft}
+        for cell, summary in zip(outcome.cells, self.summaries, strict=True):
+            again = bool(cell.draft) and (cell.target, cell.kernels) in alone
+            rows = [
+                Row(cell, one, part.comparison(one.variant), again and one.variant == PLAIN, columns)
+                for part in summary
+                for one in part.variants
+                for columns in [_columns(outcome, cell, part, one)]
+            ]
+            self.every += rows
+            self.lines += [row.columns for row in rows]
+            if cell.skipped:
+                self.lines.append({**_models(cell), "skipped": _figure(cell.skipped, "why")})
+        self.rows = [row for row in self.every if row["category"].text == OVERALL and not row.again]
+        """The rows over all prompts, which tables number from 1."""
+        for number, row in enumerate(self.rows, 1):
+            row.columns["row"] = Column(number, ">row", f"{number}")
+        known = [row for row in self.rows if row[GROSS].value is not None]
+        net = all(row[NET].value is not None for row in known)
+        self.energy = (NET if net else GROSS) if known else None
+        """The column of joules if there is room for one, net if all have it. None: no row has joules."""
 
-    @property
-    def label(self) -> str:
-        """The heading of the column, such as "J/token, net (estimated)"."""
-        return f"J/token, {'net' if self.net else 'gross'}" + (f" {ESTIMATED}" if self.estimated else "")
+    def skipped(self) -> Table:
+        """Return the combinations that could not run, and why."""
+        lines = [line for line in self.lines if line["skipped"].value]
+        return table("Skipped", lines, ("target", "draft", "kernels", "skipped"))
 
-    def of(self, variant: VariantSummary) -> float | None:
-        """Return a variant's joules per token; None: unavailable."""
-        return variant.net_joules_per_token if self.net else variant.joules_per_token
+    def document(self) -> bytes:
+        """Return the outcome as a line of JSON, with raw runs and with summaries in the order of the cells.
 
+        `busy`: what the figures are worth if the machine was.
+        """
+        whole = {"outcome": self.outcome, "busy": self.outcome.busy, "summary": self.summaries}
+        return msgspec.json.encode(whole) + b"\n"
 
-@dataclass(frozen=True, slots=True)
-class ReportData:
-    """An outcome in the rows and cells that every form of output shows."""
+    def write_csv(self, path: Path) -> None:
+        """Write a row for each cell, category and variant, and one for each skipped cell.
 
-    outcome: BenchmarkOutcome
-    rows: tuple[Row, ...]
-    cells: tuple[tuple[Cell, tuple[CategorySummary, ...]], ...]
-    """The cells that ran."""
-    skipped: tuple[Cell, ...]
-    energy: EnergyColumn | None
-    """None: no row has joules."""
-
-    @property
-    def categories(self) -> tuple[str, ...]:
-        """The categories of all cells, without OVERALL."""
-        names = (summary.category for row in self.rows for summary in row.categories)
-        return tuple(dict.fromkeys(names))
-
-
-def read_outcome(outcome: BenchmarkOutcome, summaries: Summaries | None = None) -> ReportData:
-    """Prepare an outcome for output; `summaries`: the result of `summarise`, if it exists already."""
-    found = summarise(outcome) if summaries is None else summaries
-    ran = tuple((cell, summary) for cell, summary in zip(outcome.cells, found, strict=True) if summary)
-    rows: list[Row] = []
-    # Cells with a draft measure plain decoding too, as their baseline: a cell of the target alone is its row.
-    alone = {_plain_of(cell) for cell, _ in ran if not cell.draft}
-    for cell, summary in ran:
-        overall, *categories = summary
-        for variant in overall.variants:
-            if variant.variant == PLAIN and cell.draft and _plain_of(cell) in alone:
-                continue
-            accuracy = outcome.accuracy_of(cell) if measures_target(variant) else None
-            solved = outcome.solved_by(cell, variant.variant)
-            compared_with = overall.comparison(variant.variant)
-            rows.append(Row(len(rows) + 1, cell, variant, compared_with, tuple(categories), accuracy, solved))
-    skipped = tuple(cell for cell in outcome.cells if cell.skipped)
-    return ReportData(outcome, tuple(rows), ran, skipped, _energy_column(rows))
-
-
-def _plain_of(cell: Cell) -> tuple[str, str]:
-    return cell.target, cell.kernels
-
-
-def _energy_column(rows: list[Row]) -> EnergyColumn | None:
-    known = [row.variant for row in rows if row.variant.joules_per_token is not None]
-    if not known:
-        return None
-    return EnergyColumn(
-        net=all(variant.net_joules_per_token is not None for variant in known),
-        estimated=any(is_estimated(variant) for variant in known),
-    )
+        An unavailable figure is an empty field. Raises EdgespecError in one line if it cannot be written.
+        """
+        nothing = Cell("", None, "", (Run("", "", "", 0, 0, 0, 0.0, None, None),))
+        category = summarise_cell(nothing)[0]
+        text, names = io.StringIO(), _columns(self.outcome, nothing, category, category.variants[0])
+        writer = csv.DictWriter(text, names, lineterminator="\n", extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows({name: column.value for name, column in line.items()} for line in self.lines)
+        write_file(path, text.getvalue().encode(), field="csv")
 
 
-def is_estimated(variant: VariantSummary) -> bool:
-    """Whether the variant's joules are estimated from assumed watts."""
-    return variant.energy_source.endswith(ESTIMATED)
+def table(title: str, lines: Sequence[Mapping[str, Column]], names: Iterable[str]) -> Table:
+    """Return the columns called `names` of some rows, without those that apply to none of them."""
+    shown = [name for name in names if any(line[name].text != NONE for line in lines)]
+    headings = [lines[0][name].heading for name in shown]
+    return Table(title, headings, [[line[name].text for name in shown] for line in lines])
 
 
-# ---- figures as text ----
+# ---- columns ----
 
 
-def fixed(value: float | None, digits: int) -> str:
-    """Return a figure with `digits` digits after the point, or UNAVAILABLE."""
-    return UNAVAILABLE if value is None else f"{value:.{digits}f}"
+def _models(cell: Cell, variant: str = "") -> dict[str, Column]:
+    kernels = peer_of(variant) or cell.kernels
+    is_drafted = cell.draft and variant not in (PLAIN, PEER + PLAIN)
+    return {
+        "target": _figure(cell.target, "target"),
+        "draft": _figure(cell.draft or "none", "draft", applies=bool(is_drafted)),
+        "kernels": _figure(kernels, "kernels"),
+    }
 
 
-def significant(value: float | None) -> str:
+def _columns(
+    outcome: BenchmarkOutcome, cell: Cell, category: CategorySummary, found: VariantSummary
+) -> dict[str, Column]:
+    """Return the columns of a variant in a category."""
+    name, lossy, ours = found.variant, not found.exact, peer_of(found.variant) is None
+    compared = category.comparison(name)
+    n_compared = compared.n_compared if compared else None
+    of_pairs = (compared.speedup, compared.decode_speedup, compared.joules) if compared else (None,) * 3
+    drafts, mark = name != PLAIN, f" {ESTIMATED}" if found.is_estimated else ""
+    has_alpha = drafts and not (found.alpha is None and found.tau is not None)
+    models = cell.target, cell.draft, cell.kernels
+    scores = [one for one in outcome.accuracy if (one.target, one.kernels) == models[::2]]
+    score = scores[0] if scores and ours and not lossy else None
+    solved = [o for o in outcome.solved if (o.target, o.draft, o.kernels, o.variant) == (*models, name)]
+    return {
+        **_models(cell, name),
+        "category": _figure(category.category, "category"),
+        "variant": _figure(name, "variant", lambda name: f"{name} {NOT_EXACT}" if lossy else name),
+        "prompts": _figure(category.n_prompts, ">n"),
+        "runs": Column(found.n_runs),
+        "decode_tokens_per_s": _figure(found.decode_tokens_per_s, ">tokens/s", "{:.1f}".format),
+        "whole_tokens_per_s": Column(found.whole_tokens_per_s),
+        "ttft_s": _figure(found.ttft_s, ">TTFT, ms", lambda seconds: f"{1e3 * seconds:.0f}"),
+        "tau": _figure(found.tau, ">tau", "{:.2f}".format, drafts),
+        "alpha": _figure(found.alpha, ">alpha", "{:.2f}".format, has_alpha),
+        "acceptance_by_position": Column(" ".join(f"{share:.6g}" for share in found.acceptance_by_position)),
+        **{f"time_share_{phase}": Column(found.time_shares.get(phase)) for phase in get_args(Phase)},
+        GROSS: _figure(found.joules_per_token, ">J/token, gross", lambda j: significant(j) + mark),
+        NET: _figure(found.net_joules_per_token, ">J/token, net", lambda j: significant(j) + mark),
+        **{f"joule_share_{phase}": Column(found.joule_shares.get(phase)) for phase in get_args(Phase)},
+        "joule_seconds": _figure(found.joule_seconds, ">J s", lambda js: significant(js) + mark),
+        "energy_source": Column(found.energy_source),
+        "exact": Column("no" if lossy else "yes"),
+        "target_share": _figure(found.target_share, ">target saw", percent, lossy),
+        "agreement_with_target": _figure(found.agreement, ">target's best", percent_1, lossy),
+        "kl_from_target_nats_per_token": _figure(found.kl, ">KL from target", "{:.4f}".format, lossy),
+        "energy_estimated": Column(None if found.joules_per_token is None else ("yes" if mark else "no")),
+        **_ratio("speedup", of_pairs[0], compared is not None),
+        **_ratio("decode_speedup", of_pairs[1]),
+        **_ratio("gross_joules_ratio", of_pairs[2]),
+        "identical": _figure(
+            compared.n_identical if compared else None,
+            ">identical",
+            lambda n: f"{n}/{n_compared}" if n_compared else UNAVAILABLE,
+            compared is not None,
+        ),
+        "compared": Column(n_compared),
+        "peak_rss_bytes": _figure(cell.peak_rss_bytes if ours else None, ">memory", megabytes),
+        **accuracy_columns(score, solved[0] if solved else score, bool(outcome.accuracy)),
+        "skipped": Column(cell.skipped),
+    }
+
+
+def accuracy_columns(
+    score: AccuracyScore | None, solved: AccuracyScore | ProblemsSolved | None, applies: bool = True
+) -> dict[str, Column]:
+    """Return the columns of a target's accuracy and of the problems solved; `applies`: it was asked for."""
+    is_best = score is not None and score.kl is None
+    error = score.kl_error if score else None
+    passed, n_problems = (solved.passed, solved.n_problems) if solved else (None, None)
+
+    def of_score(name: str, heading: str = "", form: Callable[[Any], str] = str) -> Column:
+        column = _figure(getattr(score, name, None), heading, form, applies)
+        return column._replace(text="reference") if is_best and column.value is None else column
+
+    return {
+        "accuracy_reference": of_score("reference", "compared with"),
+        "accuracy_tokens": of_score("n_tokens", ">tokens"),
+        "perplexity": of_score("perplexity", ">perplexity", "{:.3f}".format),
+        "kl_nats_per_token": of_score("kl", ">KL, nats/token", lambda kl: _with_error(kl, error)),
+        "kl_error_nats_per_token": of_score("kl_error"),
+        "top1": of_score("top1", ">top-1", percent_1),
+        "problems_passed": _figure(
+            passed,
+            ">exact match",
+            lambda n: f"{n}/{n_problems} ({percent(n / (n_problems or 1))})",
+            bool(n_problems),
+        ),
+        "problems": Column(n_problems),
+    }
+
+
+def _ratio(name: str, found: Interval | None, applies: bool = True) -> dict[str, Column]:
+    text = _figure(found, ">speed-up [95 %]", with_interval, applies)
+    return {
+        name: text._replace(value=found and found.median),
+        f"{name}_low": Column(found and found.low),
+        f"{name}_high": Column(found and found.high),
+    }
+
+
+def _figure(value: _T | None, heading: str, form: Callable[[_T], str] = str, applies: bool = True) -> Column:
+    return Column(value, heading, shown(value, form) if applies else NONE)
+
+
+def shown(value: _T | None, form: Callable[[_T], str]) -> str:
+    """Return a figure as `form` writes it; UNAVAILABLE for None."""
+    return UNAVAILABLE if value is None else form(value)
+
+
+def significant(value: float) -> str:
     """Return a figure with three significant digits, never as a power of ten."""
-    if value is None:
-        return UNAVAILABLE
-    if value == 0 or not math.isfinite(value):
-        return f"{value:g}"
-    return f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
+    digits = 2 - math.floor(math.log10(abs(value))) if value and math.isfinite(value) else 0
+    return f"{value:.{max(0, digits)}f}"
 
 
-def rate(variant: VariantSummary, value: float | None) -> str:
-    """Return tau or alpha as text: "-" for plain decoding and if nothing was drafted."""
-    drafts = variant.variant != PLAIN and not (value is None and variant.tau is not None)
-    return fixed(value, 2) if drafts else NOT_APPLICABLE
-
-
-def milliseconds(seconds: float | None) -> str:
-    """Return a time in whole milliseconds, without its unit."""
-    return UNAVAILABLE if seconds is None else f"{1e3 * seconds:.0f}"
-
-
-def with_interval(interval: Interval | None) -> str:
+def with_interval(interval: Interval) -> str:
     """Return a ratio as "1.62 [1.55 - 1.70]"; "1.62 [too few]" if there is no interval."""
-    if interval is None:
-        return UNAVAILABLE
     if interval.low is None or interval.high is None:
         return f"{interval.median:.2f} [too few]"
     return f"{interval.median:.2f} [{interval.low:.2f} - {interval.high:.2f}]"
 
 
-def identical(comparison: VariantComparison | None) -> str:
-    """Return how many of the compared texts equal plain decoding's, as "12/12"."""
-    if comparison is None:
-        return NOT_APPLICABLE
-    if not comparison.n_compared:
-        return UNAVAILABLE
-    return f"{comparison.n_identical}/{comparison.n_compared}"
+def _with_error(value: float, error: float | None) -> str:
+    """Return a figure with its standard error, of two significant digits, as "0.0123 ± 0.0010"."""
+    if not error:
+        return f"{value:.4f}"
+    digits = max(0, 1 - math.floor(math.log10(error)))
+    return f"{value:.{digits}f} ± {error:.{digits}f}"
 
 
-def joules(value: float | None, variant: VariantSummary) -> str:
-    """Return joules as text, marked if estimated."""
-    text = significant(value)
-    return f"{text} {ESTIMATED}" if value is not None and is_estimated(variant) else text
-
-
-def megabytes(n_bytes: int | None) -> str:
+def megabytes(n_bytes: int) -> str:
     """Return bytes as MB (10^6)."""
-    return UNAVAILABLE if n_bytes is None else f"{n_bytes / 1e6:.0f} MB"
+    return f"{n_bytes / 1e6:.0f} MB"
 
 
-def percent(share: float | None, digits: int = 0) -> str:
-    """Return a share in percent, with `digits` digits after the point."""
-    return UNAVAILABLE if share is None else f"{100 * share:.{digits}f} %"
+def percent(share: float) -> str:
+    """Return a share in whole percent."""
+    return f"{100 * share:.0f} %"
 
 
-def passed(accuracy: AccuracyScore | ProblemsSolved | None) -> str | None:
-    """Return the share of problems answered exactly as "41/164 (25 %)"; None: not asked for."""
-    if accuracy is None or accuracy.passed is None or not accuracy.n_problems:
-        return None
-    share = accuracy.passed / accuracy.n_problems
-    return f"{accuracy.passed}/{accuracy.n_problems} ({100 * share:.0f} %)"
-
-
-def with_error(accuracy: AccuracyScore) -> str:
-    """Return the KL divergence with its standard error, as "0.0123 ± 0.0010"."""
-    if accuracy.kl is None:
-        return UNAVAILABLE
-    if not accuracy.kl_error:
-        return f"{accuracy.kl:.4f}"
-    digits = max(0, 1 - math.floor(math.log10(accuracy.kl_error)))  # two significant digits of the error
-    return f"{accuracy.kl:.{digits}f} ± {accuracy.kl_error:.{digits}f}"
-
-
-def speedup(comparison: VariantComparison | None) -> str:
-    """Return the speed-up with its interval; NOT_APPLICABLE for plain decoding."""
-    return with_interval(comparison.speedup) if comparison else NOT_APPLICABLE
-
-
-def accuracy_figures(score: AccuracyScore) -> list[str]:
-    """Return perplexity, KL divergence, top-1 agreement, the reference, and the problems answered exactly."""
-    perplexity, answered = f"{score.perplexity:.3f}", passed(score) or UNAVAILABLE
-    if score.kl is None:
-        return [perplexity, "reference", "reference", NOT_APPLICABLE, answered]
-    return [perplexity, with_error(score), percent(score.top1, 1), score.reference, answered]
+def percent_1(share: float) -> str:
+    """Return a share in percent, with a digit after the point."""
+    return f"{100 * share:.1f} %"
 
 
 # ---- sentences ----
@@ -389,131 +317,109 @@ def title(outcome: BenchmarkOutcome) -> str:
     if len(outcome.cells) == 1:
         (cell,) = outcome.cells
         return f"{cell.target}, drafted by {cell.draft}" if cell.draft else cell.target
-    targets = len({cell.target for cell in outcome.cells})
-    noun = "target" if targets == 1 else "targets"
-    skipped = sum(1 for cell in outcome.cells if cell.skipped)
-    left = f", {skipped} skipped" if skipped else ""
-    return f"{len(outcome.cells)} combinations of {targets} {noun}{left}"
+    n_targets = len({cell.target for cell in outcome.cells})
+    n_skipped = sum(bool(cell.skipped) for cell in outcome.cells)
+    skipped = f", {n_skipped} skipped" if n_skipped else ""
+    return f"{len(outcome.cells)} combinations of {n_targets} target{'s' * (n_targets != 1)}{skipped}"
 
 
-def sentences(reading: ReportData) -> list[str]:
+def sentences(report: Report) -> list[str]:
     """Return what the figures are worth, the headline, and what there is to say of texts and energy."""
-    busy = [reading.outcome.busy] if reading.outcome.busy else []
-    return [*busy, headline(reading), *lossy_lines(reading), identical_line(reading), energy_line(reading)]
+    busy = [report.outcome.busy] if report.outcome.busy else []
+    return [*busy, headline(report), *_lossy_lines(report), _identical_line(report), _energy_line(report)]
 
 
-def best_row(reading: ReportData) -> Row | None:
-    """Return the row for the headline: of a single cell the first variant that drafts, else the fastest row.
+def _best_row(report: Report) -> Row | None:
+    """Return the row for the headline: of a single cell "auto" or the first compared, else the fastest.
 
-    The fastest by the column tokens/s. A row that is not exact is chosen only if there is no other, because
-    its texts are not the target's.
+    A row that is not exact is chosen only if there is no other: its texts are not the target's.
     """
-    exact = [row for row in reading.rows if row.variant.exact]
-    if len(reading.cells) == 1:
-        found = [row for row in reading.rows if row.comparison and row.comparison.speedup]
-        compared = [row for row in found if row.variant.exact] or found
-        return next((row for row in compared if row.variant.variant == "auto"), next(iter(compared), None))
-    return max(exact or reading.rows, key=lambda row: row.variant.decode_tokens_per_s or 0.0, default=None)
+    rows, is_single = report.rows, len(report.cells) == 1
+    if is_single:
+        rows = [row for row in rows if row["speedup"].value is not None]
+    rows = [row for row in rows if row.variant.exact] or rows
+    if is_single:
+        return next((row for row in rows if row.variant.variant == "auto"), next(iter(rows), None))
+    return max(rows, key=lambda row: row.variant.decode_tokens_per_s or 0.0, default=None)
 
 
-def headline(reading: ReportData) -> str:
+def headline(report: Report) -> str:
     """Return the overall speed-up and its interval in a sentence."""
-    row = best_row(reading)
+    row, is_single = _best_row(report), len(report.cells) == 1
     if row is None:
-        return "Nothing ran that could be compared with plain decoding." if reading.rows else "Nothing ran."
-    text = _speedup(reading, row)
-    if len(reading.cells) == 1:
-        return f"{row.variant_name} is {text}."
-    speed, whole = (fixed(x, 1) for x in (row.variant.decode_tokens_per_s, row.variant.whole_tokens_per_s))
+        return "Nothing ran that could be compared with plain decoding." if report.rows else "Nothing ran."
+    found = row.comparison and row.comparison.speedup
+    if found:
+        known = found.low is not None and found.high is not None
+        interval = (
+            f"95 % interval {found.low:.2f} to {found.high:.2f}" if known else "too few for an interval"
+        )
+        whose = "plain decoding" if is_single else "plain decoding of the same models"
+        prompts = f"{found.n_prompts} prompt{'s' * (found.n_prompts != 1)}"
+        text = f"{found.median:.2f} times as fast as {whose} ({interval}; {prompts})"
+    else:
+        is_plain = row.variant.variant == PLAIN
+        text = "not faster with any draft" if is_plain else "not compared with plain decoding"
+    variant, draft = row["variant"].text, row["draft"].text
+    if is_single:
+        return f"{variant} is {text}."
+    drafted = f", drafted by {draft}" if draft != NONE else ""
+    whole = shown(row.variant.whole_tokens_per_s, "{:.1f}".format)
     return (
-        f"Fastest is row {row.number} with {speed} tokens/s, {whole} with the reading of its prompts "
-        f"({row.name}): whole generations are {text}."
+        f"Fastest is row {row['row'].text} with {row['decode_tokens_per_s'].text} tokens/s, {whole} with the "
+        f"reading of its prompts ({row.cell.target}{drafted}, {row['kernels'].text}, {variant}): "
+        f"whole generations are {text}."
     )
 
 
-def _speedup(reading: ReportData, row: Row) -> str:
-    if row.comparison is None or row.comparison.speedup is None:
-        return (
-            "not faster with any draft"
-            if row.variant.variant == PLAIN
-            else "not compared with plain decoding"
-        )
-    speedup = row.comparison.speedup
-    if speedup.low is None or speedup.high is None:
-        interval = "too few for an interval"
-    else:
-        interval = f"95 % interval {speedup.low:.2f} to {speedup.high:.2f}"
-    whose = "plain decoding" if len(reading.cells) == 1 else "plain decoding of the same models"
-    prompts = f"{speedup.n_prompts} prompt{'s' if speedup.n_prompts != 1 else ''}"
-    return f"{speedup.median:.2f} times as fast as {whose} ({interval}; {prompts})"
-
-
-def identical_line(reading: ReportData) -> str:
-    """Return in a sentence how many texts of exact variants equal plain decoding's."""
-    compared = [row.comparison for row in reading.rows if row.comparison and row.variant.exact]
-    n = sum(comparison.n_compared for comparison in compared)
-    same = sum(comparison.n_identical for comparison in compared)
+def _identical_line(report: Report) -> str:
+    compared = [row.comparison for row in report.rows if row.comparison and row.variant.exact]
+    n, same = sum(one.n_compared for one in compared), sum(one.n_identical for one in compared)
     if not n:
         return "Outputs: not compared with plain decoding's."
-    if same == n:
-        return f"Outputs: all {n} identical to plain decoding's, token by token."
-    return f"Outputs: {same} of {n} identical to plain decoding's, token by token."
+    count = f"all {n}" if same == n else f"{same} of {n}"
+    return f"Outputs: {count} identical to plain decoding's, token by token."
 
 
-def lossy_lines(reading: ReportData) -> list[str]:
+def _lossy_lines(report: Report) -> list[str]:
     """Return a sentence for each row that is not exact: the target's share of the tokens, and the loss."""
     lines = []
-    several = len(reading.cells) > 1
-    for row in reading.rows:
+    for row in report.rows:
         if row.variant.exact:
             continue
-        found = [f"the target saw {100 * row.variant.target_share:.0f} % of the tokens"]
-        if row.variant.agreement is not None:
-            found.append(f"{100 * row.variant.agreement:.1f} % are those that it likes best")
-        if row.variant.kl is not None:
-            found.append(f"KL {row.variant.kl:.4f} nats a token")
-        if row.solved:
-            found.append(f"exact match {passed(row.solved)}")
-        which = f"Row {row.number}, {row.variant.variant}," if several else row.variant.variant
+        words = {
+            "target_share": "the target saw {} of the tokens",
+            "agreement_with_target": "{} are those that it likes best",
+            "kl_from_target_nats_per_token": "KL {} nats a token",
+            "problems_passed": "exact match {}",
+        }
+        found = [form.format(row[name].text) for name, form in words.items() if row[name].value is not None]
+        name = row.variant.variant
+        which = f"Row {row['row'].text}, {name}," if len(report.cells) > 1 else name
         lines.append(f"{which} is not exact: {'; '.join(found)}.")
     return lines
 
 
-def energy_line(reading: ReportData) -> str:
+def _energy_line(report: Report) -> str:
     """Return in a sentence the energy spent, or why it is unavailable."""
-    column = reading.energy
+    runs = [run for cell in report.cells for run in cell.runs if not peer_of(run.variant)]
+    lack = [run.energy.reason for run in runs if run.energy and run.energy.joules is None]
+    column = report.energy
     if column is None:
-        return f"Energy: {UNAVAILABLE}: {energy_reason(reading)}"
-    sources = ", ".join(
-        dict.fromkeys(row.variant.energy_source for row in reading.rows if row.variant.energy_source)
-    )
-    row = best_row(reading)
-    if row is None or column.of(row.variant) is None:
-        return f"Energy: from {sources}.{_without_joules(reading)}"
-    kind = "net of the idle machine" if column.net else "gross"
-    text = f"Energy: {joules(column.of(row.variant), row.variant)} J a token, {kind}"
-    plain = next(
-        (r for r in reading.rows if _plain_of(r.cell) == _plain_of(row.cell) and r.variant.variant == PLAIN),
-        None,
-    )
-    if plain and plain is not row and column.of(plain.variant) is not None:
-        text += f", beside {joules(column.of(plain.variant), plain.variant)} of plain decoding"
-    if row.comparison and row.comparison.joules:
-        text += f"; gross, it takes {with_interval(row.comparison.joules)} times plain decoding's"
-    return f"{text}; from {sources}.{_without_joules(reading)}"
-
-
-def _without_joules(reading: ReportData) -> str:
-    """Return how many runs lack joules that others have, and why the first does; "" if none does."""
-    runs = [run for cell, _ in reading.cells for run in cell.runs if not peer_of(run.variant)]
-    without = [run.energy for run in runs if run.energy and run.energy.joules is None]
-    return f" {len(without)} of {len(runs)} runs have none: {without[0].reason}." if without else ""
-
-
-def energy_reason(reading: ReportData) -> str:
-    """Return why there are no joules, without a full stop."""
-    for cell, _ in reading.cells:
-        for run in cell.runs:
-            if run.energy and run.energy.reason:
-                return run.energy.reason.rstrip(".")
-    return "it was not measured"
+        reason = next(filter(None, lack), "it was not measured").rstrip(".")
+        return f"Energy: {UNAVAILABLE}: {reason}"
+    text, row = "", _best_row(report)
+    if row and row[column].value is not None:
+        text = f"{row[column].text} J a token, {'net of the idle machine' if column == NET else 'gross'}"
+        models = row.cell.target, row.cell.kernels
+        plain = [
+            r for r in report.rows if (r.cell.target, r.cell.kernels, r.variant.variant) == (*models, PLAIN)
+        ]
+        if plain and plain[0] is not row and plain[0][column].value is not None:
+            text += f", beside {plain[0][column].text} of plain decoding"
+        if row["gross_joules_ratio"].value is not None:
+            text += f"; gross, it takes {row['gross_joules_ratio'].text} times plain decoding's"
+        text += "; "
+    sources = dict.fromkeys(row.variant.energy_source for row in report.rows if row.variant.energy_source)
+    without = f" {len(lack)} of {len(runs)} runs have none: {lack[0]}." if lack else ""
+    return f"Energy: {text}from {', '.join(sources)}.{without}"

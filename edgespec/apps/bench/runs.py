@@ -106,12 +106,6 @@ class Cell:
     skipped: str = ""
     """Why it could not run, in one line; "" if it ran."""
 
-    @property
-    def name(self) -> str:
-        """Target, draft and kernels in a line."""
-        drafted = f", drafted by {self.draft}" if self.draft else ""
-        return f"{self.target}{drafted}, {self.kernels}"
-
 
 @dataclass(frozen=True, slots=True)
 class AccuracyScore:
@@ -179,23 +173,12 @@ class BenchmarkOutcome:
     @property
     def busy(self) -> str | None:
         """What the figures are worth, in a sentence, where other programs ran meanwhile; else None."""
-        disturbed = any(BUSY in line for line in self.warnings)
+        if not any(BUSY in line for line in self.warnings):
+            return None
         return (
             "The machine was busy: these figures measure scheduling, not kernels, and a baseline that had to "
             "wait flatters the others."
-            if disturbed
-            else None
         )
-
-    def accuracy_of(self, cell: Cell) -> AccuracyScore | None:
-        """Return the accuracy of a cell's target with its kernels; None if it was not measured."""
-        wanted = cell.target, cell.kernels
-        return next((one for one in self.accuracy if (one.target, one.kernels) == wanted), None)
-
-    def solved_by(self, cell: Cell, variant: str) -> ProblemsSolved | None:
-        """Return the problems that an inexact variant solves; None if that was not asked for."""
-        wanted = cell.target, cell.draft, cell.kernels, variant
-        return next((s for s in self.solved if (s.target, s.draft, s.kernels, s.variant) == wanted), None)
 
 
 def peer_of(variant: str) -> str | None:

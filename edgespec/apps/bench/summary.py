@@ -9,7 +9,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar, get_args
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -22,17 +22,14 @@ from edgespec.platform.metering import Measurement, Phase
 _RESAMPLES = 2000
 _INTERVAL = (2.5, 97.5)  # percentiles of the resampled medians
 _DRAWN_AT_ONCE = 1 << 20  # ratios: arrays stay at 8 MiB even for hundreds of prompts
-_PARTS = get_args(Phase)
 _FEWEST_ROUNDS = 3  # with fewer, a prompt's runs say nothing about noise
 _FEWEST_RATIOS = 3  # the interval of two ratios would end at these two
 
-_T = TypeVar("_T", float, None)
+ESTIMATED = "(estimated)"
+"""The end of `VariantSummary.energy_source` if the joules are estimated."""
 
-_Places = dict[tuple[str, int], Run]
+_Places = dict[tuple[Any, ...], Run]
 """The runs of one variant, by prompt and round."""
-_Ratio = Callable[[Run, Run], float | None]
-"""Compares a variant's run with the plain run of the same prompt and round; None if either lacks the
-figure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +66,7 @@ class VariantSummary:
     joule_seconds: float | None
     """Median over runs of joules times seconds, in J s."""
     energy_source: str
-    """ "" if there is none; ends in "(estimated)" for an estimate."""
+    """ "" if there is none; ends in ESTIMATED for an estimate."""
     exact: bool = True
     """Whether its texts are distributed as the target's own."""
     target_share: float = 1.0
@@ -78,6 +75,11 @@ class VariantSummary:
     """Share of all tokens that are the target's likeliest at their place; None: exact, or unavailable."""
     kl: float | None = None
     """Mean KL divergence of a token's writer from the target, nats a token; None: exact, or unavailable."""
+
+    @property
+    def is_estimated(self) -> bool:
+        """Whether the joules are estimated from assumed watts."""
+        return self.energy_source.endswith(ESTIMATED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +116,15 @@ class CategorySummary:
 
 def summarise_cell(cell: Cell) -> tuple[CategorySummary, ...]:
     """Return OVERALL first, then each category in the order of the runs; () for a cell without runs."""
-    if not cell.runs:
-        return ()
-    names = dict.fromkeys(run.category for run in cell.runs)
-    parts = [(name, [run for run in cell.runs if run.category == name]) for name in names]
-    return tuple(_category(name, runs) for name, runs in [(OVERALL, cell.runs), *parts])
+    found = []
+    for name in dict.fromkeys([*(OVERALL for _ in cell.runs[:1]), *(run.category for run in cell.runs)]):
+        runs = [run for run in cell.runs if name in (OVERALL, run.category)]
+        variants = _by_variant(runs)
+        plain = variants.get(PLAIN, {})
+        summaries = tuple(_variant(variant, list(places.values())) for variant, places in variants.items())
+        compared = [_comparison(*one, plain) for one in variants.items() if one[0] != PLAIN]
+        found.append(CategorySummary(name, len({run.prompt for run in runs}), summaries, tuple(compared)))
+    return tuple(found)
 
 
 def compare(runs: Iterable[Run], variant: str, base: str = PLAIN) -> VariantComparison:
@@ -157,25 +163,12 @@ def noise(runs: Sequence[Run]) -> float | None:
     plain = variants.pop(PLAIN, {})
     widths = []
     for places in variants.values():
-        ratios = _ratios(_speedup, places, plain)
-        if max(map(len, ratios), default=0) >= _FEWEST_ROUNDS:
-            found = paired_interval(ratios, over_prompts=False)
-            if found and found.low is not None and found.high is not None:
-                widths.append((found.high - found.low) / found.median)
+        ratios = _ratios(lambda run: run.whole_tokens_per_s, places, plain)
+        found = paired_interval(ratios, over_prompts=False)
+        repeated = max(map(len, ratios), default=0) >= _FEWEST_ROUNDS
+        if repeated and found and found.low is not None and found.high is not None:
+            widths.append((found.high - found.low) / found.median)
     return max(widths, default=None)
-
-
-def _category(name: str, runs: Sequence[Run]) -> CategorySummary:
-    variants = _by_variant(runs)
-    plain = variants.get(PLAIN, {})
-    return CategorySummary(
-        category=name,
-        n_prompts=len({run.prompt for run in runs}),
-        variants=tuple(_variant(variant, list(places.values())) for variant, places in variants.items()),
-        comparisons=tuple(
-            _comparison(variant, places, plain) for variant, places in variants.items() if variant != PLAIN
-        ),
-    )
 
 
 def _by_variant(runs: Iterable[Run]) -> dict[str, _Places]:
@@ -185,49 +178,37 @@ def _by_variant(runs: Iterable[Run]) -> dict[str, _Places]:
     return {variant: places for variant, places in variants.items() if places}
 
 
-# ---- a variant compared with plain ----
-
-
 def _comparison(variant: str, places: _Places, plain: _Places) -> VariantComparison:
     pairs = [(run.text_sha256, plain[place].text_sha256) for place, run in places.items() if place in plain]
     compared = [(own, other) for own, other in pairs if own is not None and other is not None]
     return VariantComparison(
         variant=variant,
-        speedup=paired_interval(_ratios(_speedup, places, plain)),
-        decode_speedup=paired_interval(_ratios(_decode_speedup, places, plain)),
-        joules=paired_interval(_ratios(_joules, places, plain)),
+        speedup=paired_interval(_ratios(lambda run: run.whole_tokens_per_s, places, plain)),
+        decode_speedup=paired_interval(_ratios(lambda run: run.decode_tokens_per_s, places, plain)),
+        joules=paired_interval(_ratios(_joules_per_token, _measured(places), _measured(plain))),
         n_identical=sum(own == other for own, other in compared),
         n_compared=len(compared),
     )
 
 
-def _ratios(ratio: _Ratio, places: _Places, plain: _Places) -> list[list[float]]:
-    found: dict[str, list[float]] = {}
+def _ratios(figure: Callable[[Run], float | None], places: _Places, plain: _Places) -> list[list[float]]:
+    """Return for each prompt the ratios of a figure to that of plain decoding's run of the same round."""
+    ratios: dict[str, list[float]] = {}
     for place, run in places.items():
-        value = ratio(run, plain[place]) if place in plain else None
-        if value is not None:
-            found.setdefault(run.prompt, []).append(value)
-    return list(found.values())
+        value, base = (figure(run), figure(plain[place])) if place in plain else (None, None)
+        if value and base and min(value, base) > 0:
+            ratios.setdefault(run.prompt, []).append(value / base)
+    return list(ratios.values())
 
 
-def _speedup(run: Run, plain: Run) -> float | None:
-    return _over(run.whole_tokens_per_s, plain.whole_tokens_per_s)
+def _joules_per_token(run: Run) -> float | None:
+    return run.energy.per_token(run.tokens) if run.energy else None
 
 
-def _decode_speedup(run: Run, plain: Run) -> float | None:
-    return _over(run.decode_tokens_per_s, plain.decode_tokens_per_s)
-
-
-def _joules(run: Run, plain: Run) -> float | None:
-    """Return the ratio if one source measured both; from assumed watts it would only repeat the times'."""
-    own, other = run.energy, plain.energy
-    if own is None or other is None or own.estimated or other.estimated or own.source != other.source:
-        return None
-    return _over(own.per_token(run.tokens), other.per_token(plain.tokens))
-
-
-def _over(value: float | None, base: float | None) -> float | None:
-    return value / base if value and base and value > 0 and base > 0 else None
+def _measured(places: _Places) -> _Places:
+    """Return the runs by their source of joules too, without assumed watts: these repeat the times' ratio."""
+    known = ((place, run, run.energy) for place, run in places.items())
+    return {(*place, one.source): run for place, run, one in known if one and not one.estimated}
 
 
 def _resampled(groups: Sequence[Sequence[float]], *, over_prompts: bool) -> npt.NDArray[np.float64] | None:
@@ -266,8 +247,10 @@ def _variant(variant: str, runs: Sequence[Run]) -> VariantSummary:
         for drafted, accepted, count in run.histogram or ():
             steps[drafted, accepted] += count
     found = rates(steps)
-    energies = _energies(runs)
-    n_tokens = sum(run.tokens for run in runs)
+    share = _by_token([run.target_share for run in runs], runs)
+    energies = [run.energy for run in runs if run.energy and run.energy.joules is not None]
+    if len(energies) < len(runs):
+        energies = []  # joules and tokens must be of the same runs
     return VariantSummary(
         variant=variant,
         n_runs=len(runs),
@@ -277,24 +260,29 @@ def _variant(variant: str, runs: Sequence[Run]) -> VariantSummary:
         tau=sum(run.n_emitted or 0 for run in counted) / found.steps if found.steps else None,
         alpha=found.alpha,
         acceptance_by_position=found.acceptance_by_position,
-        time_shares=_time_shares(runs),
-        joules_per_token=_a_token([energy.joules for energy in energies], n_tokens),
-        net_joules_per_token=_a_token([energy.net_joules for energy in energies], n_tokens),
+        time_shares=_shares([_times(run) for run in runs]),
+        joules_per_token=_per_token([energy.joules for energy in energies], runs),
+        net_joules_per_token=_per_token([energy.net_joules for energy in energies], runs),
         joule_shares=_shares([energy.phases for energy in energies]),
         joule_seconds=_median(energy.joule_seconds for energy in energies),
         energy_source=_source(energies),
         exact=all(run.exact for run in runs),
-        target_share=_by_token((run.target_share for run in runs), runs, 1.0),
-        agreement=_by_token((run.agreement for run in runs), runs, None),
-        kl=_by_token((run.kl for run in runs), runs, None),
+        target_share=1.0 if share is None else share,
+        agreement=_by_token([run.agreement for run in runs], runs),
+        kl=_by_token([run.kl for run in runs], runs),
     )
 
 
-def _by_token(figures: Iterable[float | None], runs: Sequence[Run], missing: _T) -> float | _T:
-    """Return the mean over all tokens of the runs' figures per token; `missing` if no run has one."""
-    known = [(figure, run.tokens) for figure, run in zip(figures, runs, strict=True) if figure is not None]
-    n_tokens = sum(tokens for _, tokens in known)
-    return sum(figure * tokens for figure, tokens in known) / n_tokens if n_tokens else missing
+def _per_token(figures: Sequence[float | None], runs: Sequence[Run]) -> float | None:
+    """Return the sum of the runs' figures over their tokens; None if a run has none."""
+    known, n_tokens = [figure for figure in figures if figure is not None], sum(run.tokens for run in runs)
+    return sum(known) / n_tokens if len(known) == len(runs) and n_tokens else None
+
+
+def _by_token(figures: Sequence[float | None], runs: Sequence[Run]) -> float | None:
+    """Return the mean over all tokens of the figures that runs have."""
+    pairs = [(figure, run) for figure, run in zip(figures, runs, strict=True) if figure is not None]
+    return _per_token([figure * run.tokens for figure, run in pairs], [run for _, run in pairs])
 
 
 def _median(figures: Iterable[float | None]) -> float | None:
@@ -302,43 +290,23 @@ def _median(figures: Iterable[float | None]) -> float | None:
     return statistics.median(known) if known else None
 
 
-def _time_shares(runs: Sequence[Run]) -> dict[str, float]:
-    """Return the shares of the parts that every run has times for; {} if that is only one part."""
-    every = []
-    for run in runs:
-        drafting = None if run.draft_s is None else run.draft_s + (run.draft_prefill_s or 0.0)
-        times = {"prefill": run.prefill_s, "draft": drafting, "verify": run.verify_s, "rest": run.rest_s}
-        every.append({part: seconds for part, seconds in times.items() if seconds is not None})
-    known = set.intersection(*map(set, every))
-    return _shares([{part: times[part] for part in known} for times in every]) if len(known) > 1 else {}
+def _times(run: Run) -> dict[str, float | None]:
+    drafting = None if run.draft_s is None else run.draft_s + (run.draft_prefill_s or 0.0)
+    return {"prefill": run.prefill_s, "draft": drafting, "verify": run.verify_s, "rest": run.rest_s}
 
 
-def _shares(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return each part's share of the sum; {} if one element is empty."""
-    sums: Counter[str] = Counter()
-    for one in parts:
-        if not one:
-            return {}
-        sums.update(one)  # Counter.update adds
-    total = sums.total()
-    return {part: sums[part] / total for part in _PARTS if part in sums} if total > 0 else {}
-
-
-def _energies(runs: Sequence[Run]) -> list[Measurement]:
-    """Return the energy of every run; [] if one run has none, since joules and tokens must match."""
-    energies = [run.energy for run in runs if run.energy is not None and run.energy.joules is not None]
-    return energies if len(energies) == len(runs) else []
-
-
-def _a_token(joules: Sequence[float | None], n_tokens: int) -> float | None:
-    known = [figure for figure in joules if figure is not None]
-    return sum(known) / n_tokens if known and len(known) == len(joules) and n_tokens else None
+def _shares(parts: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
+    """Return the shares of the phases known of every run; {} if that is a single one, or a run has none."""
+    sums: dict[str, float] = {}
+    for phase in get_args(Phase):
+        found = [part.get(phase, 0.0) for part in parts]
+        if all(parts) and any(phase in part for part in parts) and None not in found:
+            sums[phase] = sum(figure or 0.0 for figure in found)
+    total = sum(sums.values())
+    return {phase: one / total for phase, one in sums.items()} if len(sums) > 1 and total > 0 else {}
 
 
 def _source(energies: Sequence[Measurement]) -> str:
     sources = list(dict.fromkeys(energy.source for energy in energies))
     named = f"mixed: {', '.join(sources)}" if len(sources) > 1 else "".join(sources)
-    return f"{named} (estimated)" if any(energy.estimated for energy in energies) else named
-
-
-# ---- concurrent requests ----
+    return f"{named} {ESTIMATED}" if any(energy.estimated for energy in energies) else named

@@ -57,7 +57,13 @@ def parse_variants(text: str) -> tuple[Variant, ...]:
     Variants that are not exact: "cascade", with "-SIGNAL", "-SPAN" and "@THRESHOLD" for other values than the
     defaults, and "lenience-L". Plain decoding, always measured, is not named. Raises UsageError.
     """
-    return tuple(_lossy(name) or _drafting(name) for name in names_in(text, "variants"))
+    found = []
+    for name in names_in(text, "variants"):
+        try:
+            found.append(_lossy(name) or _drafting(name))
+        except UsageError as error:
+            raise UsageError(str(error.problem), field="variants", value=name) from None
+    return tuple(found)
 
 
 def names_in(text: str, field: str) -> list[str]:
@@ -71,33 +77,27 @@ def names_in(text: str, field: str) -> list[str]:
 
 
 def _drafting(name: str) -> Variant:
+    if ":" in name or name in offered("edgespec.drafters"):
+        find_drafter(name)
+        return Variant(name, name)
     found = _VARIANT.fullmatch(name)
     drafters = [drafter for drafter in get_args(DrafterName) if drafter != "none"]
-    if ":" in name or name in offered("edgespec.drafters"):
-        try:
-            find_drafter(name)
-        except UsageError as error:
-            raise UsageError(str(error.problem), field="variants", value=name) from None
-        return Variant(name, name)
     if not found or found[1] not in drafters:
-        problem = f"must be one of {', '.join(drafters)}, or such as model-3, cascade@0.4, lenience-0.5"
-        raise UsageError(problem, field="variants", value=name)
+        raise UsageError(
+            f"must be one of {', '.join(drafters)}, or such as model-3, cascade@0.4, lenience-0.5"
+        )
     gamma = int(found[2]) if found[2] else None
     if gamma is not None and not 1 <= gamma <= MAX_GAMMA:
-        raise UsageError(f"the length must be 1 to {MAX_GAMMA}", field="variants", value=name)
+        raise UsageError(f"the length must be 1 to {MAX_GAMMA}")
     return Variant(name, found[1], gamma)
 
 
 def _lossy(name: str) -> Variant | None:
     """Return the variant that is not exact named `name`; None if there is no such variant."""
-    try:
-        if found := _CASCADE.fullmatch(name):
-            signal: Signal = "entropy" if found[1] == "entropy" else "margin"
-            span: Span = "rest" if found[2] == "rest" else int(found[2] or SPAN)
-            threshold = float(found[3]) if found[3] else None
-            return Variant(name, "auto", cascade=Waking(signal, threshold, span=span))
-        if found := _LENIENT.fullmatch(name):
-            return Variant(name, "auto", lenience=Options(lenience=float(found[1])).lenience)
-    except UsageError as error:
-        raise UsageError(str(error), field="variants", value=name) from None
+    if found := _CASCADE.fullmatch(name):
+        signal: Signal = "entropy" if found[1] == "entropy" else "margin"
+        span: Span = "rest" if found[2] == "rest" else int(found[2] or SPAN)
+        return Variant(name, "auto", cascade=Waking(signal, float(found[3]) if found[3] else None, span=span))
+    if found := _LENIENT.fullmatch(name):
+        return Variant(name, "auto", lenience=Options(lenience=float(found[1])).lenience)
     return None

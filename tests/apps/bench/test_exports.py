@@ -8,8 +8,9 @@ import json
 from dataclasses import replace
 
 import msgspec
+import pytest
 
-from edgespec.apps.bench.rows import document, summarise, write_csv
+from edgespec.apps.bench.rows import Report
 from edgespec.apps.bench.runs import PLAIN, BenchmarkOutcome, Cell
 from edgespec.apps.bench.summary import OVERALL, summarise_cell
 from toy_outcomes import CATEGORIES, lossy_outcome, toy_outcome
@@ -17,13 +18,19 @@ from toy_outcomes import CATEGORIES, lossy_outcome, toy_outcome
 # ---- CSV and JSON ----
 
 
-def rows_of(outcome, write=write_csv):
-    stream = io.StringIO()
-    write(outcome, stream)
-    return list(csv.DictReader(io.StringIO(stream.getvalue())))
+@pytest.fixture
+def rows_of(tmp_path):
+    """Write an outcome's CSV and read its rows again."""
+
+    def rows_of(outcome):
+        file = tmp_path / "a.csv"
+        Report(outcome).write_csv(file)
+        return list(csv.DictReader(io.StringIO(file.read_text())))
+
+    return rows_of
 
 
-def test_a_row_for_each_cell_category_and_variant():
+def test_a_row_for_each_cell_category_and_variant(rows_of):
     outcome = toy_outcome(source="RAPL", variants=("auto", "model-4"), accuracy=True)
     rows = rows_of(outcome)
     places = [(row["category"], row["variant"]) for row in rows]
@@ -38,7 +45,7 @@ def test_a_row_for_each_cell_category_and_variant():
     assert (rows[0]["perplexity"], rows[0]["problems"], rows[0]["skipped"]) == ("9.1", "164", "")
 
 
-def test_what_is_unavailable_is_an_empty_field_and_an_estimate_is_called_one():
+def test_what_is_unavailable_is_an_empty_field_and_an_estimate_is_called_one(rows_of):
     for source, joules, estimated in (
         ("unavailable", False, ""),
         (None, False, ""),
@@ -49,7 +56,7 @@ def test_what_is_unavailable_is_an_empty_field_and_an_estimate_is_called_one():
         assert row["net_joules_per_token"] == ""
 
 
-def test_what_was_skipped_is_in_the_csv_with_the_same_columns():
+def test_what_was_skipped_is_in_the_csv_with_the_same_columns(rows_of):
     skipped = Cell("a", None, "auto", skipped="no, and why")
     whole = toy_outcome()
     for cells in ((skipped,), (skipped, *whole.cells)):
@@ -62,33 +69,32 @@ def test_what_was_skipped_is_in_the_csv_with_the_same_columns():
         )
 
 
-def test_names_with_commas_and_quotes_come_back():
+def test_names_with_commas_and_quotes_come_back(rows_of):
     name = 'a "model", of\nsorts'
     assert rows_of(toy_outcome(names=(name, "b,c")))[0]["target"] == name
 
 
 def test_the_json_holds_the_raw_runs_and_the_summaries():
     outcome = toy_outcome("compare", source="RAPL", accuracy=True)
-    data = document(outcome)
+    data = Report(outcome).document()
     assert data.count(b"\n") == 1
     found = json.loads(data)
     written = msgspec.json.decode(msgspec.json.encode(outcome), type=BenchmarkOutcome)
     assert msgspec.convert(found["outcome"], BenchmarkOutcome) == written
     assert [bool(one) for one in found["summary"]] == [bool(cell.runs) for cell in outcome.cells]
     assert found["summary"][0][0]["category"] == OVERALL
-    assert document(outcome, summarise(outcome)) == data
 
 
 # ---- files ----
 
 
 def test_a_csv_in_a_file(tmp_path):
-    write_csv(toy_outcome(), tmp_path / "a.csv")
+    Report(toy_outcome()).write_csv(tmp_path / "a.csv")
     assert (tmp_path / "a.csv").read_text().startswith("target,draft,kernels,category,variant,")
     assert [file.name for file in tmp_path.iterdir()] == ["a.csv"]
 
 
-def test_variants_that_are_not_exact_are_marked_as_such():
+def test_variants_that_are_not_exact_are_marked_as_such(rows_of):
     outcome = lossy_outcome("compare", accuracy=True)
     found = {
         row["variant"]: row
@@ -102,7 +108,7 @@ def test_variants_that_are_not_exact_are_marked_as_such():
     assert (auto["agreement_with_target"], auto["kl_from_target_nats_per_token"]) == ("", "")
     assert (cascade["problems_passed"], cascade["problems"], cascade["perplexity"]) == ("50", "164", "")
     assert auto["perplexity"]
-    summary = json.loads(document(outcome))["summary"]
+    summary = json.loads(Report(outcome).document())["summary"]
     variants = {variant["variant"]: variant for variant in summary[0][0]["variants"]}
     assert (variants["cascade@0.4"]["exact"], variants["cascade@0.4"]["target_share"]) == (False, 0.25)
     assert variants["auto"]["exact"] is True

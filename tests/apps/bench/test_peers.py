@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,6 @@ from edgespec.apps.bench.peers import (
     DRAFTED_PROGRAM,
     PLAIN_PROGRAM,
     LlamaCpp,
-    LlamaCppPeer,
     context_for,
     rendered,
 )
@@ -53,9 +53,16 @@ def programs(tmp_path: Path) -> Path:
     return directory
 
 
-def opened(directory: Path, **changed: Any) -> LlamaCpp:
-    options: dict[str, Any] = {"n_threads": 2, "n_ctx": 512, "timeout_s": 60.0} | changed
-    return LlamaCpp(directory, Path("target.gguf"), Path("draft.gguf"), **options)
+def opened(directory: Path, settings: BenchSettings = SETTINGS, **changed: Any) -> LlamaCpp:
+    """Return the programs on a target without a chat template."""
+    target = SimpleNamespace(path=Path("target.gguf"), chat_template=None)
+    engine: Any = SimpleNamespace(target=target, n_threads=2)
+    options: dict[str, Any] = {"draft": Path("draft.gguf"), "n_ctx": 512, "gammas": (3,)} | changed
+    return LlamaCpp(directory, engine, settings=settings, **{"timeout_s": 60.0} | options)
+
+
+def plain_run(directory: Path, settings: BenchSettings = SETTINGS, round_: int = 0) -> Run:
+    return next(opened(directory, settings).runs(PROMPT, round_))
 
 
 def alive(pid: int) -> bool:
@@ -67,7 +74,7 @@ def alive(pid: int) -> bool:
 
 
 def test_plain_run(programs: Path):
-    assert opened(programs).plain(PROMPT, SETTINGS, 2) == Run(
+    assert plain_run(programs, round_=2) == Run(
         prompt="own/1",
         category="code",
         variant="llama.cpp plain",
@@ -81,7 +88,7 @@ def test_plain_run(programs: Path):
 
 
 def test_drafted_run(programs: Path):
-    assert opened(programs).drafted(PROMPT, SETTINGS, 3, 1) == Run(
+    assert list(opened(programs).runs(PROMPT, 1))[1] == Run(
         prompt="own/1",
         category="code",
         variant="llama.cpp model-3",
@@ -98,26 +105,23 @@ def test_end_of_generation_token_does_not_count(programs: Path):
     log = PLAIN_LOG.replace("63 runs", "20 runs")
     fake(programs / PLAIN_PROGRAM, out="Yes [end of text]\n\n\n", log=log)
     fake(programs / DRAFTED_PROGRAM, log=DRAFTED_LOG.replace("decoded   67", "decoded   21"))
-    assert opened(programs).plain(PROMPT, SETTINGS).tokens == 20
-    assert opened(programs).drafted(PROMPT, SETTINGS, 3).tokens == 20
+    assert [run.tokens for run in opened(programs).runs(PROMPT, 0)] == [20, 20]
 
 
 @pytest.mark.parametrize(("out", "tokens"), [("Yes\n\n", 1), (" [end of text]\n\n\n", 0)])
 def test_run_without_a_pass(programs: Path, out: str, tokens: int):
     fake(programs / PLAIN_PROGRAM, out=out, log=ONE_TOKEN_LOG)
-    run = opened(programs).plain(PROMPT, SETTINGS)
+    run = plain_run(programs)
     assert run.tokens == tokens
     assert run.total_s == pytest.approx(0.04942 + 0.00095)
 
 
 def test_version_is_known(programs: Path):
-    assert opened(programs).version == "0.5.0-dev (build 1, commit 0c1e570)"
+    assert opened(programs).name == "llama.cpp 0.5.0-dev (build 1, commit 0c1e570), drafted by draft"
 
 
 def test_prompt_goes_by_a_file_as_it_is(programs: Path):
-    peer = opened(programs)
-    peer.plain(PROMPT, SETTINGS)
-    peer.drafted(PROMPT, SETTINGS, 3)
+    list(opened(programs).runs(PROMPT, 0))
     for name in (PLAIN_PROGRAM, DRAFTED_PROGRAM):
         call = asked(programs / name)
         assert call["files"]["-f"] == PROMPT.text + "\n", "the programs take one newline away"
@@ -127,13 +131,12 @@ def test_prompt_goes_by_a_file_as_it_is(programs: Path):
 
 
 def test_options(programs: Path):
-    peer = opened(programs, n_ctx=4096)
-    peer.plain(PROMPT, SETTINGS)
+    list(opened(programs, n_ctx=4096, gammas=(5,), options=("-fa", "off")).runs(PROMPT, 0))
     argv = asked(programs / PLAIN_PROGRAM)["argv"]
     assert option(argv, "-m") == str(Path("target.gguf").absolute())
     assert [option(argv, name) for name in ("-t", "-c", "-n")] == ["2", "4096", "64"]
+    assert option(argv, "-fa") == "off"
     assert {"-no-cnv", "--no-display-prompt", "--simple-io", "--perf"} <= set(argv)
-    peer.drafted(PROMPT, SETTINGS, 5)
     argv = asked(programs / DRAFTED_PROGRAM)["argv"]
     assert option(argv, "-md") == str(Path("draft.gguf").absolute())
     assert [option(argv, name) for name in ("-t", "-td", "-c", "-n")] == ["2", "2", "4096", "63"]
@@ -145,7 +148,7 @@ def test_options(programs: Path):
 def test_tokens_are_chosen_as_edgespec_does(programs: Path):
     def given(temperature: float, seed: int, round_: int) -> dict[str, float]:
         settings = BenchSettings(variants=(), n_predict=64, temperature=temperature, seed=seed)
-        opened(programs).plain(PROMPT, settings, round_)
+        plain_run(programs, settings, round_)
         argv = asked(programs / PLAIN_PROGRAM)["argv"]
         return {
             name: float(option(argv, name)) for name in ("--temp", "--top-k", "--top-p", "--min-p", "--seed")
@@ -156,15 +159,6 @@ def test_tokens_are_chosen_as_edgespec_does(programs: Path):
     assert (greedy["--temp"], greedy["--top-k"]) == (0, 1)
     assert list(random.values()) == [0.7, params.top_k, params.top_p, params.min_p, 5]
     assert given(0.7, 2**64 - 1, 0)["--seed"] < 2**32 - 1, "that one means any seed"
-
-
-@pytest.mark.parametrize(("flash", "words"), [(None, None), (True, "on"), (False, "off")])
-def test_flash_attention_is_the_default(programs: Path, flash: bool | None, words: str | None):
-    peer = opened(programs, flash_attention=flash)
-    peer.plain(PROMPT, SETTINGS)
-    argv = asked(programs / PLAIN_PROGRAM)["argv"]
-    assert ("-fa" in argv) == (words is not None)
-    assert words is None or option(argv, "-fa") == words
 
 
 @pytest.mark.parametrize("gone", [PLAIN_PROGRAM, DRAFTED_PROGRAM])
@@ -189,10 +183,7 @@ def test_no_such_directory(tmp_path: Path):
 
 def test_without_a_draft_only_plain(programs: Path):
     (programs / DRAFTED_PROGRAM).unlink()
-    peer = LlamaCpp(programs, Path("target.gguf"), None, n_threads=1, n_ctx=512)
-    assert peer.plain(PROMPT, SETTINGS).tokens == 64
-    with pytest.raises(EdgespecError, match="needs a draft model"):
-        peer.drafted(PROMPT, SETTINGS, 3)
+    assert [run.variant for run in opened(programs, draft=None).runs(PROMPT, 0)] == ["llama.cpp plain"]
 
 
 def test_program_of_another_machine(programs: Path):
@@ -244,14 +235,14 @@ def test_program_that_names_no_version(programs: Path):
 def test_failures_are_one_line(programs: Path, says: dict[str, Any], line: str):
     fake(programs / PLAIN_PROGRAM, **says)
     with pytest.raises(EdgespecError) as caught:
-        opened(programs).plain(PROMPT, SETTINGS)
+        plain_run(programs)
     assert str(caught.value) == line
 
 
 @pytest.mark.parametrize("silent", [1, 2])
 def test_lost_log_is_asked_for_again(programs: Path, silent: int):
     fake(programs / PLAIN_PROGRAM, log=PLAIN_LOG, silent=silent)
-    assert opened(programs).plain(PROMPT, SETTINGS).tokens == 64
+    assert plain_run(programs).tokens == 64
     assert (programs / f"{PLAIN_PROGRAM}.calls").stat().st_size == silent + 1
 
 
@@ -260,14 +251,14 @@ def test_drafted_program_that_fails(programs: Path):
     with pytest.raises(
         EdgespecError, match=r"^llama-speculative-simple ended with code 1: main: the prompt ex"
     ):
-        opened(programs).drafted(PROMPT, SETTINGS, 3)
+        list(opened(programs).runs(PROMPT, 0))
 
 
 def test_hanging_program_is_ended(programs: Path):
     peer = opened(programs, timeout_s=2.0)
     fake(programs / PLAIN_PROGRAM, log="0.00.001.153 I loading\n", sleep=600)
     with pytest.raises(EdgespecError, match=r"^llama-completion took more than 2 s; its last line: loading$"):
-        peer.plain(PROMPT, SETTINGS)
+        next(peer.runs(PROMPT, 0))
     assert not alive(asked(programs / PLAIN_PROGRAM)["pid"])
 
 
@@ -299,7 +290,7 @@ def test_ctrl_c_ends_the_program(programs: Path, child_environment: dict[str, st
 
 def test_peer_runs_each_variant_on_the_rendered_prompt(programs: Path, tiny_path: Path):
     with Engine(tiny_path, drafter="none", n_threads=1) as engine:
-        peer = LlamaCppPeer(opened(programs), engine, SETTINGS, (3, 5))
+        peer = LlamaCpp(programs, engine, Path("draft.gguf"), SETTINGS, 512, (3, 5))
         runs = list(peer.runs(Prompt("own/1", "code", "Hello"), 4))
         wanted = engine.target.render_chat([{"role": "user", "content": "Hello"}])
     assert [run.variant for run in runs] == ["llama.cpp plain", "llama.cpp model-3", "llama.cpp model-5"]
@@ -344,8 +335,7 @@ def test_real_programs(real: Path, tmp_path: Path, template: str, monkeypatch: p
     settings = BenchSettings(variants=(), n_predict=8)
     with Engine(target, drafter="none", n_threads=1) as engine:
         n_prompt = len(engine.prompt_tokens("the rain in Spain"))
-        programs = LlamaCpp(real, target, draft, n_threads=1, n_ctx=256, timeout_s=60.0)
-        peer = LlamaCppPeer(programs, engine, settings, (3,))
+        peer = LlamaCpp(real, engine, draft, settings, 256, (3,), timeout_s=60.0)
         plain, drafted = peer.runs(Prompt("own/1", "rain", "the rain in Spain"), 0)
     assert plain.prompt_tokens == drafted.prompt_tokens == n_prompt
     assert 0 < plain.tokens <= 8

@@ -22,7 +22,7 @@ from edgespec.models.suites import Prompt, Suite
 
 if TYPE_CHECKING:
     from edgespec.apps.bench.measure import BenchLimits, BenchProgress, BenchSettings
-    from edgespec.apps.bench.peers import LlamaCppPeer
+    from edgespec.apps.bench.peers import LlamaCpp
     from edgespec.apps.bench.runs import BenchmarkOutcome, Run
     from edgespec.engine.engine import Engine
     from edgespec.engine.model_choice import ChosenModels
@@ -143,7 +143,7 @@ class RunningBench:
     suite: Suite
     settings: BenchSettings
     limits: BenchLimits
-    peers: Sequence[LlamaCppPeer]
+    peers: Sequence[LlamaCpp]
     runs: list[Run] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
@@ -157,7 +157,7 @@ class RunningBench:
         from edgespec.apps.bench.measure import BenchListener, measure, unfit
         from edgespec.platform.machine import MachineWatch
 
-        models = _models(self.engine, [peer.programs.draft for peer in self.peers])
+        models = _models(self.engine, [peer.draft for peer in self.peers])
         watch = MachineWatch(n_threads=self.engine.n_threads)
         too_long = unfit(self.engine, self.suite.prompts, self.settings.n_predict)
         self.warnings += [f"{name} is left out: {why}" for name, why in too_long.items()]
@@ -282,17 +282,11 @@ def draft_of_peers(models: ChosenModels) -> Path | None:
 
 def _llama_cpp(
     folder: Path, engine: Engine, draft: Path | None, suite: Suite, settings: BenchSettings
-) -> LlamaCppPeer:
+) -> LlamaCpp:
     """Return llama.cpp's programs on the engine's target; they draft as many tokens as the variants, or 3."""
-    from edgespec.apps.bench.peers import LlamaCpp, LlamaCppPeer, context_for
+    from edgespec.apps.bench.peers import LlamaCpp, context_for
 
     longest = max(len(engine.prompt_tokens(prompt.text)) for prompt in suite.prompts)
-    programs = LlamaCpp(
-        folder,
-        engine.target.path,
-        draft,
-        n_threads=engine.n_threads,
-        n_ctx=min(context_for(longest, settings.n_predict), engine.target.n_ctx_train),
-    )
+    n_ctx = min(context_for(longest, settings.n_predict), engine.target.n_ctx_train)
     gammas = sorted({variant.gamma for variant in settings.variants if variant.gamma}) or [_PEER_GAMMA]
-    return LlamaCppPeer(programs, engine, settings, gammas if draft else ())
+    return LlamaCpp(folder, engine, draft, settings, n_ctx, gammas)

@@ -95,16 +95,11 @@ class ReportOutputs:
 
     def check(self) -> None:
         """Raise UsageError or EdgespecError for what cannot be written, before anything is measured."""
-        from edgespec.apps.bench.report import require_plotting
         from edgespec.platform.files import check_writable
 
-        files: dict[Path, str] = {}
         for path, field in ((self.csv, "csv"), (self.report, "report")):
             if path:
                 check_writable(path, field)
-                other = files.setdefault(path.resolve(), field)
-                if other != field:
-                    problem = f"--{other} writes that file already; choose another"
-                    raise UsageError(problem, field=field, value=path)
-        if self.report:
-            require_plotting()
+        if self.csv and self.report and self.csv.resolve() == self.report.resolve():
+            problem = "--csv writes that file already; choose another"
+            raise UsageError(problem, field="report", value=self.report)

@@ -1,41 +1,31 @@
-"""The results of a benchmark: tables in the terminal, a cell by category or many in numbered rows; files."""
+"""The results of a benchmark in the terminal, a cell by category or many in numbered rows; files."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from rich.table import Table
+from rich.table import Table as Shown
 
 from edgespec.apps.bench.report import write_report
 from edgespec.apps.bench.rows import (
-    NOT_APPLICABLE,
-    NOT_EXACT,
+    ACCURACY,
+    GROSS,
+    NAMES,
+    SPEED,
     UNAVAILABLE,
-    ReportData,
-    Summaries,
-    accuracy_figures,
-    document,
-    fixed,
-    identical,
-    megabytes,
-    milliseconds,
-    passed,
-    rate,
-    read_outcome,
+    Column,
+    Report,
+    Table,
+    accuracy_columns,
     sentences,
-    significant,
-    speedup,
-    summarise,
+    table,
     title,
-    write_csv,
 )
 from edgespec.apps.bench.runs import PLAIN, BenchmarkOutcome
-from edgespec.apps.bench.summary import (
-    VariantComparison,
-    VariantSummary,
-)
+from edgespec.apps.bench.summary import ESTIMATED
 from edgespec.cli.console import out, print_table, tell_written
 
 if TYPE_CHECKING:
@@ -47,153 +37,88 @@ def write_results(outcome: BenchmarkOutcome, outputs: ReportOutputs) -> None:
 
     Raises EdgespecError for that file. Files come first, because the reader of stdout may have gone.
     """
-    summaries = summarise(outcome)
+    report = Report(outcome)
     with ExitStack() as stack:  # runs all callbacks, the last first, and raises at the end
         if outputs.json:
-            stack.callback(sys.stdout.buffer.write, document(outcome, summaries))
+            stack.callback(sys.stdout.buffer.write, report.document())
         else:
-            stack.callback(print_outcome, outcome, summaries)
-        files = ((write_report, outputs.report), (write_csv, outputs.csv))
-        for write, path in files:
-            if path:  # the last first, here too
-                stack.callback(tell_written, path)
-                stack.callback(write, outcome, path, summaries)
+            stack.callback(print_report, report)
+        if outputs.report:
+            stack.callback(tell_written, outputs.report)
+            stack.callback(write_report, report, outputs.report)
+        if outputs.csv:
+            stack.callback(tell_written, outputs.csv)
+            stack.callback(report.write_csv, outputs.csv)
 
 
-def print_outcome(outcome: BenchmarkOutcome, summaries: Summaries | None = None) -> None:
-    """Print an outcome's tables to stdout; `summaries`: the result of `exports.summarise`, if it exists."""
-    reading = read_outcome(outcome, summaries)
-    out.print(title(outcome))
-    if len(reading.cells) == 1 and not reading.skipped:
-        _print_categories(reading)
-    elif reading.cells:
-        _print_rows(reading)
-    _print_skipped(reading)
-    _print_accuracy(reading)
-    if reading.rows:
+def print_report(report: Report) -> None:
+    """Print the tables, and sentences about them, to stdout."""
+    out.print(title(report.outcome))
+    skipped = report.skipped()
+    if len(report.cells) == 1 and not skipped.rows:
+        for found in _by_category(report):
+            print_figures(found, last_is_bold=True)
+        (cell,) = report.cells
         out.print()
-        for line in sentences(reading):
+        out.print(f"kernels {cell.kernels}; peak memory {report.rows[0]['peak_rss_bytes'].text}")
+    elif report.rows:
+        print_figures(
+            table(
+                "Results", [row.columns for row in report.rows], (*NAMES, *_figures(report), "peak_rss_bytes")
+            )
+        )
+    for found in (skipped, _accuracy(report.outcome)):
+        if found.rows:
+            print_figures(found)
+    if report.rows:
+        out.print()
+        for line in sentences(report):
             out.print(line)
 
 
-def figures_table(*names: str, texts: int = 1) -> Table:
-    """Return an empty table; the columns after the first `texts` hold figures and are aligned right."""
-    table = Table(box=None, pad_edge=False, collapse_padding=True)
-    for i, name in enumerate(names):
-        table.add_column(name, justify="left" if i < texts else "right", overflow="fold")
-    return table
+def print_figures(found: Table, *, last_is_bold: bool = False) -> None:
+    """Print a table after an empty line; the heading says what is estimated."""
+    shown, mark = Shown(box=None, pad_edge=False, collapse_padding=True), f" {ESTIMATED}"
+    columns = [list(column) for column in zip(*found.rows, strict=True)]
+    for heading, texts in zip(found.headings, columns, strict=True):
+        is_figure = heading.startswith(">")
+        lines = heading.lstrip(">").replace(", ", "\n").replace(" [", "\n[").replace(" (", "\n(")
+        if is_figure and any(text.endswith(mark) for text in texts):
+            texts[:] = [text.removesuffix(mark) for text in texts]
+            lines += f"\n{ESTIMATED}"
+        shown.add_column(lines, justify="right" if is_figure else "left", overflow="fold")
+    for row in zip(*columns, strict=True):
+        shown.add_row(*row)
+    if last_is_bold:
+        shown.rows[-1].style = "bold"
+    out.print()
+    print_table(shown)
 
 
-def _joules_heading(reading: ReportData) -> str:
-    return reading.energy.label.replace(", ", "\n").replace(" (", "\n(") if reading.energy else "J/token"
+def _figures(report: Report) -> tuple[str, ...]:
+    return (*SPEED, report.energy or GROSS, "identical")
 
 
-def _figures(reading: ReportData, variant: VariantSummary, comparison: VariantComparison | None) -> list[str]:
-    return [
-        speedup(comparison),
-        milliseconds(variant.ttft_s),
-        rate(variant, variant.tau),
-        rate(variant, variant.alpha),
-        significant(reading.energy.of(variant)) if reading.energy else UNAVAILABLE,
-        identical(comparison),
+def _by_category(report: Report) -> Iterator[Table]:
+    """Yield a table for each variant but plain: a row per category, and last one for all together."""
+    every = [(row["variant"].text, row) for row in report.every]
+    plain = {row["category"].text: row["decode_tokens_per_s"].text for name, row in every if name == PLAIN}
+    for variant in [row["variant"].text for row in report.rows if row.comparison] or [PLAIN]:
+        overall, *parts = [row.columns for name, row in every if name == variant]
+        found = table("By category", [*parts, overall], ("category", "prompts", *_figures(report)))
+        found.headings[2:3] = [">plain\ntokens/s", f">{variant}\ntokens/s"]
+        for texts in found.rows:
+            texts.insert(2, plain.get(texts[0], UNAVAILABLE))
+        yield found
+
+
+def _accuracy(outcome: BenchmarkOutcome) -> Table:
+    lines = [
+        {
+            "target": Column(score.target, "target", score.target),
+            "kernels": Column(score.kernels, "kernels", score.kernels),
+            **accuracy_columns(score, score),
+        }
+        for score in outcome.accuracy
     ]
-
-
-# ---- one cell ----
-
-
-def _print_categories(reading: ReportData) -> None:
-    """Print a table for each variant but plain: a row per category, and last one for all together."""
-    (cell, summaries), *_ = reading.cells
-    ordered = [*summaries[1:], summaries[0]]
-    variants = {row.variant.variant: row.variant.exact for row in reading.rows if row.comparison} or {
-        PLAIN: True
-    }
-    for name, exact in variants.items():
-        table = figures_table(
-            "category",
-            "n",
-            "plain\ntokens/s",
-            f"{name}\n{'' if exact else NOT_EXACT + chr(10)}tokens/s",
-            "speed-up\n[95 %]",
-            "TTFT\nms",
-            "tau",
-            "alpha",
-            _joules_heading(reading),
-            "identical",
-        )
-        for summary in ordered:
-            found = {variant.variant: variant for variant in summary.variants}
-            if name not in found:
-                continue
-            plain = found.get(PLAIN)
-            table.add_row(
-                summary.category,
-                str(summary.n_prompts),
-                fixed(plain.decode_tokens_per_s if plain else None, 1),
-                fixed(found[name].decode_tokens_per_s, 1),
-                *_figures(reading, found[name], summary.comparison(name)),
-                style="bold" if summary is summaries[0] else None,
-            )
-        out.print()
-        print_table(table)
-    out.print()
-    out.print(f"kernels {cell.kernels}; peak memory {megabytes(cell.peak_rss_bytes)}")
-
-
-# ---- several ----
-
-
-def _print_rows(reading: ReportData) -> None:
-    table = figures_table(
-        "row",
-        "target",
-        "draft",
-        "kernels",
-        "variant",
-        "tokens/s",
-        "speed-up [95 %]",
-        "TTFT\nms",
-        "tau",
-        "alpha",
-        _joules_heading(reading),
-        "identical",
-        "memory",
-        texts=5,
-    )
-    table.columns[0].justify = "right"
-    for row in reading.rows:
-        table.add_row(
-            *(str(row.number), row.cell.target, row.draft, row.kernels, row.variant_name),
-            fixed(row.variant.decode_tokens_per_s, 1),
-            *_figures(reading, row.variant, row.comparison),
-            megabytes(row.peak_rss_bytes),
-        )
-    out.print()
-    print_table(table)
-
-
-def _print_skipped(reading: ReportData) -> None:
-    if reading.skipped:
-        table = figures_table("skipped: target", "draft", "kernels", "why", texts=4)
-        for cell in reading.skipped:
-            table.add_row(cell.target, cell.draft or NOT_APPLICABLE, cell.kernels, cell.skipped)
-        out.print()
-        print_table(table)
-
-
-def _print_accuracy(reading: ReportData) -> None:
-    scores = reading.outcome.accuracy
-    if not scores:
-        return
-    names = ("tokens", "perplexity", "KL, nats/token", "top-1", "exact match")
-    table = figures_table("target", "kernels", "compared with", *names, texts=3)
-    for score in scores:
-        *found, reference, _ = accuracy_figures(score)
-        answered = passed(score) or "not asked for"
-        table.add_row(score.target, score.kernels, reference, str(score.n_tokens), *found, answered)
-    out.print()
-    print_table(table)
-
-
-# ---- many requests at once ----
+    return table("Accuracy", lines, ("target", "kernels", "accuracy_reference", "accuracy_tokens", *ACCURACY))

@@ -1,7 +1,7 @@
 """Whisper in numpy, float32, straight from the paper and OpenAI's definition of the model: slow, and right.
 
 Weights are those of the GGUF, dequantized, so that what differs from
-csrc/whisper is how activations are rounded.
+edgespec/apps/speech/csrc is how activations are rounded.
 """
 
 from __future__ import annotations

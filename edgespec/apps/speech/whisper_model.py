@@ -1,4 +1,4 @@
-"""Whisper's encoder and decoder on ggml: the Python side of csrc/whisper.
+"""Whisper's encoder and decoder on ggml: the Python side of `csrc/`.
 
     WhisperModel.open(path)
       -> encode(mel)      -> EncodedAudio    one window of sound, as every decoder layer hears it
@@ -36,7 +36,7 @@ from edgespec.platform.closing import Closing
 from edgespec.platform.cpu import default_threads
 from edgespec.platform.forks import HomeProcess, finalize
 
-# ---- the C interface of csrc/whisper (edgespec_whisper.h) ----
+# ---- the C interface (csrc/edgespec_whisper.h) ----
 
 _REASON_BYTES = 512
 _MOST_ID = 2**31 - 1

@@ -3,7 +3,7 @@
 // llama-cpp-python installs.
 #pragma once
 
-#include "../kernels/ggml_abi.h"
+#include "kernels/ggml_abi.h"
 
 namespace edgespec::whisper {
 

@@ -10,7 +10,7 @@ BUILT := build/cp311-abi3-linux_$(shell uname -m)
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 CMAKE := $(BIN)/cmake
 PACKAGES = $(shell $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-C_SOURCES := CMakeLists.txt $(wildcard csrc/*.[ch] csrc/tests/*.[ch] csrc/kernels/*.h csrc/kernels/*.cpp csrc/kernels/tests/* csrc/whisper/*.* csrc/whisper/tests/*)
+C_SOURCES := CMakeLists.txt $(wildcard csrc/*.[ch] csrc/tests/*.[ch] csrc/kernels/*.h csrc/kernels/*.cpp csrc/kernels/tests/* edgespec/apps/speech/csrc/*.* edgespec/apps/speech/csrc/tests/*)
 
 PROMPT ?= Write a quicksort in Python.
 RUN ?=
@@ -25,7 +25,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help run serve check test test-c lint house types format sanitize sanitize-memory sanitize-threads bench forge models-supported wheels wheels-test release pi pi-test clean needs
+.PHONY: help run serve check test test-all test-c lint house types format sanitize sanitize-memory sanitize-threads bench forge models-supported wheels wheels-test release pi pi-test clean needs
 
 help: ## Show this list
 	@sed -n 's/^\([a-z0-9 -]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 25
@@ -49,7 +49,10 @@ PYTEST := $(NO_SPINNING) $(BIN)/python -m pytest -n 3 --dist loadgroup --no-load
 check: lint ## Lint and quick tests (3 minutes): before each commit
 	$(PYTEST) -q -m "not slow and not pair" $(TEST)
 
-test: $(VENV)/.dev test-c ## All tests, three at once (pulls 1.6 GB of models)
+test: $(VENV)/.dev test-c ## Tests, with real models (pulls 1.6 GB), but the longest (10 minutes)
+	$(PYTEST) $(or $(TEST),-m "not long")
+
+test-all: $(VENV)/.dev test-c ## All tests: before a release
 	$(PYTEST) $(TEST)
 
 test-c: $(BUILT)/.tests ## The C tests alone
@@ -74,7 +77,7 @@ format: $(VENV)/.dev ## Format the Python code
 # build/sanitize-py is found. Python leaks at exit by itself: leaks are looked for in the C tests only. What
 # has no memory is to be told so, not ended. libstdc++ comes first too: ASan looks for its throw when it starts. SANITIZED: statistics are drawn from fewer samples.
 sanitize: sanitize-memory sanitize-threads ## Tests of C code under ASan, UBSan and TSan (gcc)
-	@cat CMakeLists.txt $$(git ls-files csrc) | sha256sum > .ci/sanitized
+	@cat CMakeLists.txt $$(git ls-files csrc edgespec/apps/speech/csrc) | sha256sum > .ci/sanitized
 
 sanitize-memory: $(VENV)/.dev
 	PATH="$(abspath $(BIN)):$$PATH" $(PIP) install --no-build-isolation --no-deps --upgrade \
@@ -141,7 +144,7 @@ $(BIN)/python: | needs
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
 # What is pulled meanwhile: the default pair, where that is what will be run.
-MEANWHILE := $(if $(filter run serve test bench forge,$(MAKECMDGOALS)),default)
+MEANWHILE := $(if $(filter run serve test test-all bench forge,$(MAKECMDGOALS)),default)
 MEANWHILE := $(if $(filter -p% -t% -d% --pair% --target% --draft% --gamma% --help,$(RUN) $(SERVE) $(FORGE))$(TEST),,$(MEANWHILE))
 
 # The first time pip compiles llama.cpp for this CPU (about 2 minutes on 2 cores) and keeps the wheel.

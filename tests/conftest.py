@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import atexit
 import importlib
+import json
 import os
 import shutil
 import signal
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -62,53 +64,66 @@ if "XLA_FLAGS" not in os.environ:
 REAL_PAIR = ("qwen2.5-coder-1.5b-q4_k_m", "qwen2.5-coder-0.5b-q4_0")
 
 
-LONGEST = (
-    "test_cli_draft.py",
-    "test_make.py",
-    "test_architecture_check.py",
-    "test_cli_compare.py",
-    "test_tree_drafter.py",
-    "test_compare.py",
-    "test_batch_ray.py",
-    "test_haproxy.py",
-    "test_cli_chat.py",
-    "test_kernels_models.py",
-    "test_pull.py",
-    "test_kernels_guard.py",
-    "test_cli_completion.py",
-    "test_translated.py",
-    "test_kernels.py",
-    "test_report.py",
-    "test_compare_accuracy.py",
-    "test_server_page.py",
-    "test_install.py",
-)
-"""Files that take longest: they begin first, and are `slow` as a whole. The real pair, one group, comes next;
-the other worker has as much left to do then.
-"""
+DURATIONS_FILE = Path(__file__).with_name("durations.json")
+DURATIONS: dict[str, float] = json.loads(DURATIONS_FILE.read_text())
+"""Seconds of each test of a second or more, all its cases together, in the last whole run that was stored."""
+LONG_S = 4.0
+"""`make test` leaves out longer tests, but those that prove exactness; `make test-all` runs all."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let a whole run store how long each test took."""
+    parser.addoption("--store-durations", action="store_true", help=f"write {DURATIONS_FILE.name}")
+
+
+def _test_of(nodeid: str) -> str:
+    """Return a test without its case, and without the group that pytest-xdist adds."""
+    return nodeid.partition("[")[0].partition("@")[0]
+
+
+class _StoredDurations:
+    """Adds up the seconds of a run's tests, those of all workers, and stores them when it ends."""
+
+    def __init__(self) -> None:
+        self._seconds: Counter[str] = Counter()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._seconds[_test_of(report.nodeid)] += report.duration
+
+    def pytest_sessionfinish(self) -> None:
+        kept = {name: round(spent, 1) for name, spent in sorted(self._seconds.items()) if spent >= 1.0}
+        DURATIONS_FILE.write_text(json.dumps(kept, indent=0) + "\n")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Test the kernels before there are workers, once for all of them."""
-    if not IS_WORKER and getattr(config.option, "dist", "no") != "no":
+    if IS_WORKER:
+        return
+    if config.option.store_durations:
+        config.pluginmanager.register(_StoredDurations())
+    if getattr(config.option, "dist", "no") != "no":
         kernels_room.load()
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """For two workers: a file stays together, and so does the real pair."""
+    """Keep a file together, and the real pair; begin with the groups that take longest; mark what is long."""
+    spent: Counter[str] = Counter()
+    for test, seconds in DURATIONS.items():
+        spent[Path(test.partition("::")[0]).name] += seconds
 
-    def place(item: pytest.Item) -> tuple[bool, int]:
-        is_pair, name = item.get_closest_marker("pair") is not None, item.path.name
-        last = len(LONGEST)
-        return is_pair, last if is_pair else LONGEST.index(name) if name in LONGEST else last + 1
+    def group(item: pytest.Item) -> str:
+        return "pair" if item.get_closest_marker("pair") else item.path.name
 
+    spent["pair"] = max(spent.values(), default=0.0)
     for item in items:
-        is_pair, _ = place(item)
-        item.add_marker(pytest.mark.xdist_group("pair" if is_pair else item.path.name))
-        if item.path.name in LONGEST:
+        seconds = DURATIONS.get(_test_of(item.nodeid), 0.0)
+        if seconds:
             item.add_marker(pytest.mark.slow)
-    items.sort(key=lambda item: place(item)[1])
+        if seconds > LONG_S and not item.get_closest_marker("proof"):
+            item.add_marker(pytest.mark.long)
+        item.add_marker(pytest.mark.xdist_group(group(item)))
+    items.sort(key=lambda item: -spent[group(item)])
 
 
 @pytest.fixture(autouse=True)

@@ -32,6 +32,8 @@ from toy_schedulers import POLICIES, FixedPolicy, RandomScheduler, cases, curves
 from toy_sessions import ToySession
 from toy_tasks import task_of
 
+pytestmark = pytest.mark.proof
+
 PIECES = ("a", "b", "c", "ab", "bc")
 END = len(PIECES)
 V, LENGTH = END + 1, 5

@@ -8,12 +8,15 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.decoding.generate import matching
 from edgespec.decoding.sampling import SamplingParams
 from reference import filtered_probs
+
+pytestmark = pytest.mark.proof
 
 GREEDY = SamplingParams(temperature=0.0)
 

@@ -24,6 +24,8 @@ from edgespec.decoding.tree import Lowered
 from edgespec.testing import outcomes
 from toy_models import ToyModel, V, chi_square_p_value
 
+pytestmark = pytest.mark.proof
+
 EOG = 2
 NO_TOKENS = np.zeros(0, np.int32)
 PLAIN = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}

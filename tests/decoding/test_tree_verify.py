@@ -39,6 +39,8 @@ from tree_enumeration import (
     without_nodes,
 )
 
+pytestmark = pytest.mark.proof
+
 RULES = ["block", "chain"]
 
 

@@ -20,6 +20,8 @@ from edgespec.errors import UsageError
 from edgespec.llama.weights import Model
 from reference import filtered_probs
 
+pytestmark = pytest.mark.proof
+
 NO_TOKENS = np.zeros(0, np.int32)
 OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}
 

@@ -24,6 +24,8 @@ from toy_schedulers import FixedPolicy, RandomScheduler, SoonDrafting, cases, cu
 from toy_sessions import ToySession
 from toy_tasks import task_of
 
+pytestmark = pytest.mark.proof
+
 LENGTH = 5
 PROMPT = (0, 1, 2, 0, 1)
 KEPT = (0, 2)

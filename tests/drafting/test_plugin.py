@@ -33,6 +33,8 @@ from toy_schedulers import OURS, STEEPER, STOCK, scheduler_of
 from toy_sessions import ToySession
 from toy_tasks import task_of
 
+pytestmark = pytest.mark.proof
+
 PAGE = Path(__file__).parents[2] / "docs/write-a-drafter.md"
 WEIGHTS = [{0: 1, 1: 2}, {0: 1, 1: 1, 2: 3}, [1.0, 0.0, 4.0]]
 

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from edgespec._core import SuffixStore
 from edgespec.drafting.suffix import SuffixDrafts, n_before_answer
 
+pytestmark = pytest.mark.proof
+
 END = -1
 ESCAPE = 2.0  # this and weight() as in suffix.c
 LEAST = 1 / 1024

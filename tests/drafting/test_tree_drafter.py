@@ -27,6 +27,8 @@ from toy_schedulers import POLICIES, FixedPolicy, RandomScheduler, SoonDrafting,
 from toy_sessions import ToySession, ToyStateSession
 from toy_tasks import task_of
 
+pytestmark = pytest.mark.proof
+
 LENGTH = 5
 PROMPT = (0, 1, 2, 0, 1)
 WARM = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)

@@ -21,6 +21,8 @@ from edgespec.llama.kv_cache import KVCache
 from edgespec.llama.quantize import quantize
 from tiny_gguf import write_tiny_gguf
 
+pytestmark = pytest.mark.proof
+
 GREEDY = SamplingParams(temperature=0.0)
 WARM = SamplingParams(temperature=0.8, top_k=20)
 COMMON = [(7 * i * i + 3) % 250 for i in range(150)]  # with which several prompts begin

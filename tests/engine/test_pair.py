@@ -13,7 +13,7 @@ from edgespec import Engine, SamplingParams
 from edgespec.llama.session import Session
 from edgespec.models.registry import load_registry
 
-pytestmark = [pytest.mark.pair, pytest.mark.slow]
+pytestmark = [pytest.mark.pair, pytest.mark.proof]
 
 GREEDY = SamplingParams(temperature=0.0)
 N_TOKENS = 32

@@ -10,6 +10,8 @@ import pytest
 from edgespec.llama import kernels
 from edgespec.llama.head_file import EightBitMatrix
 
+pytestmark = pytest.mark.proof
+
 
 @pytest.fixture(params=["kernels", "core"])
 def plugin(request):

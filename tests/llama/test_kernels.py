@@ -43,7 +43,10 @@ FLOATS = ("f16", "bf16")
 ISAS = ("avx512-bf16", "avx512-vnni", "avx-vnni", "avx2", "neon-i8mm", "neon-dotprod", "neon")
 MAX_TOKENS = 32
 
-pytestmark = pytest.mark.skipif(not kernels.plugin_path().exists(), reason="the kernels are not built")
+pytestmark = [
+    pytest.mark.proof,
+    pytest.mark.skipif(not kernels.plugin_path().exists(), reason="the kernels are not built"),
+]
 
 
 class CAttention(ctypes.Structure):

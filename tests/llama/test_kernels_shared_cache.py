@@ -16,6 +16,8 @@ from shared_cache import Entry, SharedCache
 from tiny_architectures import ARCHITECTURES, write_architecture
 from tree_shapes import paths, random_shape
 
+pytestmark = pytest.mark.proof
+
 N_CELLS = 1024
 N_TEXTS = 5
 N_BRANCHES = 6

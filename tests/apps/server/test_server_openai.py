@@ -19,6 +19,8 @@ from edgespec import Engine, SamplingParams
 from server_app import Served, serving
 from tiny_gguf import TOOLS_TEMPLATE, write_tiny_gguf
 
+pytestmark = pytest.mark.proof
+
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
 
 

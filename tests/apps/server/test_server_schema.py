@@ -23,6 +23,8 @@ from server_app import Served, serving
 from speech_app import speech_service
 from tiny_gguf import write_tiny_gguf
 
+pytestmark = pytest.mark.proof
+
 CHECKS = [
     not_a_server_error,
     status_code_conformance,

@@ -29,6 +29,8 @@ from toy_sessions import ToySession
 from toy_tasks import task_of
 from toy_vocabularies import ToyVocabulary, random_logits, session_of
 
+pytestmark = pytest.mark.proof
+
 GREEDY = SamplingParams(temperature=0.0)
 WARM = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 LEVELS = ("auto", "token", "string")

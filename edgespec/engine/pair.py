@@ -471,7 +471,7 @@ class Pair(Closing):
 
 
 _POLICIES: dict[DrafterName, Policy] = {
-    # Sampled siblings are accepted too rarely to be worth their cost: docs/measurements/scheduler.md.
+    # Sampled siblings are accepted too rarely to be worth their cost: docs/measurements/drafts.md.
     "auto": Policy(suffix=True, model=True, staged=True, siblings=False),
     "tree": Policy(suffix=True, model=True, staged=True),
     "chain": Policy(suffix=True, model=True, staged=True, branches=False),

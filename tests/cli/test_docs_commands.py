@@ -55,7 +55,6 @@ def test_commands_and_options_exist(page: Path) -> None:
 
 
 EXTRAS = {
-    "--report": "report",
     "--vad": "vad",
     "--ray": "ray",
     "draft make": "forge",

@@ -18,10 +18,10 @@ import numpy as np
 from edgespec import Engine, SamplingParams
 from edgespec.apps.bench.measure import run_of
 from edgespec.apps.bench.runs import PLAIN, Run, rotated
+from edgespec.apps.bench.suites import Prompt
 from edgespec.apps.bench.variants import Variant
 from edgespec.decoding.records import Result
 from edgespec.models.store import Store
-from edgespec.models.suites import Prompt
 from edgespec.platform.files import cache_root
 from prompts import Limits
 

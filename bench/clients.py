@@ -34,9 +34,9 @@ import httpx
 import prompts as prompt_sets
 from contenders import OWN, Contender, add_peers, distinct, edgespec_command, peers
 from edgespec.apps.bench.runs import rotated
+from edgespec.apps.bench.suites import DEFAULT, Prompt, Suite
 from edgespec.engine.model_choice import choose_models
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.models.suites import DEFAULT, Prompt, Suite
 from loads import OLDER, Load, Record, quantile, show, show_goals
 from script import Measuring, numbers, parser, start
 from servers import Request, Server, ask

@@ -33,10 +33,10 @@ import prompts as prompt_sets
 from asking import AUTO, FEWEST, Bench, at_plains_length, compared, own_cache
 from edgespec import Engine
 from edgespec.apps.bench.runs import PLAIN, Run
+from edgespec.apps.bench.suites import DEFAULT, HUMAN_EVAL, OVERALL, Suite
 from edgespec.apps.bench.variants import PLAIN_VARIANT, Variant, parse_variants
 from edgespec.models.draft_records import read_record
 from edgespec.models.hashes import sha256_of
-from edgespec.models.suites import DEFAULT, HUMAN_EVAL, OVERALL, Suite
 from prompts import Limits
 from ratios import Ratios, interval, shown, shown_interval
 from script import Measuring, numbers, parser, require_kernels, start

@@ -25,8 +25,8 @@ from edgespec import Engine
 from edgespec.apps.bench.measure import BenchSettings
 from edgespec.apps.bench.peers import rendered, run_program
 from edgespec.apps.bench.runs import Run
+from edgespec.apps.bench.suites import Prompt
 from edgespec.errors import EdgespecError
-from edgespec.models.suites import Prompt
 
 IK = "ik_llama.cpp"
 

@@ -21,9 +21,9 @@ from typing import Any, Protocol
 
 import msgspec
 
+from edgespec.apps.bench.suites import Prompt, Suite, load_suite, numbered_lines, read_contents
 from edgespec.decoding.session import n_common
 from edgespec.errors import UsageError
-from edgespec.models.suites import Prompt, Suite, load_suite, numbered_lines, read_contents
 
 _SETS = Path(__file__).parent / "prompt_sets"
 OWN = (_SETS / "copy.jsonl", _SETS / "hurt.jsonl")

@@ -26,11 +26,11 @@ import numpy.typing as npt
 
 import prompts as prompt_sets
 from edgespec.apps.bench.accuracy import log_softmax
+from edgespec.apps.bench.suites import evenly
 from edgespec.engine.model_choice import choose_models
 from edgespec.llama.session import Session
 from edgespec.llama.weights import Model
 from edgespec.models.resolve import resolve
-from edgespec.models.suites import evenly
 from script import Measuring, in_child, parser, require_kernels, start
 
 GOAL = 0.005

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from functools import cache
 
 from edgespec.apps.bench.runs import PLAIN, Cell, Run
+from edgespec.apps.bench.suites import OVERALL
 from edgespec.apps.bench.summary import CategorySummary, Interval, VariantComparison, compare, summarise_cell
-from edgespec.models.suites import OVERALL
 
 
 class Ratios:

@@ -39,7 +39,6 @@ from edgespec.models.registry import (
 from edgespec.models.resolve import locate, resolve
 from edgespec.models.sources import format_size
 from edgespec.models.store import Store
-from edgespec.models.suites import DEFAULT, load_suite
 from edgespec.models.verification import Verification
 from edgespec.platform.files import expand_user
 
@@ -53,7 +52,12 @@ if TYPE_CHECKING:
 # ---- `edgespec models pair`: tells whether a draft would help a target, even with another vocabulary ----
 
 
-_MEASURED = ("code", "chat", "reasoning")  # categories of the suite, a prompt of each
+_MEASURED = (
+    "Write a Python function that returns the index of the first number of a sorted list that is not smaller "
+    "than a given one. Add type hints and a docstring.",
+    "My sourdough loaves taste good but come out flat and dense. What is most likely wrong?",
+    "A train leaves at 9:10 and arrives at 10:20, after 84 km. How fast was it? Explain each step.",
+)
 _MEASURED_TOKENS = 64
 
 
@@ -96,15 +100,14 @@ def _overlap(target: Path, draft: Path) -> Overlap:
     from edgespec.llama.weights import Model
     from edgespec.platform.cpu import default_threads
 
-    chosen = load_suite(DEFAULT).select(_MEASURED, 1).prompts
     with Model(target) as ours, Model(draft) as theirs:
         if not (ours.can_rewind and theirs.can_rewind):
             raise EdgespecError("one of the models cannot take tokens back")
         prompts = [
-            ours.tokenize_chat([{"role": "user", "content": prompt.text}])
+            ours.tokenize_chat([{"role": "user", "content": prompt}])
             if ours.chat_template
-            else ours.tokenize(prompt.text, add_special=True, parse_special=False)
-            for prompt in chosen
+            else ours.tokenize(prompt, add_special=True, parse_special=False)
+            for prompt in _MEASURED
         ]
         return measure_overlap(ours, theirs, prompts, n_tokens=_MEASURED_TOKENS, n_threads=default_threads())
 

@@ -12,8 +12,8 @@ import pytest
 from edgespec import Engine
 from edgespec.apps.bench.measure import BenchSettings
 from edgespec.apps.bench.peers import DRAFTED_PROGRAM, PLAIN_PROGRAM, rendered
+from edgespec.apps.bench.suites import Prompt
 from edgespec.errors import EdgespecError
-from edgespec.models.suites import Prompt
 from fake_llama_cpp import DRAFTED_LOG, PLAIN_LOG, asked, fake, option
 from peers import IkSpecBench, llama_bench
 from speed import open_peers, run_peers

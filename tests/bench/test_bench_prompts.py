@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 
 import prompts as prompt_sets
+from edgespec.apps.bench.suites import Prompt, load_suite
 from edgespec.errors import UsageError
-from edgespec.models.suites import Prompt, load_suite
 
 HURT = {"random words": 4, "poem": 4, "hot": 4, "other style": 6, "long prompt, short answer": 3}
 LIMITS = prompt_sets.limits()

@@ -8,7 +8,7 @@ import pytest
 
 from drafts_made import STOCK, accepted, class_ratio, drafting_cost, goals, report, verdicts
 from edgespec.apps.bench.runs import PLAIN, Run
-from edgespec.models.suites import HUMAN_EVAL, Prompt, Suite
+from edgespec.apps.bench.suites import HUMAN_EVAL, Prompt, Suite
 from ratios import Ratios
 
 SPEC = Suite(

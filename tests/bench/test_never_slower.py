@@ -9,8 +9,8 @@ import never_slower
 from asking import Bench, at_plains_length, compared
 from edgespec import Engine, SamplingParams
 from edgespec.apps.bench.runs import Run
+from edgespec.apps.bench.suites import OVERALL, Prompt
 from edgespec.apps.bench.variants import PLAIN_VARIANT, parse_variants
-from edgespec.models.suites import OVERALL, Prompt
 from edgespec.platform.files import cache_root
 from never_slower import best_fixed, deep_run, fixed, report, report_second, second_run, verdicts
 from prompts import Limits

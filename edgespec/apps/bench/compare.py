@@ -18,12 +18,12 @@ import msgspec
 
 from edgespec.apps.bench.measure import BenchSettings, CellTask, KeptCells
 from edgespec.apps.bench.runs import Cell, WorkProgressFn, is_kept
+from edgespec.apps.bench.suites import Prompt
 from edgespec.apps.bench.variants import Variant
 from edgespec.decoding.choices import DrafterName
 from edgespec.errors import UsageError, describe_os_error
 from edgespec.llama.choices import KernelsChoice
 from edgespec.models.quantizations import ModelFile
-from edgespec.models.suites import Prompt
 from edgespec.platform.files import write_atomically
 
 NO_DRAFT, SUFFIX, MTP = "none", "suffix", "mtp"

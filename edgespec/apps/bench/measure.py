@@ -28,6 +28,7 @@ from typing import Any, Protocol
 import msgspec
 
 from edgespec.apps.bench.runs import Run, WorkProgressFn, keep, read_kept, rotated, text_hash
+from edgespec.apps.bench.suites import Prompt
 from edgespec.apps.bench.summary import noise
 from edgespec.apps.bench.variants import PLAIN_VARIANT, Variant
 from edgespec.decoding.choices import DrafterName, Rule
@@ -40,7 +41,6 @@ from edgespec.engine.stream import Stream
 from edgespec.errors import EdgespecError
 from edgespec.llama.choices import KernelsChoice
 from edgespec.models.hashes import sha256_of
-from edgespec.models.suites import Prompt
 from edgespec.platform.child import REFUSED, ReportingChild, say
 from edgespec.platform.child import answer as answer_request
 from edgespec.platform.machine import MachineWatch

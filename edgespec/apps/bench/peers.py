@@ -25,9 +25,9 @@ from pathlib import Path
 
 from edgespec.apps.bench.measure import BenchSettings
 from edgespec.apps.bench.runs import PEER, PLAIN, Run
+from edgespec.apps.bench.suites import Prompt
 from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
-from edgespec.models.suites import Prompt
 
 TIMEOUT_S = 1800.0
 """Seconds that a program may take for one prompt, loading included."""

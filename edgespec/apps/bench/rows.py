@@ -25,6 +25,7 @@ from edgespec.apps.bench.runs import (
     Run,
     peer_of,
 )
+from edgespec.apps.bench.suites import OVERALL
 from edgespec.apps.bench.summary import (
     ESTIMATED,
     CategorySummary,
@@ -33,7 +34,6 @@ from edgespec.apps.bench.summary import (
     VariantSummary,
     summarise_cell,
 )
-from edgespec.models.suites import OVERALL
 from edgespec.platform.files import write_file
 from edgespec.platform.metering import Phase
 

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.apps.bench.runs import PLAIN, Cell, Run
+from edgespec.apps.bench.suites import OVERALL
 from edgespec.decoding.records import rates
-from edgespec.models.suites import OVERALL
 from edgespec.platform.metering import Measurement, Phase
 
 _RESAMPLES = 2000

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from edgespec.apps.bench.suites import Prompt, evenly, load_suite
 from edgespec.apps.forge.dataset import (
     BUILT_IN,
     FROM_FILE,
@@ -29,7 +30,6 @@ from edgespec.drafting.rejections import RejectedPlaces, RejectedText
 from edgespec.errors import EdgespecError
 from edgespec.llama.gguf_header import tokenizer_fingerprint
 from edgespec.llama.weights import Model
-from edgespec.models.suites import Prompt, evenly, load_suite
 from edgespec.platform.messages import MessageFn
 
 # ---- the user's own prompts and texts ----

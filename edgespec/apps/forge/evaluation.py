@@ -24,6 +24,7 @@ import msgspec
 
 from edgespec.apps.bench.measure import BenchSettings, CellTask
 from edgespec.apps.bench.runs import PLAIN, Run, keep, read_kept, rotated
+from edgespec.apps.bench.suites import Prompt
 from edgespec.apps.bench.summary import VariantComparison, compare
 from edgespec.apps.bench.variants import Variant
 from edgespec.apps.forge.data_stage import evaluation_prompts
@@ -45,7 +46,6 @@ from edgespec.models.draft_records import (
 from edgespec.models.hashes import sha256_of
 from edgespec.models.quantizations import ModelFile, model_file
 from edgespec.models.resolve import resolve
-from edgespec.models.suites import Prompt
 
 _BEST_OF_FIRST_ROUND = 2  # new candidates that go on after it
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import msgspec
 
+from edgespec.apps.bench.suites import load_suite, read_contents
 from edgespec.errors import UsageError
 from edgespec.llama.choices import KernelsChoice
 from edgespec.models.hashes import hash_file
 from edgespec.models.sources import format_size
-from edgespec.models.suites import load_suite, read_contents
 from edgespec.platform.files import why_no_file
 
 BUDGET = 2_000_000_000

@@ -29,12 +29,12 @@ from edgespec.apps.bench.measure import (
     warm_up,
 )
 from edgespec.apps.bench.runs import PLAIN, Run
+from edgespec.apps.bench.suites import Prompt
 from edgespec.apps.bench.variants import PLAIN_VARIANT, Variant, parse_variants
 from edgespec.apps.energy.meter import EnergyMeter
 from edgespec.decoding.options import Waking
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.kv_cache import KVCache
-from edgespec.models.suites import Prompt
 from tiny_gguf import write_tiny_gguf
 
 VARIANTS = parse_variants("auto,model-3,suffix-4,staged-2")

@@ -15,10 +15,10 @@ from edgespec.apps.bench import runs as kept_runs
 from edgespec.apps.bench.compare import MTP, NO_DRAFT, SUFFIX, Combination, Comparison, ComparisonPlan
 from edgespec.apps.bench.measure import BenchSettings
 from edgespec.apps.bench.runs import PLAIN, Cell, keep
+from edgespec.apps.bench.suites import Prompt
 from edgespec.apps.bench.variants import parse_variants
 from edgespec.errors import UsageError
 from edgespec.models.quantizations import ModelFile
-from edgespec.models.suites import Prompt
 from edgespec.platform.child import ReportingChild
 from tiny_gguf import N_WORDS, write_tiny_gguf
 from tiny_states import tiny

@@ -24,8 +24,8 @@ from edgespec.apps.bench.peers import (
     rendered,
 )
 from edgespec.apps.bench.runs import Run
+from edgespec.apps.bench.suites import Prompt
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.models.suites import Prompt
 from fake_llama_cpp import DRAFTED_LOG, PLAIN_LOG, asked, fake, option
 from tiny_gguf import write_tiny_gguf
 

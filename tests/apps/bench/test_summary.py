@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from edgespec.apps.bench import summary as room
 from edgespec.apps.bench.runs import Cell, Run
+from edgespec.apps.bench.suites import OVERALL
 from edgespec.apps.bench.summary import Interval, noise, paired_interval, summarise_cell
-from edgespec.models.suites import OVERALL
 from edgespec.platform.metering import Measurement
 
 

@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 
 from edgespec.apps.bench.runs import PLAIN, Run
+from edgespec.apps.bench.suites import Prompt
 from edgespec.apps.forge.evaluation import (
     Candidate,
     DraftTiming,
@@ -17,7 +18,6 @@ from edgespec.apps.forge.evaluation import (
 )
 from edgespec.apps.forge.progress import StageContext
 from edgespec.errors import EdgespecError
-from edgespec.models.suites import Prompt
 from tiny_gguf import write_tiny_gguf
 
 SETTINGS = EvaluationSettings(n_predict=12, rounds=2, n_threads=1, kernels="off")

@@ -10,6 +10,7 @@ from itertools import islice
 
 import pytest
 
+from edgespec.apps.bench.suites import DEFAULT, HUMAN_EVAL, load_suite
 from edgespec.apps.forge import prompts as prompts_module
 from edgespec.apps.forge.dataset import HELD_OUT_SHARE, is_held_out
 from edgespec.apps.forge.prompts import (
@@ -21,7 +22,6 @@ from edgespec.apps.forge.prompts import (
     library,
 )
 from edgespec.errors import UsageError
-from edgespec.models.suites import DEFAULT, HUMAN_EVAL, load_suite
 
 N = 20_000
 N_WORDS = 8  # as many in a row are no coincidence

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from edgespec.apps.bench.commands.bench_options import ReportOutputs, SuitePrompts, VariantChoice
+from edgespec.apps.bench.suites import Prompt, Suite
 from edgespec.cli.console import INTERRUPTED, err, line_of, message
 from edgespec.cli.groups import grouped, option_group, shown
 from edgespec.cli.options import ComputeOnNodes, ModelChoice, WattsOption, refuse_contradictions
 from edgespec.cli.progress import WorkDisplay, pull_named
 from edgespec.decoding.choices import DrafterName
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.models.suites import Prompt, Suite
 
 if TYPE_CHECKING:
     from edgespec.apps.bench.measure import BenchLimits, BenchProgress, BenchSettings

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edgespec.apps.bench.suites import DEFAULT, Suite, load_suite
 from edgespec.cli.groups import option_group
 from edgespec.cli.options import OUTPUT
 from edgespec.decoding.choices import Rule
 from edgespec.errors import UsageError
-from edgespec.models.suites import DEFAULT, Suite, load_suite
 
 if TYPE_CHECKING:
     from edgespec.apps.bench.measure import BenchSettings

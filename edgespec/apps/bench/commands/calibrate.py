@@ -11,12 +11,12 @@ import msgspec
 import typer
 
 from edgespec.apps.bench.commands.bench_options import ACCURACY, SuiteChoice, TokensOption
+from edgespec.apps.bench.suites import evenly
 from edgespec.cli.console import message, out
 from edgespec.cli.groups import grouped, option_group, shown
 from edgespec.cli.options import LOSSY, Compute, ModelChoice, refuse_contradictions
 from edgespec.cli.progress import WorkDisplay
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
-from edgespec.models.suites import evenly
 
 if TYPE_CHECKING:
     from edgespec.decoding.choices import Signal

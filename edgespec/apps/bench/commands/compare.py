@@ -17,6 +17,7 @@ from edgespec.apps.bench.commands.bench_options import (
     SuitePrompts,
     VariantChoice,
 )
+from edgespec.apps.bench.suites import DEFAULT, Suite, load_suite
 from edgespec.cli.completion import complete_models
 from edgespec.cli.console import INTERRUPTED, err, message
 from edgespec.cli.groups import grouped, option_group, shown
@@ -26,7 +27,6 @@ from edgespec.errors import EdgespecError, UsageError, check_choice, describe_os
 from edgespec.llama.choices import KernelsChoice
 from edgespec.models.hashes import sha256_of
 from edgespec.models.sources import format_size
-from edgespec.models.suites import DEFAULT, Suite, load_suite
 from edgespec.platform.files import check_folder, read_text_file
 from edgespec.platform.kept import QUANTIZED
 

@@ -392,9 +392,9 @@ def eval_command(
 
     What is measured for the target that it was made for replaces what its record says.
     """
+    from edgespec.apps.bench.suites import evenly, load_suite
     from edgespec.apps.forge.commands.draft_report import evaluated_document, print_evaluated
     from edgespec.apps.forge.evaluation import evaluate_draft
-    from edgespec.models.suites import evenly, load_suite
 
     asked = None if suite is None else evenly(load_suite(suite).interleaved(), questions)
     settings = evaluation.settings(questions, compute.threads, compute.kernels)

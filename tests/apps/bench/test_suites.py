@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgespec.apps.bench import suites as room
+from edgespec.apps.bench.suites import Prompt, Suite, load_suite
 from edgespec.errors import UsageError
-from edgespec.models import suites as room
-from edgespec.models.suites import Prompt, Suite, load_suite
 
 
 def row(**changes: object) -> str:

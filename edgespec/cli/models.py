@@ -188,7 +188,7 @@ def _with_draft(
     from edgespec.drafting.draft_search import best_draft
     from edgespec.engine.model_choice import choose_models
     from edgespec.models.draft_records import is_here
-    from edgespec.models.found.suggestions import draft_to_pull
+    from edgespec.models.found.facts import draft_to_pull
 
     _, registered = choose_models(model.name, None)
     if registered and is_here(registered):
@@ -408,7 +408,7 @@ def pull_command(
 def _shown(entry: Entry, store: Store, registry: Registry) -> dict[str, Any]:
     """The facts of a model: its record, state and pairs, and what its file's header says."""
     from edgespec.llama.gguf_header import read_header
-    from edgespec.models.found.suggestions import expected_size
+    from edgespec.models.found.facts import expected_size
 
     facts = _describe(entry, store, registry) | {"state": _state(entry, store, registry)}
     facts["pairs"] = [name for name, pair in registry.pairs.items() if entry.name in asdict(pair).values()]

@@ -21,9 +21,8 @@ from edgespec.llama.kernels import STOCK
 from edgespec.llama.kernels import load as load_kernels
 from edgespec.models.footprint import USUAL_CTX, fits_in_memory
 from edgespec.models.found.catalog import list_found
-from edgespec.models.found.facts import FactsReader, ModelFacts, facts_of
+from edgespec.models.found.facts import FactsReader, ModelFacts, draft_to_pull, expected_size, facts_of
 from edgespec.models.found.files import FoundModel, real_path
-from edgespec.models.found.suggestions import draft_to_pull, expected_size
 from edgespec.models.registry import load_registry
 from edgespec.models.sources import format_size
 from edgespec.platform.messages import MessageFn

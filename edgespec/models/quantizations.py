@@ -11,7 +11,7 @@ from edgespec.errors import UsageError
 from edgespec.llama.gguf_header import read_header, read_tensors
 from edgespec.llama.quantize import QUANT_TYPES, quantize
 from edgespec.models.entries import Entry, nearest
-from edgespec.models.found.files import file_stem
+from edgespec.models.found.files import file_stem, quantization_in
 from edgespec.models.found.ollama import is_ollama_name
 from edgespec.models.hashes import sha256_of
 from edgespec.models.registry import load_registry
@@ -47,15 +47,11 @@ def parse_types(text: str, field: str) -> list[str]:
     return types
 
 
-def quantization_in(name: str) -> str:
-    """Return the quantization in a file's or model's name, in lower case; "" if there is none."""
-    found = _IN_NAME.findall(name)
-    return str(found[-1]).lower() if found else ""
-
-
 def expected_bytes(source: Path, type_name: str) -> int:
     """Estimate the size of `source` as `type_name`, from the quantization in its name."""
-    return int(source.stat().st_size * BITS[type_name] / BITS.get(quantization_in(source.stem), _COMMON_BITS))
+    return int(
+        source.stat().st_size * BITS[type_name] / BITS.get(quantization_in(source.stem).lower(), _COMMON_BITS)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +92,7 @@ class ModelFile:
             file=self.path.name,
             sha256=sha256_of(self.path, on_bytes),
             size=self.path.stat().st_size,
-            quantization=(entry.quantization if entry else _own_type(self.path, self.name)).upper(),
+            quantization=(entry.quantization.upper() if entry else _own_type(self.path, self.name)),
             made_from=self.made_from,
         )
 
@@ -118,7 +114,7 @@ def model_file(ref: str) -> ModelFile:
 
 
 def _bits(file: ModelFile) -> float:
-    if bits := BITS.get(_own_type(file.path, file.name)):
+    if bits := BITS.get(_own_type(file.path, file.name).lower()):
         return bits
     tensors = read_tensors(read_header(file.path))
     weights = sum(tensor.columns * tensor.rows * tensor.n_matrices for tensor in tensors)
@@ -148,7 +144,7 @@ def variants(
     found = []
     for type_ in types:
         name = f"{stem}-{type_}"
-        if quantization_in(source.path.stem) == type_ or quantization_in(source.name) == type_:
+        if type_.upper() in (quantization_in(source.path.stem), quantization_in(source.name)):
             found.append(source)
         elif name in entries:
             found.append(model_file(name))

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.entries import Entry
-from edgespec.models.found.catalog import stored_model
 from edgespec.models.found.hub_cache import find_in_hub, hub_file
 from edgespec.models.found.ollama import PREFIX as OLLAMA
 from edgespec.models.found.ollama import find_ollama, is_ollama_name, ollama_names
@@ -162,8 +161,9 @@ def named_as(ref: str, path: Path) -> Iterator[None]:
 
 def notes_of(ref: str, header: GGUFHeader) -> list[str]:
     """The parts of a model that another program keeps and edgespec does not use, a line each."""
-    model = stored_model(ref)
-    notes = list(model.notes) if model else []
-    if model and model.source == "ollama" and not header.gguf.text("tokenizer.chat_template"):
+    if not is_ollama_name(ref):
+        return []
+    notes = list(find_ollama(ref, load_registry().folders).notes)
+    if not header.gguf.text("tokenizer.chat_template"):
         notes.append("its file has no chat template, and Ollama's is not used: --chat-template names one")
     return notes

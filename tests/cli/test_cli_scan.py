@@ -108,7 +108,7 @@ def test_text_of_a_model_of_ollama_with_the_draft_that_is_there(ollama, files, e
     lines = [line for line in run.stderr.splitlines() if line.startswith("edgespec: ")]
     assert [line for line in lines if "ollama:small:1b drafts: found on this disk" in line]
     assert [line for line in lines if "system message of it is not used" in line]
-    assert [line for line in lines if "(temperature 0.3)" in line]
+    assert [line for line in lines if "parameters of it are not used" in line]
     plain = run_cli(
         "run", "-t", files["target"], "--drafter", "none", "--temp", "0", "-n", "12", "one two", env=env
     )

@@ -16,11 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.models.entries import Registry
 from edgespec.models.found.files import FoundModel, Listing, gguf_files, size_and_problem
-from edgespec.models.found.hub_cache import find_in_hub, hub_file, list_hub
-from edgespec.models.found.ollama import find_ollama, is_ollama_name, is_store, list_ollama, ollama_names
-from edgespec.models.hub_names import hub_entry, is_hub_name
+from edgespec.models.found.hub_cache import list_hub
+from edgespec.models.found.ollama import is_store, list_ollama, ollama_names
 from edgespec.models.registry import load_registry
 from edgespec.models.store import Store
 from edgespec.platform.files import expand_user
@@ -29,54 +27,39 @@ _USUAL = ("~/.lmstudio/models", "~/.cache/lm-studio/models", "~/.cache/llama.cpp
 """Where LM Studio and llama.cpp keep files."""
 
 
-def stored_model(ref: str) -> FoundModel | None:
-    """Return the model of another program's store that `ref` means; None for any other name.
-
-    Raises as `find_ollama`.
-    """
-    if is_ollama_name(ref):
-        return find_ollama(ref, load_registry().folders)
-    return find_in_hub(hub_entry(hub_file(ref))) if is_hub_name(ref) else None
-
-
 def list_found(folders: Sequence[Path] = ()) -> Listing:
     """Return all models on this disk: edgespec's own, other programs', those of the user's folders.
 
     `folders`: more folders to look into, which must exist. Raises UsageError if one does not.
     """
-    registry = load_registry()
+    registry, store, listing = load_registry(), Store.default(), Listing()
     for folder in folders:
         if not folder.is_dir():
             raise UsageError(f"{folder}: no such folder")
-    more = list(dict.fromkeys([*registry.folders, *folders]))
-    listing = Listing(_own(registry))
-    usual = map(expand_user, filter(None, (*_USUAL, os.environ.get("LLAMA_CACHE"))))
-    others = dict.fromkeys([*usual, *(folder for folder in more if not is_store(folder))])
-    for part in (list_ollama(more), list_hub(), *map(_list_folder, others)):
+    for entry in registry.entries.values():
+        if store.is_present(entry, registry):
+            path, sha256 = store.file(entry), store.expected_sha256(entry)
+            size = path.stat().st_size
+            listing.models.append(
+                FoundModel(name=entry.name, source="edgespec", path=path, size=size, sha256=sha256)
+            )
+    more = [*registry.folders, *folders]
+    for part in (list_ollama(more), list_hub()):
         listing.models += part.models
         listing.problems += part.problems
+    usual = map(expand_user, filter(None, (*_USUAL, os.environ.get("LLAMA_CACHE"))))
+    for folder in dict.fromkeys([*usual, *(one for one in more if not is_store(one))]):
+        for path in gguf_files(folder, listing.problems.append):
+            size, problem = size_and_problem(path)
+            listing.models.append(
+                FoundModel(name=str(path), source="folder", path=path, size=size, problem=problem)
+            )
     listing.problems += [
         f"{folder}: no such folder; correct `folders` in models.toml"
         for folder in registry.folders
         if not folder.exists()
     ]
     return listing
-
-
-def _own(registry: Registry) -> list[FoundModel]:
-    """Return edgespec's own models that are here."""
-    store = Store.default()
-    return [
-        FoundModel(
-            name=entry.name,
-            source="edgespec",
-            path=(path := store.file(entry)),
-            size=path.stat().st_size,
-            sha256=store.expected_sha256(entry),
-        )
-        for entry in registry.entries.values()
-        if store.is_present(entry, registry)
-    ]
 
 
 def other_names() -> list[str]:
@@ -86,13 +69,3 @@ def other_names() -> list[str]:
         return ollama_names(load_registry().folders) + of_hub
     except (EdgespecError, OSError):
         return []
-
-
-def _list_folder(folder: Path) -> Listing:
-    listing = Listing()
-    for path in gguf_files(folder, listing.problems.append):
-        size, problem = size_and_problem(path)
-        listing.models.append(
-            FoundModel(name=str(path), source="folder", path=path, size=size, problem=problem)
-        )
-    return listing

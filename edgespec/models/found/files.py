@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -20,7 +20,7 @@ Report = Callable[[str], None]
 """Takes what cannot be looked at, in one line."""
 
 _UNFINISHED = re.compile(r".*(\.part|\.incomplete|\.downloadinprogress|\.tmp|\.crdownload|\.aria2)", re.I)
-_LATER_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE | re.DOTALL)
+_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE | re.DOTALL)
 _QUANTIZATION = re.compile(
     r"(?<![a-z0-9])(?:ud-)?(?:i?q\d+(?:_[a-z0-9]+)*|tq\d_\d|mxfp4(?:_moe)?|nvfp4|bf16|f16|f32)(?![a-z0-9])",
     re.I,
@@ -72,15 +72,10 @@ class Listing:
 # ---- names of files ----
 
 
-def is_later_part(name: str) -> bool:
-    """Whether a file's name is that of a split model's part after the first."""
-    match = _LATER_PART.fullmatch(name)
-    return match is not None and int(match[2]) != 1
-
-
-def is_projector(name: str) -> bool:
-    """Whether a file's name is that of a multimodal model's projector, which is stored beside it."""
-    return "mmproj" in name.lower()
+def model_files(names: Iterable[str]) -> list[str]:
+    """Return those of a folder's files that are models: of a split one the first part, and no projectors."""
+    models = (name for name in names if name.lower().endswith(".gguf") and "mmproj" not in name.lower())
+    return [name for name in models if not (part := _PART.fullmatch(name)) or int(part[2]) == 1]
 
 
 def quantization_in(name: str) -> str:
@@ -124,30 +119,38 @@ def real_path(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
-def gguf_files(root: Path, report: Report) -> list[Path]:
-    """Return the .gguf files below a folder, of a split model the first, by path.
+def walked(root: Path, report: Report) -> Iterator[tuple[Path, list[str]]]:
+    """Yield each folder below `root` and its files' names; `report` takes those that cannot be read.
 
-    Links to folders are not followed. `report` takes folders that cannot be read, and stopped downloads.
+    Links to folders are not followed.
     """
 
     def refused(error: OSError) -> None:
         if not isinstance(error, FileNotFoundError | NotADirectoryError):
             report(refusal(Path(error.filename), error))
 
-    found = []
     for folder, _, names in os.walk(root, onerror=refused):
-        for path in map(Path(folder).joinpath, names):
-            if _UNFINISHED.fullmatch(path.name):
-                report(f"{path}: a stopped download; the program that began it continues it")
-            elif path.suffix.lower() == ".gguf":
-                found.append(path)
-    firsts = {path for path in found if not is_later_part(path.name)}
-    for path in found:
-        match = _LATER_PART.fullmatch(path.name)
-        first = path.with_name(f"{match[1]}-00001-of-{match[3]}.gguf") if match else path
-        if first not in firsts:
-            report(f"{path}: its first part is missing, {first.name}; download it")
-    return sorted(firsts)
+        yield Path(folder), names
+
+
+def gguf_files(root: Path, report: Report) -> list[Path]:
+    """Return the .gguf files below a folder, of a split model the first, by path.
+
+    `report` takes folders that cannot be read, stopped downloads, and parts without a first.
+    """
+    found = set[Path]()
+    for folder, names in walked(root, report):
+        for name in names:
+            if _UNFINISHED.fullmatch(name):
+                report(f"{folder / name}: a stopped download; the program that began it continues it")
+            elif name.lower().endswith(".gguf"):
+                found.add(folder / name)
+    parts = {path: part for path in found if (part := _PART.fullmatch(path.name)) and int(part[2]) != 1}
+    for path, part in sorted(parts.items()):
+        first = f"{part[1]}-00001-of-{part[3]}.gguf"
+        if path.with_name(first) not in found:
+            report(f"{path}: its first part is missing, {first}; download it")
+    return sorted(found - parts.keys())
 
 
 def size_and_problem(first: Path) -> tuple[int, str]:

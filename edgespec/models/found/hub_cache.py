@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Iterable
 from pathlib import Path
 
 from edgespec.errors import EdgespecError, UsageError
@@ -21,10 +20,10 @@ from edgespec.models.entries import Entry, HubSource, nearest
 from edgespec.models.found.files import (
     FoundModel,
     Listing,
+    Report,
     gguf_files,
     is_inside,
-    is_later_part,
-    is_projector,
+    model_files,
     of_quantization,
     quantization_in,
     real_path,
@@ -40,29 +39,18 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-def hub_root() -> Path:
-    """Return the folder of the hub library's cache, as that library finds it."""
-    for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
-        if folder := os.environ.get(variable):
-            return expand_user(folder)
-    if home := os.environ.get("HF_HOME"):
-        return expand_user(home) / "hub"
-    return user_folder("XDG_CACHE_HOME") / "huggingface" / "hub"
-
-
 def list_hub() -> Listing:
     """Return all models of the cache; a file that several commits have is listed once."""
     listing, seen = Listing(), set()
-    for folder in sorted(hub_root().glob("models--*--*")):
-        main = _commit(folder, "main")
+    for folder in sorted(_root().glob("models--*--*")):
         for blob in sorted(folder.glob("blobs/*.incomplete")):
             listing.problems.append(f"{blob}: a stopped download; the program that began it continues it")
-        snapshots = sorted(folder.glob("snapshots/*"), key=lambda one: (one.name != main, one.name))
-        for snapshot in snapshots:
-            for path in gguf_files(snapshot, listing.problems.append):
-                if real_path(path) not in seen:
-                    seen.add(real_path(path))
-                    listing.models.append(_found(folder, snapshot, path, is_main=snapshot.name == main))
+        main = _commit(folder, "main")
+        for snapshot in sorted(folder.glob("snapshots/*"), key=lambda one: (one.name != main, one.name)):
+            for model in _of_snapshot(snapshot, snapshot.name == main, listing.problems.append):
+                if real_path(model.path) not in seen:
+                    seen.add(real_path(model.path))
+                    listing.models.append(model)
     return listing
 
 
@@ -77,11 +65,35 @@ def find_in_hub(entry: Entry) -> FoundModel | None:
     folder = _folder(source.repo)
     commit = source.revision if _COMMIT.fullmatch(source.revision) else _commit(folder, source.revision)
     snapshot = folder / "snapshots" / commit
-    found = _found(folder, snapshot, snapshot / source.file, is_main=source.revision == "main")
+    found = _found(snapshot, snapshot / source.file, is_main=source.revision == "main")
     return found if commit and not found.problem else None
 
 
-def _found(folder: Path, snapshot: Path, path: Path, *, is_main: bool) -> FoundModel:
+def _root() -> Path:
+    """Return the folder of the hub library's cache, as that library finds it."""
+    for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        if folder := os.environ.get(variable):
+            return expand_user(folder)
+    home = os.environ.get("HF_HOME")
+    return (expand_user(home) if home else user_folder("XDG_CACHE_HOME") / "huggingface") / "hub"
+
+
+def _folder(repo: str) -> Path:
+    return _root() / f"models--{repo.replace('/', '--')}"
+
+
+def _commit(folder: Path, revision: str) -> str:
+    """Return the commit that a branch or tag was at the last download; "" if there is none."""
+    commit = "" if ".." in revision.split("/") else text_of(folder / "refs" / revision)
+    return commit if _COMMIT.fullmatch(commit) else ""
+
+
+def _of_snapshot(snapshot: Path, is_main: bool, report: Report) -> list[FoundModel]:
+    return [_found(snapshot, path, is_main=is_main) for path in gguf_files(snapshot, report)]
+
+
+def _found(snapshot: Path, path: Path, *, is_main: bool) -> FoundModel:
+    folder = snapshot.parents[1]
     size, problem = size_and_problem(path)
     files = (path, *other_files(path))
     if outside := "" if problem else next((one.name for one in files if not is_inside(one, folder)), ""):
@@ -97,16 +109,6 @@ def _found(folder: Path, snapshot: Path, path: Path, *, is_main: bool) -> FoundM
         parts_sha256=tuple(filter(None, hashes[1:])),
         problem=problem,
     )
-
-
-def _folder(repo: str) -> Path:
-    return hub_root() / f"models--{repo.replace('/', '--')}"
-
-
-def _commit(folder: Path, revision: str) -> str:
-    """Return the commit that a branch or tag was at the last download; "" if there is none."""
-    commit = "" if ".." in revision.split("/") else text_of(folder / "refs" / revision)
-    return commit if _COMMIT.fullmatch(commit) else ""
 
 
 # ---- the file that the name of a repository means: hf:OWNER/REPO[:QUANTIZATION] ----
@@ -132,19 +134,19 @@ def hub_file(ref: str) -> str:
 
 
 def _files_here(repository: HubRepository) -> list[str]:
-    names = _models(Store.default().hub_files(repository.repo, repository.revision))
+    names = Store.default().hub_files(repository.repo, repository.revision)
     folder = _folder(repository.repo)
     if repository.revision == "main" and (commit := _commit(folder, "main")):
         snapshot = folder / "snapshots" / commit
-        found = [_found(folder, snapshot, one, is_main=True) for one in gguf_files(snapshot, lambda _: None)]
-        names += _models(one.path.relative_to(snapshot).as_posix() for one in found if not one.problem)
-    return list(dict.fromkeys(names))
+        found = _of_snapshot(snapshot, True, lambda _: None)
+        names += [one.path.relative_to(snapshot).as_posix() for one in found if not one.problem]
+    return model_files(dict.fromkeys(names))
 
 
 def _file_there(ref: str, repository: HubRepository) -> str:
     repo, wanted = repository.repo, repository.quantization
     try:
-        names = _models(_listed(repo, repository.revision, os.environ.get("HF_ENDPOINT", "")))
+        names = model_files(_listed(repo, repository.revision, os.environ.get("HF_ENDPOINT", "")))
     except SourceFailure as failure:
         cure = "" if ref.startswith("hf:") else "; if a file is meant, there is none of this name here"
         raise EdgespecError(f"{ref}: hub {repo}: {failure}{cure}") from None
@@ -163,12 +165,3 @@ def _file_there(ref: str, repository: HubRepository) -> str:
 def _listed(repo: str, revision: str, _endpoint: str) -> tuple[str, ...]:
     """Return the files of a repository; asked once in a process."""
     return tuple(list_hub_files(repo, revision))
-
-
-def _models(names: Iterable[str]) -> list[str]:
-    """Return those of a repository's files that are models: of a split one the first part."""
-    return [
-        name
-        for name in names
-        if name.lower().endswith(".gguf") and not is_projector(name) and not is_later_part(name)
-    ]

@@ -15,9 +15,9 @@ from edgespec.cli.console import err, out, tell_written
 from edgespec.cli.groups import shown
 from edgespec.cli.progress import PullDisplay, WorkDisplay
 from edgespec.errors import UsageError
-from edgespec.models.found.catalog import stored_model
 from edgespec.models.found.files import file_stem
 from edgespec.models.found.ollama import is_ollama_name
+from edgespec.models.hub_names import is_hub_name
 from edgespec.models.resolve import locate, resolve
 from edgespec.models.sources import check_disk
 from edgespec.models.store import Store
@@ -136,7 +136,8 @@ def quantize_command(  # noqa: PLR0913 - a user's options
     texts = [read_text_file(file, "calibrate") for file in calibrate or ()]
     file = _single_file(output, len(types))
     src = _place(source)
-    usual = Path() if stored_model(source) else src.parent  # other programs' folders are left as they are
+    is_stored = (is_ollama_name(source) or is_hub_name(source)) and isinstance(locate(source), Path)
+    usual = Path() if is_stored else src.parent  # other programs' folders are left as they are
     directory = file.parent if file else output or usual
     stem = file_stem(source) if is_ollama_name(source) else src.stem
     targets = {name: file or directory / f"{stem}-{name}.gguf" for name in types}

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from edgespec.errors import EdgespecError
 from edgespec.models.sources import one_line
-from edgespec.models.wheels import run_pip
 
 _GLIBC = 36  # 2.36: Raspberry Pi OS bookworm's
 _OLDEST_GLIBC = 17  # 2.17: manylinux2014's, the oldest that wheels for ARM are built for
@@ -86,7 +85,7 @@ def _pip(arguments: Sequence[str], machine: str, python: str) -> str | None:
         "python_version": ".".join(python.split(".")[:2]),
     }
     command = [sys.executable, "-P", "-c", _PIP, json.dumps(there), "download", "--quiet", *arguments]
-    process = run_pip(command)
+    process = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     return process.stdout if process.returncode else None
 
 

@@ -27,7 +27,7 @@ from edgespec.models.found.files import FoundModel
 from edgespec.models.found.ollama import is_ollama_name
 from edgespec.models.hashes import file_sha256
 from edgespec.models.hub_names import hub_name, is_hub_name
-from edgespec.models.pull import Puller
+from edgespec.models.pull import Puller, Verification
 from edgespec.models.registry import (
     DEFAULT_VARIABLE,
     add_local,
@@ -39,7 +39,6 @@ from edgespec.models.registry import (
 from edgespec.models.resolve import locate, resolve
 from edgespec.models.sources import format_size
 from edgespec.models.store import Store
-from edgespec.models.verification import Verification
 from edgespec.platform.files import expand_user
 
 if TYPE_CHECKING:
@@ -521,7 +520,8 @@ def _print_verified(found: Verification) -> None:
     for file in found.bad:
         number = [found, *found.parts].index(file) + 1
         part = f" in part {number} of {n}, {file.path}" if n > 1 else ""
-        out.print(f"{found.name}: DIFFERS{part}: {file.why}")
+        why = file.problem or f"{file.sha256}, expected {file.expected}"
+        out.print(f"{found.name}: DIFFERS{part}: {why}")
 
 
 @models_app.command("verify", epilog="Example: edgespec models verify smollm2-135m-q4_1")

@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, TypeVar
 
 from msgspec import structs
 
@@ -35,9 +35,8 @@ from edgespec.models.hashes import hash_file
 from edgespec.models.hub import fetch_hub
 from edgespec.models.hub_names import hub_entries, is_hub_name, other_files
 from edgespec.models.registry import load_registry
-from edgespec.models.sources import PartFile, Report, SourceFailure, check_disk
+from edgespec.models.sources import PartFile, SourceFailure, check_disk
 from edgespec.models.store import CONVERTED_TO, Stamp, Store
-from edgespec.models.verification import Verification, why_incomplete
 from edgespec.models.wheels import fetch_wheels
 from edgespec.models.whisper_files import is_whisper_source
 from edgespec.platform.locks import locked
@@ -66,15 +65,6 @@ ProgressFn = Callable[[PullProgress], None]
 """Called often; an exception from it ends the work, which can be continued later."""
 
 
-class QuantizeFn(Protocol):
-    """Makes a derived file; `edgespec.llama.quantize.quantize`, but for tests."""
-
-    def __call__(
-        self, src: Path, dst: Path, type_name: str, *, pure: bool, on_progress: Callable[[int, int], None]
-    ) -> None:
-        """Write `src`, quantized to `type_name`, to `dst`; `on_progress` takes (tensors done, all)."""
-
-
 def no_progress(_: PullProgress) -> None:
     """Show no progress of a pull."""
 
@@ -82,9 +72,7 @@ def no_progress(_: PullProgress) -> None:
 def _quantize(
     src: Path, dst: Path, type_name: str, *, pure: bool, on_progress: Callable[[int, int], None]
 ) -> None:
-    from edgespec.llama.quantize import (
-        quantize,
-    )  # not at the top: files are pulled while llama.cpp is compiled
+    from edgespec.llama.quantize import quantize  # not at the top: files are pulled while it is compiled
 
     quantize(src, dst, type_name, pure=pure, on_progress=on_progress)
 
@@ -103,7 +91,11 @@ class Puller:
     store: Store = field(default_factory=Store.default)
     on_progress: ProgressFn = no_progress
     on_message: MessageFn = silent
-    quantize: QuantizeFn = _quantize
+    quantize: Callable[..., None] = _quantize
+    """Makes a derived file, as `edgespec.llama.quantize.quantize` does."""
+
+    def _tell(self, entry: Entry, phase: Phase) -> Callable[[int, int | None], None]:
+        return lambda done, total: self.on_progress(PullProgress(entry.name, phase, done, total))
 
     def expand(self, ref: str) -> list[Entry]:
         """Return the entries a name stands for: a model, both models of a pair, or an `hf:` reference.
@@ -216,8 +208,8 @@ class Puller:
             self._download(entry)
 
     def _hash(self, entry: Entry, path: Path) -> str:
-        total = path.stat().st_size
-        return hash_file(path, lambda done: self.on_progress(PullProgress(entry.name, "hash", done, total)))
+        tell, total = self._tell(entry, "hash"), path.stat().st_size
+        return hash_file(path, lambda done: tell(done, total))
 
     def _adopt(self, entry: Entry) -> None:
         path, expected = self.store.file(entry), self.store.expected_sha256(entry)
@@ -238,10 +230,7 @@ class Puller:
         failures: list[str] = []
         for source in sources:
             try:
-                raw = raw_entry(entry, source)
-                fetch_needed(source, entry, part)
-                _fetch(source, raw, part, functools.partial(self._report_download, raw))
-                fetch_useful(source, entry, part, self.on_message)
+                self._fetch(entry, source, part)
                 self._finish(entry, source, part)
             except SourceFailure as failure:
                 failures.append(f"{source.label}: {failure}")
@@ -254,14 +243,32 @@ class Puller:
             f"or copy the file to {final}"
         )
 
-    def _report_download(self, entry: Entry, done: int, total: int | None) -> None:
-        self.on_progress(PullProgress(entry.name, "download", done, total or entry.size))
+    def _fetch(self, entry: Entry, source: HubSource | WheelsSource, part: PartFile) -> None:
+        """Complete the partial file, and get the small files that belong to it. Raises SourceFailure."""
+        raw, tell = _raw_entry(entry, source), self._tell(entry, "download")
+
+        def report(done: int, total: int | None) -> None:
+            tell(done, total or raw.size)
+
+        if isinstance(source, WheelsSource):  # the small files come in the wheels
+            fetch_wheels(source, raw, part, report)
+            return
+        small = source.beside if entry.converted else ()
+        for name in small:
+            if not name.endswith(OPTIONAL):
+                _fetch_small(source, name, raw, part)
+        fetch_hub(source, raw, part, report)
+        for name in small:
+            if name.endswith(OPTIONAL):
+                try:
+                    _fetch_small(source, name.removesuffix(OPTIONAL), raw, part)
+                except SourceFailure as failure:
+                    self.on_message(f"{entry.name}: goes on without {failure}")
 
     def _finish(self, entry: Entry, source: HubSource | WheelsSource, part: PartFile) -> None:
         """Check the complete partial file and give it its final name."""
-        raw = raw_entry(entry, source)
         sha256 = self._hash(entry, part.path)
-        expected = raw.sha256 if entry.converted else self.store.expected_sha256(entry)
+        expected = source.sha256 if entry.converted else self.store.expected_sha256(entry)
         if expected not in (None, sha256):
             part.discard()
             raise SourceFailure(f"wrong SHA-256: {sha256}, expected {expected}; the download was deleted")
@@ -279,20 +286,31 @@ class Puller:
         part.forget_state()
 
     def _convert(self, entry: Entry, source: HubSource | WheelsSource, part: PartFile, raw: str) -> None:
-        """Convert the complete partial file, whose SHA-256 is `raw`, and give the result its final name."""
+        """Convert the complete partial file, whose SHA-256 is `raw`, and give the result its final name.
 
-        def report(done: int, total: int) -> None:
-            self.on_progress(PullProgress(entry.name, "convert", done, total))
-
-        made = convert(entry, source, part, report)
-        stamp = Stamp(
-            self._hash(entry, made),
-            made.stat().st_size,
-            f"{source.label}{CONVERTED_TO}{entry.converted}",
-            raw,
-        )
-        self._put(entry, made, stamp)
-        clean(part)
+        Raises SourceFailure for a damaged model, which is deleted; EdgespecError if there is no room.
+        """
+        convert_whisper = part_of_app("speech.weights").convert_whisper
+        folder, made = part.beside, part.path.with_name(f"{part.path.name}.converted")
+        path = source.file if isinstance(source, HubSource) else re.sub(r"\.part.*", "", source.member)
+        large = folder / path.rsplit("/", 1)[-1]  # the name that the large file has among its small ones
+        folder.mkdir(exist_ok=True)
+        check_disk(folder, part.size(), entry.name)
+        part.path.replace(large)
+        try:
+            whole, tell = folder if is_whisper_source(folder) else large, self._tell(entry, "convert")
+            convert_whisper(whole, made, entry.converted, name=entry.name, on_progress=tell)
+        except EdgespecError as error:
+            large.unlink()
+            part.discard()
+            raise SourceFailure(f"{error}; the download was deleted") from None
+        finally:
+            with suppress(FileNotFoundError):  # stopped: the next pull goes on from here
+                large.replace(part.path)
+        label = f"{source.label}{CONVERTED_TO}{entry.converted}"
+        self._put(entry, made, Stamp(self._hash(entry, made), made.stat().st_size, label, raw))
+        part.discard()
+        shutil.rmtree(folder, ignore_errors=True)
 
     def _put(self, entry: Entry, complete: Path, stamp: Stamp) -> None:
         with complete.open("rb") as file:
@@ -307,17 +325,10 @@ class Puller:
         if base_sha256 is None:  # the user's own file, added without a hash
             base_sha256 = self._hash(base, src)
         check_disk(self.store.root, src.stat().st_size, entry.name)
-        self.on_progress(PullProgress(entry.name, "quantize", 0, None))
+        tell = self._tell(entry, "quantize")
+        tell(0, None)
         try:
-            self.quantize(
-                src,
-                part,
-                entry.derived.type,
-                pure=entry.derived.pure,
-                on_progress=lambda done, total: self.on_progress(
-                    PullProgress(entry.name, "quantize", done, total)
-                ),
-            )
+            self.quantize(src, part, entry.derived.type, pure=entry.derived.pure, on_progress=tell)
             sha256 = self._hash(entry, part)
             self._put(entry, part, Stamp(sha256, part.stat().st_size, entry.derived.label, base_sha256))
         finally:
@@ -329,33 +340,54 @@ class Puller:
         So with the other files of a split model of the user's own; those without a recorded hash have to be
         complete. Others in the store are entries of their own.
         """
-        path = self.store.file(entry)
-        try:
-            sha256 = self._hash(entry, path)
-        except OSError as error:
-            raise EdgespecError(f"{path}: cannot be read: {error.strerror}") from error
-        stamp = self.store.stamp(entry)
-        expected = entry.sha256 or (stamp.sha256 if stamp else None)
+        path, stamp = self.store.file(entry), self.store.stamp(entry)
         others = other_files(path) if entry.path else []
         hashes = entry.parts if len(entry.parts) == len(others) else (None,) * len(others)
-        parts = [self._verify_part(entry, *part) for part in zip(others, hashes, strict=True)]
-        problem = why_incomplete(path) if expected is None else ""
-        return Verification(entry.name, path, sha256, expected, problem, tuple(parts))
+        parts = [self._verify(entry, *one) for one in zip(others, hashes, strict=True)]
+        own = self._verify(entry, path, entry.sha256 or (stamp.sha256 if stamp else None))
+        if not own.sha256:
+            raise EdgespecError(own.problem)
+        return replace(own, parts=tuple(parts))
 
-    def _verify_part(self, entry: Entry, path: Path, expected: str | None) -> Verification:
+    def _verify(self, entry: Entry, path: Path, expected: str | None) -> Verification:
+        from edgespec.llama.gguf_header import check_complete_part
+
+        sha256 = problem = ""
         try:
             sha256 = self._hash(entry, path)
+            if expected is None:
+                check_complete_part(path)
         except OSError as error:
-            return Verification(entry.name, path, "", expected, describe_os_error(error))
-        problem = why_incomplete(path) if expected is None else ""
+            problem = describe_os_error(error)
+        except EdgespecError as error:
+            problem = str(error)
         return Verification(entry.name, path, sha256, expected, problem)
 
 
-def _fetch(source: HubSource | WheelsSource, entry: Entry, part: PartFile, report: Report) -> None:
-    if isinstance(source, HubSource):
-        fetch_hub(source, entry, part, report)
-    else:
-        fetch_wheels(source, entry, part, report)
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """The result of hashing a present file again."""
+
+    name: str
+    path: Path
+    sha256: str
+    expected: str | None
+    """None if no hash is known yet: any will do."""
+    problem: str = ""
+    """Why the file cannot be right, whatever its hash."""
+    parts: tuple[Verification, ...] = ()
+    """The other files of a split model; their names say which."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether this file and all other parts are what they should be."""
+        return not self.bad
+
+    @property
+    def bad(self) -> list[Verification]:
+        """The files that are not what they should be, this one and its parts."""
+        own = [self] if self.problem or self.expected not in (None, self.sha256) else []
+        return own + [part for part in self.parts if part.bad]
 
 
 # ---- models whose sources have another form ----
@@ -368,34 +400,12 @@ OPTIONAL = "?"
 """Ends the name of a small file that is useful and not needed."""
 
 
-def raw_entry(entry: Entry, source: HubSource | WheelsSource) -> Entry:
+def _raw_entry(entry: Entry, source: HubSource | WheelsSource) -> Entry:
     """The entry for the file that the source delivers: the entry's own, or one to be converted."""
     return structs.replace(entry, size=source.size, sha256=source.sha256) if entry.converted else entry
 
 
-def fetch_needed(source: HubSource | WheelsSource, entry: Entry, part: PartFile) -> None:
-    """Get the small files that a hub source needs; those of wheels come with them. Raises SourceFailure."""
-    for name in _beside(source, entry):
-        if not name.endswith(OPTIONAL):
-            _fetch_small(source, name, entry, part)
-
-
-def fetch_useful(source: HubSource | WheelsSource, entry: Entry, part: PartFile, say: MessageFn) -> None:
-    """Get the small files that are useful; `say` takes a line for each that cannot be had."""
-    for name in _beside(source, entry):
-        if name.endswith(OPTIONAL):
-            try:
-                _fetch_small(source, name.removesuffix(OPTIONAL), entry, part)
-            except SourceFailure as failure:
-                say(f"{entry.name}: goes on without {failure}")
-
-
-def _beside(source: HubSource | WheelsSource, entry: Entry) -> tuple[str, ...]:
-    return source.beside if entry.converted and isinstance(source, HubSource) else ()
-
-
-def _fetch_small(source: HubSource | WheelsSource, place: str, entry: Entry, part: PartFile) -> None:
-    assert isinstance(source, HubSource)  # noqa: S101 - made sure above, for the type checker
+def _fetch_small(source: HubSource, place: str, entry: Entry, part: PartFile) -> None:
     owner, _, rest = place.partition("/")
     repo, _, file = rest.partition("/")
     is_elsewhere = bool(file) and not source.file.startswith(f"{owner}/{repo}/")
@@ -412,44 +422,6 @@ def _fetch_small(source: HubSource | WheelsSource, place: str, entry: Entry, par
         raise SourceFailure(f"{place}: {failure}") from None
     small.path.replace(final)
     small.forget_state()
-
-
-def convert(
-    entry: Entry, source: HubSource | WheelsSource, part: PartFile, on_progress: Callable[[int, int], None]
-) -> Path:
-    """Convert the complete partial file, and return the path of the GGUF file.
-
-    Raises SourceFailure for a damaged model, which is deleted; EdgespecError if there is no room.
-    """
-    convert_whisper = part_of_app("speech.weights").convert_whisper
-    folder = part.beside
-    folder.mkdir(exist_ok=True)
-    large, target = folder / raw_name(source), part.path.with_name(f"{part.path.name}.converted")
-    check_disk(folder, part.size(), entry.name)
-    part.path.replace(large)
-    try:
-        whole = folder if is_whisper_source(folder) else large
-        convert_whisper(whole, target, entry.converted, name=entry.name, on_progress=on_progress)
-    except EdgespecError as error:
-        large.unlink()
-        part.discard()
-        raise SourceFailure(f"{error}; the download was deleted") from None
-    finally:
-        with suppress(FileNotFoundError):  # stopped: the next pull goes on from here
-            large.replace(part.path)
-    return target
-
-
-def clean(part: PartFile) -> None:
-    """Delete what a conversion needed, after it was put in its place."""
-    part.discard()
-    shutil.rmtree(part.beside, ignore_errors=True)
-
-
-def raw_name(source: HubSource | WheelsSource) -> str:
-    """Return the name that the large file has among its small ones."""
-    path = source.file if isinstance(source, HubSource) else re.sub(r"\.part.*", "", source.member)
-    return path.rsplit("/", 1)[-1]
 
 
 # ---- work at once ----

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -85,8 +86,8 @@ def _pip(arguments: Sequence[str], machine: str, python: str) -> str | None:
         "python_version": ".".join(python.split(".")[:2]),
     }
     command = [sys.executable, "-P", "-c", _PIP, json.dumps(there), "download", "--quiet", *arguments]
-    process = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    return process.stdout if process.returncode else None
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    return process.stdout + process.stderr if process.returncode else None
 
 
 def _reason(output: str) -> str:

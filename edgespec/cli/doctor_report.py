@@ -61,7 +61,6 @@ from edgespec.platform.cpu import (
     device_model,
     device_revision,
     fast_cores,
-    hwcaps,
     physical_cores,
     read_cpu,
 )
@@ -122,21 +121,19 @@ def model_paths(models: Sequence[str] | None) -> dict[str, Path]:
 
 def _cpu(root: Path) -> Report:
     cpu = read_cpu(root / "proc/cpuinfo")
-    flags = hwcaps() or cpu.flags
-    features = _ARM_FEATURES if flags & {"asimd", "neon"} else _X86_FEATURES
-    return {"model": cpu.model, "features": {name: name in flags for name in features}}
+    features = _ARM_FEATURES if cpu.flags & {"asimd", "neon"} else _X86_FEATURES
+    return {"model": cpu.model, "features": {name: name in cpu.flags for name in features}}
 
 
 def _machine(root: Path) -> Report:
     """The facts of the machine from system and firmware; None: unknown."""
-    speed, slowed = processor_clock(root), throttling(root)
     return {
         "model": device_model(root) or None,
         "revision": device_revision(root) or None,
         "processors": read_cpu(root / "proc/cpuinfo").count,
-        "clock_mhz": speed and asdict(speed),
+        "clock_mhz": processor_clock(root),
         "degrees": temperatures(root),
-        "firmware": slowed and asdict(slowed),
+        "firmware": throttling(root),
     }
 
 

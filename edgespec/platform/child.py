@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -48,23 +48,20 @@ def run_in_child(module: str, function: str, *arguments: str, timeout_s: float |
 
     The child is killed when this process ends, or when an exception such as Ctrl-C ends the wait.
     """
-    with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as complaints:
-        child = _start(
-            module,
-            function,
-            *arguments,
+    command = child_command(module, function, *arguments)
+    try:
+        # Ctrl-C goes to the terminal's whole process group: the child would print a traceback.
+        ended = subprocess.run(
+            command,
             stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=complaints,
+            capture_output=True,
+            timeout=timeout_s,
+            start_new_session=True,
+            check=False,
         )
-        try:
-            child.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            return ChildExit(None, "")
-        finally:
-            child.kill()
-            child.wait()
-        return ChildExit(child.returncode, _last_line(complaints), _last_line(said))
+    except subprocess.TimeoutExpired:
+        return ChildExit(None, "")
+    return ChildExit(ended.returncode, _last_line(ended.stderr), _last_line(ended.stdout))
 
 
 class ReportingChild:
@@ -85,7 +82,13 @@ class ReportingChild:
         with tempfile.TemporaryFile() as request, tempfile.TemporaryFile() as complaints:
             request.write(self._request)
             request.seek(0)
-            child = _start(*self._what, stdin=request, stdout=subprocess.PIPE, stderr=complaints)
+            child = subprocess.Popen(
+                child_command(*self._what),
+                stdin=request,
+                stdout=subprocess.PIPE,
+                stderr=complaints,
+                start_new_session=True,  # as above
+            )
             try:
                 assert child.stdout is not None  # noqa: S101 - for the type checker: it is a pipe
                 for line in child.stdout:
@@ -96,7 +99,8 @@ class ReportingChild:
                 child.kill()
                 with child:  # closes the pipe and waits
                     pass
-            self.ended = ChildExit(child.returncode, _last_line(complaints))
+            complaints.seek(0)
+            self.ended = ChildExit(child.returncode, _last_line(complaints.read()))
 
 
 def answer(kind: type[_T], work: Callable[[_T], None]) -> int:
@@ -127,27 +131,8 @@ def child_command(module: str, function: str, *arguments: str) -> list[str]:
     return [sys.executable, "-P", "-c", program, *arguments]
 
 
-def _start(
-    module: str,
-    function: str,
-    *arguments: str,
-    stdin: int | IO[bytes],
-    stdout: int | IO[bytes],
-    stderr: IO[bytes],
-) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        child_command(module, function, *arguments),
-        stdin=stdin,
-        stdout=stdout,
-        stderr=stderr,
-        # Ctrl-C goes to the terminal's whole process group: the child would print a traceback.
-        start_new_session=True,
-    )
-
-
-def _last_line(file: IO[bytes]) -> str:
-    file.seek(0)
-    lines = file.read().decode(errors="replace").strip().splitlines()
+def _last_line(said: bytes) -> str:
+    lines = said.decode(errors="replace").strip().splitlines()
     return lines[-1] if lines else ""
 
 

@@ -4,7 +4,6 @@ Limits that a container or a shell sets to this process: Linux's control groups 
 
     /proc/self/cgroup     which group this process is in, for each controller
     /sys/fs/cgroup        the groups, each in the folder of the one around it: all their limits hold
-    /proc/self/limits     what `ulimit` shows
 
 Tests pass a `root` with their own `proc` and `sys`.
 """
@@ -14,8 +13,8 @@ from __future__ import annotations
 import os
 import platform
 import re
-import sys
-from collections.abc import Callable, Iterator
+import resource
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -173,23 +172,7 @@ def _core(processor: dict[str, str]) -> str:
     return known or f"processor {part} of implementer {implementer}"
 
 
-# ---- boards, and the features of 64-bit ARM ----
-
-
-_AT_HWCAP, _AT_HWCAP2 = 16, 26
-_HWCAPS = {
-    "asimd": (_AT_HWCAP, 1),
-    "crc32": (_AT_HWCAP, 7),
-    "atomics": (_AT_HWCAP, 8),
-    "fphp": (_AT_HWCAP, 9),
-    "asimdhp": (_AT_HWCAP, 10),
-    "asimdrdm": (_AT_HWCAP, 12),
-    "asimddp": (_AT_HWCAP, 20),
-    "sve": (_AT_HWCAP, 22),
-    "i8mm": (_AT_HWCAP2, 13),
-    "bf16": (_AT_HWCAP2, 14),
-}
-"""Feature name in /proc/cpuinfo: its entry in the auxiliary vector, and its bit there."""
+# ---- boards ----
 
 
 def device_model(root: Path = Path("/")) -> str:
@@ -201,27 +184,6 @@ def device_revision(root: Path = Path("/")) -> str:
     """Return a Raspberry Pi's revision code, such as "c03114"; "" on other machines."""
     pairs = (line.partition(":") for line in lines_of(root / "proc/cpuinfo"))
     return next((value.strip() for name, _, value in pairs if name.strip() == "Revision"), "")
-
-
-def auxval(kind: int) -> int:
-    """Return an entry of the auxiliary vector, such as AT_HWCAP; 0 unless the process is 64-bit ARM."""
-    if os.uname().machine != "aarch64" or sys.maxsize < 1 << 32:  # the bits mean other features in 32-bit
-        return 0
-    import ctypes
-
-    getauxval = ctypes.CDLL(None).getauxval
-    getauxval.restype, getauxval.argtypes = ctypes.c_ulong, (ctypes.c_ulong,)
-    return int(getauxval(kind))
-
-
-def hwcaps(source: Callable[[int], int] | None = None) -> frozenset[str]:
-    """Return the names of the processor features this process may use; empty unless 64-bit ARM.
-
-    Not from /proc/cpuinfo: under qemu's user emulation that describes the host. `source`: default `auxval`.
-    """
-    source = source or auxval
-    words = {kind: source(kind) for kind in (_AT_HWCAP, _AT_HWCAP2)}
-    return frozenset(name for name, (kind, bit) in _HWCAPS.items() if words[kind] >> bit & 1)
 
 
 # ---- limits ----
@@ -290,13 +252,13 @@ def cpu_quota(root: Path = ROOT) -> Limit | None:
 
 def address_limit(root: Path = ROOT) -> Limit | None:
     """Return the limit of the addresses that this process may use, in bytes: `ulimit -v`."""
-    return _ulimit(root, "Max address space", "`ulimit -v`", "VmSize")
+    return _ulimit(root, resource.RLIMIT_AS, "`ulimit -v`", "VmSize")
 
 
 def why_refused(root: Path = ROOT) -> str:
     """Return which limits may be why the system refused memory or a thread; "" for none of those known."""
     reasons = []
-    for limit in (address_limit(root), _ulimit(root, "Max data size", "`ulimit -d`", "VmData")):
+    for limit in (address_limit(root), _ulimit(root, resource.RLIMIT_DATA, "`ulimit -d`", "VmData")):
         if limit:
             reasons.append(
                 f"{limit.name} lets this process have {limit.most / (1 << 30):.2f} GiB, too little for the "
@@ -316,26 +278,18 @@ def _spent_task_limits(root: Path) -> Iterator[Limit]:
         most, used = _number(group / "pids.max"), _number(group / "pids.current")
         if most is not None and used is not None and used + _FEW_TASKS >= most:
             yield Limit(f"the limit in {group / 'pids.max'}", most, used)
-    users = _soft_limit(root, "Max processes")
+    users, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     running = " ".join(lines_of(root / "proc/loadavg")).replace("/", " ").split()  # all users' tasks: [4]
-    if users is not None and len(running) > 4 and int(running[4]) + _FEW_TASKS >= users:
+    if users != resource.RLIM_INFINITY and len(running) > 4 and int(running[4]) + _FEW_TASKS >= users:
         yield Limit("`ulimit -u`", users)
 
 
-def _ulimit(root: Path, line: str, name: str, used: str) -> Limit | None:
-    most = _soft_limit(root, line)
-    if most is None:
+def _ulimit(root: Path, kind: int, name: str, used: str) -> Limit | None:
+    most, _ = resource.getrlimit(kind)
+    if most == resource.RLIM_INFINITY:
         return None
     status = dict(line.split(":", 1) for line in lines_of(root / "proc/self/status") if ":" in line)
     return Limit(name, most, int((status.get(used) or "0").split()[0]) * 1024)
-
-
-def _soft_limit(root: Path, name: str) -> int | None:
-    for line in lines_of(root / "proc/self/limits"):
-        if line.startswith(name):
-            soft = line.removeprefix(name).split()[0]
-            return int(soft) if soft.isdecimal() else None
-    return None
 
 
 def _groups(root: Path, controller: str) -> Iterator[Path]:

@@ -13,8 +13,8 @@ import os
 import statistics
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from edgespec.platform.files import text_of
 from edgespec.platform.other_load import BUSY, MOST_OTHER_LOAD, OtherLoad
@@ -78,24 +78,17 @@ _VCGENCMD_S = 5.0
 _COOLING = "free its vents, give it a fan or a heat sink, and let it rest before the next run"
 
 
-@dataclass(frozen=True, slots=True)
-class Clock:
-    """The processor's clock in MHz, least and most over all cores; 0: unknown."""
+def processor_clock(root: Path = Path("/")) -> dict[str, Any] | None:
+    """Return the processor's `governors` and its clock in MHz, `least` and `most` over all cores; 0: unknown.
 
-    governors: tuple[str, ...]
-    least: float
-    most: float
-    now: float
-    """Clock of the fastest core."""
-
-
-def processor_clock(root: Path = Path("/")) -> Clock | None:
-    """Return the processor's clock and its governors; None if the system does not tell. `root`: as above."""
+    `now` is the clock of the fastest core. None if the system does not tell. `root`: as above.
+    """
     names = ("cpuinfo_min_freq", "cpuinfo_max_freq", "scaling_cur_freq")
     least, most, now = ([int(kHz) / 1000 for kHz in _cpufreq(root, name) if kHz.isdigit()] for name in names)
     if not most:
         return None
-    return Clock(tuple(governors(root)), min(least, default=0.0), max(most), max(now, default=0.0))
+    speeds = {"least": min(least, default=0.0), "most": max(most), "now": max(now, default=0.0)}
+    return {"governors": governors(root), **speeds}
 
 
 def temperatures(root: Path = Path("/")) -> dict[str, float]:
@@ -106,36 +99,15 @@ def temperatures(root: Path = Path("/")) -> dict[str, float]:
     return dict(sorted(hottest.items(), key=lambda zone: zone[1]))
 
 
-@dataclass(frozen=True, slots=True)
-class Throttling:
-    """The voltage and speed that a Raspberry Pi's firmware reports, in words."""
-
-    now: tuple[str, ...]
-    since_start: tuple[str, ...]
-
-
-def throttling(root: Path = Path("/")) -> Throttling | None:
-    """The reports of a Raspberry Pi's firmware; None on other machines, and if it cannot be asked."""
+def throttling(root: Path = Path("/")) -> dict[str, list[str]] | None:
+    """Return what a Raspberry Pi's firmware says of voltage and speed, `now` and `since_start`; else None."""
     bits = _firmware(root)
     if bits is None:
         return None
-    now, since = (
-        tuple(word for bit, word in _FIRMWARE_WORDS.items() if seen & bit) for seen in (bits, bits >> _EVER)
-    )
-    return Throttling(now, since)
-
-
-@dataclass
-class _Observations:
-    """The observations of a watch so far."""
-
-    clocks: list[tuple[float, float]] = field(default_factory=list)
-    """For the fastest core of each sample: the share of its highest frequency, and that frequency in GHz."""
-    zones: dict[Path, float] = field(default_factory=dict)
-    """Highest temperature of each thermal zone, degrees Celsius."""
-    on_battery: bool = False
-    firmware: int = 0
-    """The Raspberry Pi's flags, only those set since the watch began."""
+    seen = {"now": bits, "since_start": bits >> _EVER}
+    return {
+        when: [word for bit, word in _FIRMWARE_WORDS.items() if flags & bit] for when, flags in seen.items()
+    }
 
 
 class MachineWatch:
@@ -152,13 +124,18 @@ class MachineWatch:
         self._load = OtherLoad(root / "proc/stat")
         self._throttles, self._swapped = _throttles(root), _swapped(root)
         self._firmware = _firmware(root) or 0
-        self._seen = _Observations()
+        self._clocks: list[
+            tuple[float, float]
+        ] = []  # of each sample's fastest core: share of its highest, GHz
+        self._zones: dict[Path, float] = {}  # highest temperature of each, degrees Celsius
+        self._was_on_battery = False
+        self._flags = 0  # the Raspberry Pi's, only those set since the watch began
         self._look()
 
     def sample(self) -> None:
         """Note the clock frequency and what may change again. Call it right after each run."""
         if clocks := _clocks(self._root):
-            self._seen.clocks.append(max(clocks))  # the other cores may be idle already
+            self._clocks.append(max(clocks))  # the other cores may be idle already
         self._look()
 
     def warnings(self) -> tuple[str, ...]:
@@ -175,13 +152,12 @@ class MachineWatch:
 
     def _look(self) -> None:
         """Note what may change again: use of the battery, the firmware's flags, temperatures."""
-        seen = self._seen
-        seen.on_battery = seen.on_battery or on_battery(self._root)
+        self._was_on_battery |= on_battery(self._root)
         bits = _firmware(self._root) or 0
-        seen.firmware |= bits % (1 << _EVER) | (bits & ~self._firmware) >> _EVER
+        self._flags |= bits % (1 << _EVER) | (bits & ~self._firmware) >> _EVER
         for zone in (self._root / "sys/class/thermal").glob("thermal_zone*"):
             degrees = _number(zone / "temp") / 1000
-            seen.zones[zone] = max(degrees, seen.zones.get(zone, degrees))
+            self._zones[zone] = max(degrees, self._zones.get(zone, degrees))
 
     def _of_other_programs(self) -> Iterator[str]:
         busy = self._load.processors()
@@ -189,13 +165,13 @@ class MachineWatch:
             yield f"other programs kept {busy:.1f} {BUSY}; stop them and run the benchmark again"
 
     def _of_power(self) -> Iterator[str]:
-        if self._seen.on_battery:
+        if self._was_on_battery:
             yield "the machine ran on its battery, where processors are slower; plug it in"
 
     def _of_clocks(self) -> Iterator[str]:
-        if not self._seen.clocks:
+        if not self._clocks:
             return
-        share, highest = statistics.median_low(self._seen.clocks)
+        share, highest = statistics.median_low(self._clocks)
         if share >= LEAST_SPEED:
             return
         yield (
@@ -215,14 +191,14 @@ class MachineWatch:
         times = max((count - self._throttles.get(file, count) for file, count in now.items()), default=0)
         if times > 0:
             yield f"the processor slowed down for heat {times} times; {_COOLING}"
-        hot = [(degrees, zone) for zone, degrees in self._seen.zones.items() if degrees >= _limit(zone)]
+        hot = [(degrees, zone) for zone, degrees in self._zones.items() if degrees >= _limit(zone)]
         if hot:
             degrees, zone = max(hot)
             name = text_of(zone / "type") or zone.name
             yield f"the machine was {degrees:.0f} degrees hot ({name}); {_COOLING}"
 
     def _of_firmware(self) -> Iterator[str]:
-        bits = self._seen.firmware
+        bits = self._flags
         if bits & _UNDER_VOLTAGE:
             yield "the Raspberry Pi had too low a voltage; use a stronger power supply and a short cable"
         if bits & (_CAPPED | _THROTTLED | _SOFT_LIMIT):

@@ -1,8 +1,8 @@
 """Small files kept between runs, which any number of processes may read and write at once.
 
-    NAME                        written whole or not at all, readable by the user only
-    NAME.set-aside (-2, -3 ..)  a damaged file, kept so that the user can look into it
-    .lock                       held by the process that writes
+    NAME            written whole or not at all, readable by the user only
+    NAME.set-aside  the last damaged file, kept so that the user can look into it
+    .lock           held by the process that writes
 
 edgespec works without these files: one that is damaged, or of another format, is set aside. The user is told
 in one line, and the run goes on as if there were no file.
@@ -11,10 +11,10 @@ in one line, and the run goes on as if there were no file.
 from __future__ import annotations
 
 import errno
+import glob
 import json
 import math
 import os
-import re
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -106,8 +106,8 @@ class StateFile(Generic[T]):
         try:
             return self.peek()
         except DamagedFileError as error:
-            aside = self._free_name()
-            self.path.rename(aside)
+            aside = self.path.with_name(f"{self.path.name}.set-aside")
+            self.path.replace(aside)
             self.say(f"{self.path}: {error}; set aside as {aside.name}")
             return None
 
@@ -133,20 +133,8 @@ class StateFile(Generic[T]):
         return self.path.with_name(f".{self.path.name}.new")
 
     def set_aside(self) -> list[Path]:
-        """Return the files that were set aside."""
-        try:
-            form = re.compile(rf"{re.escape(self.path.name)}\.set-aside(-\d+)?")
-            return sorted(path for path in self.path.parent.iterdir() if form.fullmatch(path.name))
-        except OSError:
-            return []
-
-    def _free_name(self) -> Path:
-        taken, n = set(self.set_aside()), 1
-        name = aside = self.path.with_name(f"{self.path.name}.set-aside")
-        while aside in taken:
-            n += 1
-            aside = name.with_name(f"{name.name}-{n}")
-        return aside
+        """Return the files that were set aside; earlier versions kept several."""
+        return sorted(self.path.parent.glob(f"{glob.escape(self.path.name)}.set-aside*"))
 
     def say(self, line: str) -> None:
         """Tell the user a line, unless it was told before."""

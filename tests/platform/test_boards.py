@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
-
 import pytest
 
-from edgespec.platform.cpu import device_model, device_revision, hwcaps, read_cpu
-from pi_trees import A72, A72_HWCAP, A76, A76_HWCAP, PI_4_2GB, PI_5_8GB, cpuinfo, plant
-
-
-def auxv(hwcap: int, hwcap2: int = 0) -> Callable[[int], int]:
-    """Return what the kernel says of a processor with these bits."""
-    return {16: hwcap, 26: hwcap2}.__getitem__
+from edgespec.platform.cpu import device_model, device_revision, read_cpu
+from pi_trees import A72, A76, PI_4_2GB, PI_5_8GB, cpuinfo, plant
 
 
 def test_which_board(tmp_path):
@@ -23,22 +15,6 @@ def test_which_board(tmp_path):
         assert device_revision(root) == pi.revision
     nothing = tmp_path / "nothing"
     assert (device_model(nothing), device_revision(nothing)) == ("", "")
-
-
-@pytest.mark.parametrize(("hwcap", "features"), [(A72_HWCAP, A72), (A76_HWCAP, A76)])
-def test_features_as_the_kernel_names_them(hwcap, features):
-    known = {"asimd", "crc32", "atomics", "fphp", "asimdhp", "asimdrdm", "asimddp", "sve", "i8mm", "bf16"}
-    assert hwcaps(auxv(hwcap)) == known & set(features.split())
-
-
-def test_features_of_newer_processors():
-    assert hwcaps(auxv(1 << 22, 1 << 13 | 1 << 14)) == {"sve", "i8mm", "bf16"}
-    assert hwcaps(auxv(0, 1 << 22 | 1 << 1)) == frozenset(), "each bit is of its own word"
-
-
-@pytest.mark.skipif(os.uname().machine != "aarch64", reason="the kernel's word on ARM")
-def test_the_kernel_agrees_with_itself():
-    assert "asimd" in hwcaps()
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -112,18 +113,13 @@ def test_memory_that_the_groups_leave(tmp_path: Path, files: dict, expected: lis
             "the memory limit in .*sys/fs/cgroup/memory",
         ),
         ({"self/cgroup": V2, "a/memory.max": "9", "a/memory.current": "1"}, "the memory limit in .*cgroup/a"),
-        (
-            {
-                "self/limits": "Max address space  1000000  unlimited  bytes\n",
-                "self/status": "VmSize:  700 kB\n",
-            },
-            "`ulimit -v`",
-        ),
+        ({"self/status": "VmSize:  700 kB\n", "ulimit": "AS 1000000"}, "`ulimit -v`"),
     ],
 )
 def test_too_little_is_said_before_loading_with_the_limit(
-    tmp_path: Path, tiny_path: Path, files: dict, named: str
+    tmp_path: Path, tiny_path: Path, files: dict, named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    set_limits(monkeypatch, files.pop("ulimit", ""))
     header = check_model_file(tiny_path)
     with pytest.raises(EdgespecError, match=rf"GiB available under {named}; .*raise that limit"):
         fits_in_memory([(header, 512)], tree(tmp_path, files))
@@ -132,12 +128,22 @@ def test_too_little_is_said_before_loading_with_the_limit(
     assert left.bytes < required_bytes(header, 512)
 
 
-def test_why_the_system_refused(tmp_path: Path) -> None:
+def set_limits(monkeypatch: pytest.MonkeyPatch, *limits: str) -> None:
+    """Set this process's limits, each "NAME BYTES"; others are unlimited."""
+    given = {
+        getattr(resource, f"RLIMIT_{name}"): int(n) for name, n in (one.split() for one in limits if one)
+    }
+    monkeypatch.setattr(
+        resource, "getrlimit", lambda kind: (given.get(kind, resource.RLIM_INFINITY), resource.RLIM_INFINITY)
+    )
+
+
+def test_why_the_system_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_limits(monkeypatch, "NPROC 100000")
     assert why_refused(tmp_path / "nothing known") == ""
-    unlimited = "Max address space  unlimited  unlimited  bytes\nMax processes  100000  100000  processes\n"
-    assert why_refused(tree(tmp_path / "free", {"self/limits": unlimited, "loadavg": "0 0 0 1/200 9"})) == ""
-    limits = "Max data size  1073741824  unlimited  bytes\nMax processes  230  unlimited  processes\n"
-    files = {"self/limits": limits, "loadavg": "0.1 0.2 0.3 1/200 9", "self/cgroup": V2}
+    assert why_refused(tree(tmp_path / "free", {"loadavg": "0 0 0 1/200 9"})) == ""
+    set_limits(monkeypatch, "DATA 1073741824", "NPROC 230")
+    files = {"loadavg": "0.1 0.2 0.3 1/200 9", "self/cgroup": V2}
     said = why_refused(tree(tmp_path / "few", files | {"a/pids.max": "50", "a/pids.current": "49"}))
     assert "`ulimit -d` lets this process have 1.00 GiB" in said
     assert "try `ulimit -d unlimited`" in said

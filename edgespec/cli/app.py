@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import islice
 from typing import Annotated, Any
 
 import typer
@@ -40,53 +39,16 @@ from edgespec.platform.plugins import (
     traced,
 )
 
-# ---- completion in shells beyond typer's: names with colons in bash, the first Tab in zsh ----
+# ---- changes to typer: the first Tab in zsh, flags without a type, choices that wrap, whole paragraphs ----
 
 
 _AT_THE_FIRST_TAB = '\nif [[ $zsh_eval_context[-1] == loadautofunc ]]; then %(complete_func)s "$@"; fi\n'
 
 
 def mend_completion() -> None:
-    """Change typer's classes and scripts; nothing for a typer that has others."""
-    # zsh reads the script at the first Tab; as typer writes it, only the second one would complete.
+    """Have zsh complete at the first Tab, at which it reads the script; nothing for a typer with others."""
     with suppress(AttributeError, KeyError):  # private names, which another typer may not have
         typer._completion_shared._completion_scripts["zsh"] += _AT_THE_FIRST_TAB
-    with suppress(AttributeError):
-        bash: Any = typer._completion_classes.BashComplete
-        formatted, read = bash.format_completion, bash.get_completion_args
-
-        def format_completion(self: Any, item: Any) -> str:  # noqa: ANN401 - of typer's private click
-            return str(formatted(self, item))[getattr(self, "n_typed", 0) :]
-
-        def get_completion_args(self: Any) -> tuple[list[str], str]:  # noqa: ANN401
-            _join_words()
-            args, incomplete = read(self)
-            self.n_typed = incomplete.rfind(":") + 1
-            return args, incomplete
-
-        bash.format_completion, bash.get_completion_args = format_completion, get_completion_args
-
-
-def _join_words() -> None:
-    """Put the words that bash broke at colons together in its variables."""
-    words, last = os.environ.get("COMP_WORDS", "").split("\n"), os.environ.get("COMP_CWORD", "")
-    if not last.isdecimal():
-        return
-    joined: list[str] = []
-    glued = False  # whether the last word ends in a colon that bash broke at
-    at = int(last)
-    for i, word in enumerate(words[: int(last) + 1]):
-        is_colon = bool(word) and not word.strip(":")
-        if joined and i > 1 and (is_colon or glued):
-            joined[-1] += word
-            at -= 1
-        else:
-            joined.append(word)
-        glued = is_colon
-    os.environ["COMP_WORDS"], os.environ["COMP_CWORD"] = "\n".join(joined), str(at)
-
-
-# ---- changes to typer's --help: flags without a type, choices that wrap, paragraphs of whole lines ----
 
 
 _LONG = 24  # characters of a type's column: longer choices may go on in its next line
@@ -394,17 +356,24 @@ def _check_options(command: Any) -> None:  # noqa: ANN401 - of typer's private c
                 name: not getattr(option, "is_flag", False)
                 for option in command.get_params(ctx)
                 for name in (*option.opts, *option.secondary_opts)
-                if name.startswith("-")
             }
             n_options = args.index("--") if "--" in args else len(args)
+            words = iter(args[:n_options])
+            for word in words:  # -ngl of llama.cpp's would be read as -n gl, -help as -h -e -l -p
+                if options.get(word):
+                    next(words, None)  # its value
+                elif _LONG_WITH_ONE_DASH.fullmatch(word) and word not in options:
+                    hint = f"; is -{word} meant?" if f"-{word}" in (*options, "--help") else " (see --help)"
+                    raise UsageError(f"{word}: no such option{hint}")
             if "--debug" in args[:n_options] and "--debug" not in options:
                 args = [word for i, word in enumerate(args) if word != "--debug" or i > n_options]
                 os.environ[DEBUG] = "1"
-            args = _with_names_here(args, options)
         return parse(ctx, args)
 
     command.parse_args = parse_args
 
+
+_LONG_WITH_ONE_DASH = re.compile(r"-[A-Za-z][A-Za-z-]+")
 
 _MAY_BE_EMPTY = ("words", "system")
 """An empty prompt has its own error; an empty system message replaces a template's default one."""
@@ -528,35 +497,3 @@ def _message(error: Exception) -> str:
 def _one_line(text: str) -> str:
     line = " ".join(text.split())
     return line if len(line) <= _LONGEST_LINE else line[: _LONGEST_LINE - 3] + "..."
-
-
-# ---- options of llama.cpp's programs that have another name here, or none ----
-
-
-_OF_LLAMA_CPP = """
--ngl -ngld -sm -ts -mg -dev -devd -ot -ncmoe -cmoe -nkvo -kvo -b -ub -tb -td -tbd -nr -lv -co -mli -fa -np -cb
--e -i -if -hft -hff -hfd -bf -cd -ctk -ctv -ctkd -ctvd -dr -mm -mmu -sp -ptc -gan -gaw -dt -cnv -no-cnv -st
--sys -sysf -mu -md -jf
-"""
-"""Those that a parser of short options would read as others: -fa as -f a, -ngl 0 as -n gl."""
-
-
-def _with_names_here(words: Sequence[str], known: Mapping[str, bool]) -> list[str]:
-    """Return a command's words with --target for -hf.
-
-    `known`: the command's options, and whether each takes a value. Raises UsageError for another option of
-    llama.cpp's, and for -help, which would be read as -h -e -l -p.
-    """
-    refused, here, rest = _OF_LLAMA_CPP.split(), [], iter(words)
-    for word in rest:
-        name, equals, _ = word.partition("=")
-        here.append("--target" if word == "-hf" and "--target" in known else word)
-        if word == "--":
-            break
-        if name in known:
-            here += islice(rest, 1) if known[name] and not equals else []
-        elif name in refused:
-            raise UsageError(f"{name} is llama.cpp's: leave it out, or see --help for what it is called here")
-        elif re.fullmatch(r"-[A-Za-z][A-Za-z-]+", name) and f"-{name}" in (*known, "--help", "--version"):
-            raise UsageError(f"{name}: no such option; is -{name} meant?")
-    return [*here, *rest]

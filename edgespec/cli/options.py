@@ -96,6 +96,7 @@ TARGET = typer.Option(
     "-t",
     "--model",
     "-m",
+    "-hf",
     help="Model that decides: a GGUF file, a name of `edgespec models list`, hf:..., or a URL.",
     show_default="the default pair's",
     autocompletion=complete_model,

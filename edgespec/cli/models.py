@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict as fields_of
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -117,23 +116,6 @@ def _overlap(target: Path, draft: Path) -> Overlap:
 _SHOWN_DIGITS = 6  # of a vocabulary's fingerprint
 
 
-@dataclass(frozen=True, slots=True)
-class ScannedModel:
-    """A model, what its header tells, and its draft."""
-
-    model: FoundModel
-    facts: ModelFacts | None
-    """None for one that cannot be used."""
-    problem: str = ""
-    """Why it cannot, in one line."""
-    draft: str | None = None
-    """The draft on this disk that a run would take."""
-    speedup: float | None = None
-    """Its estimated speed, in plain decoding's; None for the draft of a pair, or one made here."""
-    to_pull: str | None = None
-    """A draft that would be worth pulling, where there is none."""
-
-
 def scan_command(
     folders: Annotated[
         list[Path] | None,
@@ -153,65 +135,47 @@ def scan_command(
     listing = list_found([expand_user(folder).absolute() for folder in folders or ()])
     reader = FactsReader()
     with err.status("reading headers"):
-        scanned = _scanned(listing.models, reader)
+        scanned = [_scanned(model, listing.models, reader) for model in listing.models]
         reader.save()
     if json:
-        out.print_json(data={"models": [*map(_described, scanned)], "problems": listing.problems})
+        out.print_json(data={"models": [row for row, _ in scanned], "problems": listing.problems})
         return
     if scanned:
-        print_table(_table(scanned))
-    for one in scanned:
-        if one.problem:
-            message(f"{one.model.name}: {one.problem}")
-    for problem in listing.problems:
+        table = Table("name", "architecture", "params", "quant", "size", "vocabulary", "kernels", "draft")
+        table.box, table.pad_edge = None, False
+        for row, facts in scanned:
+            table.add_row(row["name"], *_cells(row, facts))
+        print_table(table)
+    for problem in [
+        *(f"{row['name']}: {row['problem']}" for row, _ in scanned if row["problem"]),
+        *listing.problems,
+    ]:
         message(problem)
 
 
-def _scanned(models: list[FoundModel], reader: FactsReader) -> list[ScannedModel]:
-    found = []
-    for model in models:
-        try:
-            facts = reader.read(model.checked())
-        except EdgespecError as error:
-            problem = model.problem or str(error).removeprefix(f"{model.path}: ")
-            found.append(ScannedModel(model, None, problem))
-            continue
-        found.append(ScannedModel(model, facts) if facts.kind else _with_draft(model, facts, models, reader))
-    return found
-
-
-def _with_draft(
-    model: FoundModel, facts: ModelFacts, models: list[FoundModel], reader: FactsReader
-) -> ScannedModel:
-    """Return a text-generating model with the draft that a run would take."""
+def _scanned(
+    model: FoundModel, models: list[FoundModel], reader: FactsReader
+) -> tuple[dict[str, Any], ModelFacts | None]:
+    """Return a model's JSON object, with the draft that a run would take, and what its header tells."""
     from edgespec.drafting.draft_search import best_draft
     from edgespec.engine.model_choice import choose_models
+    from edgespec.llama.kernel_coverage import kernel_coverage
     from edgespec.models.draft_records import is_here
     from edgespec.models.found.facts import draft_to_pull
 
-    _, registered = choose_models(model.name, None)
-    if registered and is_here(registered):
-        return ScannedModel(model, facts, draft=registered)
-    if best := best_draft(model.path, facts, model.size, models, reader):
-        return ScannedModel(model, facts, draft=best.model.name, speedup=best.speedup)
-    names = f"{model.name} {model.path.name}"
-    entry = draft_to_pull(load_registry(), names, facts, model.size)
-    return ScannedModel(model, facts, to_pull=registered or (entry.name if entry else None))
-
-
-def _described(one: ScannedModel) -> dict[str, Any]:
-    """Return the JSON object of a model."""
-    from edgespec.llama.kernel_coverage import kernel_coverage
-
-    model, facts = one.model, one.facts
+    problem, facts = model.problem, None
+    try:
+        facts = reader.read(model.checked())
+    except EdgespecError as error:
+        problem = problem or str(error).removeprefix(f"{model.path}: ")
     covered = kernel_coverage(facts.matrices) if facts else None
-    return {
+    row: dict[str, Any] = {
         "name": model.name,
         "source": model.source,
         "path": str(model.path),
         "size": model.size,
         "sha256": model.sha256,
-        "problem": one.problem or None,
+        "problem": problem or None,
         "not_used": [*model.notes],
         "kind": (facts.kind or "model") if facts else None,
         "architecture": facts.architecture if facts else None,
@@ -220,51 +184,47 @@ def _described(one: ScannedModel) -> dict[str, Any]:
         "quantization": facts.quantization if facts else None,
         "vocabulary": (facts.vocabulary or None) if facts else None,
         "kernels": {"share": covered.share, "declined": [*covered.declined]} if covered else None,
-        "draft": one.draft,
-        "draft_speedup": one.speedup,
-        "worth_pulling": one.to_pull,
+        "draft": None,
+        "draft_speedup": None,
+        "worth_pulling": None,
     }
+    if facts is None or facts.kind:
+        return row, facts
+    _, registered = choose_models(model.name, None)
+    if registered and is_here(registered):
+        row["draft"] = registered
+    elif best := best_draft(model.path, facts, model.size, models, reader):
+        row["draft"], row["draft_speedup"] = best.model.name, best.speedup
+    else:
+        entry = draft_to_pull(load_registry(), f"{model.name} {model.path.name}", facts, model.size)
+        row["worth_pulling"] = registered or (entry.name if entry else None)
+    return row, facts
 
 
-def _table(scanned: list[ScannedModel]) -> Table:
+def _cells(row: dict[str, Any], facts: ModelFacts | None) -> list[str]:
     from edgespec.llama.kernel_coverage import kernel_coverage
 
-    table = Table("name", "architecture", "params", "quant", "size", "vocabulary", "kernels", "draft")
-    table.box, table.pad_edge = None, False
-    for one in scanned:
-        facts, size = one.facts, format_size(one.model.size)
-        if facts is None:
-            table.add_row(one.model.name, "not usable", "-", "-", size, "-", "-", "-")
-        elif facts.kind:
-            table.add_row(one.model.name, facts.kind, "-", facts.quantization or "-", size, "-", "-", "-")
-        else:
-            table.add_row(
-                one.model.name,
-                facts.architecture,
-                facts.size_label or _parameters(facts.parameters),
-                facts.quantization,
-                size,
-                _short(facts.vocabulary),
-                str(kernel_coverage(facts.matrices) or "-"),
-                _draft(one),
-            )
-    return table
-
-
-def _draft(one: ScannedModel) -> str:
-    if one.draft:
-        return one.draft + (f" (estimated {one.speedup:.1f}x)" if one.speedup else "")
-    return f"none; worth pulling: {one.to_pull}" if one.to_pull else "-"
+    size = format_size(row["size"])
+    if facts is None or facts.kind:
+        quantization = (facts.quantization if facts else "") or "-"
+        return [facts.kind if facts else "not usable", "-", quantization, size, "-", "-", "-"]
+    estimated = f" (estimated {row['draft_speedup']:.1f}x)" if row["draft_speedup"] else ""
+    to_pull = f"none; worth pulling: {row['worth_pulling']}" if row["worth_pulling"] else "-"
+    name, _, digits = facts.vocabulary.rpartition("-")
+    return [
+        facts.architecture,
+        facts.size_label or _parameters(facts.parameters),
+        facts.quantization,
+        size,
+        f"{name}-{digits[:_SHOWN_DIGITS]}" if name else "-",
+        str(kernel_coverage(facts.matrices) or "-"),
+        row["draft"] + estimated if row["draft"] else to_pull,
+    ]
 
 
 def _parameters(n: int) -> str:
     """Return a number of parameters as models are called: "1.5B", "494M"."""
     return f"{n / 1e9:.1f}B" if n >= 1e9 else f"{n / 1e6:.0f}M" if n >= 1e6 else f"{n / 1e3:.0f}k"
-
-
-def _short(vocabulary: str) -> str:
-    name, _, digits = vocabulary.rpartition("-")
-    return f"{name}-{digits[:_SHOWN_DIGITS]}" if name else "-"
 
 
 # ---- models ----
@@ -510,16 +470,17 @@ def _verified(found: Verification) -> dict[str, Any]:
 
 
 def _print_verified(found: Verification) -> None:
-    n = 1 + len(found.parts)
-    unknown = sum(part.expected is None for part in found.parts)
-    if found.ok and n == 1 and found.expected is None:
+    files = [found, *found.parts]
+    unknown = sum(one.expected is None for one in files)
+    if found.ok and unknown == len(files) == 1:
         out.print(f"{found.name}: complete; no hash of it is recorded (SHA-256 {found.sha256})")
     elif found.ok:
-        note = f" (no hash is recorded of {unknown} of its {n} parts; add it again)" if unknown else ""
+        note = (
+            f" (no hash is recorded of {unknown} of its {len(files)} files; add it again)" if unknown else ""
+        )
         out.print(f"{found.name}: ok{note}")
     for file in found.bad:
-        number = [found, *found.parts].index(file) + 1
-        part = f" in part {number} of {n}, {file.path}" if n > 1 else ""
+        part = f" in part {files.index(file) + 1} of {len(files)}, {file.path}" if found.parts else ""
         why = file.problem or f"{file.sha256}, expected {file.expected}"
         out.print(f"{found.name}: DIFFERS{part}: {why}")
 

@@ -24,7 +24,6 @@ from edgespec.cli.options import (
     StateOptions,
     SystemOption,
     most_tokens,
-    refuse_contradictions,
 )
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.platform.files import expand_user
@@ -67,15 +66,6 @@ class ChatStart:
         ),
     ] = False
 
-    def contradictions(self) -> dict[str, bool]:
-        """Return for pairs of options that contradict each other, "A and B", whether both were given."""
-        has_system, loads = self.system is not None, self.load is not None
-        return {
-            "--system and --load": has_system and loads,
-            "--continue and --load": self.continues and loads,
-            "--continue and --system": self.continues and has_system,
-        }
-
     def conversation(self) -> Conversation:
         """Return the conversation so far. Raises UsageError."""
         from edgespec.cli.conversation import Conversation
@@ -110,7 +100,6 @@ def chat_command(
     from edgespec.platform.signals import SignalPipe
 
     drafter = drafting.chosen()
-    _refuse_contradictions(models, drafting, beginning, output)
     options = _options(drafting, length, sampling)
     if sys.stdin is None:
         raise UsageError("standard input is closed")
@@ -119,7 +108,7 @@ def chat_command(
         message("--show-draft has an effect only in a terminal")
     conversation = beginning.conversation()
     usual = STATES.path() if beginning.continues else None
-    states = length.states.room(usual, cache=drafting.cache)
+    states = length.states.room(usual)
     names = models.pull(drafter, length.compute, chat_template=beginning.chat_template)
     with (
         SignalPipe() as signals,
@@ -149,20 +138,6 @@ def chat_command(
             return _pipe(chat)
         _type(chat, cache=drafting.cache)
     return 0
-
-
-def _refuse_contradictions(
-    models: ModelFirst, drafting: DraftingOptions, beginning: ChatStart, output: ChatOutput
-) -> None:
-    refuse_contradictions(
-        {
-            **models.contradictions(drafting.drafter),
-            **drafting.contradictions(),
-            **beginning.contradictions(),
-            "--continue and --no-cache": beginning.continues and not drafting.cache,
-            "--json and --show-draft": output.json and output.show_draft,
-        }
-    )
 
 
 def _continued(last: LastConversation) -> Conversation:

@@ -23,8 +23,25 @@ from typing import Annotated, Any, TypeVar, dataclass_transform, get_args, get_t
 import typer
 from typer.models import OptionInfo
 
+from edgespec.decoding.choices import is_draftless, is_plugin
 from edgespec.decoding.option_table import Option
 from edgespec.decoding.sampling import TABLE
+from edgespec.errors import UsageError
+
+EXCLUSIVE = (
+    *(("--pair", "--target"), ("--pair", "--draft"), ("MODEL", "--target"), ("MODEL", "--pair")),
+    *(("--chat", "--raw"), ("--system", "--raw"), ("--chat-template", "--raw")),
+    *(("--system", "--load"), ("--continue", "--load"), ("--continue", "--system")),
+    *(("--continue", "--no-cache"), ("--no-cache", "--state-dir")),
+    *(("--grammar", "--json-schema"), ("--grammar", "--regex"), ("--json-schema", "--regex")),
+    *((name, "--mode cascade") for name in ("--grammar", "--json-schema", "--regex", "--drafter draftless")),
+    *(("--draft", "--drafter draftless"), ("--draft", "--drafter mtp")),
+    *(("--drafter own", name) for name in ("--gamma", "--objective energy", "--explain")),
+    *(("--no-stats", "--stats full"), ("--json", "--show-draft")),
+)
+"""Options that contradict each other, in every command; one with a value: where it has this value or kind."""
+
+_FIELDS = {"--continue": "continues", "MODEL": "model"}
 
 R = TypeVar("R")
 G = TypeVar("G")
@@ -85,6 +102,7 @@ def grouped(command: Callable[..., R]) -> Callable[..., R]:
 
     @functools.wraps(command)
     def call(**values: Any) -> R:  # noqa: ANN401 - whatever the options are
+        _refuse_exclusive(values)
         return command(**{name: _made(name, hint, values) for name, hint in wanted.items()})
 
     del call.__wrapped__  # typer would inspect the wrapped command
@@ -125,6 +143,28 @@ def changed(group: G, values: Mapping[str, object]) -> G:
         value = getattr(group, field.name)
         made[field.name] = changed(value, values) if is_dataclass(value) else values.get(field.name, value)
     return type(group)(**made)
+
+
+def _refuse_exclusive(values: Mapping[str, Any]) -> None:
+    """Raise UsageError for the first two options of EXCLUSIVE that were both given."""
+    for pair in EXCLUSIVE:
+        if all(_is_given(one, values) for one in pair):
+            shown = (f"--drafter {values['drafter']}" if one.startswith("--drafter") else one for one in pair)
+            raise UsageError(f"{' and '.join(shown)} contradict each other: choose one")
+
+
+def _is_given(option: str, values: Mapping[str, Any]) -> bool:
+    name, _, wanted = option.partition(" ")
+    if name == "--no-cache":
+        return values.get("cache") is False
+    found = values.get(_FIELDS.get(name, name.removeprefix("--").replace("-", "_")))
+    if not wanted or found is None:
+        return found is not None and found is not False and found not in ([], 0)
+    return (
+        {"draftless": is_draftless, "own": is_plugin}[wanted](found)
+        if wanted in ("draftless", "own")
+        else found == wanted
+    )
 
 
 def _expanded(

@@ -14,7 +14,7 @@ from edgespec.cli.console import err, message
 from edgespec.cli.groups import listed, option_group
 from edgespec.cli.local_run import Loading, switches
 from edgespec.cli.progress import pull_named
-from edgespec.decoding.choices import DrafterChoice, DrafterName, is_draftless, is_plugin
+from edgespec.decoding.choices import DrafterChoice, DrafterName, is_plugin
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.model_choice import ChosenModels, choose_refs
 from edgespec.errors import UsageError
@@ -137,14 +137,6 @@ class ModelChoice:
     draft: DraftOption = None
     pair: PairOption = None
 
-    def contradictions(self, drafter: str | None = None) -> dict[str, bool]:
-        """Return the options for `refuse_contradictions`; `drafter` as asked for."""
-        return {
-            "--pair and --target or --draft": self.pair is not None and bool(self.target or self.draft),
-            f"--draft and --drafter {drafter}": bool(self.draft and drafter)
-            and (is_draftless(drafter or "") or drafter == "mtp"),
-        }
-
     def names(self, *, writes: bool = False) -> tuple[str | None, str | None]:
         """Return the names of target and draft, as given or of the pair. Raises UsageError.
 
@@ -212,15 +204,6 @@ class ModelFirst(ModelChoice):
 
     model: ModelArgument = None
 
-    def contradictions(self, drafter: str | None = None) -> dict[str, bool]:
-        """Return the options for `refuse_contradictions`; `drafter` as asked for."""
-        named = self.model is not None
-        return {
-            "MODEL and --target": named and self.target is not None,
-            "MODEL and --pair": named and self.pair is not None,
-            **super().contradictions(drafter),
-        }
-
     def chosen(self) -> ModelChoice:
         """Return the choice with the model as an option."""
         return self if self.model is None else replace(self, model=None).with_model(self.model)
@@ -253,10 +236,6 @@ class DraftingOptions:
             help="Draft from earlier prompts and answers, and store this one (see `edgespec cache`).",
         ),
     ] = True
-
-    def contradictions(self) -> dict[str, bool]:
-        """Return for pairs of options that contradict each other, "A and B", whether both were given."""
-        return {f"--drafter {self.drafter} and --gamma": is_plugin(self.drafter) and bool(self.gamma)}
 
     def chosen(self, *, cascade: bool = False) -> DrafterChoice:
         """Return the drafter: none for a gamma of 0, but a cascade needs its draft model even then."""
@@ -296,12 +275,8 @@ class StateOptions:
         ),
     ] = None
 
-    def room(self, usual: Path | None = None, *, cache: bool = True) -> StateRoom | None:
-        """Return the folder, or the `usual` one, and its limit; None: none are kept. Raises UsageError.
-
-        `cache`: whether texts may be kept.
-        """
-        refuse_contradictions({"--no-cache and --state-dir": self.state_dir is not None and not cache})
+    def room(self, usual: Path | None = None) -> StateRoom | None:
+        """Return the folder, or the `usual` one, and its limit; None: none are kept. Raises UsageError."""
         limit = read_size("state_limit", self.state_limit or "8GB")
         path = usual if self.state_dir is None else expand_user(self.state_dir)
         if path is None and self.state_limit is not None:

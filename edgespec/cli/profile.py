@@ -10,7 +10,7 @@ from rich.table import Table
 
 from edgespec.cli.console import message, out, print_table
 from edgespec.cli.groups import grouped, shown
-from edgespec.cli.options import ComputeOnNodes, ModelChoice, refuse_contradictions
+from edgespec.cli.options import ComputeOnNodes, ModelChoice
 from edgespec.cli.progress import WorkDisplay
 from edgespec.decoding.choices import DrafterName
 from edgespec.engine.model_choice import has_mtp_head
@@ -48,7 +48,6 @@ def profile_command(
     from edgespec.platform.metering import choose_meter
     from edgespec.platform.signals import SignalPipe
 
-    refuse_contradictions(models.contradictions())
     chosen = models.pull("auto", compute)
     drafter: DrafterName = "model" if chosen.draft else "mtp" if has_mtp_head(chosen.target.found) else "none"
     with (

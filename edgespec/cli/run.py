@@ -32,10 +32,9 @@ from edgespec.cli.options import (
     SystemOption,
     WattsOption,
     most_tokens,
-    refuse_contradictions,
 )
 from edgespec.cli.progress import shown_while_read
-from edgespec.decoding.choices import Objective, Rule, is_draftless, is_plugin
+from edgespec.decoding.choices import Objective, Rule, is_plugin
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.registry import load_registry
 from edgespec.models.resolve import model_named
@@ -130,15 +129,6 @@ class RunDrafting(DraftingOptions):
         ),
     ] = None
 
-    def contradictions(self) -> dict[str, bool]:
-        """Return for pairs of options that contradict each other, "A and B", whether both were given."""
-        is_own = is_plugin(self.drafter)
-        return {
-            **super().contradictions(),
-            f"--drafter {self.drafter} and --objective energy": is_own and self.objective == "energy",
-            f"--drafter {self.drafter} and --explain": is_own and self.explain is not None,
-        }
-
 
 @option_group(LOSSY)
 class LossyOptions:
@@ -217,17 +207,12 @@ class Structure:
         ),
     ] = None
 
-    def contradictions(self, *, cascade: bool, reads_stdin: bool) -> dict[str, bool]:
-        """Return which of these options contradict each other, or a cascade, or a prompt from stdin."""
-        given = {
-            f"--{name.replace('_', '-')}": value for name, value in vars(self).items() if value is not None
-        }
-        names = [*given]
-        found = {" and ".join(names): len(names) > 1}
-        for name, value in given.items():
-            found[f"{name} and --mode cascade"] = cascade
-            found[f"a prompt from stdin and {name} -"] = value == "-" and reads_stdin
-        return found
+    def check(self, prompt: PromptOptions) -> None:
+        """Raise UsageError where both the prompt and the constraint would be all of stdin."""
+        for name, value in vars(self).items():
+            if value == "-" and prompt.reads_stdin:
+                option = f"--{name.replace('_', '-')} -"
+                raise UsageError(f"a prompt from stdin and {option} contradict each other: choose one")
 
     def read(self) -> GrammarSource | None:
         """The grammar of the text; None for any text. Raises UsageError, before models are loaded."""
@@ -342,10 +327,10 @@ def run_command(
     """Write text with the target model, helped by a draft model, distributed exactly as the target's own."""
     prompt, models = _as_in_ollama(*_as_in_llama_cpp(prompt, models))
     drafter = drafting.chosen(cascade=lossy.mode == "cascade")
-    _refuse_contradictions(prompt, models, drafting, lossy, output)
+    output.structure.check(prompt)
     options = _options(prompt, drafting, lossy, length, sampling)
     source = _grammar_source(output)
-    states = length.states.room(cache=drafting.cache)
+    states = length.states.room()
     text = prompt.read()
     if has_servers() and not _needs_own_engine(drafting, lossy, length, output):
         request = _request(prompt, text, options, source, drafting.chosen())
@@ -429,25 +414,6 @@ def _as_in_ollama(prompt: PromptOptions, models: ModelChoice) -> tuple[PromptOpt
             )
         message(f"{name} is the model, and the prompt is what is piped in")
     return replace(prompt, words=rest), models.with_model(name)
-
-
-def _refuse_contradictions(
-    prompt: PromptOptions, models: ModelChoice, drafting: RunDrafting, lossy: LossyOptions, output: RunOutput
-) -> None:
-    cascade, drafter = lossy.mode == "cascade", drafting.drafter
-    refuse_contradictions(
-        {
-            "--chat and --raw": prompt.chat and prompt.raw,
-            "--system and --raw": prompt.system is not None and prompt.raw,
-            "--chat-template and --raw": prompt.chat_template is not None and prompt.raw,
-            **models.contradictions(drafter),
-            "--no-stats and --stats full": output.no_stats and output.stats == "full",
-            "--json and --show-draft": output.json and output.show_draft,
-            **output.structure.contradictions(cascade=cascade, reads_stdin=prompt.reads_stdin),
-            f"--drafter {drafter} and --mode cascade": cascade and is_draftless(drafter or "auto"),
-            **drafting.contradictions(),
-        }
-    )
 
 
 def _options(

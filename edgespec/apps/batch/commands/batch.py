@@ -186,10 +186,7 @@ def batch_command(
     if loading.compute.cache_type == "auto":
         raise UsageError("--cache-type auto: a batch that goes on later could get another; name a type")
     refuse_contradictions(
-        {
-            **models.contradictions(loading.drafter),
-            f"--drafter {loading.drafter} and --ray": loading.ray is not None and is_plugin(loading.drafter),
-        }
+        {f"--drafter {loading.drafter} and --ray": loading.ray is not None and is_plugin(loading.drafter)}
     )
     if importlib.util.find_spec("fastapi") is None:
         raise EdgespecError("edgespec batch needs fastapi: pip install 'edgespec[serve]'")

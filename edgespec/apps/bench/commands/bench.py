@@ -15,7 +15,7 @@ from edgespec.apps.bench.commands.bench_options import ReportOutputs, SuitePromp
 from edgespec.apps.bench.suites import Prompt, Suite
 from edgespec.cli.console import INTERRUPTED, err, line_of, message
 from edgespec.cli.groups import grouped, option_group, shown
-from edgespec.cli.options import ComputeOnNodes, ModelChoice, WattsOption, refuse_contradictions
+from edgespec.cli.options import ComputeOnNodes, ModelChoice, WattsOption
 from edgespec.cli.progress import WorkDisplay, pull_named
 from edgespec.decoding.choices import DrafterName
 from edgespec.errors import EdgespecError, UsageError
@@ -92,7 +92,6 @@ def bench_command(
     from edgespec.platform.plugins import part
     from edgespec.platform.signals import SignalPipe
 
-    refuse_contradictions(models.contradictions())
     if (peer.peer is None) != (peer.bin_ is None):
         raise UsageError("--peer and --bin go together: --peer llama.cpp --bin DIR")
     outputs.check()

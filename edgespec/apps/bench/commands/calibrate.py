@@ -14,7 +14,7 @@ from edgespec.apps.bench.commands.bench_options import ACCURACY, SuiteChoice, To
 from edgespec.apps.bench.suites import evenly
 from edgespec.cli.console import message, out
 from edgespec.cli.groups import grouped, option_group, shown
-from edgespec.cli.options import LOSSY, Compute, ModelChoice, refuse_contradictions
+from edgespec.cli.options import LOSSY, Compute, ModelChoice
 from edgespec.cli.progress import WorkDisplay
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 
@@ -69,7 +69,6 @@ def calibrate_command(
     from edgespec.engine.lossy.teacher import SIGNALS
     from edgespec.platform.signals import SignalPipe
 
-    refuse_contradictions(models.contradictions())
     if not 0.0 <= aim.loss < 1.0:  # nan too
         raise UsageError("must be 0 or more and below 1, such as 0.02", field="loss", value=f"{aim.loss:g}")
     text: Any = SPAN if aim.span is None else aim.span

@@ -66,7 +66,6 @@ class EmbeddingServing:
         `others`: whatever else was given, by its name.
         """
         return {
-            **models.contradictions(),
             "--embeddings and --draft": models.draft is not None,
             "--embeddings and a pair": models.chosen().pair is not None,
             **{f"--embeddings and {name}": True for name in idle_options(loading)},

@@ -466,7 +466,6 @@ class _Access(NamedTuple):
 
 def _check_options(models: ModelFirst, options: ServerOptions) -> None:
     loading, speech = options.loading, options.speech
-    refuse_contradictions(models.contradictions(loading.drafter))
     vectors = loading.vectors
     if vectors.embeddings:
         others = {"speech": speech.speech, "assume-watts": options.assume_watts}

@@ -2,44 +2,28 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import stat
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
 
 from edgespec.cli.console import err, message, out
-from edgespec.cli.progress import ProgressDisplay
+from edgespec.cli.progress import WorkDisplay
 from edgespec.drafting.history import History, HistoryUpdate
 from edgespec.engine.model_choice import choose_models
 from edgespec.errors import EdgespecError
-from edgespec.llama import backend
-from edgespec.llama.backend import llama
 from edgespec.llama.gguf_header import check_model_file, tokenizer_fingerprint
+from edgespec.llama.weights import Model
 from edgespec.models.found.files import is_inside
 from edgespec.models.resolve import resolve
 from edgespec.models.sources import format_size
 
 _LARGEST = 1_000_000  # bytes of a text file
-_BATCH = (
-    32_768  # tokens written at once: few compared with a history, many compared with the cost of searching it
-)
-_LINE_EVERY = 5.0  # seconds, if lines are printed instead of a bar
-
-_Tokenize = Callable[[bytes], npt.NDArray[np.int32]]
+_BATCH = 32_768  # tokens written at once: few beside a history, many beside the cost of searching it
 
 
 def import_files(paths: Sequence[Path], target: str | None) -> None:
@@ -52,11 +36,15 @@ def import_files(paths: Sequence[Path], target: str | None) -> None:
     name, _ = choose_models(target, None, "none")
     header = check_model_file(resolve(name, pull_missing=False))
     importer = _Import(tokenizer_fingerprint(header), skipped)
-    with _tokenizer(header.path) as tokenize:
+    with Model(header.path, vocab_only=True, header=header) as model, WorkDisplay() as display:
         try:
-            with _shown(found) as files_shown:
-                for file in files_shown:
-                    importer.add(file, tokenize)
+            for number, file in enumerate(found):
+                if err.is_terminal:
+                    display.show("importing", number, len(found))
+                data = _read(file, skipped)
+                if data is not None:
+                    tokens = model.tokenize(data.decode(), add_special=False, parse_special=False)
+                    importer.add(np.asarray(tokens, np.int32))
         finally:  # also on Ctrl-C: the files read so far are stored
             try:
                 importer.store()
@@ -67,7 +55,7 @@ def import_files(paths: Sequence[Path], target: str | None) -> None:
 
 
 class _Import:
-    """Reads files and stores their tokens in a history, many at a time."""
+    """Stores tokens of texts in a history, many texts at a time."""
 
     def __init__(self, fingerprint: str, skipped: Counter[str]) -> None:
         self._messages: list[str] = []
@@ -80,11 +68,8 @@ class _Import:
     def is_empty(self) -> bool:
         return self._stored.documents + self._stored.duplicates == 0
 
-    def add(self, file: Path, tokenize: _Tokenize) -> None:
-        data = _read(file, self._skipped)
-        if data is None:
-            return
-        self._waiting.append(tokenize(data))
+    def add(self, tokens: npt.NDArray[np.int32]) -> None:
+        self._waiting.append(tokens)
         if sum(map(len, self._waiting)) >= _BATCH:
             self.store()
 
@@ -152,6 +137,8 @@ def _read(file: Path, skipped: Counter[str]) -> bytes | None:
         data, reason = _read_text(file)
     except OSError:
         data, reason = b"", "unreadable"
+    except UnicodeDecodeError:
+        data, reason = b"", "not text"
     if reason:
         skipped[reason] += 1
         return None
@@ -167,59 +154,4 @@ def _read_text(file: Path) -> tuple[bytes, str]:
         return b"", f"over {format_size(_LARGEST)}"
     if not data.strip():
         return b"", "empty"
-    if b"\0" in data:
-        return b"", "not text"
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        return b"", "not text"
-    return data, ""
-
-
-@contextmanager
-def _shown(files: Sequence[Path]) -> Iterator[Iterator[Path]]:
-    """Yield the files one by one, and show the progress: a bar, or a line now and then."""
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    display = ProgressDisplay(*columns, TimeElapsedColumn(), per_second=10)
-
-    def counted() -> Iterator[Path]:
-        task = display.bars.add_task("importing", total=len(files))
-        next_line = time.monotonic() + _LINE_EVERY
-        for n, file in enumerate(files):
-            yield file
-            display.bars.update(task, completed=n + 1)
-            if not err.is_terminal and time.monotonic() > next_line:
-                next_line += _LINE_EVERY
-                err.print(f"importing: {n + 1:,} of {len(files):,} files")
-
-    with display:
-        yield counted()
-
-
-@contextmanager
-def _tokenizer(path: Path) -> Iterator[_Tokenize]:
-    """Load a model's vocabulary without its weights; yield a function from UTF-8 text to tokens.
-
-    Names of control tokens in a text are tokenised as text.
-    """
-    params = llama.llama_model_default_params()
-    params.vocab_only = True
-    model = backend.create(
-        lambda _: llama.llama_model_load_from_file(os.fsencode(path), params), llama.llama_model_free
-    )
-    if model is None:
-        raise EdgespecError(f"{path}: llama.cpp cannot load it: {backend.failure_reason()}")
-    vocabulary = llama.llama_model_get_vocab(model)
-
-    def tokenize(data: bytes) -> npt.NDArray[np.int32]:
-        capacity = len(data) + 8  # each token is at least a byte, except a prefix space
-        tokens = (ctypes.c_int32 * capacity)()
-        n = llama.llama_tokenize(vocabulary, data, len(data), tokens, capacity, False, False)
-        if n < 0:
-            raise EdgespecError(f"{path}: the tokenizer failed on a text of {len(data):,} bytes")
-        return np.array(tokens[:n], np.int32)
-
-    try:
-        yield tokenize
-    finally:
-        llama.llama_model_free(model)
+    return data, "not text" if "\0" in data.decode() else ""

@@ -347,12 +347,6 @@ def test_links_that_lead_out_of_the_directory_are_not_followed(edgespec, history
     assert said == "skipped: 2 links that lead out, 1 stored already\n"
 
 
-def test_long_imports_say_how_far_they_are(edgespec, tree, tiny_path, monkeypatch):
-    monkeypatch.setattr(cache_import, "_LINE_EVERY", 0)
-    _, said = edgespec("import", tree, "--target", tiny_path)
-    assert "importing: 2 of 10 files\n" in said
-
-
 def test_import_refuses_in_one_line(edgespec, tree, tmp_path, tiny_path):
     def refused(*arguments, code):
         _, said = edgespec("import", *arguments, code=code)

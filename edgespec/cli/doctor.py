@@ -69,7 +69,9 @@ def _print(report: Report, *, asked: bool) -> None:
     print_line("threads", _threads_line(threads))
     print_line(
         "memory",
-        f"{size(memory['total'])}, {size(memory['available'])} of it available{_under(memory)}; "
+        f"{size(memory['total'])}, {size(memory['available'])} of it available"
+        + (f" under {memory['limited_by']}" if memory["limited_by"] else "")
+        + "; "
         f"{size(memory['peak_rss'])} used here at the peak"
         + (f"; {at_least}{memory['bytes_per_s'] / 1e9:.1f} GB/s are read" if memory["bytes_per_s"] else ""),
     )
@@ -136,10 +138,6 @@ def _threads_line(threads: Report) -> str:
     if quota := threads["quota"]:
         line += f"; {threads['default']} used: {quota['set_by']} is {quota['processors']:.2f} processors"
     return line
-
-
-def _under(memory: Report) -> str:
-    return f" under {memory['limited_by']}" if memory["limited_by"] else ""
 
 
 def _print_kernels(found: Report) -> None:

@@ -36,7 +36,6 @@ from edgespec.llama.gguf_header import (
 from edgespec.llama.kernels import STOCK, Kernels, memory_bandwidth
 from edgespec.llama.mtp import MtpTarget, why_no_mtp
 from edgespec.llama.packed_file import PackedTensor
-from edgespec.llama.prefetch import PrefetchChoice
 from edgespec.llama.weights import Model
 from edgespec.models.entries import Entry, Registry
 from edgespec.models.footprint import (
@@ -85,22 +84,19 @@ def full_report(root: Path, models: Sequence[str] | None, *, retest: bool) -> Re
 
     `root`: where /proc and /sys are. With `retest` the kernels are tested and timed again.
     """
-    paths = model_paths(models)
-    memory = _memory(root)
+    paths, host = model_paths(models), _host(root)
     with err.status("testing the kernels"):
         loaded = kernels.load(retest=retest)
         speed = _reading(loaded) if root == Path("/") else ReadingSpeed()
+    host["memory"] |= {"bytes_per_s": speed.bytes_per_s, "busy_processors": speed.disturbed_by}
+    available = host["memory"]["available"]
     report: Report = {
         "edgespec": version("edgespec"),
-        "cpu": _cpu(root),
-        "machine": _machine(root),
-        "libraries": _libraries(),
-        "threads": _threads(root),
-        "memory": memory | {"bytes_per_s": speed.bytes_per_s, "busy_processors": speed.disturbed_by},
+        **host,
         "energy": part("energy.source")(root, on_message=message),
         "pairs": _pairs(root, speed),
         "kernels": _kernels(loaded),
-        "models": [_model(name, path, loaded, root, memory["available"]) for name, path in paths.items()],
+        "models": [_model(name, path, loaded, root, available) for name, path in paths.items()],
     }
     report["memory"]["peak_rss"] = peak_rss_bytes()
     return report
@@ -119,21 +115,38 @@ def model_paths(models: Sequence[str] | None) -> dict[str, Path]:
     return here
 
 
-def _cpu(root: Path) -> Report:
-    cpu = read_cpu(root / "proc/cpuinfo")
+def _host(root: Path) -> Report:
+    """The facts of the machine from system and firmware, and of the libraries; None: unknown."""
+    cpu, quota, left = read_cpu(root / "proc/cpuinfo"), cpu_quota(root), memory_left(root)
     features = _ARM_FEATURES if cpu.flags & {"asimd", "neon"} else _X86_FEATURES
-    return {"model": cpu.model, "features": {name: name in cpu.flags for name in features}}
-
-
-def _machine(root: Path) -> Report:
-    """The facts of the machine from system and firmware; None: unknown."""
     return {
-        "model": device_model(root) or None,
-        "revision": device_revision(root) or None,
-        "processors": read_cpu(root / "proc/cpuinfo").count,
-        "clock_mhz": processor_clock(root),
-        "degrees": temperatures(root),
-        "firmware": throttling(root),
+        "cpu": {"model": cpu.model, "features": {name: name in cpu.flags for name in features}},
+        "machine": {
+            "model": device_model(root) or None,
+            "revision": device_revision(root) or None,
+            "processors": cpu.count,
+            "clock_mhz": processor_clock(root),
+            "degrees": temperatures(root),
+            "firmware": throttling(root),
+        },
+        "libraries": {
+            "llama_cpp": library_version(),
+            "ggml": cast("bytes", foreign_function("ggml_version", ctypes.c_char_p)()).decode(),
+            "llama_cpp_python": version("llama-cpp-python"),
+            "cpu_backend": cpu_backend() or None,
+        },
+        "threads": {
+            "default": default_threads(root),
+            "physical": physical_cores(root),
+            "fast": fast_cores(root),
+            "logical": len(os.sched_getaffinity(0)),
+            "quota": quota and {"processors": quota.most, "set_by": quota.name},
+        },
+        "memory": {
+            "total": total_bytes(root),
+            "available": left and left.bytes,
+            "limited_by": (left and left.limit) or None,
+        },
     }
 
 
@@ -165,37 +178,9 @@ def _pairs(root: Path, speed: ReadingSpeed) -> list[Report]:
     return [asdict(fit) | {"best": fit.pair == best} for fit in pairs]
 
 
-def _threads(root: Path) -> Report:
-    quota = cpu_quota(root)
-    return {
-        "default": default_threads(root),
-        "physical": physical_cores(root),
-        "fast": fast_cores(root),
-        "logical": len(os.sched_getaffinity(0)),
-        "quota": quota and {"processors": quota.most, "set_by": quota.name},
-    }
-
-
-def _memory(root: Path) -> Report:
-    left = memory_left(root)
-    return {
-        "total": total_bytes(root),
-        "available": left and left.bytes,
-        "limited_by": (left and left.limit) or None,
-    }
-
-
-def _libraries() -> Report:
-    return {
-        "llama_cpp": library_version(),
-        "ggml": cast("bytes", foreign_function("ggml_version", ctypes.c_char_p)()).decode(),
-        "llama_cpp_python": version("llama-cpp-python"),
-        "cpu_backend": cpu_backend() or None,
-    }
-
-
 def _kernels(loaded: Kernels) -> Report:
     path, test = kernels.plugin_path(), loaded.self_test
+    choice = test.choice if test and loaded.available else None
     return {
         "in_use": loaded.name,
         "reason": loaded.reason,
@@ -207,17 +192,14 @@ def _kernels(loaded: Kernels) -> Report:
             "isa": test.isa,
             "when": datetime.fromtimestamp(test.when).astimezone().isoformat(timespec="seconds"),
         },
-        "prefetch": _prefetch(test.choice) if test and loaded.available else None,
-    }
-
-
-def _prefetch(choice: PrefetchChoice) -> Report:
-    return {
-        "level": choice.prefetch.level,
-        "bytes": choice.prefetch.bytes,
-        "measured": not choice.reason,
-        "reason": choice.reason,
-        "gain": choice.gain,
+        "prefetch": choice
+        and {
+            "level": choice.prefetch.level,
+            "bytes": choice.prefetch.bytes,
+            "measured": not choice.reason,
+            "reason": choice.reason,
+            "gain": choice.gain,
+        },
     }
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.cli.doctor import _threads_line
-from edgespec.cli.doctor_report import _threads
+from edgespec.cli.doctor_report import _host
 from edgespec.platform.cpu import default_threads, fast_cores, physical_cores
 
 CPUS = "sys/devices/system/cpu"
@@ -44,7 +44,7 @@ def test_intels_p_cores(tmp_path, usable):
     root = tree(tmp_path, LAPTOP, cpu_core="0-3\n", cpu_atom="4-11\n")
     usable(range(12))
     assert (physical_cores(root), fast_cores(root), default_threads(root)) == (10, 2, 2)
-    assert _threads_line(_threads(root)) == "10 physical cores, 12 logical; the 2 fast ones are used"
+    assert _threads_line(_host(root)["threads"]) == "10 physical cores, 12 logical; the 2 fast ones are used"
     usable({2, 3, 4, 5, 6})
     assert (physical_cores(root), default_threads(root)) == (4, 1)
 
@@ -61,7 +61,7 @@ def test_a_process_that_may_use_slow_cores_alone_uses_them(tmp_path, usable):
     root = tree(tmp_path, LAPTOP, cpu_core="0-3\n", cpu_atom="4-11\n")
     usable({4, 5, 6})
     assert default_threads(root) == 3
-    assert "fast" not in _threads_line(_threads(root))
+    assert "fast" not in _threads_line(_host(root)["threads"])
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import logging
 import os
 import re
-import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 from edgespec.errors import EdgespecError
@@ -20,23 +19,25 @@ from edgespec.models.sources import PartFile, PartState, Report, SourceFailure, 
 if TYPE_CHECKING:
     from huggingface_hub import HfFileMetadata
 
+_log = logging.getLogger("huggingface_hub.file_download")
 _TIMEOUT_S = 5.0  # to the first answer: if the hub is unreachable, go on to the next source soon
 
 
-class _ReportingFile(io.BufferedRandom):
-    """The partial file that the hub library writes to: reports progress after each chunk."""
+def _is_no_retry(record: logging.LogRecord) -> bool:
+    """Whether a line of the library's is not about a retry, which the caller's progress shows."""
+    return "Error while downloading" not in record.getMessage()
 
-    def __init__(self, path: Path, report: Report, total: int | None) -> None:
-        super().__init__(io.FileIO(path, "r+" if path.exists() else "w+"))
-        self._report, self._total = report, total
 
-    def write(self, chunk: bytes) -> int:  # type: ignore[override]
-        try:
-            written = super().write(chunk)
-        except OSError as error:  # else it would look like a network failure, which may be an OSError too
-            raise EdgespecError(f"{self.raw.name}: {error.strerror}") from error  # type: ignore[attr-defined]
-        self._report(self.tell(), self._total)
-        return written
+class _Progress:
+    """Takes the place of the library's progress bar, which is told of each chunk before it is written."""
+
+    def __init__(self, report: Report, done: int, total: int | None) -> None:
+        self._report, self._done, self._total = report, done, total
+        report(done, total)
+
+    def update(self, n_bytes: int) -> None:
+        self._done += n_bytes
+        self._report(self._done, self._total)
 
 
 def fetch_hub(source: HubSource, entry: Entry, part: PartFile, report: Report) -> None:
@@ -52,7 +53,8 @@ def fetch_hub(source: HubSource, entry: Entry, part: PartFile, report: Report) -
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
-    with _hub_failures(), _quiet:
+    _log.addFilter(_is_no_retry)
+    with _hub_failures():
         url, metadata = _hub_metadata(source)
         version = metadata.etag or ""
         if entry.size and metadata.size and metadata.size != entry.size:
@@ -66,11 +68,18 @@ def fetch_hub(source: HubSource, entry: Entry, part: PartFile, report: Report) -
         headers = build_hf_headers()
         if urlsplit(metadata.location).netloc != urlsplit(url).netloc:
             headers.pop("authorization", None)  # a user's token is for the hub, not for its file servers
-        with _ReportingFile(part.path, report, metadata.size) as file:
-            part.save(state)
+        part.path.touch()
+        part.save(state)
+        with part.path.open("r+b") as file:
             start = file.seek(0, io.SEEK_END)
-            report(start, metadata.size)
-            http_get(metadata.location, file, resume_size=start, headers=headers, expected_size=metadata.size)
+            http_get(
+                metadata.location,
+                file,
+                resume_size=start,
+                headers=headers,
+                expected_size=metadata.size,
+                _tqdm_bar=cast("Any", _Progress(report, start, metadata.size)),
+            )
 
 
 def list_hub_files(repo: str, revision: str) -> list[str]:
@@ -118,55 +127,9 @@ def _hub_failures() -> Iterator[None]:
     except errors.EntryNotFoundError:
         raise SourceFailure("no such file") from None
     except Exception as error:  # noqa: BLE001 - the errors of whichever HTTP library the hub library uses
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:  # no other source would help
+            raise EdgespecError(f"the disk is full: {error}") from None
         kind = type(error).__name__
         network = any(word in kind for word in ("Connect", "Timeout", "Proxy"))
         what = "the hub cannot be reached: " if network else ""
         raise SourceFailure(one_line(what + (str(error) or kind))) from None
-
-
-class _HubSilence:
-    """Silences the hub library's progress bars and warnings of retries: the caller shows progress.
-
-    A context manager for several threads at once: it lasts until the last one leaves.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._users = 0
-        self._silence = ExitStack()
-
-    def __enter__(self) -> None:
-        with self._lock:
-            self._users += 1
-            if self._users == 1:
-                self._silence.enter_context(_silence())
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._users -= 1
-            if self._users == 0:
-                self._silence.close()
-
-
-@contextmanager
-def _silence() -> Iterator[None]:
-    from huggingface_hub.utils.tqdm import (
-        are_progress_bars_disabled,
-        disable_progress_bars,
-        enable_progress_bars,
-    )
-
-    bars, logger = "huggingface_hub.http_get", logging.getLogger("huggingface_hub.file_download")
-    level, hidden = logger.level, are_progress_bars_disabled(bars)
-    logger.setLevel(logging.ERROR)
-    if not hidden:
-        disable_progress_bars(bars)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-        if not hidden:
-            enable_progress_bars(bars)
-
-
-_quiet = _HubSilence()

@@ -105,17 +105,15 @@ class Puller:
         if is_ollama_name(ref):
             return [found_entry(find_ollama(ref, self.registry.folders).checked())]
         if is_hub_name(ref):
-            return self._in_hub_cache(hub_entries(hub_file(ref)))
+            entries = hub_entries(hub_file(ref))
+            if any(self.store.file(entry).exists() for entry in entries):
+                return entries
+            cached = find_in_hub(entries[0])
+            return [found_entry(cached)] if cached else entries
         if ref in self.registry.pairs and ref not in self.registry.entries:
             pair = self.registry.pairs[ref]
             return [self.registry.get(pair.target), self.registry.get(pair.draft)]
         return [self.registry.get(ref)]
-
-    def _in_hub_cache(self, entries: list[Entry]) -> list[Entry]:
-        if any(self.store.file(entry).exists() for entry in entries):
-            return entries
-        cached = find_in_hub(entries[0])
-        return [found_entry(cached)] if cached else entries
 
     def plan(self, entries: Iterable[Entry]) -> list[Entry]:
         """Return the missing entries that `entries` need, each once, a base before those derived from it.

@@ -14,13 +14,11 @@ from typing import TYPE_CHECKING
 
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.models.entries import Entry
-from edgespec.models.found.hub_cache import find_in_hub, hub_file
 from edgespec.models.found.ollama import PREFIX as OLLAMA
 from edgespec.models.found.ollama import find_ollama, is_ollama_name, ollama_names
-from edgespec.models.hub_names import hub_entry, is_hub_name, is_plain
+from edgespec.models.hub_names import is_hub_name, is_plain
 from edgespec.models.pull import ProgressFn, Puller, no_progress
 from edgespec.models.registry import load_registry
-from edgespec.models.store import Store
 from edgespec.models.whisper_files import foreign_whisper, is_whisper_source
 from edgespec.platform.files import expand_user, why_no_file
 from edgespec.platform.messages import MessageFn, silent
@@ -57,10 +55,9 @@ def locate(ref: str) -> Path | Entry:
     """
     if not ref.strip():
         raise UsageError("the name of a model is empty: give one, or leave it out for the default")
-    if is_ollama_name(ref):
-        return find_ollama(ref, load_registry().folders).checked().path
-    if is_hub_name(ref):
-        return _in_hub_cache(hub_entry(hub_file(ref)))
+    if is_ollama_name(ref) or is_hub_name(ref):
+        first, *_ = Puller().expand(ref)
+        return first.path or first
     path = expand_user(ref)
     why = why_no_file(path)
     if not why:
@@ -90,14 +87,6 @@ def model_named(word: str, *, alone: bool) -> str | None:
         return word
     found = f"{OLLAMA}{word}"
     return found if {found, f"{found}:latest"} & {*ollama_names(registry.folders)} else None
-
-
-def _in_hub_cache(entry: Entry) -> Path | Entry:
-    store = Store.default()
-    if store.is_present(entry, load_registry()):
-        return entry
-    cached = find_in_hub(entry)
-    return cached.path if cached else entry
 
 
 def resolve(

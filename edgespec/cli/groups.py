@@ -29,7 +29,7 @@ from edgespec.decoding.sampling import TABLE
 from edgespec.errors import UsageError
 
 EXCLUSIVE = (
-    *(("--pair", "--target"), ("--pair", "--draft"), ("MODEL", "--target"), ("MODEL", "--pair")),
+    *(("MODEL", "--target"), ("MODEL", "--pair")),
     *(("--chat", "--raw"), ("--system", "--raw"), ("--chat-template", "--raw")),
     *(("--system", "--load"), ("--continue", "--load"), ("--continue", "--system")),
     *(("--continue", "--no-cache"), ("--no-cache", "--state-dir")),

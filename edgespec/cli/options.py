@@ -152,6 +152,9 @@ class ModelChoice:
             )
         if self.pair is None:
             return self.target, self.draft
+        if self.target or self.draft:
+            other = "--target" if self.target else "--draft"
+            raise UsageError(f"--pair and {other} contradict each other: choose one")
         named = load_registry().pair(self.pair)
         return named.target, named.partner(writes=writes)
 

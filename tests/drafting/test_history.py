@@ -467,7 +467,7 @@ def test_a_damaged_file_that_cannot_be_renamed_is_not_written_to(history, messag
     history.append([1])
     history.path.write_bytes(b"damaged")
     monkeypatch.setattr(
-        Path, "rename", lambda *_: (_ for _ in ()).throw(PermissionError(errno.EACCES, "no", "x"))
+        Path, "replace", lambda *_: (_ for _ in ()).throw(PermissionError(errno.EACCES, "no", "x"))
     )
     assert len(history.load()) == 0
     assert not history.append([2])

@@ -136,8 +136,7 @@ def quantize_command(  # noqa: PLR0913 - a user's options
     texts = [read_text_file(file, "calibrate") for file in calibrate or ()]
     file = _single_file(output, len(types))
     src = _place(source)
-    is_stored = (is_ollama_name(source) or is_hub_name(source)) and isinstance(locate(source), Path)
-    usual = Path() if is_stored else src.parent  # other programs' folders are left as they are
+    usual = Path() if _is_stored(source) else src.parent  # other programs' folders are left as they are
     directory = file.parent if file else output or usual
     stem = file_stem(source) if is_ollama_name(source) else src.stem
     targets = {name: file or directory / f"{stem}-{name}.gguf" for name in types}
@@ -158,6 +157,11 @@ def quantize_command(  # noqa: PLR0913 - a user's options
     if json:
         files = [{"type": name, "path": str(t), "size": t.stat().st_size} for name, t in targets.items()]
         out.print_json(data={"source": str(src), "pure": pure, "files": files})
+
+
+def _is_stored(source: str) -> bool:
+    """Whether a name means a file in another program's store."""
+    return (is_ollama_name(source) or is_hub_name(source)) and isinstance(locate(source), Path)
 
 
 def _place(source: str) -> Path:

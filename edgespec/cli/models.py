@@ -475,10 +475,8 @@ def _print_verified(found: Verification) -> None:
     if found.ok and unknown == len(files) == 1:
         out.print(f"{found.name}: complete; no hash of it is recorded (SHA-256 {found.sha256})")
     elif found.ok:
-        note = (
-            f" (no hash is recorded of {unknown} of its {len(files)} files; add it again)" if unknown else ""
-        )
-        out.print(f"{found.name}: ok{note}")
+        note = f" (no hash is recorded of {unknown} of its {len(files)} parts; add it again)"
+        out.print(f"{found.name}: ok{note if unknown else ''}")
     for file in found.bad:
         part = f" in part {files.index(file) + 1} of {len(files)}, {file.path}" if found.parts else ""
         why = file.problem or f"{file.sha256}, expected {file.expected}"

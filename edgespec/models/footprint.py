@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from pathlib import Path
 
-from edgespec.errors import EdgespecError
+from edgespec.errors import OutOfMemory
 from edgespec.llama.cache_types import possible_types, with_cache_type
 from edgespec.llama.choices import CacheType
 from edgespec.llama.gguf_header import GGUFHeader, read_tensors
@@ -115,7 +115,7 @@ def fits_in_memory(
     weights_loaded: bool = False,
     more_states: int = 0,
 ) -> None:
-    """Raise EdgespecError, with the figures, if `models` (header, n_ctx) do not fit together.
+    """Raise OutOfMemory, with the figures, if `models` (header, n_ctx) do not fit together.
 
     With `weights_loaded`, the weights are not counted. `more_states`: bytes of states beside those of one
     text that drafts.
@@ -130,7 +130,7 @@ def fits_in_memory(
         + (f" and {_gib(shape_of(header).states)} for states" if header.state_bytes else "")
         for (header, n_ctx), need in zip(models, needs, strict=True)
     )
-    raise EdgespecError(
+    raise OutOfMemory(
         f"not enough memory: about {_gib(required)} needed ({shares}), {_gib(left.bytes)} available"
         + (f" under {left.limit}" if left.limit else "")
         + "; choose a smaller quantization or context, or "

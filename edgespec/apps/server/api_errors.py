@@ -1,16 +1,15 @@
-"""Errors in the form of OpenAI's API: {"error": {"message", "type", "param", "code"}} and a status.
+"""Errors as answers: a status, the id of the field at fault, a code; each API tells them in its form.
 
-Below /api/ they have the form of Ollama's: {"error": "message"}; below /v1/messages that of Anthropic's. No
-answer holds a path or a traceback: what is not the client's mistake is logged in one line, and the client
-gets a 500 without it.
+A field's id is its name in OpenAI's API; other APIs have tables of names. No answer holds a path or a
+traceback: what is not the client's mistake is logged in one line, and the client gets a 500 without it.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any, TypeVar
 
 from fastapi.responses import JSONResponse
@@ -18,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from edgespec.apps.server.request_worker import QueueFull, ShuttingDown, TimedOut
 from edgespec.decoding.sampling import TABLE
-from edgespec.errors import EdgespecError
+from edgespec.errors import EdgespecError, OutOfMemory
 from edgespec.platform.messages import MessageFn
 
 CLIENT_GONE = 499
@@ -26,54 +25,199 @@ CLIENT_GONE = 499
 
 
 class ApiError(Exception):
-    """An answer that refuses a request. `str(error)` is the line for the client."""
+    """An answer that refuses a request. `str(error)` is the line for the client, in OpenAI's names."""
 
     def __init__(
         self,
         status: int,
-        message: str,
+        problem: str,
         *,
+        field: str | None = None,
+        value: object = "",
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """Answer with `status`; `param` is the field at fault, `code` a name for programs."""
-        super().__init__(message)
+        """Answer with `status` and `problem`, of `field` and its `value`; `code` is a name for programs.
+
+        `field` is a path such as "tools.0.function.name", which the line begins with; `param` is one that the
+        line does without.
+        """
+        super().__init__(problem)
         self.status = status
-        self.param = param
+        self.problem = problem
+        self.field = field or param
         self.code = code
         self.headers = headers
+        self._value = str(value)
+        self._is_named = field is not None
+
+    def __str__(self) -> str:
+        return self.line({})
+
+    def line(self, names: Mapping[str, str]) -> str:
+        """Return the line for a client of an API with these names of fields."""
+        if not self._is_named:
+            return self.problem
+        subject = f"{spelled(self.field or '', names)} {self._value}".strip()
+        return f"{subject}: {self.problem}"
+
+    @property
+    def param(self) -> str | None:
+        """The field of the body at fault, in OpenAI's name."""
+        return self.field and self.field.partition(".")[0]
 
     def body(self) -> dict[str, Any]:
-        """The body that the client is sent."""
-        kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
-        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+        """The body that a client of OpenAI's API is sent."""
+        return ErrorForm().body(self)
 
     def response(self, scope: MutableMapping[str, Any]) -> JSONResponse:
         """Return the answer to the request of an ASGI scope, whose state keeps the error for the log."""
         scope.setdefault("state", {})["refused"] = self
-        if speaks_anthropic(scope):
-            request_id = new_request_id()
-            headers = {**(self.headers or {}), REQUEST_ID: request_id}
-            return JSONResponse(self.anthropic_body(request_id), self.status, headers=headers)
-        body = {"error": str(self)} if scope["path"].startswith(_OLLAMA) else self.body()
-        return JSONResponse(body, self.status, headers=self.headers)
+        body = form_of(scope["path"], scope["headers"]).body(self)
+        told = {REQUEST_ID: body["request_id"]} if "request_id" in body else {}
+        return JSONResponse(body, self.status, headers={**(self.headers or {}), **told})
 
-    def anthropic_body(self, request_id: str) -> dict[str, Any]:
-        """The body in the form of Anthropic's API."""
-        other = "api_error" if self.status >= 500 else "invalid_request_error"
-        kind = _ANTHROPIC_TYPES.get(self.status, other)
-        error: dict[str, Any] = {"type": kind, "message": str(self)}
-        if self.code == NO_THREAD:
-            error["details"] = {"error_code": NO_THREAD}
-        return {"type": "error", "error": error, "request_id": request_id}
+
+class PromptTooLong(ApiError):  # noqa: N818 - what happened, as its reader says it
+    """A prompt of more tokens than fit, or than the server takes."""
+
+    def __init__(self, field: str, n_prompt: int, most: int, n_ctx: int) -> None:
+        """Refuse `n_prompt` tokens of `field`, `most` of which may be in a context of `n_ctx`."""
+        limit = f"This model's maximum context length is {n_ctx} tokens"
+        if most < n_ctx - 1:
+            limit = f"This server takes prompts of at most {most} tokens"
+            n_ctx = most
+        super().__init__(400, limit, param=field, code="context_length_exceeded")
+        self.n_prompt, self.most = n_prompt, n_ctx
+
+    def line(self, names: Mapping[str, str]) -> str:
+        """Return OpenAI's line, by which programs know that they must shorten the prompt."""
+        name = spelled(self.field or "", names)
+        resulted = f"However, your {name} resulted in {self.n_prompt} tokens."
+        return f"{self.problem}. {resulted} Please reduce the length of the {name}."
+
+
+def spelled(field: str, names: Mapping[str, str]) -> str:
+    """Return the path of a field in another API's names: of the whole, or of its steps, some of which go."""
+    if field in names:
+        return names[field]
+    return ".".join(filter(None, (names.get(step, step) for step in field.split("."))))
+
+
+# ---- the forms of APIs ----
+
+
+class ErrorForm:
+    """The form in which OpenAI's API tells errors; those of other APIs derive from it."""
+
+    names: Mapping[str, str] = {}
+    """The API's names of OpenAI's fields, or of steps to them; "": it has no such step."""
+
+    def body(self, error: ApiError) -> dict[str, Any]:
+        """Return the body of an answer."""
+        param = error.field and spelled(error.field, self.names).partition(".")[0]
+        kind = _TYPES.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
+        told = {"message": error.line(self.names), "type": kind, "param": param, "code": error.code}
+        return {"error": told}
+
+    def last(self, body: bytes) -> bytes:
+        """Return the end of a stream that failed, of the body of a whole answer that failed so."""
+        return b"data: " + body + b"\n\n"
+
+    def failed(self, error: ApiError) -> str:
+        """Return the end of a stream that failed."""
+        return self.last(json.dumps(self.body(error)).encode()).decode()
+
+
+class ResponsesErrors(ErrorForm):
+    """OpenAI's form, with the names of its Responses API."""
+
+    names: Mapping[str, str] = {
+        "messages": "input",
+        "response_format": "text.format",
+        "max_completion_tokens": "max_output_tokens",
+        "reasoning_effort": "reasoning.effort",
+        "function": "",
+    }
+
+
+class AnthropicErrors(ErrorForm):
+    """The form of Anthropic's API."""
+
+    names: Mapping[str, str] = {
+        "stop": "stop_sequences",
+        "response_format": "output_config.format",
+        "reasoning_budget": "thinking.budget_tokens",
+        "reasoning_effort": "thinking",
+        "function": "",
+        "parameters": "input_schema",
+    }
+
+    def body(self, error: ApiError) -> dict[str, Any]:
+        """Return the body; of a prompt that is too long it has the line by which agents know it."""
+        other = "api_error" if error.status >= 500 else "invalid_request_error"
+        line = error.line(self.names)
+        if isinstance(error, PromptTooLong):
+            line = f"prompt is too long: {error.n_prompt} tokens > {error.most} maximum"
+        told: dict[str, Any] = {"type": _ANTHROPIC_TYPES.get(error.status, other), "message": line}
+        if error.code == NO_THREAD:
+            told["details"] = {"error_code": NO_THREAD}
+        return {"type": "error", "error": told, "request_id": new_request_id()}
+
+    def last(self, body: bytes) -> bytes:
+        """Return the event of an error."""
+        return b"event: error\n" + super().last(body)
+
+
+class OllamaErrors(ErrorForm):
+    """The form of Ollama's API."""
+
+    names: Mapping[str, str] = {
+        "response_format": "format",
+        "chat_template_kwargs": "think",
+        "reasoning_effort": "think",
+    }
+
+    def body(self, error: ApiError) -> dict[str, Any]:
+        """Return the body: a line."""
+        return {"error": error.line(self.names)}
+
+    def last(self, body: bytes) -> bytes:
+        """Return the last line."""
+        return body + b"\n"
+
+
+class GenerateErrors(OllamaErrors):
+    """Ollama's form of requests without messages."""
+
+    names: Mapping[str, str] = {**OllamaErrors.names, "messages": "prompt"}
+
+
+FORMS: dict[str, ErrorForm] = {
+    "/api/generate": GenerateErrors(),
+    "/api/": OllamaErrors(),
+    "/v1/messages": AnthropicErrors(),
+    "/v1/responses": ResponsesErrors(),
+}
+"""The form of errors below a path; the first that fits counts, and OpenAI's elsewhere."""
+
+
+def form_of(path: str, headers: Sequence[tuple[bytes, bytes]] = ()) -> ErrorForm:
+    """Return the form of errors of a request, by its path, or by Anthropic's header."""
+    if path.startswith("/v1/models") and any(name == b"anthropic-version" for name, _ in headers):
+        path = "/v1/messages"
+    return next((form for begin, form in FORMS.items() if path.startswith(begin)), ErrorForm())
 
 
 def last_event(path: str, body: bytes) -> bytes:
     """Return the end of a stream of `path` that failed; `body`: of a whole answer that failed so."""
-    if path.startswith(_OLLAMA):
-        return body + b"\n"
-    return (b"event: error\n" if path.startswith(_ANTHROPIC) else b"") + b"data: " + body + b"\n\n"
+    return form_of(path).last(body)
+
+
+def speaks_anthropic(scope: Mapping[str, Any]) -> bool:
+    """Whether a request is of Anthropic's API."""
+    return isinstance(form_of(scope["path"], scope["headers"]), AnthropicErrors)
 
 
 NO_THREAD = "thread_unsupported_request"
@@ -88,50 +232,6 @@ def new_request_id() -> str:
     return f"req_{secrets.token_hex(12)}"
 
 
-def speaks_anthropic(scope: Mapping[str, Any]) -> bool:
-    """Whether a request is of Anthropic's API, by its path, or by its header where OpenAI's has the path."""
-    path = scope["path"]
-    if path.startswith("/v1/models"):
-        return any(name == b"anthropic-version" for name, _ in scope["headers"])
-    return bool(path.startswith(_ANTHROPIC))
-
-
-_Body = TypeVar("_Body", bound=BaseModel)
-
-
-def with_names(error: ApiError, names: Mapping[str, str]) -> ApiError:
-    """Return `error` with the field at fault called as in another API, by `names`."""
-    old = error.param or ""
-    if names.get(old, old) == old:
-        return error
-    line, param = respelled(str(error), old, names[old]), names[old].partition(".")[0]
-    return ApiError(error.status, line, param=param, code=error.code, headers=error.headers)
-
-
-def respelled(line: str, old: str, new: str) -> str:
-    """Return `line` with the field `old` called `new`."""
-    return re.sub(rf"(?<![\w.]){re.escape(old)}(?!\w)", new, line)
-
-
-@contextmanager
-def renaming(rename: Callable[[ApiError], ApiError]) -> Iterator[None]:
-    """Have errors name the fields of another API, by `rename`."""
-    try:
-        yield
-    except ApiError as error:
-        raise rename(error) from None
-
-
-def checked(kind: type[_Body], fields: Mapping[str, Any]) -> _Body:
-    """Return the request of OpenAI's API that another API's was turned into. Raises ApiError."""
-    try:
-        return kind.model_validate(fields)
-    except ValidationError as error:
-        raise validation_error(error.errors(), fields) from None
-
-
-_OLLAMA = "/api/"
-_ANTHROPIC = "/v1/messages"
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -142,6 +242,19 @@ _ANTHROPIC_TYPES = {
     504: "timeout_error",
 }
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+
+
+# ---- what went wrong ----
+
+_Body = TypeVar("_Body", bound=BaseModel)
+
+
+def checked(kind: type[_Body], fields: Mapping[str, Any]) -> _Body:
+    """Return the request of OpenAI's API that another API's was turned into. Raises ApiError."""
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        raise validation_error(error.errors(), fields) from None
 
 
 Place = tuple[str | int, ...]
@@ -158,43 +271,49 @@ def validation_error(errors: Sequence[Mapping[str, Any]], body: object = None) -
     top = placed[0][0][:1]
     placed = [(place, error) for place, error in placed if place[:1] == top]
     place, error = max(placed, key=lambda found: len(found[0]))
-    field = str(place[0]) if place else None
-    if ours:
-        message = str(error["msg"]).removeprefix("Value error, ")
-        is_whole = message.startswith(f"{field} is not supported here")
-        return ApiError(400, message if is_whole else f"{_dotted(place)}: {message}", param=field)
+    problem = str(error["msg"]).removeprefix("Value error, ") if ours else _in_words(error)
     if error["type"] == "union_tag_invalid":
         place = (*place, error["ctx"]["discriminator"].strip("'"))
-    return ApiError(400, f"{_dotted(place)}: {_in_words(error)}", param=field)
+    if not place:
+        return ApiError(400, f"the body: {problem}")
+    return ApiError(400, problem, field=".".join(str(step)[:80] for step in place))
 
 
 def engine_error(error: Exception, log: MessageFn) -> ApiError:
     """Return the answer for what the engine or the worker raised.
 
-    A mistake in a field that the request set is told with the request's name of it. Anything else may hold a
-    path: it goes to `log`.
+    A mistake in a field that the request set is told with the field's id. Anything else may hold a path: it
+    goes to `log`.
     """
     if isinstance(error, ApiError):
         return error
-    if isinstance(error, QueueFull):
-        return ApiError(503, str(error), code="queue_full", headers={"Retry-After": "1"})
-    if isinstance(error, ShuttingDown):
-        return ApiError(503, str(error), code="shutting_down")
-    if isinstance(error, TimedOut):
-        # OpenAI's clients would try again by themselves, and it would take as long.
-        return ApiError(504, str(error), code="timeout", headers={"X-Should-Retry": "false"})
+    for kind, (status, code, headers) in _KINDS.items():
+        if isinstance(error, kind):
+            return ApiError(status, str(error), code=code, headers=headers)
     line = " ".join(str(error).split())
-    if isinstance(error, EdgespecError):
-        if name := _FIELDS.get(error.field):
-            told = " ".join(error.spelled(name).split())
-            return ApiError(400, told, param=name.partition(".")[0])
-        if line.startswith("not enough memory"):
-            log(line)
-            why = "there is not enough memory for a prompt and an answer of this length: ask for less"
-            return ApiError(503, why, code="out_of_memory")
+    if isinstance(error, OutOfMemory):
+        log(line)
+        why = "there is not enough memory for a prompt and an answer of this length: ask for less"
+        return ApiError(503, why, code="out_of_memory")
+    if isinstance(error, EdgespecError) and (field := _FIELDS.get(error.field)):
+        return field_error(error, field)
     log(f"{type(error).__name__}: {line}")
     return ApiError(500, "the server failed at this request; its log says why")
 
+
+def field_error(error: EdgespecError, field: str) -> ApiError:
+    """Return the 400 for a mistake in `field`."""
+    value, problem = (" ".join(str(part).split()) for part in (error.value, error.problem))
+    return ApiError(400, problem, field=field or None, value=value)
+
+
+_KINDS: dict[type[Exception], tuple[int, str, dict[str, str]]] = {
+    QueueFull: (503, "queue_full", {"Retry-After": "1"}),
+    ShuttingDown: (503, "shutting_down", {}),
+    # OpenAI's clients would try again by themselves, and it would take as long.
+    TimedOut: (504, "timeout", {"X-Should-Retry": "false"}),
+}
+"""Status, code and headers of what the worker raises."""
 
 _FIELDS = {
     **{name: option.request_name(name) for name, option in TABLE.items() if option.request != "-"},
@@ -255,10 +374,6 @@ def _place(error: Mapping[str, Any], body: object) -> Place:
             continue
         place.append(step)
     return tuple(place)
-
-
-def _dotted(place: Place) -> str:
-    return ".".join(str(step)[:80] for step in place) or "the body"
 
 
 def _in_words(error: Mapping[str, Any]) -> str:

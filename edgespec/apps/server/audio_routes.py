@@ -199,11 +199,11 @@ def add_audio(app: FastAPI, service: SpeechService, log: MessageFn) -> None:
     @router.post("/v1/audio/transcriptions", response_model=TranscriptionText | VerboseTranscription)
     async def transcribe(request: Request, form: Annotated[TranscriptionForm, _FORM]) -> Response:
         if form.stream and form.response_format not in ("json", "text"):
-            raise ApiError(400, "stream: only with the response_format json", param="stream")
+            raise ApiError(400, "only with the response_format json", field="stream")
         granularities = form.timestamp_granularities
         if granularities != ["segment"] and form.response_format != "verbose_json":
             name = "timestamp_granularities[]"
-            raise ApiError(400, f"{name}: only with the response_format verbose_json", param=name)
+            raise ApiError(400, "only with the response_format verbose_json", field=name)
         options = audio.options(form, form.language, words="word" in granularities)
         return await audio.answer(request, form, options, streams=form.stream, granularities=granularities)
 
@@ -291,7 +291,7 @@ async def _refuse_repeated(request: Request) -> None:
     for name in form:
         n = len(form.getlist(name))
         if n > 1 and not name.endswith("[]"):
-            raise ApiError(400, f"{name[:80]}: is there {n} times; send one in each request", param=name[:80])
+            raise ApiError(400, f"is there {n} times; send one in each request", field=name[:80])
 
 
 class AudioWriter(AnswerWriter[Segment, Transcript, TranscriptDelta | TranscriptDone]):

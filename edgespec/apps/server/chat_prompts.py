@@ -147,9 +147,9 @@ class ChatPrompts:
         name = "chat_template_kwargs"
         for key, value in variables.items():
             if key in _OWN_FIELDS:
-                raise ApiError(400, f"{name}.{key}: it is a field of the request itself", param=name)
+                raise ApiError(400, "it is a field of the request itself", field=f"{name}.{key}")
             if key in _RESERVED:
-                raise ApiError(400, f"{name}.{key}: templates get it from the server", param=name)
+                raise ApiError(400, "templates get it from the server", field=f"{name}.{key}")
             try:
                 read = traits.template.variables
             except BrokenTemplateError:
@@ -159,8 +159,8 @@ class ChatPrompts:
             if key in SWITCHES and bool(value) is (traits.thinking is not None):
                 continue  # always so
             known = f"it reads {', '.join(sorted(read))}" if read else "it reads none"
-            line = f"{name}.{key}: the chat template of {self._name} does not read it; {known}"
-            raise ApiError(400, line, param=name)
+            line = f"the chat template of {self._name} does not read it; {known}"
+            raise ApiError(400, line, field=f"{name}.{key}")
 
 
 def _continues(request: ChatRequest) -> bool:
@@ -169,15 +169,12 @@ def _continues(request: ChatRequest) -> bool:
         return False
     name = "continue_final_message"
     if request.add_generation_prompt:
-        line = f"{name} and add_generation_prompt contradict each other: choose one"
-        raise ApiError(400, line, param=name)
+        raise ApiError(400, "contradicts add_generation_prompt: choose one", field=name)
     last = request.messages[-1]
     if not isinstance(last, AssistantMessage):
-        raise ApiError(
-            400, f"{name}: the last message must be the assistant's, not {last.role}'s", param=name
-        )
+        raise ApiError(400, f"the last message must be the assistant's, not {last.role}'s", field=name)
     if last.tool_calls:
-        raise ApiError(400, f"{name}: the last message has tool_calls, after which no text comes", param=name)
+        raise ApiError(400, "the last message has tool_calls, after which no text comes", field=name)
     return True
 
 

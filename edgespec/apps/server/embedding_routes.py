@@ -207,7 +207,7 @@ class EmbeddingService:
                 found.append(read(text))
             except UsageError as error:
                 place = f"{param}.{number}" if len(texts) > 1 else param
-                raise ApiError(400, f"{place}: {error}", param=param) from None
+                raise ApiError(400, str(error), field=place) from None
         return found
 
     async def run(
@@ -258,11 +258,8 @@ def check_dimensions(service: EmbeddingService, dimensions: int | None) -> None:
     """Raise ApiError if a vector has fewer numbers."""
     n = service.worker.embedder.model.n_outputs
     if dimensions is not None and dimensions > n:
-        raise ApiError(
-            400,
-            f"dimensions: {dimensions}, and a vector of {service.service.name} has {n}",
-            param="dimensions",
-        )
+        line = f"{dimensions}, and a vector of {service.service.name} has {n}"
+        raise ApiError(400, line, field="dimensions")
 
 
 def cut_rows(rows: Vectors, dimensions: int | None) -> Vectors:

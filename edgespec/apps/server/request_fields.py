@@ -151,10 +151,10 @@ class RequestPart(BaseModel):
         return self
 
 
-def _refused(name: str, advice: str) -> Any:  # noqa: ANN401 - a type for pydantic
+def _refused(advice: str) -> Any:  # noqa: ANN401 - a type for pydantic
     def check(value: Any) -> Any:  # noqa: ANN401 - whatever the client sent
         if value:
-            raise ValueError(f"{name} is not supported here: {advice}")
+            raise ValueError(f"is not supported here: {advice}")
         return value
 
     kind = Annotated[Any, AfterValidator(check), WithJsonSchema({"enum": [None, False, 0, "", [], {}]})]
@@ -185,7 +185,7 @@ else:
         "VectorFields",
         __base__=RequestPart,
         __doc__="Fields of other servers that would change vectors or scores.",
-        **{name: _refused(name, advice) for name, advice in REFUSED_VECTORS.items()},
+        **{name: _refused(advice) for name, advice in REFUSED_VECTORS.items()},
     )
     OtherFields = create_model(
         "OtherFields",
@@ -196,7 +196,7 @@ else:
             for name, option in SAMPLING.items()
             if name != "logit_bias"
         },
-        **{name: _refused(name, advice) for name, advice in REFUSED.items()},
+        **{name: _refused(advice) for name, advice in REFUSED.items()},
     )
 
 

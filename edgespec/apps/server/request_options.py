@@ -72,8 +72,8 @@ def requested_tokens(request: GenerationRequest) -> int | None:
         and isinstance(request, ChatRequest | CompletionRequest)
         and not getattr(request, "echo", None)
     ):
-        line = f"{name}: must be at least 1; 0 is for a text completion with echo, its prompt alone"
-        raise ApiError(400, line, param=name)
+        line = "must be at least 1; 0 is for a text completion with echo, its prompt alone"
+        raise ApiError(400, line, field=name)
     return None if asked < 0 else asked
 
 
@@ -92,8 +92,7 @@ def _one_of(given: Mapping[str, int | None]) -> tuple[str, int | None]:
 
 
 def _contradiction(name: str, other: str) -> ApiError:
-    line = f"{name} and {other} are two names of one field, and have different values: leave one out"
-    return ApiError(400, line, param=name)
+    return ApiError(400, f"is another name of {other}, which has another value: leave one out", field=name)
 
 
 def seed_of_choice(seed: int | None, index: int) -> int | None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Literal
 
-from edgespec.apps.server.api_errors import ApiError
+from edgespec.apps.server.api_errors import ApiError, PromptTooLong, field_error, spelled
 from edgespec.apps.server.chat_prompts import ChatPrompts
 from edgespec.apps.server.choice_writers import first_call
 from edgespec.apps.server.names import NamedModel, ServedNames, plain_name
@@ -110,6 +110,12 @@ class PreparedText:
     echo: str | None = None
     """The prompt's text, with which the answer begins; None: it is not sent back."""
 
+    def spelled(self, names: Mapping[str, str]) -> PreparedText:
+        """Return it with warnings that name fields as another API does."""
+        told = (warning.partition(":") for warning in self.warnings)
+        warnings = tuple(spelled(field, names) + colon + rest for field, colon, rest in told)
+        return replace(self, warnings=warnings)
+
 
 @dataclass(frozen=True)
 class PreparedRequest:
@@ -189,9 +195,9 @@ class RequestReader:
         self._service.names.find(request.model)
         n, best_of = request.n or 1, request.best_of or request.n or 1
         if best_of < n:
-            raise ApiError(400, f"best_of: must be at least n, {n}", param="best_of")
+            raise ApiError(400, f"must be at least n, {n}", field="best_of")
         if best_of > n and request.stream:
-            raise ApiError(400, "best_of cannot be streamed: the best is known at the end", param="best_of")
+            raise ApiError(400, "cannot be streamed: the best is known at the end", field="best_of")
         constraint = constraint_of(request)
         grammar = self._grammars.of(constraint) if constraint else None
         prompt = request.prompt
@@ -221,7 +227,7 @@ class RequestReader:
             echo = prompt if isinstance(prompt, str) else self._text_of(tokens)
             if request.logprobs is not None or n_predict == 0:
                 if request.stream and request.logprobs is not None:
-                    raise ApiError(400, "echo with logprobs cannot be streamed: leave one out", param="echo")
+                    raise ApiError(400, "cannot be streamed with logprobs: leave one out", field="echo")
                 options = replace(options, n_logprobs=request.logprobs or 0, prompt_logprobs=True)
         options = replace(options, n_predict=n_predict)
         return PreparedText(tokens, options, warnings=_warnings(grammar), echo=echo)
@@ -230,12 +236,11 @@ class RequestReader:
         """Return the prompt for a text between `prompt` and the suffix of `request`."""
         fim = fim_of(self._model, "suffix")
         if request.echo:
-            raise ApiError(400, "echo and suffix contradict each other: leave one out", param="echo")
+            raise ApiError(400, "contradicts suffix: leave one out", field="echo")
         if request.parse_special:
-            line = "parse_special: a prompt with a suffix is text: leave it out"
-            raise ApiError(400, line, param="parse_special")
+            raise ApiError(400, "a prompt with a suffix is text: leave it out", field="parse_special")
         if not isinstance(prompt, str):
-            raise ApiError(400, "prompt: must be text where there is a suffix", param="prompt")
+            raise ApiError(400, "must be text where there is a suffix", field="prompt")
         room = self._service.n_ctx - (asked or 0) - 1
         filled = make_fim_prompt(self._model, fim, FimGap(prompt, request.suffix or ""), max(room, 0))
         if filled.is_cut:
@@ -291,15 +296,15 @@ class RequestReader:
         choice = request.tool_choice
         tools = request.tools or []
         if isinstance(choice, NamedTool) and choice.function.name not in _names(tools):
-            line = f"tool_choice: no function {choice.function.name[:80]!r} in tools"
-            raise ApiError(400, line, param="tool_choice")
+            line = f"no function {choice.function.name[:80]!r} in tools"
+            raise ApiError(400, line, field="tool_choice")
         if choice == "required" and not tools:
-            raise ApiError(400, "tool_choice: required, but there are no tools", param="tool_choice")
+            raise ApiError(400, "required, but there are no tools", field="tool_choice")
         for i, tool in enumerate(tools):
             schema = tool.function.parameters or {}
             if schema.get("type", "object") != "object" or not isinstance(schema.get("properties", {}), dict):
-                line = f"tools.{i}.function.parameters: must be the JSON schema of an object"
-                raise ApiError(400, line, param="tools")
+                name = f"tools.{i}.function.parameters"
+                raise ApiError(400, "must be the JSON schema of an object", field=name)
         if choice == "none":
             return []
         if tools and not self.takes_tools:
@@ -313,7 +318,7 @@ def check_tokens(tokens: Sequence[int], model: Model, param: str) -> None:
     for token in tokens:
         if not 0 <= token < model.n_vocab:
             last = model.n_vocab - 1
-            raise ApiError(400, f"{param}: token {token}: the model's are 0 to {last}", param=param)
+            raise ApiError(400, f"token {token}: the model's are 0 to {last}", field=param)
 
 
 def _names(tools: Sequence[Tool]) -> frozenset[str]:
@@ -327,8 +332,7 @@ def _with_allowed_tools(request: ChatRequest) -> ChatRequest:
         return request
     allowed = {tool.function.name for tool in choice.allowed_tools.tools}
     if unknown := sorted(allowed - _names(request.tools or ())):
-        line = f"tool_choice: no function {unknown[0][:80]!r} in tools"
-        raise ApiError(400, line, param="tool_choice")
+        raise ApiError(400, f"no function {unknown[0][:80]!r} in tools", field="tool_choice")
     tools = [tool for tool in request.tools or () if tool.function.name in allowed]
     return request.model_copy(update={"tools": tools, "tool_choice": choice.allowed_tools.mode})
 
@@ -337,25 +341,16 @@ def _n_predict(asked: int | None, n_prompt: int, service: Service, param: str) -
     """Return how many tokens may be written: as many as were asked for and fit in the context."""
     limit = min(service.n_ctx - 1, service.max_prompt or service.n_ctx)
     if not n_prompt:
-        raise ApiError(400, f"{param}: the prompt is empty", param=param)
+        raise ApiError(400, "the prompt is empty", field=param)
     if n_prompt > limit:
-        context = f"This model's maximum context length is {service.n_ctx} tokens"
-        if limit < service.n_ctx - 1:
-            context = f"This server takes prompts of at most {limit} tokens"
-        raise ApiError(
-            400,
-            f"{context}. However, your {param} resulted in {n_prompt} tokens. "
-            f"Please reduce the length of the {param}.",
-            param=param,
-            code="context_length_exceeded",
-        )
+        raise PromptTooLong(param, n_prompt, limit, service.n_ctx)
     return None if asked is None else min(asked, service.n_ctx - n_prompt)
 
 
 def _constrained(options: Options, grammar: Grammar, request: GenerationRequest) -> Options:
     if request.ignore_eos:
-        line = f"ignore_eos and {grammar.name} contradict each other: a text that matches must end"
-        raise ApiError(400, line, param="ignore_eos")
+        line = f"contradicts {grammar.name}: a text that matches must end"
+        raise ApiError(400, line, field="ignore_eos")
     return replace(options, grammar=grammar)
 
 
@@ -398,20 +393,14 @@ class AnswerConstraint:
     strict: bool = False
     """Whether a part of it that cannot be enforced is a mistake."""
 
-    @property
-    def param(self) -> str:
-        """The field of the request to name in an error: the part of `field` before the first dot."""
-        return self.field.partition(".")[0]
-
 
 def constraint_of(request: GenerationRequest) -> AnswerConstraint | None:
     """Return the constraint of a request, if it has one. Raises ApiError for two: one would be dropped."""
     form = request.response_format if isinstance(request, ChatRequest | CompletionRequest) else None
     found = [*_of_format(form), *_of_fields(request)]
     if len(found) > 1:
-        first, second = found[0].field, found[1].field
-        line = f"{second} and {first} contradict each other: an answer matches one of them; leave one out"
-        raise ApiError(400, line, param=found[1].param)
+        line = f"contradicts {found[0].field}: an answer matches one of them; leave one out"
+        raise ApiError(400, line, field=found[1].field)
     return found[0] if found else None
 
 
@@ -446,8 +435,7 @@ def _schema(given: dict[str, Any] | str, field: str) -> str:
         if not isinstance(json.loads(given), dict):
             raise ValueError("it is no object")
     except (ValueError, RecursionError) as error:
-        line = f"{field}: is not the text of a JSON schema: {error}"
-        raise ApiError(400, line, param=field.partition(".")[0]) from None
+        raise ApiError(400, f"is not the text of a JSON schema: {error}", field=field) from None
     return given
 
 
@@ -464,8 +452,7 @@ class Grammars:
         try:
             return self._kept(constraint)
         except UsageError as error:
-            told = " ".join(error.spelled(constraint.field).split())
-            raise ApiError(400, told, param=constraint.param) from None
+            raise field_error(error, constraint.field) from None
 
     def _compile(self, constraint: AnswerConstraint) -> Grammar:
         model, text, name = self._model, constraint.text, constraint.field
@@ -507,8 +494,8 @@ class FimPrompt:
 def fim_of(model: Model, param: str) -> FimTokens:
     """Return the tokens with which `model` fills gaps. Raises ApiError if it has none."""
     if model.fim is None:
-        line = f"{param}: {model.name} cannot fill in the middle: its file names no tokens for it"
-        raise ApiError(400, line, param=param)
+        line = f"{model.name} cannot fill in the middle: its file names no tokens for it"
+        raise ApiError(400, line, field=param)
     return model.fim
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -17,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from edgespec.apps.server.api_errors import CLIENT_GONE, ApiError, engine_error
+from edgespec.apps.server.api_errors import CLIENT_GONE, ApiError, ErrorForm, engine_error
 from edgespec.apps.server.request_worker import End, Item, Part, QueuePlace, Start
 from edgespec.decoding.records import PromptProgress, Result, Token
 from edgespec.platform.messages import MessageFn
@@ -248,6 +247,8 @@ class AnswerWriter(ABC, Generic[Part, End, Made]):
     """Content-Type of a stream."""
     whole_type = "application/json"
     """Content-Type of a whole answer."""
+    errors = ErrorForm()
+    """How its API tells errors."""
 
     def begin(self) -> str:
         """The beginning of a stream."""
@@ -302,7 +303,7 @@ class AnswerWriter(ABC, Generic[Part, End, Made]):
 
     def failed(self, error: ApiError) -> str:
         """The end of a stream that failed."""
-        return f"data: {json.dumps(error.body())}\n\n"
+        return self.errors.failed(error)
 
 
 class StreamingAnswer(Response):

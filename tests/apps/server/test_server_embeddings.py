@@ -214,7 +214,7 @@ def test_fields_that_would_change_the_answer_are_refused_by_name(served, ranking
     asked["/v1/rerank"] = (ranking, {"query": "a", "documents": ["b"]})
     for path, (server, body) in asked.items():
         with server.client() as http:
-            refused(http.post(path, json={**body, name: "some"}), 400, f"{name} is not supported here")
+            refused(http.post(path, json={**body, name: "some"}), 400, f"{name}: is not supported here")
             for neutral in ("", False, None):
                 assert http.post(path, json={**body, name: neutral}).status_code == 200
 

@@ -16,11 +16,10 @@ from starlette.concurrency import run_in_threadpool
 from edgespec.apps.server.api_errors import (
     NO_THREAD,
     REQUEST_ID,
+    AnthropicErrors,
     ApiError,
     checked,
     new_request_id,
-    renaming,
-    respelled,
 )
 from edgespec.apps.server.choice_writers import AnswerPart, AnswerText, ChoiceWriter
 from edgespec.apps.server.json_routes import route_class
@@ -47,15 +46,6 @@ from edgespec.platform.messages import MessageFn
 # ---- requests ----
 
 
-_NAMES = {
-    "stop": "stop_sequences",
-    "response_format": "output_config.format",
-    "reasoning_budget": "thinking.budget_tokens",
-    "reasoning_effort": "thinking",
-}
-"""Anthropic's names of OpenAI's fields."""
-
-_FUNCTION = re.compile(r"\.function\b")
 _NOISE = re.compile(r"\A\s*x-anthropic-billing-header:[^\n]*\n*")
 """What Claude Code puts in front of its system prompt: it differs with each conversation or request, so no
 prompt would have the beginning of an earlier one."""
@@ -73,16 +63,14 @@ class MessagesReader:
     def read(self, body: MessagesRequest) -> PreparedText:
         """Return the prompt's tokens and the options of a request. Raises ApiError."""
         if body.thread is not None:
-            line = "thread: no conversation is kept here: send all of it, without thread"
-            raise ApiError(400, line, param="thread", code=NO_THREAD)
-        with renaming(with_anthropic_names):
-            prepared = self._reader.chat(self._chat(body))
+            line = "no conversation is kept here: send all of it, without thread"
+            raise ApiError(400, line, field="thread", code=NO_THREAD)
+        prepared = self._reader.chat(self._chat(body))
         return replace(prepared, warnings=(*self._warnings(body), *prepared.warnings))
 
     def count(self, body: CountTokensRequest) -> int:
         """Return how many tokens the prompt of a request has."""
-        with renaming(with_anthropic_names):
-            return len(self._reader.prompt_tokens(self._chat(body)))
+        return len(self._reader.prompt_tokens(self._chat(body)))
 
     def _chat(self, body: CountTokensRequest) -> ChatRequest:
         """Return the request in OpenAI's form."""
@@ -94,8 +82,8 @@ class MessagesReader:
             fields |= _choice(body.tool_choice)
         if messages[-1]["role"] == "assistant":
             if "tool_calls" in messages[-1]:
-                line = "messages: the last one has a tool_use: send its tool_result after it, as the user's"
-                raise ApiError(400, line, param="messages")
+                line = "the last one has a tool_use: send its tool_result after it, as the user's"
+                raise ApiError(400, line, field="messages")
             fields["continue_final_message"] = True
         fields |= self._thinking(body)
         if wanted := _format(body):
@@ -135,26 +123,6 @@ class MessagesReader:
             yield "messages: redacted_thinking is not read: another server has the key"
 
 
-# ---- names in errors ----
-
-
-def with_anthropic_names(error: ApiError) -> ApiError:
-    """Return `error` with the field at fault called as in Anthropic's API.
-
-    Of a prompt that is too long it says the line by which agents know that they must shorten it.
-    """
-    old, line = error.param or "", str(error)
-    new = _NAMES.get(old, old)
-    if error.code == "context_length_exceeded":
-        limit, n_prompt = re.findall(r"(\d+) tokens", line)
-        line = f"prompt is too long: {n_prompt} tokens > {limit} maximum"
-    elif old == "tools":
-        line = _FUNCTION.sub("", line).replace(".parameters", ".input_schema")
-    elif old:
-        line = respelled(line, old, new)
-    return ApiError(error.status, line, param=new, code=error.code, headers=error.headers)
-
-
 # ---- fields ----
 
 
@@ -175,8 +143,8 @@ def _choice(choice: ToolChoice) -> dict[str, Any]:
 def _format(body: CountTokensRequest) -> dict[str, Any] | None:
     newer = body.output_config.format if body.output_config else None
     if newer and body.output_format:
-        line = "output_format is the older name of output_config.format: leave one out"
-        raise ApiError(400, line, param="output_format")
+        line = "is the older name of output_config.format: leave one out"
+        raise ApiError(400, line, field="output_format")
     found = newer or body.output_format
     return found.schema_ if found else None
 
@@ -368,8 +336,8 @@ class MessagesWriter(AnswerWriter[Token, Result, Fields]):
         return super().reading(progress) + _PING
 
     def failed(self, error: ApiError) -> str:
-        """Return the event "error" that ends a stream, which names fields as Anthropic's API does."""
-        return self.encode(with_anthropic_names(error).anthropic_body(self._plan.id))
+        """Return the event "error" that ends a stream."""
+        return self.encode(AnthropicErrors().body(error) | {"request_id": self._plan.id})
 
     # ---- blocks ----
 
@@ -473,7 +441,7 @@ def add_messages(
     @router.post("", response_model=None, responses=answer)
     async def create(request: Request, body: MessagesRequest) -> Response:
         """Answer a conversation."""
-        text = await run_in_threadpool(own.read, body)
+        text = (await run_in_threadpool(own.read, body)).spelled(AnthropicErrors.names)
         display = body.thinking.display if body.thinking else None
         plan = AnswerPlan(new_request_id(), service.name, text, body.max_tokens, display != "omitted")
         written = AnswerText(target, keeps_tokens=False)

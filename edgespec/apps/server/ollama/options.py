@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import WithJsonSchema
 
-from edgespec.apps.server.api_errors import ApiError
+from edgespec.apps.server.api_errors import ApiError, field_error
 from edgespec.apps.server.request_fields import ignore
 from edgespec.apps.server.request_options import read_sampling
 from edgespec.decoding.sampling import SAMPLING, TABLE, SamplingParams
@@ -74,7 +74,7 @@ def _params(numbers: Mapping[str, Any]) -> SamplingParams:
         return SamplingParams(**{**DEFAULTS, **read_sampling(given)})
     except UsageError as error:
         name = SAMPLING[error.field].ollama
-        raise ApiError(400, error.spelled(f"options.{name}"), param="options") from None
+        raise field_error(error, f"options.{name}") from None
 
 
 def _n_predict(asked: int) -> int | None:
@@ -102,4 +102,4 @@ def _number(name: str, value: Any, *, is_whole: bool) -> float:  # noqa: ANN401 
 
 
 def _fault(name: str, problem: str) -> ApiError:
-    return ApiError(400, f"options.{name[:80]}: {problem}", param="options")
+    return ApiError(400, problem, field=f"options.{name[:80]}")

@@ -8,11 +8,9 @@ by their Origin, and `route_class` those that a browser tells of in another way.
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from importlib.metadata import version
 from typing import Any, Literal
 
@@ -20,7 +18,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.concurrency import run_in_threadpool
 
-from edgespec.apps.server.api_errors import ApiError, checked, renaming, with_names
+from edgespec.apps.server.api_errors import ApiError, OllamaErrors, checked, field_error, form_of
 from edgespec.apps.server.choice_writers import (
     AnswerCall,
     AnswerPart,
@@ -58,12 +56,6 @@ from edgespec.llama.gguf import STRING, Field
 from edgespec.llama.weights import Model
 from edgespec.platform.messages import MessageFn
 
-_NAMES = {
-    "response_format": "format",
-    "chat_template_kwargs": "think",
-    "reasoning_effort": "think",
-}
-"""Ollama's names of OpenAI's fields."""
 _EFFORTS: Mapping[Any, str] = {False: "none", "max": "xhigh"}
 """OpenAI's words for Ollama's."""
 
@@ -88,16 +80,16 @@ class OllamaReader:
             fields["tools"] = [{"type": "function", **tool} for tool in body.tools]  # who may leave it out
         if messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]:
             fields["continue_final_message"] = True  # Ollama goes on with what an answer begins with
-        return self._chat(body, fields, "messages")
+        return self._chat(body, fields)
 
     def _prompt(self, body: OllamaGenerateRequest) -> PreparedText:
         if body.raw or body.suffix or self._model.chat_template is None:
             return self._text(body)
         system = [{"role": "system", "content": body.system}] if body.system else []
         messages = [*system, {"role": "user", "content": body.prompt}]
-        return self._chat(body, {"messages": messages}, "prompt")
+        return self._chat(body, {"messages": messages})
 
-    def _chat(self, body: OllamaGenerationRequest, fields: dict[str, Any], param: str) -> PreparedText:
+    def _chat(self, body: OllamaGenerationRequest, fields: dict[str, Any]) -> PreparedText:
         options = read_options(body.options or {})
         if body.think not in (None, ""):
             fields |= self._thinking(body)
@@ -105,9 +97,7 @@ class OllamaReader:
             fields |= {"logprobs": True, "top_logprobs": body.top_logprobs}
         if body.format:
             fields["response_format"] = _format(body.format)
-        with renaming(partial(with_ollama_names, prompt=param)):
-            prepared = self._reader.chat(checked(ChatRequest, fields))
-        return self._fitted(prepared, options, param)
+        return self._fitted(self._reader.chat(checked(ChatRequest, fields)), options)
 
     def _thinking(self, body: OllamaGenerationRequest) -> dict[str, Any]:
         """Return the fields of OpenAI's API for `think`. Raises ApiError."""
@@ -132,18 +122,17 @@ class OllamaReader:
             fields["suffix"] = body.suffix
         if body.logprobs:
             fields["logprobs"] = body.top_logprobs or 0
-        with renaming(partial(with_ollama_names, prompt="prompt")):
-            prepared = self._reader.choices(checked(CompletionRequest, fields)).texts[0]
-        return self._fitted(prepared, options, "prompt")
+        prepared = self._reader.choices(checked(CompletionRequest, fields)).texts[0]
+        return self._fitted(prepared, options)
 
-    def _fitted(self, prepared: PreparedText, options: ReadOptions, param: str) -> PreparedText:
+    def _fitted(self, prepared: PreparedText, options: ReadOptions) -> PreparedText:
         """Return `prepared` with Ollama's options, cut to the context that the request asks for."""
         n_ctx = min(options.n_ctx or self._service.n_ctx, self._service.n_ctx)
         room = n_ctx - len(prepared.tokens)
         if room < 1:
             whose = "options.num_ctx is" if n_ctx < self._service.n_ctx else "this server's context is"
-            line = f"{param}: {len(prepared.tokens)} tokens, and {whose} {n_ctx}: send less, or allow more"
-            raise ApiError(400, line, param=param, code="context_length_exceeded")
+            line = f"{len(prepared.tokens)} tokens, and {whose} {n_ctx}: send less, or allow more"
+            raise ApiError(400, line, field="messages", code="context_length_exceeded")
         unlimited = options.n_predict is None and n_ctx == self._service.n_ctx
         try:
             made = replace(
@@ -156,14 +145,8 @@ class OllamaReader:
             )
         except UsageError as error:
             name = "draft_num_predict" if error.field == "gamma" else error.field
-            raise ApiError(400, error.spelled(f"options.{name}"), param="options") from None
-        warnings = [re.sub(r"^\w+", lambda name: _NAMES.get(name[0], name[0]), w) for w in prepared.warnings]
-        return replace(prepared, options=made, warnings=tuple(warnings))
-
-
-def with_ollama_names(error: ApiError, prompt: str = "messages") -> ApiError:
-    """Return `error` with the field at fault called as in Ollama's API, the messages `prompt`."""
-    return with_names(error, {**_NAMES, "messages": prompt, "prompt": prompt})
+            raise field_error(error, f"options.{name}") from None
+        return replace(prepared, options=made)
 
 
 def _format(wanted: str | dict[str, Any]) -> dict[str, Any]:
@@ -384,7 +367,7 @@ class OllamaWriter(AnswerWriter[Token, Result, dict[str, Any]]):
 
     def failed(self, error: ApiError) -> str:
         """Return the line of a stream that failed."""
-        return json.dumps({"error": str(with_ollama_names(error))}) + "\n"
+        return form_of(f"/api/{self._kind}").failed(error)
 
     def _said(self, part: AnswerPart) -> dict[str, Any]:
         is_thought = part.kind == "thought"
@@ -539,7 +522,7 @@ def _add_generations(
         facts.check(body.model)
         if not (body.messages if isinstance(body, OllamaChatRequest) else body.prompt):
             return _nothing_asked(body, body.model or facts.full, kind)
-        text = await run_in_threadpool(reader.read, body)
+        text = (await run_in_threadpool(reader.read, body)).spelled(OllamaErrors.names)
         written = AnswerText(target, keeps_tokens=bool(body.logprobs))
         writer = OllamaWriter(
             kind,

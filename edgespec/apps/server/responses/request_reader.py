@@ -7,10 +7,10 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, Literal
 
-from edgespec.apps.server.api_errors import ApiError, checked, renaming, with_names
+from edgespec.apps.server.api_errors import ApiError, checked
 from edgespec.apps.server.request_reader import PreparedText, RequestReader
 from edgespec.apps.server.request_schema import ChatRequest
 from edgespec.apps.server.responses.schema import (
@@ -84,7 +84,7 @@ def read_tools(body: ResponsesRequest) -> ReadTools:
     for place, tool, namespace in _tools(body, read.warnings):
         key, name = (namespace, tool.name), _joined(namespace, tool.name)
         if key in read.names:
-            raise ApiError(400, f"{place}: there are two tools called {name[:80]!r}", param="tools")
+            raise ApiError(400, f"there are two tools called {name[:80]!r}", field=place)
         while name in read.offered:  # a__b in c, and b__c in a
             name += "_"
         read.names[key] = name
@@ -124,7 +124,7 @@ def _of_text(name: str, tool: CustomDefinition, place: str) -> dict[str, Any]:
     if isinstance(tool.format, GrammarInput):
         syntax, definition = tool.format.syntax, tool.format.definition
         if mistake := _mistake(syntax, definition):
-            raise ApiError(400, f"{place}.format.definition: {mistake}", param="tools")
+            raise ApiError(400, mistake, field=f"{place}.format.definition")
         if syntax == "regex":
             text["pattern"] = f"^(?:{definition})$"
         else:
@@ -149,8 +149,8 @@ def _choice(choice: ToolChoice, read: ReadTools) -> Any:  # noqa: ANN401 - JSON
     def named(chosen: ChosenTool) -> dict[str, Any]:
         name = read.names.get((chosen.namespace, chosen.name), chosen.name)  # or joined by the client
         if name not in read.offered or read.offered[name].type != chosen.type:
-            line = f"tool_choice: no {chosen.type} tool {chosen.name[:80]!r} in tools"
-            raise ApiError(400, line, param="tool_choice")
+            line = f"no {chosen.type} tool {chosen.name[:80]!r} in tools"
+            raise ApiError(400, line, field="tool_choice")
         return {"type": "function", "function": {"name": name}}
 
     if isinstance(choice, ChosenTool):
@@ -206,13 +206,6 @@ _SAME_FIELDS = {
     *(option.request_name(name) for name, option in SAMPLING.items() if name != "logit_bias"),
     *("model", "parallel_tool_calls", "top_logprobs", "seed", "speculative"),
 }
-_NAMES = {
-    "messages": "input",
-    "response_format": "text.format",
-    "max_completion_tokens": "max_output_tokens",
-    "reasoning_effort": "reasoning.effort",
-}
-"""This API's names of the fields of chat completions."""
 
 
 def read_response(
@@ -223,16 +216,13 @@ def read_response(
     For any thread. Raises ApiError.
     """
     items, tools = _items(body), read_tools(body)
-    with renaming(partial(with_names, names=_NAMES)):
-        text = reader.chat(_chat(body, items, tools))
-    warnings = (*tools.warnings, *_unread(body, items), *map(_renamed, text.warnings))
-    return replace(text, warnings=warnings), tools.offered
+    text = reader.chat(_chat(body, items, tools))
+    return replace(text, warnings=(*tools.warnings, *_unread(body, items), *text.warnings)), tools.offered
 
 
 def count_tokens(reader: RequestReader, body: ResponsesRequest) -> int:
     """Return how many tokens the prompt of a request has. For any thread. Raises ApiError."""
-    with renaming(partial(with_names, names=_NAMES)):
-        return len(reader.prompt_tokens(_chat(body, _items(body), read_tools(body))))
+    return len(reader.prompt_tokens(_chat(body, _items(body), read_tools(body))))
 
 
 def _chat(body: ResponsesRequest, items: Sequence[Item], tools: ReadTools) -> ChatRequest:
@@ -259,8 +249,8 @@ def _items(body: ResponsesRequest) -> list[Item]:
         given = [Item.model_validate({"role": "user", "content": given})]
     if items := [*body.edgespec_conversation, *(given or ())]:
         return items
-    line = "input: send text or items, or the previous_response_id of a response to go on with"
-    raise ApiError(400, line, param="input")
+    line = "send text or items, or the previous_response_id of a response to go on with"
+    raise ApiError(400, line, field="input")
 
 
 def _messages(
@@ -309,8 +299,3 @@ def _unread(body: ResponsesRequest, items: Sequence[Item]) -> Iterator[str]:
         yield "text.verbosity: not honoured: say in the instructions how long the answer should be"
     if any(item.type == "reasoning" and item.encrypted_content and not _thought(item) for item in items):
         yield "input: thoughts that another server has encrypted are not read"
-
-
-def _renamed(warning: str) -> str:
-    name, colon, rest = warning.partition(":")
-    return _NAMES.get(name, name) + colon + rest

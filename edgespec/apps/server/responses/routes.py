@@ -11,6 +11,7 @@ from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 
+from edgespec.apps.server.api_errors import ResponsesErrors
 from edgespec.apps.server.choice_writers import (
     AnswerCall,
     AnswerPart,
@@ -44,6 +45,8 @@ Event = tuple[str, dict[str, Any]]
 
 class ResponseWriter(AnswerWriter[Token, Result, Event]):
     """Turns the parts of an answer into a response."""
+
+    errors = ResponsesErrors()
 
     def __init__(
         self,
@@ -259,6 +262,7 @@ def add_responses(
     @app.post(PATH, response_model=dict[str, Any], responses=_EVENTS)
     async def create(request: Request, body: ResponsesRequest) -> Response:
         text, tools = await run_in_threadpool(read_response, reader, body)
+        text = text.spelled(ResponsesErrors.names)
         written = AnswerText(engine.target, keeps_tokens=body.wants_logprobs)
         writer = ResponseWriter(
             _begun(body, service.name),

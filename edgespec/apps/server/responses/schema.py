@@ -320,7 +320,7 @@ class ResponsesRequest(OtherFields):
     @classmethod
     def _refused(cls, given: Any, info: ValidationInfo) -> None:  # noqa: ANN401 - whatever the client sent
         if given is not None and info.field_name:
-            raise ValueError(f"{info.field_name} is not supported here: {_ABSENT[info.field_name]}")
+            raise ValueError(f"is not supported here: {_ABSENT[info.field_name]}")
 
     @property
     def wants_logprobs(self) -> bool:

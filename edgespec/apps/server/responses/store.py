@@ -81,7 +81,7 @@ class ResponseStore:
     def show(self, identity: str, *, streams: bool) -> Response:
         """Answer GET /v1/responses/{identity}."""
         if streams:
-            raise ApiError(400, "stream: a stored response comes as a whole: leave it out", param="stream")
+            raise ApiError(400, "a stored response comes as a whole: leave it out", field="stream")
         return Response(self.get(identity).answer, media_type="application/json")
 
 

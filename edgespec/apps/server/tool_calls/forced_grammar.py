@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from edgespec.apps.server.api_errors import ApiError
+from edgespec.apps.server.api_errors import ApiError, field_error
 from edgespec.apps.server.request_schema import ChatRequest, NamedTool
 from edgespec.apps.server.tool_calls.answer_reader import AnswerForm
 from edgespec.apps.server.tool_calls.argument_values import kinds, referenced, write_json
@@ -330,14 +330,13 @@ class CallGrammars:
         try:
             grammar = self._kept(form, wanted, many, thought_end, source)
         except UsageError as error:
-            name = "tools" if functions else str(error.field)
-            raise ApiError(400, str(error), param=name) from None
+            raise field_error(error, "tools" if functions else error.field) from None
         strict = tuple(
             of_function(tool.function.name) for tool in request.tools or () if tool.function.strict
         )
         refused = [line for line in grammar.warnings if line.endswith(strict)] if functions else []
         if refused:
-            raise ApiError(400, f"tools: cannot be enforced: {', '.join(refused)}", param="tools")
+            raise ApiError(400, f"cannot be enforced: {', '.join(refused)}", field="tools")
         return grammar
 
     def _made(

@@ -23,7 +23,7 @@ from edgespec.apps.server.request_schema import (
 from edgespec.apps.server.tool_calls.answer_reader import AnswerForm, AnswerReader
 from edgespec.apps.server.tool_calls.argument_values import read_json
 from edgespec.apps.server.tool_calls.call_forms import FAMILIES, HERMES, CallForm, form_of
-from edgespec.apps.server.tool_calls.text_source import CallArguments, PlainText
+from edgespec.apps.server.tool_calls.call_parser import ReadCall
 from edgespec.errors import EdgespecError
 from edgespec.llama.chat_template import BrokenTemplateError, RefusedByTemplateError
 from edgespec.llama.control_names import ModelText
@@ -302,11 +302,7 @@ def choose_form(
 def is_read(form: CallForm, samples: CallSamples) -> bool:
     """Whether the reader finds the call in a template's own text of one."""
     reader = AnswerReader(AnswerForm(_SCHEMAS, form))
-    events = [*reader.feed(samples.one), *reader.finish()]
-    arguments = "".join(event.text for event in events if isinstance(event, CallArguments))
-    said = "".join(samples.one[event.start : event.end] for event in events if isinstance(event, PlainText))
-    try:
-        found = json.loads(arguments)
-    except ValueError:
-        return False
-    return reader.n_calls == 1 and found == dict(zip(KEYS, VALUES, strict=True)) and not said.strip()
+    parts = [*reader.feed(samples.one), *reader.finish()]
+    calls = [part.arguments for part in parts if isinstance(part, ReadCall)]
+    said = "".join(samples.one[part.start : part.end] for part in parts if not isinstance(part, ReadCall))
+    return calls == [json.dumps(dict(zip(KEYS, VALUES, strict=True)))] and not said.strip()

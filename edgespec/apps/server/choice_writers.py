@@ -6,19 +6,19 @@ import io
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal
 
 from edgespec.apps.server.response_schema import FinishReason
-from edgespec.apps.server.tool_calls.answer_reader import PLAIN, AnswerForm, AnswerReader
-from edgespec.apps.server.tool_calls.text_source import (
-    CallArguments,
-    CallStart,
-    Event,
-    PlainText,
+from edgespec.apps.server.tool_calls.answer_reader import (
+    PLAIN,
+    AnswerForm,
+    AnswerReader,
+    ReadPart,
     ThoughtText,
 )
+from edgespec.apps.server.tool_calls.call_parser import ReadCall
 from edgespec.decoding.records import Origin, Result, Token
 from edgespec.llama.weights import Model
 
@@ -108,29 +108,24 @@ class AnswerCall:
     index: int
     id: str
     name: str
-    pieces: list[str] = field(default_factory=list)
-
-    @property
-    def arguments(self) -> str:
-        """JSON text of an object; of a call that was cut off its beginning."""
-        return "".join(self.pieces)
+    arguments: str
+    """JSON text of an object; of a call that was cut off its beginning."""
+    complete: bool = True
+    """Whether it was not cut off."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerPart:
-    """What some tokens add to an answer.
+    """What some tokens add to an answer; `end` says why it ended."""
 
-    `call` begins one, `arguments` go on with it, `called` ends it; `end` says why the answer ended.
-    """
-
-    kind: Literal["text", "thought", "call", "arguments", "called", "end"]
+    kind: Literal["text", "thought", "call", "end"]
     text: str = ""
-    """Of a text or a thought, or of the arguments."""
+    """Of a text or a thought."""
     start: int = 0
     """Where a text or a thought begins in all that was written."""
     call: AnswerCall | None = None
     tokens: Sequence[Token] = ()
-    """Those that have come with it, if they are kept; never of `called`."""
+    """Those that have come with it, if they are kept."""
     reason: FinishReason | None = None
 
 
@@ -141,7 +136,7 @@ class ChoiceWriter:
         """Begin an answer of the form that is expected."""
         self.written = written
         self.calls: list[AnswerCall] = []
-        """The calls that have begun; all but the last are complete."""
+        """The calls so far; all but the last are complete."""
         self.n_thought = 0 if expected.thinking else None
         """Tokens of the thoughts; None for a model that does not think."""
         self.tokens: list[Token] = []
@@ -149,7 +144,6 @@ class ChoiceWriter:
         self._reader = None if expected.is_plain else AnswerReader(expected)
         self._short_ids = expected.short_ids
         self._said: dict[str, list[str]] = {"text": [], "thought": []}
-        self._cut = False  # whether the last call is not complete
 
     @property
     def content(self) -> str:
@@ -179,28 +173,24 @@ class ChoiceWriter:
     def finish_reason(self, result: Result) -> FinishReason:
         """Return why it ended."""
         ended = finish_reason(result)
-        return "tool_calls" if self.calls and not (self._cut and ended == "length") else ended
+        cut = ended == "length" and self.calls and not self.calls[-1].complete
+        return "tool_calls" if self.calls and not cut else ended
 
-    def _parts(self, events: Iterable[Event]) -> Iterator[AnswerPart]:
-        for event in _joined(events):
-            if isinstance(event, PlainText):
-                text, start = self.written.between(event.start, event.end), event.start
-                yield self._part("thought" if isinstance(event, ThoughtText) else "text", text, start)
-            elif isinstance(event, CallStart):
+    def _parts(self, read: Iterable[ReadPart]) -> Iterator[AnswerPart]:
+        for part in _joined(read):
+            if isinstance(part, ReadCall):
                 call_id = secrets.token_hex(16)[:9] if self._short_ids else f"call_{secrets.token_hex(12)}"
-                self.calls.append(AnswerCall(len(self.calls), call_id, event.name))
-                self._cut = True
+                self.calls.append(
+                    AnswerCall(len(self.calls), call_id, part.name, part.arguments, part.complete)
+                )
                 yield self._part("call", call=self.calls[-1])
-            elif isinstance(event, CallArguments):
-                self.calls[-1].pieces.append(event.text)
-                yield self._part("arguments", event.text, call=self.calls[-1])
             else:
-                self._cut = not event.complete
-                yield AnswerPart("called", call=self.calls[-1])
+                text = self.written.between(part.start, part.end)
+                yield self._part("thought" if isinstance(part, ThoughtText) else "text", text, part.start)
 
     def _part(
         self,
-        kind: Literal["text", "thought", "call", "arguments", "end"],
+        kind: Literal["text", "thought", "call", "end"],
         text: str = "",
         start: int = 0,
         call: AnswerCall | None = None,
@@ -215,14 +205,14 @@ class ChoiceWriter:
         return AnswerPart(kind, text, start, call, tokens, reason)
 
 
-def feed(reader: AnswerReader, model: Model, tokens: Iterable[Token]) -> list[Event]:
+def feed(reader: AnswerReader, model: Model, tokens: Iterable[Token]) -> list[ReadPart]:
     """The parts that `reader` finds in `tokens`; names of control tokens, never shown, are markers."""
-    events: list[Event] = []
+    parts: list[ReadPart] = []
     for token in tokens:
         is_marker = model.is_control(token.id)
         marker = model.piece(token.id, special=True).decode(errors="replace") if is_marker else ""
-        events += reader.feed(token.text, marker)
-    return events
+        parts += reader.feed(token.text, marker)
+    return parts
 
 
 def first_call(expected: AnswerForm, model: Model) -> Callable[[], Callable[[Token], bool]]:
@@ -240,18 +230,16 @@ def first_call(expected: AnswerForm, model: Model) -> Callable[[], Callable[[Tok
     return begin
 
 
-def _joined(events: Iterable[Event]) -> Iterator[Event]:
-    """Yield `events` with those that continue each other as one."""
-    last: Event | None = None
-    for event in events:
-        if isinstance(event, PlainText) and type(event) is type(last) and event.start == last.end:
-            last = type(event)(last.start, event.end)
-        elif isinstance(event, CallArguments) and isinstance(last, CallArguments):
-            last = CallArguments(last.text + event.text)
-        else:
-            if last:
-                yield last
-            last = event
+def _joined(parts: Iterable[ReadPart]) -> Iterator[ReadPart]:
+    """Yield `parts` with texts that continue each other as one."""
+    last: ReadPart | None = None
+    for part in parts:
+        if last and not isinstance(last, ReadCall) and type(part) is type(last) and part.start == last.end:
+            last = type(part)(last.start, part.end)
+            continue
+        if last:
+            yield last
+        last = part
     if last:
         yield last
 

@@ -47,8 +47,8 @@ class ChoiceForm(ABC):
         """The choice of the first chunk; None: there is none."""
 
     @abstractmethod
-    def part(self, part: AnswerPart) -> dict[str, Any] | None:
-        """Return the choice of a chunk that adds `part`; None: there is none."""
+    def part(self, part: AnswerPart) -> Iterator[dict[str, Any]]:
+        """Yield the choices of the chunks that add `part`."""
 
     @abstractmethod
     def whole(self, result: Result) -> dict[str, Any]:
@@ -62,23 +62,22 @@ class ChatForm(ChoiceForm):
         """Return who speaks."""
         return {"delta": {"role": "assistant", "content": ""}, "finish_reason": None}
 
-    def part(self, part: AnswerPart) -> dict[str, Any] | None:
-        """Return the delta of `part`."""
-        if part.kind == "called":
-            return None
+    def part(self, part: AnswerPart) -> Iterator[dict[str, Any]]:
+        """Yield the deltas of `part`: of a call first its name."""
         delta: dict[str, Any] = {}
         if part.kind in ("text", "thought"):
             delta["content" if part.kind == "text" else "reasoning_content"] = part.text
-        elif part.call:
-            call: dict[str, Any] = {"index": part.call.index, "function": {"arguments": part.text}}
-            if part.kind == "call":
-                function = {"name": part.call.name, "arguments": ""}
-                call = {**call, "id": part.call.id, "type": "function", "function": function}
-            delta["tool_calls"] = [call]
+        elif call := part.call:
+            function = {"name": call.name, "arguments": ""}
+            begun = {"index": call.index, "id": call.id, "type": "function", "function": function}
+            delta["tool_calls"] = [begun]
         choice: dict[str, Any] = {"delta": delta}
         if part.tokens:
             choice["logprobs"] = {"content": self._logprobs(part.tokens)}
-        return choice | {"finish_reason": part.reason}
+        yield choice | {"finish_reason": part.reason}
+        if call := part.call:
+            added = {"index": call.index, "function": {"arguments": call.arguments}}
+            yield {"delta": {"tool_calls": [added]}, "finish_reason": None}
 
     def whole(self, result: Result) -> dict[str, Any]:
         """Return the message, and why it ended."""
@@ -119,12 +118,12 @@ class TextForm(ChoiceForm):
         """Return the prompt, if it is sent back."""
         return {"text": self._echo, "logprobs": None, "finish_reason": None} if self._echo else None
 
-    def part(self, part: AnswerPart) -> dict[str, Any]:
-        """Return the text that is added."""
+    def part(self, part: AnswerPart) -> Iterator[dict[str, Any]]:
+        """Yield the text that is added."""
         logprobs = None
         if part.tokens:
             logprobs, self._offset = _older_form(self.writing.written.model, part.tokens, self._offset)
-        return {"text": part.text, "logprobs": logprobs, "finish_reason": part.reason}
+        yield {"text": part.text, "logprobs": logprobs, "finish_reason": part.reason}
 
     def whole(self, result: Result) -> dict[str, Any]:
         """Return the whole text, and why it ended."""
@@ -227,16 +226,14 @@ class OpenAIWriter(AnswerWriter[Token, Result, tuple[int, AnswerPart]]):
         self._results[index] = result
 
     def encode(self, part: tuple[int, AnswerPart]) -> str:
-        """Return the chunk of a part, if it has one."""
+        """Return the chunks of a part."""
         index, added = part
-        choice = self._forms[index].part(added)
-        if choice is None:
-            return ""
         told = {}
         if added.kind in ("text", "thought"):
             written = self._forms[index].writing.written
             told["edgespec"] = written.origins(added.start, added.start + len(added.text))
-        return self._chunk([{"index": index, **choice}], **told)
+        choices = self._forms[index].part(added)
+        return "".join(self._chunk([{"index": index, **choice}], **told) for choice in choices)
 
     def finish(self, index: int, end: Result) -> str:
         """Return the last chunks of a text, and what ends the answer with its last one."""

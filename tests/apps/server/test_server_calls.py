@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 from chat_templates import FAMILIES
 from edgespec.apps.server.chat_prompts import choose_form
 from edgespec.apps.server.tool_calls import answer_reader
-from edgespec.apps.server.tool_calls.answer_reader import AnswerForm, AnswerReader, may_be_calls
-from edgespec.apps.server.tool_calls.call_forms import HERMES, CallForm
-from edgespec.apps.server.tool_calls.text_source import (
-    CallArguments,
-    CallEnd,
-    CallStart,
-    Event,
+from edgespec.apps.server.tool_calls.answer_reader import (
+    AnswerForm,
+    AnswerReader,
     PlainText,
+    ReadPart,
     ThoughtText,
+    may_be_calls,
 )
+from edgespec.apps.server.tool_calls.call_forms import HERMES, CallForm
+from edgespec.apps.server.tool_calls.call_parser import ReadCall
 from edgespec.llama.chat_template import ChatTemplate
 from edgespec.llama.template_traits import TemplateTraits
 
@@ -55,22 +55,18 @@ class Read:
 
     def __init__(self, pieces: list[str], expected: AnswerForm) -> None:
         reader = AnswerReader(expected)
-        self.events: list[Event] = []
+        self.parts: list[ReadPart] = []
         for piece in pieces:
-            self.events += reader.feed(piece)
-        self.events += reader.finish()
+            self.parts += reader.feed(piece)
+        self.parts += reader.finish()
         text = "".join(pieces)
-        self.said = "".join(text[e.start : e.end] for e in self.events if type(e) is PlainText)
-        self.thought = "".join(text[e.start : e.end] for e in self.events if type(e) is ThoughtText)
-        self.calls: list[tuple[str, str]] = []
-        self.complete = True
-        for event in self.events:
-            if isinstance(event, CallStart):
-                self.calls.append((event.name, ""))
-            elif isinstance(event, CallArguments):
-                self.calls[-1] = (event and self.calls[-1][0], self.calls[-1][1] + event.text)
-            elif isinstance(event, CallEnd):
-                self.complete = event.complete
+        self.said = "".join(text[part.start : part.end] for part in self.parts if type(part) is PlainText)
+        self.thought = "".join(
+            text[part.start : part.end] for part in self.parts if type(part) is ThoughtText
+        )
+        calls = [part for part in self.parts if isinstance(part, ReadCall)]
+        self.calls = [(call.name, call.arguments) for call in calls]
+        self.complete = all(call.complete for call in calls)
 
     @property
     def outcome(self) -> tuple[str, str, list[tuple[str, str]]]:
@@ -231,43 +227,15 @@ def test_what_the_template_itself_writes_is_read(family: str, known: bool):
 
 
 @pytest.mark.parametrize(("family", "text"), [(family, text) for family, text, _, calls in CALLS if calls])
-def test_the_name_comes_first_and_nothing_of_the_call_is_text(family: str, text: str):
-    """Cut anywhere, what was said so far is no part of the call, and the arguments come in parts."""
+def test_nothing_of_a_call_is_text_wherever_it_is_cut(family: str, text: str):
     expected = AnswerForm(FUNCTIONS, FORMS[family])
     whole = Read([text], expected)
     for n in range(len(text)):
-        reader = AnswerReader(expected)
-        so_far = list(reader.feed(text[:n]))
-        said = "".join(text[e.start : e.end] for e in so_far if isinstance(e, PlainText))
+        so_far = AnswerReader(expected).feed(text[:n])
+        said = "".join(text[part.start : part.end] for part in so_far if isinstance(part, PlainText))
         assert whole.said.startswith(said)
-        begun = [e.name for e in so_far if isinstance(e, CallStart)]
-        assert begun == [name for name, _ in whole.calls][: len(begun)]
-    parts = [e for e in Read([*text], expected).events if isinstance(e, CallArguments)]
-    assert len(parts) >= 2 or "{}" in whole.calls[0] or text.startswith('<tool_call>{"arguments"')
-
-
-@pytest.mark.parametrize(
-    ("family", "begin", "end"),
-    [
-        ("hermes", '<tool_call>\n{"name": "f", "arguments": {"city": "', '"}}\n</tool_call>'),
-        ("coder", "<tool_call>\n<function=f>\n<parameter=city>\n", "\n</parameter>\n</function>\n</tool_call>"),
-        ("coder", '<tool_call>\n<function=f>\n<parameter=deep>\n{"a": "', '"}\n</parameter>\n</function>\n</tool_call>'),
-        ("llama", '{"name": "f", "parameters": {"city": "', '"}}'),
-        ("lfm", '<|tool_call_start|>[f(days=1, city="', '")]<|tool_call_end|>'),
-        ("glm", '<tool_call>f\n<arg_key>any</arg_key>\n<arg_value>{"a": "', '"}</arg_value>\n</tool_call>'),
-        ("gemma", '<|tool_call>call:f{days:1,city:<|"|>', '<|"|>}<tool_call|>'),
-    ],
-)  # fmt: skip
-def test_of_a_long_call_nothing_is_held_that_was_read(family: str, begin: str, end: str):
-    """Or each token would cost as much as the call is long."""
-    reader = AnswerReader(AnswerForm(FUNCTIONS, FORMS[family]))
-    n_held = 0
-    for piece in (begin, *[" word"] * 2000):
-        list(reader.feed(piece))
-        n_held = max(n_held, reader._source.n_left + reader._source._at)
-    assert n_held < 200
-    list(reader.feed(end))
-    assert reader.n_calls == 1
+        calls = [(part.name, part.arguments) for part in so_far if isinstance(part, ReadCall)]
+        assert calls == whole.calls[: len(calls)]
 
 
 def test_whether_a_text_is_a_call_is_soon_decided(monkeypatch: pytest.MonkeyPatch):
@@ -281,10 +249,10 @@ def test_whether_a_text_is_a_call_is_soon_decided(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(answer_reader, "may_be_calls", look)
     reader = AnswerReader(AnswerForm(FUNCTIONS, FORMS["hermes"]))
     for piece in ('{"name": "f", "arguments": {"city": "', *[" word"] * 2000):
-        list(reader.feed(piece))
+        reader.feed(piece)
     assert looked < 200
-    assert not list(reader.feed('"}}'))
-    assert [type(event) for event in reader.finish()] == [CallStart, CallArguments, CallEnd]
+    assert not reader.feed('"}}')
+    assert [type(part) for part in reader.finish()] == [ReadCall]
 
 
 @pytest.mark.parametrize(
@@ -378,7 +346,7 @@ def test_markers_that_are_control_tokens_are_seen_and_not_shown():
     shown = "So: [f(days=1)]. <|im_end|>"
     events = [*reader.feed("So: ", "<|tool_call_start|>"), *reader.feed("[f(days=1)]", "<|tool_call_end|>")]
     events += [*reader.feed(". ", "<|reserved|>"), *reader.feed("<|im_end|>"), *reader.finish()]
-    assert [e.name for e in events if isinstance(e, CallStart)] == ["f"]
+    assert [e.name for e in events if isinstance(e, ReadCall)] == ["f"]
     assert "".join(shown[e.start : e.end] for e in events if isinstance(e, PlainText)) == "So:. <|im_end|>"
     typed = AnswerReader(AnswerForm(FUNCTIONS, FORMS["lfm"]))
     events = [*typed.feed("a"), *typed.feed("", "<|tool_call_start|>"), *typed.feed(" b"), *typed.finish()]

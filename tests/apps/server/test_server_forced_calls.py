@@ -12,21 +12,15 @@ import pytest
 
 from chat_templates import FAMILIES
 from edgespec.apps.server.chat_prompts import choose_form
-from edgespec.apps.server.tool_calls.answer_reader import AnswerForm, AnswerReader
+from edgespec.apps.server.tool_calls.answer_reader import AnswerForm, AnswerReader, ThoughtText
 from edgespec.apps.server.tool_calls.call_forms import HERMES, CallForm
+from edgespec.apps.server.tool_calls.call_parser import ReadCall
 from edgespec.apps.server.tool_calls.forced_grammar import (
     ForcedCalls,
     after_thought,
     arguments_schema,
     forced_calls,
     unenforced_parts,
-)
-from edgespec.apps.server.tool_calls.text_source import (
-    CallArguments,
-    CallEnd,
-    CallStart,
-    PlainText,
-    ThoughtText,
 )
 from edgespec.decoding.grammar.source import GrammarSource
 from edgespec.errors import UsageError
@@ -89,15 +83,12 @@ def read(text: str, form: CallForm, **fields: Any) -> tuple[str, list[tuple[str,
     """Return what is said and what is called, with the arguments as objects."""
     reader = AnswerReader(AnswerForm(FUNCTIONS, form, **fields))
     said, calls = "", []
-    for event in [*reader.feed(text), *reader.finish()]:
-        if isinstance(event, CallStart):
-            calls.append((event.name, ""))
-        elif isinstance(event, CallArguments):
-            calls[-1] = (calls[-1][0], calls[-1][1] + event.text)
-        elif isinstance(event, PlainText) and not isinstance(event, ThoughtText):
-            said += text[event.start : event.end]
-        else:
-            assert not isinstance(event, CallEnd) or event.complete
+    for part in [*reader.feed(text), *reader.finish()]:
+        if isinstance(part, ReadCall):
+            assert part.complete
+            calls.append((part.name, part.arguments))
+        elif not isinstance(part, ThoughtText):
+            said += text[part.start : part.end]
     return said, [(name, json.loads(arguments)) for name, arguments in calls]
 
 
@@ -278,7 +269,7 @@ def test_forced_calls_fit_the_schemas_that_clients_send(family: str):
         compiled = GrammarSource.lark(forced_calls(forced, no_token), "tools").compiled
         text = walk(compiled, 1, whole=False)
         reader = AnswerReader(AnswerForm(functions, form, forced=True))
-        events = [*reader.feed(text), *reader.finish()]
-        arguments = "".join(event.text for event in events if isinstance(event, CallArguments))
+        calls = [part for part in [*reader.feed(text), *reader.finish()] if isinstance(part, ReadCall)]
+        arguments = "".join(call.arguments for call in calls)
         if text and not unenforced_parts(forced):
             assert all(verdicts(row.schema, json.loads(arguments))), (row.name, text, arguments)

@@ -68,7 +68,7 @@ class Asked:
         return (
             whole["message"],
             whole["finish_reason"],
-            [one["delta"] for one in map(form.part, parts) if one],
+            [one["delta"] for part in parts for one in form.part(part)],
         )
 
 

@@ -354,8 +354,8 @@ class MessagesWriter(AnswerWriter[Token, Result, Fields]):
             elif part.kind == "call" and part.call:
                 yield from self._end()
                 yield from self._block("tool_use", id=part.call.id, name=part.call.name, input={})
-            if part.kind in ("call", "arguments"):
-                yield self._piece("input_json_delta", partial_json=part.text)
+                for text in ("", part.call.arguments):
+                    yield self._piece("input_json_delta", partial_json=text)
 
     def _block(self, kind: str, **fields: Any) -> Iterator[Fields]:  # noqa: ANN401 - JSON
         """Begin a block of this kind where the last one is none."""

@@ -316,28 +316,16 @@ class OllamaWriter(AnswerWriter[Token, Result, dict[str, Any]]):
         self._writing = writing
         self._began = began
         self._warnings = warnings
-        self._n_calls = 0  # that were written
 
     def parts(self, index: int, tokens: Sequence[Token]) -> Iterator[dict[str, Any]]:
-        """Yield the lines that `tokens` complete; a call comes as one, when it has ended."""
-        for part in self._writing.add(tokens):
-            if part.kind == "called":
-                yield from self._calls()
-            elif part.tokens or part.kind in ("text", "thought"):
-                yield self._said(part)
+        """Yield the lines that `tokens` complete."""
+        yield from map(self._said, self._writing.add(tokens))
 
     def last_parts(self, index: int, result: Result) -> Iterator[dict[str, Any]]:
         """Yield the lines that end a stream; the last one has the statistics."""
-        tokens: list[Token] = []  # whose logprobs come with them
-        for part in self._writing.finish(result):
-            if part.kind == "called":
-                yield from self._calls()
-            elif part.kind in ("text", "thought"):
-                yield self._said(part)
-            else:
-                tokens += part.tokens
-        yield from self._calls()
-        yield self._line(tokens=tokens) | self._end(result)
+        *parts, end = self._writing.finish(result)
+        yield from map(self._said, parts)
+        yield self._said(end) | self._end(result)
 
     def encode(self, part: dict[str, Any]) -> str:
         """Return a line."""
@@ -370,14 +358,13 @@ class OllamaWriter(AnswerWriter[Token, Result, dict[str, Any]]):
         return form_of(f"/api/{self._kind}").failed(error)
 
     def _said(self, part: AnswerPart) -> dict[str, Any]:
+        if part.call:
+            call = _call(part.call)
+            said, calls = (call, []) if isinstance(call, str) else ("", [call])
+            return self._line(said, calls=calls, tokens=part.tokens)
         is_thought = part.kind == "thought"
-        text = part.text if part.kind in ("text", "thought") else ""
-        return self._line("" if is_thought else text, text if is_thought else "", tokens=part.tokens)
-
-    def _calls(self) -> Iterator[dict[str, Any]]:
-        for call in map(_call, self._writing.calls[self._n_calls :]):
-            self._n_calls += 1
-            yield self._line(call) if isinstance(call, str) else self._line(calls=[call])
+        text, thought = ("", part.text) if is_thought else (part.text, "")
+        return self._line(text, thought, tokens=part.tokens)
 
     def _line(
         self,

@@ -132,9 +132,6 @@ class ResponseWriter(AnswerWriter[Token, Result, Event]):
                 yield from self._add("message", part.text if part.kind == "text" else "", logprobs)
             if part.kind == "call" and part.call:
                 yield from self._call(part.call)
-            elif part.kind == "arguments" and part.text and self._item["type"] == "function_call":
-                self._item["arguments"] += part.text
-                yield self._event("function_call_arguments.delta", delta=part.text)
             self._reason = part.reason
 
     def _add(self, kind: str, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> Iterator[Event]:
@@ -168,6 +165,9 @@ class ResponseWriter(AnswerWriter[Token, Result, Event]):
             begun = self._begin("fc", "function_call", status="in_progress", **names, arguments="")
         yield from begun
         self._called = call
+        if tool.type == "function" and call.arguments:
+            self._item["arguments"] = call.arguments
+            yield self._event("function_call_arguments.delta", delta=call.arguments)
 
     def _begin(self, prefix: str, kind: str, **fields: Any) -> Iterator[Event]:  # noqa: ANN401 - JSON
         yield from self._end_item(cut=False)

@@ -13,7 +13,7 @@ from edgespec.apps.batch.lines import CHAT, PLAIN, TEXT
 from edgespec.apps.batch.results import BatchAnswer, BatchRequest
 from edgespec.apps.server.api_errors import ApiError, engine_error, validation_error
 from edgespec.apps.server.names import ALIAS
-from edgespec.apps.server.openai_writer import OpenAIWriter
+from edgespec.apps.server.openai_writer import ChatWriter, CompletionWriter, OpenAIWriter
 from edgespec.apps.server.request_fields import ignoring, listed
 from edgespec.apps.server.request_reader import PreparedRequest, RequestReader, Service
 from edgespec.apps.server.request_schema import ChatRequest, CompletionRequest
@@ -137,7 +137,11 @@ class LocalWriter:
             asked = self._read(url, body)
             prepared = self._reader.choices(asked)
             model, name = self._engine.target, self._service.name
-            writer = OpenAIWriter(asked, prepared, model, name, self._fingerprint)
+            writer: OpenAIWriter
+            if isinstance(asked, ChatRequest):
+                writer = ChatWriter(asked, prepared, model, name, self._fingerprint)
+            else:
+                writer = CompletionWriter(asked, prepared, model, name, self._fingerprint)
             return _OpenRequest(request, prepared, writer)
         except ValidationError as error:
             raise validation_error(error.errors(), body) from None

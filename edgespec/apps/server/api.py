@@ -22,7 +22,6 @@ from starlette.concurrency import run_in_threadpool
 
 from edgespec.apps.server.api_errors import CLIENT_GONE, ApiError
 from edgespec.apps.server.audio_routes import SpeechService, add_audio
-from edgespec.apps.server.choice_writers import AnswerText
 from edgespec.apps.server.embedding_routes import (
     MAX_TEXTS,
     VECTOR_ROUTES,
@@ -49,7 +48,7 @@ from edgespec.apps.server.ollama.options import OPTIONS_SCHEMA, read_options
 from edgespec.apps.server.ollama.request_schema import OllamaRequest
 from edgespec.apps.server.ollama.response_schema import OllamaError
 from edgespec.apps.server.ollama.routes import OllamaModelFacts, add_facts, add_ollama
-from edgespec.apps.server.openai_writer import InfillWriter, OpenAIWriter
+from edgespec.apps.server.openai_writer import ChatWriter, CompletionWriter, InfillWriter
 from edgespec.apps.server.openapi import (
     error_responses,
     openapi_description,
@@ -85,7 +84,7 @@ from edgespec.apps.server.response_schema import (
     TextCompletion,
 )
 from edgespec.apps.server.responses.routes import add_responses
-from edgespec.apps.server.streaming import Answerer, AnswerWriter, with_warnings
+from edgespec.apps.server.streaming import Answerer, AnswerWriter
 from edgespec.apps.server.worker import Worker
 from edgespec.cli.local_run import PATH, RunPart, RunRequest, write_part
 from edgespec.decoding.choices import DrafterName
@@ -281,9 +280,9 @@ def add_run(app: FastAPI, engine: Engine, answerer: Answerer) -> None:
             raise ApiError(400, "this is no request of this version's `edgespec run`") from None
         except EdgespecError as error:
             raise ApiError(400, str(error)) from None
-        prepared = PreparedRequest((PreparedText(tokens, options),))
+        prepared = PreparedRequest((PreparedText(tokens, options),), streams=True, user="edgespec run")
         writer = RunWriter(tokens, limit="context" if asked.n_predict is None else "length")
-        return await answerer.answer(request, prepared, writer, streams=True, user="edgespec run")
+        return await answerer.answer(request, prepared, writer)
 
 
 def _prepared(engine: Engine, asked: RunRequest) -> tuple[list[int], Options]:
@@ -403,15 +402,15 @@ def add_infill(
     app: FastAPI, target: Model, service: Service, reader: RequestReader, answerer: Answerer
 ) -> None:
     """Add POST /infill to `app`: text for a gap between two others."""
-
-    @app.post("/infill", response_model=InfillAnswer | dict[str, Any], responses=stream_responses(InfillPart))
-    async def infill(request: Request, body: InfillRequest) -> Response:
-        text = await run_in_threadpool(reader.infill, body)
-        writer = InfillWriter(body, service.name, AnswerText(target, keeps_tokens=False), text)
-        found = await answerer.answer(
-            request, PreparedRequest((text,)), writer, streams=bool(body.stream), user=body.user
-        )
-        return with_warnings(found, body.warnings)
+    answerer.serve(
+        app,
+        "/infill",
+        InfillRequest,
+        reader.infill,
+        lambda body, request: InfillWriter(body, request, target, service.name),
+        response_model=InfillAnswer | dict[str, Any],
+        responses=stream_responses(InfillPart),
+    )
 
 
 # ---- the application ----
@@ -558,21 +557,25 @@ def _speech_entry(speech: SpeechService, aliases: list[str]) -> ModelEntry:
 def _add_completions(
     app: FastAPI, engine: Engine, service: Service, reader: RequestReader, answerer: Answerer
 ) -> None:
-    fingerprint = service.fingerprint(engine)
-
-    async def answer(request: Request, body: ChatRequest | CompletionRequest) -> Response:
-        prepared = await run_in_threadpool(reader.choices, body)
-        writer = OpenAIWriter(body, prepared, engine.target, service.name, fingerprint)
-        found = await answerer.answer(request, prepared, writer, streams=bool(body.stream), user=body.user)
-        return with_warnings(found, prepared.warnings)
-
-    @app.post("/v1/chat/completions", response_model=ChatCompletion, responses=stream_responses(ChatChunk))
-    async def chat(request: Request, body: ChatRequest) -> Response:
-        return await answer(request, body)
-
-    @app.post("/v1/completions", response_model=TextCompletion, responses=stream_responses(TextCompletion))
-    async def complete(request: Request, body: CompletionRequest) -> Response:
-        return await answer(request, body)
+    served = engine.target, service.name, service.fingerprint(engine)
+    answerer.serve(
+        app,
+        "/v1/chat/completions",
+        ChatRequest,
+        reader.choices,
+        lambda body, request: ChatWriter(body, request, *served),
+        response_model=ChatCompletion,
+        responses=stream_responses(ChatChunk),
+    )
+    answerer.serve(
+        app,
+        "/v1/completions",
+        CompletionRequest,
+        reader.choices,
+        lambda body, request: CompletionWriter(body, request, *served),
+        response_model=TextCompletion,
+        responses=stream_responses(TextCompletion),
+    )
 
 
 def drafters_of(engine: Engine) -> list[str]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Literal
 
 from edgespec.apps.server.api_errors import ApiError, PromptTooLong, field_error, spelled
 from edgespec.apps.server.chat_prompts import ChatPrompts
-from edgespec.apps.server.choice_writers import first_call
 from edgespec.apps.server.names import NamedModel, ServedNames, plain_name
 from edgespec.apps.server.request_options import (
     engine_options,
@@ -33,7 +33,7 @@ from edgespec.apps.server.request_schema import (
     Tool,
     time_limit,
 )
-from edgespec.apps.server.tool_calls.answer_reader import PLAIN, AnswerForm
+from edgespec.apps.server.tool_calls.answer_reader import PLAIN, AnswerForm, first_call
 from edgespec.apps.server.tool_calls.forced_grammar import CallGrammars
 from edgespec.decoding.grammar.grammar import Grammar
 from edgespec.decoding.grammar.source import GrammarSource
@@ -126,11 +126,21 @@ class PreparedRequest:
     n_prompts: int = 1
     n_best: int | None = None
     """How many texts of each prompt, the likeliest, are the answer; None: all."""
+    streams: bool = False
+    """Whether the answer is sent as it comes."""
+    user: str | None = None
+    """Who waits in the queue; None: the API key, or the address."""
+    came: float = field(default_factory=time.perf_counter)
+    """When it was read, by `time.perf_counter`."""
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """Lines on parts of the request that are done only in part."""
         return self.texts[0].warnings
+
+    def spelled(self, names: Mapping[str, str]) -> PreparedRequest:
+        """Return it with warnings that name fields as another API does."""
+        return replace(self, texts=tuple(text.spelled(names) for text in self.texts))
 
 
 class RequestReader:
@@ -190,8 +200,9 @@ class RequestReader:
 
     def choices(self, request: ChatRequest | CompletionRequest) -> PreparedRequest:
         """Prepare all texts that a request asks for."""
+        sent: dict[str, Any] = {"streams": bool(request.stream), "user": request.user}
         if isinstance(request, ChatRequest):
-            return PreparedRequest(_choices(self.chat(request), request.n or 1))
+            return PreparedRequest(_choices(self.chat(request), request.n or 1), **sent)
         self._service.names.find(request.model)
         n, best_of = request.n or 1, request.best_of or request.n or 1
         if best_of < n:
@@ -208,7 +219,7 @@ class RequestReader:
             if best_of > n and text.options.n_logprobs is None:
                 text = replace(text, options=replace(text.options, n_logprobs=0))
             texts += _choices(text, best_of)
-        return PreparedRequest(tuple(texts), len(prompts), n if best_of > n else None)
+        return PreparedRequest(tuple(texts), len(prompts), n if best_of > n else None, **sent)
 
     def _one_text(self, request: CompletionRequest, prompt: object, grammar: Grammar | None) -> PreparedText:
         """Prepare a text that continues one prompt."""
@@ -248,7 +259,7 @@ class RequestReader:
             raise ApiError(400, line, param="prompt", code="context_length_exceeded")
         return filled.tokens
 
-    def infill(self, request: InfillRequest) -> PreparedText:
+    def infill(self, request: InfillRequest) -> PreparedRequest:
         """Prepare the text for a gap between two others."""
         self._service.names.find(request.model)
         fim = fim_of(self._model, "input_suffix")
@@ -268,7 +279,8 @@ class RequestReader:
             options = _constrained(options, self._grammars.of(constraint), request)
         if request.t_max_predict_ms:
             options = replace(options, until=time_limit(request.t_max_predict_ms))
-        return PreparedText(filled.tokens, options, warnings=request.warnings, is_cut=filled.is_cut)
+        text = PreparedText(filled.tokens, options, warnings=request.warnings, is_cut=filled.is_cut)
+        return PreparedRequest((text,), streams=bool(request.stream), user=request.user)
 
     def _text_of(self, tokens: Sequence[int]) -> str:
         return b"".join(self._model.piece(token, special=True) for token in tokens).decode(errors="replace")

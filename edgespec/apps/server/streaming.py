@@ -7,16 +7,19 @@ import hashlib
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from fastapi import APIRouter, FastAPI
+from pydantic import BaseModel
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from edgespec.apps.server.api_errors import CLIENT_GONE, ApiError, ErrorForm, engine_error
+from edgespec.apps.server.api_errors import CLIENT_GONE, ApiError, ErrorForm, engine_error, form_of
 from edgespec.apps.server.request_worker import End, Item, Part, QueuePlace, Start
 from edgespec.decoding.records import PromptProgress, Result, Token
 from edgespec.platform.messages import MessageFn
@@ -35,6 +38,9 @@ _SETTLE_S = 0.1
 
 Made = TypeVar("Made")
 """A part of an answer, as its writer makes it."""
+
+Body = TypeVar("Body", bound=BaseModel)
+"""The body of a request of some API."""
 
 
 class ClientGone(Exception):  # noqa: N818 - no error: nobody is there to be answered
@@ -183,7 +189,7 @@ class RequestRun(Generic[Part, End]):
         spoke = time.monotonic()
         try:
             async for found in self.items(ALIVE_S):
-                part = writer.write(*found) if found else ""
+                part = writer.tell(*found) if found else ""
                 if not part and (found is None or time.monotonic() > spoke + ALIVE_S):
                     part = writer.idle(is_waiting=found is None)
                 if part:
@@ -206,7 +212,7 @@ class RequestRun(Generic[Part, End]):
         ends = await self.collect(request.receive, lambda i, made: writer.drain(writer.parts(i, made)))
         if ends is None:
             return Response(status_code=CLIENT_GONE)
-        return Response(writer.whole(ends), media_type=writer.whole_type)
+        return Response(writer.whole(ends), media_type=writer.whole_type, headers=dict(writer.headers))
 
     def close(self) -> None:
         """End the texts that are under way, and begin none of those that wait."""
@@ -249,6 +255,8 @@ class AnswerWriter(ABC, Generic[Part, End, Made]):
     """Content-Type of a whole answer."""
     errors = ErrorForm()
     """How its API tells errors."""
+    headers: Mapping[str, str] = {}
+    """More headers of an answer."""
 
     def begin(self) -> str:
         """The beginning of a stream."""
@@ -283,7 +291,7 @@ class AnswerWriter(ABC, Generic[Part, End, Made]):
         """Have parts made that nobody is sent."""
         deque(parts, maxlen=0)
 
-    def write(self, index: int, item: list[Part] | QueuePlace | End) -> str:
+    def tell(self, index: int, item: list[Part] | QueuePlace | End) -> str:
         """Return the part of a stream for an item that a worker yielded."""
         if isinstance(item, QueuePlace):
             return self.reading(item.progress) if item.progress else self.queued(item.place)
@@ -312,7 +320,8 @@ class StreamingAnswer(Response):
     def __init__(self, run: RequestRun[Part, End], writer: AnswerWriter[Part, End, Any]) -> None:
         """Send what `writer` writes of `run`."""
         super().__init__(
-            media_type=writer.media_type, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+            media_type=writer.media_type,
+            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **writer.headers},
         )
         del self.headers["content-length"]
         self._run = run
@@ -340,16 +349,10 @@ class Answerer:
         self._log = log
 
     async def answer(
-        self,
-        request: Request,
-        prepared: PreparedRequest,
-        writer: AnswerWriter[Token, Result, Any],
-        *,
-        streams: bool,
-        user: str | None = None,
+        self, request: Request, prepared: PreparedRequest, writer: AnswerWriter[Token, Result, Any]
     ) -> Response:
-        """Return the answer to `request` in the form of `writer`; `user` waits in the queue."""
-        worker, client = self._worker, client_of(request, user)
+        """Return the answer to `request` in the form of `writer`."""
+        worker, client = self._worker, client_of(request, prepared.user)
         starts = [
             worker.run(text.tokens, text.options, client=client, follows=i >= worker.parallel)
             for i, text in enumerate(prepared.texts)
@@ -357,7 +360,35 @@ class Answerer:
         run: RequestRun[Token, Result] = RequestRun(
             starts, self._log, n_prompts=prepared.n_prompts, parallel=worker.parallel
         )
-        return await run.answer(request, writer, streams=streams)
+        return await run.answer(request, writer, streams=prepared.streams)
+
+    def serve(
+        self,
+        router: FastAPI | APIRouter,
+        path: str,
+        kind: type[Body],
+        read: Callable[[Body], PreparedRequest | Response],
+        writer: Callable[[Body, PreparedRequest], AnswerWriter[Token, Result, Any]],
+        **described: Any,  # noqa: ANN401 - what FastAPI is told of a route
+    ) -> None:
+        """Add an API's route to `router`: a POST with a body of this `kind`.
+
+        `read` makes the request of a body, on any thread, or the answer itself where nothing is written; it
+        raises ApiError. `writer` writes the events of the answer in the API's form.
+        """
+
+        async def answer(request: Request, body: Body) -> Response:
+            prepared = await run_in_threadpool(read, body)
+            if isinstance(prepared, Response):
+                return prepared
+            form = form_of(request.url.path)
+            prepared = prepared.spelled(form.names)
+            writing = writer(body, prepared)
+            writing.errors = form
+            return with_warnings(await self.answer(request, prepared, writing), prepared.warnings)
+
+        answer.__annotations__["body"] = kind  # which FastAPI reads
+        router.add_api_route(path, answer, methods=["POST"], **{"response_model": None, **described})
 
 
 def with_warnings(answer: Response, warnings: Sequence[str]) -> Response:

@@ -19,8 +19,8 @@ import pytest
 
 from edgespec import Engine, SamplingParams
 from edgespec.apps.server import streaming
+from edgespec.apps.server.answer_events import EventWriter
 from edgespec.apps.server.json_routes import strict_json
-from edgespec.apps.server.streaming import AnswerWriter
 from edgespec.engine.batcher import StepSummary
 from server_app import Served, serving
 from tiny_gguf import write_tiny_gguf
@@ -86,7 +86,7 @@ def test_an_answer_that_does_not_stream_encodes_no_part(
     client: httpx.Client, path: str, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ):
     encoded: list[str] = []
-    for kind in AnswerWriter.__subclasses__():
+    for kind in EventWriter.__subclasses__():
 
         def encode(self: Any, part: Any, encode: Any = kind.encode) -> str:
             encoded.append(encode(self, part))

@@ -13,12 +13,11 @@ import pytest
 
 from chat_templates import DEEPSEEK, FAMILIES, HERMES, MISTRAL, SILENT, THINKING_CODER, function
 from edgespec.apps.server.api_errors import ApiError
-from edgespec.apps.server.choice_writers import AnswerText, ChoiceWriter
 from edgespec.apps.server.names import NamedModel
 from edgespec.apps.server.ollama.request_schema import OllamaChatRequest, OllamaGenerateRequest
 from edgespec.apps.server.ollama.routes import OllamaReader
-from edgespec.apps.server.openai_writer import ChatForm
-from edgespec.apps.server.request_reader import PreparedText, RequestReader, Service
+from edgespec.apps.server.openai_writer import ChatWriter
+from edgespec.apps.server.request_reader import PreparedRequest, PreparedText, RequestReader, Service
 from edgespec.apps.server.request_schema import ChatRequest, CompletionRequest
 from edgespec.decoding.records import Token
 from edgespec.llama.weights import Model
@@ -57,19 +56,17 @@ class Asked:
     ) -> tuple[dict[str, Any], str, list[Any]]:
         """Return the message, the finish_reason and the deltas of an answer of this text."""
         prepared = self.ask(**fields)
-        form = ChatForm(ChoiceWriter(AnswerText(self.model, keeps_tokens=False), prepared.answer))
+        asked = ChatRequest.model_validate({"messages": [{"role": "user", "content": "a"}]})
+        writer = ChatWriter(asked, PreparedRequest((prepared,)), self.model, "m", "fp")
         tokens = self.model.tokenize(text, add_special=False, parse_special=True)
-        parts = []
+        chunks = []
         for token in tokens:
-            parts += form.writing.add([Token(token, self.model.piece(token).decode(), "target")])
+            chunks += writer.parts(0, [Token(token, self.model.piece(token).decode(), "target")])
         result: Any = FakeResult(stop_reason)
-        parts += form.writing.finish(result)
-        whole = form.whole(result)
-        return (
-            whole["message"],
-            whole["finish_reason"],
-            [one["delta"] for part in parts for one in form.part(part)],
-        )
+        chunks += writer.last_parts(0, result)
+        whole = writer.choice(0)
+        deltas = [chunk["choices"][0]["delta"] for chunk in chunks if chunk]
+        return whole["message"], whole["finish_reason"], deltas
 
 
 class FakeResult:

@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.apps.server.choice_writers import AnswerText, ChoiceWriter
-from edgespec.apps.server.openai_writer import ChatForm
-from edgespec.apps.server.request_schema import Tool
+from edgespec.apps.server.openai_writer import ChatWriter
+from edgespec.apps.server.request_reader import PreparedRequest, PreparedText
+from edgespec.apps.server.request_schema import ChatRequest, Tool
 from edgespec.apps.server.tool_calls.answer_reader import AnswerForm, AnswerReader, PlainText, ReadPart
 from edgespec.apps.server.tool_calls.call_forms import HERMES
 from edgespec.apps.server.tool_calls.call_parser import ReadCall
+from edgespec.decoding.options import Options
 from edgespec.decoding.records import Token
 from edgespec.llama.weights import Model
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
@@ -114,11 +115,12 @@ def test_text_is_not_held_longer_than_needed():
 
 def test_a_call_in_chunks(tiny_target: Model):
     """The name comes first, then the arguments; the text around keeps its origins."""
-    form = ChatForm(ChoiceWriter(AnswerText(tiny_target, keeps_tokens=False), AnswerForm({"f": {}})))
+    asked = ChatRequest.model_validate({"messages": [{"role": "user", "content": "a"}]})
+    request = PreparedRequest((PreparedText([1], Options(), AnswerForm({"f": {}})),))
+    writer = ChatWriter(asked, request, tiny_target, "m", "fp")
     text = f"So: {TAGGED}"
     tokens = [Token(5, text[i : i + 3], "accepted") for i in range(0, len(text), 3)]
-    parts = [part for token in tokens for part in form.writing.add([token])]
-    deltas = [choice["delta"] for part in parts for choice in form.part(part)]
+    deltas = [chunk["choices"][0]["delta"] for token in tokens for chunk in writer.parts(0, [token])]
     assert "".join(delta.get("content", "") for delta in deltas) == "So:"
     first, *rest = (delta["tool_calls"][0] for delta in deltas if "tool_calls" in delta)
     assert first["id"].startswith("call_")

@@ -5,23 +5,22 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Response
 from pydantic_core import from_json
 from starlette.concurrency import run_in_threadpool
 
+from edgespec.apps.server.answer_events import AnswerEvent, EventWriter
 from edgespec.apps.server.api_errors import (
     NO_THREAD,
     REQUEST_ID,
-    AnthropicErrors,
     ApiError,
     checked,
     new_request_id,
 )
-from edgespec.apps.server.choice_writers import AnswerPart, AnswerText, ChoiceWriter
 from edgespec.apps.server.json_routes import route_class
 from edgespec.apps.server.messages.schema import (
     AssistantTurn,
@@ -35,11 +34,10 @@ from edgespec.apps.server.messages.schema import (
 )
 from edgespec.apps.server.names import ALIAS
 from edgespec.apps.server.openapi import error_responses
-from edgespec.apps.server.request_reader import PreparedRequest, PreparedText, RequestReader, Service
+from edgespec.apps.server.request_reader import PreparedRequest, RequestReader, Service
 from edgespec.apps.server.request_schema import ChatRequest
-from edgespec.apps.server.response_schema import Usage
-from edgespec.apps.server.streaming import Answerer, AnswerWriter, with_warnings
-from edgespec.decoding.records import PromptProgress, Result, Token
+from edgespec.apps.server.streaming import Answerer
+from edgespec.decoding.records import PromptProgress, Result
 from edgespec.llama.weights import Model
 from edgespec.platform.messages import MessageFn
 
@@ -60,13 +58,15 @@ class MessagesReader:
         """Let `reader` prepare requests."""
         self._reader = reader
 
-    def read(self, body: MessagesRequest) -> PreparedText:
-        """Return the prompt's tokens and the options of a request. Raises ApiError."""
+    def read(self, body: MessagesRequest) -> PreparedRequest:
+        """Prepare a request. Raises ApiError."""
         if body.thread is not None:
             line = "no conversation is kept here: send all of it, without thread"
             raise ApiError(400, line, field="thread", code=NO_THREAD)
-        prepared = self._reader.chat(self._chat(body))
-        return replace(prepared, warnings=(*self._warnings(body), *prepared.warnings))
+        text = self._reader.chat(self._chat(body))
+        text = replace(text, warnings=(*self._warnings(body), *text.warnings))
+        user = body.metadata.user_id if body.metadata else None
+        return PreparedRequest((text,), streams=bool(body.stream), user=user)
 
     def count(self, body: CountTokensRequest) -> int:
         """Return how many tokens the prompt of a request has."""
@@ -251,26 +251,15 @@ def _input(text: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-@dataclass(frozen=True)
-class AnswerPlan:
-    """The parts of a request that the writer of its answer needs."""
-
-    id: str
-    """Of the request."""
-    model: str
-    prepared: PreparedText
-    max_tokens: int
-    shows_thoughts: bool
-
-
-class MessagesWriter(AnswerWriter[Token, Result, Fields]):
+class MessagesWriter(EventWriter):
     """Writes an answer in Anthropic's form, whole or as events."""
 
-    def __init__(self, plan: AnswerPlan, model: Model, writing: ChoiceWriter) -> None:
-        """Begin the answer of `model` to what `plan` says, of the parts of `writing`."""
-        self._plan = plan
-        self._model = model
-        self._writing = writing
+    def __init__(self, body: MessagesRequest, request: PreparedRequest, model: Model, name: str) -> None:
+        """Begin the answer to `body` of the `model` that is served as `name`."""
+        super().__init__(request, model)
+        self.headers = {REQUEST_ID: new_request_id()}
+        self._max_tokens = body.max_tokens
+        self._shows_thoughts = not (body.thinking and body.thinking.display == "omitted")
         self._blocks: list[Fields] = []
         self._pieces: list[str] = []  # of the last block's text, or its call's arguments
         self._open = False
@@ -278,50 +267,32 @@ class MessagesWriter(AnswerWriter[Token, Result, Fields]):
             "id": f"msg_{secrets.token_hex(12)}",
             "type": "message",
             "role": "assistant",
-            "model": plan.model,
+            "model": name,
             "content": self._blocks,
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": _usage(len(plan.prepared.tokens)),
+            "usage": _usage(len(request.texts[0].tokens)),
         }
 
     def begin(self) -> str:
         """Return the events before any text: message_start, and a ping."""
         return self.encode({"type": "message_start", "message": self._answer}) + _PING
 
-    def parts(self, index: int, tokens: Sequence[Token]) -> Iterator[Fields]:
-        """Yield the events that `tokens` complete."""
-        if self._plan.max_tokens:  # else the prompt alone is wanted
-            yield from self._add(self._writing.add(tokens))
+    def write(self, event: AnswerEvent) -> Iterator[Fields]:
+        """Yield the events of a part of the answer, or of its end: why it ended, tokens used."""
+        if event.kind == "end":
+            yield from self._end()
+            yield from self._last(self.results[0], event.reason)
+        elif self._max_tokens:  # else the prompt alone is wanted
+            yield from self._add(event)
 
-    def last_parts(self, index: int, result: Result) -> Iterator[Fields]:
-        """Yield the events that end a stream: the last block, why it ended, tokens used."""
-        last = [*self._writing.finish(result)]
-        if self._plan.max_tokens:
-            yield from self._add(last)
-        yield from self._end()
-        sequence = self._stop_sequence(result)
-        reason = self._stop_reason(result, last[-1].reason, sequence)
-        end: Fields = {"stop_reason": reason, "stop_sequence": sequence}
-        usage = _usage(
-            result.prompt_tokens - result.n_cached,
-            result.n_cached,
-            min(len(result.token_ids), self._plan.max_tokens),
-        )
-        told = Usage.of(result, warnings=self._plan.prepared.warnings).edgespec
-        usage["edgespec"] = told.model_dump()
-        self._answer |= {**end, "usage": usage}
-        yield {"type": "message_delta", "delta": end, "usage": usage}
-        yield {"type": "message_stop"}
-
-    def encode(self, event: Fields) -> str:
+    def encode(self, part: Fields) -> str:
         """Return a server-sent event."""
-        return f"event: {event['type']}\ndata: {json.dumps(event, ensure_ascii=False)}\n\n"
+        return f"event: {part['type']}\ndata: {json.dumps(part, ensure_ascii=False)}\n\n"
 
-    def whole(self, results: Sequence[Result]) -> str:
-        """Return the whole message of a request that does not stream, as JSON text."""
-        self.drain(self.last_parts(0, results[0]))
-        return json.dumps(self._answer, ensure_ascii=False)
+    def answer(self) -> Fields:
+        """Return the whole message."""
+        return self._answer
 
     def idle(self, *, is_waiting: bool) -> str:
         """Return a ping, by which clients know in a silent connection that the server lives."""
@@ -337,25 +308,23 @@ class MessagesWriter(AnswerWriter[Token, Result, Fields]):
 
     def failed(self, error: ApiError) -> str:
         """Return the event "error" that ends a stream."""
-        return self.encode(AnthropicErrors().body(error) | {"request_id": self._plan.id})
+        return self.encode(self.errors.body(error) | {"request_id": self.headers[REQUEST_ID]})
 
     # ---- blocks ----
 
-    def _add(self, parts: Iterable[AnswerPart]) -> Iterator[Fields]:
-        """Add what is in `parts`, and yield the events that say so."""
-        for part in parts:
-            if part.kind == "thought":
-                yield from self._block("thinking", thinking="", signature="")
-                if self._plan.shows_thoughts:
-                    yield self._piece("thinking_delta", thinking=part.text)
-            elif part.kind == "text":
-                yield from self._block("text", text="")
-                yield self._piece("text_delta", text=part.text)
-            elif part.kind == "call" and part.call:
-                yield from self._end()
-                yield from self._block("tool_use", id=part.call.id, name=part.call.name, input={})
-                for text in ("", part.call.arguments):
-                    yield self._piece("input_json_delta", partial_json=text)
+    def _add(self, event: AnswerEvent) -> Iterator[Fields]:
+        if event.kind == "thought":
+            yield from self._block("thinking", thinking="", signature="")
+            if self._shows_thoughts:
+                yield self._piece("thinking_delta", thinking=event.text)
+        elif event.kind == "text":
+            yield from self._block("text", text="")
+            yield self._piece("text_delta", text=event.text)
+        elif event.call:
+            yield from self._end()
+            yield from self._block("tool_use", id=event.call.id, name=event.call.name, input={})
+            for text in ("", event.call.arguments):
+                yield self._piece("input_json_delta", partial_json=text)
 
     def _block(self, kind: str, **fields: Any) -> Iterator[Fields]:  # noqa: ANN401 - JSON
         """Begin a block of this kind where the last one is none."""
@@ -391,9 +360,19 @@ class MessagesWriter(AnswerWriter[Token, Result, Fields]):
 
     # ---- why it ended ----
 
+    def _last(self, result: Result, reason: str | None) -> Iterator[Fields]:
+        sequence = self._stop_sequence(result)
+        end: Fields = {"stop_reason": self._stop_reason(result, reason, sequence), "stop_sequence": sequence}
+        n_written = min(len(result.token_ids), self._max_tokens)
+        usage = _usage(result.prompt_tokens - result.n_cached, result.n_cached, n_written)
+        usage["edgespec"] = self.usage().edgespec.model_dump()
+        self._answer |= {**end, "usage": usage}
+        yield {"type": "message_delta", "delta": end, "usage": usage}
+        yield {"type": "message_stop"}
+
     def _stop_reason(self, result: Result, reason: str | None, sequence: str | None) -> str:
         if reason == "length":
-            is_full = len(result.token_ids) < self._plan.max_tokens
+            is_full = len(result.token_ids) < self._max_tokens
             return "model_context_window_exceeded" if is_full else "max_tokens"
         if sequence is not None:
             return "stop_sequence"
@@ -403,9 +382,11 @@ class MessagesWriter(AnswerWriter[Token, Result, Fields]):
         """Return the stop sequence that ended the text: it follows what is shown of it."""
         if result.stop_reason != "stop":
             return None
-        pieces = b"".join(self._model.piece(token) for token in result.token_ids).decode(errors="replace")
+        pieces = b"".join(self.model.piece(token) for token in result.token_ids).decode(errors="replace")
         rest = pieces[len(result.text) :]
-        return min((stop for stop in self._plan.prepared.options.stop if rest.startswith(stop)), default=None)
+        return min(
+            (stop for stop in self.request.texts[0].options.stop if rest.startswith(stop)), default=None
+        )
 
 
 def _usage(n_read: int, n_cached: int = 0, n_written: int = 0) -> Fields:
@@ -438,19 +419,14 @@ def add_messages(
     content = {"text/event-stream": {"schema": events}, "application/json": {"schema": {"type": "object"}}}
     answer: dict[int | str, dict[str, Any]] = {200: {"description": "The answer.", "content": content}}
 
-    @router.post("", response_model=None, responses=answer)
-    async def create(request: Request, body: MessagesRequest) -> Response:
-        """Answer a conversation."""
-        text = (await run_in_threadpool(own.read, body)).spelled(AnthropicErrors.names)
-        display = body.thinking.display if body.thinking else None
-        plan = AnswerPlan(new_request_id(), service.name, text, body.max_tokens, display != "omitted")
-        written = AnswerText(target, keeps_tokens=False)
-        writer = MessagesWriter(plan, target, ChoiceWriter(written, text.answer))
-        user = body.metadata.user_id if body.metadata else None
-        prepared = PreparedRequest((text,))
-        found = await answerer.answer(request, prepared, writer, streams=bool(body.stream), user=user)
-        found.headers[REQUEST_ID] = plan.id
-        return with_warnings(found, text.warnings)
+    answerer.serve(
+        router,
+        "",
+        MessagesRequest,
+        own.read,
+        lambda body, request: MessagesWriter(body, request, target, service.name),
+        responses=answer,
+    )
 
     @router.post("/count_tokens")
     async def count(body: CountTokensRequest, response: Response) -> dict[str, int]:

@@ -12,21 +12,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
-from typing import Any, Literal
+from typing import Any
 
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Response
 from fastapi.responses import JSONResponse
 from starlette.concurrency import run_in_threadpool
 
-from edgespec.apps.server.api_errors import ApiError, OllamaErrors, checked, field_error, form_of
-from edgespec.apps.server.choice_writers import (
-    AnswerCall,
-    AnswerPart,
-    AnswerText,
-    ChoiceWriter,
-    finish_reason,
-    token_logprob,
-)
+from edgespec.apps.server.answer_events import AnswerCall, AnswerEvent, EventWriter
+from edgespec.apps.server.api_errors import ApiError, checked, field_error
 from edgespec.apps.server.json_routes import NO_VECTORS, absent, route_class
 from edgespec.apps.server.ollama.options import ReadOptions, read_options
 from edgespec.apps.server.ollama.request_schema import (
@@ -47,9 +40,8 @@ from edgespec.apps.server.request_reader import (
     Service,
 )
 from edgespec.apps.server.request_schema import ChatRequest, CompletionRequest
-from edgespec.apps.server.response_schema import Usage
-from edgespec.apps.server.streaming import Answerer, AnswerWriter
-from edgespec.decoding.records import PromptProgress, Result, Token
+from edgespec.apps.server.streaming import Answerer
+from edgespec.decoding.records import PromptProgress, Token
 from edgespec.engine.engine import Engine
 from edgespec.errors import UsageError
 from edgespec.llama.gguf import STRING, Field
@@ -295,51 +287,43 @@ _LINES: dict[int | str, dict[str, Any]] = {
     }
 }
 
-Kind = Literal["chat", "generate"]
 
-
-class OllamaWriter(AnswerWriter[Token, Result, dict[str, Any]]):
+class OllamaWriter(EventWriter):
     """Writes an answer in Ollama's form: lines, or one. A part is a line without its model and its time."""
 
     media_type = "application/x-ndjson"
 
     def __init__(
-        self, kind: Kind, model: str, writing: ChoiceWriter, *, began: float, warnings: Sequence[str] = ()
+        self, body: OllamaGenerationRequest, request: PreparedRequest, model: Model, name: str
     ) -> None:
-        """Begin an answer for the model that the request called `model`.
+        """Begin the answer to `body` of the `model` that the request called `name`."""
+        super().__init__(request, model, keeps_tokens=bool(body.logprobs))
+        self._is_chat = isinstance(body, OllamaChatRequest)
+        self._name = name
 
-        `began`: when the request came, by `time.perf_counter`. `warnings`: lines on what is done only in
-        part.
-        """
-        self._kind = kind
-        self._model = model
-        self._writing = writing
-        self._began = began
-        self._warnings = warnings
-
-    def parts(self, index: int, tokens: Sequence[Token]) -> Iterator[dict[str, Any]]:
-        """Yield the lines that `tokens` complete."""
-        yield from map(self._said, self._writing.add(tokens))
-
-    def last_parts(self, index: int, result: Result) -> Iterator[dict[str, Any]]:
-        """Yield the lines that end a stream; the last one has the statistics."""
-        *parts, end = self._writing.finish(result)
-        yield from map(self._said, parts)
-        yield self._said(end) | self._end(result)
+    def write(self, event: AnswerEvent) -> Iterator[dict[str, Any]]:
+        """Yield the line of a part of the answer; the last one has the statistics."""
+        if event.call:
+            call = _call(event.call)
+            said: dict[str, Any] = {"content": call} if isinstance(call, str) else {"calls": [call]}
+            line = self._line(**said, tokens=event.tokens)
+        elif event.kind == "thought":
+            line = self._line(thinking=event.text, tokens=event.tokens)
+        else:
+            line = self._line(event.text, tokens=event.tokens)
+        yield line | self._end() if event.kind == "end" else line
 
     def encode(self, part: dict[str, Any]) -> str:
         """Return a line."""
-        told = {"model": self._model, "created_at": rfc3339(time.time()), **part}
-        return json.dumps({**told, "done": "done_reason" in told}, ensure_ascii=False) + "\n"
+        return json.dumps(self._told(part), ensure_ascii=False) + "\n"
 
-    def whole(self, results: Sequence[Result]) -> str:
-        """Return the whole answer to a request that does not stream: one line of JSON with its statistics."""
-        self.drain(self.last_parts(0, results[0]))
-        writing = self._writing
-        told = [*map(_call, writing.calls)]
-        text = writing.content + "".join(call for call in told if isinstance(call, str))
+    def answer(self) -> dict[str, Any]:
+        """Return the whole answer: one line with its statistics."""
+        text = self.texts[0]
+        told = [*map(_call, text.calls)]
+        said = text.content + "".join(call for call in told if isinstance(call, str))
         calls = [call for call in told if not isinstance(call, str)]
-        return self.encode(self._line(text, writing.thoughts, calls, writing.tokens) | self._end(results[0]))
+        return self._told(self._line(said, text.thoughts, calls, text.tokens) | self._end())
 
     def idle(self, *, is_waiting: bool) -> str:
         """Return a line that adds nothing."""
@@ -353,18 +337,9 @@ class OllamaWriter(AnswerWriter[Token, Result, dict[str, Any]]):
         """Return nothing: Ollama has no line for it, and none that clients skip."""
         return ""
 
-    def failed(self, error: ApiError) -> str:
-        """Return the line of a stream that failed."""
-        return form_of(f"/api/{self._kind}").failed(error)
-
-    def _said(self, part: AnswerPart) -> dict[str, Any]:
-        if part.call:
-            call = _call(part.call)
-            said, calls = (call, []) if isinstance(call, str) else ("", [call])
-            return self._line(said, calls=calls, tokens=part.tokens)
-        is_thought = part.kind == "thought"
-        text, thought = ("", part.text) if is_thought else (part.text, "")
-        return self._line(text, thought, tokens=part.tokens)
+    def _told(self, part: dict[str, Any]) -> dict[str, Any]:
+        told = {"model": self._name, "created_at": rfc3339(time.time()), **part}
+        return {**told, "done": "done_reason" in told}
 
     def _line(
         self,
@@ -375,29 +350,29 @@ class OllamaWriter(AnswerWriter[Token, Result, dict[str, Any]]):
     ) -> dict[str, Any]:
         """Return what a line adds; `tokens`: those whose logprobs it tells."""
         told: dict[str, Any] = {"thinking": thinking} if thinking else {}
-        if self._kind == "generate":
+        if not self._is_chat:
             told["response"] = content
         else:
             called = {"tool_calls": calls} if calls else {}
             told = {"message": {"role": "assistant", "content": content, **told, **called}}
         if tokens:
-            told["logprobs"] = [token_logprob(self._writing.written.model, one) for one in tokens]
+            told["logprobs"] = self.logprobs(tokens)
         return told
 
-    def _end(self, result: Result) -> dict[str, Any]:
-        total_s, stats = time.perf_counter() - self._began, result.stats
+    def _end(self) -> dict[str, Any]:
+        result = self.results[0]
+        total_s, stats = time.perf_counter() - self.request.came, result.stats
         first_s = stats.total_s if stats.ttft_s is None else stats.ttft_s
-        usage = Usage.of(result, warnings=self._warnings).edgespec
         return {
             "done": True,
-            "done_reason": finish_reason(result),
+            "done_reason": "length" if result.stop_reason in ("length", "context") else "stop",
             "total_duration": _ns(total_s),
             "load_duration": _ns(max(0.0, total_s - stats.total_s)),
             "prompt_eval_count": result.prompt_tokens,
             "prompt_eval_duration": _ns(first_s),
             "eval_count": len(result.token_ids),
             "eval_duration": _ns(stats.total_s - first_s),
-            "edgespec": usage.model_dump(exclude_unset=True),
+            "edgespec": self.usage().edgespec.model_dump(exclude_unset=True),
         }
 
 
@@ -502,38 +477,22 @@ def _add_generations(
     facts: OllamaModelFacts,
     answerer: Answerer,
 ) -> None:
-    async def answer(
-        request: Request, body: OllamaChatRequest | OllamaGenerateRequest, kind: Kind
-    ) -> Response:
-        began = time.perf_counter()
+    def read(body: OllamaChatRequest | OllamaGenerateRequest) -> PreparedRequest | Response:
         facts.check(body.model)
         if not (body.messages if isinstance(body, OllamaChatRequest) else body.prompt):
-            return _nothing_asked(body, body.model or facts.full, kind)
-        text = (await run_in_threadpool(reader.read, body)).spelled(OllamaErrors.names)
-        written = AnswerText(target, keeps_tokens=bool(body.logprobs))
-        writer = OllamaWriter(
-            kind,
-            body.model or facts.full,
-            ChoiceWriter(written, text.answer),
-            began=began,
-            warnings=text.warnings,
-        )
-        streams = body.stream is not False
-        return await answerer.answer(request, PreparedRequest((text,)), writer, streams=streams)
+            return _nothing_asked(body, body.model or facts.full)
+        return PreparedRequest((reader.read(body),), streams=body.stream is not False)
 
-    @router.post("/chat", response_model=None, responses=_LINES)
-    async def chat(request: Request, body: OllamaChatRequest) -> Response:
-        """Answer a conversation; without messages say that the model is loaded."""
-        return await answer(request, body, "chat")
+    def writer(body: OllamaGenerationRequest, request: PreparedRequest) -> OllamaWriter:
+        return OllamaWriter(body, request, target, body.model or facts.full)
 
-    @router.post("/generate", response_model=None, responses=_LINES)
-    async def generate(request: Request, body: OllamaGenerateRequest) -> Response:
-        """Answer a prompt; without one say that the model is loaded."""
-        return await answer(request, body, "generate")
+    answerer.serve(router, "/chat", OllamaChatRequest, read, writer, responses=_LINES)
+    answerer.serve(router, "/generate", OllamaGenerateRequest, read, writer, responses=_LINES)
 
 
-def _nothing_asked(body: OllamaGenerationRequest, model: str, kind: Kind) -> Response:
+def _nothing_asked(body: OllamaGenerationRequest, model: str) -> Response:
     """Return Ollama's answer to a request that only loads the model, or frees it: here it always stays."""
-    said = {"message": {"role": "assistant", "content": ""}} if kind == "chat" else {"response": ""}
+    is_chat = isinstance(body, OllamaChatRequest)
+    said = {"message": {"role": "assistant", "content": ""}} if is_chat else {"response": ""}
     told = {"model": model, "created_at": rfc3339(time.time()), **said, "done": True}
     return JSONResponse(told | {"done_reason": "unload" if body.unloads else "load"})

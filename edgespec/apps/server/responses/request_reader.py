@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from edgespec.apps.server.api_errors import ApiError, checked
-from edgespec.apps.server.request_reader import PreparedText, RequestReader
+from edgespec.apps.server.request_reader import PreparedRequest, RequestReader
 from edgespec.apps.server.request_schema import ChatRequest
 from edgespec.apps.server.responses.schema import (
     AllowedChoice,
@@ -208,16 +208,12 @@ _SAME_FIELDS = {
 }
 
 
-def read_response(
-    reader: RequestReader, body: ResponsesRequest
-) -> tuple[PreparedText, Mapping[str, ResponseTool]]:
-    """Return the prompt's tokens and the options of a request, and its tools by the names of their functions.
-
-    For any thread. Raises ApiError.
-    """
+def read_response(reader: RequestReader, body: ResponsesRequest) -> PreparedRequest:
+    """Prepare a request. For any thread. Raises ApiError."""
     items, tools = _items(body), read_tools(body)
     text = reader.chat(_chat(body, items, tools))
-    return replace(text, warnings=(*tools.warnings, *_unread(body, items), *text.warnings)), tools.offered
+    text = replace(text, warnings=(*tools.warnings, *_unread(body, items), *text.warnings))
+    return PreparedRequest((text,), streams=bool(body.stream), user=body.user)
 
 
 def count_tokens(reader: RequestReader, body: ResponsesRequest) -> int:

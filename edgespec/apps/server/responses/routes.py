@@ -4,88 +4,74 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Response
 from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 
-from edgespec.apps.server.api_errors import ResponsesErrors
-from edgespec.apps.server.choice_writers import (
-    AnswerCall,
-    AnswerPart,
-    AnswerText,
-    ChoiceWriter,
-    token_logprob,
-)
+from edgespec.apps.server.answer_events import AnswerCall, AnswerEvent, EventWriter
 from edgespec.apps.server.json_routes import refuse_routes
 from edgespec.apps.server.request_options import read_sampling
 from edgespec.apps.server.request_reader import PreparedRequest, RequestReader, Service
-from edgespec.apps.server.response_schema import FinishReason, Usage
+from edgespec.apps.server.response_schema import Usage
 from edgespec.apps.server.responses.request_reader import (
-    ResponseTool,
     count_tokens,
     custom_input,
     read_response,
+    read_tools,
     sealed,
 )
 from edgespec.apps.server.responses.schema import ENCRYPTED, ResponsesRequest, SearchDefinition
 from edgespec.apps.server.responses.store import PATH, KeepingResponses, ResponseStore, new_id
-from edgespec.apps.server.streaming import ALIVE_S, Answerer, AnswerWriter, with_warnings
-from edgespec.decoding.records import PromptProgress, Result, Token
+from edgespec.apps.server.streaming import ALIVE_S, Answerer
+from edgespec.decoding.records import PromptProgress
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.engine import Engine
+from edgespec.llama.weights import Model
 
 # ---- answers ----
 
-Event = tuple[str, dict[str, Any]]
-"""The name of an event without "response.", and its fields, which change as the answer goes on."""
+Event = dict[str, Any]
+"""An event with its type; parts of it change as the answer goes on."""
 
 
-class ResponseWriter(AnswerWriter[Token, Result, Event]):
-    """Turns the parts of an answer into a response."""
+class ResponseWriter(EventWriter):
+    """Writes an answer as a response, whole or as events."""
 
-    errors = ResponsesErrors()
-
-    def __init__(
-        self,
-        answer: dict[str, Any],
-        writing: ChoiceWriter,
-        tools: Mapping[str, ResponseTool],
-        *,
-        seals: bool = False,
-        warnings: Sequence[str] = (),
-    ) -> None:
-        """Begin `answer`; `tools`: those offered, by the names of their functions.
-
-        `seals`: thoughts come as `encrypted_content`, too.
-        `warnings`: lines on what is done only in part.
-        """
-        self._answer = answer
-        self._writing = writing
-        self._tools = tools
-        self._seals = seals
-        self._warnings = warnings
+    def __init__(self, body: ResponsesRequest, request: PreparedRequest, model: Model, name: str) -> None:
+        """Begin the answer to `body` of the `model` that is served as `name`."""
+        super().__init__(request, model, keeps_tokens=body.wants_logprobs)
+        self._answer = _begun(body, name)
+        self._tools = read_tools(body).offered
+        self._seals = ENCRYPTED in (body.include or ())
         self._item: dict[str, Any] = {}  # the last one of the output
         self._part: dict[str, Any] = {}  # its text
         self._called: AnswerCall | None = None  # the last call
-        self._reason: FinishReason | None = None
         self._n_events = 0
         self._spoke = time.monotonic()
 
     def begin(self) -> str:
         """Return the events that begin a stream, before any item."""
-        return self._sent(map(self._about, ("created", "in_progress")))
+        return "".join(self.encode(self._about(status)) for status in ("created", "in_progress"))
 
-    def parts(self, index: int, tokens: Sequence[Token]) -> Iterator[Event]:
-        """Yield the events that `tokens` complete."""
-        yield from self._write(self._writing.add(tokens))
+    def write(self, event: AnswerEvent) -> Iterator[Event]:
+        """Yield the events of a part of the answer, or of its end."""
+        logprobs = self.logprobs(event.tokens)
+        if event.kind == "thought":
+            yield from self._add("reasoning", event.text)
+        elif event.kind == "text" or (logprobs and self._item.get("type") == "message"):
+            yield from self._add("message", event.text, logprobs)
+        if event.call:
+            yield from self._call(event.call)
+        if event.kind == "end":
+            yield from self._last(cut=event.reason == "length")
 
-    def last_parts(self, index: int, result: Result) -> Iterator[Event]:
-        """Yield the events that end the last item and the stream."""
-        yield from self._write(self._writing.finish(result))
-        answer, cut = self._answer, self._reason == "length"
+    def _last(self, *, cut: bool) -> Iterator[Event]:
+        """Yield the events that end the last item and the stream; `cut`: the limit of tokens ended it."""
+        answer = self._answer
         if not self._item:
             yield from self._add("message", "")
         yield from self._end_item(cut=cut)
@@ -94,45 +80,31 @@ class ResponseWriter(AnswerWriter[Token, Result, Event]):
             answer["incomplete_details"] = {"reason": "max_output_tokens"}
         else:
             answer["completed_at"] = int(time.time())
-        usage = Usage.of(result, warnings=self._warnings)
-        answer["usage"] = _usage(usage, n_thought=self._writing.n_thought or 0)
+        answer["usage"] = _usage(self.usage(), n_thought=self.texts[0].n_thought or 0)
         yield self._about(answer["status"])
 
-    def encode(self, event: Event) -> str:
+    def encode(self, part: Event) -> str:
         """Return a server-sent event, numbered."""
-        name, fields = event
-        told = {"type": f"response.{name}", "sequence_number": self._n_events, **fields}
+        name = part["type"]
+        told = {"type": name, "sequence_number": self._n_events, **part}
         self._n_events += 1
         self._spoke = time.monotonic()
-        return f"event: response.{name}\ndata: {json.dumps(told, ensure_ascii=False)}\n\n"
+        return f"event: {name}\ndata: {json.dumps(told, ensure_ascii=False)}\n\n"
 
-    def whole(self, results: Sequence[Result]) -> str:
-        """Return the whole response of a request that does not stream, as JSON text."""
-        self.drain(self.last_parts(0, results[0]))
-        return json.dumps(self._answer, ensure_ascii=False)
+    def answer(self) -> dict[str, Any]:
+        """Return the whole response."""
+        return self._answer
 
     def idle(self, *, is_waiting: bool) -> str:
         """Return an event that says nothing new: for comments Codex would not wait longer than 5 minutes."""
-        return self._sent([self._about("in_progress")])
+        return self.encode(self._about("in_progress"))
 
     def reading(self, progress: PromptProgress) -> str:
         """Return a comment, and such an event where none has come for a while."""
         silent = time.monotonic() > self._spoke + ALIVE_S
         return super().reading(progress) + (self.idle(is_waiting=True) if silent else "")
 
-    # ---- from parts ----
-
-    def _write(self, parts: Iterable[AnswerPart]) -> Iterator[Event]:
-        model = self._writing.written.model
-        for part in parts:
-            logprobs = [token_logprob(model, token) for token in part.tokens]
-            if part.kind == "thought":
-                yield from self._add("reasoning", part.text)
-            elif part.kind == "text" or (logprobs and self._item.get("type") == "message"):
-                yield from self._add("message", part.text if part.kind == "text" else "", logprobs)
-            if part.kind == "call" and part.call:
-                yield from self._call(part.call)
-            self._reason = part.reason
+    # ---- items ----
 
     def _add(self, kind: str, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> Iterator[Event]:
         """Add text to the last item, or to a new one unless it is of this `kind`."""
@@ -203,17 +175,15 @@ class ResponseWriter(AnswerWriter[Token, Result, Event]):
     # ---- events ----
 
     def _whole(self, name: str) -> Event:
-        return f"output_item.{name}", {"output_index": len(self._answer["output"]) - 1, "item": self._item}
+        index = len(self._answer["output"]) - 1
+        return {"type": f"response.output_item.{name}", "output_index": index, "item": self._item}
 
     def _event(self, name: str, /, **fields: Any) -> Event:  # noqa: ANN401 - JSON
-        index = len(self._answer["output"]) - 1
-        return name, {"item_id": self._item["id"], "output_index": index, **fields}
+        place = {"item_id": self._item["id"], "output_index": len(self._answer["output"]) - 1}
+        return {"type": f"response.{name}", **place, **fields}
 
     def _about(self, status: str) -> Event:
-        return status, {"response": self._answer}
-
-    def _sent(self, events: Iterable[Event]) -> str:
-        return "".join(map(self.encode, events))
+        return {"type": f"response.{status}", "response": self._answer}
 
 
 def _usage(usage: Usage, *, n_thought: int) -> dict[str, Any]:
@@ -258,23 +228,15 @@ def add_responses(
     is_routed: bool,
 ) -> None:
     """Add the routes to `app`. `is_routed`: whoever passes its requests on keeps the responses."""
-
-    @app.post(PATH, response_model=dict[str, Any], responses=_EVENTS)
-    async def create(request: Request, body: ResponsesRequest) -> Response:
-        text, tools = await run_in_threadpool(read_response, reader, body)
-        text = text.spelled(ResponsesErrors.names)
-        written = AnswerText(engine.target, keeps_tokens=body.wants_logprobs)
-        writer = ResponseWriter(
-            _begun(body, service.name),
-            ChoiceWriter(written, text.answer),
-            tools,
-            seals=ENCRYPTED in (body.include or ()),
-            warnings=text.warnings,
-        )
-        found = await answerer.answer(
-            request, PreparedRequest((text,)), writer, streams=bool(body.stream), user=body.user
-        )
-        return with_warnings(found, text.warnings)
+    answerer.serve(
+        app,
+        PATH,
+        ResponsesRequest,
+        partial(read_response, reader),
+        lambda body, request: ResponseWriter(body, request, engine.target, service.name),
+        response_model=dict[str, Any],
+        responses=_EVENTS,
+    )
 
     @app.post(PATH + "/input_tokens")
     async def count(body: ResponsesRequest) -> dict[str, Any]:

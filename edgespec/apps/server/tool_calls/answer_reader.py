@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -21,6 +21,8 @@ from edgespec.apps.server.tool_calls.call_parser import (
     call_of,
     n_open,
 )
+from edgespec.decoding.records import Token
+from edgespec.llama.weights import Model
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]
@@ -316,3 +318,28 @@ class AnswerReader:
 def _any_of(literals: Iterable[str]) -> str:
     """Return a pattern of the longest of `literals` that fits; it fits nowhere if there are none."""
     return "|".join(map(re.escape, sorted(literals, key=len, reverse=True))) or r"(?!)"
+
+
+def feed(reader: AnswerReader, model: Model, tokens: Iterable[Token]) -> list[ReadPart]:
+    """Return what `reader` finds in `tokens`; names of control tokens, never shown, are markers."""
+    parts: list[ReadPart] = []
+    for token in tokens:
+        is_marker = model.is_control(token.id)
+        marker = model.piece(token.id, special=True).decode(errors="replace") if is_marker else ""
+        parts += reader.feed(token.text, marker)
+    return parts
+
+
+def first_call(expected: AnswerForm, model: Model) -> Callable[[], Callable[[Token], bool]]:
+    """Return the condition that ends a text after its first call, for `Options.until`."""
+
+    def begin() -> Callable[[Token], bool]:
+        reader = AnswerReader(expected)
+
+        def is_last(token: Token) -> bool:
+            feed(reader, model, [token])
+            return reader.n_calls > 0
+
+        return is_last
+
+    return begin

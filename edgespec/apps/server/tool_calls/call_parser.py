@@ -144,8 +144,8 @@ class CallParser:
         except RecursionError:
             raise NoCallError from None
         except json.JSONDecodeError as error:
-            if (end := _end_of_brackets(text, start)) and not _is_cut(error):
-                return ReadCall(name, text[start:end]), end
+            if (closed := _end_of_brackets(text, start)) and not _is_cut(error):
+                return ReadCall(name, text[start:closed]), closed
             raise UnfinishedCallError(ReadCall(name, text[start:], complete=False)) from None
         return ReadCall(name, json.dumps(value, ensure_ascii=False)), end
 

@@ -9,10 +9,9 @@ import pytest
 from anthropic.types import Message
 
 from anthropic_events import message_of
-from edgespec.apps.server.choice_writers import AnswerText, ChoiceWriter
-from edgespec.apps.server.messages.routes import AnswerPlan, MessagesWriter, openai_messages
-from edgespec.apps.server.messages.schema import CountTokensRequest
-from edgespec.apps.server.request_reader import PreparedText
+from edgespec.apps.server.messages.routes import MessagesWriter, openai_messages
+from edgespec.apps.server.messages.schema import CountTokensRequest, MessagesRequest
+from edgespec.apps.server.request_reader import PreparedRequest, PreparedText
 from edgespec.apps.server.tool_calls.answer_reader import AnswerForm
 from edgespec.decoding.options import Options
 from edgespec.decoding.records import Result, Tally, Token, summarise
@@ -146,9 +145,10 @@ def written(
 ) -> Message:
     """Return an answer whose tokens are characters; `rest`: what was written and is not shown."""
     model: Any = SimpleNamespace(is_control=lambda _token: False, piece=lambda token: chr(token).encode())
-    writing = ChoiceWriter(AnswerText(model, keeps_tokens=False), expected)
-    prepared = PreparedText([1, 2], Options(stop=stop), expected)
-    writer = MessagesWriter(AnswerPlan("req", "m", prepared, max_tokens, shows_thoughts), model, writing)
+    thinking = None if shows_thoughts else {"type": "adaptive", "display": "omitted"}
+    asked = {"messages": [user(text("a"))], "max_tokens": max_tokens, "thinking": thinking}
+    request = PreparedRequest((PreparedText([1, 2], Options(stop=stop), expected),))
+    writer = MessagesWriter(MessagesRequest.model_validate(asked), request, model, "m")
     tokens = [Token(ord(one), one, "target") for one in said]
     ids = tuple(map(ord, said + rest))
     stats = summarise(Tally(), n_prompt=1, n_tokens=len(said), ttft_s=0.1, total_s=0.2, peak_rss_bytes=0)

@@ -12,10 +12,11 @@ from typing import Any
 import ollama
 import pytest
 
-from edgespec.apps.server.choice_writers import AnswerText, ChoiceWriter
 from edgespec.apps.server.ollama.request_schema import OllamaChatRequest, OllamaRequestMessage
 from edgespec.apps.server.ollama.routes import OllamaWriter, openai_messages
+from edgespec.apps.server.request_reader import PreparedRequest, PreparedText
 from edgespec.apps.server.tool_calls.answer_reader import AnswerForm
+from edgespec.decoding.options import Options
 from edgespec.decoding.records import Result, Tally, Token, summarise
 from ollama_requests import GREEDY, HELLO, refused
 from server_app import Served, serving
@@ -62,8 +63,8 @@ def lines_of(
 ) -> list[dict[str, Any]]:
     """Return the lines of an answer whose tokens are characters."""
     plain: Any = SimpleNamespace(is_control=lambda _token: False)  # a model of which no more is asked
-    written = AnswerText(plain, keeps_tokens=False)
-    writing = OllamaWriter("chat", "m", ChoiceWriter(written, expected), began=0)
+    request = PreparedRequest((PreparedText([1], Options(), expected),))
+    writing = OllamaWriter(OllamaChatRequest(), request, plain, "m")
     tokens = [Token(0, character, "target") for character in text]
     stats = summarise(Tally(), n_prompt=1, n_tokens=len(text), ttft_s=0.1, total_s=0.2, peak_rss_bytes=0)
     result = Result(

@@ -1,22 +1,26 @@
-"""Turns the tokens of one generation into the parts of an answer, which each API writes in its own form."""
+"""An answer as neutral events: texts, thoughts, calls, ends. Each API's writer tells them in its own form."""
 
 from __future__ import annotations
 
 import io
+import json
 import secrets
+from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal
 
-from edgespec.apps.server.response_schema import FinishReason
+from edgespec.apps.server.request_reader import PreparedRequest
+from edgespec.apps.server.response_schema import FinishReason, Usage
+from edgespec.apps.server.streaming import AnswerWriter
 from edgespec.apps.server.tool_calls.answer_reader import (
-    PLAIN,
     AnswerForm,
     AnswerReader,
     ReadPart,
     ThoughtText,
+    feed,
 )
 from edgespec.apps.server.tool_calls.call_parser import ReadCall
 from edgespec.decoding.records import Origin, Result, Token
@@ -24,6 +28,36 @@ from edgespec.llama.weights import Model
 
 LEAST = -9999.0
 """OpenAI's stand-in for the logarithm of 0, for which JSON has no number."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerCall:
+    """A call that the model asks for."""
+
+    index: int
+    id: str
+    name: str
+    arguments: str
+    """JSON text of an object; of a call that was cut off its beginning."""
+    complete: bool = True
+    """Whether it was not cut off."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerEvent:
+    """What some tokens add to text number `index` of an answer, or its end."""
+
+    kind: Literal["text", "thought", "call", "end"]
+    index: int = 0
+    text: str = ""
+    """Of a text or a thought."""
+    start: int = 0
+    """Where it begins in all that was written."""
+    call: AnswerCall | None = None
+    tokens: Sequence[Token] = ()
+    """Those that have come with it, if they are kept."""
+    reason: FinishReason | None = None
+    """Why the text ended."""
 
 
 class AnswerText:
@@ -101,46 +135,19 @@ def finish_reason(result: Result) -> FinishReason:
     return "length" if result.stop_reason in ("length", "context") else "stop"
 
 
-@dataclass(slots=True)
-class AnswerCall:
-    """A call that the model asks for."""
+class AnswerEvents:
+    """The events of a text: `add` tokens as they come, then `finish`."""
 
-    index: int
-    id: str
-    name: str
-    arguments: str
-    """JSON text of an object; of a call that was cut off its beginning."""
-    complete: bool = True
-    """Whether it was not cut off."""
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerPart:
-    """What some tokens add to an answer; `end` says why it ended."""
-
-    kind: Literal["text", "thought", "call", "end"]
-    text: str = ""
-    """Of a text or a thought."""
-    start: int = 0
-    """Where a text or a thought begins in all that was written."""
-    call: AnswerCall | None = None
-    tokens: Sequence[Token] = ()
-    """Those that have come with it, if they are kept."""
-    reason: FinishReason | None = None
-
-
-class ChoiceWriter:
-    """An answer to a request, or one of several: `add` tokens as they come, then `finish`."""
-
-    def __init__(self, written: AnswerText, expected: AnswerForm = PLAIN) -> None:
-        """Begin an answer of the form that is expected."""
+    def __init__(self, written: AnswerText, expected: AnswerForm, index: int = 0) -> None:
+        """Begin text number `index` of an answer, in the form that is expected."""
         self.written = written
         self.calls: list[AnswerCall] = []
         """The calls so far; all but the last are complete."""
         self.n_thought = 0 if expected.thinking else None
         """Tokens of the thoughts; None for a model that does not think."""
         self.tokens: list[Token] = []
-        """The tokens of all parts, if they are kept."""
+        """The tokens of all events, if they are kept."""
+        self._index = index
         self._reader = None if expected.is_plain else AnswerReader(expected)
         self._short_ids = expected.short_ids
         self._said: dict[str, list[str]] = {"text": [], "thought": []}
@@ -155,79 +162,54 @@ class ChoiceWriter:
         """The text of the thoughts."""
         return "".join(self._said["thought"])
 
-    def add(self, tokens: Sequence[Token]) -> Iterator[AnswerPart]:
-        """Yield the parts that `tokens` complete."""
+    def add(self, tokens: Sequence[Token]) -> Iterator[AnswerEvent]:
+        """Yield the events that `tokens` complete."""
         start = self.written.length
         text = self.written.add(tokens)
         if self._reader:
-            yield from self._parts(feed(self._reader, self.written.model, tokens))
+            yield from self._read(feed(self._reader, self.written.model, tokens))
         elif text:
-            yield self._part("text", text, start)
+            yield self._event("text", text, start)
 
-    def finish(self, result: Result) -> Iterator[AnswerPart]:
-        """Yield the last parts."""
+    def finish(self, result: Result) -> Iterator[AnswerEvent]:
+        """Yield the last events."""
         if self._reader:
-            yield from self._parts(self._reader.finish())
-        yield self._part("end", reason=self.finish_reason(result))
+            yield from self._read(self._reader.finish())
+        yield self._event("end", reason=self.finish_reason(result))
 
     def finish_reason(self, result: Result) -> FinishReason:
-        """Return why it ended."""
-        ended = finish_reason(result)
-        cut = ended == "length" and self.calls and not self.calls[-1].complete
-        return "tool_calls" if self.calls and not cut else ended
+        """Return why it ended, in OpenAI's words."""
+        is_cut = result.stop_reason in ("length", "context")
+        if self.calls and (self.calls[-1].complete or not is_cut):
+            return "tool_calls"
+        return "length" if is_cut else "stop"
 
-    def _parts(self, read: Iterable[ReadPart]) -> Iterator[AnswerPart]:
-        for part in _joined(read):
+    def _read(self, parts: Iterable[ReadPart]) -> Iterator[AnswerEvent]:
+        for part in _joined(parts):
             if isinstance(part, ReadCall):
                 call_id = secrets.token_hex(16)[:9] if self._short_ids else f"call_{secrets.token_hex(12)}"
-                self.calls.append(
-                    AnswerCall(len(self.calls), call_id, part.name, part.arguments, part.complete)
-                )
-                yield self._part("call", call=self.calls[-1])
+                call = AnswerCall(len(self.calls), call_id, part.name, part.arguments, part.complete)
+                self.calls.append(call)
+                yield self._event("call", call=call)
             else:
                 text = self.written.between(part.start, part.end)
-                yield self._part("thought" if isinstance(part, ThoughtText) else "text", text, part.start)
+                yield self._event("thought" if isinstance(part, ThoughtText) else "text", text, part.start)
 
-    def _part(
+    def _event(
         self,
         kind: Literal["text", "thought", "call", "end"],
         text: str = "",
         start: int = 0,
         call: AnswerCall | None = None,
         reason: FinishReason | None = None,
-    ) -> AnswerPart:
+    ) -> AnswerEvent:
         if kind in self._said:
             self._said[kind].append(text)
         if kind == "thought" and self.n_thought is not None:
             self.n_thought += self.written.n_tokens(start, start + len(text))
         tokens = self.written.take() if self.written.keeps_tokens else ()
         self.tokens += tokens
-        return AnswerPart(kind, text, start, call, tokens, reason)
-
-
-def feed(reader: AnswerReader, model: Model, tokens: Iterable[Token]) -> list[ReadPart]:
-    """The parts that `reader` finds in `tokens`; names of control tokens, never shown, are markers."""
-    parts: list[ReadPart] = []
-    for token in tokens:
-        is_marker = model.is_control(token.id)
-        marker = model.piece(token.id, special=True).decode(errors="replace") if is_marker else ""
-        parts += reader.feed(token.text, marker)
-    return parts
-
-
-def first_call(expected: AnswerForm, model: Model) -> Callable[[], Callable[[Token], bool]]:
-    """Return the condition that ends a text after its first call, for `Options.until`."""
-
-    def begin() -> Callable[[Token], bool]:
-        reader = AnswerReader(expected)
-
-        def is_last(token: Token) -> bool:
-            feed(reader, model, [token])
-            return reader.n_calls > 0
-
-        return is_last
-
-    return begin
+        return AnswerEvent(kind, self._index, text, start, call, tokens, reason)
 
 
 def _joined(parts: Iterable[ReadPart]) -> Iterator[ReadPart]:
@@ -244,12 +226,69 @@ def _joined(parts: Iterable[ReadPart]) -> Iterator[ReadPart]:
         yield last
 
 
-def token_logprob(model: Model, token: Token) -> dict[str, Any]:
-    """Return the logprobs of a token, as `TokenLogprob` has them."""
-    likeliest = [_top(model, i, value) for i, value in token.top]
-    return {**_top(model, token.id, token.logprob or 0.0), "top_logprobs": likeliest}
+class EventWriter(AnswerWriter[Token, Result, dict[str, Any]]):
+    """Writes the events of a request's texts in the form of an API: the part that each API has of its own.
 
+    `write` makes objects of the API of an event, `encode` lines of a stream of them; `answer` makes the whole
+    answer once all events were written.
+    """
 
-def _top(model: Model, token: int, logprob: float) -> dict[str, Any]:
-    piece = model.piece(token, special=True)
-    return {"token": piece.decode(errors="replace"), "logprob": max(logprob, LEAST), "bytes": [*piece]}
+    def __init__(self, request: PreparedRequest, model: Model, *, keeps_tokens: bool = False) -> None:
+        """Begin the answer of `model` to `request`; with `keeps_tokens`, events have their tokens."""
+        self.request, self.model, self.keeps_tokens = request, model, keeps_tokens
+        self.texts = [
+            AnswerEvents(AnswerText(model, keeps_tokens=keeps_tokens), text.answer, i)
+            for i, text in enumerate(request.texts)
+        ]
+        """What was written so far of each text."""
+        self.results: dict[int, Result] = {}
+        """The texts that have ended, by their number."""
+
+    @abstractmethod
+    def write(self, event: AnswerEvent) -> Iterator[dict[str, Any]]:
+        """Yield what a stream tells of `event`."""
+
+    @abstractmethod
+    def answer(self) -> dict[str, Any]:
+        """Return the whole answer."""
+
+    def parts(self, index: int, tokens: Sequence[Token]) -> Iterator[dict[str, Any]]:
+        """Yield what a stream tells of the `tokens` of text number `index`."""
+        for event in self.texts[index].add(tokens):
+            yield from self.write(event)
+
+    def last_parts(self, index: int, result: Result) -> Iterator[dict[str, Any]]:
+        """Yield what ends a text."""
+        self.results[index] = result
+        for event in self.texts[index].finish(result):
+            yield from self.write(event)
+
+    def whole(self, results: Sequence[Result]) -> str:
+        """Return the whole answer to a request that does not stream, as JSON text."""
+        for i, result in enumerate(results):
+            self.drain(self.last_parts(i, result))
+        return json.dumps(self.answer(), ensure_ascii=False)
+
+    def usage(self) -> Usage:
+        """Return the figures of all texts."""
+        thoughts = [text.n_thought for text in self.texts if text.n_thought is not None]
+        return Usage.of(
+            *(self.results[i] for i in sorted(self.results)),
+            n_prompts=self.request.n_prompts,
+            n_thought=sum(thoughts) if thoughts else None,
+            warnings=self.request.warnings,
+        )
+
+    def logprobs(self, tokens: Iterable[Token]) -> list[dict[str, Any]]:
+        """Return the logprobs of tokens, as `TokenLogprob` has them."""
+        return [
+            {
+                **self._top(token.id, token.logprob or 0.0),
+                "top_logprobs": [self._top(*one) for one in token.top],
+            }
+            for token in tokens
+        ]
+
+    def _top(self, token: int, logprob: float) -> dict[str, Any]:
+        piece = self.model.piece(token, special=True)
+        return {"token": piece.decode(errors="replace"), "logprob": max(logprob, LEAST), "bytes": [*piece]}

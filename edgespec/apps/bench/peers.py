@@ -38,6 +38,7 @@ DRAFTED_PROGRAM = "llama-speculative-simple"
 _ATTEMPTS = 3  # a program may end before its log is written (llama.cpp's issue 22142)
 _MARGIN = 64  # tokens of context: for drafts beyond the end
 _LONGEST_LINE = 200  # characters of a program's last line that are shown
+_PROMPT = "prompt.txt"
 _LEAST_BATCH = 2048  # llama.cpp's default
 _N = r" *(\d+(?:\.\d*)?)"
 _PLAIN_FIGURES = (  # reading the prompt, passes, sampling
@@ -133,13 +134,8 @@ class LlamaCpp:
         model = str(self.engine.target.path.absolute())
         command = [str(self.directory / program), "-m", model, *common, *self.options, *options]
         for _ in range(_ATTEMPTS):
-            try:
-                with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8", newline="") as file:
-                    file.write(f"{text}\n")  # the program removes a file's last newline
-                    file.flush()
-                    done = run_program([*command, "-f", file.name], self.timeout_s)
-            except OSError as error:
-                raise EdgespecError(describe_os_error(error)) from None
+            # The program removes a file's last newline.
+            done = run_program([*command, "-f", _PROMPT], self.timeout_s, f"{text}\n")
             # Search only the log: the model's text on stdout may look like a figure.
             found = [match for figure in figures if (match := re.search(figure, done.stderr))]
             if len(found) == len(figures):
@@ -168,14 +164,18 @@ def context_for(n_prompt: int, n_predict: int) -> int:
     return -(-(n_prompt + n_predict + _MARGIN) // 256) * 256
 
 
-def run_program(command: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
+def run_program(
+    command: Sequence[str], timeout_s: float, prompt: str = ""
+) -> subprocess.CompletedProcess[str]:
     """Run a program to its end and return its output; an exception, such as Ctrl-C, ends the program too.
 
+    `prompt`: what the file prompt.txt holds, in the folder where it runs.
     Raises EdgespecError with the program's last line if it fails or takes more than `timeout_s`.
     """
     name = Path(command[0]).name
     try:
         with tempfile.TemporaryDirectory() as directory:  # some write a log to the working directory
+            Path(directory, _PROMPT).write_text(prompt, encoding="utf-8", newline="")
             done = subprocess.run(
                 [str(Path(command[0]).absolute()), *command[1:]],
                 cwd=directory,

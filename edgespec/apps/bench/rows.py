@@ -66,12 +66,8 @@ class Column(NamedTuple):
     """As tables have it."""
 
 
-class Table(NamedTuple):
-    """Texts in columns, with the headings of `Column`."""
-
-    title: str
-    headings: list[str]
-    rows: list[list[str]]
+Table = list[list[str]]
+"""The headings of columns, then rows of their texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +125,7 @@ class Report:
     def skipped(self) -> Table:
         """Return the combinations that could not run, and why."""
         lines = [line for line in self.lines if line["skipped"].value]
-        return table("Skipped", lines, ("target", "draft", "kernels", "skipped"))
+        return table(lines, ("target", "draft", "kernels", "skipped"))
 
     def document(self) -> bytes:
         """Return the outcome as a line of JSON, with raw runs and with summaries in the order of the cells.
@@ -153,11 +149,11 @@ class Report:
         write_file(path, text.getvalue().encode(), field="csv")
 
 
-def table(title: str, lines: Sequence[Mapping[str, Column]], names: Iterable[str]) -> Table:
+def table(lines: Sequence[Mapping[str, Column]], names: Iterable[str]) -> Table:
     """Return the columns called `names` of some rows, without those that apply to none of them."""
     shown = [name for name in names if any(line[name].text != NONE for line in lines)]
     headings = [lines[0][name].heading for name in shown]
-    return Table(title, headings, [[line[name].text for name in shown] for line in lines])
+    return [headings, *([line[name].text for name in shown] for line in lines)]
 
 
 # ---- columns ----
@@ -220,7 +216,9 @@ def _columns(
             compared is not None,
         ),
         "compared": Column(n_compared),
-        "peak_rss_bytes": _figure(cell.peak_rss_bytes if ours else None, ">memory", megabytes),
+        "peak_rss_bytes": _figure(
+            cell.peak_rss_bytes if ours else None, ">memory", lambda n: f"{n / 1e6:.0f} MB"
+        ),
         **accuracy_columns(score, solved[0] if solved else score, bool(outcome.accuracy)),
         "skipped": Column(cell.skipped),
     }
@@ -292,11 +290,6 @@ def _with_error(value: float, error: float | None) -> str:
         return f"{value:.4f}"
     digits = max(0, 1 - math.floor(math.log10(error)))
     return f"{value:.{digits}f} ± {error:.{digits}f}"
-
-
-def megabytes(n_bytes: int) -> str:
-    """Return bytes as MB (10^6)."""
-    return f"{n_bytes / 1e6:.0f} MB"
 
 
 def percent(share: float) -> str:

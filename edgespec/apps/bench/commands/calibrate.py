@@ -121,7 +121,7 @@ def _choice(
 
 def _print_choice(choice: ThresholdChoice) -> None:
     from edgespec.apps.bench.commands.tables import print_figures
-    from edgespec.apps.bench.rows import NONE, Table
+    from edgespec.apps.bench.rows import NONE
 
     shown = {*evenly(choice.curve, _MOST_ROWS - 1), choice.curve[-1], choice.point}
     rows = [
@@ -137,7 +137,7 @@ def _print_choice(choice: ThresholdChoice) -> None:
         if point in shown
     ]
     headings = [">over\ntokens", ">the target\nwrites", ">loss of\ntokens", ">KL, nats a token", ""]
-    print_figures(Table(choice.signal, [f">{choice.signal}", *headings], rows))
+    print_figures([[f">{choice.signal}", *headings], *rows])
     out.print(
         f"{choice.waking}: the target writes {choice.point.target_share:.0%} of the tokens, "
         f"loss {choice.point.loss:.1%} of the tokens, {choice.asked:.1%} allowed "

@@ -55,20 +55,17 @@ def print_report(report: Report) -> None:
     """Print the tables, and sentences about them, to stdout."""
     out.print(title(report.outcome))
     skipped = report.skipped()
-    if len(report.cells) == 1 and not skipped.rows:
+    if len(report.cells) == 1 and not skipped[1:]:
         for found in _by_category(report):
             print_figures(found, last_is_bold=True)
         (cell,) = report.cells
         out.print()
         out.print(f"kernels {cell.kernels}; peak memory {report.rows[0]['peak_rss_bytes'].text}")
     elif report.rows:
-        print_figures(
-            table(
-                "Results", [row.columns for row in report.rows], (*NAMES, *_figures(report), "peak_rss_bytes")
-            )
-        )
+        names = (*NAMES, *_figures(report), "peak_rss_bytes")
+        print_figures(table([row.columns for row in report.rows], names))
     for found in (skipped, _accuracy(report.outcome)):
-        if found.rows:
+        if found[1:]:
             print_figures(found)
     if report.rows:
         out.print()
@@ -79,8 +76,8 @@ def print_report(report: Report) -> None:
 def print_figures(found: Table, *, last_is_bold: bool = False) -> None:
     """Print a table after an empty line; the heading says what is estimated."""
     shown, mark = Shown(box=None, pad_edge=False, collapse_padding=True), f" {ESTIMATED}"
-    columns = [list(column) for column in zip(*found.rows, strict=True)]
-    for heading, texts in zip(found.headings, columns, strict=True):
+    columns = [list(column) for column in zip(*found[1:], strict=True)]
+    for heading, texts in zip(found[0], columns, strict=True):
         is_figure = heading.startswith(">")
         lines = heading.lstrip(">").replace(", ", "\n").replace(" [", "\n[").replace(" (", "\n(")
         if is_figure and any(text.endswith(mark) for text in texts):
@@ -105,9 +102,9 @@ def _by_category(report: Report) -> Iterator[Table]:
     plain = {row["category"].text: row["decode_tokens_per_s"].text for name, row in every if name == PLAIN}
     for variant in [row["variant"].text for row in report.rows if row.comparison] or [PLAIN]:
         overall, *parts = [row.columns for name, row in every if name == variant]
-        found = table("By category", [*parts, overall], ("category", "prompts", *_figures(report)))
-        found.headings[2:3] = [">plain\ntokens/s", f">{variant}\ntokens/s"]
-        for texts in found.rows:
+        found = table([*parts, overall], ("category", "prompts", *_figures(report)))
+        found[0][2:3] = [">plain\ntokens/s", f">{variant}\ntokens/s"]
+        for texts in found[1:]:
             texts.insert(2, plain.get(texts[0], UNAVAILABLE))
         yield found
 
@@ -121,4 +118,4 @@ def _accuracy(outcome: BenchmarkOutcome) -> Table:
         }
         for score in outcome.accuracy
     ]
-    return table("Accuracy", lines, ("target", "kernels", "accuracy_reference", "accuracy_tokens", *ACCURACY))
+    return table(lines, ("target", "kernels", "accuracy_reference", "accuracy_tokens", *ACCURACY))

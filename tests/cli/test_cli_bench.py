@@ -18,6 +18,7 @@ import pytest
 
 from command_line import COMMAND, failed, run_cli
 from edgespec.apps.bench.commands import bench as bench_room
+from edgespec.apps.bench.commands.bench_options import VariantChoice
 from edgespec.apps.bench.measure import measure
 from edgespec.apps.bench.peers import DRAFTED_PROGRAM, PLAIN_PROGRAM
 from edgespec.apps.bench.runs import BenchmarkOutcome
@@ -217,7 +218,7 @@ def test_the_budget_is_said(bench):
     assert messages(process.stderr)[-2:] == [
         "edgespec: warning: only 1 of 3 prompts had their turn; give more time (--budget) or take fewer "
         "(--per-category)",
-        "edgespec: 1 of 3 prompts of round 1; the budget of 0.001 s was spent",
+        "edgespec: 0 rounds and 1 of 3 prompts of the next; the budget of 0.001 s was spent",
     ]
     assert "code" in process.stdout
     assert "prose" not in process.stdout
@@ -228,7 +229,8 @@ def test_the_budget_is_said(bench):
     [("300", 300), ("90s", 90), ("10m", 600), ("1h", 3600), ("1.5h", 5400), (" 2 m ", 120), ("0.5", 0.5)],
 )
 def test_budgets(text, seconds):
-    assert bench_room._seconds(text) == seconds
+    measuring = bench_room.BenchMeasuring(variants=VariantChoice(), budget=text)
+    assert measuring.budget_s == seconds
 
 
 # ---- energy ----

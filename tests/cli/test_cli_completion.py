@@ -12,8 +12,8 @@ from typing import get_type_hints
 import pytest
 
 from edgespec.apps.bench.accuracy import WINDOW
-from edgespec.apps.bench.commands import bench, bench_options, calibrate, compare
-from edgespec.apps.bench.measure import BUDGET_S, PRECISION, BenchSettings
+from edgespec.apps.bench.commands import bench_options, calibrate, compare
+from edgespec.apps.bench.measure import BenchSettings
 from edgespec.apps.bench.variants import parse_variants
 from edgespec.apps.forge import make, request
 from edgespec.apps.forge.commands import draft as draft_options
@@ -255,8 +255,6 @@ def test_defaults_that_are_written_down_here_are_those_of_the_package():
     assert span.show_default == str(SPAN)
     prompts = bench_options.SuitePrompts(suite=bench_options.SuiteChoice())
     variants = bench_options.VariantChoice()
-    measuring = bench.BenchMeasuring(variants=variants)
-    assert (measuring.budget, measuring.precision) == (f"{BUDGET_S:g}", PRECISION)
     assert variants.settings(prompts) == BenchSettings(parse_variants("auto"))
     training, judging = draft_options.TrainingOptions(), draft_options.EvaluationOptions()
     assert training.types == ",".join(request.TYPES)

@@ -1,30 +1,40 @@
 """The matrix: targets x drafts x kernels on one suite of prompts, each a cell of `measure.KeptCells`.
 
-    FOLDER/comparison.json      the conditions that all cells share, and the models' hashes
-    FOLDER/runs/CELL.0.json     the raw runs of a cell in round 0
+    FOLDER/runs/CELL.0.KEY.json             the raw runs of a cell in round 0
+    FOLDER/runs/problems-CELL.0.KEY.json    its answers to problems
+    FOLDER/accuracy.KEY.json                scores of a target's quantizations on a text (accuracy.py)
 
 Rounds are the outer loop: every cell is measured once, then every cell again. So a machine that becomes
 slower affects all cells alike, and a comparison stopped after a round has a whole table. It resumes from its
-folder, with new cells or rounds too.
+folder: what another comparison measured there has other keys.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from edgespec.apps.bench.measure import BenchSettings, CellTask, KeptCells
-from edgespec.apps.bench.runs import Cell, WorkProgressFn, is_kept
-from edgespec.apps.bench.suites import Prompt
+from edgespec.apps.bench.accuracy import LONGEST_ANSWER, TextTask, arithmetic, groups
+from edgespec.apps.bench.machine import Facts
+from edgespec.apps.bench.measure import BenchSettings, CellTask, KeptCells, MeasuredCell
+from edgespec.apps.bench.runs import (
+    PLAIN,
+    AccuracyScore,
+    BenchmarkOutcome,
+    Cell,
+    ProblemsSolved,
+    WorkProgressFn,
+    is_kept,
+)
+from edgespec.apps.bench.suites import Prompt, Suite
 from edgespec.apps.bench.variants import Variant
 from edgespec.decoding.choices import DrafterName
-from edgespec.errors import UsageError, describe_os_error
 from edgespec.llama.choices import KernelsChoice
 from edgespec.models.quantizations import ModelFile
-from edgespec.platform.files import write_atomically
 
 NO_DRAFT, SUFFIX, MTP = "none", "suffix", "mtp"
 """Used instead of a draft model's name: no drafts, those from text seen before, or those of the head in the
@@ -33,7 +43,8 @@ target's own file."""
 WORDS = (NO_DRAFT, SUFFIX, MTP)
 """Words that name no draft model."""
 
-_PLAN = "comparison.json"
+IDENTITY = ("processor", "usable processors", "energy", "edgespec", "llama-cpp-python", "llama.cpp")
+"""Facts of the machine that must be equal for all runs of one table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,137 +84,149 @@ class Combination:
         return "auto" if self.draft_model else "mtp" if self.draft == MTP else "suffix"
 
 
-@dataclass(frozen=True, slots=True)
-class ComparisonPlan:
-    """Everything that the runs of a comparison depend on, except the profiles of the pairs."""
+@dataclass
+class Comparison:
+    """A comparison carried out in a folder, where its cells are kept, and the accuracies of its targets."""
 
-    files: dict[str, ModelFile]
-    """The models, by name."""
-    combinations: tuple[Combination, ...]
-    prompts: tuple[Prompt, ...]
+    targets: Mapping[str, ModelFile]
+    """The models that decide, by name."""
+    drafts: Mapping[str, ModelFile | None]
+    """The models that draft, and WORDS."""
+    references: Mapping[str, ModelFile]
+    """Models that targets were made from, without being targets: what the targets are compared with."""
+    kernels: Sequence[KernelsChoice]
+    suite: Suite
     settings: BenchSettings
     rounds: int
     n_threads: int
     assume_watts: float | None
-    machine: dict[str, str | int | float]
-    """The processor, the versions, and what counts energy."""
+    machine: Facts
+    folder: Path
+    accuracy: list[AccuracyScore] = field(default_factory=list)
+    solved: list[ProblemsSolved] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
-    def task(self, combination: Combination) -> CellTask:
-        """Return what the process of a cell measures."""
-        settings, draft = combination.restrict(self.settings), combination.draft_model
+    def __post_init__(self) -> None:
+        """Find what is kept of the cells."""
+        every = product(self.kernels, self.targets, self.drafts)
+        self._combinations = [Combination(target, draft, choice) for choice, target, draft in every]
+        drafting = {name: file for name, file in self.drafts.items() if file}
+        self._files = {**self.targets, **drafting, **self.references}
+        prompts = self.suite.interleaved()
+        tasks = {one.name: self._task(one, self.settings, prompts) for one in self._combinations}
+        self._cells = self._kept(tasks)
+
+    def _kept(self, tasks: dict[str, CellTask]) -> KeptCells:
+        machine = {name: self.machine[name] for name in IDENTITY if name in self.machine}
+        return KeptCells(tasks, self.folder / "runs", machine)
+
+    def _task(self, cell: Combination, settings: BenchSettings, prompts: tuple[Prompt, ...]) -> CellTask:
+        allowed = cell.restrict(settings)
         return CellTask(
-            target=str(self.files[combination.target].path),
-            draft=str(self.files[draft].path) if draft else None,
-            drafter=combination.drafter(settings),
-            kernels=combination.kernels,
+            target=str(self._files[cell.target].path),
+            draft=str(self._files[cell.draft_model].path) if cell.draft_model else None,
+            drafter=cell.drafter(allowed),
+            kernels=cell.kernels,
             n_threads=self.n_threads,
-            prompts=self.prompts,
-            sittings=((settings, 0),),
+            prompts=prompts,
+            sittings=((allowed, 0),),
             assume_watts=self.assume_watts,
         )
 
-    def conditions(self) -> dict[str, Any]:
-        """Return what must be equal for all cells of one table, as JSON has it."""
-        alike = {
-            "prompts": self.prompts,
-            "settings": self.settings,
-            "threads": self.n_threads,
-            "assume_watts": self.assume_watts,
-            "machine": self.machine,
-        }
-        return msgspec.json.decode(msgspec.json.encode(alike), type=dict[str, Any])
-
-
-@dataclass(frozen=True, slots=True)
-class _StoredPlan:
-    conditions: dict[str, Any]
-    models: dict[str, str]
-    """Name -> SHA-256, also of models that a later plan left out: their cells are still there."""
-
-
-class Comparison:
-    """A plan carried out in a folder."""
-
-    def __init__(self, plan: ComparisonPlan, folder: Path) -> None:
-        """Store `plan` in `folder`, which is created if missing.
-
-        Cells already measured there are used again if the plan only adds rounds or cells to the stored one.
-        Raises UsageError for any other plan, and if the folder cannot be written to.
-        """
-        self.plan = plan
-        self.models = {name: file.facts() for name, file in plan.files.items()}
-        """The facts of the models, by name."""
-        tasks = {combination.name: plan.task(combination) for combination in plan.combinations}
-        self._cells = KeptCells(tasks, folder / "runs", plan.machine)
-        hashes = {name: facts.sha256 for name, facts in self.models.items()}
-        conditions = plan.conditions()
-        try:
-            stored = _stored_plan(folder) or _StoredPlan(conditions, {})
-            different = [name for name, value in conditions.items() if stored.conditions.get(name) != value]
-            shared = hashes.keys() & stored.models.keys()
-            different += sorted(name for name in shared if hashes[name] != stored.models[name])
-            if different:
-                problem = (
-                    f"another comparison is there (other {', '.join(different)}); choose another folder, "
-                    "or replace it (--fresh on the command line)"
-                )
-                raise UsageError(problem, field="out", value=folder)
-            known = _StoredPlan(conditions, stored.models | hashes)
-            write_atomically(folder / _PLAN, msgspec.json.encode(known) + b"\n")
-        except OSError as error:
-            raise UsageError(describe_os_error(error), field="out", value=folder) from None
-
-    @staticmethod
-    def discard(folder: Path) -> None:
-        """Delete only what a comparison measured in `folder`. Raises UsageError if that fails."""
-        try:
-            if _stored_plan(folder):  # without a plan, the folder's contents are not ours
-                patterns = ("runs/*.[0-9]*.json", "accuracy-*.json", "problems-*.json")  # and of accuracy.py
-                for file in [found for pattern in patterns for found in folder.glob(pattern)]:
-                    if is_kept(file):
-                        file.unlink()
-                (folder / _PLAN).unlink()
-        except OSError as error:
-            raise UsageError(describe_os_error(error), field="out", value=folder) from None
+    def discard(self) -> None:
+        """Delete what comparisons have measured in the folder, and nothing else. Raises OSError."""
+        for file in (*self.folder.glob("runs/*.json"), *self.folder.glob("accuracy.*.json")):
+            if is_kept(file):
+                file.unlink()
 
     def measure(self, on_progress: WorkProgressFn) -> None:
-        """Measure the cells that are missing. Raises OSError if one cannot be written; earlier ones stay."""
-        self._cells.measure(range(self.plan.rounds), on_progress)
+        """Measure the cells that are missing. Raises OSError if one cannot be kept; earlier ones stay."""
+        self._cells.measure(range(self.rounds), on_progress)
 
-    def results(self) -> tuple[tuple[Cell, ...], tuple[str, ...]]:
-        """Return the cells, measured so far or not, in the plan's order, and the warnings about them."""
-        cells: list[Cell] = []
-        warnings: list[str] = []
-        for combination in self.plan.combinations:
-            name = combination.name
-            stored = {round_: self._cells.stored(name, round_) for round_ in range(self.plan.rounds)}
-            found = {round_: one for round_, one in stored.items() if one}
-            why = self._cells.skipped.get(name, "")
-            for file in self.plan.files.values():  # the process knows its models by their files
-                why = why.replace(str(file.path), file.name)
-            cell = Cell(
-                combination.target,
-                None if combination.draft == NO_DRAFT else combination.draft,
-                kernels=", ".join(sorted({one.kernels for one in found.values()})) or combination.kernels,
-                runs=tuple(run for one in found.values() for run in one.runs),
-                peak_rss_bytes=max((one.peak_rss_bytes for one in found.values()), default=None),
-                skipped="" if found else why or "not measured yet",
-            )
-            cells.append(cell)
-            if found and why:
-                warnings.append(f"{name} was not measured in every round: {why}")
-            for round_, one in found.items():
-                warnings += [f"{name}, round {round_ + 1}: {line}" for line in one.warnings]
-        return tuple(cells), tuple(warnings)
+    def score(self, text: str, n_tokens: int, on_progress: WorkProgressFn) -> None:
+        """Score targets and references on a text, each beside the best quantization of its model among them.
 
+        Raises OSError if the scores cannot be kept.
+        """
+        found = groups([*self.targets.values(), *self.references.values()], self.warnings.append)
+        for kernels in self.kernels:
+            for group in found:
+                paths = {file.name: str(file.path) for file in group}
+                task = TextTask(paths, text, n_tokens, kernels, self.n_threads, str(self.folder))
+                self.accuracy += task.scores(on_progress, self.warnings.append)
 
-def _stored_plan(folder: Path) -> _StoredPlan | None:
-    """Return the plan stored in `folder`, None if there is none. Raises UsageError if its file is no plan."""
-    file = folder / _PLAN
-    if not file.exists():
-        return None
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=_StoredPlan)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        problem = f"{file}: holds no comparison plan of this version of edgespec: {error}"
-        raise UsageError(f"{problem}; delete it, or choose another folder") from None
+    def solve(self, n: int, on_progress: WorkProgressFn) -> None:
+        """Let the scored targets, and their drafts in variants that are not exact, answer `n` problems.
+
+        With the first kernels only. Raises OSError as `measure`.
+        """
+        inexact = tuple(variant for variant in self.settings.variants if not variant.exact)
+        settings, prompts = BenchSettings(inexact, LONGEST_ANSWER), arithmetic(n)
+        scored = {one.target for one in self.accuracy}
+        why = "left out, as its score on the text is missing"
+        self.warnings += [f"problems by {one}: {why}" for one in self.targets if one not in scored]
+        asked = [Combination(one, NO_DRAFT, self.kernels[0]) for one in self.targets if one in scored]
+        for one in self._combinations:
+            ran = one.kernels == self.kernels[0] and one.name not in self._cells.skipped
+            asked += [one] if ran and one.draft_model and one.restrict(settings).variants else []
+        cells = self._kept({f"problems-{one.name}": self._task(one, settings, prompts) for one in asked})
+        cells.measure([0], on_progress)
+        self.warnings += [f"{name}: {self._named(why)}" for name, why in cells.skipped.items()]
+        for one in asked:
+            if found := cells.stored(f"problems-{one.name}", 0):
+                self._count(one, found)
+
+    def _count(self, cell: Combination, found: MeasuredCell) -> None:
+        """Add the number of problems that a target, or a variant that is not exact, answered exactly."""
+        for variant in dict.fromkeys(run.variant for run in found.runs):
+            runs = [run for run in found.runs if run.variant == variant]
+            passed = sum(run.right is True for run in runs)
+            if cell.draft == NO_DRAFT:
+                for i, one in enumerate(self.accuracy):
+                    if (one.target, one.kernels) == (cell.target, found.kernels):
+                        self.accuracy[i] = replace(one, passed=passed, n_problems=len(runs))
+            elif variant != PLAIN:
+                n_tokens = sum(run.tokens for run in runs) or 1
+                share = sum(run.target_share * run.tokens for run in runs) / n_tokens
+                self.solved.append(
+                    ProblemsSolved(cell.target, cell.draft, found.kernels, variant, passed, len(runs), share)
+                )
+
+    def _named(self, why: str) -> str:
+        """Return a reason with the models' names: a process knows them by their files."""
+        for file in self._files.values():
+            why = why.replace(str(file.path), file.name)
+        return why
+
+    def _result(self, combination: Combination) -> tuple[Cell, list[str]]:
+        """Return a cell as measured so far, and the warnings about it."""
+        name, why = combination.name, self._named(self._cells.skipped.get(combination.name, ""))
+        rounds = {n: found for n in range(self.rounds) if (found := self._cells.stored(name, n))}
+        cell = Cell(
+            combination.target,
+            None if combination.draft == NO_DRAFT else combination.draft,
+            kernels=", ".join(sorted({one.kernels for one in rounds.values()})) or combination.kernels,
+            runs=tuple(run for one in rounds.values() for run in one.runs),
+            peak_rss_bytes=max((one.peak_rss_bytes for one in rounds.values()), default=None),
+            skipped="" if rounds else why or "not measured yet",
+        )
+        warnings = [f"{name} was not measured in every round: {why}"] if rounds and why else []
+        for n, one in rounds.items():
+            warnings += [f"{name}, round {n + 1}: {line}" for line in one.warnings]
+        return cell, warnings
+
+    def outcome(self, about: Mapping[str, Any]) -> BenchmarkOutcome:
+        """Return all that was measured so far, in the plan's order; `about`: further settings."""
+        found = [self._result(combination) for combination in self._combinations]
+        return BenchmarkOutcome(
+            kind="compare",
+            date=datetime.now().astimezone().isoformat(timespec="seconds"),
+            machine=self.machine,
+            settings={**self.settings.facts(), "rounds": self.rounds, "threads": self.n_threads, **about},
+            suite=self.suite.facts(),
+            models={name: file.facts() for name, file in self._files.items()},
+            cells=tuple(cell for cell, _ in found),
+            accuracy=tuple(self.accuracy),
+            solved=tuple(self.solved),
+            warnings=(*(line for _, lines in found for line in lines), *self.warnings),
+        )

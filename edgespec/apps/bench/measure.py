@@ -40,6 +40,7 @@ from edgespec.engine.lossy.teacher import TeacherForcing, TeacherScores
 from edgespec.engine.stream import Stream
 from edgespec.errors import EdgespecError
 from edgespec.llama.choices import KernelsChoice
+from edgespec.llama.weights import Model
 from edgespec.models.hashes import sha256_of
 from edgespec.platform.child import REFUSED, ReportingChild, say
 from edgespec.platform.child import answer as answer_request
@@ -47,12 +48,6 @@ from edgespec.platform.machine import MachineWatch
 from edgespec.platform.memory import peak_rss_bytes
 from edgespec.platform.metering import choose_meter
 from edgespec.platform.signals import Cancellation
-
-BUDGET_S = 600.0
-"""Seconds that a benchmark may take by default, without loading."""
-
-PRECISION = 0.03
-"""Default for `BenchLimits.precision`."""
 
 FEWEST_ROUNDS = 3
 """With fewer rounds, the width of the interval means nothing."""
@@ -106,17 +101,24 @@ class Peer(Protocol):
         """Yield a run of each of its variants."""
 
 
-def unfit(engine: Engine, prompts: Sequence[Prompt], n_predict: int) -> dict[str, str]:
-    """Return the ids of prompts that the target cannot answer in full, each with the reason."""
-    found = {}
+def fitting(engine: Engine, prompts: Sequence[Prompt], n_predict: int) -> tuple[list[Prompt], list[str]]:
+    """Return the prompts that the target can answer in full, and a line for each that is left out.
+
+    Raises EdgespecError if none is left.
+    """
+    fit, lines = [], []
     for prompt in prompts:
         needed = len(prompt.tokens or engine.prompt_tokens(prompt.text)) + n_predict + 1
-        if needed > engine.target.n_ctx_train:
-            found[prompt.id] = (
-                f"with {n_predict} tokens of answer it needs a context of {needed}, and "
-                f"{engine.target_name} was trained for {engine.target.n_ctx_train}"
-            )
-    return found
+        if needed <= engine.target.n_ctx_train:
+            fit.append(prompt)
+            continue
+        lines.append(
+            f"{prompt.id} is left out: with {n_predict} tokens of answer it needs a context of {needed}, "
+            f"and {engine.target_name} was trained for {engine.target.n_ctx_train}"
+        )
+    if not fit:
+        raise EdgespecError(f"{lines[0]}; no prompt is left")
+    return fit, lines
 
 
 @contextmanager
@@ -145,6 +147,8 @@ def _stream(
     engine.forget(tables=not settings.learns)
     return engine.stream(
         prompt.tokens or prompt.text,
+        chat=False if prompt.answer else None,
+        stop=("\n",) if prompt.answer else (),
         params=settings.params,
         seed=settings.seed + round_,
         n_predict=settings.n_predict,
@@ -163,8 +167,8 @@ def generate(
     stream = _stream(engine, prompt, variant, settings, round_)
     alone = [token.origin == "alone" for token in stream]
     run = run_of(stream.result, prompt, variant.name, round_)
-    if variant.exact:
-        return run
+    if variant.exact or prompt.answer:
+        return replace(run, exact=variant.exact)
     agreement, kl = _compared_with_target(engine, stream, alone, greedy=settings.params.greedy)
     return replace(run, exact=False, agreement=agreement, kl=kl)
 
@@ -192,6 +196,7 @@ def run_of(result: Result, prompt: Prompt, variant: str, round_: int) -> Run:
         text_sha256=text_hash(result.token_ids),
         energy=result.energy,
         target_share=result.target_share,
+        right=result.text.strip() == prompt.answer if prompt.answer else None,
     )
 
 
@@ -200,22 +205,28 @@ def _compared_with_target(
 ) -> tuple[float | None, float | None]:
     """Return the share of tokens that are the target's likeliest, and the mean KL divergence of their writer.
 
-    Both models read the text again; this is not timed. The divergence of a token that the target wrote is 0.
-    The share is None at a temperature above 0, the divergence is None if acceptance was lenient.
+    The divergence of a token that the target wrote is 0. The share is None at a temperature above 0, the
+    divergence is None if acceptance was lenient.
     """
-    n_prompt, answer = stream.result.prompt_tokens, stream.result.token_ids
-    small = engine.draft if any(alone) else None
-    wants_kl = stream.result.mode == "cascade"
-    if not answer or not (greedy or wants_kl):
+    n_tokens, wants_kl = len(stream.result.token_ids), stream.result.mode == "cascade"
+    if not n_tokens or not (greedy or wants_kl):
         return None, None
+    marks = _read_again(engine, stream, engine.draft if any(alone) else None)
+    agreement = sum(marks.best) / n_tokens if greedy else None
+    kl = itertools.compress(marks.kl, alone)  # no small model: it wrote nothing
+    return agreement, sum(kl) / n_tokens if wants_kl else None
+
+
+def _read_again(
+    engine: Engine, stream: Stream, small: Model | None, signals: Cancellation | None = None
+) -> TeacherScores:
+    """Let the target, and `small`, read an answer that is finished; this is not timed."""
+    n_prompt, answer = stream.result.prompt_tokens, stream.result.token_ids
     n_ctx = n_prompt + len(answer)
-    with TeacherForcing(engine.target, small, n_ctx=n_ctx, n_threads=engine.n_threads) as teacher:
-        marks = teacher.marks(stream.tokens[:n_prompt], answer)
-    agreement = sum(marks.best) / len(answer) if greedy else None
-    if not wants_kl:
-        return agreement, None
-    divergences = [each for each, own in zip(marks.kl, alone, strict=True) if own] if small else []
-    return agreement, sum(divergences) / len(answer)
+    with TeacherForcing(
+        engine.target, small, n_ctx=n_ctx, n_threads=engine.n_threads, signals=signals
+    ) as teacher:
+        return teacher.marks(stream.tokens[:n_prompt], answer)
 
 
 def read_answers(
@@ -227,27 +238,14 @@ def read_answers(
     on_progress: WorkProgressFn = lambda _what, _done, _total: None,
 ) -> list[TeacherScores]:
     """Let the target answer `prompts` greedily and both models read the answers. `engine` has a draft."""
-    assert engine.draft is not None  # noqa: S101 - for the type checker
-    texts = []
+    found = []
     for i, prompt in enumerate(prompts):
-        on_progress("the target answers", i, len(prompts))
+        on_progress("the target answers, and both models read it", i, len(prompts))
         stream = engine.stream(prompt, params=SamplingParams(temperature=0.0), n_predict=n_predict)
         for _ in stream:
             pass
-        n_prompt = stream.result.prompt_tokens
-        texts.append((stream.tokens[:n_prompt], stream.tokens[n_prompt:]))
-    found = []
-    with TeacherForcing(
-        engine.target,
-        engine.draft,
-        n_ctx=max(len(prompt) + len(answer) for prompt, answer in texts),
-        n_threads=engine.n_threads,
-        signals=signals,
-    ) as teacher:
-        for i, (tokens, answer) in enumerate(texts):
-            on_progress("both models read the answers", i, len(texts))
-            found.append(teacher.marks(tokens, answer))
-    on_progress("both models read the answers", len(texts), len(texts))
+        found.append(_read_again(engine, stream, engine.draft, signals))
+    on_progress("the target answers, and both models read it", len(prompts), len(prompts))
     return found
 
 
@@ -258,38 +256,19 @@ def turns(engine: Engine, settings: BenchSettings, prompt: Prompt, round_: int, 
 
 
 @dataclass(frozen=True, slots=True)
-class BenchProgress:
-    """How far a benchmark is: prompts of the round, and seconds spent."""
-
-    round: int
-    done: int
-    """Prompts that were done in this round."""
-    total: int
-    """All of a round."""
-    spent_s: float
-    noise: float | None = None
-    """Width of the interval so far, as in `BenchLimits.precision`; None before it is known."""
-
-
-@dataclass(frozen=True, slots=True)
-class BenchLimits:
-    """A benchmark ends at the first of these limits."""
-
-    budget_s: float = BUDGET_S
-    precision: float = PRECISION
-    """Stop once the speed-up's interval over the rounds is this narrow, as a share of the speed-up."""
-    rounds: int | None = None
-    """None: as many rounds as the budget allows."""
-
-
-@dataclass(frozen=True, slots=True)
-class BenchListener:
-    """Functions that a running benchmark calls: with runs, progress and lines for the user."""
+class BenchControl:
+    """The limits of a benchmark, which ends at the first one, and the functions that it calls meanwhile."""
 
     on_run: Callable[[Run], None]
     """Called with each run at once, so that it can be kept if a later one fails."""
-    on_progress: Callable[[BenchProgress], None] = lambda _progress: None
-    """Called before each prompt."""
+    budget_s: float
+    """Seconds, without loading."""
+    precision: float
+    """Stop once the speed-up's interval over the rounds is this narrow, as a share of the speed-up."""
+    rounds: int | None
+    """None: as many rounds as the budget allows."""
+    on_progress: Callable[[str, float, float, str], None] = lambda _what, _spent, _budget, _detail: None
+    """Called before each prompt with the round, the seconds spent, those of the budget, and details."""
     on_message: Callable[[str], None] = lambda _line: None
     """Called with a line about a peer that failed and is left out from then on."""
 
@@ -298,9 +277,7 @@ def measure(
     engine: Engine,
     prompts: Sequence[Prompt],
     settings: BenchSettings,
-    *,
-    limits: BenchLimits,
-    listener: BenchListener,
+    control: BenchControl,
     peers: list[Peer],
 ) -> str:
     """Measure rounds until a limit is reached, and return in words which limit it was.
@@ -310,41 +287,39 @@ def measure(
     engine raises.
     """
     began = time.monotonic()
+    runs: list[Run] = []
+    tight: float | None = None
+    longest = 0.0
     with leaving_no_trace(engine):
         warm_up(engine, prompts, settings)
-        runs: list[Run] = []
-        longest = 0.0
-        round_ = 0
-        while limits.rounds is None or round_ < limits.rounds:
+        for round_ in itertools.count() if control.rounds is None else range(control.rounds):
             tight = noise(runs) if round_ >= FEWEST_ROUNDS else None
-            if tight is not None and tight <= limits.precision:
+            if tight is not None and tight <= control.precision:
                 return f"{_rounds(round_)}; the interval over them is tight ({tight:.1%})"
+            width = f", interval {tight:.1%}" if tight is not None else ""
             for place, prompt in enumerate(prompts):
                 prompt_began = time.monotonic()
-                if prompt_began - began + longest > limits.budget_s and runs:
-                    so_far = [_rounds(round_)] if round_ else []
-                    if place:
-                        so_far.append(f"{place} of {len(prompts)} prompts of round {round_ + 1}")
-                    width = f"; the interval over them is {tight:.1%} wide" if tight is not None else ""
-                    return f"{' and '.join(so_far)}; the budget of {limits.budget_s:g} s was spent{width}"
-                spent_s = prompt_began - began
-                listener.on_progress(BenchProgress(round_, place, len(prompts), spent_s, tight))
+                spent = prompt_began - began
+                if spent + longest > control.budget_s and runs:
+                    had = f"{_rounds(round_)} and {place} of {len(prompts)} prompts of the next"
+                    return f"{had}; the budget of {control.budget_s:g} s was spent{width}"
+                detail = f", {place + 1} of {len(prompts)} prompts{width}"
+                control.on_progress(f"round {round_ + 1}", spent, control.budget_s, detail)
                 for run in turns(engine, settings, prompt, round_, place):
                     runs.append(run)
-                    listener.on_run(run)
-                _run_peers(peers, prompt, round_, listener)
+                    control.on_run(run)
+                _run_peers(peers, prompt, round_, control)
                 longest = max(longest, time.monotonic() - prompt_began)
-            round_ += 1
-        return f"{_rounds(round_)}, as asked for"
+    return f"{_rounds(control.rounds or 0)}, as asked for"
 
 
-def _run_peers(peers: list[Peer], prompt: Prompt, round_: int, listener: BenchListener) -> None:
+def _run_peers(peers: list[Peer], prompt: Prompt, round_: int, control: BenchControl) -> None:
     for peer in [*peers]:
         try:
             for run in peer.runs(prompt, round_):
-                listener.on_run(run)
+                control.on_run(run)
         except EdgespecError as error:
-            listener.on_message(f"{error}; {peer.name} is left out from here on")
+            control.on_message(f"{error}; {peer.name} is left out from here on")
             peers.remove(peer)
 
 
@@ -383,8 +358,6 @@ class CellTask:
     sittings: tuple[tuple[BenchSettings, int], ...]
     """Settings, one after the other over all prompts, and the number that their runs have in round 0."""
     assume_watts: float | None = None
-    leaves_out: bool = False
-    """Whether prompts that do not fit are left out; otherwise nothing is measured."""
     round: int = 0
 
     @property
@@ -400,28 +373,19 @@ class CellTask:
 
     def measure(self, on_count: Callable[[int], None]) -> MeasuredCell:
         """Measure in a new process, and call `on_count` with 0, 1, ... runs. Raises EdgespecError."""
-        kernels, peak = "", 0
         on_count(0)
-        runs: list[Run] = []
-        warnings: list[str] = []
         watch = MachineWatch(n_threads=self.n_threads)
         for kind, value in reports_of("edgespec.apps.bench.measure", "_in_child", self):
-            match kind:
-                case "kernels":
-                    kernels = value
-                case "run":
-                    runs.append(msgspec.convert(value, Run))
-                    watch.sample()
-                    on_count(len(runs))
-                case "message":
-                    warnings.append(value)
-                case "peak":
-                    peak = value
-        return MeasuredCell(kernels, tuple(runs), peak, (*warnings, *watch.warnings()))
+            if kind == "run":
+                watch.sample()
+                on_count(value)
+            else:
+                found = msgspec.convert(value, MeasuredCell)
+        return replace(found, warnings=(*found.warnings, *watch.warnings()))
 
 
 class KeptCells:
-    """Cells measured in turns, round by round, and the files of their runs: FOLDER/NAME.ROUND.json."""
+    """Cells measured in turns, round by round, and the files of their runs: FOLDER/NAME.ROUND.KEY.json."""
 
     def __init__(self, tasks: Mapping[str, CellTask], folder: Path, conditions: object = None) -> None:
         """Take what `folder` has of `tasks`, by name.
@@ -434,7 +398,7 @@ class KeptCells:
 
     def stored(self, name: str, round_: int) -> MeasuredCell | None:
         """Return a cell as measured in a round; None if its file is missing, outdated or damaged."""
-        return read_kept(self._file(name, round_), self._key(name, round_), MeasuredCell)
+        return read_kept(*self._place(name, round_), MeasuredCell)
 
     def measure(self, rounds: Iterable[int], on_progress: WorkProgressFn) -> None:
         """Measure what is missing and keep each whole cell; one that fails is skipped from then on.
@@ -458,14 +422,13 @@ class KeptCells:
                 except EdgespecError as error:
                     self.skipped[name] = str(error)
                 else:
-                    keep(self._file(name, round_), self._key(name, round_), found)
+                    keep(*self._place(name, round_), found)
             done += self._tasks[name].n_runs
 
-    def _file(self, name: str, round_: int) -> Path:
-        return self._folder / f"{name.replace('/', '_')}.{round_}.json"
-
-    def _key(self, name: str, round_: int) -> str:
-        return replace(self._tasks[name], round=round_).key(self._conditions)
+    def _place(self, name: str, round_: int) -> tuple[Path, str]:
+        """Return the file and the key of a cell in a round."""
+        key = replace(self._tasks[name], round=round_).key(self._conditions)
+        return self._folder / f"{name.replace('/', '_')}.{round_}.{key[:8]}.json", key
 
 
 def reports_of(module: str, function: str, request: object) -> Iterator[tuple[str, Any]]:
@@ -485,6 +448,8 @@ def _in_child() -> int:
 
 
 def _measure_cell(task: CellTask) -> None:
+    runs: list[Run] = []
+    warnings: list[str] = []
     with (
         choose_meter(assume_watts=task.assume_watts) as meter,
         Engine(
@@ -494,20 +459,19 @@ def _measure_cell(task: CellTask) -> None:
             n_threads=task.n_threads,
             kernels=task.kernels,
             meter=meter,
-            on_message=lambda line: say("message", line),
+            on_message=warnings.append,
         ) as engine,
     ):
         if task.draft and engine.draft is None:
             raise EdgespecError("one of the models cannot take tokens back: nothing is drafted")
-        say("kernels", engine.kernels)
         for settings, first in task.sittings:
-            too_long = unfit(engine, task.prompts, settings.n_predict)
-            prompts = [prompt for prompt in task.prompts if prompt.id not in too_long]
-            if too_long and not (task.leaves_out and prompts):
-                raise EdgespecError(": ".join(next(iter(too_long.items()))))
+            prompts, too_long = fitting(engine, task.prompts, settings.n_predict)
+            warnings += too_long
             with nullcontext() if settings.learns else leaving_no_trace(engine):
                 warm_up(engine, prompts, settings)
                 for place, prompt in enumerate(prompts):
                     for run in turns(engine, settings, prompt, first + task.round, place):
-                        say("run", run)
-        say("peak", peak_rss_bytes())
+                        runs.append(run)
+                        say("run", len(runs))
+        kernels = engine.kernels
+    say("cell", MeasuredCell(kernels, tuple(runs), peak_rss_bytes(), tuple(warnings)))

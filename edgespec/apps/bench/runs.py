@@ -76,6 +76,8 @@ class Run:
     kl: float | None = None
     """Mean KL divergence, in nats, of each token's writer from the target; None: exact variant, or
     lenience."""
+    right: bool | None = None
+    """Whether the text is the prompt's answer, character by character; None: the prompt has none."""
 
     @property
     def whole_tokens_per_s(self) -> float | None:
@@ -167,7 +169,7 @@ class BenchmarkOutcome:
     warnings: tuple[str, ...] = ()
     solved: tuple[ProblemsSolved, ...] = ()
     """Problems solved by variants that are not exact, if asked for."""
-    format: int = 2
+    format: int = 3
     """Version of the JSON."""
 
     @property

@@ -59,6 +59,8 @@ class Prompt:
     """The question."""
     tokens: tuple[int, ...] = ()
     """Token ids that are continued; (): the question is answered."""
+    answer: str = ""
+    """The right one, if any: then the text is continued to the line's end, without a chat template."""
 
 
 @dataclass(frozen=True, slots=True)

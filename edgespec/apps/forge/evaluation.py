@@ -320,7 +320,6 @@ class EvaluationTask:
             settings.n_threads,
             self.prompts,
             tuple(sittings),
-            leaves_out=True,
         )
         return task.measure(on_count).runs
 

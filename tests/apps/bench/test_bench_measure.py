@@ -18,14 +18,12 @@ import pytest
 from edgespec import Engine
 from edgespec.apps.bench import measure as bench
 from edgespec.apps.bench.measure import (
-    BenchLimits,
-    BenchListener,
-    BenchProgress,
+    BenchControl,
     BenchSettings,
+    fitting,
     generate,
     measure,
     turns,
-    unfit,
     warm_up,
 )
 from edgespec.apps.bench.runs import PLAIN, Run
@@ -57,20 +55,14 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
         yield engine
 
 
-def measured(engine: Engine, settings: BenchSettings, **options: Any) -> tuple[list[Run], str]:
-    """The runs of a benchmark, and why it ended; `options`: of Limits and Listener, prompts, peers."""
+def measured(
+    engine: Engine, settings: BenchSettings, *, prompts: Any = PROMPTS, peers: Any = None, **options: Any
+) -> tuple[list[Run], str]:
+    """The runs of a benchmark, and why it ended; `options`: of BenchControl."""
     runs: list[Run] = []
-    prompts, peers = options.pop("prompts", PROMPTS), options.pop("peers", [])
-    told = {name: options.pop(name) for name in ("on_progress", "on_message") if name in options}
-    ended = measure(
-        engine,
-        prompts,
-        settings,
-        limits=BenchLimits(**options),
-        listener=BenchListener(runs.append, **told),
-        peers=peers,
-    )
-    return runs, ended
+    limits = {"budget_s": 600.0, "precision": 0.03, "rounds": None}
+    control = BenchControl(**{"on_run": runs.append} | limits | options)
+    return runs, measure(engine, prompts, settings, control, peers if peers is not None else [])
 
 
 # ---- what is asked for ----
@@ -339,14 +331,13 @@ def test_a_benchmark_leaves_no_trace_in_the_profile(tmp_path: Path, monkeypatch:
 
 
 def test_progress(engine: Engine) -> None:
-    seen: list[BenchProgress] = []
-    measured(
-        engine, BenchSettings(parse_variants("suffix-1"), 3), rounds=4, precision=0, on_progress=seen.append
-    )
-    assert [(one.round, one.done) for one in seen] == list(itertools.product(range(4), range(3)))
-    assert {one.total for one in seen} == {3}
-    assert [one.noise is not None for one in seen] == [False] * 9 + [True] * 3
-    spent = [one.spent_s for one in seen]
+    seen: list[tuple[str, float, float, str]] = []
+    settings = BenchSettings(parse_variants("suffix-1"), 3)
+    measured(engine, settings, rounds=4, precision=0, on_progress=lambda *now: seen.append(now))
+    assert [one[0] for one in seen] == [f"round {n}" for n in (1, 2, 3, 4) for _ in PROMPTS]
+    assert [one[3].split()[1] for one in seen] == ["1", "2", "3"] * 4
+    assert ["interval" in one[3] for one in seen] == [False] * 9 + [True] * 3
+    spent = [one[1] for one in seen]
     assert spent == sorted(spent)
     assert spent[0] > 0, "warming up counts"
 
@@ -378,10 +369,10 @@ def test_the_budget_ends_it_between_prompts(engine: Engine) -> None:
     assert [(run.round, run.prompt) for run in runs] == [(0, "a")] * 3, (
         "one prompt is always answered in full"
     )
-    assert ended == "1 of 3 prompts of round 1; the budget of 1e-06 s was spent"
+    assert ended == "0 rounds and 1 of 3 prompts of the next; the budget of 1e-06 s was spent"
     runs, ended = measured(engine, settings, budget_s=1e-6, prompts=PROMPTS[:1])
     assert len(runs) == 3
-    assert ended == "1 round; the budget of 1e-06 s was spent"
+    assert ended.startswith("1 round and 0 of 1 prompts of the next; the budget of 1e-06 s was spent")
 
 
 def test_a_budget_is_not_overrun(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -390,8 +381,7 @@ def test_a_budget_is_not_overrun(engine: Engine, monkeypatch: pytest.MonkeyPatch
     runs, ended = measured(engine, BenchSettings(parse_variants("suffix-1"), 3), budget_s=20.0, precision=0)
     assert len(batched(runs)) == 10, "the tenth ends at 20 s"
     assert re.fullmatch(
-        r"3 rounds and 1 of 3 prompts of round 4; the budget of 20 s was spent; "
-        r"the interval over them is [\d.]+% wide",
+        r"3 rounds and 1 of 3 prompts of the next; the budget of 20 s was spent, interval [\d.]+%",
         ended,
     )
 
@@ -403,12 +393,14 @@ def test_prompts_that_are_too_long(engine: Engine) -> None:
     n_ctx = engine.target.n_ctx_train
     room = n_ctx - len(engine.prompt_tokens("")) - 20 - 1
     prompts = [Prompt("fits", "x", "b" * room), Prompt("does not", "x", "b" * (room + 1))]
-    found = unfit(engine, prompts, 20)
-    assert list(found) == ["does not"]
-    assert found["does not"] == (
-        f"with 20 tokens of answer it needs a context of {n_ctx + 1}, "
+    fit, (line,) = fitting(engine, prompts, 20)
+    assert fit == prompts[:1]
+    assert line == (
+        f"does not is left out: with 20 tokens of answer it needs a context of {n_ctx + 1}, "
         f"and {engine.target_name} was trained for {n_ctx}"
     )
+    with pytest.raises(EdgespecError, match="no prompt is left"):
+        fitting(engine, prompts[1:], 20)
     run = generate(engine, prompts[0], PLAIN_VARIANT, BenchSettings((), 20))
     assert (run.tokens, run.stop_reason) == (20, "length")
 
@@ -430,14 +422,7 @@ def test_runs_before_a_failure_are_kept(engine: Engine, monkeypatch: pytest.Monk
     monkeypatch.setattr(KVCache, "forward", damaged)
     runs: list[Run] = []
     with pytest.raises(EdgespecError, match="may be damaged"):
-        measure(
-            engine,
-            PROMPTS,
-            BenchSettings(parse_variants("suffix-2"), 4),
-            limits=BenchLimits(),
-            listener=BenchListener(runs.append),
-            peers=[],
-        )
+        measured(engine, BenchSettings(parse_variants("suffix-2"), 4), on_run=runs.append)
     assert [(run.prompt, run.variant) for run in runs] == [("a", "plain"), ("a", "suffix-2")]
 
 

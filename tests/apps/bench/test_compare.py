@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from edgespec.apps.bench import measure as room
 from edgespec.apps.bench import runs as kept_runs
-from edgespec.apps.bench.compare import MTP, NO_DRAFT, SUFFIX, Combination, Comparison, ComparisonPlan
+from edgespec.apps.bench.compare import MTP, NO_DRAFT, SUFFIX, Combination, Comparison
 from edgespec.apps.bench.measure import BenchSettings
-from edgespec.apps.bench.runs import PLAIN, Cell, keep
-from edgespec.apps.bench.suites import Prompt
+from edgespec.apps.bench.runs import PLAIN, BenchmarkOutcome, Cell
+from edgespec.apps.bench.suites import Prompt, Suite
 from edgespec.apps.bench.variants import parse_variants
-from edgespec.errors import UsageError
 from edgespec.models.quantizations import ModelFile
 from edgespec.platform.child import ReportingChild
 from tiny_gguf import N_WORDS, write_tiny_gguf
@@ -35,44 +34,52 @@ def files(tiny_path, tiny_draft_path) -> dict[str, Path]:
     return {"target": tiny_path, "draft": tiny_draft_path}
 
 
-def make_plan(files: dict[str, Path], *combinations: Combination, rounds=1, n_predict=12) -> ComparisonPlan:
-    return ComparisonPlan(
-        files={name: ModelFile(name, path) for name, path in files.items()},
-        combinations=combinations,
-        prompts=PROMPTS,
-        settings=BenchSettings(parse_variants("auto"), n_predict),
-        rounds=rounds,
-        n_threads=1,
-        assume_watts=None,
-        machine={"processor": "this one"},
-    )
+@pytest.fixture
+def compared(files, tmp_path):
+    """Return a comparison of "target", or of `targets`, with drafts, by names in `files`."""
+
+    def compared(*drafts: str, targets: tuple[str, ...] = ("target",), **more: Any) -> Comparison:
+        own = {"rounds": 1, "n_threads": 1, "assume_watts": None, "folder": tmp_path / "out"}
+        return Comparison(
+            {name: ModelFile(name, files[name]) for name in targets},
+            {name: ModelFile(name, files[name]) if name in files else None for name in drafts},
+            {},
+            ["off"],
+            Suite("mine", "", PROMPTS),
+            more.pop("settings", BenchSettings(parse_variants("auto"), 12)),
+            **own | {"machine": {"processor": "this one"}} | more,
+        )
+
+    return compared
 
 
-def measure(plan: ComparisonPlan, folder: Path) -> tuple[Comparison, list[str]]:
-    """Carry a plan out; return the cells that gave runs, as progress tells them: "DRAFT ROUND"."""
-    comparison = Comparison(plan, folder)
+def measure(comparison: Comparison) -> list[str]:
+    """Carry a comparison out; return the cells that gave runs, as progress tells them: "DRAFT ROUND"."""
     shown: list[str] = []
-
-    def show(what: str, _done: int, _total: int) -> None:
+    comparison.measure(lambda what, _done, _total: shown.append(what))
+    found = []
+    for what in dict.fromkeys(shown):
         round_, name = what.removeprefix("round ").split(": ")
-        shown.append(f"{name.split('+')[1]} {int(round_) - 1}")
+        found += [f"{name.split('+')[1]} {int(round_) - 1}"] if shown.count(what) > 1 else []
+    return found
 
-    comparison.measure(show)
-    return comparison, [what for what in dict.fromkeys(shown) if shown.count(what) > 1]
+
+def outcome(comparison: Comparison) -> BenchmarkOutcome:
+    return comparison.outcome({})
 
 
 def cells_of(comparison: Comparison) -> tuple[Cell, ...]:
-    return comparison.results()[0]
+    return outcome(comparison).cells
 
 
 def told(comparison: Comparison) -> tuple[str, ...]:
     """The warnings, but of what else this machine does while it tests."""
-    return tuple(line for line in comparison.results()[1] if "other programs" not in line)
+    return tuple(line for line in outcome(comparison).warnings if "other programs" not in line)
 
 
 def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
     """Every file of runs, and when it was written."""
-    return {file.name: (file.read_bytes(), file.stat().st_mtime_ns) for file in (folder / "runs").iterdir()}
+    return {file.name: (file.read_bytes(), file.stat().st_mtime_ns) for file in folder.glob("out/runs/*")}
 
 
 def test_names_and_variants():
@@ -85,14 +92,14 @@ def test_names_and_variants():
     assert variants == [["auto", "model-3", "suffix", "staged"], [], ["auto", "suffix"]]
 
 
-def test_the_variants_of_a_head_in_the_targets_own_file(tmp_path):
+def test_the_variants_of_a_head_in_the_targets_own_file(files, compared):
     head = Combination("target", MTP, "off")
     settings = BenchSettings(parse_variants("mtp-2,auto,cascade@0.4"), 12)
     names = [[variant.name for variant in each.restrict(settings).variants] for each in (head, BOTH, OF_TEXT)]
     assert names == [["mtp-2", "auto"], ["auto", "cascade@0.4"], ["auto"]]
-    files = {"target": tiny("qwen35-mtp")}
-    plan = replace(make_plan(files, head), settings=settings)
-    comparison, _ = measure(plan, tmp_path)
+    files["target"] = tiny("qwen35-mtp")
+    comparison = compared(MTP, settings=settings)
+    measure(comparison)
     (cell,) = cells_of(comparison)
     assert (cell.skipped, cell.draft) == ("", MTP)
     assert {run.variant for run in cell.runs} == {PLAIN, "mtp-2", "auto"}
@@ -100,26 +107,22 @@ def test_the_variants_of_a_head_in_the_targets_own_file(tmp_path):
     assert max(drafted) == 2
 
 
-def test_rounds_cells_and_runs(files, tmp_path):
-    plan = make_plan(files, BOTH, ALONE, OF_TEXT, rounds=2)
+def test_rounds_cells_and_runs(compared, tmp_path):
     progress = []
-    comparison = Comparison(plan, tmp_path)
+    comparison = compared("draft", NO_DRAFT, SUFFIX, rounds=2)
     assert {cell.skipped for cell in cells_of(comparison)} == {"not measured yet"}
     comparison.measure(lambda *now: progress.append(now))
-    names = {combination: combination.name for combination in plan.combinations}
     order = [(0, BOTH, 4), (0, ALONE, 2), (0, OF_TEXT, 4), (1, ALONE, 2), (1, OF_TEXT, 4), (1, BOTH, 4)]
     before = 0
     expected = []
     for round_, combination, n_runs in order:
-        what = f"round {round_ + 1}: {names[combination]}"
+        what = f"round {round_ + 1}: {combination.name}"
         expected += [(what, before + n, 20) for n in range(n_runs + 1)]
         before += n_runs
     assert progress == expected
 
-    assert sorted(contents(tmp_path)) == sorted(
-        f"target+{draft}+kernels-off.{round_}.json"
-        for draft in ("draft", NO_DRAFT, SUFFIX)
-        for round_ in (0, 1)
+    assert sorted(name.rsplit(".", 2)[0] for name in contents(tmp_path)) == sorted(
+        f"target+{draft}+kernels-off.{round_}" for draft in ("draft", NO_DRAFT, SUFFIX) for round_ in (0, 1)
     )
     both, alone, of_text = cells_of(comparison)
     assert [cell.draft for cell in (both, alone, of_text)] == ["draft", None, SUFFIX]
@@ -135,51 +138,48 @@ def test_rounds_cells_and_runs(files, tmp_path):
     assert both.runs[0].variant != both.runs[2].variant, "who goes first changes"
 
 
-def test_what_is_there_is_not_measured_again(files, tmp_path):
-    plan = make_plan(files, BOTH, ALONE)
-    first, _ = measure(plan, tmp_path)
+def test_what_is_there_is_not_measured_again(compared, tmp_path):
+    first = compared("draft", NO_DRAFT)
+    measure(first)
     before = contents(tmp_path)
-    again, seen = measure(plan, tmp_path)
-    assert (seen, contents(tmp_path), cells_of(again)) == ([], before, cells_of(first))
+    again = compared("draft", NO_DRAFT)
+    assert (measure(again), contents(tmp_path), cells_of(again)) == ([], before, cells_of(first))
 
-    longer, seen = measure(replace(plan, rounds=2), tmp_path)
-    assert seen == ["none 1", "draft 1"]
-    wider, seen = measure(replace(plan, combinations=(*plan.combinations, OF_TEXT)), tmp_path)
-    assert seen == ["suffix 0"]
+    longer, wider = compared("draft", NO_DRAFT, rounds=2), compared("draft", NO_DRAFT, SUFFIX)
+    assert measure(longer) == ["none 1", "draft 1"]
+    assert measure(wider) == ["suffix 0"]
     assert contents(tmp_path).items() > before.items()
     assert [len(cell.runs) for cell in cells_of(longer)] == [8, 4]
     assert [len(cell.runs) for cell in cells_of(wider)] == [4, 2, 4], "of the rounds that were asked for"
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    "changed",
     [
-        (lambda plan: replace(plan, prompts=PROMPTS[:1]), "other prompts"),
-        (lambda plan: replace(plan, settings=replace(plan.settings, n_predict=13)), "other settings"),
-        (lambda plan: replace(plan, settings=replace(plan.settings, temperature=0.5)), "other settings"),
-        (lambda plan: replace(plan, n_threads=2), "other threads"),
-        (lambda plan: replace(plan, assume_watts=5.0, machine={}), "other assume_watts, machine"),
+        {"settings": BenchSettings(parse_variants("auto"), 13)},
+        {"settings": BenchSettings(parse_variants("auto"), 12, 0.5)},
+        {"suite": Suite("mine", "", PROMPTS[:1])},
+        {"n_threads": 2},
+        {"assume_watts": 5.0},
+        {"machine": {"processor": "another"}},
     ],
+    ids="".join,
 )
-def test_another_comparison_is_refused(change, words, files, tmp_path):
-    plan = make_plan(files, ALONE)
-    Comparison(plan, tmp_path)
-    before = (tmp_path / "comparison.json").read_bytes()
-    with pytest.raises(UsageError, match=words) as caught:
-        Comparison(change(plan), tmp_path)
-    assert "--fresh" in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert (tmp_path / "comparison.json").read_bytes() == before
+def test_another_comparison_is_measured_beside_the_first(changed, compared, tmp_path):
+    measure(compared(NO_DRAFT))
+    before = contents(tmp_path)
+    other = replace(compared(NO_DRAFT), **changed)
+    assert measure(other) == ["none 0"]
+    assert len(contents(tmp_path)) == 2
+    assert contents(tmp_path).items() > before.items()
+    assert measure(compared(NO_DRAFT)) == measure(other) == []
 
 
-def test_another_model_of_the_same_name_is_refused(files, tmp_path):
-    plan = make_plan(files, BOTH)
-    Comparison(plan, tmp_path)
-    others = {**files, "draft": write_tiny_gguf(tmp_path / "draft.gguf", seed=9)}
-    # Also when it was left out in between.
-    Comparison(make_plan({"target": files["target"]}, ALONE), tmp_path)
-    with pytest.raises(UsageError, match=r"\(other draft\)"):
-        Comparison(make_plan(others, BOTH), tmp_path)
+def test_another_model_of_the_same_name_is_measured(files, compared, tmp_path):
+    measure(compared("draft"))
+    files["draft"] = write_tiny_gguf(tmp_path / "draft.gguf", seed=9)
+    assert measure(compared("draft")) == ["draft 0"]
+    assert len(contents(tmp_path)) == 2
 
 
 @pytest.mark.parametrize(
@@ -192,71 +192,33 @@ def test_another_model_of_the_same_name_is_refused(files, tmp_path):
         lambda data: data.replace(b'["', b'["0', 1),
     ],
 )
-def test_damaged_files_are_measured_again(damage, files, tmp_path):
-    plan = make_plan(files, ALONE)
-    measure(plan, tmp_path)
-    (file,) = (tmp_path / "runs").iterdir()
+def test_damaged_files_are_measured_again(damage, compared, tmp_path):
+    measure(compared(NO_DRAFT))
+    (file,) = tmp_path.glob("out/runs/*")
     damaged = damage(file.read_bytes())
     assert damaged != file.read_bytes()
     file.write_bytes(damaged)
-    comparison, seen = measure(plan, tmp_path)
-    assert seen == ["none 0"]
+    comparison = compared(NO_DRAFT)
+    assert measure(comparison) == ["none 0"]
     assert len(cells_of(comparison)[0].runs) == 2
-    assert measure(plan, tmp_path)[1] == []
+    assert measure(compared(NO_DRAFT)) == []
 
 
-def test_files_of_another_comparison_are_measured_again(files, tmp_path):
-    measure(make_plan(files, ALONE, n_predict=4), tmp_path)
-    (tmp_path / "comparison.json").unlink()
-    comparison, seen = measure(make_plan(files, ALONE), tmp_path)
-    assert seen == ["none 0"]
-    assert {run.tokens for run in cells_of(comparison)[0].runs} == {12}
-    # Copied over another round's, and over another cell's.
-    (file,) = (tmp_path / "runs").iterdir()
-    file.with_name(f"{ALONE.name}.1.json").write_bytes(file.read_bytes())
-    assert measure(make_plan(files, ALONE, rounds=2), tmp_path)[1] == ["none 1"]
-    file.with_name(f"{OF_TEXT.name}.0.json").write_bytes(file.read_bytes())
-    assert measure(make_plan(files, OF_TEXT), tmp_path)[1] == ["suffix 0"]
-
-
-def test_a_damaged_plan(files, tmp_path):
-    plan = make_plan(files, ALONE)
-    measure(plan, tmp_path)
-    before = contents(tmp_path)
-    for data in (b"", b"[]", b'{"mine": 1}', b"\xff"):
-        (tmp_path / "comparison.json").write_bytes(data)
-        for act in (lambda: Comparison(plan, tmp_path), lambda: Comparison.discard(tmp_path)):
-            with pytest.raises(UsageError, match=r"comparison\.json: .*plan.*; delete it, or") as caught:
-                act()
-            assert "\n" not in str(caught.value)
-        assert (tmp_path / "comparison.json").read_bytes() == data
-    (tmp_path / "comparison.json").unlink()
-    assert measure(plan, tmp_path)[1] == []
-    assert contents(tmp_path) == before
-
-
-def test_fresh_deletes_what_is_its_own(files, tmp_path):
-    Comparison.discard(tmp_path / "missing")
-    measure(make_plan(files, BOTH, ALONE), tmp_path)
-    measure(make_plan({"target": files["target"]}, OF_TEXT), tmp_path)
-    for name in ("accuracy-target+kernels-off.json", "problems-target+kernels-auto.json"):
-        keep(tmp_path / name, "0" * 64, [])
-    mine = ["notes.txt", "accuracy-mine+kernels-off.json", "runs/mine.json", "runs/mine+x+kernels-off.0.json"]
-    mine += ["runs/target+draft+kernels-off.plot.json", "models/target-q8_0.gguf"]
-    for name in mine:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("mine")
-    Comparison.discard(tmp_path)
-    left = [str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*") if file.is_file()]
-    assert sorted(left) == sorted(mine)
-    Comparison.discard(tmp_path)
-    assert {(tmp_path / name).read_text() for name in mine} == {"mine"}
+def test_fresh_deletes_what_is_its_own(compared, tmp_path):
+    compared(NO_DRAFT).discard()
+    measure(compared("draft", NO_DRAFT))
+    others = compared("draft", settings=BenchSettings(parse_variants("auto"), 13))
+    measure(others)
+    (tmp_path / "out/runs/target+draft+kernels-off.plot.json").write_text("mine")
+    compared("draft", NO_DRAFT).discard()
+    assert list(contents(tmp_path)) == ["target+draft+kernels-off.plot.json"]
+    assert (tmp_path / "out/runs/target+draft+kernels-off.plot.json").read_text() == "mine"
 
 
 # ---- cells that cannot run ----
 
 
-def test_cells_that_cannot_run_are_skipped(files, tmp_path):
+def test_cells_that_cannot_run_are_skipped(files, compared, tmp_path):
     files |= {
         "other": write_tiny_gguf(tmp_path / "other.gguf", texts={i: f"@{i}@" for i in range(N_WORDS)}),
         "short": write_tiny_gguf(tmp_path / "short.gguf", n_ctx=30),
@@ -264,34 +226,28 @@ def test_cells_that_cannot_run_are_skipped(files, tmp_path):
         "endless": write_tiny_gguf(tmp_path / "endless.gguf", n_ctx=2**31 - 1),
     }
     files["cut"].write_bytes(files["target"].read_bytes()[:-500])
-    others = [
-        Combination(*names, "off")
-        for names in (("target", "other"), ("short", "none"), ("cut", "none"), ("target", "cut"))
-    ]
-    comparison, seen = measure(make_plan(files, *others, ALONE), tmp_path / "out")
-    assert seen == ["none 0"], "the rest goes on"
-    *skipped, measured = cells_of(comparison)
-    assert len(measured.runs) == 2
-    for cell, words in zip(
-        skipped,
-        (
-            "other cannot draft for target",
-            "a: with 12 tokens of answer it needs a context of",
-            "cut: ",
-            "cut: ",
-        ),
-        strict=True,
-    ):
-        assert cell.skipped.startswith(words), cell.skipped
-        assert "\n" not in cell.skipped
-        assert cell.kernels == "off"
-    assert str(tmp_path) not in "".join(cell.skipped for cell in skipped)
+    comparison = compared("other", "cut", NO_DRAFT, targets=("target", "short", "cut"))
+    assert measure(comparison) == ["none 0"], "the rest goes on"
+    cells = {(cell.target, cell.draft): cell for cell in cells_of(comparison)}
+    assert len(cells.pop(("target", None)).runs) == 2
+    reasons = {
+        ("target", "other"): "other cannot draft for target",
+        ("short", None): "a is left out: with 12 tokens of answer it needs a context of",
+        ("cut", None): "cut: ",
+        ("target", "cut"): "cut: ",
+    }
+    for cell, words in reasons.items():
+        assert cells[cell].skipped.startswith(words), cells[cell].skipped
+    for one in cells.values():
+        assert one.skipped.count("\n") == 0
+        assert one.kernels == "off"
+        assert str(tmp_path) not in one.skipped
     assert told(comparison) == (), "the table says it"
-    assert list(contents(tmp_path / "out")) == ["target+none+kernels-off.0.json"]
+    assert len(contents(tmp_path)) == 1
 
-    huge = make_plan(files, Combination("endless", "none", "off"), n_predict=10**9)
-    comparison, _ = measure(huge, tmp_path / "huge")
-    assert cells_of(comparison)[0].skipped.startswith("not enough memory: about ")
+    huge = compared(NO_DRAFT, targets=("endless",), settings=BenchSettings((), 10**9))
+    measure(huge)
+    assert cells_of(huge)[0].skipped.startswith("not enough memory: about ")
 
 
 CRASHES = """
@@ -330,51 +286,48 @@ def crashing(tmp_path, monkeypatch):
         ("raise ValueError('of no use')", "its process ended with code 1: ValueError: of no use"),
     ],
 )
-def test_a_cell_that_crashes_is_skipped(act, reason, files, tmp_path, crashing):
+def test_a_cell_that_crashes_is_skipped(act, reason, compared, crashing):
     crashing(act)
-    comparison, seen = measure(make_plan(files, ALONE, BOTH, rounds=2), tmp_path)
-    assert seen == ["draft 0", "draft 1"]
+    comparison = compared(NO_DRAFT, "draft", rounds=2)
+    assert measure(comparison) == ["draft 0", "draft 1"]
     alone, both = cells_of(comparison)
     assert alone.skipped.startswith(reason), alone.skipped
     assert (alone.runs, len(both.runs)) == ((), 8)
 
 
-def test_a_cell_that_crashes_later_is_warned_of(files, tmp_path, crashing):
+def test_a_cell_that_crashes_later_is_warned_of(compared, crashing):
     crashing("os.abort()", """b'"round":1' in data""")
-    comparison, _ = measure(make_plan(files, ALONE, BOTH, rounds=3), tmp_path)
+    comparison = compared(NO_DRAFT, "draft", rounds=3)
+    measure(comparison)
     assert [len(cell.runs) for cell in cells_of(comparison)] == [2, 12]
     (warning,) = told(comparison)
     assert warning.startswith("target+none+kernels-off was not measured in every round: its process ended by")
     crashing("os.abort()", "False")
-    comparison, seen = measure(make_plan(files, ALONE, BOTH, rounds=3), tmp_path)
-    assert seen == ["none 1", "none 2"], "it is tried again"
-    assert (len(cells_of(comparison)[0].runs), told(comparison)) == (6, ())
+    again = compared(NO_DRAFT, "draft", rounds=3)
+    assert measure(again) == ["none 1", "none 2"], "it is tried again"
+    assert (len(cells_of(again)[0].runs), told(again)) == (6, ())
 
 
-def test_rounds_with_other_kernels_are_told(files, tmp_path):
-    plan = make_plan(files, ALONE, rounds=2)
-    comparison, _ = measure(plan, tmp_path)
-    file = tmp_path / "runs" / f"{ALONE.name}.1.json"
+def test_rounds_with_other_kernels_are_told(compared, tmp_path):
+    comparison = compared(NO_DRAFT, rounds=2)
+    measure(comparison)
+    (file,) = tmp_path.glob("out/runs/*.1.*.json")
     file.write_text(file.read_text().replace('"kernels":"stock"', '"kernels":"avx2"'))
     (cell,) = cells_of(comparison)
     assert (cell.kernels, {run.round for run in cell.runs}) == ("avx2, stock", {0, 1})
 
 
-def test_what_disturbed_a_cell_is_kept_with_it(files, tmp_path, monkeypatch):
+def test_what_disturbed_a_cell_is_kept_with_it(compared, monkeypatch):
     monkeypatch.setattr(room.MachineWatch, "warnings", lambda _: ("the machine ran on its battery",))
-    measure(make_plan(files, ALONE), tmp_path)
+    measure(compared(NO_DRAFT))
     monkeypatch.undo()
-    comparison, seen = measure(make_plan(files, ALONE), tmp_path)
-    assert seen == [], "it goes on"
-    assert comparison.results()[1] == (f"{ALONE.name}, round 1: the machine ran on its battery",)
+    comparison = compared(NO_DRAFT)
+    assert measure(comparison) == [], "it goes on"
+    assert outcome(comparison).warnings == (f"{ALONE.name}, round 1: the machine ran on its battery",)
 
 
-# ---- a folder that cannot be written to ----
-
-
-def test_a_full_disk(files, tmp_path, monkeypatch):
-    plan = make_plan(files, ALONE, OF_TEXT)
-    comparison = Comparison(plan, tmp_path)
+def test_a_full_disk(compared, monkeypatch):
+    comparison = compared(NO_DRAFT, SUFFIX)
     write = kept_runs.write_atomically
 
     def full(file: Path, text: str) -> None:
@@ -387,20 +340,4 @@ def test_a_full_disk(files, tmp_path, monkeypatch):
         comparison.measure(lambda *_: None)
     assert [len(cell.runs) for cell in cells_of(comparison)] == [2, 0]
     monkeypatch.undo()
-    assert measure(plan, tmp_path)[1] == ["suffix 0"]
-
-
-@pytest.mark.parametrize("folder", ["file", "file/below", "/proc/no/such"])
-def test_a_folder_that_cannot_be(folder, files, tmp_path):
-    (tmp_path / "file").write_text("mine")
-    with pytest.raises(UsageError, match=r"^out .*: ") as caught:
-        Comparison(make_plan(files, ALONE), tmp_path / folder)
-    assert "\n" not in str(caught.value)
-    assert (tmp_path / "file").read_text() == "mine"
-
-
-def test_the_plan_is_kept(files, tmp_path):
-    Comparison(make_plan(files, BOTH), tmp_path)
-    document = json.loads((tmp_path / "comparison.json").read_text())
-    assert document["models"].keys() == {"target", "draft"}
-    assert [prompt["id"] for prompt in document["conditions"]["prompts"]] == ["a", "b"]
+    assert measure(compared(NO_DRAFT, SUFFIX)) == ["suffix 0"]

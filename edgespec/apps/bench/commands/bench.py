@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from edgespec.apps.bench.commands.bench_options import ReportOutputs, SuitePrompts, VariantChoice
-from edgespec.apps.bench.suites import Prompt, Suite
+from edgespec.apps.bench.suites import Suite
 from edgespec.cli.console import INTERRUPTED, err, line_of, message
 from edgespec.cli.groups import grouped, option_group, shown
 from edgespec.cli.options import ComputeOnNodes, ModelChoice, WattsOption
@@ -21,7 +21,7 @@ from edgespec.decoding.choices import DrafterName
 from edgespec.errors import EdgespecError, UsageError
 
 if TYPE_CHECKING:
-    from edgespec.apps.bench.measure import BenchLimits, BenchProgress, BenchSettings
+    from edgespec.apps.bench.measure import BenchSettings
     from edgespec.apps.bench.peers import LlamaCpp
     from edgespec.apps.bench.runs import BenchmarkOutcome, Run
     from edgespec.engine.engine import Engine
@@ -52,11 +52,13 @@ class BenchMeasuring:
         int | None, typer.Option(min=1, help="Rounds at most.", show_default="as the budget allows")
     ] = None
 
-    def limits(self) -> BenchLimits:
-        """Return when it ends. Raises UsageError."""
-        from edgespec.apps.bench.measure import BenchLimits
-
-        return BenchLimits(_seconds(self.budget), self.precision, self.rounds)
+    @property
+    def budget_s(self) -> float:
+        """The budget in seconds. Raises UsageError."""
+        found = _BUDGET.fullmatch(self.budget.strip())
+        if not found or float(found[1]) <= 0:
+            raise UsageError("must be a time, such as 300, 90s, 10m or 1h", field="budget", value=self.budget)
+        return float(found[1]) * _SECONDS[found[2] or "s"]
 
 
 @option_group(_PEERS)
@@ -95,7 +97,8 @@ def bench_command(
     if (peer.peer is None) != (peer.bin_ is None):
         raise UsageError("--peer and --bin go together: --peer llama.cpp --bin DIR")
     outputs.check()
-    settings, limits = measuring.variants.settings(prompts), measuring.limits()
+    settings = measuring.variants.settings(prompts)
+    _ = measuring.budget_s  # which may be refused
     suite = prompts.suite.load()
     drafter = _drafter(settings)
     if drafter in ("suffix", "mtp") and models.draft is not None:
@@ -113,7 +116,7 @@ def bench_command(
         part("energy.know_idle")(meter)
         with compute.load_engine(names, drafter=drafter, meter=meter, signals=signals) as engine:
             peers = [] if peer.bin_ is None else [_llama_cpp(peer.bin_, engine, peers_draft, suite, settings)]
-            return RunningBench(engine, suite, settings, limits, peers).run(outputs)
+            return _measure(engine, suite, settings, measuring, peers, outputs)
 
 
 def _drafter(settings: BenchSettings) -> DrafterName:
@@ -124,121 +127,94 @@ def _drafter(settings: BenchSettings) -> DrafterName:
     return "auto" if any(variant.drafter == "auto" for variant in settings.variants) else "suffix"
 
 
-def _seconds(text: str) -> float:
-    found = _BUDGET.fullmatch(text.strip())
-    if not found or float(found[1]) <= 0:
-        raise UsageError("must be a time, such as 300, 90s, 10m or 1h", field="budget", value=text)
-    return float(found[1]) * _SECONDS[found[2] or "s"]
-
-
 # ---- the work ----
 
 
-@dataclass
-class RunningBench:
-    """A benchmark of a pair under way: its runs so far, and the warnings about them."""
+def _measure(
+    engine: Engine,
+    suite: Suite,
+    settings: BenchSettings,
+    measuring: BenchMeasuring,
+    peers: Sequence[LlamaCpp],
+    outputs: ReportOutputs,
+) -> int:
+    """Measure, and write the results, even if Ctrl-C or a failure ends it early.
 
-    engine: Engine
-    suite: Suite
-    settings: BenchSettings
-    limits: BenchLimits
-    peers: Sequence[LlamaCpp]
-    runs: list[Run] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
+    Prompts that do not fit are left out. Returns the exit code; raises the failure, and EdgespecError if no
+    prompt is left.
+    """
+    from edgespec.apps.bench.commands.tables import write_results
+    from edgespec.apps.bench.measure import BenchControl, fitting, measure
+    from edgespec.platform.machine import MachineWatch
 
-    def run(self, outputs: ReportOutputs) -> int:
-        """Measure, and write the results, even if Ctrl-C or a failure ends it early.
+    models = _models(engine, [peer.draft for peer in peers])
+    watch = MachineWatch(n_threads=engine.n_threads)
+    prompts, warnings = fitting(engine, suite.interleaved(), settings.n_predict)
+    runs: list[Run] = []
 
-        Prompts that do not fit are left out. Returns the exit code; raises the failure, and EdgespecError if
-        no prompt is left.
-        """
-        from edgespec.apps.bench.commands.tables import write_results
-        from edgespec.apps.bench.measure import BenchListener, measure, unfit
-        from edgespec.platform.machine import MachineWatch
+    def on_run(run: Run) -> None:
+        runs.append(run)
+        watch.sample()
 
-        models = _models(self.engine, [peer.draft for peer in self.peers])
-        watch = MachineWatch(n_threads=self.engine.n_threads)
-        too_long = unfit(self.engine, self.suite.prompts, self.settings.n_predict)
-        self.warnings += [f"{name} is left out: {why}" for name, why in too_long.items()]
-        prompts = [prompt for prompt in self.suite.interleaved() if prompt.id not in too_long]
-        if not prompts:
-            raise EdgespecError(f"{self.warnings[0]}; no prompt is left")
-
-        def keep(run: Run) -> None:
-            self.runs.append(run)
-            watch.sample()
-
-        failure: EdgespecError | None = None
-        code = 0
-        try:
-            with WorkDisplay() as display:
-                ended = measure(
-                    self.engine,
-                    prompts,
-                    self.settings,
-                    limits=self.limits,
-                    listener=BenchListener(keep, lambda now: self._show(display, now), self.warnings.append),
-                    peers=list(self.peers),
-                )
-        except KeyboardInterrupt:
-            ended, code = "interrupted", INTERRUPTED
-        except EdgespecError as error:
-            ended, failure = f"failed: {line_of(error)}", error
-        if self.runs:
-            self._warn(prompts, watch.warnings())
-            write_results(self._outcome(models, ended), outputs)
-        for line in self.warnings:
-            message(f"warning: {line}")
-        if failure:
-            raise failure
-        message(ended)
-        return code
-
-    def _show(self, display: WorkDisplay, now: BenchProgress) -> None:
-        detail = f", {now.done + 1} of {now.total} prompts"
-        if now.noise is not None:
-            detail += f", interval {now.noise:.1%}"
-        display.show(f"round {now.round + 1}", now.spent_s, self.limits.budget_s, detail)
-
-    def _warn(self, prompts: Sequence[Prompt], disturbances: Iterable[str]) -> None:
-        n_answered = len({run.prompt for run in self.runs})
+    failure: EdgespecError | None = None
+    code = 0
+    try:
+        with WorkDisplay() as display:
+            limits = (measuring.budget_s, measuring.precision, measuring.rounds)
+            control = BenchControl(on_run, *limits, display.show, warnings.append)
+            ended = measure(engine, prompts, settings, control, list(peers))
+    except KeyboardInterrupt:
+        ended, code = "interrupted", INTERRUPTED
+    except EdgespecError as error:
+        ended, failure = f"failed: {line_of(error)}", error
+    if runs:
+        n_answered = len({run.prompt for run in runs})
         if n_answered < len(prompts):
-            self.warnings.append(
-                f"only {n_answered} of {len(prompts)} prompts had their turn; give more time "
-                "(--budget) or take fewer (--per-category)"
-            )
-        self.warnings += disturbances
+            had = f"only {n_answered} of {len(prompts)} prompts had their turn"
+            warnings.append(f"{had}; give more time (--budget) or take fewer (--per-category)")
+        warnings += watch.warnings()
+        names = ", ".join(peer.name for peer in peers)  # also of those that failed
+        about = settings.facts() | {"budget_s": measuring.budget_s, "precision": measuring.precision}
+        about |= {"ended": ended} | ({"peers": names} if names else {})
+        write_results(_outcome(engine, models, suite, about, runs, warnings), outputs)
+    for line in warnings:
+        message(f"warning: {line}")
+    if failure:
+        raise failure
+    message(ended)
+    return code
 
-    def _outcome(self, models: Sequence[FileFacts], ended: str) -> BenchmarkOutcome:
-        from edgespec.apps.bench.machine import facts
-        from edgespec.apps.bench.runs import BenchmarkOutcome, Cell
-        from edgespec.platform.memory import peak_rss_bytes
 
-        peers = ", ".join(peer.name for peer in self.peers)  # also of those that failed
-        cell = Cell(
-            target=models[0].name,
-            draft=models[1].name if len(models) > 1 else None,
-            kernels=self.engine.kernels,
-            runs=tuple(self.runs),
-            peak_rss_bytes=peak_rss_bytes(),
-        )
-        return BenchmarkOutcome(
-            kind="bench",
-            date=datetime.now().astimezone().isoformat(timespec="seconds"),
-            machine=facts(),
-            settings={
-                **self.settings.facts(),
-                "threads": self.engine.n_threads,
-                "budget_s": self.limits.budget_s,
-                "precision": self.limits.precision,
-                **({"peers": peers} if peers else {}),
-                "ended": ended,
-            },
-            suite=self.suite.facts(),
-            models={model.name: model for model in models},
-            cells=(cell,),
-            warnings=tuple(self.warnings),
-        )
+def _outcome(
+    engine: Engine,
+    models: Sequence[FileFacts],
+    suite: Suite,
+    settings: dict[str, str | int | float],
+    runs: Sequence[Run],
+    warnings: Sequence[str],
+) -> BenchmarkOutcome:
+    from edgespec.apps.bench.machine import facts
+    from edgespec.apps.bench.runs import BenchmarkOutcome, Cell
+    from edgespec.platform.memory import peak_rss_bytes
+
+    names = [model.name for model in models]
+    cell = Cell(
+        target=names[0],
+        draft=names[1] if len(names) > 1 else None,
+        kernels=engine.kernels,
+        runs=tuple(runs),
+        peak_rss_bytes=peak_rss_bytes(),
+    )
+    return BenchmarkOutcome(
+        kind="bench",
+        date=datetime.now().astimezone().isoformat(timespec="seconds"),
+        machine=facts(),
+        settings={**settings, "threads": engine.n_threads},
+        suite=suite.facts(),
+        models=dict(zip(names, models, strict=True)),
+        cells=(cell,),
+        warnings=tuple(warnings),
+    )
 
 
 def _models(engine: Engine, of_peers: Iterable[Path | None]) -> list[FileFacts]:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -17,11 +15,11 @@ from edgespec.apps.bench.commands.bench_options import (
     SuitePrompts,
     VariantChoice,
 )
-from edgespec.apps.bench.suites import DEFAULT, Suite, load_suite
+from edgespec.apps.bench.suites import DEFAULT, load_suite
 from edgespec.cli.completion import complete_models
 from edgespec.cli.console import INTERRUPTED, err, message
 from edgespec.cli.groups import grouped, option_group, shown
-from edgespec.cli.options import ThreadsOption, WattsOption
+from edgespec.cli.options import ThreadsOption, WattsOption, refuse_contradictions
 from edgespec.cli.progress import WorkDisplay, pull_named
 from edgespec.errors import EdgespecError, UsageError, check_choice, describe_os_error
 from edgespec.llama.choices import KernelsChoice
@@ -31,15 +29,15 @@ from edgespec.platform.files import check_folder, read_text_file
 from edgespec.platform.kept import QUANTIZED
 
 if TYPE_CHECKING:
-    from edgespec.apps.bench.compare import Combination, Comparison
+    from edgespec.apps.bench.compare import Comparison
+    from edgespec.apps.bench.machine import Facts
     from edgespec.apps.bench.measure import BenchSettings
-    from edgespec.apps.bench.runs import AccuracyScore, BenchmarkOutcome, ProblemsSolved
     from edgespec.models.quantizations import ModelFile
 
 
 @option_group()
 class ModelMatrix:
-    """The models and kernels that are combined."""
+    """The models, kernels and variants that are combined, and how often they are measured."""
 
     targets: Annotated[
         str,
@@ -67,26 +65,19 @@ class ModelMatrix:
     kernels: Annotated[str, typer.Option(metavar="auto,off", help="Kernels, with commas, as in `run`.")] = (
         "auto"
     )
+    variants: VariantChoice
+    rounds: Annotated[int, typer.Option(min=1, help="Times that every cell is measured.")] = 3
+    """Default: the fewest rounds whose interval says something."""
+    threads: ThreadsOption = None
 
     def kernels_choices(self) -> list[KernelsChoice]:
         """Return the kernels one by one. Raises UsageError."""
         from edgespec.apps.bench.variants import names_in
 
-        chosen: list[KernelsChoice] = []
-        for name in names_in(self.kernels, "kernels"):
+        names = names_in(self.kernels, "kernels")
+        for name in names:
             check_choice("kernels", name, KernelsChoice)
-            chosen.append(name)  # type: ignore[arg-type] # one of them, as just checked
-        return chosen
-
-
-@option_group()
-class CompareMeasuring:
-    """The measurement of each combination, and how often it is repeated."""
-
-    variants: VariantChoice
-    rounds: Annotated[int, typer.Option(min=1, help="Times that every cell is measured.")] = 3
-    """Default: the fewest rounds whose interval says something."""
-    threads: ThreadsOption = None
+        return cast("list[KernelsChoice]", names)
 
 
 @option_group(ACCURACY)
@@ -115,17 +106,14 @@ class AccuracyOptions:
         ),
     ] = None
 
-    def check(self) -> None:
-        """Raise UsageError for options that contradict each other."""
-        for options, both in {
-            "--problems with --no-accuracy": bool(self.problems) and not self.accuracy,
-            "--text with --no-accuracy": self.text is not None and not self.accuracy,
-        }.items():
-            if both:
-                raise UsageError(f"{options}: contradictory; add or leave out one of them")
-
     def read(self) -> str:
-        """Return the text. Raises UsageError."""
+        """Return the text. Raises UsageError, for options that contradict each other too."""
+        refuse_contradictions(
+            {
+                "--problems and --no-accuracy": bool(self.problems) and not self.accuracy,
+                "--text and --no-accuracy": self.text is not None and not self.accuracy,
+            }
+        )
         if not self.text:
             return "\n\n".join(prompt.text for prompt in load_suite(DEFAULT).prompts)
         return read_text_file(self.text, "text")
@@ -153,7 +141,6 @@ class ComparisonFolder:
 def compare_command(
     *,
     matrix: ModelMatrix,
-    measuring: CompareMeasuring,
     prompts: SuitePrompts,
     assume_watts: WattsOption = None,
     accuracy: AccuracyOptions,
@@ -166,46 +153,68 @@ def compare_command(
     same command goes on. Cells that cannot run are named with the reason and left out.
     """
     from edgespec.apps.bench.commands.tables import write_results
-    from edgespec.apps.bench.compare import Comparison, ComparisonPlan
+    from edgespec.apps.bench.compare import Comparison
     from edgespec.apps.bench.variants import names_in
     from edgespec.models.quantizations import parse_types
     from edgespec.platform.cpu import default_threads
 
     outputs.check()
     check_folder(folder.out, "out")
-    accuracy.check()
-    settings = measuring.variants.settings(prompts)
+    settings = matrix.variants.settings(prompts)
     targets, drafts = names_in(matrix.targets, "targets"), names_in(matrix.drafts, "drafts")
-    _check_drafts(drafts, settings, measuring.variants.variants)
+    _check_drafts(drafts, settings, matrix.variants.variants)
     kernels = matrix.kernels_choices()
     types = parse_types(matrix.quants, "quants") if matrix.quants is not None else []
-    suite = prompts.suite.load()
-    text = accuracy.read()
+    suite, text = prompts.suite.load(), accuracy.read()
     models = find_models(targets, drafts, types)
-    machine = machine_facts(assume_watts)
-    plan = ComparisonPlan(
-        files=models.files,
-        combinations=models.combinations(kernels),
-        prompts=suite.interleaved(),
-        settings=settings,
-        rounds=measuring.rounds,
-        n_threads=measuring.threads or default_threads(),
+    comparison = Comparison(
+        *models,
+        kernels,
+        suite,
+        settings,
+        rounds=matrix.rounds,
+        n_threads=matrix.threads or default_threads(),
         assume_watts=assume_watts,
-        machine={name: machine[name] for name in IDENTITY if name in machine},
+        machine=machine_facts(assume_watts),
+        folder=folder.out,
     )
-    if folder.fresh:
-        Comparison.discard(folder.out)
-    with err.status("hashing the models"):
-        comparison = Comparison(plan, folder.out)
-    compare = RunningComparison(comparison, models, accuracy, text, folder)
-    code = compare.run(kernels)
-    outcome = compare.outcome(suite, machine)
+    code = _carry_out(comparison, accuracy, text, fresh=folder.fresh)
+    outcome = comparison.outcome(
+        {
+            "accuracy text": str(accuracy.text or DEFAULT),
+            "accuracy text sha256": hashlib.sha256(text.encode()).hexdigest(),
+            "accuracy text tokens, at most": accuracy.text_tokens,
+        }
+    )
     write_results(outcome, outputs)
     message(f"raw runs are in {folder.out}")
-    models.tell_of_made()
+    _tell_of_made(comparison.targets.values())
     for line in outcome.warnings:
         message(f"warning: {line}")
     return code
+
+
+def _carry_out(comparison: Comparison, scoring: AccuracyOptions, text: str, *, fresh: bool) -> int:
+    """Measure the cells, then the accuracies; return the exit code."""
+    again = (
+        f"the same command{' without --fresh' if fresh else ''} goes on with what is in {comparison.folder}"
+    )
+    try:
+        if fresh:
+            comparison.discard()
+        with WorkDisplay() as display:
+            comparison.measure(display.show)
+            if scoring.accuracy:
+                comparison.score(text, scoring.text_tokens, display.show)
+            if scoring.problems:
+                comparison.solve(scoring.problems, display.show)
+    except KeyboardInterrupt:
+        message(f"stopped; {again}")
+        return INTERRUPTED
+    except OSError as error:
+        message(f"stopped: {describe_os_error(error)}; {again}")
+        return EdgespecError.exit_code
+    return 0
 
 
 def _check_drafts(drafts: list[str], settings: BenchSettings, variants: str) -> None:
@@ -221,13 +230,10 @@ def _check_drafts(drafts: list[str], settings: BenchSettings, variants: str) -> 
             raise UsageError(f"--drafts {draft} and --variants {variants}: none of them can use it; add auto")
 
 
-# ---- the work ----
-
-IDENTITY = ("processor", "usable processors", "energy", "edgespec", "llama-cpp-python", "llama.cpp")
-"""Facts of the machine that must be equal for all runs of one table."""
+# ---- the machine and the models ----
 
 
-def machine_facts(assume_watts: float | None) -> dict[str, str | int | float]:
+def machine_facts(assume_watts: float | None) -> Facts:
     """Return the machine's facts and what measures its energy; this measures the idle power if unknown."""
     from edgespec.apps.bench.machine import facts
     from edgespec.platform.metering import choose_meter
@@ -238,153 +244,40 @@ def machine_facts(assume_watts: float | None) -> dict[str, str | int | float]:
         return {**facts(), "energy": meter.begin().end().source or "unavailable"}
 
 
-class RunningComparison:
-    """A running comparison: its cells are stored in the folder, the accuracies in this object."""
-
-    def __init__(
-        self,
-        comparison: Comparison,
-        models: ComparisonModels,
-        scoring: AccuracyOptions,
-        text: str,
-        folder: ComparisonFolder,
-    ) -> None:
-        """Continue what is in the folder; `text`: what `scoring` read."""
-        self._comparison, self._models, self._folder = comparison, models, folder
-        self._scoring, self._text = scoring, text
-        self._accuracies: list[AccuracyScore] = []
-        self._solved: list[ProblemsSolved] = []
-        self._warnings: list[str] = []
-
-    def run(self, kernels: Sequence[KernelsChoice]) -> int:
-        """Measure the cells, then the accuracies with each of `kernels`; return the exit code."""
-        fresh = " without --fresh" if self._folder.fresh else ""
-        again = f"the same command{fresh} goes on with what is in {self._folder.out}"
-        try:
-            with WorkDisplay() as display:
-                self._comparison.measure(display.show)
-            if self._scoring.accuracy:
-                for choice in kernels:
-                    self._score(choice, solves=choice == kernels[0])
-        except KeyboardInterrupt:
-            message(f"stopped; {again}")
-            return INTERRUPTED
-        except OSError as error:
-            message(f"stopped: {describe_os_error(error)}; {again}")
-            return EdgespecError.exit_code
-        return 0
-
-    def _score(self, kernels: KernelsChoice, *, solves: bool) -> None:
-        """Score the targets on the text, and with `solves` on the problems too."""
-        from edgespec.apps.bench.accuracy import TargetAccuracy, arithmetic
-
-        scoring, plan = self._scoring, self._comparison.plan
-        cells, _ = self._comparison.results()
-        with WorkDisplay() as display:
-            targets = TargetAccuracy(
-                self._folder.out,
-                self._models.targets,
-                self._comparison.models,
-                kernels,
-                plan.n_threads,
-                display.show,
-                self._warnings.append,
-                self._models.references,
-            )
-            found = targets.texts(self._text, scoring.text_tokens)
-            if scoring.problems and solves:
-                problems = arithmetic(scoring.problems)
-                found = targets.on_problems(found, problems)
-                variants = [variant for variant in plan.settings.variants if not variant.exact]
-                pairs = zip(plan.combinations, cells, strict=True)
-                ran = [cell for combination, cell in pairs if combination.kernels == kernels]
-                self._solved = targets.variants(problems, ran, variants, list(self._models.files.values()))
-            self._accuracies += found.values()
-
-    def outcome(self, suite: Suite, machine: dict[str, str | int | float]) -> BenchmarkOutcome:
-        """Return all that was measured so far."""
-        from edgespec.apps.bench.runs import BenchmarkOutcome
-
-        plan, scoring = self._comparison.plan, self._scoring
-        cells, warnings = self._comparison.results()
-        return BenchmarkOutcome(
-            kind="compare",
-            date=datetime.now().astimezone().isoformat(timespec="seconds"),
-            machine=machine,
-            settings={
-                **plan.settings.facts(),
-                "rounds": plan.rounds,
-                "threads": plan.n_threads,
-                "accuracy text": str(scoring.text or DEFAULT),
-                "accuracy text sha256": hashlib.sha256(self._text.encode()).hexdigest(),
-                "accuracy text tokens, at most": scoring.text_tokens,
-            },
-            suite=suite.facts(),
-            models=self._comparison.models,
-            cells=cells,
-            accuracy=tuple(self._accuracies),
-            solved=tuple(self._solved),
-            warnings=(*warnings, *self._warnings),
+def _tell_of_made(targets: Iterable[ModelFile]) -> None:
+    """Say which quantizations were made and are kept, and how they are deleted."""
+    if made := [file.path for file in targets if file.path.is_relative_to(QUANTIZED.path())]:
+        size = format_size(sum(path.stat().st_size for path in made))
+        message(
+            f"{len(made)} quantizations ({size}) are kept in {QUANTIZED.path()} for the next comparison; "
+            "`edgespec cache clear quantized` deletes them"
         )
 
 
-@dataclass(frozen=True, slots=True)
-class ComparisonModels:
-    """The files that a comparison combines, hashed once."""
+def find_models(
+    targets: Sequence[str], drafts: Sequence[str], types: Sequence[str]
+) -> tuple[dict[str, ModelFile], dict[str, ModelFile | None], dict[str, ModelFile]]:
+    """Return targets, drafts (None: a word, not a model) and what targets were made from, by name.
 
-    targets: list[ModelFile]
-    drafts: list[str]
-    """Names of draft models; also WORDS of `compare`."""
-    files: dict[str, ModelFile]
-    """All model files by name."""
-    references: list[ModelFile]
-    """Files that targets were made from, without being targets: what the targets are compared with."""
-
-    def tell_of_made(self) -> None:
-        """Say which quantizations were made and are kept, and how they are deleted."""
-        if made := [file.path for file in self.targets if file.path.is_relative_to(QUANTIZED.path())]:
-            size = format_size(sum(path.stat().st_size for path in made))
-            message(
-                f"{len(made)} quantizations ({size}) are kept in {QUANTIZED.path()} for the next comparison; "
-                "`edgespec cache clear quantized` deletes them"
-            )
-
-    def combinations(self, kernels: Sequence[KernelsChoice]) -> tuple[Combination, ...]:
-        """Return every target with every draft on all `kernels`."""
-        from edgespec.apps.bench.compare import Combination
-
-        return tuple(
-            Combination(target.name, draft, choice)
-            for choice in kernels
-            for target in self.targets
-            for draft in self.drafts
-        )
-
-
-def find_models(targets: Sequence[str], drafts: Sequence[str], types: Sequence[str]) -> ComparisonModels:
-    """Find the models, pull what is missing, and make the quantizations that are."""
+    Pulls what is missing, and makes the quantizations that are. Raises UsageError and EdgespecError.
+    """
     from edgespec.apps.bench.compare import WORDS
     from edgespec.models.quantizations import ModelFile, model_file
 
     drafting = [name for name in drafts if name not in WORDS]
     pull_named(*targets, *drafting)
-    # Names may be two spellings of one file.
-    found = _without_copies(_by_name(_targets(targets, types)).values())
-    by_name = {name: model_file(name) for name in drafting}
-    for name, file in by_name.items():
+    found = _distinct(_targets(targets, types))
+    named = {name: model_file(name) for name in drafting}
+    for name, file in named.items():
         if file.name in WORDS:
             problem = f"a draft model cannot be called {file.name}; rename the file"
             raise UsageError(problem, field="drafts", value=name)
-    kept = {file.name for file in _without_copies(by_name.values())}
-    names = dict.fromkeys(by_name[name].name if name in by_name else name for name in drafts)
-    names = {name: None for name in names if name in kept or name in WORDS}
-    references = {
-        file.made_from: ModelFile(file.made_from, file.source)
-        for file in found
-        if file.source and file.made_from not in {other.name for other in found}
-    }
-    files = _by_name([*found, *by_name.values(), *references.values()])
-    return ComparisonModels(found, list(names), files, list(references.values()))
+    kept = _distinct(named.values())
+    names = [named[name].name if name in named else name for name in drafts]
+    made_from = [ModelFile(file.made_from, file.source) for file in found.values() if file.source]
+    references = {file.name: file for file in made_from if file.name not in found}
+    _by_name([*found.values(), *kept.values(), *references.values()])  # refuses two of one name
+    return found, {name: kept.get(name) for name in names if name in kept or name in WORDS}, references
 
 
 def _targets(names: Sequence[str], types: Sequence[str]) -> list[ModelFile]:
@@ -407,21 +300,18 @@ def _targets(names: Sequence[str], types: Sequence[str]) -> list[ModelFile]:
     return found
 
 
-def _without_copies(files: Iterable[ModelFile]) -> list[ModelFile]:
-    """Return the files without those that have the content of an earlier one; a line tells of each."""
-    kept: list[ModelFile] = []
-    for file in files:
-        size = file.path.stat().st_size
-        alike = (other for other in kept if other.path.stat().st_size == size)
-        same = next((other for other in alike if sha256_of(other.path) == sha256_of(file.path)), None)
-        if same is None:
-            kept.append(file)
-        elif same.name != file.name:
-            message(f"{file.name} is the same file as {same.name}: it is measured once")
-    return kept
+def _distinct(files: Iterable[ModelFile]) -> dict[str, ModelFile]:
+    """Return the files by name, one of each content; a line tells of the others. Raises UsageError."""
+    found: dict[str, ModelFile] = {}
+    with err.status("hashing the models"):
+        for file in _by_name(files).values():
+            same = found.setdefault(sha256_of(file.path), file)
+            if same is not file:
+                message(f"{file.name} is the same file as {same.name}: it is measured once")
+    return _by_name(found.values())
 
 
-def _by_name(files: Sequence[ModelFile]) -> dict[str, ModelFile]:
+def _by_name(files: Iterable[ModelFile]) -> dict[str, ModelFile]:
     found: dict[str, ModelFile] = {}
     for file in files:
         other = found.setdefault(file.name, file)

@@ -36,7 +36,6 @@ INPUTS = {
     "compare --targets A --drafts none,nobody": "no model is called 'nobody'",
     "calibrate -t A -d A --suite FILE": "missing: there is no such file",
     "profile -t A --rpc a:b:c": "--rpc a:b:c",
-    "quantize A --type q4_0 --calibrate FILE": "--calibrate missing: No such file or directory",
     "quantize A --type q4_0 --imatrix FILE": "--imatrix: missing: no such file",
     "draft make -t A --prompts FILE": "--prompts missing: no such file",
     "draft make -t A --prompts latin1.txt": "--prompts latin1.txt: not UTF-8 text",

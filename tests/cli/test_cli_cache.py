@@ -18,7 +18,6 @@ from edgespec.apps.forge.dataset import (
     Dataset,
     DatasetTarget,
     TrainingText,
-    forge_root,
 )
 from edgespec.apps.forge.draft_store import DraftStore
 from edgespec.cli import cache_import
@@ -29,7 +28,7 @@ from edgespec.llama.gguf_header import read_header, tokenizer_fingerprint
 from edgespec.llama.weights import Model
 from edgespec.models.hashes import hash_file
 from edgespec.platform.files import cache_root
-from edgespec.platform.kept import CONVERSATIONS, HISTORY
+from edgespec.platform.kept import CONVERSATIONS, FORGE, HISTORY
 from kept_drafts import keep_draft
 
 
@@ -211,7 +210,7 @@ def test_clear_takes_own_texts_from_what_drafts_are_made_from(edgespec, history,
     keep_draft(tmp_path / "models", "mine", tiny_path)
     keep_draft(tmp_path / "models", "of-built-in", tiny_path, data={"prompt:built-in": 5})
     _, line = edgespec("clear", code=2)
-    assert f"1 documents in {HISTORY.path()} and 2 texts in {forge_root()} without a terminal" in line
+    assert f"1 documents in {HISTORY.path()} and 2 texts in {FORGE.path()} without a terminal" in line
     assert len(list(forge.texts())) == 3
     text, _ = edgespec("clear", "--yes")
     assert text.splitlines() == [
@@ -230,7 +229,7 @@ def test_clear_takes_own_texts_from_what_drafts_are_made_from(edgespec, history,
 
 def test_clear_all_that_drafts_are_made_from(edgespec, forge):
     _, line = edgespec("clear", "--forge", code=2)
-    assert f"to delete 3 texts and the checkpoints in {forge_root()} without a terminal" in line
+    assert f"to delete 3 texts and the checkpoints in {FORGE.path()} without a terminal" in line
     text, _ = edgespec("clear", "--forge", "--yes")
     assert text.startswith(f"{forge.folder}: deleted, 3 texts and checkpoints, ")
     assert not forge.folder.exists()

@@ -15,11 +15,12 @@ from edgespec.apps.bench.accuracy import WINDOW
 from edgespec.apps.bench.commands import bench_options, calibrate, compare
 from edgespec.apps.bench.measure import BenchSettings
 from edgespec.apps.bench.variants import parse_variants
-from edgespec.apps.forge import make, request
+from edgespec.apps.forge import request, vocabulary_ranking
 from edgespec.apps.forge.commands import draft as draft_options
 from edgespec.apps.forge.request import EvaluationSettings
 from edgespec.cli import app
 from edgespec.cli.app import COMMANDS
+from edgespec.cli.options import ThreadsAndKernels
 from edgespec.decoding.options import SPAN
 from edgespec.platform.plugins import offered
 from terminals import Terminal
@@ -257,17 +258,16 @@ def test_defaults_that_are_written_down_here_are_those_of_the_package():
     variants = bench_options.VariantChoice()
     assert variants.settings(prompts) == BenchSettings(parse_variants("auto"))
     training, judging = draft_options.TrainingOptions(), draft_options.EvaluationOptions()
-    assert training.types == ",".join(request.TYPES)
-    assert (
-        draft_options.DataOptions().answer_tokens == request.DraftRequest(target="", hours=1.0).answer_tokens
-    )
-    assert draft_options.size(draft_options.DataOptions().budget, "budget") == request.BUDGET
-    assert judging.settings(6, None, "auto") == EvaluationSettings()
+    asked = request.DraftRequest(target="", hours=1.0)
+    assert training.types == ",".join(asked.types)
+    assert draft_options.DataOptions().answer_tokens == asked.answer_tokens
+    assert draft_options.amount(draft_options.DataOptions().budget, "", is_size=True) == asked.budget
+    assert judging.settings(ThreadsAndKernels()) == EvaluationSettings()
 
     def option(group, name):
         return get_type_hints(group, include_extras=True)[name].__metadata__[0]
 
-    assert f"{make.KEEP}, " in option(draft_options.TrainingOptions, "keep").show_default
+    assert f"{vocabulary_ranking.KEPT}, " in option(draft_options.TrainingOptions, "keep").show_default
     shown = option(draft_options.DataOptions, "data_tokens").show_default
     assert f"{request.TOKENS_PER_HOUR // 1000}k for each hour" in shown
     assert f"at least {request.LEAST_TOKENS // 1000}k" in shown

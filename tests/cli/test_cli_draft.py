@@ -10,7 +10,7 @@ from datetime import datetime
 import pytest
 
 from command_line import COMMAND, failed, run_cli
-from edgespec.apps.forge.commands.draft import count, seconds_until, size
+from edgespec.apps.forge.commands.draft import amount, seconds_until
 from edgespec.errors import UsageError
 from kept_drafts import keep_draft
 from terminals import messages_in_terminal, plain
@@ -222,7 +222,7 @@ def test_without_jax(asked, environment, tmp_path):
     [
         (["--hours", "-1"], "--hours -1.0: must be above 0"),
         (["--hours", "0"], "--hours 0.0: must be above 0"),
-        (["--hours", "1", "--tokens", "5"], "--hours and --tokens contradict each other"),
+        (["--hours", "1", "--tokens", "5"], "say how long to train: either hours or tokens"),
         (["--tokens", "many"], "--tokens many: must be a number, such as"),
         (["--types", "q9"], "--types: no quantization is called 'q9'"),
         (["--data-tokens", "0"], "--data-tokens 0: must be 1 or more"),
@@ -361,14 +361,14 @@ def test_what_others_call_a_model_is_no_draft(edgespec):
 
 
 def test_numbers_and_sizes():
-    assert [count(text, "x") for text in ("5", "200k", "1M", "1.5 M", "2G")] == [
+    assert [amount(text, "x") for text in ("5", "200k", "1M", "1.5 M", "2G")] == [
         5,
         200_000,
         1_000_000,
         1_500_000,
         2_000_000_000,
     ]
-    assert [size(text, "x") for text in ("5", "2GB", "500M", "1.5GiB", "10 kB", "7B")] == [
+    assert [amount(text, "x", is_size=True) for text in ("5", "2GB", "500M", "1.5GiB", "10 kB", "7B")] == [
         5,
         2_000_000_000,
         500_000_000,
@@ -378,7 +378,7 @@ def test_numbers_and_sizes():
     ]
     for text in ("", "k", "-1", "1T", "1e9", "2GB", "nan"):
         with pytest.raises(UsageError, match="must be a number"):
-            count(text, "x")
+            amount(text, "x")
     for text in ("", "GB", "-1GB", "1TB"):
         with pytest.raises(UsageError, match="must be a size"):
-            size(text, "x")
+            amount(text, "x", is_size=True)

@@ -11,9 +11,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from edgespec.apps.forge.commands import quantize as quantize_module
 from edgespec.apps.forge.commands.quantize import quantize_command
 from edgespec.cli.models import models_app
 from edgespec.errors import EdgespecError, UsageError
+from edgespec.llama.importance import CHUNK
 from edgespec.llama.quantize import QUANT_TYPES
 from edgespec.models import entries, pull
 from edgespec.models.draft_records import record_file
@@ -23,8 +25,8 @@ from edgespec.models.resolve import resolve
 from hub_server import FakeServer
 from kept_drafts import keep_draft
 from terminals import messages_in_terminal, plain
+from tiny_architectures import write_architecture
 from tiny_gguf import write_tiny_gguf
-from tiny_models import make_tiny
 from tiny_states import tiny
 
 CONTENT = b"GGUF" + bytes(range(256)) * 40
@@ -348,18 +350,11 @@ def test_quantize_a_file(server, tmp_path):
     ok(app, str(source), "--type", "q8_0", "--force")
 
 
-def test_quantize_by_texts_of_ones_own(server, tmp_path):
-    """A type that asks for it gets the importance of each column, and one that is given both is refused."""
-    source, text = make_tiny("qwen3moe", tmp_path / "tiny.gguf"), tmp_path / "text.txt"
-    text.write_text("the quick brown fox " * 2000)
-    asked = (str(source), "--type", "q4_0", "--calibrate", str(text))
-    assert ok(app, *asked).split() == [str(tmp_path / "tiny-q4_0.gguf")]
-    both = str(error(app, *asked, "--imatrix", str(text), "--force"))
-    assert both == "--imatrix and --calibrate: give one of them"
-    text.write_text("short")
-    assert "too few to measure by" in str(error(app, *asked, "--force"))
-    text.write_bytes(b"\xff\xfe\x00")
-    assert f"calibrate {text}: not UTF-8 text" in str(error(app, *asked, "--force"))
+def test_columns_are_measured_over_texts_of_the_model_for_a_type_that_asks(server, tmp_path, monkeypatch):
+    source = write_architecture(tmp_path, "llama", CHUNK)
+    monkeypatch.setattr(quantize_module, "own_texts", lambda *_, **__: [[*range(200)] * 6])
+    (made,) = ok(app, str(source), "--type", "iq2_xs").split()
+    assert "IQ2_XS" in {tensor.tensor_type.name for tensor in gguf.GGUFReader(made).tensors}
 
 
 def test_quantize_into_a_file(server, tmp_path):
@@ -406,7 +401,9 @@ def test_quantize_refuses_bad_requests(server, tmp_path, monkeypatch):
     assert "known: q4_0" in str(error(app, source, "--type", "zzz"))
     assert "at least one" in str(error(app, source, "--type", ","))
     (tmp_path / "file").touch()
-    assert "not a directory" in str(error(app, source, "--type", "q4_0", "-o", str(tmp_path / "file")))
+    assert "is a file; choose another" in str(
+        error(app, source, "--type", "q4_0", "-o", str(tmp_path / "file"))
+    )
     assert "no such file" in str(error(app, "nothing.gguf", "--type", "q4_0"))
     (tmp_path / "text.gguf").write_text("hello")
     assert "not a GGUF" in str(error(app, str(tmp_path / "text.gguf"), "--type", "q4_0"))

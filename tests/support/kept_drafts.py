@@ -18,7 +18,6 @@ RECORD = DraftRecord(
     data={"prompt:built-in": 1_234_567, "prompt:history": 30_500},
     tokens_seen=3_000_000,
     hours=1.5,
-    joules_reason="no counter",
     acceptance=(0.61, 0.55, 0.5),
     cost_ratio=0.06,
     gains=DraftSpeedups(1.44, 1.21),

@@ -9,7 +9,7 @@ import numpy as np
 
 from edgespec.apps.forge.dataset import BUILT_IN, TrainingText
 from edgespec.apps.forge.training.batches import BatchSize
-from edgespec.apps.forge.training.head import HeadFamily, HeadSettings
+from edgespec.apps.forge.training.head import HeadFamily
 from edgespec.apps.forge.training.weights import OUTPUT_NORM, ModelWeights
 from edgespec.llama.gguf_header import read_header
 from tiny_gguf import write_tiny_gguf
@@ -24,7 +24,7 @@ def write_target(directory: Path) -> Path:
 
 
 def tiny_head(target: Path, sample: Iterable[TrainingText] = ()) -> HeadFamily:
-    return HeadFamily(ModelWeights(read_header(target)), "5a" * 32, IDS, HeadSettings(n_ff=96), sample)
+    return HeadFamily(ModelWeights(read_header(target)), "5a" * 32, IDS, 96, sample)
 
 
 class TinyTexts:

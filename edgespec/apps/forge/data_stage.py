@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, islice
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +16,19 @@ from edgespec.apps.forge.dataset import (
     READ,
     REJECTED,
     Dataset,
-    DatasetWriter,
     TrainingText,
     is_held_out,
 )
-from edgespec.apps.forge.progress import StageContext, StageProgress
 from edgespec.apps.forge.prompts import TextPrompt, TokenPrompt, built_in
-from edgespec.apps.forge.request import LEAST_TOKENS, DraftRequest, check_prompts, is_suite, text_of
+from edgespec.apps.forge.request import (
+    LEAST_TOKENS,
+    DraftRequest,
+    StageContext,
+    StageProgress,
+    check_prompts,
+    is_suite,
+    text_of,
+)
 from edgespec.apps.forge.writing import LONGEST_PROMPT, TargetWriter, WritingRun, WritingSettings
 from edgespec.decoding.session import n_common
 from edgespec.drafting.history import History
@@ -30,6 +36,7 @@ from edgespec.drafting.rejections import RejectedPlaces, RejectedText
 from edgespec.errors import EdgespecError
 from edgespec.llama.gguf_header import tokenizer_fingerprint
 from edgespec.llama.weights import Model
+from edgespec.models.sources import format_size
 from edgespec.platform.messages import MessageFn
 
 # ---- the user's own prompts and texts ----
@@ -67,22 +74,16 @@ def all_prompts(
     """Yield the user's prompts, the user's texts and built-in prompts in turns; at last, built-in ones alone.
 
     First of all come some of the user's texts that are held out. `rejected`: texts that are read apart from
-    these, and may be in the history too. Raises UsageError for what is no file, EdgespecError for a history
-    that is too small, and UsageError while a file is read that is no text.
+    these, and may be in the history too. Raises EdgespecError for a history that is too small, and UsageError
+    while a file is read that is no text.
     """
-    for path in files:
-        check_prompts(path)
     n_rejected = sum(len(text.tokens) for text in rejected)
     known = {tuple(text.tokens.tolist()): text.n_prompt for text in rejected}
-    history = HistoryTexts(model, least=LEAST - n_rejected, n_prompts=known) if from_history else None
-    prompts = [file_prompts(path, model) for path in files]
-    texts = [file_texts(path, model) for path in files]
-    if history:
-        prompts.append(history.prompts())
-        texts.append(history.texts())
-    own = history.texts() if history else ()
-    held_out = islice(filter(_is_held_out, own), _N_HELD_OUT)
-    return chain(held_out, in_turns(in_turns(*prompts), in_turns(*texts), built_in()))
+    own = [HistoryTexts(model, least=LEAST - n_rejected, n_prompts=known)] if from_history else []
+    prompts = in_turns(*(file_prompts(path, model) for path in files), *(one.prompts() for one in own))
+    texts = in_turns(*(file_texts(path, model) for path in files), *(one.texts() for one in own))
+    held_out = filter(_is_held_out, chain.from_iterable(one.texts() for one in own))
+    return chain(islice(held_out, _N_HELD_OUT), in_turns(prompts, texts, built_in()))
 
 
 def rejected_texts(texts: Sequence[RejectedText], longest: int = LONGEST_PROMPT) -> Iterator[TokenPrompt]:
@@ -94,22 +95,12 @@ def rejected_texts(texts: Sequence[RejectedText], longest: int = LONGEST_PROMPT)
     for text in reversed(texts):
         weights = np.ones(len(text.tokens))
         weights[text.places] += (PLACE_WEIGHT - 1.0) * text.probs[:, 0]
-        for part, start in _parts(len(text.tokens), text.n_prompt, longest):
-            yield TokenPrompt(
-                REJECTED, tuple(text.tokens[part].tolist()), start, tuple(weights[part].tolist())
-            )
+        yield from _passages(text.tokens.tolist(), text.n_prompt, longest, REJECTED, weights.tolist())
 
 
 def in_turns(*sources: Iterable[TextPrompt | TokenPrompt]) -> Prompts:
-    """Yield from the sources in turns, until all have ended."""
-    left = [iter(source) for source in sources]
-    while left:
-        for source in list(left):
-            found = next(source, None)
-            if found is None:
-                left.remove(source)
-            else:
-                yield found
+    """Return what the sources have, in turns, until all have ended."""
+    return (found for one_of_each in zip_longest(*sources) for found in one_of_each if found is not None)
 
 
 class RejectedTexts:
@@ -131,7 +122,7 @@ class RejectedTexts:
         """Passages that the dataset has not, the newest first."""
         self._needed = sum(_expected_bytes(part, dataset.target.n_embd) for part in self.unread)
 
-    def prompts(self, writer: DatasetWriter, on_message: MessageFn) -> Prompts:
+    def prompts(self, writer: Dataset, on_message: MessageFn) -> Prompts:
         """Return the unread passages in turns with new built-in prompts.
 
         Where the budget has no room for them texts are deleted, and none are written beside them. Raises
@@ -241,20 +232,20 @@ def file_texts(path: Path, model: Model) -> Iterator[TokenPrompt]:
         yield from _passages(tokens, min(CONTEXT, max(1, len(tokens) // 2)), PASSAGE)
 
 
-def _passages(tokens: Sequence[int], n_prompt: int, longest: int) -> Iterator[TokenPrompt]:
+def _passages(
+    tokens: Sequence[int],
+    n_prompt: int,
+    longest: int,
+    source: str = READ,
+    weights: Sequence[float] = (),
+) -> Iterator[TokenPrompt]:
     """Yield passages of at most `longest` tokens, each with the last CONTEXT tokens of the one before."""
-    for part, n in _parts(len(tokens), n_prompt, longest):
-        yield TokenPrompt(READ, tuple(tokens[part]), n)
-
-
-def _parts(n_tokens: int, n_prompt: int, longest: int) -> Iterator[tuple[slice, int]]:
-    """Yield the parts of a text that are its passages, and how many tokens of each are its prompt."""
     start = 0 if n_prompt < longest else n_prompt - longest // 2  # the end of a long prompt
     while True:
-        end = min(start + longest, n_tokens)
+        end = min(start + longest, len(tokens))
         if end > n_prompt:
-            yield slice(start, end), n_prompt - start
-        if start + longest >= n_tokens:
+            yield TokenPrompt(source, tuple(tokens[start:end]), n_prompt - start, tuple(weights[start:end]))
+        if end == len(tokens):
             return
         start += longest - CONTEXT
         n_prompt = start + CONTEXT
@@ -274,7 +265,6 @@ def _template_tokens(model: Model) -> tuple[list[int], list[int]]:
     return one[: n_common(one, other)], one[len(one) - n_end :]
 
 
-_N_BEFORE_ESTIMATE = 100  # tokens; the first passes prefill only, so they say nothing of the speed
 _BYTES_OF_TEXT = 1024  # beside its tokens and hidden states
 _N_HELD_OUT = 4  # texts to evaluate training on, however few are written
 
@@ -297,7 +287,6 @@ def write_texts(
     dataset: Dataset,
     request: DraftRequest,
     until: int,
-    n_threads: int,
     context: StageContext,
     *,
     learns: bool = False,
@@ -310,9 +299,8 @@ def write_texts(
     """
 
     def show(run: WritingRun) -> None:
-        left = until * (1.0 - run.share) / run.tokens_per_s if run.n_tokens >= _N_BEFORE_ESTIMATE else None
         detail = f"{run.tokens_per_s:.0f} tokens/s, {run.share * until:,.0f} tokens"
-        context.on_progress(StageProgress("writing", run.share, detail, left))
+        context.on_progress(StageProgress("writing", run.share, detail))
 
     rejected = RejectedTexts(dataset, request.budget) if request.from_history else None
     stored = rejected.stored if rejected else ()
@@ -320,7 +308,7 @@ def write_texts(
     target_writer = TargetWriter(
         model,
         WritingSettings(n_predict=request.answer_tokens),
-        n_threads=n_threads,
+        n_threads=request.evaluation.n_threads,
         interrupt=context.signals.interrupt if context.signals else None,
         on_message=context.on_message,
     )
@@ -334,7 +322,8 @@ def write_texts(
         prompts = chain(islice(filter(_is_held_out, built_in()), _N_HELD_OUT), prompts)
         run = target_writer.fill(writer, prompts, until=until, on_progress=show)
         if run.full:
-            context.on_message(writer.full())
+            budget = f"the budget of {format_size(request.budget)} for the data of {dataset.target.name}"
+            context.on_message(f"{budget} is used up; a larger one lets the target write more")
 
 
 def _is_held_out(prompt: TextPrompt | TokenPrompt) -> bool:

@@ -11,6 +11,7 @@ Hidden states are mapped: a dataset may be larger than memory.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import re
@@ -22,21 +23,18 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from os import SEEK_CUR
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from edgespec.errors import EdgespecError, describe_os_error
-from edgespec.models.sources import check_disk, format_size
+from edgespec.models.sources import check_disk
 from edgespec.platform.files import TEMPORARY, replacing, write_atomically
 from edgespec.platform.kept import FORGE
 from edgespec.platform.locks import locked
 from edgespec.platform.messages import MessageFn, silent
 from edgespec.platform.state_file import DamagedFileError, parse_json
-
-if TYPE_CHECKING:
-    from edgespec.llama.gguf_header import GGUFHeader
 
 BUILT_IN, FROM_HISTORY, FROM_FILE, READ = "prompt:built-in", "prompt:history", "prompt:file", "read"
 """Sources of texts: the target's answer to such a prompt, or a text that the target only read."""
@@ -50,7 +48,9 @@ HELD_OUT_SHARE = 0.05
 TEXTS_PER_SHARD = 64
 
 _FORM, _VERSION = "edgespec-forge-dataset", 1
-SHARD_NAME = re.compile(r"(?P<number>\d{5})\.npz(?P<aside>\.set-aside)?")
+_SHARD = "[0-9]" * 5 + ".npz"
+SHARDS = _SHARD + "*"
+"""Names of shards, those set aside too, as a pattern."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +63,10 @@ class DatasetTarget:
     n_embd: int
     n_vocab: int
 
-    @classmethod
-    def of(cls, header: GGUFHeader, name: str, sha256: str) -> DatasetTarget:
-        """Return the target whose file has this header and hash."""
-        return cls(sha256, name, header.n_embd, header.n_vocab)
-
     @property
     def folder(self) -> Path:
         """The default folder of its dataset."""
-        return forge_root() / self.sha256[:16]
+        return FORGE.path() / self.sha256[:16]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,11 +92,6 @@ class TrainingText:
     def held_out(self) -> bool:
         """Whether it is for evaluation only."""
         return is_held_out(self.key)
-
-
-def forge_root() -> Path:
-    """Return the directory of all datasets. Raises UsageError where no home directory is known."""
-    return FORGE.path()
 
 
 def key_of(beginning: bytes, rest: bytes = b"") -> int:
@@ -134,6 +124,7 @@ class Dataset:
         self.folder = target.folder if folder is None else folder
         self._on_message = on_message
         self._checked: set[Path] = set()
+        self._waiting: list[TrainingText] = []
         self._check_target()
 
     def _check_target(self) -> None:
@@ -162,14 +153,13 @@ class Dataset:
         EdgespecError where the disk fails.
         """
         for path in self.shards():
-            shard = self._open(path)
-            for text in _texts(shard) if shard else ():
+            for text in self._open(path):
                 if held_out is None or text.held_out == held_out:
                     yield text
 
     def shards(self) -> list[Path]:
         """Return the files of texts, in the order in which they were written."""
-        return [self.folder / name for name, aside in self._names() if not aside]
+        return sorted(self.folder.glob(_SHARD))
 
     def n_answer_tokens(self) -> int:
         """Return the number of tokens after the prompts."""
@@ -177,41 +167,43 @@ class Dataset:
 
     def n_bytes(self) -> int:
         """Return the size of all shards, those set aside included."""
-        return sum((self.folder / name).stat().st_size for name, _ in self._names())
+        return sum(path.stat().st_size for path in self.folder.glob(SHARDS))
 
-    def _names(self) -> list[tuple[str, bool]]:
-        names = (path.name for path in self.folder.iterdir()) if self.folder.is_dir() else ()
-        found = [match for name in names if (match := SHARD_NAME.fullmatch(name))]
-        return sorted((match[0], match["aside"] is not None) for match in found)
-
-    def _open(self, path: Path) -> Arrays | None:
-        """Return the mapped arrays of a shard; None if it is damaged, or was set aside meanwhile."""
+    def _open(self, path: Path) -> list[TrainingText]:
+        """Return the texts of a shard; none if it is damaged, or was set aside meanwhile."""
         try:
-            arrays = open_shard(path, self.target, checked=path in self._checked)
+            texts = read_texts(path, self.target, checked=path in self._checked)
         except FileNotFoundError:
-            return None
+            return []
         except OSError as error:
             raise EdgespecError(f"cannot read the data: {describe_os_error(error)}") from error
         except DamagedFileError as error:
             aside = path.with_name(f"{path.name}.set-aside")
             path.replace(aside)
             self._on_message(f"{path}: damaged ({error}); set aside as {aside.name}, the rest is used")
-            return None
+            return []
         self._checked.add(path)
-        return arrays
+        return texts
 
     # ---- writing ----
 
     @contextmanager
-    def writer(self, budget: int) -> Iterator[DatasetWriter]:
-        """Lock the folder and give a writer for texts up to `budget` bytes in all.
+    def writer(self, budget: int) -> Iterator[Dataset]:
+        """Lock the folder, to write texts up to `budget` bytes in all until the block is left.
 
         Raises EdgespecError if another process writes there, if the disk has no room for the budget, and
         where the disk fails.
         """
+
+        def refuse() -> None:
+            raise EdgespecError(
+                f"another process writes the data of {self.target.name} ({self.folder}); "
+                "wait until it has ended, or end it"
+            )
+
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with locked(self.folder / ".lock", self._refuse):
+            with locked(self.folder / ".lock", refuse):
                 self._check_target()
                 for leftover in self.folder.iterdir():  # of a process that was killed
                     if re.fullmatch(TEMPORARY, leftover.name) and leftover.is_file():
@@ -221,39 +213,18 @@ class Dataset:
                 check_disk(self.folder, needed, f"the data of {self.target.name}", cure)
                 document = {"format": _FORM, "version": _VERSION, **asdict(self.target), "budget": budget}
                 write_atomically(self.folder / "dataset.json", json.dumps(document, indent=2) + "\n")
-                writer = DatasetWriter(self, budget)
+                self._budget, self._on_disk = budget, self.n_bytes()
+                self._last = max((int(path.name[:5]) for path in self.folder.glob(SHARDS)), default=0)
                 try:
-                    yield writer
+                    yield self
                 finally:
-                    writer.flush()
+                    self.flush()
         except OSError as error:
             raise EdgespecError(f"cannot write the data: {describe_os_error(error)}") from error
 
-    def _refuse(self) -> None:
-        raise EdgespecError(
-            f"another process writes the data of {self.target.name} ({self.folder}); "
-            "wait until it has ended, or end it"
-        )
-
-
-class DatasetWriter:
-    """Adds texts to a dataset: `Dataset.writer`."""
-
-    def __init__(self, dataset: Dataset, budget: int) -> None:
-        self.dataset = dataset
-        self.budget = budget
-        self._on_disk = dataset.n_bytes()
-        self._waiting: list[TrainingText] = []
-        self._last = max((int(name[:5]) for name, _ in dataset._names()), default=0)
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes of all texts, on disk and waiting."""
-        return self._on_disk + sum(map(_bytes_of, self._waiting))
-
     def has_room(self, n_bytes: int) -> bool:
-        """Whether the budget has room for `n_bytes` more."""
-        return self.n_bytes + n_bytes <= self.budget
+        """Whether the budget has room for `n_bytes` more, beside what is on disk and what is waiting."""
+        return self._on_disk + sum(map(_bytes_of, self._waiting)) + n_bytes <= self._budget
 
     def append(self, text: TrainingText) -> bool:
         """Add a text and return True, unless the budget has no room for it.
@@ -274,92 +245,40 @@ class DatasetWriter:
         """
         n_gone = 0
         for is_of_kind in kinds:
-            for path in self.dataset.shards():
+            for path in self.shards():
                 if self.has_room(n_bytes):
                     return n_gone
-                shard = self.dataset._open(path)
-                if shard:
-                    n_gone += delete_texts(path, np.array([is_of_kind(text) for text in _texts(shard)], bool))
-                    self._on_disk = self.dataset.n_bytes()
+                n_gone += delete_texts(path, self._open(path), is_of_kind)
+                self._on_disk = self.n_bytes()
         return n_gone
 
     def flush(self) -> None:
         """Write the waiting texts as a shard. Raises OSError; they then go on waiting."""
         if not self._waiting:
             return
-        path = self.dataset.folder / f"{self._last + 1:05d}.npz"
-        with replacing(path) as file:
-            np.savez(file, **_arrays(self._waiting))
+        path = self.folder / f"{self._last + 1:05d}.npz"
+        _write_texts(path, self._waiting)
         self._last += 1
         self._on_disk += path.stat().st_size
         self._waiting = []
 
-    def full(self) -> str:
-        """Return the message for a budget that is used up."""
-        return (
-            f"the budget of {format_size(self.budget)} for the data of {self.dataset.target.name} "
-            "is used up; a larger one lets the target write more"
-        )
 
-
-def delete_texts(shard: Path, chosen: npt.NDArray[np.bool_]) -> int:
-    """Delete the `chosen` texts, (n_texts,), from a shard; return how many they are.
+def delete_texts(shard: Path, texts: Sequence[TrainingText], chosen: Callable[[TrainingText], bool]) -> int:
+    """Delete the `chosen` of the texts of a shard; return how many they are.
 
     A shard without texts goes. Raises OSError; the shard is then complete, with or without these texts.
     """
-    if chosen.all():
+    rest = [text for text in texts if not chosen(text)]
+    if texts and not rest:
         shard.unlink()
-    elif chosen.any():
-        with np.load(shard) as stored:
-            arrays = dict(stored)
-        by_token = np.repeat(~chosen, arrays["length"])
-        by_row = np.repeat(~chosen, arrays["length"] - 1 - arrays["first"])
-        kept = {"tokens": by_token, "weight": by_token, "features": by_row}
-        rest: Any = {name: array[kept.get(name, ~chosen)] for name, array in arrays.items()}
-        with replacing(shard) as file:
-            np.savez(file, **rest)
-    return int(chosen.sum())
+    elif len(rest) < len(texts):
+        _write_texts(shard, rest)
+    return len(texts) - len(rest)
 
 
 def _bytes_of(text: TrainingText) -> int:
     weights = 0 if text.weights is None else text.weights.nbytes + 256
     return text.features.nbytes + text.tokens.nbytes + weights + 128
-
-
-def _arrays(texts: Sequence[TrainingText]) -> dict[str, Any]:
-    arrays = {
-        "tokens": np.concatenate([text.tokens for text in texts]).astype(np.int32),
-        "length": np.array([len(text.tokens) for text in texts], np.int32),
-        "features": np.concatenate([text.features for text in texts]).astype(np.float16),
-        **{name: np.array([getattr(text, name) for text in texts], kind) for name, kind in _COLUMNS.items()},
-    }
-    if any(text.weights is not None for text in texts):
-        arrays["weight"] = np.concatenate([_weights(text) for text in texts])
-    return arrays
-
-
-def _weights(text: TrainingText) -> npt.NDArray[np.float16]:
-    return np.ones(len(text.tokens), np.float16) if text.weights is None else text.weights
-
-
-def _texts(shard: Arrays) -> Iterator[TrainingText]:
-    """Yield the texts of a shard."""
-    columns = [shard[name].tolist() for name in ("length", *_COLUMNS)]
-    tokens, weights = shard["tokens"].astype(np.int32), shard.get("weight")
-    token = row = 0
-    for length, n_prompt, first, temperature, source, key in zip(*columns, strict=True):
-        here, n = slice(token, token + length), length - 1 - first
-        yield TrainingText(
-            tokens=tokens[here],
-            n_prompt=n_prompt,
-            first=first,
-            features=shard["features"][row : row + n],
-            temperature=temperature,
-            source=source,
-            key=key,
-            weights=None if weights is None else weights[here],
-        )
-        token, row = token + length, row + n
 
 
 # ---- shards ----
@@ -385,31 +304,88 @@ _COLUMNS: dict[str, Any] = {
     "source": None,
     "key": np.uint64,
 }
-"""Arrays with a number for each text, in the order in which `_texts` takes them, and their types."""
+"""Arrays with a number for each text, and their types."""
 
-_NAMES = {"tokens", "length", "features", *_COLUMNS}
+_FEATURES = "features"
+_BROKEN = zipfile.BadZipFile, ValueError, EOFError, KeyError, RuntimeError, struct.error, zlib.error
 _LENGTHS_AT = 26  # in what a zip has before each file: lengths of its name and extra field
 
 
-def open_shard(path: Path, target: DatasetTarget, *, checked: bool) -> Arrays:
-    """Return the arrays of a shard of `target`, the hidden states as a view on the file.
+def _write_texts(path: Path, texts: Sequence[TrainingText]) -> None:
+    arrays: dict[str, Any] = {
+        "tokens": np.concatenate([text.tokens for text in texts]).astype(np.int32),
+        "length": np.array([len(text.tokens) for text in texts], np.int32),
+        _FEATURES: np.concatenate([text.features for text in texts]).astype(np.float16),
+        **{name: np.array([getattr(text, name) for text in texts], kind) for name, kind in _COLUMNS.items()},
+    }
+    if any(text.weights is not None for text in texts):
+        weights = [np.ones(len(t.tokens)) if t.weights is None else t.weights for t in texts]
+        arrays["weight"] = np.concatenate(weights).astype(np.float16)
+    with replacing(path) as file:
+        np.savez(file, **arrays)
 
-    `checked`: skip the checksum of the hidden states, which was right before; reading checks the others.
-    Raises OSError, and DamagedFileError for what is no such shard.
+
+def read_texts(path: Path, target: DatasetTarget | None = None, *, checked: bool) -> list[TrainingText]:
+    """Return the texts of a shard, of `target` where it is given, their hidden states as views on the file.
+
+    `checked`: skip the checksums, which were right before. Raises OSError, and DamagedFileError for what is
+    no such shard.
+    """
+    shard = read_npz(path, mapped=_FEATURES, checked=checked)
+    if missing := sorted({"tokens", "length", *_COLUMNS} - shard.keys()):
+        raise DamagedFileError(f"it has no {missing[0]}")
+    if target and not _fits(shard, target):
+        raise DamagedFileError("its arrays do not fit together, or not the target")
+    tokens, weights = shard["tokens"].astype(np.int32), shard.get("weight")
+    columns, texts = [shard[name].tolist() for name in ("length", *_COLUMNS)], []
+    token = row = 0
+    for length, *numbers in zip(*columns, strict=True):
+        facts = dict(zip(_COLUMNS, numbers, strict=True))
+        here, n = slice(token, token + length), length - 1 - facts["first"]
+        texts.append(
+            TrainingText(
+                tokens=tokens[here],
+                features=shard[_FEATURES][row : row + n],
+                weights=None if weights is None else weights[here],
+                **facts,
+            )
+        )
+        token, row = token + length, row + n
+    return texts
+
+
+def _fits(shard: Arrays, target: DatasetTarget) -> bool:
+    """Whether the arrays fit together, and the target."""
+    length, first, n_prompt, tokens = (
+        shard[name].astype(np.int64) for name in ("length", "first", "n_prompt", "tokens")
+    )
+    features, weights = shard[_FEATURES], shard.get("weight", tokens)
+    return bool(
+        all(shard[name].shape == length.shape for name in _COLUMNS)
+        and tokens.shape == weights.shape == (length.sum(),)
+        and features.dtype == np.float16
+        and features.shape == ((length - 1 - first).sum(), target.n_embd)
+        and np.all((first >= 0) & (first < length) & (n_prompt <= length))
+        and np.all((tokens >= 0) & (tokens < target.n_vocab))
+    )
+
+
+def read_npz(path: Path, *, mapped: str = "", checked: bool = False) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays of an .npz, that of the name `mapped` as a view on the file.
+
+    `checked`: skip the checksums, which were right before. Raises OSError, and DamagedFileError.
     """
     try:
         with zipfile.ZipFile(path) as file:
             if not checked and (wrong := file.testzip()):
                 raise DamagedFileError(f"{wrong}: wrong checksum")
-            mapped = _mapped(path, file.getinfo("features.npy"))
-        with np.load(path) as shard:
-            arrays = {name: mapped if name == "features" else shard[name] for name in shard.files}
-        problem = _problem(arrays, target)
-    except (zipfile.BadZipFile, ValueError, EOFError, KeyError, struct.error, zlib.error) as error:
-        problem = str(error) or "damaged"
-    if problem:
-        raise DamagedFileError(problem)
-    return arrays
+            views = {mapped: _mapped(path, file.getinfo(f"{mapped}.npy"))} if mapped else {}
+        with np.load(path) as stored:
+            return {name: stored[name] for name in stored.files if name != mapped} | views
+    except (OSError, *_BROKEN) as error:
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # EINVAL: a place before the file
+            raise
+        raise DamagedFileError(str(error) or "damaged") from None
 
 
 def _mapped(path: Path, member: zipfile.ZipInfo) -> npt.NDArray[Any]:
@@ -424,25 +400,3 @@ def _mapped(path: Path, member: zipfile.ZipInfo) -> npt.NDArray[Any]:
         shape, _, dtype = np.lib.format.read_array_header_1_0(file)
         mapped = np.memmap(file, dtype, "r", file.tell(), shape)
     return mapped.view(np.ndarray)
-
-
-def _problem(arrays: Arrays, target: DatasetTarget) -> str:
-    """Return why the arrays do not fit together, or the target; "" if they do."""
-    if missing := sorted(_NAMES - arrays.keys()):
-        return f"it has no {missing[0]}"
-    length, first, n_prompt, tokens = (
-        arrays[name].astype(np.int64) for name in ("length", "first", "n_prompt", "tokens")
-    )
-    features, weights = arrays["features"], arrays.get("weight")
-    columns = [arrays[name].shape for name in _COLUMNS]
-    if any(shape != length.shape for shape in columns) or tokens.shape != (length.sum(),):
-        return "its arrays do not belong together"
-    if features.dtype != np.float16 or features.shape != ((length - 1 - first).sum(), target.n_embd):
-        return f"hidden states of shape {features.shape} and type {features.dtype}"
-    if weights is not None and (weights.dtype != np.float16 or weights.shape != tokens.shape):
-        return f"weights of shape {weights.shape} and type {weights.dtype}"
-    if not (np.all(first >= 0) and np.all(first < length) and np.all(n_prompt <= length)):
-        return "lengths that are impossible"
-    if tokens.size and not 0 <= tokens.min() <= tokens.max() < target.n_vocab:
-        return "token ids that the target does not have"
-    return ""

@@ -9,24 +9,21 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
-from edgespec.apps.forge.dataset import BUILT_IN, SHARD_NAME, delete_texts, forge_root
+from edgespec.apps.forge.dataset import BUILT_IN, SHARDS, TrainingText, delete_texts, read_texts
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.models.draft_records import DraftRecord, read_record, record_file, record_text
 from edgespec.models.hashes import hash_file
 from edgespec.models.registry import check_name, load_registry, remove_local, user_models_file, with_local
-from edgespec.models.sources import check_disk
 from edgespec.models.store import Store
 from edgespec.platform.files import replace_together
+from edgespec.platform.kept import FORGE
 from edgespec.platform.locks import locked
+from edgespec.platform.state_file import DamagedFileError
 
 
 def check_draft_name(name: str, *, replace: bool) -> None:
@@ -78,10 +75,6 @@ class DraftStore:
         raise EdgespecError(
             f"another process makes drafts for {self._target}; wait until it has ended, or end it"
         )
-
-    def check_space(self, n_bytes: int) -> None:
-        """Raise EdgespecError unless the disk has room for `n_bytes` of drafts."""
-        check_disk(self._root, n_bytes, f"drafts for {self._target}")
 
     def store(self, made: Path, record: DraftRecord) -> Path:
         """Move a draft among the models under its name, in place of an older one; return its file.
@@ -137,13 +130,13 @@ def draft_file(name: str) -> Path:
 class StoredDataset:
     """Dataset and checkpoints of one target."""
 
-    folder: Path
-    target: str
-    """The target's name; "" if it cannot be read."""
-    sha256: str
+    path: Path
+    target: str | None
+    """The target's name; None if it cannot be read."""
+    target_sha256: str
     """Hash of the target's file, or the digits of it in the folder's name."""
-    n_texts: int
-    n_own: int
+    texts: int
+    own_texts: int
     """Texts from the user's history and files."""
     data_bytes: int
     checkpoint_bytes: int
@@ -153,12 +146,12 @@ class StoredDataset:
 
 def find_stored() -> list[StoredDataset]:
     """The stored data of each target, by name. Raises UsageError where no home directory is known."""
-    root = forge_root()
+    root = FORGE.path()
     if not root.is_dir():
         return []
     folders = (path for path in root.iterdir() if path.is_dir() and not path.is_symlink())
     found = [_inspect(path) for path in folders if re.fullmatch("[0-9a-f]{16}", path.name)]
-    return sorted(found, key=lambda stored: (stored.target, stored.sha256))
+    return sorted(found, key=lambda stored: (stored.target or "", stored.target_sha256))
 
 
 def _inspect(folder: Path) -> StoredDataset:
@@ -169,32 +162,32 @@ def _inspect(folder: Path) -> StoredDataset:
             size = file.stat().st_size if file.is_file() else 0
         except OSError:  # deleted by now
             continue
-        if file.parent != folder or not SHARD_NAME.fullmatch(file.name):
+        if file.parent != folder or not file.match(SHARDS):
             n_other += size
             continue
         n_bytes += size
-        own = _user_texts(file)
-        if own is None:
+        try:
+            texts = _texts(file, checked=True)
+        except (OSError, DamagedFileError):
             damaged.append(file)
         else:
-            n_texts, n_own = n_texts + len(own), n_own + int(own.sum())
+            n_texts, n_own = n_texts + len(texts), n_own + sum(map(_is_own, texts))
     try:
         document = json.loads((folder / "dataset.json").read_bytes())
-        target, sha256 = str(document["name"]), str(document["sha256"])
+        target, sha256 = str(document["name"]) or None, str(document["sha256"])
     except (OSError, ValueError, KeyError, TypeError):
-        target, sha256 = "", folder.name
+        target, sha256 = None, folder.name
     return StoredDataset(folder, target, sha256, n_texts, n_own, n_bytes, n_other, tuple(damaged))
 
 
-def _user_texts(shard: Path) -> npt.NDArray[np.bool_] | None:
-    """Return for each text of a shard whether it came from the user; None if it is damaged or set aside."""
+def _is_own(text: TrainingText) -> bool:
+    return text.source != BUILT_IN
+
+
+def _texts(shard: Path, *, checked: bool) -> list[TrainingText]:
     if shard.suffix != ".npz":
-        return None
-    try:
-        with np.load(shard) as arrays:
-            return np.asarray(arrays["source"] != BUILT_IN, np.bool_)
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        return None
+        raise DamagedFileError("set aside")
+    return read_texts(shard, checked=checked)
 
 
 def delete_dataset(target_name: str, target_sha256: str) -> tuple[Path | None, int]:
@@ -202,7 +195,7 @@ def delete_dataset(target_name: str, target_sha256: str) -> tuple[Path | None, i
 
     Returns the folder and its bytes; (None, 0) if there is none. Raises EdgespecError while it is in use.
     """
-    folder = forge_root() / target_sha256[:16]
+    folder = FORGE.path() / target_sha256[:16]
     if not folder.is_dir():
         return None, 0
     with DraftStore(target_name, target_sha256).locked_folder():
@@ -218,15 +211,12 @@ def delete_user_texts(stored: StoredDataset) -> int:
     complete, with or without these texts.
     """
     n_gone = 0
-    with DraftStore(stored.target or stored.sha256, stored.sha256).locked_folder():
+    with DraftStore(stored.target or stored.target_sha256, stored.target_sha256).locked_folder():
         try:
-            for file in sorted(stored.folder.iterdir()):
-                if not SHARD_NAME.fullmatch(file.name):
-                    continue
-                own = _user_texts(file)
-                if own is not None:
-                    n_gone += delete_texts(file, own)
-                else:
+            for file in sorted(stored.path.glob(SHARDS)):
+                try:
+                    n_gone += delete_texts(file, _texts(file, checked=False), _is_own)
+                except DamagedFileError:
                     file.unlink()
         except OSError as error:
             raise EdgespecError(f"not all could be deleted: {describe_os_error(error)}") from error

@@ -1,8 +1,8 @@
 """Evaluation of drafts: tokens a second through the real loop, each draft and plain decoding in turns.
 
-    timing    each draft        cost of a drafted token, acceptance by position
-    round 0   each draft        prompt 1: plain, drafting   prompt 2: drafting, plain   ...
-    round 1   the better ones   the other way round, with the next seed
+    timing    each draft        plain, and 4 tokens drafted a step: greedy. The pair's profile learns from it
+    round 0   each draft        plain, and "auto" as users get it: greedy, then at 0.8
+    round 1   each draft        the other way round, with the next seed
     ...
 
 Each draft has its own process for each round: memory often holds one target only.
@@ -12,26 +12,22 @@ so for all alike. Every finished part is a file: an evaluation that was stopped 
 
 from __future__ import annotations
 
-import hashlib
 import statistics
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-import msgspec
-
-from edgespec.apps.bench.measure import BenchSettings, CellTask
-from edgespec.apps.bench.runs import PLAIN, Run, keep, read_kept, rotated
+from edgespec.apps.bench.measure import BenchSettings, CellTask, KeptCells
+from edgespec.apps.bench.runs import PLAIN, Run
 from edgespec.apps.bench.suites import Prompt
 from edgespec.apps.bench.summary import VariantComparison, compare
 from edgespec.apps.bench.variants import Variant
 from edgespec.apps.forge.data_stage import evaluation_prompts
 from edgespec.apps.forge.dataset import Dataset, DatasetTarget
 from edgespec.apps.forge.draft_store import draft_file
-from edgespec.apps.forge.progress import StageContext, StageProgress
-from edgespec.apps.forge.request import EvaluationSettings
+from edgespec.apps.forge.request import EvaluationSettings, StageContext, StageProgress
 from edgespec.decoding.choices import DrafterName
 from edgespec.errors import EdgespecError, UsageError, describe_os_error
 from edgespec.llama.gguf_header import check_model_file
@@ -47,7 +43,10 @@ from edgespec.models.hashes import sha256_of
 from edgespec.models.quantizations import ModelFile, model_file
 from edgespec.models.resolve import resolve
 
-_BEST_OF_FIRST_ROUND = 2  # new candidates that go on after it
+DRAFTING = "auto"
+"""The variant that is compared with plain decoding: the default."""
+
+_TIMED = Variant("model", "model", 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +56,6 @@ class Candidate:
     name: str
     path: Path | None
     """None: no draft model, only text seen before."""
-    was_there: bool = False
-    """Whether this is the draft to beat; it takes part in every round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,122 +80,91 @@ class CandidateResult:
         return DraftSpeedups(*medians)
 
 
+@dataclass(frozen=True, slots=True)
 class Evaluator:
-    """Evaluates drafts of one target, with finished parts in a folder."""
+    """Evaluates drafts of one target on `prompts`; what `folder` has of an earlier time is used again."""
 
-    def __init__(
-        self,
-        target: Path,
-        prompts: Sequence[Prompt],
-        settings: EvaluationSettings,
-        folder: Path,
-        context: StageContext,
-    ) -> None:
-        """Measure on `prompts`; parts in `folder` are used again. Raises EdgespecError without prompts."""
-        if not prompts:
-            problem = "there is no prompt to judge drafts by: let the target write more, or name a suite"
-            raise EdgespecError(problem)
-        self._target, self._prompts, self._settings = target, tuple(prompts), settings
-        self._folder, self._context = folder, context
-        self._sha256: dict[Path | None, str] = {None: "", target: sha256_of(target)}
-        self._done = self._total = 0
+    target: Path
+    prompts: tuple[Prompt, ...]
+    settings: EvaluationSettings
+    folder: Path
+    context: StageContext
 
     def evaluate(self, candidates: Sequence[Candidate]) -> list[CandidateResult]:
         """Measure the candidates; return results of those that could run, in their order.
 
-        After the first round only the best two, and the draft to beat, go on. A candidate that cannot run is
-        left out, with a message. Raises EdgespecError if none can.
+        One that cannot run is left out, with a message. Raises EdgespecError without prompts, and if none
+        can run.
         """
-        rounds = self._settings.rounds
-        n_later = min(len(candidates), _BEST_OF_FIRST_ROUND + sum(one.was_there for one in candidates))
-        n_timed = sum(one.path is not None for one in candidates)
-        self._done, self._total = 0, n_timed + len(candidates) + (rounds - 1) * n_later
-        timings: dict[Candidate, DraftTiming | None] = {}
-        runs: dict[Candidate, list[Run]] = {}
-        for one in candidates:
+        if not self.prompts:
+            problem = "there is no prompt to judge drafts by: let the target write more, or name a suite"
+            raise EdgespecError(problem)
+        timings: dict[Candidate, DraftTiming] = {}
+        for one, runs in self._measured([one for one in candidates if one.path], is_timing=True).items():
             try:
-                timings[one] = DraftTiming.of(self._part(one, None)) if one.path else None
-                runs[one] = []
+                timings[one] = DraftTiming.of(runs)
             except EdgespecError as error:
-                self._context.on_message(f"{one.name} is left out: {error}")
-        going = list(runs)
-        for round_ in range(rounds):
-            for one in rotated(going, round_) if going else ():
-                try:
-                    runs[one] += self._part(one, round_)
-                except EdgespecError as error:
-                    self._context.on_message(f"{one.name} is left out: {error}")
-                    del runs[one]
-            going = [one for one in going if one in runs]
-            if round_ == 0:
-                going = _best([_result(one, None, runs[one], rounds) for one in going])
-        if not runs:
+                self.context.on_message(f"{one.name} is left out: {error}")
+        can_run = [one for one in candidates if one in timings or not one.path]
+        measured = self._measured(can_run, is_timing=False)
+        if not measured:
             raise EdgespecError("no draft could be judged; the lines above say why")
-        return [_result(one, timings[one], found, rounds) for one, found in runs.items()]
+        return [self._result(one, timings.get(one), runs) for one, runs in measured.items()]
 
-    def _part(self, one: Candidate, round_: int | None) -> tuple[Run, ...]:
-        """Return the runs of a candidate in one round (None: its timing), measured or stored."""
-        detail = f"timing {one.name}" if round_ is None else f"round {round_ + 1} of {one.name}"
-        task = EvaluationTask(
-            target=str(self._target),
-            draft=str(one.path) if one.path else None,
-            prompts=self._prompts,
-            settings=self._settings,
-            round=round_,
+    def _measured(self, those: Sequence[Candidate], *, is_timing: bool) -> dict[Candidate, tuple[Run, ...]]:
+        """Return the runs of those that can run, in their timing or in all rounds."""
+        rounds = range(1 if is_timing else self.settings.rounds)
+
+        def show(what: str, done: float, total: float) -> None:
+            share, detail = done / total / 2, f"timing, {what}"
+            if not is_timing:
+                share, detail = 0.5 + share, what
+            self.context.on_progress(StageProgress("judging", share, detail))
+
+        named = {one.name: one for one in those}
+        if len(named) < len(those):  # a draft that was there may have the name of a new one
+            named = {f"{one.name} ({i})": one for i, one in enumerate(those)}
+        tasks = {name: self._task(one.path, is_timing=is_timing) for name, one in named.items()}
+        cells = KeptCells(tasks, self.folder / ("timing" if is_timing else "rounds"))
+        try:
+            cells.measure(rounds, show)
+        except OSError as error:
+            problem = f"what was judged cannot be kept: {describe_os_error(error)}"
+            raise EdgespecError(problem) from error
+        for name, why in cells.skipped.items():
+            self.context.on_message(f"{name} is left out: {why}")
+        return {
+            one: tuple(run for n in rounds if (found := cells.stored(name, n)) for run in found.runs)
+            for name, one in named.items()
+            if name not in cells.skipped
+        }
+
+    def _task(self, draft: Path | None, *, is_timing: bool) -> CellTask:
+        """Return what is measured of a draft; runs at 0.8 are numbered after all greedy rounds."""
+        settings = self.settings
+        drafter: DrafterName = "auto" if draft else "suffix"
+        timing = BenchSettings((_TIMED,), settings.n_predict, learns=True)
+        greedy = replace(timing, variants=(Variant(DRAFTING, drafter),), learns=False)
+        sampled = replace(greedy, temperature=0.8)
+        return CellTask(
+            target=str(self.target),
+            draft=str(draft) if draft else None,
+            drafter=drafter,
+            kernels=settings.kernels,
+            n_threads=settings.n_threads,
+            prompts=self.prompts,
+            sittings=((timing, 0),) if is_timing else ((greedy, 0), (sampled, settings.rounds)),
         )
-        key = self._key(one, task)
-        file = self._folder / f"{key[:16]}.json"
-        runs = read_kept(file, key, tuple[Run, ...])
-        if runs is None:
-            runs = tuple(task.runs(lambda n: self._show(detail, n / task.n_runs)))
-            try:
-                keep(file, key, runs)
-            except OSError as error:
-                problem = f"what was judged cannot be kept: {describe_os_error(error)}"
-                raise EdgespecError(problem) from error
-        self._done += 1
-        return runs
 
-    def _show(self, detail: str, share: float) -> None:
-        done = min(1.0, (self._done + share) / self._total)
-        self._context.on_progress(StageProgress("judging", done, detail))
-
-    def _key(self, one: Candidate, task: EvaluationTask) -> str:
-        """Return a hash of what the runs depend on, with the files' contents whatever their names."""
-        if one.path not in self._sha256 and one.path:
-            self._sha256[one.path] = sha256_of(one.path)
-        files = self._sha256[self._target], self._sha256[one.path]
-        facts = msgspec.json.encode((files, replace(task, target="", draft=None)))
-        return hashlib.sha256(facts).hexdigest()
-
-
-def _best(results: Sequence[CandidateResult]) -> list[Candidate]:
-    new = [one for one in results if not one.candidate.was_there]
-    new.sort(key=lambda one: one.gains.mean, reverse=True)
-    best = new[:_BEST_OF_FIRST_ROUND]
-    return [one.candidate for one in results if one.candidate.was_there or one in best]
-
-
-def _result(one: Candidate, timing: DraftTiming | None, runs: Sequence[Run], rounds: int) -> CandidateResult:
-    greedy = [run for run in runs if run.round < rounds]
-    sampled = [run for run in runs if run.round >= rounds]
-    n_rounds = len({run.round for run in greedy})
-    size = one.path.stat().st_size if one.path else None
-    variants = compare(greedy, DRAFTING), compare(sampled, DRAFTING)
-    return CandidateResult(one, timing, *variants, n_rounds, tuple(runs), size)
+    def _result(self, one: Candidate, timing: DraftTiming | None, runs: Sequence[Run]) -> CandidateResult:
+        rounds = self.settings.rounds
+        greedy = compare((run for run in runs if run.round < rounds), DRAFTING)
+        sampled = compare((run for run in runs if run.round >= rounds), DRAFTING)
+        size = one.path.stat().st_size if one.path else None
+        return CandidateResult(one, timing, greedy, sampled, rounds, tuple(runs), size)
 
 
 # ---- edgespec draft eval ----
-
-
-@dataclass(frozen=True, slots=True)
-class DraftEvaluation:
-    """Measurements of a draft and of the target's other draft."""
-
-    target_name: str
-    draft: CandidateResult
-    other: CandidateResult | None
-    """The target's other draft, or none at all; None: it could not run."""
 
 
 def evaluate_draft(
@@ -207,15 +173,23 @@ def evaluate_draft(
     prompts: Sequence[Prompt] | None,
     settings: EvaluationSettings,
     context: StageContext,
-) -> DraftEvaluation:
+) -> tuple[str, CandidateResult, CandidateResult | None]:
     """Evaluate the draft `name` for `target`, by default its own, and update its record.
 
+    Returns the target's name, and the results of the draft and of the target's other draft, or of drafting
+    without one; None: that could not run.
     `prompts`: by default some that it was not trained on. Raises UsageError and EdgespecError.
     """
     path = draft_file(name)
     record = read_record(path)
     assert record is not None  # noqa: S101 - for the type checker: draft_file found one
-    model = _target_file(record, target)
+    try:
+        model = model_file(target or record.target_name)
+    except UsageError:
+        if target:
+            raise
+        problem = f"{name} was made for a file called {record.target_name}: say where that is"
+        raise UsageError(problem, field="target") from None
     sha256 = sha256_of(model.path)
     if sha256 != record.target_sha256:
         raise UsageError(
@@ -225,17 +199,18 @@ def evaluate_draft(
             value=model.name,
         )
     if prompts is None:
-        made_for = DatasetTarget.of(check_model_file(model.path), model.name, sha256)
+        header = check_model_file(model.path)
+        made_for = DatasetTarget(sha256, model.name, header.n_embd, header.n_vocab)
         dataset = Dataset(made_for, on_message=context.on_message)
         prompts = evaluation_prompts(dataset, settings.n_prompts)
     mine, other = Candidate(name, path), _other(record, model)
     with tempfile.TemporaryDirectory() as folder:
-        evaluator = Evaluator(model.path, prompts, settings, Path(folder), context)
+        evaluator = Evaluator(model.path, tuple(prompts), settings, Path(folder), context)
         found = {one.candidate: one for one in evaluator.evaluate([mine, other])}
     if mine not in found:
         raise EdgespecError(f"{name} could not be judged; the line above says why")
     update_record(found[mine])
-    return DraftEvaluation(model.name, found[mine], found.get(other))
+    return model.name, found[mine], found.get(other)
 
 
 def update_record(result: CandidateResult) -> None:
@@ -243,85 +218,21 @@ def update_record(result: CandidateResult) -> None:
     path, timing = result.candidate.path, result.timing
     record = read_record(path) if path else None
     if path and record and timing:
-        changed = replace(
-            record, gains=result.gains, acceptance=timing.acceptance, cost_ratio=timing.cost_ratio
-        )
-        write_record(path, changed)
-
-
-def _target_file(record: DraftRecord, target: str | None) -> ModelFile:
-    try:
-        return model_file(target or record.target_name)
-    except UsageError:
-        if target:
-            raise
-        problem = f"{record.name} was made for a file called {record.target_name}: say where that is"
-        raise UsageError(problem, field="target") from None
+        write_record(path, replace(record, gains=result.gains, **asdict(timing)))
 
 
 def _other(record: DraftRecord, target: ModelFile) -> Candidate:
     names = [one.name for one in drafts_for(str(target.path)) if one.name != record.name]
     paired = paired_draft(str(target.path))
-    for name in (*names, *([paired] if paired else [])):
+    for name in filter(None, [*names, paired]):
         try:
-            return Candidate(name, resolve(name, pull_missing=False), was_there=True)
+            return Candidate(name, resolve(name, pull_missing=False))
         except EdgespecError:
             continue
-    return Candidate("no draft", None, was_there=True)
+    return Candidate("no draft", None)
 
 
-# ---- what is measured of one draft: prompts are answered with the draft and without, in turns ----
-#
-# timing     plain, and 4 tokens drafted at each step; greedy. The pair's profile learns from it
-# round n    plain, and "auto" as users get it; greedy, then at 0.8
-
-
-GREEDY, SAMPLED = 0.0, 0.8
-
-DRAFTING = "auto"
-"""The variant that is compared with plain decoding: the default."""
-
-
-_TIMED = Variant("model", "model", 4)
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluationTask:
-    """Part of an evaluation, run in one process."""
-
-    target: str
-    draft: str | None
-    """None: no draft model, only text seen before."""
-    prompts: tuple[Prompt, ...]
-    settings: EvaluationSettings
-    round: int | None
-    """None: the timing. Runs at SAMPLED are numbered after all greedy rounds."""
-
-    @property
-    def n_runs(self) -> int:
-        """Most runs that this takes."""
-        return (2 if self.round is None else 4) * len(self.prompts)
-
-    def runs(self, on_count: Callable[[int], None]) -> tuple[Run, ...]:
-        """Measure in a new process, and call `on_count` with 0, 1, ... runs. Raises EdgespecError."""
-        settings = self.settings
-        drafter: DrafterName = "auto" if self.draft else "suffix"
-        greedy = BenchSettings((_TIMED,), settings.n_predict, GREEDY, learns=True)
-        sittings = [(greedy, 0)]
-        if self.round is not None:
-            drafting = replace(greedy, variants=(Variant(DRAFTING, drafter),), learns=False)
-            sampled = replace(drafting, temperature=SAMPLED)
-            sittings = [(drafting, self.round), (sampled, self.round + settings.rounds)]
-        task = CellTask(
-            self.target,
-            self.draft,
-            drafter,
-            settings.kernels,
-            settings.n_threads,
-            self.prompts,
-            tuple(sittings),
-        )
-        return task.measure(on_count).runs
+# ---- what the timing says ----
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,17 +17,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgespec.apps.forge.dataset import BUILT_IN, Dataset, TrainingText
+from edgespec.apps.forge.training.batches import MOST, N_DRAFTED, BatchSize
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.gguf_header import check_model_file
 from edgespec.llama.head_file import read_head
 
 if TYPE_CHECKING:
-    from edgespec.apps.forge.training.acceptance import Acceptance
     from edgespec.apps.forge.training.head import HeadFamily
+    from edgespec.apps.forge.training.loop import Acceptance
     from edgespec.apps.forge.training.weights import ModelWeights
-
-N_DRAFTED = 5
-"""Tokens of a draft."""
 
 TOLERATED = 0.02
 """Share that may be lost on the built-in texts: more than the choice of kept tokens and quantization cost."""
@@ -35,36 +33,29 @@ TOLERATED = 0.02
 SHARES = (0.75, 0.5, 0.25)
 """Parts of a training that are tried where all of it loses too much, until one passes."""
 
-_MOST = 8192  # tokens of the texts of each kind
+
+GuardTexts = tuple[Sequence[TrainingText], Sequence[TrainingText]]
+"""The held-out texts that heads are compared on: the user's, the latest first, and built-in ones."""
 
 
-@dataclass(frozen=True, slots=True)
-class GuardTexts:
-    """The held-out texts that heads are compared on."""
-
-    own: tuple[TrainingText, ...]
-    """The user's, the latest first."""
-    built_in: tuple[TrainingText, ...]
-
-    @classmethod
-    def of(cls, dataset: Dataset) -> GuardTexts:
-        """Return those of a dataset. Raises EdgespecError where texts of a kind are missing."""
-        held_out = list(dataset.texts(held_out=True))
-        own = _some(text for text in reversed(held_out) if text.source != BUILT_IN)
-        built_in = _some(text for text in held_out if text.source == BUILT_IN)
-        if not (own and built_in):
-            raise EdgespecError(
-                "the head that is there stays: of the texts to judge a new one by, "
-                f"{'the built-in ones' if own else 'yours'} are missing (deleted, or none was held out yet; "
-                "one in 20 is); use the model for a while"
-            )
-        return cls(own, built_in)
+def guard_texts(dataset: Dataset) -> GuardTexts:
+    """Return those of a dataset. Raises EdgespecError where texts of a kind are missing."""
+    held_out = list(dataset.texts(held_out=True))
+    own = _some(text for text in reversed(held_out) if text.source != BUILT_IN)
+    built_in = _some(text for text in held_out if text.source == BUILT_IN)
+    if not (own and built_in):
+        raise EdgespecError(
+            "the head that is there stays: of the texts to judge a new one by, "
+            f"{'the built-in ones' if own else 'yours'} are missing (deleted, or none was held out yet; "
+            "one in 20 is); use the model for a while"
+        )
+    return own, built_in
 
 
 def _some(texts: Iterable[TrainingText]) -> tuple[TrainingText, ...]:
-    """Return the first texts that have _MOST tokens to draft, without those that are too short to."""
+    """Return the first texts that have MOST tokens to draft, without those that are too short to."""
     chosen: list[TrainingText] = []
-    n_most = _MOST
+    n_most = MOST
     for text in texts:
         n = len(text.tokens) - max(text.n_prompt, text.first + 2)
         if n > N_DRAFTED and n_most > 0:
@@ -114,9 +105,9 @@ class Guard:
         `first`: the head that learning began with; None: this one.
         """
         self._target, self._texts, self._installed = target, texts, installed
-        own, built_in = accepted(installed, target, (texts.own, texts.built_in))
+        own, built_in = accepted(installed, target, texts)
         if first:
-            (built_in,) = accepted(first, target, (texts.built_in,))
+            (built_in,) = accepted(first, target, texts[1:])
         self._before = own, built_in
 
     def choose(self, path: Path, type_: str) -> tuple[Path, float, GuardFigures]:
@@ -140,7 +131,7 @@ class Guard:
 
     def judge(self, path: Path) -> GuardFigures:
         """Return the figures of the head in `path` beside those of the installed one."""
-        own, built_in = accepted(path, self._target, (self._texts.own, self._texts.built_in))
+        own, built_in = accepted(path, self._target, self._texts)
         own_before, built_in_before = self._before
         return GuardFigures(
             (own_before.mean_accepted, own.mean_accepted),
@@ -155,22 +146,18 @@ def accepted(path: Path, target: ModelWeights, parts: Sequence[Sequence[Training
 
     Drafts begin at all places of the texts. Raises UsageError for a file without a head of `target`.
     """
-    from edgespec.apps.forge.training.acceptance import AcceptanceEvaluation
-    from edgespec.apps.forge.training.batches import BatchSize
+    from edgespec.apps.forge.training.loop import AcceptanceEvaluation
 
     family = _family(path, target)
-    params, rows = family.read(path), BatchSize(family.recipe.n_rows)
-    return [
-        AcceptanceEvaluation(family, texts, rows, n_positions=N_DRAFTED, n_most=_MOST)(params)
-        for texts in parts
-    ]
+    params, rows = family.read(path), BatchSize()
+    return [AcceptanceEvaluation(family, texts, rows)(params) for texts in parts]
 
 
 def _family(path: Path, target: ModelWeights) -> HeadFamily:
-    from edgespec.apps.forge.training.head import HeadFamily, HeadSettings
+    from edgespec.apps.forge.training.head import HeadFamily
 
     header = check_model_file(path)
     head = read_head(header)
     if head is None:
         raise UsageError(f"{path}: no draft head")
-    return HeadFamily(target, head.target_sha256, head.token_ids, HeadSettings(n_ff=header.n_ff))
+    return HeadFamily(target, head.target_sha256, head.token_ids, header.n_ff)

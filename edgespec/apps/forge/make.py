@@ -9,7 +9,7 @@
     drafts are evaluated         evaluation.py                .../judging/
     the best one is stored       draft_store.py               the models directory: file, name, record
 
-A run may be stopped at any moment; the same request resumes it (runs.py).
+A run may be stopped at any moment; the same request resumes it (py).
 """
 
 from __future__ import annotations
@@ -17,63 +17,54 @@ from __future__ import annotations
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
-from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
-from edgespec.apps.forge import runs
 from edgespec.apps.forge.data_stage import RejectedTexts, evaluation_prompts, tokens_wanted, write_texts
 from edgespec.apps.forge.dataset import READ, Dataset, DatasetTarget
 from edgespec.apps.forge.draft_store import DraftStore, check_draft_name
 from edgespec.apps.forge.evaluation import Candidate, CandidateResult, Evaluator, update_record
-from edgespec.apps.forge.guard import Guard, GuardFigures, GuardTexts
-from edgespec.apps.forge.progress import StageContext, StageProgress
-from edgespec.apps.forge.request import DraftRequest
-from edgespec.apps.forge.runs import FIRST_HEAD, RunState, draft_of, earlier_training
+from edgespec.apps.forge.guard import Guard, GuardFigures, GuardTexts, guard_texts
+from edgespec.apps.forge.request import DraftRequest, StageContext, StageProgress
 from edgespec.apps.forge.training.weights import EMBEDDINGS, OUTPUT_NORM, ModelWeights
-from edgespec.apps.forge.vocabulary_ranking import Ids, VocabularyRanking, rank, read_vocabulary, renew
+from edgespec.apps.forge.vocabulary_ranking import Ids, rank, read_vocabulary, renew
 from edgespec.engine.model_choice import choose_models
-from edgespec.errors import EdgespecError, UsageError, describe_os_error
+from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.gguf_header import check_model_file
 from edgespec.llama.head_file import check_target, read_head
 from edgespec.llama.weights import Model
-from edgespec.models.draft_records import DraftRecord, drafts_for, is_here, paired_draft, read_record
+from edgespec.models.draft_records import DraftRecord, drafts_for, read_record
 from edgespec.models.footprint import USUAL_CTX, fits_in_memory
 from edgespec.models.hashes import sha256_of
 from edgespec.models.quantizations import model_file
 from edgespec.models.resolve import resolve
-from edgespec.models.sources import format_size
-from edgespec.platform.cpu import default_threads, read_cpu
-from edgespec.platform.files import replacing
+from edgespec.models.sources import check_disk, format_size
+from edgespec.platform.cpu import read_cpu
+from edgespec.platform.files import replacing, write_atomically
 from edgespec.platform.memory import available_bytes
-from edgespec.platform.metering import Meter, choose_meter
+from edgespec.platform.messages import MessageFn
+from edgespec.platform.state_file import StateFile, parse_struct
 
 if TYPE_CHECKING:
-    from edgespec.apps.forge.training.loop import TrainingProgress, TrainingResult
+    from edgespec.apps.forge.training.loop import TrainingResult
 
 LEAST_GAIN = 0.02
 """Gain over the present draft that a new one needs to be stored: less is not told from noise."""
-
-KEEP = 16384
-"""Tokens that a draft can say by default, where the target has more."""
-
-LEARNING_RATE = 0.2
-"""Learning rate of a head that learns from its mistakes: a night must not unlearn what weeks taught."""
 
 _HEAD_BYTES = 64 << 20  # of a file, roughly
 _BYTES_PER_PARAMETER = 16  # the parameter, its gradient, two moments
 _BYTES_OF_BATCH = 1 << 30  # activations, logits
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class MakeResult:
     """What became of a DraftRequest: all candidates, the best, and what it was measured against."""
 
@@ -84,7 +75,7 @@ class MakeResult:
     """Of all candidates; without parameters."""
     before: CandidateResult | None = None
     """The present draft, or drafting without one; None: it could not run."""
-    candidates: tuple[CandidateResult, ...] = ()
+    candidates: Sequence[CandidateResult] = ()
     best: str
     """A candidate's name, such as "head-q4_0"."""
     share: float = 1.0
@@ -114,11 +105,8 @@ def make(request: DraftRequest, context: StageContext | None = None) -> MakeResu
     and trained by then stays, and the same request resumes.
     """
     run = MakeRun(request, context or StageContext())
-    with run.store.locked_folder() as drafts_folder, choose_meter() as meter:
-        try:
-            return run.run(drafts_folder, meter)
-        except OSError as error:
-            raise EdgespecError(f"cannot make a draft: {describe_os_error(error)}") from error
+    with run.store.locked_folder() as drafts_folder:
+        return run.run(drafts_folder)
 
 
 class MakeRun:
@@ -133,11 +121,11 @@ class MakeRun:
         fits_in_memory([(self._header, min(self._header.n_ctx_train, USUAL_CTX))])
         n_bytes = self._header.file_bytes
         self._sha256 = sha256_of(self._target.path, lambda n: self._tell("hashing the target", n / n_bytes))
-        target = DatasetTarget.of(self._header, self._target.name, self._sha256)
+        target = DatasetTarget(self._sha256, self._target.name, self._header.n_embd, self._header.n_vocab)
         self._dataset = Dataset(target, on_message=context.on_message)
         self.store = DraftStore(self._target.name, self._sha256)
         name = choose_models(request.target, None)[1]
-        self._before = Candidate(name or "no draft", resolve(name) if name else None, was_there=True)
+        self._before = Candidate(name or "no draft", resolve(name) if name else None)
         self._installed: Path | None = None  # the file of the head that learns from where it was wrong
         if request.from_history and self._before.path and self._is_head(self._before.path):
             self._installed = self._before.path
@@ -149,42 +137,39 @@ class MakeRun:
         for tensor in (EMBEDDINGS, self._weights.output, OUTPUT_NORM):
             self._weights.info(tensor)
         self._vocabulary = read_vocabulary(self._header)
-        self._cut_of(rank(self._vocabulary, ()))  # refuses a wrong number before anything is written
+        rank(self._vocabulary, ()).cut(request.keep)  # refuses a wrong number before anything is written
         self._start = resolve(request.start) if request.start else None
         if self._start and not self._is_head(self._start):
             problem = f"no head for {self._target.name}: name one that `edgespec draft make` made for it"
             raise UsageError(problem, field="start", value=request.start)
         self._state = RunState("")
 
-    def _tell(self, stage: str, share: float = 0.0, detail: str = "", left_s: float | None = None) -> None:
-        self._context.on_progress(StageProgress(stage, share, detail, left_s))
+    def _tell(self, stage: str, share: float = 0.0, detail: str = "") -> None:
+        self._context.on_progress(StageProgress(stage, share, detail))
 
     def _is_head(self, path: Path) -> bool:
         head = read_head(check_model_file(path, or_head=True))
         return head is not None and head.target_sha256 == self._sha256
 
-    def run(self, drafts_folder: Path, meter: Meter) -> MakeResult | None:
+    def run(self, drafts_folder: Path) -> MakeResult | None:
         """Run all stages; drafts are made in `drafts_folder`. Raises as `make`, and OSError."""
         request, folder = self._request, self._dataset.folder
-        self.store.check_space(2 * _HEAD_BYTES * len(request.types))
+        check_disk(drafts_folder, 2 * _HEAD_BYTES * len(request.types), f"drafts for {self._target.name}")
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        key = request.key(self._sha256)
-        self._state = runs.resume(folder, key, self._context.on_message, force=request.force)
+        self._state = resume(folder, request.key(self._sha256), self._context.on_message, force=request.force)
         learns = self._installed is not None
         if not self._state.until:
             if learns and self._knows_all():
                 return None
-            self._state = replace(self._state, until=tokens_wanted(request, self._dataset, learns=learns))
+            self._state.until = tokens_wanted(request, self._dataset, learns=learns)
         if not self._state.written:
-            with self._part(meter):
-                self._write()
-                self._state = replace(self._state, written=True)
-        self._state = self._state.with_sources(self._tokens_by_source())
-        runs.save(folder, self._state)
+            self._save()
+            self._write()
+            self._state.written = True
+        self._count_sources()
         texts = self._guard_texts() if learns else None
-        with self._part(meter):
-            start = self._start or self._usual_start()
-            trained, files = self.train(self._token_ids(), start, drafts_folder)
+        start = self._start or self._usual_start()
+        trained, files = self.train(self._token_ids(), start, drafts_folder)
         new = [Candidate(f"head-{type_}", path) for type_, path in files.items()]
         share, figures = 1.0, None
         if texts and self._installed:
@@ -200,9 +185,7 @@ class MakeRun:
             guard=figures,
         )
         if not figures or figures.passes or request.force:
-            with self._part(meter):
-                measured = self._evaluate(new)
-            made = self._store_best(made, measured, start)
+            self._store_best(made, new, start)
         self._end(made)
         return made
 
@@ -218,14 +201,8 @@ class MakeRun:
     def _run_folder(self) -> Path:
         return self._dataset.folder / "training" / f"{self._state.number}"
 
-    @contextmanager
-    def _part(self, meter: Meter) -> Iterator[None]:
-        window = meter.begin()
-        try:
-            yield
-        finally:
-            self._state = self._state.with_joules(window.end())
-            runs.save(self._dataset.folder, self._state)
+    def _save(self) -> None:
+        write_atomically(self._dataset.folder / _STATE, msgspec.json.encode(self._state))
 
     # ---- texts ----
 
@@ -236,102 +213,75 @@ class MakeRun:
             if not model.can_rewind:
                 problem = "cannot take tokens back: no draft can be used with it"
                 raise UsageError(problem, field="target", value=self._target.name)
-            write_texts(
-                model,
-                self._dataset,
-                self._request,
-                self._state.until,
-                self._request.evaluation.n_threads or default_threads(),
-                self._context,
-                learns=self._installed is not None,
-            )
+            learns, until = self._installed is not None, self._state.until
+            write_texts(model, self._dataset, self._request, until, self._context, learns=learns)
 
-    def _tokens_by_source(self) -> dict[str, int]:
+    def _count_sources(self) -> None:
         counts: Counter[str] = Counter()
         for text in self._dataset.texts(held_out=False):
             counts[text.source] += len(text.tokens) - (0 if text.source == READ else text.n_prompt)
-        return dict(counts)
+        self._state.add_sources(counts)
+        self._save()
 
     # ---- the head ----
 
-    def train(self, ids: Ids, start: Path | None, folder: Path) -> tuple[TrainingResult, dict[str, Path]]:
-        """Train a head that can say `ids`, and return its file in `folder` for each type.
+    def train(
+        self, ids: Ids, start: Path | None, drafts_folder: Path
+    ) -> tuple[TrainingResult, dict[str, Path]]:
+        """Train a head that can say `ids`, and return its file in `drafts_folder` for each type.
 
         `start`: the folder of an earlier training, or the file of a head. Raises EdgespecError, and
         KeyboardInterrupt when it is stopped: the checkpoints stay.
         """
         from edgespec.apps.forge.training.head import HeadFamily
-        from edgespec.apps.forge.training.loop import WARM_START_RATE, TextLessons, TrainingSettings, train
+        from edgespec.apps.forge.training.loop import Training, TrainingSettings
 
-        stage, learns, request = "training head", self._installed is not None, self._request
+        stage, request = "training head", self._request
         self._tell(stage, 0.0, "preparing")
         self._check_memory()
         sample = self._dataset.texts(held_out=False)
         head = HeadFamily(self._weights, self._sha256, ids, sample=sample)
-
-        def show(now: TrainingProgress) -> None:
-            self._tell(stage, now.share, now.figures, now.left_s)
-
-        trained = train(
-            TextLessons(head, self._dataset, mixes=learns),
-            TrainingSettings(
-                hours=request.hours,
-                tokens=request.tokens,
-                seed=self._state.number,
-                start_rate=LEARNING_RATE if learns else WARM_START_RATE,
-            ),
-            self._run_folder / "head",
-            start=head.read(start) if start and start.is_file() else start,
-            on_progress=show,
-            on_message=self._context.on_message,
+        settings = TrainingSettings(
+            hours=request.hours,
+            tokens=request.tokens,
+            seed=self._state.number,
+            learns=self._installed is not None,
         )
+        weights = head.read(start) if start and start.is_file() else start
+        folder = self._run_folder / "head"
+        trained = Training(head, self._dataset, settings, folder, self._context).run(weights)
         files = {}
         for type_ in request.types:
             self._tell(stage, 1.0, f"writing it as {type_}")
-            files[type_] = folder / f"head-{type_}.gguf"
+            files[type_] = drafts_folder / f"head-{type_}.gguf"
             head.export(trained.params, files[type_], type_)
         trained.params = None
         return trained, files
 
     def _usual_start(self) -> Path | None:
         """Return an earlier training, or the file of the target's best head: made here, or its pair's."""
-        installed, target = self._installed, str(self._target.path)
+        installed, present = self._installed, self._before.path
         if earlier := earlier_training(self._run_folder, installed.stem if installed else None):
             return earlier  # rather the weights before they were rounded
-        if installed:
-            return installed
-        if made := drafts_for(target):
-            return resolve(made[0].name)
-        paired = paired_draft(target)
-        path = resolve(paired) if paired and is_here(paired) else None
-        return path if path and self._is_head(path) else None
+        return present if present and self._is_head(present) else None
 
     def _token_ids(self) -> Ids:
         """Return the tokens that the drafts of a run can say, ascending; chosen once a run."""
-        file = self._run_folder / runs.TOKEN_IDS
+        file = self._run_folder / TOKEN_IDS
         if file.exists():
             stored: Ids = np.load(file)
             return stored
-        stage = "choosing tokens"
-        self._tell(stage)
+        self._tell("choosing tokens")
         texts = list(self._dataset.texts(held_out=False))
         head = read_head(check_model_file(self._installed)) if self._installed else None
         if head and self._request.keep is None:
             ids = renew(head.token_ids, self._vocabulary, texts)
         else:
-            show = partial(self._tell, stage)
-            ids = self._cut_of(rank(self._vocabulary, texts, self._weights, on_progress=show))
+            ids = rank(self._vocabulary, texts, self._weights).cut(self._request.keep)
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with replacing(file) as stream:
             np.save(stream, ids)
         return ids
-
-    def _cut_of(self, ranking: VocabularyRanking) -> Ids:
-        """Return the tokens to keep, ascending. Raises UsageError where nothing would be cut, or too much."""
-        keep = self._request.keep
-        if keep is not None or len(ranking.order) > KEEP:
-            return ranking.cut(keep or KEEP)
-        return np.sort(ranking.order)
 
     def _check_memory(self) -> None:
         """Raise EdgespecError if the parameters and their optimizer state do not fit in memory."""
@@ -354,10 +304,10 @@ class MakeRun:
         The next run of this request then takes up what was written by then.
         """
         try:
-            return GuardTexts.of(self._dataset)
+            return guard_texts(self._dataset)
         except EdgespecError:
-            self._state = replace(self._state, written=False, until=0)
-            runs.save(self._dataset.folder, self._state)
+            self._state.written, self._state.until = False, 0
+            self._save()
             raise
 
     def _guarded(
@@ -373,7 +323,9 @@ class MakeRun:
             with replacing(first) as file:
                 file.write(installed.read_bytes())
         guard = Guard(self._weights, texts, installed, first)
-        alike = [type_ for type_, path in files.items() if _kind(path) == _kind(installed)]
+        heads = {path: ModelWeights(check_model_file(path)) for path in (installed, *files.values())}
+        kinds = {path: weights.info(EMBEDDINGS).kind for path, weights in heads.items()}
+        alike = [type_ for type_, path in files.items() if kinds[path] == kinds[installed]]
         judged = []
         for type_ in alike or files:
             path, share, figures = guard.choose(files[type_], type_)
@@ -387,55 +339,33 @@ class MakeRun:
 
     # ---- the outcome ----
 
-    def _evaluate(self, new: list[Candidate]) -> list[CandidateResult]:
-        settings = self._request.evaluation
-        self._tell("judging")
-        evaluator = Evaluator(
-            self._target.path,
-            evaluation_prompts(self._dataset, settings.n_prompts),
-            replace(settings, n_threads=settings.n_threads or default_threads()),
-            self._dataset.folder / "judging",
-            self._context,
-        )
-        return evaluator.evaluate([self._before, *new])
-
-    def _store_best(
-        self, made: MakeResult, measured: list[CandidateResult], start: Path | None
-    ) -> MakeResult:
+    def _store_best(self, made: MakeResult, new: list[Candidate], start: Path | None) -> None:
         """Store the best draft, if it beats the present one and plain decoding, or the guard passed it."""
-        before = next((one for one in measured if one.candidate.was_there), None)
-        found = [one for one in measured if not one.candidate.was_there]
+        self._tell("judging")
+        settings, folder = self._request.evaluation, self._dataset.folder / "judging"
+        prompts = evaluation_prompts(self._dataset, settings.n_prompts)
+        evaluator = Evaluator(self._target.path, prompts, settings, folder, self._context)
+        measured = evaluator.evaluate([self._before, *new])
+        before = next((one for one in measured if one.candidate == self._before), None)
+        found = [one for one in measured if one.candidate != self._before]
         if not found:
             raise EdgespecError("none of the candidates could be judged; the lines above say why")
         best = max(found, key=lambda one: one.gains.mean)
-        base, beaten = 1.0, "plain decoding"
+        base, made.beaten = 1.0, "plain decoding"
         if before and before.gains.mean > base:
-            base, beaten = before.gains.mean, before.candidate.name
-        gain = best.gains.mean / base - 1.0
+            base, made.beaten = before.gains.mean, before.candidate.name
+        made.before, made.candidates, made.best = before, found, best.candidate.name
+        made.gain = best.gains.mean / base - 1.0
         if before:  # first: the new draft may get its name
             update_record(before)
         parent = start.stem if start and start.is_file() else draft_of(start)
-        made = replace(
-            made,
-            texts=self._texts_behind(parent),
-            before=before,
-            candidates=tuple(found),
-            best=best.candidate.name,
-            beaten=beaten,
-            gain=gain,
-        )
-        if not (made.guard or gain >= LEAST_GAIN or self._request.force) or best.candidate.path is None:
-            return made
-        kept = self._record(made, best, parent)
-        return replace(made, kept=kept, path=self.store.store(best.candidate.path, kept))
-
-    def _texts_behind(self, parent: str | None) -> dict[str, int]:
-        if self._start:
-            record = read_record(self._start)
-        else:
-            records = drafts_for(str(self._target.path))
-            record = next((one for one in records if one.name == parent), None)
-        return self._state.with_sources(record.data).sources if record else self._state.sources
+        records = [read_record(self._start)] if self._start else drafts_for(str(self._target.path))
+        for record in records:
+            if record and (self._start or record.name == parent):
+                self._state.add_sources(record.data)  # its weights know of these texts
+        if best.candidate.path and (made.guard or made.gain >= LEAST_GAIN or self._request.force):
+            made.kept = self._record(made, best, parent)
+            made.path = self.store.store(best.candidate.path, made.kept)
 
     def _record(self, made: MakeResult, best: CandidateResult, parent: str | None) -> DraftRecord:
         timing = best.timing
@@ -451,12 +381,9 @@ class MakeRun:
             target_bytes=self._header.path.stat().st_size,
             data=made.texts,
             tokens_seen=made.trained.n_tokens,
-            hours=made.trained.hours,
-            joules=self._state.joules,
-            joules_reason=self._state.joules_reason,
-            acceptance=timing.acceptance,
-            cost_ratio=timing.cost_ratio,
+            hours=made.trained.elapsed_s / 3600,
             gains=best.gains,
+            **asdict(timing),
             processor=read_cpu().model,
             made=datetime.now().astimezone().isoformat(timespec="seconds"),
             parent=parent,
@@ -466,18 +393,117 @@ class MakeRun:
     def _end(self, made: MakeResult) -> None:
         folder, kept, run = self._dataset.folder, made.kept, self._run_folder
         if made.path and made.guard and made.guard.passes:
-            self._state = replace(self._state, learnt=sha256_of(made.path))
-        self._state = replace(self._state, ended=True, kept=kept.name if kept else None)
-        runs.save(folder, self._state)
+            self._state.learnt = sha256_of(made.path)
+        self._state.ended, self._state.kept = True, kept.name if kept else None
+        self._save()
         shutil.rmtree(folder / "judging", ignore_errors=True)
-        if kept and made.share == 1.0:
-            runs.name_training(run / "head", kept.name)
         stays = self._installed.stem if self._installed and kept is None else None
-        runs.tidy(run, goes_on=kept is None, installed=stays)
-        if kept and made.share < 1.0:  # the next training starts from the file
+        tidy(run, goes_on=kept is None, installed=stays)
+        if kept and made.share == 1.0:
+            write_atomically(run / "head" / _NAME, kept.name)
+        elif kept:  # the next training starts from the file
             shutil.rmtree(run / "head", ignore_errors=True)
 
 
-def _kind(path: Path) -> int:
-    """Return the type of a head's matrices."""
-    return ModelWeights(check_model_file(path)).info(EMBEDDINGS).kind
+# ---- what is remembered of runs: FOLDER is the target's dataset ----
+#
+#     FOLDER/make.json                   state of the last run; stages keep their own
+#     FOLDER/training/2/token_ids.npy    tokens that the drafts of run 2 can say
+#     FOLDER/training/2/head/            training of a head: checkpoints under way, then its best weights
+#                            name        the draft that was stored of it
+#     FOLDER/first-head.gguf             the head that learning from mistakes began with (guard.py)
+#
+# A finished run is remembered too: the next one may start from its weights.
+
+
+FIRST_HEAD = "first-head.gguf"
+_STATE = "make.json"
+TOKEN_IDS, _NAME = "token_ids.npy", "name"
+_BEST, _CHECKPOINTS = "best.npz", ("latest.npz", "before.npz")  # training/loop.py
+
+
+@dataclass(slots=True)
+class RunState:
+    """State of a run: under way, stopped or finished."""
+
+    key: str
+    """`DraftRequest.key`; another request does not resume this run."""
+    number: int = 1
+    until: int = 0
+    """Tokens that the dataset is to have; 0: not decided yet."""
+    written: bool = False
+    ended: bool = False
+    repeats: bool = False
+    """Whether the run before was of the same request."""
+    kept: str | None = None
+    """The draft that was stored; None: none yet, or none was better."""
+    sources: dict[str, int] = field(default_factory=dict)
+    """Source -> tokens that this run, and those before it, learnt from."""
+    learnt: str = ""
+    """SHA-256 of the last head that passed the guard: FIRST_HEAD is what its learning began with."""
+
+    def add_sources(self, tokens: Mapping[str, int]) -> None:
+        """Count sources of texts; one that was deleted since stays counted."""
+        self.sources |= {name: max(n, self.sources.get(name, 0)) for name, n in tokens.items()}
+
+
+def resume(folder: Path, key: str, on_message: MessageFn, *, force: bool = False) -> RunState:
+    """Return the run in `folder` that goes on, or a new one; `on_message` is told which. Raises OSError.
+
+    `force`: a finished run that stored no draft goes on too, to store one.
+    """
+    found = StateFile(
+        folder / _STATE, lambda data: parse_struct(data, RunState), lock=".make.lock", on_message=on_message
+    ).read()
+    if found is None:
+        return RunState(key)
+    if found.key == key and not found.ended:
+        on_message("going on with the run that was stopped")
+        return found
+    if found.key == key and force and not found.kept:
+        on_message("going on with the last run, which kept nothing: its drafts are judged again")
+        found.ended = False
+        return found
+    if not found.ended:
+        on_message("the run that was stopped had other options: a new one begins, with the texts it wrote")
+    return RunState(
+        key, found.number + 1, repeats=found.key == key, sources=found.sources, learnt=found.learnt
+    )
+
+
+# ---- folders of trainings; `run` is FOLDER/training/NUMBER ----
+
+
+def earlier_training(run: Path, name: str | None = None) -> Path | None:
+    """Return the folder of the last training whose weights another one can start from.
+
+    `name`: of the draft that has these weights; None: of any, or of none.
+    """
+    for other in _earlier_runs(run):
+        training = other / "head"
+        if (training / _BEST).exists() and name in (None, draft_of(training)):
+            return training
+    return None
+
+
+def draft_of(training: Path | None) -> str | None:
+    """Return the draft that has the weights of a training; None if none was stored."""
+    file = training / _NAME if training else None
+    return file.read_text(encoding="utf-8") if file and file.exists() else None
+
+
+def tidy(run: Path, *, goes_on: bool, installed: str | None = None) -> None:
+    """Delete from a finished run, and those before it, what later trainings do not start from.
+
+    `goes_on`: the run may be resumed, so its checkpoints stay. The weights of the draft `installed` stay too.
+    """
+    for name in _CHECKPOINTS if not goes_on else ():
+        (run / "head" / name).unlink(missing_ok=True)
+    for other in _earlier_runs(run):
+        if installed is None or draft_of(other / "head") != installed:
+            shutil.rmtree(other, ignore_errors=True)
+
+
+def _earlier_runs(run: Path) -> list[Path]:
+    others = [path for path in run.parent.glob("*") if path.name.isdecimal() and path != run]
+    return sorted(others, key=lambda path: int(path.name), reverse=True)

@@ -24,6 +24,8 @@ import numpy as np
 
 from edgespec.apps.forge.dataset import BUILT_IN, key_of
 
+Words = Mapping[str, list[str]]
+
 # ---- functions of this machine's Python library ----
 
 _LEFT_OUT = {"test", "tests", "site-packages", "dist-packages"}
@@ -35,17 +37,6 @@ _PART = re.compile("<(NAME|SIGNATURE|DOC|CODE|HALF)>")
 _PER_FILE = 12  # functions: some modules have hundreds that look alike
 
 
-@dataclass(frozen=True, slots=True)
-class LibraryFunction:
-    """A function of Python's library, for a training prompt."""
-
-    name: str
-    signature: str
-    doc: str
-    """First paragraph of the docstring, on one line; "": none."""
-    code: str
-
-
 @cache
 def library() -> tuple[Path, ...]:
     """Return the files of the Python library, but for tests and the like."""
@@ -54,8 +45,11 @@ def library() -> tuple[Path, ...]:
     return tuple(sorted(found))
 
 
-def functions_of(path: Path) -> Iterator[LibraryFunction]:
-    """Yield the functions of a file that are neither tiny nor long; none if it cannot be parsed."""
+def functions_of(path: Path) -> Iterator[dict[str, str]]:
+    """Yield the functions of a file that are neither tiny nor long; none if it cannot be parsed.
+
+    Of each: NAME, SIGNATURE, CODE, HALF of the code, and DOC, the docstring's first paragraph on one line.
+    """
     try:
         source = path.read_text(encoding="utf-8")
         tree = ast.parse(source)
@@ -73,48 +67,39 @@ def functions_of(path: Path) -> Iterator[LibraryFunction]:
         lines = code.splitlines()
         signature = "\n".join(lines[: node.body[0].lineno - node.lineno]) or lines[0]
         doc = " ".join((ast.get_docstring(node) or "").split("\n\n")[0].split())
-        yield LibraryFunction(node.name, signature.rstrip(), doc[:_MOST_DOC], code)
-
-
-class FunctionPrompts:
-    """Draws prompts about the library's functions."""
-
-    def __init__(
-        self,
-        described: Sequence[str],
-        code: Sequence[str],
-        fill: Callable[[str, random.Random], str],
-        rng: random.Random,
-    ) -> None:
-        """Use the templates `described` for functions with a docstring, `code` for any.
-
-        A function's parts fill <NAME>, <SIGNATURE>, <DOC>, <CODE> and <HALF>; `fill` fills other slots.
-        """
-        self._described, self._code, self._fill = described, code, fill
-        self._files = list(library())
-        rng.shuffle(self._files)
-        self._functions: list[LibraryFunction] = []
-
-    def draw(self, rng: random.Random) -> str:
-        """Return a prompt; "" when there are none."""
-        # Files are parsed as they are needed: all take some seconds.
-        n_before = len(self._functions)
-        while self._files and len(self._functions) <= n_before:
-            found = list(functions_of(self._files.pop()))
-            self._functions += rng.sample(found, min(_PER_FILE, len(found)))
-        if not self._functions:
-            return ""
-        function = rng.choice(self._functions)
-        templates = self._described if function.doc and rng.random() < 0.5 else self._code
-        lines = function.code.splitlines()
-        parts = {
-            "NAME": function.name,
-            "SIGNATURE": function.signature,
-            "DOC": function.doc,
-            "CODE": function.code.rstrip(),
+        yield {
+            "NAME": node.name,
+            "SIGNATURE": signature.rstrip(),
+            "DOC": doc[:_MOST_DOC],
+            "CODE": code.rstrip(),
             "HALF": "\n".join(lines[: len(lines) // 2 + 1]),
         }
-        return _PART.sub(lambda part: parts[part[1]], self._fill(rng.choice(templates), rng))
+
+
+def _function_prompts(
+    described: Sequence[str], code: Sequence[str], words: Words, rng: random.Random
+) -> Callable[[random.Random], TextPrompt]:
+    """Return what draws prompts about the library's functions; their text is "" when there are none.
+
+    The templates `described` are for functions with a docstring, `code` for any. A function's parts fill
+    slots such as <NAME>, `words` the others.
+    """
+    files, functions = list(library()), list[dict[str, str]]()
+    rng.shuffle(files)
+
+    def draw(rng: random.Random) -> TextPrompt:
+        # Files are parsed as they are needed: all take some seconds.
+        n_before = len(functions)
+        while files and len(functions) <= n_before:
+            found = list(functions_of(files.pop()))
+            functions.extend(rng.sample(found, min(_PER_FILE, len(found))))
+        if not functions:
+            return TextPrompt(BUILT_IN, ("",))
+        function = rng.choice(functions)
+        template = rng.choice(described if function["DOC"] and rng.random() < 0.5 else code)
+        return TextPrompt(BUILT_IN, (_PART.sub(lambda part: function[part[1]], fill(template, words, rng)),))
+
+    return draw
 
 
 _FILE = Path(__file__).with_name("prompts.toml")
@@ -182,45 +167,44 @@ def lines_of(answer: str) -> list[str]:
     return list(dict.fromkeys(one for one in lines if one and one[-1] != ":"))
 
 
-class TemplateGrammar:
-    """Lists of words that fill the slots of templates.
+def fill(
+    template: str,
+    words: Words,
+    rng: random.Random,
+    bound: dict[str, str] | None = None,
+    depth: int = 0,
+) -> str:
+    """Fill the slots of a template by `rng`, from lists of words. Raises KeyError for an unknown list.
 
     {topic}     a word of the list, which may have slots itself
     {topic.a}   the same word wherever .a stands in a prompt, another one than .b
     {2..60}     a number; {2..60.a} as above
+
+    `bound`: the words that slots have already; `depth`: how deep in other words the template is.
     """
+    if depth > _MOST_DEPTH:
+        raise ValueError(f"words within words without end: {template!r}")
+    known = {} if bound is None else bound
 
-    def __init__(self, words: Mapping[str, list[str]]) -> None:
-        self._words = words
+    def chosen(slot: re.Match[str]) -> str:
+        name, low, high, label = slot.groups()
+        key = slot[0]
+        if label and key in known:
+            return known[key]
+        if name is None:
+            word = str(rng.randint(int(low), int(high)))
+        else:
+            # The same list under another label gives another word.
+            taken = {known[one] for one in known if one.startswith(f"{{{name}.")} if label else set()
+            for _ in range(_MOST_DEPTH):
+                word = fill(rng.choice(words[name]), words, rng, known, depth + 1)
+                if word not in taken:
+                    break
+        if label:
+            known[key] = word
+        return word
 
-    def fill(self, template: str, rng: random.Random) -> str:
-        """Fill the slots of a template by `rng`. Raises KeyError for an unknown list."""
-        return self._fill(template, rng, {}, 0)
-
-    def _fill(self, template: str, rng: random.Random, bound: dict[str, str], depth: int) -> str:
-        if depth > _MOST_DEPTH:
-            raise ValueError(f"words within words without end: {template!r}")
-
-        def chosen(slot: re.Match[str]) -> str:
-            name, low, high, label = slot.groups()
-            key = slot[0]
-            if label and key in bound:
-                return bound[key]
-            if name is None:
-                word = str(rng.randint(int(low), int(high)))
-            else:
-                # The same list under another label gives another word.
-                taken = {bound[one] for one in bound if one.startswith(f"{{{name}.")} if label else set()
-                words = self._words[name]
-                for _ in range(_MOST_DEPTH):
-                    word = self._fill(rng.choice(words), rng, bound, depth + 1)
-                    if word not in taken:
-                        break
-            if label:
-                bound[key] = word
-            return word
-
-        return _SLOT.sub(chosen, template)
+    return _SLOT.sub(chosen, template)
 
 
 @dataclass(slots=True)
@@ -265,22 +249,21 @@ def built_in(seed: int = 0) -> Iterator[TextPrompt]:
 
 def _kinds(rng: random.Random) -> list[_PromptKind]:
     document = _document()
-    grammar = TemplateGrammar(document["words"])
-    kinds = [_PromptKind(kind["share"], _drawer(grammar, kind)) for kind in document["kinds"]]
-    python = document["python"]
-    functions = FunctionPrompts(python["described"], python["code"], grammar.fill, rng)
-    return [*kinds, _PromptKind(python["share"], lambda rng: TextPrompt(BUILT_IN, (functions.draw(rng),)))]
+    words, python = document["words"], document["python"]
+    functions = _function_prompts(python["described"], python["code"], words, rng)
+    kinds = [_PromptKind(kind["share"], _drawer(words, kind)) for kind in document["kinds"]]
+    return [*kinds, _PromptKind(python["share"], functions)]
 
 
-def _drawer(grammar: TemplateGrammar, kind: Mapping[str, Any]) -> Callable[[random.Random], TextPrompt]:
+def _drawer(words: Words, kind: Mapping[str, Any]) -> Callable[[random.Random], TextPrompt]:
     follow_ups, then = kind.get("follow_ups"), kind.get("then")
 
     def draw(rng: random.Random) -> TextPrompt:
-        text = grammar.fill(rng.choice(kind["templates"]), rng).strip()
+        text = fill(rng.choice(kind["templates"]), words, rng).strip()
         follow_up = ""
         if follow_ups and rng.random() < _FOLLOWED:
-            follow_up = grammar.fill(rng.choice(follow_ups), rng)
-        return TextPrompt(BUILT_IN, (text,), follow_up, grammar.fill(rng.choice(then), rng) if then else "")
+            follow_up = fill(rng.choice(follow_ups), words, rng)
+        return TextPrompt(BUILT_IN, (text,), follow_up, fill(rng.choice(then), words, rng) if then else "")
 
     return draw
 

@@ -1,23 +1,23 @@
-"""What is asked of `edgespec draft make`."""
+"""What is asked of `edgespec draft make`, where its stages report to, and what may stop them."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
-from edgespec.apps.bench.suites import load_suite, read_contents
+from edgespec.apps.bench.suites import load_suite
 from edgespec.errors import UsageError
 from edgespec.llama.choices import KernelsChoice
 from edgespec.models.hashes import hash_file
 from edgespec.models.sources import format_size
-from edgespec.platform.files import why_no_file
-
-BUDGET = 2_000_000_000
-
-TYPES = ("q4_0", "q8_0")
+from edgespec.platform.cpu import default_threads
+from edgespec.platform.files import read_text_file, why_no_file
+from edgespec.platform.messages import MessageFn, silent
+from edgespec.platform.signals import Cancellation
 
 TOKENS_PER_HOUR = 200_000
 """Tokens to write for an hour of training, which reads them about nine times.
@@ -31,17 +31,14 @@ _LEAST_BUDGET = 16_000_000  # bytes: room for a few texts of a small target
 _SUITES = (".jsonl", ".jsonl.gz")
 
 
-N_PROMPTS = 6
-
-
 @dataclass(frozen=True, slots=True)
 class EvaluationSettings:
     """Length and conditions of an evaluation."""
 
     n_predict: int = 64
     rounds: int = 3
-    n_prompts: int = N_PROMPTS
-    n_threads: int | None = None
+    n_prompts: int = 6
+    n_threads: int = field(default_factory=default_threads)
     kernels: KernelsChoice = "auto"
 
 
@@ -61,7 +58,7 @@ class DraftRequest:
     built-in answer for each such text.
     """
     answer_tokens: int = 400
-    budget: int = BUDGET
+    budget: int = 2_000_000_000
     """Most bytes of texts and hidden states on disk."""
     prompts: tuple[Path, ...] = ()
     """Files of prompts and texts."""
@@ -73,7 +70,7 @@ class DraftRequest:
     """The head whose weights the training starts from; None: the last training's, or the best."""
     keep: int | None = None
     """Tokens that a draft can say; None: 16,384, or all."""
-    types: tuple[str, ...] = TYPES
+    types: tuple[str, ...] = ("q4_0", "q8_0")
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
 
     def __post_init__(self) -> None:
@@ -135,11 +132,30 @@ def check_prompts(path: Path) -> None:
 
 def text_of(path: Path) -> str:
     """Return the text of a file. Raises UsageError."""
-    try:
-        text = read_contents(path)[1].decode()
-    except UnicodeDecodeError as error:
-        problem = f"not UTF-8 text (byte {error.start}); give a text"
-        raise UsageError(problem, field="prompts", value=path) from None
+    text = read_text_file(path, "prompts")
     if not text.strip():
         raise UsageError("an empty text; give one like those the target writes", field="prompts", value=path)
     return text
+
+
+# ---- progress ----
+
+
+@dataclass(frozen=True, slots=True)
+class StageProgress:
+    """Progress of one stage, such as "writing" or "training head"."""
+
+    stage: str
+    share: float
+    """0 to 1."""
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageContext:
+    """Where a stage reports to, and what may stop it."""
+
+    on_progress: Callable[[StageProgress], None] = lambda _progress: None
+    on_message: MessageFn = silent
+    signals: Cancellation | None = None
+    """Lets Ctrl-C end a running pass."""

@@ -11,7 +11,7 @@ counts and ids alone miss 4.8 %.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ from edgespec.llama.gguf_header import GGUFHeader
 
 Ids = npt.NDArray[np.int64]
 
+KEPT = 16384  # tokens that a draft can say by default, where the target has more
 _MULTIPLE = 16  # of tokens are kept: kernels take matrices of a whole number of such rows
 _N_PLACES = 4096  # where the target is asked what it expects: a few seconds
 _BY_PROMPTS, _BY_ID = 0.1, 0.05  # weights of a prompt's token and of all ids; a written token's is 1
@@ -52,11 +53,14 @@ class VocabularyRanking:
     n_required: int
     """Ids at the start that every cut keeps."""
 
-    def cut(self, size: int) -> Ids:
-        """Return the best `size` ids, rounded up, ascending.
+    def cut(self, size: int | None) -> Ids:
+        """Return the best `size` ids, rounded up, ascending; None: 16,384, or all.
 
         Raises UsageError for a size that lacks required ids, or that would cut nothing.
         """
+        if size is None and len(self.order) <= KEPT:
+            return np.sort(self.order)
+        size = size or KEPT
         if size < self.n_required:
             problem = f"at least {self.n_required} tokens stay: control tokens, single bytes and such"
             raise UsageError(problem, field="keep", value=size)
@@ -68,16 +72,9 @@ class VocabularyRanking:
 
 
 def rank(
-    vocabulary: SourceVocabulary,
-    texts: Sequence[TrainingText],
-    target: ModelWeights | None = None,
-    *,
-    on_progress: Callable[[float], None] = lambda _share: None,
+    vocabulary: SourceVocabulary, texts: Sequence[TrainingText], target: ModelWeights | None = None
 ) -> VocabularyRanking:
-    """Rank `vocabulary` by what was written in `texts`, and by what `target` expected there if it is given.
-
-    `on_progress` takes the share that is done.
-    """
+    """Rank `vocabulary` by what was written in `texts`, and what `target` expected there if it is given."""
     n_vocab = vocabulary.n_vocab
     written = _counts((text.tokens[text.n_prompt :] for text in texts), n_vocab)
     asked = _counts((text.tokens[: text.n_prompt] for text in texts), n_vocab)
@@ -85,7 +82,7 @@ def rank(
     by_id = 1.0 / np.arange(1, n_vocab + 1)  # Zipf's law
     score = written + _BY_PROMPTS * asked + _BY_ID * max(n_written, 1) * by_id / by_id.sum()
     if target is not None and n_written:
-        expected = expectations(texts, target, on_progress=on_progress)[:n_vocab]
+        expected = expectations(texts, target)[:n_vocab]
         score[: len(expected)] += n_written * expected
     score[vocabulary.unused] = -1.0
     score[vocabulary.required] = np.inf
@@ -110,11 +107,7 @@ def renew(ids: Ids, vocabulary: SourceVocabulary, texts: Sequence[TrainingText])
 
 
 def expectations(
-    texts: Sequence[TrainingText],
-    target: ModelWeights,
-    n_places: int = _N_PLACES,
-    *,
-    on_progress: Callable[[float], None] = lambda _share: None,
+    texts: Sequence[TrainingText], target: ModelWeights, n_places: int = _N_PLACES
 ) -> npt.NDArray[np.float64]:
     """Return the target's mean probability of each token at `n_places` evenly spread over what it wrote.
 
@@ -124,7 +117,6 @@ def expectations(
     n_vocab = target.info(target.output).rows
     total = np.zeros(n_vocab)
     for done in range(0, len(features), _PLACES):
-        on_progress(done / len(features))
         some = features[done : done + _PLACES]
         logits = np.empty((len(some), n_vocab), np.float32)
         for at in range(0, n_vocab, _ROWS):
@@ -137,18 +129,13 @@ def expectations(
 
 
 def _some_features(texts: Sequence[TrainingText], n: int) -> npt.NDArray[np.float32]:
-    """Return the features at `n` places evenly spread over all answers."""
-    starts = [max(text.n_prompt - 1 - text.first, 0) for text in texts]
-    lengths = [max(len(text.features) - start, 0) for text, start in zip(texts, starts, strict=True)]
-    ends = np.cumsum(lengths, dtype=np.int64)
-    if not len(ends) or not ends[-1]:
-        return np.empty((0, 0), np.float32)
-    places = np.unique(np.linspace(0, ends[-1] - 1, min(n, int(ends[-1])), dtype=np.int64))
-    found = []
-    for text, start, length, end in zip(texts, starts, lengths, ends, strict=True):
-        own = places[(places >= end - length) & (places < end)] - (end - length)
-        found.append(text.features[own + start])
-    return np.concatenate(found).astype(np.float32)
+    """Return the features at up to `n` places evenly spread over all answers."""
+    answers = [text.features[max(text.n_prompt - 1 - text.first, 0) :] for text in texts]
+    before = np.cumsum([0, *map(len, answers)])
+    step = max(1, -(-before[-1] // n))
+    return np.concatenate([a[-at % step :: step] for a, at in zip(answers, before, strict=False)]).astype(
+        np.float32
+    )
 
 
 def _counts(parts: Iterable[npt.NDArray[Any]], n_vocab: int) -> npt.NDArray[np.float64]:

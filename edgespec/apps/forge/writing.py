@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from edgespec._core import Interrupt, Sampler
-from edgespec.apps.forge.dataset import DatasetWriter, TrainingText, is_held_out
+from edgespec.apps.forge.dataset import Dataset, TrainingText, is_held_out
 from edgespec.apps.forge.prompts import TextPrompt, TokenPrompt
 from edgespec.decoding.sampling import Coins, SamplingParams
 from edgespec.decoding.session import Features, Rows, SequenceTokens
@@ -41,12 +41,11 @@ LONGEST_PROMPT = 624
 
 _TOP_P, _TOP_K = 0.95, 100  # finding the top 100 of 152,000 logits is ten times as fast as sorting all
 _NO_PREFIX = np.empty(0, np.int32)  # the samplers have no penalties
-_MIX = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: neighbouring seeds become numbers far apart
 
 
 @dataclass(frozen=True, slots=True)
 class WritingSettings:
-    """Sizes and seed of the generation."""
+    """Sizes of the generation."""
 
     n_texts: int = 16
     """Texts at once; fewer where memory has no room for their KV cache."""
@@ -57,7 +56,6 @@ class WritingSettings:
     """Last tokens of a prompt whose hidden states are stored."""
     n_pass: int = 112
     """Most tokens of a pass: all have logits, and the kernels take that many at once."""
-    seed: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -66,19 +64,17 @@ class RunningText:
 
     prompt: TextPrompt | TokenPrompt
     tokens: list[int]
-    n_prompt: int
+    end: TrainingText
+    """The text at its end, but for its tokens; hidden states are filled in as they are evaluated."""
     n_end: int
     sequence: int
-    first: int
-    """The first token whose hidden state is stored."""
-    features: npt.NDArray[np.float16]
-    """Hidden states of tokens `first` .. n_end - 2, filled as they are evaluated."""
-    temperature: float
-    """NaN: the text is no answer."""
     coins: Coins
-    reads_only: bool
-    """Whether the text is complete from the start."""
     n_evaluated: int = 0
+
+    @property
+    def reads_only(self) -> bool:
+        """Whether the text is complete from the start."""
+        return math.isnan(self.end.temperature)
 
     @property
     def n_pending(self) -> int:
@@ -88,34 +84,21 @@ class RunningText:
     @property
     def n_done(self) -> int:
         """Tokens after the prompt that were written, or read."""
-        return max(0, (self.n_evaluated if self.reads_only else len(self.tokens)) - self.n_prompt)
+        return max(0, (self.n_evaluated if self.reads_only else len(self.tokens)) - self.end.n_prompt)
 
     def add_features(self, features: Features) -> None:
         """Store the hidden states of the tokens that were just evaluated."""
-        at = self.n_evaluated - self.first
+        at = self.n_evaluated - self.end.first
         self.n_evaluated += len(features)
-        self.features[max(0, at) : max(0, self.n_evaluated - self.first)] = features[max(0, -at) :]
-
-    def as_training_text(self) -> TrainingText:
-        """Return the text as it is now."""
-        weights = self.prompt.weights if isinstance(self.prompt, TokenPrompt) else ()
-        return TrainingText(
-            tokens=np.array(self.tokens, np.int32),
-            n_prompt=self.n_prompt,
-            first=self.first,
-            features=self.features[: len(self.tokens) - 1 - self.first],
-            temperature=self.temperature,
-            source=self.prompt.source,
-            key=self.prompt.key,
-            weights=np.array(weights, np.float16) if weights else None,
-        )
+        n = max(0, self.n_evaluated - self.end.first)
+        self.end.features[max(0, at) : n] = features[max(0, -at) :]
 
 
 @dataclass(slots=True)
 class WritingRun:
     """Progress and outcome of one call of `TargetWriter.fill`."""
 
-    writer: DatasetWriter
+    writer: Dataset
     prompts: Iterator[TextPrompt | TokenPrompt]
     known: set[int]
     """Keys of prompts that have a text."""
@@ -125,12 +108,10 @@ class WritingRun:
     running: list[RunningText] = field(default_factory=list)
     follow_ups: list[TextPrompt] = field(default_factory=list)
     """Prompts that follow from answers."""
-    n_texts: int = 0
     n_finished: int = 0
-    n_skipped: int = 0
-    """Prompts that were too long."""
+    """Tokens of the texts that ended."""
     full: bool = False
-    """Whether the budget is used up; `DatasetWriter.full` is the message."""
+    """Whether the budget is used up."""
     begun_s: float = field(default_factory=time.monotonic)
 
     @property
@@ -184,7 +165,7 @@ class TargetWriter(Closing):
 
     def fill(
         self,
-        writer: DatasetWriter,
+        writer: Dataset,
         prompts: Iterable[TextPrompt | TokenPrompt],
         *,
         until: int,
@@ -196,15 +177,8 @@ class TargetWriter(Closing):
         are stored. `on_progress` is called after each pass. Raises EdgespecError as `KVCache.forward`,
         such as for a model without hidden states, and OSError where the disk fails.
         """
-        texts = list(writer.dataset.texts())
-        run = WritingRun(
-            writer,
-            iter(prompts),
-            known={text.key for text in texts},
-            n_before=sum(len(text.tokens) - text.n_prompt for text in texts),
-            until=until,
-        )
-        del texts  # they hold the files open
+        known, n_before = {text.key for text in writer.texts()}, writer.n_answer_tokens()
+        run = WritingRun(writer, iter(prompts), known, n_before, until)
         try:
             while self._begin_texts(run):
                 self._step(run)
@@ -240,27 +214,25 @@ class TargetWriter(Closing):
         reads_only = len(tokens) > n_prompt
         n_end = len(tokens) if reads_only else n_prompt + self._n_predict
         if n_prompt == 0 or n_end > self._longest:
-            run.n_skipped += 1
             return
         first = max(0, n_prompt - self.settings.window)
         features: npt.NDArray[np.float16] = np.empty((n_end - 1 - first, self.model.n_embd), np.float16)
         if not run.writer.has_room(features.nbytes):
             run.full = True
             return
-        seed = self.settings.seed
-        one = RunningText(
-            prompt=prompt,
-            tokens=tokens,
+        weights = prompt.weights if isinstance(prompt, TokenPrompt) else ()
+        end = TrainingText(
+            tokens=_NO_PREFIX,
             n_prompt=n_prompt,
-            n_end=n_end,
-            sequence=self._cache.take(),
             first=first,
             features=features,
-            temperature=math.nan if reads_only else temperature_of(prompt.key, seed),
-            coins=Coins(_mixed(prompt.key, seed)),
-            reads_only=reads_only,
+            temperature=math.nan if reads_only else temperature_of(prompt.key),
+            source=prompt.source,
+            key=prompt.key,
+            weights=np.array(weights, np.float16) if weights else None,
         )
-        run.running.append(one)
+        coins = Coins(_mixed(prompt.key))
+        run.running.append(RunningText(prompt, tokens, end, n_end, self._cache.take(), coins))
 
     # ---- a pass ----
 
@@ -288,11 +260,12 @@ class TargetWriter(Closing):
                 self._end_if_finished(run, one)
 
     def _sample(self, one: RunningText, rows: Rows) -> int:
-        sampler = self._samplers.get(one.temperature)
+        temperature = one.end.temperature
+        sampler = self._samplers.get(temperature)
         if sampler is None:
-            params = SamplingParams(temperature=one.temperature, top_k=_TOP_K, top_p=_TOP_P, min_p=0.0)
-            sampler = self._samplers[one.temperature] = params.sampler(self.model.n_vocab, 0)
-        coin = 0.0 if one.temperature == 0.0 else one.coins.take(1)[0]
+            params = SamplingParams(temperature=temperature, top_k=_TOP_K, top_p=_TOP_P, min_p=0.0)
+            sampler = self._samplers[temperature] = params.sampler(self.model.n_vocab, 0)
+        coin = 0.0 if temperature == 0.0 else one.coins.take(1)[0]
         with self._errors:
             return sampler.sample(rows[0], _NO_PREFIX, coin, -1)
 
@@ -301,13 +274,14 @@ class TargetWriter(Closing):
             return
         run.running.remove(one)
         self._cache.release(one.sequence)
-        if not run.writer.append(one.as_training_text()):
+        features = one.end.features[: len(one.tokens) - 1 - one.end.first]
+        text = replace(one.end, tokens=np.array(one.tokens, np.int32), features=features)
+        if not run.writer.append(text):
             run.full = True
             return
-        run.n_texts += 1
-        run.n_finished += len(one.tokens) - one.n_prompt
+        run.n_finished += len(one.tokens) - one.end.n_prompt
         if isinstance(one.prompt, TextPrompt) and self.model.is_eog(one.tokens[-1]):
-            answer = b"".join(map(self.model.piece, one.tokens[one.n_prompt :]))
+            answer = b"".join(map(self.model.piece, one.tokens[one.end.n_prompt :]))
             run.follow_ups += one.prompt.followed(answer.decode(errors="replace"))
 
 
@@ -321,19 +295,19 @@ def prompt_tokens(model: Model, prompt: TextPrompt) -> list[int]:
     )
 
 
-def temperature_of(key: int, seed: int = 0) -> float:
-    """Return the temperature of a prompt's text, a function of its key and the seed."""
+def temperature_of(key: int) -> float:
+    """Return the temperature of a prompt's text, a function of its key."""
     if is_held_out(key):
         return 0.0
-    share = _mixed(key, seed) / 2**64
+    share = _mixed(key) / 2**64
     if share < GREEDY_SHARE:
         return 0.0
     return TEMPERATURES[int((share - GREEDY_SHARE) / (1.0 - GREEDY_SHARE) * len(TEMPERATURES))]
 
 
-def _mixed(key: int, seed: int) -> int:
-    """Hash a key with a seed to 64 bits."""
-    return (key * _MIX + seed * (_MIX >> 1)) % 2**64
+def _mixed(key: int) -> int:
+    """Hash a key to 64 bits: neighbouring ones become numbers far apart."""
+    return key * 0x9E3779B97F4A7C15 % 2**64  # 2^64 / golden ratio
 
 
 def _texts_that_fit(model: Model, settings: WritingSettings, longest: int, on_message: MessageFn) -> int:

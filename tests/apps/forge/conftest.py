@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from edgespec.apps.bench.measure import CellTask, MeasuredCell
 from edgespec.apps.bench.runs import PLAIN, Run
-from edgespec.apps.forge.evaluation import EvaluationTask
 from edgespec.apps.forge.make import MakeRun
 from edgespec.apps.forge.request import DraftRequest, EvaluationSettings
 from random_heads import write_random_head
@@ -33,7 +33,7 @@ def speeds(monkeypatch):
     """Runs of trials are made up: by the draft's file, how much faster than plain decoding it is."""
     gains = {}
 
-    def runs(self, _on_run):
+    def measure(self, _on_count):
         name = self.draft.rpartition("/")[2] if self.draft else "none"
         gain = next((gain for part, gain in gains.items() if part in name), 1.0)
 
@@ -43,13 +43,14 @@ def speeds(monkeypatch):
                 draft_s=0.2, verify_s=1.0, n_emitted=10, histogram=((4, 2, 5),),
             )  # fmt: skip
 
-        if self.round is None:
-            yield from (run(PLAIN, 0, 1.0), run("model", 0, 1.0))
-            return
-        for round_ in (self.round, self.round + self.settings.rounds):
-            yield from (run(PLAIN, round_, 1.0), run("auto", round_, 1.0 / gain))
+        runs = []
+        for settings, first in self.sittings:
+            way = settings.variants[0].name
+            runs.append(run(PLAIN, first + self.round, 1.0))
+            runs.append(run(way, first + self.round, 1.0 if way == "model" else 1.0 / gain))
+        return MeasuredCell("stock", tuple(runs), 0, ())
 
-    monkeypatch.setattr(EvaluationTask, "runs", runs)
+    monkeypatch.setattr(CellTask, "measure", measure)
     return gains
 
 
@@ -64,7 +65,7 @@ def jobs(tiny_path, monkeypatch):
         for type_, path in files.items():
             write_random_head(path, tiny_path, seed=len(type_))
         acceptance = SimpleNamespace(by_position=(0.5,))
-        return SimpleNamespace(n_tokens=1000, hours=0.1, acceptance=acceptance, history=()), files
+        return SimpleNamespace(n_tokens=1000, elapsed_s=360.0, acceptance=acceptance, history=()), files
 
     monkeypatch.setattr(MakeRun, "train", train)
     return asked

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from edgespec.apps.forge.training import arithmetic
-from edgespec.apps.forge.training.acceptance import starts
 from edgespec.apps.forge.training.batches import EpochPosition, TextPacking, batches
-from edgespec.apps.forge.training.head import HeadFamily, HeadRollout, HeadSettings, divergence_from
+from edgespec.apps.forge.training.head import HeadFamily, HeadRollout, divergence_from
+from edgespec.apps.forge.training.loop import starts
 from edgespec.apps.forge.training.weights import ModelWeights
 from edgespec.decoding.session import SequenceTokens
 from edgespec.errors import UsageError
@@ -34,7 +34,7 @@ def exact(monkeypatch):
 
 
 def a_batch(head, texts, rows=ROWS):
-    return next(batches(TextPacking(texts, rows), head.embed, rows.n, 0, EpochPosition()))[0]
+    return next(batches(TextPacking(texts, rows), head.target.embed, rows.n, 0, EpochPosition()))[0]
 
 
 class LlamaHead:
@@ -107,7 +107,7 @@ def test_what_is_no_head_of_this_shape_is_not_read(target, tmp_path):
     with pytest.raises(UsageError, match="no draft head"):
         tiny_head(target).read(target)
     tiny_head(target).export(tiny_head(target).init(jax.random.key(1)), tmp_path / "head.gguf", "f32")
-    wider = HeadFamily(ModelWeights(read_header(target)), "5a" * 32, IDS, HeadSettings(n_ff=128))
+    wider = HeadFamily(ModelWeights(read_header(target)), "5a" * 32, IDS, 128)
     with pytest.raises(UsageError, match="a head of another width"):
         wider.read(tmp_path / "head.gguf")
 

@@ -75,8 +75,8 @@ def test_what_is_kept(tmp_path):
     checkpoint.parent.mkdir()
     checkpoint.write_bytes(b"x" * 5000)
     (kept,) = find_stored()
-    assert (kept.target, kept.sha256, kept.folder) == ("my-target", "ab" * 32, dataset.folder)
-    assert (kept.n_texts, kept.n_own) == (5, 3)
+    assert (kept.target, kept.target_sha256, kept.path) == ("my-target", "ab" * 32, dataset.folder)
+    assert (kept.texts, kept.own_texts) == (5, 3)
     assert kept.data_bytes == dataset.n_bytes()
     assert 5000 <= kept.checkpoint_bytes < 6000
     assert kept.damaged == ()
@@ -90,7 +90,7 @@ def test_own_texts_go_and_the_others_stay_as_they_were():
     (kept,) = find_stored()
     assert delete_user_texts(kept) == 4
     (after,) = find_stored()
-    assert (after.n_texts, after.n_own) == (4, 0)
+    assert (after.texts, after.own_texts) == (4, 0)
     assert after.data_bytes < kept.data_bytes
     rest = [text for text in texts if text.source == BUILT_IN]
     assert all(map(same, Dataset(TARGET).texts(), rest))
@@ -105,7 +105,7 @@ def test_new_texts_after_that():
     assert delete_user_texts(kept) == 3
     _, texts = stored(BUILT_IN, FROM_HISTORY)
     assert same([*Dataset(TARGET).texts()][-1], texts[-1])
-    assert find_stored()[0].n_texts == 3
+    assert find_stored()[0].texts == 3
 
 
 def test_files_that_cannot_be_read_are_shown_and_go():
@@ -116,7 +116,7 @@ def test_files_that_cannot_be_read_are_shown_and_go():
     aside.write_bytes(b"of an earlier day")
     (kept,) = find_stored()
     assert kept.damaged == (first, aside)
-    assert (kept.n_texts, kept.n_own) == (1, 0)
+    assert (kept.texts, kept.own_texts) == (1, 0)
     assert delete_user_texts(kept) == 0
     assert dataset.shards() == [second]
     assert not aside.exists()
@@ -126,7 +126,7 @@ def test_a_folder_without_its_description():
     dataset, _ = stored(READ)
     (dataset.folder / "dataset.json").write_text("{")
     (kept,) = find_stored()
-    assert (kept.target, kept.sha256, kept.n_own) == ("", "ab" * 8, 1)
+    assert (kept.target, kept.target_sha256, kept.own_texts) == (None, "ab" * 8, 1)
     assert delete_user_texts(kept) == 1
 
 
@@ -145,7 +145,7 @@ def test_beside_a_process_that_makes_a_draft():
     ):
         delete_user_texts(kept)
     assert "\n" not in str(raised.value)
-    assert find_stored()[0].n_own == 1
+    assert find_stored()[0].own_texts == 1
 
 
 def test_a_disk_that_fails(monkeypatch):

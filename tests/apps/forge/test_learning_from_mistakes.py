@@ -13,7 +13,7 @@ import pytest
 
 from edgespec.apps.forge import dataset as dataset_module
 from edgespec.apps.forge import request as request_module
-from edgespec.apps.forge.commands.draft_report import made_document, print_made
+from edgespec.apps.forge.commands.draft import made_document, print_made
 from edgespec.apps.forge.data_stage import (
     PLACE_WEIGHT,
     HistoryTexts,
@@ -32,14 +32,12 @@ from edgespec.apps.forge.dataset import (
     is_held_out,
 )
 from edgespec.apps.forge.draft_store import DraftStore, delete_user_texts, find_stored
-from edgespec.apps.forge.guard import Guard, GuardFigures, GuardTexts
-from edgespec.apps.forge.make import make
-from edgespec.apps.forge.progress import StageContext
+from edgespec.apps.forge.guard import Guard, GuardFigures, guard_texts
+from edgespec.apps.forge.make import FIRST_HEAD, earlier_training, make, tidy
 from edgespec.apps.forge.prompts import TextPrompt, TokenPrompt
-from edgespec.apps.forge.request import DraftRequest
-from edgespec.apps.forge.runs import FIRST_HEAD, earlier_training, name_training, tidy
+from edgespec.apps.forge.request import DraftRequest, StageContext
 from edgespec.apps.forge.training.batches import EpochPosition, TextPacking, batches
-from edgespec.apps.forge.training.loop import TextLessons, TrainingSettings, train
+from edgespec.apps.forge.training.loop import Training, TrainingSettings
 from edgespec.apps.forge.training.weights import ModelWeights
 from edgespec.apps.forge.vocabulary_ranking import renew
 from edgespec.apps.forge.writing import TargetWriter, WritingSettings
@@ -173,7 +171,7 @@ def test_the_weights_of_the_installed_head_outlive_a_refused_training(tmp_path):
         training = tmp_path / number / "head"
         training.mkdir(parents=True)
         (training / "best.npz").write_bytes(b"")
-        name_training(training, name)
+        (training / "name").write_text(name)
     run = tmp_path / "3"
     (run / "head").mkdir(parents=True)
     assert earlier_training(run, "mine") == tmp_path / "1/head"
@@ -195,7 +193,7 @@ def test_a_shard_without_weights_is_read_and_wrong_ones_are_refused(dataset):
     np.savez(path, **arrays, weight=np.ones(3, np.float16))
     lines = []
     assert list(Dataset(dataset.target, dataset.folder, on_message=lines.append).texts()) == []
-    assert "weights of shape (3,)" in lines[0]
+    assert "its arrays do not fit together" in lines[0]
 
 
 def test_the_vocabulary_takes_up_what_the_user_writes():
@@ -241,7 +239,7 @@ def test_a_night_takes_what_was_not_read_yet_and_a_built_in_answer_for_each(
     with_file = replace(request, prompts=(tmp_path / "book.txt",))
     assert tokens_wanted(with_file, dataset, learns=True) == here + request.default_tokens
     fill_history(tiny_target)
-    write_texts(tiny_target, dataset, request, until, 1, StageContext(), learns=True)
+    write_texts(tiny_target, dataset, request, until, StageContext(), learns=True)
     held_out = len([text for text in dataset.texts(held_out=True) if text.source == BUILT_IN])
     assert sources(dataset) == {REJECTED: 9, READ: 20, BUILT_IN: 3 + held_out}
     assert tokens_wanted(request, dataset, learns=True) == dataset.n_answer_tokens(), "nothing is left"
@@ -261,13 +259,13 @@ def test_where_the_budget_is_full_new_mistakes_take_the_place_of_forgotten_ones(
     full = DraftRequest(
         target="tiny", hours=1.0, answer_tokens=8, budget=dataset.n_bytes(), from_history=True
     )
-    write_texts(tiny_target, dataset, full, 1 << 30, 1, context, learns=True)
+    write_texts(tiny_target, dataset, full, 1 << 30, context, learns=True)
     failed = {int(text.tokens[0]) for text in dataset.texts() if text.source == REJECTED}
     assert failed == {4, 5, 20, 21, 22}, "all that are kept, and no others"
     assert sources(dataset)[READ] == 20, "other texts stay while these make room"
     assert dataset.n_bytes() <= full.budget + 4096, "the names and sums of a shard are not counted"
     assert "4 earlier texts made room for 3 in which drafts were rejected" in lines
-    write_texts(tiny_target, dataset, full, 1 << 30, 1, context, learns=True)
+    write_texts(tiny_target, dataset, full, 1 << 30, context, learns=True)
     assert len([line for line in lines if "made room" in line]) == 1, "nothing was new"
 
 
@@ -324,13 +322,13 @@ def test_the_guard_lets_a_better_head_pass_and_no_worse_one(target, tmp_path):
     family = tiny_head(target)
     untrained, trained = tmp_path / "untrained.gguf", tmp_path / "trained.gguf"
     family.export(family.init(jax.random.key(0)), untrained, "q8_0")
-    lessons = TextLessons(family, texts, rows=ROWS)
-    result = train(lessons, TrainingSettings(tokens=3_000, evaluate_s=1e9), tmp_path / "training")
+    settings = TrainingSettings(tokens=3_000, evaluate_s=1e9, rows=ROWS)
+    result = Training(family, texts, settings, tmp_path / "training", StageContext()).run()
     family.export(result.params, trained, "q8_0")
-    weights, judged = ModelWeights(read_header(target)), GuardTexts.of(texts)
-    assert {text.source for text in judged.own} == {REJECTED}
-    assert {text.source for text in judged.built_in} == {BUILT_IN}
-    assert all(text.held_out for text in (*judged.own, *judged.built_in))
+    weights, judged = ModelWeights(read_header(target)), guard_texts(texts)
+    assert {text.source for text in judged[0]} == {REJECTED}
+    assert {text.source for text in judged[1]} == {BUILT_IN}
+    assert all(text.held_out for text in (*judged[0], *judged[1]))
     better = Guard(weights, judged, untrained).judge(trained)
     assert better.passes
     worse = Guard(weights, judged, trained).judge(untrained)
@@ -361,7 +359,7 @@ def test_texts_to_judge_by_that_are_missing_are_one_line(target):
             ]
         )
         with pytest.raises(EdgespecError, match=f"the head that is there stays: .* {which} are missing"):
-            GuardTexts.of(left)
+            guard_texts(left)
 
 
 # ---- draft make --from-history ----
@@ -417,7 +415,7 @@ def test_a_part_of_the_training_is_the_mean_of_old_and_new_weights(target, tmp_p
 
     gain = 1.2
     monkeypatch.setattr(Guard, "judge", judge)
-    guard = Guard(ModelWeights(read_header(target)), GuardTexts.of(OwnTexts(target, 60)), old)
+    guard = Guard(ModelWeights(read_header(target)), guard_texts(OwnTexts(target, 60)), old)
     path, share, figures = guard.choose(new, "f32")
     assert (path, share, figures.passes) == (tmp_path / "new-50%.gguf", 0.5, True)
     before, after, mean = map(family.read, (old, new, path))
@@ -449,16 +447,16 @@ def test_after_a_part_the_next_training_goes_on_from_the_file_and_is_judged_by_t
     assert "75% of the training is taken: all of it would lose too much on built-in texts" in lines
     assert installed.read_bytes() != first
     (stored,) = find_stored()
-    assert (stored.folder / FIRST_HEAD).read_bytes() == first
+    assert (stored.path / FIRST_HEAD).read_bytes() == first
     make(learning)
     assert jobs[-1].start == installed, "its weights are no training's"
-    assert (stored.folder / FIRST_HEAD).read_bytes() == first, "losses of many nights do not add up"
+    assert (stored.path / FIRST_HEAD).read_bytes() == first, "losses of many nights do not add up"
     monkeypatch.setattr(Guard, "judge", lambda *_: GuardFigures((1.0, 1.2), (2.0, 1.0), 1, 1))
     for asked in (learning, request_):  # kept against the guard, and made without it
         make(replace(asked, force=True, name=installed.stem))
         present = installed.read_bytes()
         make(learning)
-        assert (stored.folder / FIRST_HEAD).read_bytes() == present, "learning begins anew"
+        assert (stored.path / FIRST_HEAD).read_bytes() == present, "learning begins anew"
 
 
 @pytest.mark.slow
@@ -467,8 +465,8 @@ def test_the_guards_texts_deleted_is_one_line_and_nothing_is_replaced(learning, 
     n_jobs = len(jobs)
     (stored,) = find_stored()
     assert delete_user_texts(stored) > 0
-    RejectedPlaces(stored.sha256)._file.clear()
-    places = RejectedPlaces(stored.sha256)
+    RejectedPlaces(stored.target_sha256)._file.clear()
+    places = RejectedPlaces(stored.target_sha256)
     kept_out = [n for n in range(60, 250) if not is_held_out(next(rejected_texts([rejected_text(n)])).key)]
     for number in kept_out[:45]:
         places.append(rejected_text(number))

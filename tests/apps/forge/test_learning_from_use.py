@@ -8,8 +8,7 @@ import pytest
 
 from edgespec.apps.forge.dataset import BUILT_IN, FROM_HISTORY, READ, Dataset, DatasetTarget
 from edgespec.apps.forge.draft_store import delete_user_texts, find_stored
-from edgespec.apps.forge.make import make
-from edgespec.apps.forge.runs import RunState
+from edgespec.apps.forge.make import RunState, make
 from edgespec.drafting.history import History
 from edgespec.errors import EdgespecError
 from edgespec.llama.gguf_header import tokenizer_fingerprint
@@ -75,13 +74,14 @@ def test_the_second_draft_learns_from_use_and_that_is_remembered(
     assert second.uses_own_texts
 
     (kept,) = find_stored()
-    assert delete_user_texts(kept) == kept.n_own > 0
+    assert delete_user_texts(kept) == kept.own_texts > 0
     assert sources(tiny_path, tiny_target) == {**after, FROM_HISTORY: 0, READ: 0}
     third = make(request_).kept
     assert third.uses_own_texts, "it may start from weights that know of these texts"
 
 
 def test_what_a_run_was_made_from_only_grows():
-    state = RunState("key").with_sources({"read": 5, "prompt:built-in": 7})
-    assert state.with_sources({"prompt:built-in": 9}).sources == {"prompt:built-in": 9, "read": 5}
-    assert state.with_sources({"read": 1}).sources == {"read": 5, "prompt:built-in": 7}
+    state = RunState("key")
+    for tokens in ({"read": 5, "prompt:built-in": 7}, {"prompt:built-in": 9}, {"read": 1}):
+        state.add_sources(tokens)
+    assert state.sources == {"prompt:built-in": 9, "read": 5}

@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 from edgespec.apps.forge import make as make_module
-from edgespec.apps.forge.dataset import Dataset, DatasetTarget, forge_root
+from edgespec.apps.forge.dataset import Dataset, DatasetTarget
 from edgespec.apps.forge.draft_store import DraftStore, delete_dataset, remove_draft
 from edgespec.apps.forge.make import LEAST_GAIN, MakeRun, make
-from edgespec.apps.forge.progress import StageContext
-from edgespec.apps.forge.request import DraftRequest
+from edgespec.apps.forge.request import DraftRequest, StageContext
 from edgespec.engine.model_choice import choose_models
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.backend import llama
@@ -25,6 +24,7 @@ from edgespec.llama.weights import Model
 from edgespec.models.draft_records import read_record, record_file, write_record
 from edgespec.models.hashes import hash_file
 from edgespec.models.registry import add_local, load_registry, remove_local, user_models_file
+from edgespec.platform.kept import FORGE
 from random_heads import write_random_head
 from tiny_gguf import write_tiny_gguf
 
@@ -75,7 +75,6 @@ def test_a_draft_is_made_judged_and_used(request_, tiny_path, tmp_path, jobs):
     assert record.data["prompt:built-in"] >= 300
     assert (record.tokens_seen, record.hours) == (1000, 0.1)
     assert len(record.acceptance) == 4
-    assert (record.joules is None) == bool(record.joules_reason)
     assert record.gains == judged.gains
     assert read_head(read_header(made.path)).target_sha256 == hash_file(tiny_path)
     assert [len(job.token_ids) for job in jobs] == [272]
@@ -91,7 +90,7 @@ def test_a_draft_is_made_judged_and_used(request_, tiny_path, tmp_path, jobs):
         "target-head-q8_0.draft.json",
         "target-head-q8_0.gguf",
     ]
-    folder = forge_root() / record.target_sha256[:16]
+    folder = FORGE.path() / record.target_sha256[:16]
     assert not (folder / "judging").exists()
     assert "make.json" in left(folder)
 
@@ -137,7 +136,7 @@ def test_what_was_stopped_goes_on(request_, tmp_path):
     """Ctrl-C while it is judged: nothing is written again, and what was judged is not judged again."""
 
     def stop(step):
-        if step.stage == "judging" and "round 1 of head" in step.detail:
+        if step.stage == "judging" and step.detail.startswith("round 1: head"):
             raise KeyboardInterrupt
 
     request = replace(request_, force=True)
@@ -150,7 +149,7 @@ def test_what_was_stopped_goes_on(request_, tmp_path):
     assert said == ["going on with the run that was stopped"]
     assert {step.stage for step in seen} == {"judging"}
     assert {step.detail for step in seen if step.stage == "judging" and step.detail} == {
-        "round 1 of head-q8_0"
+        "round 1: head-q8_0"
     }, "the head is the same file, and was timed; what was there was judged"
     assert made.kept
     make(request, StageContext(on_message=said.append))
@@ -170,7 +169,7 @@ def test_other_options_begin_anew_with_the_same_texts(request_, tmp_path):
     assert said[0] == "the run that was stopped had other options: a new one begins, with the texts it wrote"
     assert not any("tokens/s" in step.detail for step in seen), "the texts are there"
     assert made.kept
-    folder = forge_root() / made.kept.target_sha256[:16]
+    folder = FORGE.path() / made.kept.target_sha256[:16]
     assert [path.name for path in (folder / "training").iterdir()] == ["2"]
 
 
@@ -191,7 +190,7 @@ def test_a_head_goes_on_from_its_file_where_that_is_all_there_is(request_, speed
     request_ = replace(request_, force=True)
     first = make(request_)
     assert (jobs[0].start, first.kept.parent) == (None, None)
-    shutil.rmtree(forge_root())
+    shutil.rmtree(FORGE.path())
     own = replace(first.kept, data={**first.kept.data, "prompt:file": 5000})
     write_record(first.path, own)
     second = make(request_).kept
@@ -248,7 +247,7 @@ def test_another_text_in_the_same_file_is_another_run(request_, tmp_path):
             make(request, StageContext(on_progress=stop, on_message=said.append))
         assert [word in line for line in said] == ([True] if word else [])
     header = read_header(Path(request_.target))
-    dataset = Dataset(DatasetTarget.of(header, "target", hash_file(header.path)))
+    dataset = Dataset(DatasetTarget(hash_file(header.path), "target", header.n_embd, header.n_vocab))
     with Model(header.path) as model:
         read = b"".join(model.piece(token) for text in dataset.texts() for token in text.tokens.tolist())
     assert b"one two" in read and b"four five" in read
@@ -308,7 +307,7 @@ def test_removing(request_, speeds, tiny_path, tmp_path):
     assert gone == [made.path, record_file(made.path)]
     assert not any(path.exists() for path in gone)
     assert choose_models(str(tiny_path), None) == (str(tiny_path), None)
-    folder = forge_root() / record.target_sha256[:16]
+    folder = FORGE.path() / record.target_sha256[:16]
     n_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     assert delete_dataset(record.target_name, record.target_sha256) == (folder, n_bytes)
     assert not folder.exists()

@@ -14,10 +14,10 @@ from edgespec.apps.bench.suites import DEFAULT, HUMAN_EVAL, load_suite
 from edgespec.apps.forge import prompts as prompts_module
 from edgespec.apps.forge.dataset import HELD_OUT_SHARE, is_held_out
 from edgespec.apps.forge.prompts import (
-    TemplateGrammar,
     TextPrompt,
     TokenPrompt,
     built_in,
+    fill,
     functions_of,
     library,
 )
@@ -79,15 +79,14 @@ def test_every_list_of_words_is_there_and_used() -> None:
             used.add(name)
             left += document["words"][name]
     assert used == set(document["words"])
-    grammar = TemplateGrammar(document["words"])
     for text in templates:
-        assert not prompts_module._SLOT.search(grammar.fill(text, random.Random(0)))
+        assert not prompts_module._SLOT.search(fill(text, document["words"], random.Random(0)))
 
 
 def test_labels_bind_words() -> None:
-    grammar = TemplateGrammar({"name": ["Ada", "Bob"]})
+    words = {"name": ["Ada", "Bob"]}
     for seed in range(20):
-        a, again, b = grammar.fill("{name.a} {name.a} {name.b}", random.Random(seed)).split()
+        a, again, b = fill("{name.a} {name.a} {name.b}", words, random.Random(seed)).split()
         assert a == again != b
 
 
@@ -154,9 +153,9 @@ def test_no_prompt_is_a_benchmarks(drawn: list[TextPrompt], suite: str) -> None:
 
 def test_functions_of_the_library_are_whole() -> None:
     path = next(path for path in library() if path.name == "textwrap.py")
-    functions = {function.name: function for function in functions_of(path)}
+    functions = {function["NAME"]: function for function in functions_of(path)}
     dedent = functions["dedent"] if "dedent" in functions else functions["wrap"]
-    assert dedent.code.startswith(dedent.signature)
-    assert dedent.signature.startswith("def ") and dedent.signature.endswith(":")
-    assert dedent.doc and "\n" not in dedent.doc
-    compile(dedent.code, "dedent", "exec")
+    assert dedent["CODE"].startswith(dedent["SIGNATURE"])
+    assert dedent["SIGNATURE"].startswith("def ") and dedent["SIGNATURE"].endswith(":")
+    assert dedent["DOC"] and "\n" not in dedent["DOC"]
+    compile(dedent["CODE"], "dedent", "exec")

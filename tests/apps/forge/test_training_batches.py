@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from edgespec.apps.forge.dataset import BUILT_IN, TrainingText
-from edgespec.apps.forge.training.acceptance import starts
 from edgespec.apps.forge.training.batches import BatchSize, EpochPosition, TextPacking, batches
+from edgespec.apps.forge.training.loop import starts
 
 N_EMBD = 4
 ROWS = BatchSize(n=3, columns=40, answers=24, overlap=6)

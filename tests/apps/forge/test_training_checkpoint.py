@@ -23,13 +23,17 @@ def test_any_damage_is_found(tmp_path):
         data = bytearray(sound)
         data[at] ^= int(rng.integers(1, 256))
         path.write_bytes(data)
-        with pytest.raises(loop.DamagedFileError):
-            loop.read_arrays(path, TREE)
+        try:  # what says nothing of the arrays, such as the time of a file, may be wrong
+            tree, facts = loop.read_arrays(path, TREE)
+        except loop.DamagedFileError:
+            continue
+        assert facts == {"n": 3}
+        jax.tree.map(np.testing.assert_array_equal, tree, TREE)
     for n in (0, 1, len(sound) // 2, len(sound) - 1):
         path.write_bytes(sound[:n])
         with pytest.raises(loop.DamagedFileError):
             loop.read_arrays(path, TREE)
-    path.write_bytes(sound)
+    path.write_bytes(sound + bytes(32))  # earlier versions wrote a checksum after the zip
     tree, facts = loop.read_arrays(path, TREE)
     assert facts == {"n": 3}
     jax.tree.map(np.testing.assert_array_equal, tree, TREE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgespec.apps.forge.runs import draft_of, earlier_training, name_training
+from edgespec.apps.forge.make import draft_of, earlier_training
 
 
 def trained(run: Path) -> Path:
@@ -20,5 +20,5 @@ def test_a_training_goes_on_from_the_last_one_that_has_weights(tmp_path: Path) -
     (tmp_path / "3" / "head").mkdir(parents=True)
     assert earlier_training(tmp_path / "4") == second
     assert draft_of(second) is None
-    name_training(second, "mine")
+    (second / "name").write_text("mine")
     assert draft_of(second) == "mine"

@@ -124,19 +124,12 @@ def test_on_edgespecs_kernels_they_are_close_too(tmp_path: Path, packable_path: 
             assert np.allclose(text.features, expected, rtol=2e-2, atol=2e-2)
 
 
-def test_a_run_can_be_repeated_and_another_seed_writes_other_texts(
-    tmp_path: Path, tiny_target: Model, writing: TargetWriter
-) -> None:
-    def by_key(folder: str, using: TargetWriter) -> dict[int, list[int]]:
+def test_a_run_can_be_repeated(tmp_path: Path, tiny_target: Model, writing: TargetWriter) -> None:
+    def by_key(folder: str) -> dict[int, list[int]]:
         data = Dataset(target_of(tiny_target), tmp_path / folder)
-        return {text.key: text.tokens.tolist() for text in fill(using, data, prompts_of(12, bool))}
+        return {text.key: text.tokens.tolist() for text in fill(writing, data, prompts_of(12, bool))}
 
-    assert by_key("1", writing) == by_key("2", writing)
-    with TargetWriter(tiny_target, SMALL_SEEDED, n_threads=1) as other:
-        assert by_key("3", other) != by_key("1", writing)
-
-
-SMALL_SEEDED = WritingSettings(n_texts=4, n_predict=24, longest_prompt=104, window=16, n_pass=20, seed=1)
+    assert by_key("1") == by_key("2")
 
 
 def test_temperatures_are_mixed_and_held_out_texts_greedy() -> None:
@@ -145,7 +138,6 @@ def test_temperatures_are_mixed_and_held_out_texts_greedy() -> None:
     assert set(found) == {0.0, *TEMPERATURES}
     assert abs(found[0.0] / 4000 - (0.05 + 0.95 * 0.4)) < 0.03
     assert all(abs(found[one] / 4000 - 0.95 * 0.2) < 0.03 for one in TEMPERATURES)
-    assert Counter(temperature_of(key, seed=1) for key in keys) != found
 
 
 def test_sampled_tokens_are_the_models(tiny_target: Model, dataset: Dataset) -> None:
@@ -251,8 +243,8 @@ def test_prompts_that_are_too_long_are_left_out(writing: TargetWriter, dataset: 
             TokenPrompt(READ, (5,) * 200, 9),
             TokenPrompt(READ, (5, 6), 0),
         ]
-        written = writing.fill(writer, [*long, *prompts_of(2)], until=1000)
-    assert (written.n_skipped, written.n_texts) == (3, 2)
+        writing.fill(writer, [*long, *prompts_of(2)], until=1000)
+    assert [text.key for text in dataset.texts()] == [prompt.key for prompt in prompts_of(2)]
 
 
 def test_it_ends_when_enough_is_written_and_goes_on_later(writing: TargetWriter, dataset: Dataset) -> None:
@@ -276,7 +268,7 @@ def test_a_budget_is_kept_and_used_up(writing: TargetWriter, dataset: Dataset) -
             written = writing.fill(writer, prompts_of(60), until=1 << 30)
         assert written.full
         assert 10_000 < dataset.n_bytes() <= 40_000
-    assert written.n_texts == 0
+    assert written.n_tokens == 0
     with dataset.writer(PLENTY) as writer:
         assert not writing.fill(writer, prompts_of(60), until=1 << 30).full
     assert len({text.key for text in dataset.texts()}) == 60

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from functools import partial
 
+import msgspec
 from rich.table import Table
 
-from edgespec.apps.forge.dataset import forge_root
 from edgespec.apps.forge.draft_store import StoredDataset, delete_dataset, delete_user_texts, find_stored
 from edgespec.cli.cache import Deletion, first_failure
 from edgespec.cli.console import message, out, print_table
 from edgespec.models.draft_records import draft_records
 from edgespec.models.sources import format_size
+from edgespec.platform.kept import FORGE
 
 __all__ = ["deletion", "described", "find_stored", "name_drafts", "print_stored"]
 
@@ -22,11 +23,11 @@ def print_stored(kept: list[StoredDataset]) -> None:
     for one in kept:
         table.add_row(
             one.target or "?",
-            f"{one.n_texts:,}",
-            f"{one.n_own:,}",
+            f"{one.texts:,}",
+            f"{one.own_texts:,}",
             format_size(one.data_bytes),
             format_size(one.checkpoint_bytes) if one.checkpoint_bytes else "-",
-            str(one.folder),
+            str(one.path),
         )
     table.columns[-1].overflow = "fold"
     print_table(table)
@@ -36,21 +37,12 @@ def print_stored(kept: list[StoredDataset]) -> None:
 
 def described(kept: StoredDataset) -> dict[str, object]:
     """Return the object that --json prints of stored texts."""
-    return {
-        "path": str(kept.folder),
-        "target": kept.target or None,
-        "target_sha256": kept.sha256,
-        "texts": kept.n_texts,
-        "own_texts": kept.n_own,
-        "data_bytes": kept.data_bytes,
-        "checkpoint_bytes": kept.checkpoint_bytes,
-        "damaged": [str(path) for path in kept.damaged],
-    }
+    return msgspec.to_builtins(kept, enc_hook=str)  # type: ignore[no-any-return]
 
 
 def deletion(*, whole: bool) -> Deletion | None:
     """Return how all of it is deleted, or the user's texts alone; None: nothing is there."""
-    kept = [one for one in find_stored() if whole or one.n_own or one.damaged]
+    kept = [one for one in find_stored() if whole or one.own_texts or one.damaged]
     if not kept:
         return None
 
@@ -58,20 +50,20 @@ def deletion(*, whole: bool) -> Deletion | None:
         if failed := first_failure(partial(_clear, one, everything=whole) for one in kept):
             raise failed
 
-    n_texts = sum(one.n_texts if whole else one.n_own for one in kept)
-    return Deletion(f"{n_texts:,} texts {'and the checkpoints ' if whole else ''}in {forge_root()}", run)
+    n_texts = sum(one.texts if whole else one.own_texts for one in kept)
+    return Deletion(f"{n_texts:,} texts {'and the checkpoints ' if whole else ''}in {FORGE.path()}", run)
 
 
 def _clear(kept: StoredDataset, *, everything: bool) -> None:
     if everything:
-        _, n_bytes = delete_dataset(kept.target or kept.sha256, kept.sha256)
-        what = f"{kept.n_texts:,} texts and checkpoints, {format_size(n_bytes)}"
+        _, n_bytes = delete_dataset(kept.target or kept.target_sha256, kept.target_sha256)
+        what = f"{kept.texts:,} texts and checkpoints, {format_size(n_bytes)}"
     else:
-        what = f"{delete_user_texts(kept):,} of {kept.n_texts:,} texts: those of yours"
-    out.print(f"{kept.folder}: deleted, {what}")
-    if not everything and kept.checkpoint_bytes and kept.n_own:
+        what = f"{delete_user_texts(kept):,} of {kept.texts:,} texts: those of yours"
+    out.print(f"{kept.path}: deleted, {what}")
+    if not everything and kept.checkpoint_bytes and kept.own_texts:
         out.print(
-            f"{kept.folder}: its checkpoints may still know of these texts; `edgespec cache clear forge` "
+            f"{kept.path}: its checkpoints may still know of these texts; `edgespec cache clear forge` "
             "deletes them"
         )
 

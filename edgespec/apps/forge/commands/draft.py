@@ -10,69 +10,41 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, time, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
-from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn
+from rich.table import Table
 
-from edgespec.apps.forge.progress import StageContext, StageProgress
 from edgespec.cli.completion import complete_draft, complete_model
 from edgespec.cli.console import err, message, out, print_table
 from edgespec.cli.groups import grouped, option_group
-from edgespec.cli.made_drafts import described, full_table
-from edgespec.cli.options import JsonOption, ThreadsAndKernels
-from edgespec.cli.progress import LINE_EVERY, ProgressDisplay, pull_named
+from edgespec.cli.made_drafts import acceptance_text, described, full_table, sources_text
+from edgespec.cli.options import TARGET, JsonOption, ThreadsAndKernels
+from edgespec.cli.progress import LINE_EVERY, WorkDisplay, pull_named
 from edgespec.engine.model_choice import choose_models
 from edgespec.errors import UsageError
-from edgespec.models.draft_records import draft_records
+from edgespec.models.draft_records import best_first, draft_records
 from edgespec.models.sources import format_size
 
 if TYPE_CHECKING:
-    from edgespec.apps.forge.request import DraftRequest, EvaluationSettings
+    from edgespec.apps.bench.summary import VariantComparison
+    from edgespec.apps.forge.evaluation import CandidateResult
+    from edgespec.apps.forge.make import MakeResult
+    from edgespec.apps.forge.request import DraftRequest, EvaluationSettings, StageContext, StageProgress
 
 
-class StageDisplay(ProgressDisplay):
-    """A row for each stage: its name, a bar, its figures, the time left. All on stderr.
+class StageDisplay(WorkDisplay):
+    """A bar of the stage under way; elsewhere than in a terminal a line for each tenth that has figures."""
 
-    Elsewhere than in a terminal a line when a stage begins, and one for each tenth of it that has figures.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            TaskProgressColumn(),
-            TextColumn("{task.fields[left]}", style="progress.remaining"),
-            TextColumn("{task.fields[detail]}"),
-            transient=False,
-        )
-        self._tasks: dict[str, TaskID] = {}
-        self._next_line: dict[str, float] = {}
-
-    def show(self, step: StageProgress) -> None:
-        """Show how far a stage is; the stages before it are over."""
-        left = _left(step.left_s)
-        if step.stage not in self._tasks:
-            for task in self._tasks.values():
-                self.bars.update(task, completed=1.0, left="")
-            self._tasks[step.stage] = self.bars.add_task(step.stage, total=1.0, detail="", left="")
-            self._next_line[step.stage] = LINE_EVERY
-            if not err.is_terminal:
-                err.print(step.stage)
-        elif step.share >= self._next_line[step.stage] and step.detail and not err.is_terminal:
-            err.print(f"{step.stage}: {step.share:.0%}, {', '.join(filter(None, (step.detail, left)))}")
-            while self._next_line[step.stage] <= step.share:
-                self._next_line[step.stage] += LINE_EVERY
-        self.bars.update(self._tasks[step.stage], completed=step.share, detail=step.detail, left=left)
-
-
-def _left(seconds: float | None) -> str:
-    if seconds is None or seconds == float("inf"):
-        return ""
-    hours, minutes = divmod(round(seconds / 60), 60)
-    if hours:
-        return f"{hours} h {minutes:02} min left"
-    return f"{minutes} min left" if minutes else f"{seconds:.0f} s left"
+    def show_stage(self, step: StageProgress) -> None:
+        """Show how far a stage is."""
+        if step.stage != self._last:
+            self._next_line = LINE_EVERY
+        self.show(step.stage, step.share, 1.0, f": {step.detail}" if step.detail else "")
+        if step.detail and step.share >= self._next_line and not err.is_terminal:
+            err.print(f"{step.stage}: {step.share:.0%}, {step.detail}")
+            self._next_line += LINE_EVERY * ((step.share - self._next_line) // LINE_EVERY + 1)
 
 
 # ---- options of `edgespec draft make` and `draft eval`, and what users write as numbers and sizes ----
@@ -82,23 +54,12 @@ _DATA, _TRAINING, _JUDGING = "What it learns from", "Training", "Judging"
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMgG]?)([iI]?[bB])?")
 _LONGEST_WAIT_S = 30.0
 
-TargetOption = Annotated[
-    str | None,
-    typer.Option(
-        "--target",
-        "-t",
-        help="The model it drafts for: a GGUF file, a name of `edgespec models list`, or hf:...",
-        show_default="the default pair's",
-        autocompletion=complete_model,
-    ),
-]
-
 
 @option_group()
 class MakeOptions:
     """For which target a draft is made, its name, and whether it is kept in any case."""
 
-    target: TargetOption = None
+    target: Annotated[str | None, TARGET] = None
     name: Annotated[
         str | None, typer.Option(help="What it is to be called.", show_default="TARGET-head-TYPE")
     ] = None
@@ -189,27 +150,24 @@ class EvaluationOptions:
     rounds: Annotated[int, typer.Option(min=1, help="Rounds over all prompts.")] = 3
     n_predict: Annotated[int, typer.Option("--n-predict", "-n", min=2, help="Tokens of an answer.")] = 64
 
-    def settings(self, n_prompts: int, threads: int | None, kernels: str) -> EvaluationSettings:
+    def settings(self, compute: ThreadsAndKernels, n_prompts: int = 6) -> EvaluationSettings:
         """Return the settings of an evaluation with `n_prompts` prompts."""
         from edgespec.apps.forge.request import EvaluationSettings
+        from edgespec.platform.cpu import default_threads
 
-        off = kernels == "off"
-        return EvaluationSettings(self.n_predict, self.rounds, n_prompts, threads, "off" if off else "auto")
+        threads = compute.threads or default_threads()
+        return EvaluationSettings(self.n_predict, self.rounds, n_prompts, threads, compute.kernels)
 
 
-def count(text: str, field: str) -> int:
-    """Return a number as users write it, such as 1M, 200k or 5000. Raises UsageError."""
+def amount(text: str, field: str, *, is_size: bool = False) -> int:
+    """Return a number as users write it, such as 200k, or the bytes of a size, such as 1.5GiB.
+
+    Raises UsageError.
+    """
     found = _NUMBER.fullmatch(text.strip())
-    if not found or found[3]:
-        raise UsageError("must be a number, such as 5000, 200k or 1M", field=field, value=text)
-    return int(float(found[1]) * 1000.0 ** " kmg".index(found[2].lower() or " "))
-
-
-def size(text: str, field: str) -> int:
-    """Return the bytes of a size as users write it, such as 2GB, 500M or 1.5GiB. Raises UsageError."""
-    found = _NUMBER.fullmatch(text.strip())
-    if not found:
-        raise UsageError("must be a size, such as 500MB or 2GB", field=field, value=text)
+    if not found or (found[3] and not is_size):
+        like = "a size, such as 500MB or 2GB" if is_size else "a number, such as 5000, 200k or 1M"
+        raise UsageError(f"must be {like}", field=field, value=text)
     base = 1024.0 if found[3] and found[3][0] in "iI" else 1000.0
     return int(float(found[1]) * base ** " kmg".index(found[2].lower() or " "))
 
@@ -257,36 +215,29 @@ def _request(
     evaluation: EvaluationOptions,
     compute: ThreadsAndKernels,
 ) -> DraftRequest:
-    from edgespec.apps.forge.request import N_PROMPTS, DraftRequest
+    from edgespec.apps.forge.request import DraftRequest
     from edgespec.models.quantizations import parse_types
 
-    if training.hours is not None and training.tokens is not None:
-        raise UsageError("--hours and --tokens contradict each other: choose one")
-    return DraftRequest(
-        target=target,
-        name=making.name,
-        force=making.force,
-        data_tokens=None if data.data_tokens is None else count(data.data_tokens, "data_tokens"),
-        answer_tokens=data.answer_tokens,
-        budget=size(data.budget, "budget"),
-        prompts=tuple(data.prompts or ()),
-        from_history=data.from_history,
-        hours=2.0 if training.hours is None and training.tokens is None else training.hours,
-        tokens=None if training.tokens is None else count(training.tokens, "tokens"),
-        start=training.start,
-        keep=training.keep,
-        types=tuple(parse_types(training.types, "types")),
-        evaluation=evaluation.settings(N_PROMPTS, compute.threads, compute.kernels),
-    )
+    asked: dict[str, Any] = {**vars(data), **vars(training)}
+    for name in ("data_tokens", "tokens"):
+        if asked[name] is not None:
+            asked[name] = amount(asked[name], name)
+    asked["budget"] = amount(data.budget, "budget", is_size=True)
+    asked["prompts"], asked["types"] = tuple(data.prompts or ()), tuple(parse_types(training.types, "types"))
+    if training.hours is None and training.tokens is None:
+        asked["hours"] = 2.0
+    settings = evaluation.settings(compute)
+    return DraftRequest(target=target, name=making.name, force=making.force, evaluation=settings, **asked)
 
 
 @contextmanager
 def _stages() -> Iterator[StageContext]:
     """Show the progress of the stages, and let signals end a running pass."""
+    from edgespec.apps.forge.request import StageContext
     from edgespec.platform.signals import SignalPipe
 
     with SignalPipe() as signals, StageDisplay() as display:
-        yield StageContext(on_progress=display.show, on_message=message, signals=signals)
+        yield StageContext(on_progress=display.show_stage, on_message=message, signals=signals)
 
 
 # ---- the commands ----
@@ -324,7 +275,6 @@ def make_command(
     quantized, and judged by tokens a second. The best one is used from then on wherever none is named. The
     text stays the model's, exactly. Ctrl-C and SIGTERM stop it, and the same command goes on.
     """
-    from edgespec.apps.forge.commands.draft_report import made_document, print_made
     from edgespec.apps.forge.draft_store import check_draft_name
     from edgespec.apps.forge.make import make, require_jax
     from edgespec.models.resolve import locate
@@ -375,7 +325,7 @@ def list_command(json: JsonOption = False) -> None:
 def eval_command(
     name: _Name,
     *,
-    target: TargetOption = None,
+    target: Annotated[str | None, TARGET] = None,
     suite: Annotated[
         str | None,
         typer.Option(
@@ -393,17 +343,18 @@ def eval_command(
     What is measured for the target that it was made for replaces what its record says.
     """
     from edgespec.apps.bench.suites import evenly, load_suite
-    from edgespec.apps.forge.commands.draft_report import evaluated_document, print_evaluated
     from edgespec.apps.forge.evaluation import evaluate_draft
 
     asked = None if suite is None else evenly(load_suite(suite).interleaved(), questions)
-    settings = evaluation.settings(questions, compute.threads, compute.kernels)
+    settings = evaluation.settings(compute, questions)
     with _stages() as context:
-        found = evaluate_draft(name, target, asked, settings, context)
+        target_name, mine, other = evaluate_draft(name, target, asked, settings, context)
     if json:
-        out.print_json(data=evaluated_document(found))
+        document = {"target": target_name, "draft": _document(mine), "other": other and _document(other)}
+        out.print_json(data=document)
     else:
-        print_evaluated(found)
+        out.print(f"for {target_name}")
+        print_table(_table([(one.candidate.name, one) for one in (mine, other) if one]))
 
 
 @draft_app.command("remove", epilog="Example: edgespec draft remove my-draft --data")
@@ -423,3 +374,100 @@ def remove_command(
     if data:
         folder, n_bytes = delete_dataset(record.target_name, record.target_sha256) if record else (None, 0)
         out.print(f"{folder}: deleted, {format_size(n_bytes)}" if folder else "its data is not here")
+
+
+# ---- what is printed ----
+
+
+def print_made(made: MakeResult) -> None:
+    """Print what was judged, and what became of the best."""
+    from edgespec.apps.forge.make import LEAST_GAIN
+
+    out.print(f"for {made.target_name}, from {sources_text(made.texts)}")
+    if made.guard:
+        out.print(str(made.guard))
+        if made.kept is None:
+            out.print(
+                f"nothing is replaced: {made.beaten} stays, until more is accepted on your texts and hardly "
+                "less on the built-in ones, of all of the training or of a part; --force keeps the new one"
+            )
+            return
+    rows = [(one.candidate.name, one) for one in made.candidates]
+    if made.before:
+        rows.insert(0, (f"{made.before.candidate.name} (there now)", made.before))
+    print_table(_table(rows))
+    faster = "faster" if made.gain >= 0 else "slower"
+    verdict = f"{made.best} is {abs(made.gain):.1%} {faster} than {made.beaten}"
+    if made.kept is None:
+        out.print(
+            f"nothing is kept: {verdict}, and less than {LEAST_GAIN:.0%} is not told from noise; "
+            "--force keeps it"
+        )
+        return
+    out.print(verdict)
+    out.print(f"kept: {made.path}")
+    rivals = best_first(one for one in draft_records() if one.target_sha256 == made.kept.target_sha256)
+    used = rivals[0].name if rivals else made.kept.name
+    when = "from now on" if used == made.kept.name else f"with --draft {made.kept.name}; else {used} does"
+    out.print(f"it drafts for {made.target_name} {when}; `edgespec draft remove {made.kept.name}` removes it")
+
+
+def made_document(made: MakeResult) -> dict[str, Any]:
+    """Return all that came of it, raw runs too, as JSON has it."""
+    trained = {
+        "n_tokens": made.trained.n_tokens,
+        "hours": made.trained.elapsed_s / 3600,
+        "acceptance": made.trained.acceptance.by_position,
+        "curve": [(n, seconds / 3600, one.by_position) for n, seconds, one in made.trained.history],
+    }
+    return {
+        "target": made.target_name,
+        "texts": made.texts,
+        "before": made.before and _document(made.before),
+        "candidates": [
+            {"label": one.candidate.name, "trained": trained, **_document(one)} for one in made.candidates
+        ],
+        "best": made.best,
+        "beaten": made.beaten,
+        "gain": made.gain,
+        "share": made.share,
+        "guard": made.guard and msgspec.to_builtins(made.guard),
+        "kept": made.kept and described(made.kept),
+        "path": str(made.path) if made.path else None,
+    }
+
+
+def _table(rows: list[tuple[str, CandidateResult]]) -> Table:
+    table = Table("draft", box=None, pad_edge=False)
+    for title in ("size", "c", "accepted", "greedy", "95% of it", "at 0.8", "95% of it", "rounds"):
+        table.add_column(title, justify="right")
+    for name, one in rows:
+        timing = one.timing
+        table.add_row(
+            name,
+            format_size(one.size) if one.size else "-",
+            *((f"{timing.cost_ratio:.2f}", acceptance_text(timing.acceptance)) if timing else ("-", "-")),
+            *(f"{one.gains.greedy:.2f}x", _interval(one.greedy)),
+            *(f"{one.gains.sampled:.2f}x", _interval(one.sampled)),
+            str(one.rounds),
+        )
+    return table
+
+
+def _interval(comparison: VariantComparison) -> str:
+    found = comparison.speedup
+    return f"{found.low:.2f}-{found.high:.2f}" if found and found.low and found.high else "-"
+
+
+def _document(judged: CandidateResult) -> dict[str, Any]:
+    timing = judged.timing
+    return {
+        "name": judged.candidate.name,
+        "size": judged.size,
+        "cost_ratio": timing and timing.cost_ratio,
+        "acceptance": list(timing.acceptance) if timing else None,
+        "greedy": msgspec.to_builtins(judged.greedy.speedup),
+        "sampled": msgspec.to_builtins(judged.sampled.speedup),
+        "rounds": judged.rounds,
+        "runs": msgspec.to_builtins(judged.runs),
+    }

@@ -23,7 +23,7 @@ from edgespec.models.sources import check_disk
 from edgespec.models.store import Store
 from edgespec.models.whisper_files import ARCHITECTURE, is_whisper_source, whisper_gguf
 from edgespec.platform.cpu import default_threads
-from edgespec.platform.files import check_folder, expand_user, read_text_file
+from edgespec.platform.files import check_folder, expand_user
 from edgespec.platform.plugins import part
 
 if TYPE_CHECKING:
@@ -39,11 +39,6 @@ Imatrix = Annotated[
         "measured over texts that the model writes.",
     ),
 ]
-CalibrationTexts = Annotated[
-    list[Path] | None,
-    typer.Option("--calibrate", metavar="FILE", help="A text to measure that over instead; may be repeated."),
-]
-
 
 OWN_TOKENS = 24_576
 """Tokens of answers that a model writes to be measured over."""
@@ -66,7 +61,7 @@ def own_texts(
         TargetWriter(model, n_threads=n_threads) as target,
         TemporaryDirectory() as folder,
     ):
-        dataset = Dataset(DatasetTarget.of(model.header, path.name, ""), Path(folder))
+        dataset = Dataset(DatasetTarget("", path.name, model.n_embd, model.n_vocab), Path(folder))
         with dataset.writer(n_tokens * (4 * model.n_embd + 64)) as writer:
             target.fill(
                 writer,
@@ -77,19 +72,14 @@ def own_texts(
         return [text.tokens.tolist() for text in dataset.texts()]
 
 
-def _measured(src: Path, texts: list[str], n_threads: int) -> Importance:
-    """Return the importance of the columns of `src` over `texts`, or over its own if there are none."""
+def _measured(src: Path, n_threads: int) -> Importance:
+    """Return the importance of the columns of `src` over texts that it writes."""
     from edgespec.llama.importance import measure_importance
-    from edgespec.llama.weights import Model
 
     n_threads = n_threads or default_threads()
     with WorkDisplay() as display:
-        if texts:
-            with Model(src, vocab_only=True) as model:
-                tokens = [model.tokenize(text, add_special=True, parse_special=False) for text in texts]
-        else:
-            writing = partial(display.show, f"{src.name} writes texts to quantize by")
-            tokens = own_texts(src, n_threads=n_threads, on_progress=writing)
+        writing = partial(display.show, f"{src.name} writes texts to quantize by")
+        tokens = own_texts(src, n_threads=n_threads, on_progress=writing)
         measuring = partial(display.show, "measuring which columns matter")
         return measure_importance(src, tokens, n_threads=n_threads, on_progress=measuring)
 
@@ -112,7 +102,6 @@ def quantize_command(  # noqa: PLR0913 - a user's options
     ],
     pure: Annotated[bool, typer.Option("--pure", help="All tensors of the same type, no mixture.")] = False,
     imatrix: Imatrix = None,
-    calibrate: CalibrationTexts = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -130,10 +119,7 @@ def quantize_command(  # noqa: PLR0913 - a user's options
     from edgespec.models.quantizations import expected_bytes, parse_types
 
     types = parse_types(type_, "type")
-    if imatrix and calibrate:
-        raise UsageError("--imatrix and --calibrate: give one of them")
     importance = read_importance(imatrix) if imatrix else None
-    texts = [read_text_file(file, "calibrate") for file in calibrate or ()]
     file = _single_file(output, len(types))
     src = _place(source)
     usual = Path() if _is_stored(source) else src.parent  # other programs' folders are left as they are
@@ -146,8 +132,10 @@ def quantize_command(  # noqa: PLR0913 - a user's options
         with PullDisplay() as display:
             resolve(source, on_progress=display.on_progress, on_message=display.on_message)
         _refuse_made_draft(source, src)
-    _make_room(directory, sum(expected_bytes(src, name) for name in types), types)
-    quantize = _quantizer(src, types, importance, texts, pure=pure, threads=threads)
+    n_bytes = sum(expected_bytes(src, name) for name in types)
+    check_disk(directory, n_bytes, ", ".join(types), "free some, or choose another -o")
+    directory.mkdir(parents=True, exist_ok=True)
+    quantize = _quantizer(src, types, importance, pure=pure, threads=threads)
     for name, target in targets.items():
         with err.status(f"quantizing {src.name} to {name}"):
             quantize(target, name)
@@ -177,7 +165,7 @@ def _place(source: str) -> Path:
 
 
 def _quantizer(
-    src: Path, types: list[str], importance: Importance | None, texts: list[str], *, pure: bool, threads: int
+    src: Path, types: list[str], importance: Importance | None, *, pure: bool, threads: int
 ) -> Callable[[Path, str], None]:
     """A function that writes `src` to a path in a type: llama.cpp's quantizer, or ours for Whisper models."""
     from edgespec.llama.gguf_header import read_header
@@ -186,13 +174,13 @@ def _quantizer(
     if not is_whisper_source(src):
         if read_header(src).architecture == ARCHITECTURE:
             raise UsageError(whisper_gguf(str(src)))
-        if not importance and (texts or ASK_IMPORTANCE & {*types}):
-            importance = _measured(src, texts, threads)
+        if not importance and ASK_IMPORTANCE & {*types}:
+            importance = _measured(src, threads)
         return lambda target, name: quantize(
             src, target, name, pure=pure, n_threads=threads, importance=importance
         )
-    if importance or texts:
-        raise UsageError("--imatrix and --calibrate: not for Whisper models")
+    if importance:
+        raise UsageError("--imatrix: not for Whisper models")
     whisper = part("speech.weights")
     for name in types:
         whisper.check_whisper_type(name, "type")
@@ -210,22 +198,11 @@ def _refuse_made_draft(source: str, file: Path) -> None:
         )
 
 
-def _make_room(directory: Path, n_bytes: int, types: list[str]) -> None:
-    """Make the folder of the results. Raises UsageError if it cannot be, or its disk has no room."""
-    check_disk(directory, n_bytes, ", ".join(types), "free some, or choose another -o")
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"-o {directory}: cannot be made: {error.strerror}") from error
-
-
 def _single_file(output: Path | None, n_types: int) -> Path | None:
     """Return the file that -o names; None if it names a directory, or nothing. Raises UsageError."""
     file = output if output and output.suffix.lower() == ".gguf" and not output.is_dir() else None
     if file and n_types > 1:
         raise UsageError(f"-o {file}: one file for {n_types} types; name a directory, or one type")
-    if output and not file and output.exists() and not output.is_dir():
-        raise UsageError(f"-o {output}: not a directory, and a file's name ends in .gguf")
     return file
 
 

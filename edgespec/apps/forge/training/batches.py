@@ -24,6 +24,12 @@ import numpy.typing as npt
 
 from edgespec.apps.forge.dataset import REJECTED, TrainingText
 
+N_DRAFTED = 5
+"""Tokens of the drafts that heads are judged by."""
+
+MOST = 8192
+"""Tokens of the texts of each kind that heads are judged on."""
+
 EmbedFn = Callable[[npt.NDArray[np.int32]], npt.NDArray[np.float16]]
 
 
@@ -33,7 +39,7 @@ class TrainingBatch(NamedTuple):
     tokens: Any
     """int32 (n, m)."""
     embeddings: Any
-    """float16 (n, m, width): `HeadFamily.embed` of the tokens."""
+    """float16 (n, m, width): `ModelWeights.embed` of the tokens."""
     features: Any
     """float16 (n, m, n_embd); 0 where unknown (last token of a text, padding)."""
     text: Any
@@ -55,7 +61,7 @@ class TrainingBatch(NamedTuple):
 class BatchSize:
     """The shape of a batch: `n` rows of `columns` tokens."""
 
-    n: int = 2
+    n: int = 6
     columns: int = 640
     answers: int = 448
     """Most answers in a row."""
@@ -88,9 +94,9 @@ class TextPacking:
         """Prepare to pack `texts`, without those that have no answer."""
         self._texts, self._rows = texts, rows
         pieces = [piece for i, text in enumerate(texts) for piece in self._cut(i, text)]
-        failed = [mixes and texts[piece.text].source == REJECTED for piece in pieces]
-        self._rejected = [piece for piece, one in zip(pieces, failed, strict=True) if one]
-        self._others = [piece for piece, one in zip(pieces, failed, strict=True) if not one]
+        failed = {i for i, text in enumerate(texts) if mixes and text.source == REJECTED}
+        self._rejected = [piece for piece in pieces if piece.text in failed]
+        self._others = [piece for piece in pieces if piece.text not in failed]
         self.n_answers = sum(piece.answers for piece in pieces)
 
     def epoch(self, seed: int, epoch: int) -> list[list[_TextPiece]]:

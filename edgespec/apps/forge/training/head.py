@@ -19,7 +19,7 @@ own. Only answers are queries; the prompt's columns have keys and values alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -137,58 +137,34 @@ _N_SCALED_BY = 16384  # first embeddings: the same for every choice of tokens
 _NEW_BLOCK_SCALE = 0.1  # a new block adds little to its input
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingRecipe:
-    """Hyperparameters of a training."""
+# ---- the head, and its training ----
 
-    rate: float = 7e-3
-    """Learning rate of matrices, after the warm-up: Muon's step length in each direction."""
-    vector_rate: float = 5e-4
-    warm_up: int = 10
-    n_rows: int = 6
-    clip: float = 0.5
-    """Longest global norm of gradients."""
-    decay: float = 0.01
-
-
-@dataclass(frozen=True, slots=True)
-class HeadSettings:
-    """Sizes and training of a head."""
-
-    n_ff: int | None = None
-    """Width of the feed-forward layer; None: twice n_embd."""
-    n_steps: int = 3
-    """Tokens drafted in training."""
-    later: float = 0.8
-    """Weight of a step's loss relative to the step before."""
-    noise: float = 0.1
-    """Uniform noise on features that are read, so that small errors of a draft do not grow."""
-    n_likeliest: int = 1536
-    """Tokens whose logits are compared: the target's likeliest over a batch ..."""
-    n_others: int = 512
-    """... and a random sample of the others."""
-    n_fitted: int = 50_000
+_N_STEPS = 3  # tokens drafted in training
+_LATER = 0.8  # weight of a step's loss relative to the step before
+_NOISE = 0.1  # uniform, on features that are read, so that small errors of a draft do not grow
+_N_COMPARED_LOGITS = 1536, 512  # the target's likeliest tokens over a batch, and a sample of the others
+_N_FITTED = 50_000  # columns that a new head is fitted to
 
 
 class HeadFamily:
     """A head for one target and one cut vocabulary."""
-
-    recipe = TrainingRecipe()
 
     def __init__(
         self,
         target: ModelWeights,
         target_sha256: str,
         token_ids: npt.NDArray[np.int64],
-        settings: HeadSettings | None = None,
+        n_ff: int | None = None,
         sample: Iterable[TrainingText] = (),
     ) -> None:
-        """Prepare a head that can say `token_ids`, ascending; `sample`: texts to fit a new head to."""
+        """Prepare a head that can say `token_ids`, ascending; `sample`: texts to fit a new head to.
+
+        `n_ff`: width of its feed-forward layer; None: twice n_embd.
+        """
         self._sample = sample
         self.target, self.target_sha256, self.token_ids = target, target_sha256, token_ids
-        self.settings = settings or HeadSettings()
         own = target.shape()
-        self.shape = replace(own, n_ff=self.settings.n_ff or 2 * own.n_embd)
+        self.shape = replace(own, n_ff=n_ff or 2 * own.n_embd)
         # Inputs are scaled to a mean square of 1, so that one rate suits both matrices; not in the file.
         n_vocab = target.info(EMBEDDINGS).rows
         self.embedding_scale = _rms(target.rows(EMBEDDINGS, np.arange(min(n_vocab, _N_SCALED_BY))))
@@ -197,10 +173,6 @@ class HeadFamily:
             "output": jnp.asarray(target.rows(target.output, token_ids)).astype(FACTOR),
             "row": jnp.full(n_vocab, -1, jnp.int32).at[token_ids].set(np.arange(len(token_ids))),
         }
-
-    def embed(self, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.float16]:
-        """Return the target's input embeddings of tokens."""
-        return self.target.embed(tokens)
 
     def init(self, key: Array) -> Params:
         """Return a block that adds little, and a fusion fitted to the sample, or random."""
@@ -222,7 +194,7 @@ class HeadFamily:
             for part, (name, size) in zip(jax.random.split(key, len(sizes)), sizes.items(), strict=True)
         }
         norm = self.target.vector(OUTPUT_NORM)
-        fitted = fit_fusion(self._sample, self.embed, norm, self.settings.n_fitted)
+        fitted = fit_fusion(self._sample, self.target.embed, norm, _N_FITTED)
         if fitted is not None:
             params["embedding"] = jnp.asarray(fitted[0] * self.embedding_scale)
             params["feature"] = jnp.asarray(fitted[1] * self.feature_scale)
@@ -240,19 +212,17 @@ class HeadFamily:
         No term holds f' near f: training over all steps teaches what the next step needs of it
         (docs/measurements/drafts.md).
         """
-        settings = self.settings
         noise, choice = jax.random.split(key)
         rollout = HeadRollout(self, params, batch, noise)
         features = at_answers(batch.features.astype(jnp.float32), batch)
-        n_compared = settings.n_likeliest, settings.n_others
-        divergence = divergence_from(features, batch.weights, frozen["output"], n_compared, choice)
+        divergence = divergence_from(features, batch.weights, frozen["output"], _N_COMPARED_LOGITS, choice)
         total = jnp.zeros(())
-        for step in range(settings.n_steps):
+        for step in range(_N_STEPS):
             predicted = rollout.step()
             weights = rollout.weights(step)
             n = jnp.maximum(weights.sum(), 1.0)
             own = predicted.reshape(-1, self.shape.n_embd) * params["confidence"]
-            total += settings.later**step * (divergence(own) * weights.reshape(-1)).sum() / n
+            total += _LATER**step * (divergence(own) * weights.reshape(-1)).sum() / n
         return total
 
     def rollout(self, params: Params, frozen: Params, batch: TrainingBatch, n: int) -> Array:
@@ -277,34 +247,29 @@ class HeadFamily:
         cannot be written.
         """
         kind = type_number(type_)
-        tensors: list[tuple[TensorInfo, bytes]] = []
-        offset = 0
-
-        def add(name: str, rows: Floats, kind: int) -> None:
-            nonlocal offset
-            info = TensorInfo(name, tuple(reversed(rows.shape)), kind, offset)
-            tensors.append((info, from_floats(np.atleast_2d(rows), kind).tobytes()))
-            offset = aligned(offset + info.bytes)
-
-        arrays = {name: np.asarray(array) for name, array in params.items()}
-        add(EMBEDDINGS, self.target.rows(self.target.output, self.token_ids) * arrays["confidence"], kind)
-        for name, tensor in _MATRICES.items():
-            add(tensor, np.ascontiguousarray(arrays[name].T), kind)
-        for name, tensor in _NORMS.items():
-            add(tensor, arrays[name], F32)
-        own = arrays["embedding"] / self.embedding_scale, arrays["feature"] / self.feature_scale
         fusion_kind = kind if type_ in ("f16", "f32") else type_number("q8_0")
-        fusion = from_floats(np.concatenate([part.T for part in own], axis=1), fusion_kind).tobytes()
-
-        infos = [info for info, _ in tensors]
+        arrays = {name: np.asarray(array) for name, array in params.items()}
+        own = arrays["embedding"] / self.embedding_scale, arrays["feature"] / self.feature_scale
+        tensors = [
+            (EMBEDDINGS, self.target.rows(self.target.output, self.token_ids) * arrays["confidence"], kind),
+            *((tensor, np.ascontiguousarray(arrays[name].T), kind) for name, tensor in _MATRICES.items()),
+            *((tensor, arrays[name], F32) for name, tensor in _NORMS.items()),
+        ]
+        infos: list[TensorInfo] = []
+        offset = 0
+        for name, rows, own_kind in tensors:
+            infos.append(TensorInfo(name, tuple(reversed(rows.shape)), own_kind, offset))
+            offset = aligned(offset + infos[-1].bytes)
         # Any offset of the fusion matrix takes eight bytes, so 0 stands for it here.
         start = aligned(len(self._metadata(infos, fusion_kind, 0)))
         try:
             with replacing(path) as file:
-                file.write(self._metadata(infos, fusion_kind, start + offset))
-                for info, data in tensors:
-                    file.write(bytes(start + info.offset - file.tell()) + data)
-                file.write(bytes(start + offset - file.tell()) + fusion)
+                file.write(self._metadata(infos, fusion_kind, start + offset).ljust(start, b"\0"))
+                for info, (_, rows, _) in zip(infos, tensors, strict=True):
+                    data = from_floats(np.atleast_2d(rows), info.kind).tobytes()
+                    file.write(data.ljust(aligned(len(data)), b"\0"))
+                fusion = np.concatenate([part.T for part in own], axis=1)
+                file.write(from_floats(fusion, fusion_kind).tobytes())
         except OSError as error:
             raise EdgespecError(f"cannot write {path}: {describe_os_error(error)}") from error
 
@@ -376,8 +341,7 @@ class HeadRollout:
         n_columns = batch.tokens.shape[1]
         features = batch.features.astype(jnp.float32)
         if key is not None:
-            noise = head.settings.noise
-            features += jax.random.uniform(key, features.shape, minval=-noise, maxval=noise)
+            features += jax.random.uniform(key, features.shape, minval=-_NOISE, maxval=_NOISE)
         embeddings = batch.embeddings.astype(jnp.float32) / head.embedding_scale
         self._embedded = project(embeddings, params["embedding"])
         x = self._embedded + self._after(features)

@@ -1,4 +1,4 @@
-"""Training loop.
+"""Training loop, and the acceptance of drafts on held-out texts by which it is judged.
 
 A training may be stopped at any moment (Ctrl-C, SIGTERM, kill -9, a power cut). It resumes from its last
 checkpoint with the next batch.
@@ -6,77 +6,44 @@ checkpoint with the next batch.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from os import SEEK_END
 from pathlib import Path
 from types import FrameType
-from typing import Any, BinaryIO, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import optax
 from jax import Array
 
-from edgespec.apps.forge.dataset import BUILT_IN, Dataset
-from edgespec.apps.forge.training.acceptance import Acceptance, AcceptanceEvaluation
+from edgespec.apps.forge.dataset import BUILT_IN, Dataset, TrainingText, read_npz
+from edgespec.apps.forge.request import StageContext, StageProgress
 from edgespec.apps.forge.training.arithmetic import FACTOR, Params, dot
-from edgespec.apps.forge.training.batches import BatchSize, EpochPosition, TextPacking, TrainingBatch, batches
-from edgespec.apps.forge.training.head import HeadFamily, TrainingRecipe
-from edgespec.errors import EdgespecError, UsageError, describe_os_error
+from edgespec.apps.forge.training.batches import (
+    MOST,
+    N_DRAFTED,
+    BatchSize,
+    EpochPosition,
+    TextPacking,
+    TrainingBatch,
+    batches,
+)
+from edgespec.apps.forge.training.head import HeadFamily
+from edgespec.errors import EdgespecError, describe_os_error
 from edgespec.platform.files import replacing
 from edgespec.platform.messages import MessageFn, silent
 from edgespec.platform.state_file import DamagedFileError
-
-_MOST_HELD_OUT = 8192  # tokens that drafts are judged on
-
-
-class TextLessons:
-    """Texts of a dataset that a head is trained on, and judged by."""
-
-    def __init__(
-        self,
-        family: HeadFamily,
-        dataset: Dataset,
-        *,
-        recipe: TrainingRecipe | None = None,
-        rows: BatchSize | None = None,
-        n_positions: int = 5,
-        mixes: bool = False,
-    ) -> None:
-        """Pack the texts into `rows`, and judge drafts of `n_positions` tokens on some held-out texts.
-
-        `mixes`: every second row has texts in which drafts were rejected. `recipe`, `rows`: None: the
-        head's own. Raises EdgespecError if there are too few texts.
-        """
-        texts = list(dataset.texts(held_out=False))
-        judged = dataset.texts(held_out=True)
-        held_out = [text for text in judged if text.temperature == 0.0 or text.source != BUILT_IN]
-        self.recipe = recipe or family.recipe
-        self.n = len(texts)  # where it changed, a resumed training begins an epoch
-        self.frozen, self.init, self.loss = family.frozen, family.init, family.loss
-        rows = rows or BatchSize(self.recipe.n_rows)
-        packing = TextPacking(texts, rows, mixes=mixes)
-        if not packing.n_answers or not held_out:
-            raise EdgespecError(
-                f"too few texts to train on ({len(texts)}, and {len(held_out)} to judge by); "
-                "let the target write more"
-            )
-        self.batches = partial(batches, packing, family.embed, rows.n)
-        self.evaluate = AcceptanceEvaluation(
-            family, held_out, rows, n_positions=n_positions, n_most=_MOST_HELD_OUT
-        )
-
 
 # ---- the optimizer: Muon for matrices, Adam for vectors and numbers ----
 #
@@ -88,22 +55,25 @@ class TextLessons:
 _ITERATIONS = 4  # with the author's 5 a head learns no more
 _QUINTIC = (3.4445, -4.7750, 2.0315)  # coefficients of the Newton-Schulz iteration, its author's
 _MOMENTUM = 0.95
+_DECAY = 0.01  # of matrices
+_LONGEST = 0.5  # global norm of gradients
+_WARM_UP = 10  # steps
 
 
-def optimizer(recipe: TrainingRecipe) -> optax.GradientTransformation:
+def optimizer(rate: float, vector_rate: float) -> optax.GradientTransformation:
     """Return the transformation of gradients to full-length steps downhill."""
     adam = optax.scale_by_adam(b1=0.9, b2=0.95)
     muon = optax.chain(
         optax.trace(_MOMENTUM, nesterov=True),
         optax.stateless(lambda gradients, _params: jax.tree.map(orthogonal, gradients)),
     )
-    decay = optax.add_decayed_weights(recipe.decay)
+    decay = optax.add_decayed_weights(_DECAY)
     return optax.chain(
-        optax.clip_by_global_norm(recipe.clip),
+        optax.clip_by_global_norm(_LONGEST),
         optax.multi_transform(
             {
-                "matrix": optax.chain(muon, decay, optax.scale(-recipe.rate)),
-                "vector": optax.chain(adam, optax.scale(-recipe.vector_rate)),
+                "matrix": optax.chain(muon, decay, optax.scale(-rate)),
+                "vector": optax.chain(adam, optax.scale(-vector_rate)),
             },
             lambda params: jax.tree.map(lambda x: "matrix" if x.ndim > 1 else "vector", params),
         ),
@@ -128,14 +98,80 @@ def orthogonal(gradient: Array) -> Array:
     return x.T if k > n else x
 
 
+# ---- acceptance of drafts on held-out texts ----
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """Acceptance of greedy drafts of a fixed length that begin everywhere in the target's answers.
+
+    A token at position n counts only if all before it were right, as at run time.
+    """
+
+    n_drafts: int
+    accepted: tuple[int, ...]
+    """Drafts whose first n tokens were right, for n = 1, 2, ..."""
+
+    @property
+    def by_position(self) -> tuple[float, ...]:
+        """The share of right tokens at each position, of the drafts right up to there."""
+        tested = (self.n_drafts, *self.accepted)
+        return tuple(
+            right / before if before else 0.0 for right, before in zip(self.accepted, tested, strict=False)
+        )
+
+    @property
+    def mean_accepted(self) -> float:
+        """The mean number of accepted tokens of a draft."""
+        return sum(self.accepted) / self.n_drafts if self.n_drafts else 0.0
+
+
+class AcceptanceEvaluation:
+    """Held-out texts, packed once, and the draft's rollout, compiled once."""
+
+    def __init__(self, family: HeadFamily, texts: Sequence[TrainingText], rows: BatchSize) -> None:
+        """Evaluate on up to MOST answers of `texts`."""
+        packing = TextPacking(texts, rows)
+        self._batches: list[TrainingBatch] = []
+        n_answers = 0
+        for batch, place in batches(packing, family.target.embed, rows.n, 0, EpochPosition()):
+            self._batches.append(batch)
+            n_answers += int((batch.weights > 0).sum())
+            if place.epoch or n_answers >= MOST:
+                break
+        self._walk = jax.jit(family.rollout, static_argnums=3)
+        self._frozen = family.frozen
+
+    def __call__(self, params: Params) -> Acceptance:
+        """Return the acceptance of a draft with `params`."""
+        n_drafts, accepted = 0, np.zeros(N_DRAFTED, np.int64)
+        for batch in self._batches:
+            right = np.asarray(self._walk(params, self._frozen, batch, N_DRAFTED))
+            began = starts(batch, N_DRAFTED)
+            n_drafts += int(began.sum())
+            accepted += np.cumprod(right[began], -1).sum(0)
+        return Acceptance(n_drafts, tuple(map(int, accepted)))
+
+
+def starts(batch: TrainingBatch, n: int) -> npt.NDArray[np.bool_]:
+    """Return bool (rows, a): whether a draft of `n` tokens fits into its text at each answer."""
+    answers = np.asarray(batch.answers)
+    last = np.full_like(answers, -1)
+    weights = np.zeros_like(batch.weights)
+    last[:, : answers.shape[1] - n + 1] = answers[:, n - 1 :]
+    weights[:, : answers.shape[1] - n + 1] = batch.weights[:, n - 1 :]
+    found: npt.NDArray[np.bool_] = (np.asarray(batch.weights) > 0) & (weights > 0) & (last == answers + n - 1)
+    return found
+
+
 # ---- the loop ----
 
 
 BEST = "best.npz"
 """File of the parameters with the best acceptance, in the folder of a training."""
 
-WARM_START_RATE = 0.5
-"""Learning rate with another training's weights, which at the full rate are unlearned first."""
+_WARM_START = 0.5  # share of the rate with another training's weights, which are unlearned first at all of it
+_LEARNING = 0.2  # the same for a head that learns: a night must not unlearn what weeks taught
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,34 +182,17 @@ class TrainingSettings:
     tokens: int | None = None
     """Repetitions counted."""
     seed: int = 0
+    rate: float = 7e-3
+    """Learning rate of matrices, after the warm-up: Muon's step length in each direction."""
+    vector_rate: float = 5e-4
     checkpoint_s: float = 180.0
     evaluate_s: float = 300.0
-    start_rate: float = WARM_START_RATE
-    """Learning rate of a training that starts from other weights, as a share of the recipe's."""
     patience: int = 8
     """Evaluations without improvement that end the training."""
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingProgress:
-    """How far a training is: steps, tokens, the share done (0 to 1), seconds left."""
-
-    what: Literal["compiling", "training", "evaluating"]
-    n_steps: int
-    n_tokens: int
-    share: float
-    left_s: float
-    loss: float | None
-    acceptance: Acceptance | None
-
-    @property
-    def figures(self) -> str:
-        """The progress in words, for the line that is shown."""
-        if self.what == "compiling":
-            return "compiling"
-        shares = self.acceptance.by_position if self.acceptance else ()
-        accepted = f"accepted {' '.join(f'{share:.2f}' for share in shares)}, " if shares else ""
-        return f"{accepted}{self.n_tokens:,} tokens"
+    learns: bool = False
+    """Whether a head learns from its mistakes: every second row has texts in which drafts were rejected."""
+    rows: BatchSize = field(default_factory=BatchSize)
+    """What texts are packed into."""
 
 
 @dataclass(slots=True)
@@ -185,7 +204,6 @@ class TrainingResult:
     n_steps: int = 0
     n_tokens: int = 0
     elapsed_s: float = 0.0
-    evaluated_s: float = 0.0
     history: list[tuple[int, float, Acceptance]] = field(default_factory=list)
     """Tokens, seconds and acceptance at each evaluation."""
     params: Params = None
@@ -202,96 +220,92 @@ class TrainingResult:
         """Acceptance of the best parameters."""
         return self.history[self.best][2]
 
-    @property
-    def hours(self) -> float:
-        """Its length."""
-        return self.elapsed_s / 3600
 
+class Training:
+    """Trains a head on the texts of a dataset, with checkpoints in a folder, from which it also resumes."""
 
-def train(
-    lessons: TextLessons,
-    settings: TrainingSettings,
-    folder: Path,
-    *,
-    start: Path | Params | None = None,
-    on_progress: Callable[[TrainingProgress], None] = lambda _now: None,
-    on_message: MessageFn = silent,
-) -> TrainingResult:
-    """Train a draft on `lessons`, with checkpoints in `folder`, from which it also resumes.
-
-    `start`: parameters, or the folder of an earlier training that has them. `on_progress` is called after
-    each step. SIGINT and SIGTERM end the training after a step, with a checkpoint and a KeyboardInterrupt.
-    Raises UsageError and EdgespecError.
-    """
-    if settings.hours is None and settings.tokens is None:
-        raise UsageError("say how long to train: hours or tokens")
-    return _Training(lessons, settings, folder, on_progress, on_message).run(start)
-
-
-@dataclass(eq=False)
-class _Training:
-    lessons: TextLessons
-    settings: TrainingSettings
-    folder: Path
-    on_progress: Callable[[TrainingProgress], None]
-    on_message: MessageFn
-
-    def __post_init__(self) -> None:
-        self._optimizer = optimizer(self.lessons.recipe)
+    def __init__(
+        self,
+        family: HeadFamily,
+        dataset: Dataset,
+        settings: TrainingSettings,
+        folder: Path,
+        context: StageContext,
+    ) -> None:
+        """Prepare; `context` will be told of each step. Raises EdgespecError for too few texts."""
+        texts = list(dataset.texts(held_out=False))
+        judged = dataset.texts(held_out=True)
+        held_out = [text for text in judged if text.temperature == 0.0 or text.source != BUILT_IN]
+        rows = settings.rows
+        packing = TextPacking(texts, rows, mixes=settings.learns)
+        if not packing.n_answers or not held_out:
+            raise EdgespecError(
+                f"too few texts to train on ({len(texts)}, and {len(held_out)} to judge by); "
+                "let the target write more"
+            )
+        self._family, self._settings, self._folder, self._context = family, settings, folder, context
+        self._batches = partial(batches, packing, family.target.embed, rows.n, settings.seed)
+        self._evaluate = AcceptanceEvaluation(family, held_out, rows)
+        self._optimizer = optimizer(settings.rate, settings.vector_rate)
         self._step = jax.jit(self._traced_step, donate_argnums=(0, 1))
-        self._state = TrainingResult(n_texts=self.lessons.n)
-        self._loss: float | None = None
+        self._state = TrainingResult(n_texts=len(texts))
 
     def _traced_step(
         self, params: Params, moments: Tree, frozen: Params, batch: TrainingBatch, key: Array, length: Array
     ) -> tuple[Params, Tree, Array]:
-        loss, gradient = jax.value_and_grad(self.lessons.loss)(params, frozen, batch, key)
+        loss, gradient = jax.value_and_grad(self._family.loss)(params, frozen, batch, key)
         updates, moments = self._optimizer.update(gradient, moments, params)
         return jax.tree.map(lambda x, step: x + length * step, params, updates), moments, loss
 
-    def run(self, start: Path | Params | None) -> TrainingResult:
+    def run(self, start: Path | Params | None = None) -> TrainingResult:
+        """Train until hours or tokens are used up, or drafts get no better.
+
+        `start`: parameters, or the folder of an earlier training that has them. SIGINT and SIGTERM end it
+        after a step, with a checkpoint and a KeyboardInterrupt. Raises EdgespecError.
+        """
         params, moments = self._begin(start)
-        settings, state = self.settings, self._state
+        settings, state = self._settings, self._state
         began, kept = time.monotonic() - state.elapsed_s, time.monotonic()
-        key, longest = jax.random.key(settings.seed), 1.0 if start is None else settings.start_rate
-        warm_up = self.lessons.recipe.warm_up
-        feed = self.lessons.batches(settings.seed, state.place)
+        key, warm = jax.random.key(settings.seed), _LEARNING if settings.learns else _WARM_START
+        longest = 1.0 if start is None else warm
+        feed = self._batches(state.place)
         with stop_signals() as asked:
             self._tell("compiling")
             while (share := self._share()) < 1 and len(state.history) - state.best <= settings.patience:
                 batch, place = next(feed)
-                length = longest * min(1.0, (state.n_steps + 1) / warm_up) * _cosine(share)
+                length = longest * min(1.0, (state.n_steps + 1) / _WARM_UP)
+                length *= 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * share))
                 own = jax.random.fold_in(key, state.n_steps)
                 params, moments, loss = self._step(
-                    params, moments, self.lessons.frozen, batch, own, jnp.float32(length)
+                    params, moments, self._family.frozen, batch, own, jnp.float32(length)
                 )
-                self._loss = float(loss)
-                if not math.isfinite(self._loss):
+                if not math.isfinite(loss):
                     raise EdgespecError(f"the training diverged at step {state.n_steps}; lower its rate")
                 state.place, state.n_steps = place, state.n_steps + 1
                 state.n_tokens += int((batch.weights > 0).sum())
                 state.elapsed_s = time.monotonic() - began
-                self._tell("training")
-                if state.elapsed_s - state.evaluated_s >= settings.evaluate_s and not asked.is_set():
+                self._tell()
+                evaluated_s = state.history[-1][1] if state.history else 0.0
+                if state.elapsed_s - evaluated_s >= settings.evaluate_s and not asked.is_set():
                     self._evaluate_now(params)
                     state.elapsed_s = time.monotonic() - began
                 if asked.is_set() or time.monotonic() - kept >= settings.checkpoint_s:
-                    save_checkpoint(self.folder, (params, moments), msgspec.to_builtins(state))
+                    save_checkpoint(self._folder, (params, moments), msgspec.to_builtins(state))
                     kept = time.monotonic()
                 if asked.is_set():
                     raise KeyboardInterrupt
             if not state.history or state.history[-1][0] != state.n_tokens:
                 self._evaluate_now(params)
             state.elapsed_s = time.monotonic() - began
-            save_checkpoint(self.folder, (params, moments), msgspec.to_builtins(state))
-        state.params = best_params(self.folder, params)
+            save_checkpoint(self._folder, (params, moments), msgspec.to_builtins(state))
+        state.params = best_params(self._folder, params)
         return state
 
     def _begin(self, start: Path | Params | None) -> tuple[Params, Any]:
         """Return parameters and optimizer state: the last checkpoint's, those of `start`, or new ones."""
-        params = self.lessons.init(jax.random.key(self.settings.seed))
+        params = self._family.init(jax.random.key(self._settings.seed))
         moments = self._optimizer.init(params)
-        found = load_checkpoint(self.folder, (params, moments), on_message=self.on_message)
+        found = load_checkpoint(self._folder, (params, moments), on_message=self._context.on_message)
         if found is not None:
             (params, moments), facts = found
             n_texts = self._state.n_texts
@@ -304,29 +318,24 @@ class _Training:
         return jax.tree.map(_typed, params), jax.tree.map(_typed, moments)
 
     def _share(self) -> float:
-        settings, state = self.settings, self._state
+        settings, state = self._settings, self._state
         time_share = state.elapsed_s / (3600 * settings.hours) if settings.hours else 0.0
         return max(time_share, state.n_tokens / settings.tokens if settings.tokens else 0.0)
 
     def _evaluate_now(self, params: Params) -> None:
         state = self._state
-        self._tell("evaluating")
-        acceptance = self.lessons.evaluate(params)
+        acceptance = self._evaluate(params)
         state.history.append((state.n_tokens, state.elapsed_s, acceptance))
-        state.evaluated_s = state.elapsed_s
         if state.best == len(state.history) - 1:
-            write_arrays(self.folder / BEST, params, asdict(acceptance))
-        self._tell("training")
+            write_arrays(self._folder / BEST, params, asdict(acceptance))
+        self._tell()
 
-    def _tell(self, what: Literal["compiling", "training", "evaluating"]) -> None:
+    def _tell(self, detail: str = "") -> None:
         state, share = self._state, min(1.0, self._share())
-        left_s = state.elapsed_s * (1 / share - 1) if share else math.inf
-        acceptance = state.history[-1][2] if state.history else None
-        self.on_progress(
-            TrainingProgress(
-                what, state.n_steps, state.n_tokens, share, left_s, loss=self._loss, acceptance=acceptance
-            )
-        )
+        shares = state.history[-1][2].by_position if state.history else ()
+        accepted = f"accepted {' '.join(f'{share:.2f}' for share in shares)}, " if shares else ""
+        detail = detail or f"{accepted}{state.n_tokens:,} tokens"
+        self._context.on_progress(StageProgress("training head", share, detail))
 
 
 def best_params(folder: Path, like: Params) -> Params:
@@ -345,29 +354,22 @@ def _typed(x: jax.typing.ArrayLike) -> jax.Array:
     return jnp.asarray(x, jnp.result_type(x))
 
 
-def _cosine(share: float) -> float:
-    return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * min(1.0, share)))
-
-
 @contextmanager
 def stop_signals() -> Iterator[threading.Event]:
     """Give an event that the first SIGINT or SIGTERM sets; the second has its usual effect.
 
     Outside the main thread, which alone gets signals, it is never set.
     """
-    asked = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield asked
-        return
-    previous: dict[int, Any] = {}
+    asked, previous = threading.Event(), dict[int, Any]()
 
     def note(number: int, _frame: FrameType | None) -> None:
         signal.signal(number, previous[number])
         asked.set()
 
-    for one in (signal.SIGINT, signal.SIGTERM):
-        previous[one] = signal.signal(one, note)
     try:
+        if threading.current_thread() is threading.main_thread():
+            for one in (signal.SIGINT, signal.SIGTERM):
+                previous[one] = signal.signal(one, note)
         yield asked
     finally:
         for number, handler in previous.items():
@@ -379,11 +381,9 @@ def stop_signals() -> Iterator[threading.Event]:
 #     latest.npz     the arrays by name, and "facts" as JSON
 #     before.npz     the checkpoint before, in case the latest is damaged
 #
-# A file is complete or missing. It ends with the SHA-256 of the rest, after the zip.
+# A file is complete or missing; a zip has checksums.
 
 LATEST, BEFORE = "latest.npz", "before.npz"
-
-_DIGEST = hashlib.sha256().digest_size
 
 Tree = Any
 
@@ -391,31 +391,25 @@ Tree = Any
 def save_checkpoint(folder: Path, tree: Tree, facts: Mapping[str, Any]) -> None:
     """Write `tree` and `facts`, which JSON can hold, as the latest checkpoint of `folder`.
 
-    Raises EdgespecError when they cannot be written; earlier checkpoints stay.
+    Raises EdgespecError when they cannot be written; the checkpoint before stays, as BEFORE.
     """
-    latest, new = folder / LATEST, folder / "new.npz"
-    write_arrays(new, tree, facts)
-    try:
-        if latest.exists():
-            latest.replace(folder / BEFORE)
-        new.replace(latest)
-    except OSError as error:
-        raise EdgespecError(f"cannot keep the training: {describe_os_error(error)}") from error
+    with suppress(FileNotFoundError):
+        (folder / LATEST).replace(folder / BEFORE)
+    write_arrays(folder / LATEST, tree, facts)
 
 
 def load_checkpoint(
     folder: Path, like: Tree, *, on_message: MessageFn = silent
 ) -> tuple[Tree, dict[str, Any]] | None:
     """Return the newest intact checkpoint of `folder`, in the structure of `like`; None if there is none."""
-    for name in (LATEST, BEFORE):
-        path = folder / name
-        is_last = name == BEFORE or not (folder / BEFORE).exists()
+    for path in (folder / LATEST, folder / BEFORE):
         try:
             return read_arrays(path, like)
         except FileNotFoundError:
             continue
         except DamagedFileError as error:
-            instead = "training begins anew" if is_last else "the one before it is used"
+            has_older = path.name == LATEST and (folder / BEFORE).exists()
+            instead = "the one before it is used" if has_older else "training begins anew"
             on_message(f"{path}: damaged ({error}); {instead}")
         except OSError as error:
             raise EdgespecError(f"cannot read the training: {describe_os_error(error)}") from error
@@ -430,10 +424,6 @@ def write_arrays(path: Path, tree: Tree, facts: Mapping[str, Any]) -> None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with replacing(path) as file:
             np.savez(file, allow_pickle=False, **named)
-            file.flush()
-            with Path(file.name).open("rb") as written:
-                digest = _digest(written, file.tell())
-            file.write(digest)
     except OSError as error:
         raise EdgespecError(f"cannot keep the training: {describe_os_error(error)}") from error
 
@@ -443,33 +433,16 @@ def read_arrays(path: Path, like: Tree) -> tuple[Tree, dict[str, Any]]:
 
     Raises OSError, DamagedFileError, and EdgespecError for arrays of other names or shapes.
     """
-    expected = _named(like)
-    with path.open("rb") as file:
-        size = file.seek(-_DIGEST, SEEK_END) if path.stat().st_size > _DIGEST else 0
-        wanted = file.read()
-        file.seek(0)
-        if not size or _digest(file, size) != wanted:
-            raise DamagedFileError("its checksum is wrong")
-        file.seek(0)
-        with np.load(file, allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in stored.files}
-    facts = json.loads(arrays["facts"].tobytes())
-    shapes = {name: array.shape for name, array in arrays.items() if name != "facts"}
-    if shapes != {f"a{name}": np.shape(leaf) for name, leaf in expected}:
+    arrays, expected = read_npz(path), _named(like)
+    if "facts" not in arrays:
+        raise DamagedFileError("incomplete")
+    facts = json.loads(arrays.pop("facts").tobytes())
+    if {name: array.shape for name, array in arrays.items()} != {f"a{n}": np.shape(x) for n, x in expected}:
         raise EdgespecError(
             f"{path}: of a training with other settings; name another folder, or remove this one"
         )
     leaves = [arrays[f"a{name}"] for name, _ in expected]
     return jax.tree.unflatten(jax.tree.structure(like), leaves), facts
-
-
-def _digest(file: BinaryIO, n: int) -> bytes:
-    """Return the SHA-256 of the next `n` bytes."""
-    digest = hashlib.sha256()
-    while n > 0 and (data := file.read(min(n, 1 << 20))):
-        digest.update(data)
-        n -= len(data)
-    return digest.digest()
 
 
 def _named(tree: Tree) -> list[tuple[str, Any]]:

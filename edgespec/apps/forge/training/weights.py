@@ -58,8 +58,7 @@ class ModelWeights:
 
     def vector(self, name: str) -> Floats:
         """Return a vector, such as a norm's weights."""
-        floats: Floats = self.rows(name)[0]
-        return floats
+        return np.asarray(self.rows(name)[0])
 
     def embed(self, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.float16]:
         """Return the input embeddings of tokens, shape (*tokens.shape, n_embd)."""

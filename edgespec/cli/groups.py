@@ -102,7 +102,7 @@ def grouped(command: Callable[..., R]) -> Callable[..., R]:
 
     @functools.wraps(command)
     def call(**values: Any) -> R:  # noqa: ANN401 - whatever the options are
-        _refuse_exclusive(values)
+        refuse_exclusive(values)
         return command(**{name: _made(name, hint, values) for name, hint in wanted.items()})
 
     del call.__wrapped__  # typer would inspect the wrapped command
@@ -145,7 +145,7 @@ def changed(group: G, values: Mapping[str, object]) -> G:
     return type(group)(**made)
 
 
-def _refuse_exclusive(values: Mapping[str, Any]) -> None:
+def refuse_exclusive(values: Mapping[str, Any]) -> None:
     """Raise UsageError for the first two options of EXCLUSIVE that were both given."""
     for pair in EXCLUSIVE:
         if all(_is_given(one, values) for one in pair):

@@ -63,13 +63,6 @@ def peak_rss_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def anonymous_bytes(pid: int, root: Path = ROOT) -> int:
-    """Return the memory of a process that no file backs, which only its end frees; 0 if unknown."""
-    kinds = ("RssAnon:", "RssShmem:")
-    lines = [line.split() for line in lines_of(root / f"proc/{pid}/status")]
-    return sum(int(words[1]) * 1024 for words in lines if words and words[0] in kinds)
-
-
 def _meminfo(root: Path, wanted: str) -> int | None:
     for line in lines_of(root / "proc/meminfo"):
         name, _, value = line.partition(":")

@@ -17,7 +17,7 @@ from typing import Annotated, Any, cast, get_args
 
 import msgspec
 from fastapi import APIRouter, FastAPI, Request, Response
-from pydantic import BaseModel, Field
+from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
 from edgespec.apps.server.api_errors import CLIENT_GONE, ApiError
@@ -49,11 +49,7 @@ from edgespec.apps.server.ollama.request_schema import OllamaRequest
 from edgespec.apps.server.ollama.response_schema import OllamaError
 from edgespec.apps.server.ollama.routes import OllamaModelFacts, add_facts, add_ollama
 from edgespec.apps.server.openai_writer import ChatWriter, CompletionWriter, InfillWriter
-from edgespec.apps.server.openapi import (
-    error_responses,
-    openapi_description,
-    stream_responses,
-)
+from edgespec.apps.server.openapi import STREAMED, error_responses
 from edgespec.apps.server.page import add_page
 from edgespec.apps.server.request_fields import RequestPart
 from edgespec.apps.server.request_reader import (
@@ -66,13 +62,10 @@ from edgespec.apps.server.request_reader import (
 from edgespec.apps.server.request_schema import (
     ChatRequest,
     CompletionRequest,
-    InfillAnswer,
-    InfillPart,
     InfillRequest,
 )
 from edgespec.apps.server.request_worker import RequestWorker
 from edgespec.apps.server.response_schema import (
-    ChatChunk,
     ChatCompletion,
     EmbeddingModelFacts,
     ErrorAnswer,
@@ -92,7 +85,7 @@ from edgespec.decoding.grammar.grammar import Grammar
 from edgespec.decoding.grammar.source import GrammarSource
 from edgespec.decoding.options import Options
 from edgespec.decoding.records import PromptProgress, Result, StopReason, Token
-from edgespec.decoding.sampling import SAMPLERS, SAMPLING, SamplingParams
+from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.capacity import fitting_ctx, room_without_limit
 from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError
@@ -122,65 +115,22 @@ class DetokenizeRequest(RequestPart):
     tokens: list[Annotated[int, Field(ge=0, lt=1 << 31)]]
 
 
-class TokenPiece(BaseModel):
-    """A token with its text, or its bytes if it is part of a character."""
-
-    id: int
-    piece: str | list[int]
-
-
-class TokenizedText(BaseModel):
-    """The answer of /tokenize."""
-
-    tokens: list[int] | list[TokenPiece]
-    count: int
-    max_model_len: int
-    token_strs: list[str] | None = None
-
-
-class DetokenizedText(BaseModel):
-    """The answer of /detokenize, under both servers' names."""
-
-    content: str
-    prompt: str
-
-
-class TokenizerFacts(BaseModel):
-    """The answer of /tokenizer_info, as vLLM's."""
-
-    tokenizer_class: str
-    bos_token: str | None
-    eos_token: str | None
-    pad_token: str | None = None
-    add_bos_token: bool
-    chat_template: str | None
-
-
 def add_tokenizer(app: FastAPI, target: Model, service: Service) -> None:
-    """Add /tokenize, /detokenize and /tokenizer_info to `app`."""
+    """Add /tokenize and /detokenize to `app`."""
 
-    @app.post("/tokenize", response_model_exclude_unset=True)
-    async def tokenize(body: TokenizeRequest) -> TokenizedText:
+    @app.post("/tokenize")
+    async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
         service.names.find(body.model)
         return await run_in_threadpool(_tokens_of, target, body, service.n_ctx)
 
     @app.post("/detokenize")
-    async def detokenize(body: DetokenizeRequest) -> DetokenizedText:
+    async def detokenize(body: DetokenizeRequest) -> dict[str, Any]:
         service.names.find(body.model)
-        return await run_in_threadpool(_text_of, target, body)
-
-    @app.get("/tokenizer_info")
-    async def tokenizer_info() -> TokenizerFacts:
-        return TokenizerFacts(
-            tokenizer_class=target.tokenizer_type,
-            bos_token=token_name(target, target.bos) if target.add_bos else None,
-            eos_token=token_name(target, target.eos),
-            add_bos_token=target.add_bos,
-            chat_template=target.chat_template,
-        )
+        text = await run_in_threadpool(_text_of, target, body)
+        return {"content": text, "prompt": text}
 
 
-def _tokens_of(model: Model, request: TokenizeRequest, n_ctx: int) -> TokenizedText:
+def _tokens_of(model: Model, request: TokenizeRequest, n_ctx: int) -> dict[str, Any]:
     """Return the tokens of a text. Raises ApiError."""
     text = request.content if request.content is not None else request.prompt
     if text is None or None not in (request.content, request.prompt):
@@ -193,26 +143,20 @@ def _tokens_of(model: Model, request: TokenizeRequest, n_ctx: int) -> TokenizedT
     found: dict[str, Any] = {"tokens": tokens, "count": len(tokens), "max_model_len": n_ctx}
     if request.with_pieces:
         found["tokens"] = [
-            TokenPiece(id=token, piece=_piece(piece)) for token, piece in zip(tokens, pieces, strict=True)
+            {"id": token, "piece": _piece(piece)} for token, piece in zip(tokens, pieces, strict=True)
         ]
     if request.return_token_strs:
         found["token_strs"] = [piece.decode(errors="replace") for piece in pieces]
-    return TokenizedText(**found)
+    return found
 
 
-def _text_of(model: Model, request: DetokenizeRequest) -> DetokenizedText:
-    """Return the text of tokens. Raises ApiError."""
+def _text_of(model: Model, request: DetokenizeRequest) -> str:
     check_tokens(request.tokens, model, "tokens")
-    text = b"".join(model.piece(token, special=True) for token in request.tokens).decode(errors="replace")
-    return DetokenizedText(content=text, prompt=text)
-
-
-def token_name(model: Model, token: int | None) -> str | None:
-    """Return the text of a token, the names of control tokens too; None for none."""
-    return None if token is None else model.piece(token, special=True).decode(errors="replace")
+    return b"".join(model.piece(token, special=True) for token in request.tokens).decode(errors="replace")
 
 
 def _piece(piece: bytes) -> str | list[int]:
+    """Return the text of a token, or its bytes if it is part of a character."""
     try:
         return piece.decode()
     except UnicodeDecodeError:
@@ -317,82 +261,19 @@ def _prepared(engine: Engine, asked: RunRequest) -> tuple[list[int], Options]:
 
 # ---- /props ----
 
-_RANDOM_SEED = (1 << 32) - 1  # llama-server's word for "another each time"
 
-
-class GenerationSettings(BaseModel):
-    """Settings of a request that names none, as llama-server reports them."""
-
-    n_ctx: int = Field(description="Most tokens of prompt and answer.")
-    speculative: bool
-    is_processing: bool
-    params: dict[str, Any]
-
-
-class Modalities(BaseModel):
-    """Kinds of content besides text that a conversation may hold."""
-
-    vision: bool = False
-    audio: bool = False
-
-
-class ServerProps(BaseModel):
-    """The answer of /props."""
-
-    default_generation_settings: GenerationSettings
-    total_slots: int = Field(description="Most answers at once.")
-    model_alias: str
-    model_path: str = Field(description="The file's name, without the folders of this machine.")
-    chat_template: str
-    chat_template_caps: dict[str, bool]
-    modalities: Modalities
-    bos_token: str
-    eos_token: str
-    build_info: str
-    is_sleeping: bool = False
-
-
-def add_props(app: FastAPI, engine: Engine, worker: Worker, service: Service, *, takes_tools: bool) -> None:
-    """Add GET /props to `app`: the model, its template, defaults of requests."""
-    target, defaults = engine.target, SamplingParams()
-    params = {
-        "n_predict": -1,
-        "max_tokens": -1,
-        "seed": _RANDOM_SEED,
-        **{
-            option.request_name(name): getattr(defaults, name)
-            for name, option in SAMPLING.items()
-            if name != "logit_bias"
-        },
-        "stop": [],
-        "ignore_eos": False,
-        "stream": False,
-        "n_probs": 0,
-        "grammar": "",
-        "samplers": SAMPLERS,
-    }
-    known = ServerProps(
-        default_generation_settings=GenerationSettings(
-            n_ctx=service.n_ctx,
-            speculative=engine.draft is not None,
-            is_processing=False,
-            params=params,
-        ),
-        total_slots=worker.parallel,
-        model_alias=service.name,
-        model_path=target.path.name,
-        chat_template=target.chat_template or "",
-        chat_template_caps={"supports_tools": takes_tools, "supports_tool_calls": takes_tools},
-        modalities=Modalities(),
-        bos_token=token_name(target, target.bos if target.add_bos else None) or "",
-        eos_token=token_name(target, target.eos) or "",
-        build_info=f"edgespec {version('edgespec')}",
-    )
+def add_props(app: FastAPI, engine: Engine, worker: Worker, service: Service) -> None:
+    """Add GET /props to `app`: what llama-server's clients read of the model."""
 
     @app.get("/props")
-    async def props() -> ServerProps:
-        known.default_generation_settings.is_processing = worker.busy
-        return known
+    async def props() -> dict[str, Any]:
+        return {
+            "default_generation_settings": {"n_ctx": service.n_ctx},
+            "total_slots": worker.parallel,
+            "model_alias": service.name,
+            "model_path": engine.target.path.name,  # without the folders of this machine
+            "chat_template": engine.target.chat_template or "",
+        }
 
 
 # ---- infill ----
@@ -408,8 +289,8 @@ def add_infill(
         InfillRequest,
         reader.infill,
         lambda body, request: InfillWriter(body, request, target, service.name),
-        response_model=InfillAnswer | dict[str, Any],
-        responses=stream_responses(InfillPart),
+        response_model=dict[str, Any],
+        responses=STREAMED,
     )
 
 
@@ -453,12 +334,12 @@ def create_app(
     add_messages(app, engine.target, service, reader, answerer, log=log)
     add_infill(app, engine.target, service, reader, answerer)
     add_tokenizer(app, engine.target, service)
-    add_props(app, engine, worker, service, takes_tools=reader.takes_tools)
+    add_props(app, engine, worker, service)
     refuse_routes(app, VECTOR_ROUTES, NO_VECTORS)
     if speech:
         add_audio(app, speech, log)
     add_page(app)
-    return described(app)
+    return app
 
 
 def bare_app(summary: str, log: MessageFn) -> FastAPI:
@@ -474,12 +355,6 @@ def bare_app(summary: str, log: MessageFn) -> FastAPI:
     app.router.route_class = route_class(log)
     app.add_middleware(HeadAsGet)
     add_error_handlers(app)
-    return app
-
-
-def described(app: FastAPI) -> FastAPI:
-    """Return `app`, which has all of its routes, with their description."""
-    app.openapi_schema = openapi_description(app.openapi())
     return app
 
 
@@ -565,7 +440,7 @@ def _add_completions(
         reader.choices,
         lambda body, request: ChatWriter(body, request, *served),
         response_model=ChatCompletion,
-        responses=stream_responses(ChatChunk),
+        responses=STREAMED,
     )
     answerer.serve(
         app,
@@ -574,7 +449,7 @@ def _add_completions(
         reader.choices,
         lambda body, request: CompletionWriter(body, request, *served),
         response_model=TextCompletion,
-        responses=stream_responses(TextCompletion),
+        responses=STREAMED,
     )
 
 
@@ -596,7 +471,7 @@ def create_speech_app(service: SpeechService, *, metrics: Metrics | None, log: M
     add_models(app, names, [_speech_entry(service, names.others(0))])
     add_audio(app, service, log)
     add_page(app)
-    return described(app)
+    return app
 
 
 # ---- Ollama's routes of an embedding model, and the application of one ----
@@ -625,22 +500,6 @@ class OllamaEmbeddingsRequest(OllamaVectorRequest):
     prompt: str | None = None
 
 
-class OllamaVectors(BaseModel):
-    """The answer of /api/embed."""
-
-    model: str
-    embeddings: list[list[float]]
-    total_duration: int = Field(description="Nanoseconds since the request came.")
-    load_duration: int
-    prompt_eval_count: int = Field(description="Tokens of the texts.")
-
-
-class OllamaVector(BaseModel):
-    """The answer of /api/embeddings."""
-
-    embedding: list[float]
-
-
 def add_ollama_embeddings(app: FastAPI, service: EmbeddingService) -> None:
     """Add POST /api/embed and /api/embeddings, and the facts of the model, to `app`."""
     model, named = service.worker.embedder.model, service.service.named
@@ -664,7 +523,7 @@ def add_ollama_embeddings(app: FastAPI, service: EmbeddingService) -> None:
         )
         return await service.run(request, tokens)
 
-    @router.post("/embed", response_model=OllamaVectors)
+    @router.post("/embed", response_model=dict[str, Any])
     async def embed(request: Request, body: OllamaEmbedRequest) -> Response:
         """Embed texts; without any, say that the model is loaded."""
         began = time.perf_counter()
@@ -688,7 +547,7 @@ def add_ollama_embeddings(app: FastAPI, service: EmbeddingService) -> None:
             }
         )
 
-    @router.post("/embeddings", response_model=OllamaVector)
+    @router.post("/embeddings", response_model=dict[str, Any])
     async def embeddings(request: Request, body: OllamaEmbeddingsRequest) -> Response:
         """Embed a text, in the older form."""
         service.check(body.model, ranks=False)
@@ -742,4 +601,4 @@ def create_embedding_app(service: EmbeddingService, *, metrics: Metrics | None) 
     add_ollama_embeddings(app, service)
     add_tokenizer(app, model, named)
     refuse_routes(app, TEXT_ROUTES, _NO_TEXT)
-    return described(app)
+    return app

@@ -1,4 +1,4 @@
-"""Checks a request before the routes see it: who sends it, how large it is, and how slowly it comes.
+"""Checks a request before the routes see it: who sends it, and how large it is.
 
 If the server has an API key, every request needs it, except those for its health and the page's files.
 Without a key the danger is the browser: any web page can send requests to a server on this machine. Two
@@ -14,7 +14,6 @@ import contextlib
 import hmac
 import ipaddress
 import re
-import zlib
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -34,9 +33,6 @@ _FREE = PATHS | HEALTH
 X_API_KEY = "x-api-key"
 """Anthropic's header for the key, in the place of `Authorization`."""
 
-CROWDED = "is_crowded"
-"""In a request's state: whether there are more connections than the server keeps."""
-
 ALLOWED_PAGE = "is_allowed_page"
 """In a request's state: whether a page of another site sends it that the server lets in."""
 
@@ -47,8 +43,6 @@ _AUDIO = "/v1/audio/"
 _LINGER_S = 1.0
 _LONGEST_LENGTH = 19  # digits of a Content-Length
 
-_GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS  # zlib's number for "whichever its header says"
-
 MIB = 1 << 20
 
 
@@ -58,12 +52,8 @@ class GateLimits:
 
     max_body: int = 4 * MIB
     """Bytes of a request's body."""
-    body_s: float = 30.0
-    """Seconds in which the whole body must have come."""
     max_audio: int = 100 * MIB
     """Bytes of a body with a recording."""
-    audio_s: float = 300.0
-    """Seconds in which such a body must have come."""
     api_key: str | None = None
     """The key that `Authorization: Bearer`, or Anthropic's `x-api-key`, must hold; None: no key is needed."""
     run_key: str | None = None
@@ -107,8 +97,6 @@ class Gate:
             await self._app(scope, receive, send)
             return
         try:
-            if scope.get("state", {}).get(CROWDED) and scope["path"] not in HEALTH:
-                raise ApiError(503, "too many connections are open: try again later", code="connections")
             headers = Headers(scope=scope)
             self._check_sender(scope["path"], headers)
             if self._limits.allows(headers.get("origin", "")):
@@ -118,8 +106,6 @@ class Gate:
             await _refuse(error, scope, receive, send)
             return
         if body is not None:
-            # In place, as the metrics read the route of this scope: what was undone has no header.
-            scope["headers"] = [one for one in scope["headers"] if one[0] != b"content-encoding"]
             await self._app(scope, replay(body, receive), send)
 
     def _check_sender(self, path: str, headers: Headers) -> None:
@@ -148,49 +134,25 @@ class Gate:
 
     async def _read(self, path: str, headers: Headers, receive: Receive) -> bytes | None:
         """Return the body; None where the client went away before it was complete."""
-        limits, is_audio = self._limits, path.startswith(_AUDIO)
-        most, most_s = (limits.max_audio, limits.audio_s) if is_audio else (limits.max_body, limits.body_s)
+        encoding = headers.get("content-encoding", "identity")
+        if encoding.strip().lower() not in ("", "identity"):
+            line = f"Content-Encoding {encoding[:40]!r}: send the body uncompressed"
+            raise ApiError(415, line, code="content_encoding")
+        most = self._limits.max_audio if path.startswith(_AUDIO) else self._limits.max_body
         too_large = ApiError(413, f"the body is larger than {most} bytes", code="body_too_large")
         announced = headers.get("content-length", "")
         if announced.isdecimal() and (len(announced) > _LONGEST_LENGTH or int(announced) > most):
             raise too_large  # not one byte of it is read
         body = bytearray()
-        try:
-            async with asyncio.timeout(most_s):
-                while True:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        return None
-                    body += message.get("body", b"")
-                    if len(body) > most:
-                        raise too_large
-                    if not message.get("more_body", False):
-                        return decoded(bytes(body), headers.get("content-encoding", ""), most)
-        except TimeoutError:
-            raise ApiError(408, f"the body was not complete within {most_s:g} s") from None
-
-
-def decoded(body: bytes, encoding: str, most: int) -> bytes:
-    """Return a body that was sent in a Content-Encoding, of which no more than `most` bytes are unpacked.
-
-    Raises ApiError for other encodings than gzip and deflate, and for what is not in them.
-    """
-    encoding = encoding.strip().lower()
-    if encoding in ("", "identity"):
-        return body
-    if encoding not in ("gzip", "x-gzip", "deflate"):
-        line = f"Content-Encoding {encoding[:40]!r}: send the body uncompressed, or with gzip"
-        raise ApiError(415, line, code="content_encoding")
-    unpacker = zlib.decompressobj(_GZIP_OR_ZLIB)
-    try:
-        found = unpacker.decompress(body, most + 1)
-    except zlib.error:
-        found = b""
-    if len(found) > most:
-        raise ApiError(413, f"the body is larger than {most} bytes when unpacked", code="body_too_large")
-    if not unpacker.eof or unpacker.unused_data:
-        raise ApiError(400, f"the body is not in the Content-Encoding {encoding}", code="content_encoding")
-    return found
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            body += message.get("body", b"")
+            if len(body) > most:
+                raise too_large
+            if not message.get("more_body", False):
+                return bytes(body)
 
 
 async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,7 +1,6 @@
-"""Runs the app on a socket until a signal ends it.
+"""Runs the app on a socket until a signal ends it, and logs requests.
 
-uvicorn speaks HTTP. This adds what it lacks: time limits for a request's headers and for a client that no
-longer reads, and an end of the server that lets the answers under way finish.
+uvicorn speaks HTTP. This adds an end of the server that lets the answers under way finish.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import json
 import os
 import re
 import signal
@@ -19,13 +17,10 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-import h11
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from edgespec.apps.server.api_errors import CLIENT_GONE, ApiError
-from edgespec.apps.server.gate import CROWDED
 from edgespec.apps.server.page import PARTS
 from edgespec.apps.server.response_schema import Usage
 from edgespec.apps.speech.transcript import Transcript
@@ -36,94 +31,12 @@ from edgespec.platform.messages import MessageFn
 if TYPE_CHECKING:  # they load llama.cpp, which a server of several models does not
     from edgespec.apps.server.streaming import RequestRun
 
-HEADERS_S = 10.0
-"""Seconds in which a request's line and headers must have come."""
-
-STALLED_S = 60.0
-"""Seconds after which a client that does not read its answer is cut off."""
-
 GRACE_S = 20.0
 """Seconds that the answers under way may take after the server was told to end."""
 
 _KEEP_ALIVE_S = 30  # between two requests; editors ask again after a moment of typing
 _CLOSE_S = 3  # for the last bytes of answers that have ended
-_MAX_HEADERS = 32 * 1024  # bytes
 _SPARE_CONNECTIONS = 64  # more than those whose requests wait or are answered
-
-
-class HttpProtocol(H11Protocol):
-    """uvicorn's connection, with time limits and refusals in JSON.
-
-    uvicorn itself would refuse all requests while there are too many connections, even those for the server's
-    health: here a request is marked, and the gate refuses it.
-    """
-
-    _headers_timer: asyncio.TimerHandle | None = None
-    _stalled_timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait for a request."""
-        super().connection_made(transport)
-        most, self.limit_concurrency = self.limit_concurrency, None
-        served = self.app
-
-        async def marked(scope: Scope, receive: Receive, send: Send) -> None:
-            if most is not None and len(self.connections) >= most:
-                scope["state"][CROWDED] = True
-            await served(scope, receive, send)
-
-        self.app = marked
-        self._watch_headers()
-
-    def data_received(self, data: bytes) -> None:
-        """Take bytes from the client; headers have to be complete in time."""
-        super().data_received(data)
-        self._watch_headers()
-
-    def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP, or has headers that are too long, in the form of the other errors."""
-        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # amid an answer there is no room for it
-            self.transport.close()
-            return
-        body = json.dumps(ApiError(400, msg, code="invalid_http").body()).encode()
-        headers = [("content-type", "application/json"), ("content-length", str(len(body)))]
-        response = h11.Response(status_code=400, headers=[*headers, ("connection", "close")])
-        for event in (response, h11.Data(data=body), h11.EndOfMessage()):
-            self.transport.write(self.conn.send(event))
-        self.transport.close()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection, whose requests see that the client is gone."""
-        super().connection_lost(exc)
-        for timer in (self._headers_timer, self._stalled_timer):
-            if timer:
-                timer.cancel()
-        self._headers_timer = self._stalled_timer = None
-
-    def pause_writing(self) -> None:
-        """Begin to wait for the client to read."""
-        super().pause_writing()
-        # Not close(): that would wait until the client has read the rest.
-        self._stalled_timer = self.loop.call_later(STALLED_S, self.transport.abort)
-
-    def resume_writing(self) -> None:
-        """Go on writing: the client has read what waited."""
-        super().resume_writing()
-        if self._stalled_timer:
-            self._stalled_timer.cancel()
-            self._stalled_timer = None
-
-    def _watch_headers(self) -> None:
-        """Run the timer while headers are awaited: those of the first request, or of one that has begun.
-
-        Between two requests uvicorn has its own timer, which the first byte of the next one stops.
-        """
-        waits = self.conn.their_state is h11.IDLE and self.timeout_keep_alive_task is None
-        if not waits and self._headers_timer:
-            self._headers_timer.cancel()
-            self._headers_timer = None
-        elif waits and not self._headers_timer:
-            self._headers_timer = self.loop.call_later(HEADERS_S, self.transport.abort)
 
 
 class HttpServer(uvicorn.Server):
@@ -142,11 +55,6 @@ class HttpServer(uvicorn.Server):
         """Listen on the port, and say so once clients can come."""
         await super().startup(sockets)
         self._on_ready()
-
-    def cut_off(self) -> None:
-        """End every connection, whatever its client has not read yet."""
-        for connection in list(self.server_state.connections):
-            connection.transport.abort()
 
 
 class Working(Protocol):
@@ -229,7 +137,7 @@ def serve(
     """
     config = uvicorn.Config(
         app,
-        http=HttpProtocol,
+        http="h11",
         ws="none",
         lifespan="off",
         log_config=None,
@@ -239,8 +147,7 @@ def serve(
         server_header=False,
         limit_concurrency=max_queue + sum(one.parallel for one in workers) + _SPARE_CONNECTIONS,
         timeout_keep_alive=_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=2 * _CLOSE_S,
-        h11_max_incomplete_event_size=_MAX_HEADERS,
+        timeout_graceful_shutdown=_CLOSE_S,
     )
     return asyncio.run(_serve(HttpServer(config, on_ready), workers, bound, on_message))
 
@@ -291,7 +198,6 @@ async def _end(
         await _stop(workers, 0)
     await stopping
     server.should_exit = True
-    asyncio.get_running_loop().call_later(_CLOSE_S, server.cut_off)
     return hurried
 
 
@@ -305,13 +211,15 @@ FORWARDED = "is_forwarded"
 """In a request's state: whether another process answered it, which prints the line."""
 
 
-def logging_requests(app: ASGIApp, write: MessageFn) -> ASGIApp:
+def noting_requests(
+    app: ASGIApp, write: MessageFn, count: Callable[[Scope, int], None] = lambda _scope, _status: None
+) -> ASGIApp:
     """Return `app`, of whose answers `write` gets a line each, but for the page's own parts.
 
-    What fails without an answer becomes a 500 in the form of the other errors.
+    `count` gets the status of each. What fails without an answer becomes a 500 in the form of other errors.
     """
 
-    async def logged(scope: Scope, receive: Receive, send: Send) -> None:
+    async def noted(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await app(scope, receive, send)
             return
@@ -337,10 +245,11 @@ def logging_requests(app: ASGIApp, write: MessageFn) -> ASGIApp:
             refusal = ApiError(500, "the server failed at this request; its log says why")
             await refusal.response(scope)(scope, receive, note)
         finally:
+            count(scope, status)
             if scope["path"] not in PARTS and not scope["state"].get(FORWARDED):
                 tell(_line(scope, status, time.perf_counter() - began))
 
-    return logged
+    return noted
 
 
 def _line(scope: Scope, status: int, seconds: float) -> str:

@@ -6,12 +6,15 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Annotated, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, WithJsonSchema
 
 from edgespec.apps.server.api_errors import ApiError
 from edgespec.errors import UsageError
+
+if TYPE_CHECKING:  # it loads llama.cpp
+    from edgespec.llama.weights import Model
 
 ALIAS = "edgespec"
 """A name of the first model that a route is for."""
@@ -33,22 +36,6 @@ RequestedModel = Annotated[
 """The field `model` of a request; its default is ALIAS."""
 
 
-class DescribedModel(Protocol):
-    """A model whose file says what it is."""
-
-    @property
-    def name(self) -> str:
-        """What the file calls itself."""
-
-    @property
-    def ftype(self) -> str:
-        """Its quantization, as llama.cpp calls it."""
-
-    @property
-    def n_params(self) -> int:
-        """Its weights."""
-
-
 @dataclass(frozen=True)
 class NamedModel:
     """A model, as requests name it."""
@@ -66,7 +53,7 @@ class NamedModel:
     """Such as 1.5B, which may be a tag."""
 
     @classmethod
-    def of(cls, model: DescribedModel, names: Sequence[str]) -> NamedModel:
+    def of(cls, model: Model, names: Sequence[str]) -> NamedModel:
         """Return the names of a loaded model: `names`, of which the first is told, and its file's."""
         size = human_number(model.n_params)
         return cls(

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import ConfigDict, Field, WithJsonSchema, model_validator
 
 from edgespec.apps.server.names import ALIAS, RequestedModel
 from edgespec.apps.server.request_fields import (
@@ -21,7 +21,6 @@ from edgespec.apps.server.request_fields import (
     in_form,
     only,
 )
-from edgespec.apps.server.response_schema import DraftUsage
 from edgespec.decoding.choices import DrafterName
 from edgespec.decoding.option_table import GENERATION, LARGEST_INT, MAX_GAMMA, MAX_LOGPROBS
 from edgespec.decoding.records import Token
@@ -494,8 +493,6 @@ class CompletionRequest(GenerationRequest):
 
 # ---- infill: llama-server's ----
 
-StopType = Literal["none", "eos", "limit", "word"]
-
 
 class OtherFile(RequestPart):
     """A part of another file of the project."""
@@ -528,52 +525,6 @@ class InfillRequest(GenerationRequest):
     def warnings(self) -> tuple[str, ...]:
         """Lines on what is done only in part."""
         return ("samplers are applied in llama.cpp's default order",) if self.samplers else ()
-
-
-class InfillTimings(BaseModel):
-    """How long an answer took, in milliseconds."""
-
-    cache_n: int
-    prompt_n: int
-    prompt_ms: float
-    prompt_per_token_ms: float | None
-    prompt_per_second: float | None
-    predicted_n: int
-    predicted_ms: float
-    predicted_per_token_ms: float | None
-    predicted_per_second: float | None
-
-
-class InfillPart(BaseModel):
-    """An event of a stream, before the last."""
-
-    index: Literal[0] = 0
-    content: str
-    tokens: list[int] = []
-    stop: Literal[False] = False
-    id_slot: int = 0
-    tokens_predicted: int
-    tokens_evaluated: int
-
-
-class InfillAnswer(BaseModel):
-    """The answer of /infill, and the last event of a stream, whose content came before."""
-
-    index: Literal[0] = 0
-    content: str
-    tokens: list[int] = []
-    stop: Literal[True] = True
-    id_slot: int = 0
-    model: str
-    tokens_predicted: int
-    tokens_evaluated: int
-    tokens_cached: int
-    has_new_line: bool
-    truncated: bool = Field(description="Whether a part of the text was left out of the prompt.")
-    stop_type: StopType
-    stopping_word: str
-    timings: InfillTimings
-    edgespec: DraftUsage
 
 
 def time_limit(milliseconds: int) -> Callable[[], Callable[[Token], bool]]:

@@ -8,7 +8,7 @@ disturbed. A pass is interrupted only if all requests under way must end.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,7 +23,6 @@ from edgespec.apps.server.request_worker import (
 from edgespec.decoding.options import Options
 from edgespec.decoding.records import Result, Token
 from edgespec.decoding.session import as_ints
-from edgespec.engine.batcher import StepSummary
 from edgespec.engine.engine import Engine
 from edgespec.engine.stream import Stream
 from edgespec.errors import EdgespecError
@@ -45,7 +44,7 @@ class Worker(RequestWorker[QueuedGeneration, Token, Result]):
     """Runs generations on its own thread, as many at once as the engine may.
 
     `engine` was made with `cancellation` as its signals; from `start` to the end of `stop` only that thread
-    uses it. `on_pass` is called on that thread, `on_end` there or on the event loop.
+    uses it. `on_end` is called there or on the event loop.
     """
 
     def __init__(
@@ -69,8 +68,6 @@ class Worker(RequestWorker[QueuedGeneration, Token, Result]):
             turns=turns,
         )
         self._engine, self._cancellation = engine, cancellation
-        self.on_pass: Callable[[StepSummary], None] = lambda _passed: None
-        """Told of each pass of the target."""
 
     def run(
         self, tokens: Sequence[int], options: Options, *, client: str, follows: bool = False
@@ -115,9 +112,6 @@ class Worker(RequestWorker[QueuedGeneration, Token, Result]):
         except BaseException:  # noqa: BLE001 - raised to end the pass; it must not end this thread
             # What interrupted this pass must not interrupt the next one. Whoever asked for it is marked.
             self._cancellation.drain()
-        else:
-            with contextlib.suppress(Exception):  # an error in counting passes must not end a request
-                self.on_pass(self._engine.last_pass)
         for request in [*self._running]:
             self._hand_over(request, error)
 

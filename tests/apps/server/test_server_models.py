@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -22,9 +21,9 @@ from command_line import user_environment
 from edgespec.apps.server.api_errors import ApiError
 from edgespec.apps.server.commands import serve
 from edgespec.apps.server.http_server import bind
+from edgespec.apps.server.names import NamedModel
 from edgespec.apps.server.router.app import create_router
-from edgespec.apps.server.router.model_facts import ModelNames, UnloadedFacts
-from edgespec.apps.server.router.pool import ModelSpec, Pool
+from edgespec.apps.server.router.pool import ModelProcess, ModelSpec, NotLoaded, Pool
 from edgespec.apps.server.router.preset import duration_s, read_preset
 from edgespec.cli import main
 from edgespec.cli.groups import changed, flat_options
@@ -44,7 +43,7 @@ def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("several")
     for name in ("one", "two"):
         write_tiny_gguf(folder / f"{name}.gguf", seed=len(name), name=name)
-    write_tiny_gguf(folder / "slow.gguf", n_layer=4, n_embd=256, n_ctx=8192)
+    write_tiny_gguf(folder / "slow.gguf", n_layer=4, n_embd=256, n_ctx=8192, name="made")
     write_tiny_whisper(folder / "whisper.gguf")
     TinyBert().write(folder / "vectors.gguf")
     (folder / "broken.gguf").write_bytes(b"GGUF" + bytes(100))
@@ -138,6 +137,7 @@ def served(files, environment, tmp_path_factory):
 @pytest.mark.slow
 def test_the_model_of_a_request_answers_it(served):
     assert served.ready["models"] == ["one", "two", "slow", "heard", "vectors", "broken"]
+    assert served.client.get("/v1/models/MADE:latest").json()["id"] == "slow", "the name in its file"
     for asked, name in (("one", "one"), ("gpt-4o", "one"), ("two:latest", "two"), ("edgespec", "one")):
         answer = served.text(asked).json()
         assert (answer["model"], answer["usage"]["completion_tokens"]) == (name, 3)
@@ -188,7 +188,7 @@ def test_an_unknown_model_is_a_404_in_the_form_of_each_api(served):
 
 
 @pytest.mark.slow
-def test_lists_tell_of_all_and_metrics_of_each(served):
+def test_lists_tell_of_all_and_metrics_of_one(served):
     served.text("one")
     listed = {one["id"]: one["edgespec"] for one in served.client.get("/v1/models").json()["data"]}
     assert [*listed] == served.ready["models"]
@@ -201,10 +201,9 @@ def test_lists_tell_of_all_and_metrics_of_each(served):
     loaded = {one["name"]: one for one in served.client.get("/api/ps").json()["models"]}
     assert loaded["one:latest"]["expires_at"] < "2300"
     assert loaded["two:latest"]["expires_at"] > "2300"
-    metrics = served.client.get("/metrics").text
-    assert 'edgespec_model_loaded{model="two"} 1.0' in metrics
-    assert 'edgespec_generated_tokens_total{model="one"} ' in metrics
-    assert metrics.count("# TYPE edgespec_generated_tokens_total counter") == 1
+    for path in ("/metrics", "/metrics?model=GPT-4O:latest"):
+        assert "\nedgespec_generated_tokens_total " in served.client.get(path).text
+    assert served.client.get("/metrics?model=broken").status_code == 404
 
 
 @pytest.mark.slow
@@ -315,10 +314,10 @@ def test_a_client_that_leaves_ends_the_work_and_one_that_leaves_while_it_loads_d
     ) as answer:
         next(answer.iter_lines())
     for _ in range(100):
-        if 'edgespec_running{model="slow"} 0.0' in (metrics := served.client.get("/metrics").text):
+        if "edgespec_running 0.0" in (metrics := served.client.get("/metrics?model=slow").text):
             break
         time.sleep(0.1)
-    assert 'edgespec_generations_total{model="slow",outcome="cancelled"} 1.0' in metrics
+    assert 'edgespec_generations_total{outcome="cancelled"} 1.0' in metrics
 
 
 @pytest.mark.slow
@@ -343,11 +342,15 @@ def test_several_by_options_and_an_end_with_an_answer_under_way(files, environme
 # ---- memory ----
 
 
-def _specs(files, tmp_path):
-    def spec(name, *, keep=False):
-        found = ModelNames(name, str(files / "one.gguf"), None, None, None)
-        options = (f"--target={files / 'one.gguf'}", f"--alias={name}", f"--turns={tmp_path}", *QUICK)
-        return ModelSpec(found, options, keep=keep)
+@pytest.fixture
+def spec(files, environment, tmp_path, monkeypatch):
+    """Return the spec of a model whose files are said to have so many bytes."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+
+    def spec(name, n_bytes=100, **options):
+        words = (f"--target={files / 'one.gguf'}", f"--alias={name}", f"--turns={tmp_path}", *QUICK)
+        return ModelSpec(NamedModel(name), words, n_bytes=n_bytes, **options)
 
     return spec
 
@@ -358,65 +361,73 @@ async def _use(pool, name):
         return process.pid
 
 
-def _with_memory(tmp_path, megabytes):
-    (tmp_path / "proc").mkdir(exist_ok=True)
-    (tmp_path / "proc/meminfo").write_text(f"MemAvailable: {megabytes * 1024} kB\n")
-    return tmp_path
-
-
 @pytest.mark.slow
-def test_the_least_recently_used_leaves_for_another_and_a_pinned_one_never(
-    files, environment, tmp_path, monkeypatch
-):
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    log, spec = [], _specs(files, tmp_path)
+@pytest.mark.parametrize("limits", [{"room": 350}, {"max_models": 3}])
+def test_the_least_recently_used_leaves_for_another_and_a_pinned_one_never(spec, tmp_path, limits):
+    log = []
 
     async def use():
-        specs = [spec("pinned", keep=True), spec("a"), spec("b"), replace(spec("huge"), keep_alive_s=0)]
-        pool = Pool(
-            specs, tmp_path, log.append, root=_with_memory(tmp_path, 250)
-        )  # each takes 64 MB and some
+        specs = [spec("pinned", keep=True), spec("a"), spec("b"), spec("last", keep_alive_s=0)]
+        pool = Pool([*specs, spec("huge", 400)], tmp_path, log.append, **limits)
         pool.start()
         try:
             first = await _use(pool, "pinned")
             for name in ("a", "b", "a"):
                 await _use(pool, name)
-            states = {model.name: model.status for model in pool.models}
-            assert states == {"pinned": "loaded", "a": "loaded", "b": "loaded", "huge": "unloaded"}
-            await _use(pool, "huge")
-            assert pool.models[2].status == "unloaded"  # b
-            assert [model.status for model in pool.models[:2]] == ["loaded", "loaded"]
-            pool.facts["b"] = UnloadedFacts(n_bytes=500 << 20)
-            with pytest.raises(ApiError, match=r"not enough memory for b: .* beside pinned"):
-                await _use(pool, "b")
-            assert pool.models[1].status == "loaded"  # nothing left for what can never fit
+            assert [model.status for model in pool.models] == ["loaded"] * 3 + ["unloaded"] * 2
+            await _use(pool, "last")
+            assert [model.status for model in pool.models[:3]] == ["loaded", "loaded", "unloaded"]
+            if "room" in limits:
+                with pytest.raises(ApiError, match=r"not enough memory for huge: .* beside pinned"):
+                    await _use(pool, "huge")
+                assert pool.models[1].status == "loaded"  # nothing left for what can never fit
             assert await _use(pool, "pinned") == first
+            while pool.models[3].status != "unloaded":
+                await asyncio.sleep(0.01)
         finally:
             await pool.stop(grace_s=0)
 
     asyncio.run(use())
-    assert any("b is unloaded: its memory is for huge" in line for line in log), log
+    assert "edgespec: b is unloaded: its memory is for last" in log
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("leaves", [False, True])
-def test_a_busy_model_answers_before_it_leaves_and_is_loaded_again(
-    files, environment, tmp_path, monkeypatch, leaves
-):
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    order, spec = [], _specs(files, tmp_path)
+def test_a_model_that_finds_no_memory_when_it_loads_has_others_leave(spec, tmp_path, monkeypatch):
+    start, refusals = ModelProcess.start, ["edgespec: error: not enough memory"]
+
+    async def refuse_once(socket, options, log):
+        if "--alias=b" in options and refusals:
+            raise NotLoaded(refusals.pop())
+        return await start(socket, options, log)
+
+    monkeypatch.setattr(ModelProcess, "start", refuse_once)
 
     async def use():
-        pool = Pool([spec("a"), spec("b")], tmp_path, lambda _: None, root=_with_memory(tmp_path, 100))
-        pool.start()
+        pool = Pool([spec("a"), spec("b")], tmp_path, lambda _: None)
+        try:
+            await _use(pool, "a")
+            await _use(pool, "b")
+            assert [model.status for model in pool.models] == ["unloaded", "loaded"]
+            await pool.models[1].process.end(0)
+            refusals[:] = ["edgespec: error: not enough memory"]
+            with pytest.raises(ApiError) as refused:
+                await _use(pool, "b")
+            assert (refused.value.status, refused.value.code) == (503, "out_of_memory")
+        finally:
+            await pool.stop(grace_s=0)
+
+    asyncio.run(use())
+
+
+@pytest.mark.slow
+def test_a_busy_model_answers_before_it_leaves_and_is_loaded_again(spec, tmp_path):
+    order = []
+
+    async def use():
+        pool = Pool([spec("a"), spec("b")], tmp_path, lambda _: None, max_models=1)
         a, b = pool.models
         try:
             async with pool.hold(a):
-                if leaves:  # already, as when its time is over
-                    pool._run(pool._unload(a))
-                    await asyncio.sleep(0)
                 other = asyncio.create_task(_use(pool, "b"))
                 while a.status != "leaving":
                     await asyncio.sleep(0.01)
@@ -424,27 +435,21 @@ def test_a_busy_model_answers_before_it_leaves_and_is_loaded_again(
                 await asyncio.sleep(0.1)
                 assert not other.done()
                 order.append("answered")
-            await other
-            order.append(b.n_loads)
+            order.append(("b", await other, b.status))
             await again
             order.append((a.status, b.status))
         finally:
             await pool.stop(grace_s=0)
 
     asyncio.run(use())
-    assert order == ["answered", 1, ("loaded", "unloaded")]
+    assert [order[0], order[2]] == ["answered", ("loaded", "unloaded")]
 
 
 @pytest.mark.slow
-def test_a_stream_says_that_its_model_is_loaded_and_why_it_is_not(files, environment, tmp_path, monkeypatch):
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
+def test_a_stream_says_that_its_model_is_loaded_and_why_it_is_not(spec, files, tmp_path, monkeypatch):
     monkeypatch.setattr("edgespec.apps.server.router.app._ALIVE_S", 0.05)
-    log, spec = [], _specs(files, tmp_path)
-    broken = ModelSpec(
-        ModelNames("broken", str(files / "broken.gguf"), None, None, None),
-        (f"--target={files / 'broken.gguf'}",),
-    )
+    log = []
+    broken = ModelSpec(NamedModel("broken"), (f"--target={files / 'broken.gguf'}",))
 
     async def ask():
         pool = Pool([spec("a"), broken], tmp_path, log.append)
@@ -512,17 +517,20 @@ def test_a_mistake_in_a_preset_is_a_line_with_file_and_key(text, told, tmp_path,
 
 
 def test_options_that_contradict_several_models(tmp_path, tiny_path, capfd):
-    copy = shutil.copy(tiny_path, tmp_path / "copy.gguf")
+    copy, pinned = shutil.copy(tiny_path, tmp_path / "copy.gguf"), tmp_path / "pinned.toml"
+    pinned.write_text(f"[models.a]\ntarget = '{tiny_path}'\nkeep = true\n[models.b]\ntarget = '{copy}'")
     for options, told in (
         (["--models", tmp_path / "no.toml"], "no.toml: No such file"),
         (["--models", "x.toml", "--model", tiny_path], "contradict"),
         (["-m", tiny_path, "-m", copy, "--draft", tiny_path], "contradict"),
         (["-m", tiny_path, "-m", tiny_path], "two models are called 'target'"),
+        (["-m", tiny_path, "--max-models", 2], "--max-models"),
+        (["--models", pinned, "--max-models", 1], "--max-models 1"),
     ):
         assert main(["serve", "--port", "0", *map(str, options)]) == 2
         line = capfd.readouterr().err
         assert told in line
-        assert line.count("\n") == 1
+        assert line.count("\n") == 1, line
 
 
 GROUPS = (serve.ServeLoading, serve.RequestLimits, serve.SpeechServing)

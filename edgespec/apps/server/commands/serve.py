@@ -4,349 +4,63 @@ from __future__ import annotations
 
 import importlib.util
 import json as json_text
-import os
 import secrets
 import shutil
 import socket
-import stat
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING
 
-import typer
-
-from edgespec.apps.server.commands.embedding_serving import EmbeddingServing, idle_options
+from edgespec.apps.server.commands.serve_options import (
+    NO_TEXT,
+    EmbeddingServing,
+    ListenOptions,
+    RequestLimits,
+    ServedModels,
+    ServeLoading,
+    ServeOutput,
+    ServerOptions,
+    SpeechServing,
+    idle_options,
+)
 from edgespec.apps.server.router.preset import (
     KEEP_ALIVE,
     PresetModel,
     duration_s,
     read_preset,
 )
-from edgespec.cli.completion import complete_model
 from edgespec.cli.console import INTERRUPTED, err, message, out
-from edgespec.cli.groups import as_words, changed, grouped, option_group, shown
+from edgespec.cli.groups import as_words, changed, grouped, refuse_exclusive, shown
 from edgespec.cli.local_run import RunningServer, announced_server, file_identity, installation
 from edgespec.cli.options import (
-    OUTPUT,
-    TARGET,
-    Compute,
     ComputeOnNodes,
-    DraftOption,
-    ModelArgument,
     ModelChoice,
     ModelFirst,
-    PairOption,
-    SharedModels,
     StateOptions,
     WattsOption,
     named_drafter,
     refuse_contradictions,
 )
 from edgespec.cli.progress import pull_named
-from edgespec.decoding.option_table import LARGEST_INT
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.llama.choices import SERVED_PREFIXES
 from edgespec.models.resolve import locate
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
-    from starlette.types import ASGIApp
 
     from edgespec.apps.server.audio_routes import SpeechService
     from edgespec.apps.server.embedding_routes import EmbeddingService
-    from edgespec.apps.server.gate import GateLimits
+    from edgespec.apps.server.http_server import Working
     from edgespec.apps.server.metrics import Metrics
     from edgespec.apps.server.request_reader import Service
     from edgespec.apps.server.router.pool import ModelSpec
     from edgespec.apps.server.worker import Worker
     from edgespec.engine.engine import Engine
-    from edgespec.engine.model_choice import ChosenModels
     from edgespec.platform.metering import Meter
-    from edgespec.platform.signals import Cancellation
-    from edgespec.platform.turns import Turns
-
-
-# ---- options of `edgespec serve`, in groups ----
-
-
-KEY_VARIABLE = "EDGESPEC_API_KEY"
-
-NO_TEXT = "none"
-"""The target of a server that answers recordings alone."""
-
-_ADDRESS = "Who may ask"
-_LIMITS = "Limits"
-_SPEECH = "Speech (docs/transcribe.md)"
-
-
-@option_group()
-class ServeLoading(SharedModels):
-    """Models of the server, and its prefix cache."""
-
-    prefix_cache: Annotated[
-        int,
-        typer.Option(
-            metavar="MB",
-            min=0,
-            max=1 << 20,
-            help="Memory that keeps what was read of earlier conversations.",
-        ),
-    ] = SERVED_PREFIXES >> 20
-    learn: Annotated[
-        bool,
-        typer.Option(
-            "--learn",
-            help="Keep the texts in which drafts were rejected, all clients', for `edgespec draft make "
-            "--from-history` (docs/drafts.md).",
-        ),
-    ] = False
-    states: StateOptions
-    compute: ComputeOnNodes
-    vectors: EmbeddingServing
-
-    def load(self, names: ChosenModels, meter: Meter | None, signals: Cancellation) -> Engine:
-        """Return the engine of a target and a draft."""
-        return self.compute.load_engine(
-            names,
-            drafter=self.drafter,
-            n_ctx=self.ctx,
-            meter=meter,
-            signals=signals,
-            prefix_cache=self.prefix_cache << 20,
-            parallel=self.parallel,
-            chat_template=self.chat_template,
-            states=self.states.room(),
-            learn=self.learn,
-        )
-
-
-@option_group()
-class ServedModels:
-    """The models of the server: a pair, as of `ModelFirst`, or several, each in a process of its own."""
-
-    target: Annotated[list[str] | None, TARGET] = None
-    draft: DraftOption = None
-    pair: PairOption = None
-    model: ModelArgument = None
-    models: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Several models at this address, each loaded when it is asked, as with several --model: "
-            "a TOML file with a table for each (docs/server.md).",
-            show_default="one model",
-        ),
-    ] = None
-    alias: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="Name of the model in requests and answers; more of them: other names.",
-            show_default="its own",
-        ),
-    ] = None
-
-    @property
-    def are_several(self) -> bool:
-        """Whether `one` is not all of it."""
-        return self.models is not None or len(self.target or ()) > 1
-
-    def one(self) -> ModelFirst:
-        """Return the choice of the one model."""
-        target = self.target[0] if self.target else None
-        return ModelFirst(target=target, draft=self.draft, pair=self.pair, model=self.model)
-
-
-@option_group(_ADDRESS)
-class ListenOptions:
-    """Address on which the server listens, and its API key."""
-
-    host: Annotated[
-        str,
-        typer.Option(
-            help="Address to listen on; another than this machine's own needs an API key. FILE.sock: a Unix "
-            "socket of this user."
-        ),
-    ] = "127.0.0.1"
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: a free one.")] = 8080
-    api_key_file: Annotated[
-        Path | None,
-        typer.Option(
-            help="File with the key that requests must have.", show_default=f"the variable {KEY_VARIABLE}"
-        ),
-    ] = None
-    unsafe_no_api_key: Annotated[
-        bool,
-        typer.Option(
-            "--unsafe-no-api-key", help="Listen on another address without a key: whoever reaches it may ask."
-        ),
-    ] = False
-
-    cors: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="ORIGIN",
-            help="Let web pages of this site ask, such as http://localhost:3000; *: of all. May be repeated.",
-            show_default="none",
-        ),
-    ] = None
-    turns: Annotated[Path | None, typer.Option(hidden=True)] = None
-    """The folder of the locks by which servers of one machine take turns at its processors."""
-
-    def origins(self) -> tuple[str, ...]:
-        """Return the sites whose pages may ask. Raises UsageError."""
-        from edgespec.apps.server.gate import read_origin
-
-        return tuple(map(read_origin, self.cors or ()))
-
-    def check_reach(self, *, loopback: bool, key: str | None) -> None:
-        """Raise UsageError if other machines could ask without a key and the user did not allow it."""
-        if not loopback and key is None and not self.unsafe_no_api_key:
-            raise UsageError(
-                f"--host {self.host} can be reached from other machines: give an API key with "
-                f"--api-key-file or {KEY_VARIABLE}, or --unsafe-no-api-key"
-            )
-
-
-@option_group(OUTPUT)
-class ServeOutput:
-    """What a server prints: one JSON object when it is ready, a line for each request."""
-
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object when it is ready.")] = False
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print no line for each request.")] = False
-
-    def logged(self, app: ASGIApp) -> ASGIApp:
-        """Return `app`, which prints a line for each request to stderr unless `quiet`."""
-        from edgespec.apps.server.http_server import logging_requests
-
-        return app if self.quiet else logging_requests(app, err.print)
-
-
-@option_group(_LIMITS)
-class RequestLimits:
-    """How many requests wait, how large they are, and how long a model thinks."""
-
-    max_queue: Annotated[int, typer.Option(min=0, max=10_000, help="Requests that may wait.")] = 64
-    max_body: Annotated[int, typer.Option(metavar="MB", min=1, max=1024, help="Size of a request.")] = 4
-    max_prompt: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of a prompt.", show_default="the context")
-    ] = None
-    reasoning_budget: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            min=-1,
-            max=LARGEST_INT,
-            help="Tokens of a thought, where a request does not say; 0: no thoughts, -1: no limit.",
-        ),
-    ] = -1
-    max_seconds: Annotated[
-        int,
-        typer.Option(
-            min=1, max=86_400, help="Time that a request may wait, and then that its answer may take."
-        ),
-    ] = 600
-
-    def service(self, engine: Engine, n_ctx: int | None, names: Sequence[str]) -> Service:
-        """The service of `engine`, called `names`, within these limits, and `n_ctx` tokens in all."""
-        from edgespec.apps.server.request_reader import Service
-
-        return Service.of(
-            engine,
-            n_ctx=n_ctx,
-            max_prompt=self.max_prompt,
-            names=names,
-            reasoning_budget=self.reasoning_budget,
-        )
-
-    def worker(self, engine: Engine, cancellation: Cancellation, turns: Turns) -> Worker:
-        """Return the worker of `engine` within these limits."""
-        from edgespec.apps.server.worker import Worker
-
-        return Worker(
-            engine, cancellation, max_queue=self.max_queue, max_seconds=self.max_seconds, turns=turns
-        )
-
-
-@option_group(_SPEECH)
-class SpeechServing:
-    """The Whisper model of a server, and the limits of recordings."""
-
-    speech: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Whisper model that writes down recordings at /v1/audio, such as whisper-base.",
-            show_default="none",
-            autocompletion=complete_model,
-        ),
-    ] = None
-    speech_draft: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME|auto|none",
-            help="Model that drafts for it; auto: text heard before alone; none: nothing.",
-            autocompletion=complete_model,
-        ),
-    ] = "auto"
-    max_audio: Annotated[int, typer.Option(metavar="MB", min=1, max=4096, help="Size of a recording.")] = 100
-    max_audio_minutes: Annotated[int, typer.Option(min=1, max=6000, help="Length of a recording.")] = 240
-
-    @contextmanager
-    def open(
-        self, limits: RequestLimits, compute: Compute, meter: Meter | None, turns: Turns
-    ) -> Iterator[SpeechService | None]:
-        """Load the model, which takes its `turns` with what else computes; None without one."""
-        if self.speech is None:
-            yield None
-            return
-        from edgespec.apps.server.audio_routes import SpeechService, SpeechWorker
-        from edgespec.apps.server.names import plain_name
-        from edgespec.apps.speech.opening import open_transcriber
-        from edgespec.apps.speech.speech_model import speech_ref
-
-        with open_transcriber(
-            self.speech,
-            draft=self.speech_draft,
-            n_threads=compute.threads,
-            kernels=compute.kernels != "off",
-        ) as transcriber:
-            speech = SpeechWorker(
-                transcriber,
-                turns=turns,
-                max_queue=limits.max_queue,
-                max_seconds=limits.max_seconds,
-                meter=meter,
-            )
-            yield SpeechService(plain_name(speech_ref(self.speech)), speech, 60.0 * self.max_audio_minutes)
-
-    def check(self, target: str | None) -> None:
-        """Raise UsageError if there is nothing to serve."""
-        if target == NO_TEXT and self.speech is None:
-            raise UsageError("nothing to serve; name a Whisper model with --speech", field="target")
-
-    def pull(self) -> None:
-        """Get models that are not here."""
-        if self.speech is not None:
-            from edgespec.apps.speech.speech_model import pull_speech
-
-            pull_speech(self.speech, self.speech_draft)
-
-
-@dataclass(frozen=True)
-class ServerOptions:
-    """All options of a server but its models."""
-
-    loading: ServeLoading
-    address: ListenOptions
-    limits: RequestLimits
-    speech: SpeechServing
-    output: ServeOutput
-    assume_watts: float | None
 
 
 # ---- serve ----
@@ -376,92 +90,44 @@ def serve_command(
     loading.states.room()  # likewise
     options = ServerOptions(loading, address, limits, speech, output, assume_watts)
     if models.are_several:
-        _check_extras(takes_forms=True)
+        _check_extras("httpx", "python_multipart")
         return _serve_several(models, options)
     return _serve_one(models, options)
 
 
 def _serve_one(models: ServedModels, options: ServerOptions) -> int:
-    loading, address, limits, speech = options.loading, options.address, options.limits, options.speech
-    chosen, output = models.one(), options.output
-    _check_options(chosen, options)
-    _check_extras(takes_forms=speech.speech is not None)
+    loading, output = options.loading, options.output
+    if models.max_models is not None:
+        raise UsageError("is for several models", field="max_models", value=models.max_models)
+    _check_options(models.one(), options)
+    _check_extras(*(["python_multipart"] if options.speech.speech else []))
     from edgespec.apps.server.gate import Gate
-    from edgespec.apps.server.http_server import Working, bind, serve
+    from edgespec.apps.server.http_server import noting_requests, serve
     from edgespec.apps.server.metrics import Metrics
     from edgespec.platform.metering import choose_meter
-    from edgespec.platform.turns import SharedTurns, Turns
 
     run_key = secrets.token_urlsafe()
-    access = _Access.read(address)
-    with bind(address.host, address.port) as bound, ExitStack() as stack:
-        accepted = access.limits(options, bound, run_key)
+    opening = options.address.open(options.limits, options.speech, run_key)
+    with opening as (bound, accepted), ExitStack() as stack:
         meter = choose_meter(assume_watts=options.assume_watts, on_message=message)
-        names = None if loading.vectors.embeddings else _pull(chosen.chosen(), loading, speech)
-        measured = stack.enter_context(meter) if meter.available else None
-        metrics = Metrics(energy=meter.available)
-        turns = SharedTurns(address.turns) if address.turns else Turns()
-        engine = worker = None
-        if names:
-            engine, worker = _load(stack, loading, limits, names, (measured, turns))
-            metrics.watch(worker)
-        heard = stack.enter_context(speech.open(limits, loading.compute, measured, turns))
-        if heard and models.alias:
-            told = heard.name if names else models.alias[0]
-            heard = replace(heard, name=told, aliases=(heard.name, *models.alias))
-        if heard:
-            metrics.watch_speech(heard.worker)
-        opening = loading.vectors.open(
-            chosen.chosen().target, loading, limits, turns, names=models.alias or ()
-        )
-        embedded = stack.enter_context(opening)
-        if embedded:
-            metrics.watch_embeddings(embedded.worker)
-        service = limits.service(engine, loading.ctx, models.alias or ()) if engine else None
-        hearing, embedding = heard.worker if heard else None, embedded.worker if embedded else None
-        working: tuple[Working | None, ...] = (worker, hearing, embedding)
-        written = (engine, worker, service) if engine and worker and service else None
-        app = _application(written, heard, embedded, metrics, is_routed=address.turns is not None)
-        found = _announced(engine, loading, address_of(bound), run_key)
+        metrics, address = Metrics(energy=meter.available), _address_of(bound)
+        served = _load(stack, models, options, meter)
+        app = served.application(metrics, is_routed=options.address.turns is not None)
+        found = _announced(served.engine, loading, address, run_key)
+
+        def announce() -> None:
+            stack.enter_context(found)
+            served.announce(address, json=output.json)
 
         hurried = serve(
-            output.logged(metrics.counting(Gate(app, accepted))),
-            [one for one in working if one],
+            noting_requests(Gate(app, accepted), output.log, metrics.count_request),
+            served.workers,
             bound,
-            max_queue=limits.max_queue,
-            on_ready=lambda: _announce(
-                address_of(bound), engine, heard, embedded, (stack, found), json=output.json
-            ),
+            max_queue=options.limits.max_queue,
+            on_ready=announce,
             on_message=message,
         )
     return INTERRUPTED if hurried else 0
-
-
-class _Access(NamedTuple):
-    """Who may ask: those with the key, and pages of these sites."""
-
-    key: str | None
-    origins: tuple[str, ...]
-
-    @classmethod
-    def read(cls, address: ListenOptions) -> _Access:
-        """Read what the options say. Raises UsageError."""
-        return cls(read_key(address.api_key_file), address.origins())
-
-    def limits(self, options: ServerOptions, bound: socket.socket, run_key: str | None = None) -> GateLimits:
-        """The requests that a server on this socket accepts. Raises UsageError if others need no key."""
-        from edgespec.apps.server.gate import GateLimits, is_loopback
-
-        loopback = bound.family == socket.AF_UNIX or is_loopback(bound.getsockname()[0])
-        options.address.check_reach(loopback=loopback, key=self.key)
-        return GateLimits(
-            max_body=options.limits.max_body << 20,
-            max_audio=options.speech.max_audio << 20,
-            api_key=self.key,
-            run_key=run_key,
-            loopback=loopback,
-            origins=self.origins,
-        )
 
 
 def _check_options(models: ModelFirst, options: ServerOptions) -> None:
@@ -475,59 +141,113 @@ def _check_options(models: ModelFirst, options: ServerOptions) -> None:
         speech.check(models.chosen().target)
 
 
-def _application(
-    written: tuple[Engine, Worker, Service] | None,
-    heard: SpeechService | None,
-    embedded: EmbeddingService | None,
-    metrics: Metrics,
-    *,
-    is_routed: bool,
-) -> FastAPI:
-    """Return the application for what the server does."""
-    from edgespec.apps.server.api import create_app, create_embedding_app, create_speech_app
+@dataclass
+class _Served:
+    """What a server of one model answers with."""
 
-    if embedded:
-        return create_embedding_app(embedded, metrics=metrics)
-    if written:
-        engine, worker, service = written
-        return create_app(
-            engine,
-            worker,
-            metrics=metrics,
-            service=service,
-            speech=heard,
-            is_routed=is_routed,
-            log=message,
-        )
-    assert heard  # noqa: S101 - `SpeechServing.check` made sure, for the type checker
-    return create_speech_app(heard, metrics=metrics, log=message)
+    engine: Engine | None = None
+    worker: Worker | None = None
+    service: Service | None = None
+    heard: SpeechService | None = None
+    embedded: EmbeddingService | None = None
+
+    @property
+    def workers(self) -> list[Working]:
+        """The threads that answer."""
+        services = (self.heard, self.embedded)
+        found = [self.worker, *(service.worker if service else None for service in services)]
+        return [worker for worker in found if worker]
+
+    def application(self, metrics: Metrics, *, is_routed: bool) -> FastAPI:
+        """Return the application, whose answers `metrics` counts."""
+        from edgespec.apps.server.api import create_app, create_embedding_app, create_speech_app
+
+        if self.embedded:
+            metrics.watch_embeddings(self.embedded.worker)
+            return create_embedding_app(self.embedded, metrics=metrics)
+        if self.heard:
+            metrics.watch_speech(self.heard.worker)
+        if self.engine and self.worker:
+            metrics.watch(self.worker)
+            return create_app(
+                self.engine,
+                self.worker,
+                metrics=metrics,
+                service=self.service,
+                speech=self.heard,
+                is_routed=is_routed,
+                log=message,
+            )
+        assert self.heard  # noqa: S101 - `SpeechServing.check` made sure, for the type checker
+        return create_speech_app(self.heard, metrics=metrics, log=message)
+
+    def announce(self, address: str, *, json: bool) -> None:
+        """Say where it is."""
+        engine, speech, embedded = self.engine, self.heard, self.embedded
+        held = engine.capacity if engine else None
+        if json:
+            facts = {
+                "address": address,
+                "target": engine.target_name if engine else None,
+                "draft": engine.draft_name if engine else None,
+                "speech": speech.name if speech else None,
+                "embeddings": embedded.service.name if embedded else None,
+                "parallel": held.parallel if held else embedded.worker.parallel if embedded else 1,
+            }
+            if held:
+                facts |= {"cache_tokens": held.n_cells, "cache_bytes": held.n_bytes}
+            sys.stdout.write(json_text.dumps(facts) + "\n")
+        elif engine:
+            draft = f", drafted by {engine.draft_name}" if engine.draft_name else ""
+            out.print(f"serving {engine.target_name}{draft} at {address} (Ctrl-C ends it)")
+            out.print(str(held))
+            if speech:
+                out.print(f"writing down recordings with {speech.name}")
+        else:
+            told = embedded or f"writing down recordings with {speech.name if speech else ''}"
+            out.print(f"{told} at {address} (Ctrl-C ends it)")
+        sys.stdout.flush()
 
 
-def _pull(models: ModelChoice, loading: ServeLoading, speech: SpeechServing) -> ChosenModels | None:
-    """Pull all models that are not here; return the target and its draft, None if none is wanted."""
-    names = None
-    if models.target != NO_TEXT:
-        drafter = named_drafter(loading.drafter)
-        names = models.choose(drafter, loading.compute, chat_template=loading.chat_template)
-    speech.pull()
-    pull_named(*(names or ()))
-    return names
-
-
-def _load(
-    stack: ExitStack,
-    loading: ServeLoading,
-    limits: RequestLimits,
-    names: ChosenModels,
-    shared: tuple[Meter | None, Turns],
-) -> tuple[Engine, Worker]:
-    """Load the engine and return it with its worker; `shared` with what transcribes."""
+def _load(stack: ExitStack, models: ServedModels, options: ServerOptions, meter: Meter) -> _Served:
+    """Pull what is not here, and load what is served."""
+    from edgespec.apps.server.request_reader import Service
+    from edgespec.apps.server.worker import Worker
     from edgespec.platform.signals import Cancellation
+    from edgespec.platform.turns import SharedTurns, Turns
 
-    meter, turns = shared
-    cancellation = stack.enter_context(Cancellation())
-    engine = stack.enter_context(loading.load(names, meter, cancellation))
-    return engine, limits.worker(engine, cancellation, turns)
+    loading, limits, speech = options.loading, options.limits, options.speech
+    chosen, names = models.one().chosen(), models.alias or ()
+    turns = SharedTurns(options.address.turns) if options.address.turns else Turns()
+    if loading.vectors.embeddings:
+        opening = loading.vectors.open(chosen.target, loading, limits, turns, names=names)
+        return _Served(embedded=stack.enter_context(opening))
+    pair = None
+    if chosen.target != NO_TEXT:
+        drafter = named_drafter(loading.drafter)
+        pair = chosen.choose(drafter, loading.compute, chat_template=loading.chat_template)
+    speech.pull()
+    pull_named(*(pair or ()))
+    measured = stack.enter_context(meter) if meter.available else None
+    served = _Served()
+    if pair:
+        cancellation = stack.enter_context(Cancellation())
+        served.engine = engine = stack.enter_context(loading.load(pair, measured, cancellation))
+        served.worker = Worker(
+            engine, cancellation, max_queue=limits.max_queue, max_seconds=limits.max_seconds, turns=turns
+        )
+        served.service = Service.of(
+            engine,
+            n_ctx=loading.ctx,
+            max_prompt=limits.max_prompt,
+            names=names,
+            reasoning_budget=limits.reasoning_budget,
+        )
+    heard = stack.enter_context(speech.open(limits, loading.compute, measured, turns))
+    if heard and names:
+        heard = replace(heard, name=heard.name if pair else names[0], aliases=(heard.name, *names))
+    served.heard = heard
+    return served
 
 
 def _announced(
@@ -554,79 +274,17 @@ def _announced(
     return announced_server(server)
 
 
-def _check_extras(*, takes_forms: bool) -> None:
-    needed = (*_EXTRA, "python_multipart") if takes_forms else _EXTRA
-    if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
+def _check_extras(*more: str) -> None:
+    if missing := [name for name in (*_EXTRA, *more) if importlib.util.find_spec(name) is None]:
         raise EdgespecError(f"edgespec serve needs {missing[0]}: pip install 'edgespec[serve]'")
 
 
-def read_key(file: Path | None) -> str | None:
-    """Return the API key from `file`, else from the environment; None if there is none. Raises UsageError."""
-    if file is None:
-        where, text = KEY_VARIABLE, os.environ.get(KEY_VARIABLE)
-        if text is None:
-            return None
-    else:
-        where = f"--api-key-file {file}"
-        try:
-            text = file.read_text("ascii")
-        except OSError as error:
-            raise UsageError(f"{where}: {error.strerror}") from None
-        except UnicodeDecodeError:
-            raise UsageError(f"{where}: a key has only letters, digits and signs of ASCII") from None
-    key = text.strip()
-    if not key:
-        raise UsageError(f"{where}: the key is empty")
-    if not (key.isascii() and key.isprintable()) or " " in key:
-        raise UsageError(f"{where}: a key is one word of ASCII")
-    if file is not None and file.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
-        message(f"{file} can be read by other users: chmod 600 {file}")
-    return key
-
-
-def address_of(bound: socket.socket) -> str:
+def _address_of(bound: socket.socket) -> str:
     """Return the URL of a server on this socket."""
     if bound.family == socket.AF_UNIX:
         return f"unix:{bound.getsockname()}"
     host, port = bound.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
-
-
-def _announce(
-    address: str,
-    engine: Engine | None,
-    speech: SpeechService | None,
-    embedded: EmbeddingService | None,
-    announced: tuple[ExitStack, AbstractContextManager[None]],
-    *,
-    json: bool,
-) -> None:
-    stack, found = announced
-    stack.enter_context(found)
-    held = engine.capacity if engine else None
-    if json:
-        facts = {
-            "address": address,
-            "target": engine.target_name if engine else None,
-            "draft": engine.draft_name if engine else None,
-            "speech": speech.name if speech else None,
-            "embeddings": embedded.service.name if embedded else None,
-            "parallel": held.parallel if held else embedded.worker.parallel if embedded else 1,
-        }
-        if held:
-            facts |= {"cache_tokens": held.n_cells, "cache_bytes": held.n_bytes}
-        sys.stdout.write(json_text.dumps(facts) + "\n")
-    elif engine:
-        draft = f", drafted by {engine.draft_name}" if engine.draft_name else ""
-        out.print(f"serving {engine.target_name}{draft} at {address} (Ctrl-C ends it)")
-        out.print(str(held))
-        if speech:
-            out.print(f"writing down recordings with {speech.name}")
-    elif speech:
-        out.print(f"writing down recordings with {speech.name} at {address} (Ctrl-C ends it)")
-    elif embedded:
-        out.print(f"{embedded} at {address} (Ctrl-C ends it)")
-    sys.stdout.flush()
 
 
 # ---- several models ----
@@ -657,6 +315,7 @@ def _own_options(table: PresetModel, options: ServerOptions, where: str) -> Serv
     )
     named_drafter(own.loading.drafter)
     own.loading.states.room()
+    refuse_exclusive({"drafter": own.loading.drafter, "draft": table.draft})
     _check_options(ModelFirst(target=table.target, draft=table.draft, pair=table.pair), own)
     return own
 
@@ -674,9 +333,10 @@ def _words(options: ServerOptions) -> Iterator[str]:
 def _serve_several(models: ServedModels, options: ServerOptions) -> int:
     """Serve several models at one address; return the exit code."""
     from edgespec.apps.server.gate import Gate
-    from edgespec.apps.server.http_server import bind, serve
+    from edgespec.apps.server.http_server import noting_requests, serve
     from edgespec.apps.server.router.app import create_router
     from edgespec.apps.server.router.pool import Pool
+    from edgespec.platform.memory import available_bytes
 
     refuse_contradictions(
         {
@@ -687,23 +347,29 @@ def _serve_several(models: ServedModels, options: ServerOptions) -> int:
         }
     )
     tables, where = _tables(models, options.speech)
-    access = _Access.read(options.address)
-    with bind(options.address.host, options.address.port) as bound:
-        accepted = access.limits(options, bound)
+    with options.address.open(options.limits, options.speech) as (bound, accepted):
         folder = Path(tempfile.mkdtemp(prefix="edgespec-models-"))  # which only this user reaches
         try:
             specs = [_spec(name, table, folder, options, where) for name, table in tables.items()]
-            for files in (spec.files for spec in specs):
-                pull_named(files.target, files.draft, files.speech)
+            models.check_places(sum(spec.keep for spec in specs), len(specs))
+            pull_named(*(name for spec in specs for name in spec.models))
             limits = options.limits
-            pool = Pool(specs, folder, err.print, max_queue=limits.max_queue, max_seconds=limits.max_seconds)
+            pool = Pool(
+                [spec.with_facts() for spec in specs],
+                folder,
+                err.print,
+                max_models=models.max_models,
+                room=available_bytes(),
+                max_queue=limits.max_queue,
+                max_seconds=limits.max_seconds,
+            )
             gate = Gate(create_router(pool, message), accepted)
             hurried = serve(
-                options.output.logged(gate),
+                noting_requests(gate, options.output.log),
                 [pool],
                 bound,
                 max_queue=limits.max_queue,
-                on_ready=lambda: _announce_several(address_of(bound), specs, json_wanted=options.output.json),
+                on_ready=lambda: _announce_several(_address_of(bound), specs, json=options.output.json),
                 on_message=message,
             )
         finally:
@@ -733,7 +399,7 @@ def _tables(models: ServedModels, speech: SpeechServing) -> tuple[dict[str, Pres
 
 def _spec(name: str, table: PresetModel, turns: Path, options: ServerOptions, where: str) -> ModelSpec:
     """Return how a model is started; `turns`: the folder of `--turns`. Raises UsageError for wrong files."""
-    from edgespec.apps.server.router.model_facts import ModelNames
+    from edgespec.apps.server.names import ModelKind, NamedModel
     from edgespec.apps.server.router.pool import ModelSpec
     from edgespec.apps.speech.speech_model import speech_ref
 
@@ -759,20 +425,22 @@ def _spec(name: str, table: PresetModel, turns: Path, options: ServerOptions, wh
         raise kind(str(error) if where == "--model" else f"{here}: {error}") from None
     words = [f"--target={target or 'none'}", *([f"--draft={draft}"] if draft else []), f"--turns={turns}"]
     aliases = [f"--alias={one}" for one in (name, *table.aliases)]
+    kinds: set[ModelKind] = {"speech"} if speech else set()
+    if target:
+        kinds.add("vectors" if loading.vectors.embeddings else "text")
     return ModelSpec(
-        files=ModelNames(name, target, draft, speech, loading.ctx),
+        NamedModel(name, table.aliases, frozenset(kinds)),
         options=(*words, *aliases, *_words(own)),
-        aliases=table.aliases,
+        models=tuple(filter(None, (target, draft, speech))),
         keep=table.keep,
         keep_alive_s=duration_s(KEEP_ALIVE if table.keep_alive is None else table.keep_alive),
         parallel=loading.parallel or 16,
-        embeddings=loading.vectors.embeddings,
     )
 
 
-def _announce_several(address: str, specs: list[ModelSpec], *, json_wanted: bool) -> None:
-    names = [spec.name for spec in specs]
-    if json_wanted:
+def _announce_several(address: str, specs: list[ModelSpec], *, json: bool) -> None:
+    names = [spec.named.name for spec in specs]
+    if json:
         sys.stdout.write(json_text.dumps({"address": address, "models": names}) + "\n")
     else:
         out.print(f"serving {', '.join(names)} at {address}, each when it is asked (Ctrl-C ends it)")

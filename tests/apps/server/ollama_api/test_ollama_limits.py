@@ -15,8 +15,10 @@ import ollama
 import pytest
 
 from edgespec.apps.server.gate import Gate, GateLimits
+from edgespec.apps.server.http_server import noting_requests
 from edgespec.apps.server.metrics import Metrics
 from edgespec.apps.server.ollama.request_schema import OllamaChatRequest, OllamaGenerateRequest
+from edgespec.platform.messages import silent
 from ollama_requests import GREEDY, HELLO
 from server_app import Served, serving
 
@@ -103,7 +105,8 @@ def test_these_routes_are_counted_as_the_others(served: Served):
     metrics = Metrics()
 
     async def ask() -> None:
-        transport = httpx.ASGITransport(metrics.counting(Gate(served.app, GateLimits())))
+        gate = Gate(served.app, GateLimits())
+        transport = httpx.ASGITransport(noting_requests(gate, silent, metrics.count_request))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             await client.get("/api/version")
             await client.post("/api/show", content=b'{"model": "edgespec"}')

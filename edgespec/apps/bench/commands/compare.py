@@ -202,6 +202,8 @@ def _carry_out(comparison: Comparison, scoring: AccuracyOptions, text: str, *, f
     try:
         if fresh:
             comparison.discard()
+        if (comparison.folder / "comparison.json").exists():
+            message(f"the runs of an earlier version in {comparison.folder} are not read; delete the folder")
         with WorkDisplay() as display:
             comparison.measure(display.show)
             if scoring.accuracy:

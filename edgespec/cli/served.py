@@ -6,6 +6,7 @@ import http.client
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import chain, islice
 from typing import TYPE_CHECKING, cast
 from urllib.parse import urlsplit
 
@@ -57,46 +58,40 @@ class ServedStream:
             if self._answer.status != 200:
                 raise EdgespecError(_why_refused(self._answer.read()))
             message(f"answered by the server at {server.address} (--here: without it)")
-            self._parts = read_parts(iter(self._answer.readline, b""))
-            with StreamDisplay(self):
-                self._next: RunPart | None = self._read()
+            parts = self._read()
+            with StreamDisplay(self):  # until the first comes, or the end without any
+                self._parts = chain([*islice(parts, 1)], parts)
         except (OSError, http.client.HTTPException, msgspec.DecodeError) as error:
             raise EdgespecError(str(error) or type(error).__name__) from None
 
-    def _read(self) -> RunPart | None:
-        """Return the next part that is not about the queue; None: there is none. Raises EdgespecError."""
-        for part in self._parts:
+    def _read(self) -> Iterator[RunPart]:
+        """Yield the parts that are tokens or the result. Raises EdgespecError for one that is an error."""
+        for part in read_parts(iter(self._answer.readline, b"")):
             if part.error:
                 raise EdgespecError(part.error)
             if part.read[1]:
                 self.prompt_progress = PromptProgress(*part.read)
             elif part.queue is None:
-                return part
+                yield part
             elif part.queue:
                 message(f"waiting for the server's other answers: {part.queue} before this one")
-        return None
 
     def __iter__(self) -> Iterator[Token]:
-        """Yield the tokens as they come. Raises EdgespecError if the server ends before the text does."""
-        while self._next:
-            part = self._next
-            for token_id, text, origin in part.tokens:
-                self._first = self._first or time.perf_counter()
-                self._tokens.append(Token(token_id, text, cast("Origin", origin)))
-                yield self._tokens[-1]
-            if bytes(part.result):
-                self._end, self.prompt = msgspec.json.decode(part.result, type=Result), part.prompt
-                return
-            self._next = self._read_on()
-        raise self._lost("the server ended")
-
-    def _read_on(self) -> RunPart | None:
+        """Yield the tokens as they come. Raises ServerLost if the server ends before the text does."""
         try:
-            return self._read()
+            for part in self._parts:
+                for token_id, text, origin in part.tokens:
+                    self._first = self._first or time.perf_counter()
+                    self._tokens.append(Token(token_id, text, cast("Origin", origin)))
+                    yield self._tokens[-1]
+                if bytes(part.result):
+                    self._end, self.prompt = msgspec.json.decode(part.result, type=Result), part.prompt
+                    return
         except EdgespecError as error:
             raise self._lost(str(error)) from None
         except (OSError, http.client.HTTPException, msgspec.DecodeError):
-            raise self._lost("the server ended") from None
+            pass
+        raise self._lost("the server ended")
 
     def _lost(self, why: str) -> ServerLost:
         return ServerLost(

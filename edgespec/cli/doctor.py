@@ -162,33 +162,19 @@ def _rollback_line(rollback: Report) -> str:
     """Say how tokens are taken back, where that is not as usual."""
     from edgespec.cli.doctor_report import size
 
-    if rollback["by"] is None:
-        return "tokens cannot be taken back: nothing drafts for it"
-    if rollback["by"] == "cells":
-        return ""
     held = f"{size(rollback['states_bytes'])} of states for a text"
-    if rollback["by"] == "snapshots":
-        return f"keeps a state: drafts of up to {rollback['tokens']} tokens are taken back; {held}"
-    return f"keeps a state: after a rejected draft its accepted tokens are read again; {held}"
-
-
-def _architecture_line(architecture: Report) -> str:
-    from edgespec.llama.gguf_header import ArchitectureSupport
-
-    found = architecture["checked"]
-    return f"{architecture['name']}: {ArchitectureSupport(**found) if found else 'never checked'}"
-
-
-def _speech_line(speech: Report) -> str:
-    layers, n = " + ".join(map(str, speech["layers"])), speech["languages"]
-    known = "English" if n == 1 else f"{n} languages"
-    words = "times of words" if speech["word_times"] else "no times of words"
-    return f"Whisper, for `edgespec transcribe`: {layers} layers, {known}, {words}"
+    return {
+        None: "tokens cannot be taken back: nothing drafts for it",
+        "cells": "",
+        "snapshots": f"keeps a state: drafts of up to {rollback['tokens']} tokens are taken back; {held}",
+        "reading again": f"keeps a state: after a rejected draft its accepted tokens are read again; {held}",
+    }[rollback["by"]]
 
 
 def _print_model(model: Report) -> None:
     from edgespec.cli.doctor_report import size
     from edgespec.engine.capacity import Capacity
+    from edgespec.llama.gguf_header import ArchitectureSupport
 
     out.print()
     print_line("model", model["name"])
@@ -197,9 +183,13 @@ def _print_model(model: Report) -> None:
         print_line("", f"cannot be loaded: {model['error']}")
         return
     if speech := model["speech"]:
-        print_line("", _speech_line(speech))
+        layers, n = " + ".join(map(str, speech["layers"])), speech["languages"]
+        words = "times of words" if speech["word_times"] else "no times of words"
+        known = "English" if n == 1 else f"{n} languages"
+        print_line("", f"Whisper, for `edgespec transcribe`: {layers} layers, {known}, {words}")
         return
-    print_line("", _architecture_line(model["architecture"]))
+    name, found = model["architecture"]["name"], model["architecture"]["checked"]
+    print_line("", f"{name}: {ArchitectureSupport(**found) if found else 'never checked'}")
     held = model["capacity"]
     print_line("", f"serve: {Capacity(held['parallel'], held['cache_tokens'], held['cache_bytes'])}")
     fitting = ", ".join(f"{n:,} with {name}" for name, n in model["contexts"].items())

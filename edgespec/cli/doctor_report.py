@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from importlib.metadata import version
@@ -251,9 +251,7 @@ def _model(name: str, path: Path, loaded: Kernels, root: Path, available: int | 
         "contexts": fitting_tokens(header, draft, root=root),
         "rollback": rollback,
         "mtp_head": {"drafts": not reason, "reason": reason} if header.n_mtp else None,
-        "types": [
-            _type(type_, matrices, packed) for type_ in dict.fromkeys(tensor.type for tensor in matrices)
-        ],
+        "types": [*_types(matrices, packed)],
         "unpacked": [
             {name: getattr(tensor, name) for name in _FACTS}
             | {"why": _why(tensor, matrices, packed) if loaded.available else "stock kernels"}
@@ -297,17 +295,18 @@ def _rollback(model: Model) -> Report:
     }
 
 
-def _type(type_: str, matrices: Iterable[TensorInfo], packed: dict[str, PackedTensor]) -> Report:
-    """Return the counts and bytes of one type's matrices."""
-    of_type = [tensor for tensor in matrices if tensor.type == type_]
-    names = [tensor.name for tensor in of_type if tensor.name in packed]
-    return {
-        "type": type_,
-        "packed": len(names),
-        "packed_bytes": sum(packed[name].bytes for name in names),
-        "not_packed": len(of_type) - len(names),
-        "not_packed_bytes": sum(tensor.bytes for tensor in of_type if tensor.name not in packed),
-    }
+def _types(matrices: Sequence[TensorInfo], packed: dict[str, PackedTensor]) -> Iterator[Report]:
+    """Yield the counts and bytes of each type's matrices."""
+    for type_ in dict.fromkeys(tensor.type for tensor in matrices):
+        of_type = [tensor for tensor in matrices if tensor.type == type_]
+        names = [tensor.name for tensor in of_type if tensor.name in packed]
+        yield {
+            "type": type_,
+            "packed": len(names),
+            "packed_bytes": sum(packed[name].bytes for name in names),
+            "not_packed": len(of_type) - len(names),
+            "not_packed_bytes": sum(tensor.bytes for tensor in of_type if tensor.name not in packed),
+        }
 
 
 def _why(tensor: TensorInfo, matrices: Iterable[TensorInfo], packed: dict[str, PackedTensor]) -> str:

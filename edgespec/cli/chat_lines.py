@@ -26,6 +26,7 @@ from edgespec.cli.conversation import (
     Conversation,
     Exchange,
     LastConversation,
+    PromptSettings,
     answer_of,
     joined_answer,
 )
@@ -202,7 +203,13 @@ class Chat:
         """Whether Ctrl-C ended the last answer."""
         self._engine = engine
         self._settings = settings
-        self._thinking = Thinking(budget=settings.options.reasoning_budget)
+        self._prompts = PromptSettings(
+            engine.target,
+            n_ctx,
+            settings.options.n_predict,
+            settings.parse_special,
+            Thinking(budget=settings.options.reasoning_budget),
+        )
         self._n_ctx = n_ctx
         self._figures = ChatTotals()
         self._last: Result | None = None
@@ -253,14 +260,7 @@ class Chat:
     def _ask(self, question: str) -> None:
         """Answer `question`."""
         n_left_out = self.conversation.n_left_out
-        tokens = self.conversation.prompt(
-            question,
-            self._engine.target,
-            n_ctx=self._n_ctx,
-            n_predict=self._settings.options.n_predict,
-            parse_special=self._settings.parse_special,
-            thinking=self._thinking,
-        )
+        tokens = self.conversation.prompt(question, self._prompts)
         self._tell_left_out(n_left_out)
         self._write(tokens, lambda answer: self.conversation.add(Exchange(question, answer)))
 
@@ -335,15 +335,8 @@ class Chat:
     def more(self, _argument: str) -> None:
         """Go on with the last answer, which was cut."""
         model, conversation = self._engine.target, self.conversation
-        n_predict = self._settings.options.n_predict
         n_left_out = conversation.n_left_out
-        tokens = conversation.continued(
-            model,
-            n_ctx=self._n_ctx,
-            n_predict=n_predict,
-            parse_special=self._settings.parse_special,
-            thinking=self._thinking,
-        )
+        tokens = conversation.continued(self._prompts)
         self._tell_left_out(n_left_out)
 
         def keep(rest: ChatAnswer) -> None:

@@ -70,6 +70,20 @@ def joined_answer(first: ChatAnswer, rest: ChatAnswer, model: Model) -> ChatAnsw
     return ChatAnswer(text, rest.cut, token_ids)
 
 
+@dataclass(frozen=True, slots=True)
+class PromptSettings:
+    """How prompts are made of a conversation."""
+
+    model: Model
+    n_ctx: int
+    """Tokens of context."""
+    n_predict: int | None = None
+    """Most tokens of an answer; None: no stated length."""
+    parse_special: bool = False
+    """As of `Model.render_chat`, and so `thinking`."""
+    thinking: Thinking = AS_USUAL
+
+
 class Conversation:
     """The system message and the exchanges so far. A method that raises changes nothing."""
 
@@ -92,29 +106,21 @@ class Conversation:
             self.n_left_out = 0  # the remaining ones may fit
         return last
 
-    def prompt(
-        self,
-        question: str,
-        model: Model,
-        *,
-        n_ctx: int,
-        n_predict: int | None,
-        parse_special: bool = False,
-        thinking: Thinking = AS_USUAL,
-    ) -> list[int]:
-        """Return the tokens of the prompt for `question`, with room in `n_ctx` tokens for an answer.
+    def prompt(self, question: str, settings: PromptSettings) -> list[int]:
+        """Return the tokens of the prompt for `question`, with room in the context for an answer.
 
         The room is `n_predict` tokens, but at most half of the context; if it is None, an eighth of the
         context. If the prompt does not leave that room, the oldest exchanges are left out of this prompt and
         of all later ones (`n_left_out`), until the prompt takes three quarters of what it may take. The
-        system message and the question always stay. `parse_special`, `thinking`: as of `Model.render_chat`.
+        system message and the question always stay.
         Raises EdgespecError if those two alone leave too little room, or the template fails.
         """
         check_text("question", question)
 
         def tokens_without(n: int) -> list[int]:
-            return self._tokens(question, model, n, parse_special=parse_special, thinking=thinking)
+            return self._tokens(question, settings, n)
 
+        n_ctx, n_predict = settings.n_ctx, settings.n_predict
         room = max(1, n_ctx // _ANSWER_SHARE if n_predict is None else min(n_predict, n_ctx // 2))
         n_fitting = n_ctx - room
         n_left_out, n_all = self.n_left_out, len(self.exchanges)
@@ -137,16 +143,8 @@ class Conversation:
         self.n_left_out = n_left_out
         return tokens
 
-    def continued(
-        self,
-        model: Model,
-        *,
-        n_ctx: int,
-        n_predict: int | None,
-        parse_special: bool = False,
-        thinking: Thinking = AS_USUAL,
-    ) -> list[int]:
-        """Return the tokens of the prompt that goes on with the last answer; arguments as for `prompt`.
+    def continued(self, settings: PromptSettings) -> list[int]:
+        """Return the tokens of the prompt that goes on with the last answer.
 
         Raises UsageError if there is none that was cut, EdgespecError as `prompt`.
         """
@@ -155,31 +153,23 @@ class Conversation:
         last = self.exchanges.pop()
         written = last.answer.token_ids
         if written is None:
-            written = tuple(model.tokenize(last.answer.text, add_special=False, parse_special=False))
+            tokens = settings.model.tokenize(last.answer.text, add_special=False, parse_special=False)
+            written = tuple(tokens)
+        n_ctx, n_predict = settings.n_ctx, settings.n_predict
         room = len(written) + (n_ctx // _ANSWER_SHARE if n_predict is None else n_predict)
         try:
-            tokens = self.prompt(
-                last.question,
-                model,
-                n_ctx=n_ctx,
-                n_predict=room,
-                parse_special=parse_special,
-                thinking=thinking,
-            )
-            tokens += written
+            prompt = [*self.prompt(last.question, replace(settings, n_predict=room)), *written]
         finally:
             self.exchanges.append(last)
-        if len(tokens) >= n_ctx:
+        if len(prompt) >= n_ctx:
             raise EdgespecError(f"the context of {n_ctx:,} tokens is full: choose a larger one")
-        return tokens
+        return prompt
 
-    def _tokens(
-        self, question: str, model: Model, n_left_out: int, *, parse_special: bool, thinking: Thinking
-    ) -> list[int]:
+    def _tokens(self, question: str, settings: PromptSettings, n_left_out: int) -> list[int]:
         """Return the tokens of the prompt without the first `n_left_out` exchanges."""
-        kept = self.exchanges[n_left_out:]
+        kept, model = self.exchanges[n_left_out:], settings.model
         said = [exchange.answer.text for exchange in kept]
-        render = partial(model.render_chat, thinking=thinking, parse_special=parse_special)
+        render = partial(model.render_chat, thinking=settings.thinking, parse_special=settings.parse_special)
         text = render(self._messages(kept, question, said))
         if not any(exchange.answer.token_ids for exchange in kept):
             return model.tokenize_rendered(text)

@@ -11,7 +11,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edgespec.cli.conversation import ChatAnswer, ChatTotals, Conversation, Exchange, answer_of
+from edgespec.cli.conversation import (
+    ChatAnswer,
+    ChatTotals,
+    Conversation,
+    Exchange,
+    PromptSettings,
+    answer_of,
+)
 from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.llama.weights import Model
@@ -43,7 +50,7 @@ def said(model, token_ids, question="abc"):
 
 
 def prompt(conversation, model, question="and?", *, n_ctx=1 << 20, n_predict=None):
-    return conversation.prompt(question, model, n_ctx=n_ctx, n_predict=n_predict)
+    return conversation.prompt(question, PromptSettings(model, n_ctx, n_predict))
 
 
 @pytest.fixture(scope="module")

@@ -288,13 +288,12 @@ def _read_stdin(*, is_named: bool) -> str:
     return text
 
 
-def _decode(data: bytes, name: str) -> str:
+def _decode(data: bytes, name: str, kind: type[EdgespecError] = EdgespecError) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise EdgespecError(
-            f"{name} is not UTF-8 text: byte 0x{data[error.start]:02x} at position {error.start}; "
-            "convert it first"
+        raise kind(
+            f"{name} is not UTF-8 text at byte {error.start}, 0x{data[error.start]:02x}; convert it first"
         ) from None
 
 
@@ -303,10 +302,7 @@ def _read_constraint(path: str, name: str) -> str:
         data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     except OSError as error:
         raise UsageError(f"{name}: {error.strerror}") from None
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{name}: not UTF-8 text at byte {error.start}; convert it first") from None
+    return _decode(data, name, UsageError)
 
 
 # ---- run ----

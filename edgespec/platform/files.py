@@ -210,7 +210,7 @@ def check_writable(path: Path, field: str) -> None:
     """
     try:
         file = _resolve(path)
-        if _is_special(file):
+        if file.exists() and not file.is_file():  # a pipe, a device
             return
         temporary = temporary_path(file)
         try:
@@ -228,15 +228,16 @@ def check_folder(path: Path, field: str) -> None:
     Raises as `check_writable`.
     """
     try:
-        there = path.resolve()
-        while not there.exists():
-            there = there.parent
-        check_writable(there / ".edgespec", field)
-    except EdgespecError as error:
-        problem = error.problem if there.is_dir() else f"cannot be written: {there} is a file; choose another"
-        raise type(error)(problem, field=field, value=path) from None
+        there = next(one for one in (path.resolve(), *path.resolve().parents) if one.exists())
     except OSError as error:
         raise UsageError(_refusal(path, error), field=field, value=path) from None
+    if not there.is_dir():
+        problem = f"cannot be written: {there} is a file; choose another"
+        raise UsageError(problem, field=field, value=path)
+    try:
+        check_writable(there / ".edgespec", field)
+    except EdgespecError as error:
+        raise type(error)(error.problem, field=field, value=path) from None
 
 
 def write_file(path: Path, data: bytes, *, field: str) -> None:
@@ -246,7 +247,7 @@ def write_file(path: Path, data: bytes, *, field: str) -> None:
     """
     try:
         file = _resolve(path)
-        if _is_special(file):
+        if file.exists() and not file.is_file():
             file.write_bytes(data)
         else:
             write_atomically(file, data)
@@ -270,10 +271,6 @@ def _resolve(path: Path) -> Path:
     if file.exists() and not os.access(file, os.W_OK):
         raise PermissionError(errno.EACCES, "the file there is read-only")
     return file
-
-
-def _is_special(file: Path) -> bool:
-    return file.exists() and not file.is_file()
 
 
 def _refusal(path: Path, error: OSError) -> str:

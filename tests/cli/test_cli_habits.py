@@ -326,7 +326,7 @@ def test_in_a_terminal_nothing_is_waited_for(environment, tiny_path):
 
 def test_bytes_in_a_pipe_that_are_no_text(environment, tiny_path):
     process = run_cli("run", "question", "-m", tiny_path, *GREEDY, env=environment, stdin=b"ab\xff")
-    failed(process, 1, "stdin", "not UTF-8", "position 2")
+    failed(process, 1, "stdin", "not UTF-8", "byte 2")
 
 
 def test_stdin_that_an_option_reads_is_no_part_of_the_prompt(environment, tiny_path):

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from rich.table import Table
@@ -46,19 +46,21 @@ def info_command(
     from edgespec.drafting.history import MAX_TOKENS, find_histories
 
     forge = part("forge.cache")
-    histories, stored = [history.info() for history in find_histories()], forge.find_stored()
+    histories, stored = [_described(history.info()) for history in find_histories()], forge.find_stored()
     if json:
+        rows = [_described_row(row) for row in EVERYTHING if row.places]
+        facts = {"kept": rows, "directory": str(HISTORY.path()), "max_tokens": MAX_TOKENS}
         out.print_json(
-            data={
-                "kept": [_described_row(row) for row in EVERYTHING if row.places],
-                "directory": str(HISTORY.path()),
-                "max_tokens": MAX_TOKENS,
-                "histories": [_described(info) for info in histories],
-                "forge": [forge.described(one) for one in stored],
-            }
+            data={**facts, "histories": histories, "forge": [forge.described(one) for one in stored]}
         )
         return
-    _print_rows()
+    there = [(row, size) for row in EVERYTHING if (size := row.bytes())]
+    if not there:
+        out.print(f"nothing is kept in {cache_root()}")
+    for row, size in there:
+        personal = ", yours" if row.personal else ""
+        out.print(f"{row.name:12} {format_size(size):>9}{personal}: {row.holds}")
+        out.print(f"{'':12} {row.path('*')}")
     if histories:
         out.print()
         _print_histories(histories)
@@ -68,17 +70,6 @@ def info_command(
     if histories or stored:
         out.print()
         out.print(_NOTE)
-
-
-def _print_rows() -> None:
-    """Print what there is, in two lines each: what it is, and its place."""
-    there = [(row, size) for row in EVERYTHING if (size := row.bytes())]
-    if not there:
-        out.print(f"nothing is kept in {cache_root()}")
-    for row, size in there:
-        personal = ", yours" if row.personal else ""
-        out.print(f"{row.name:12} {format_size(size):>9}{personal}: {row.holds}")
-        out.print(f"{'':12} {row.path('*')}")
 
 
 def _described_row(row: Kept) -> dict[str, object]:
@@ -93,41 +84,33 @@ def _described_row(row: Kept) -> dict[str, object]:
     }
 
 
-def _print_histories(found: list[HistoryInfo]) -> None:
-    table = Table("tokenizer", "documents", "tokens", "size", "written", "path", box=None, pad_edge=False)
-    for info in found:
-        table.add_row(
-            info.tokenizer,
-            f"{info.documents:,}",
-            f"{info.tokens:,}",
-            format_size(info.bytes),
-            "-" if info.modified is None else _time(info.modified),
-            str(info.path),
-        )
-    table.columns[-1].overflow = "fold"  # a path is for copying
-    print_table(table)
-    for info in found:
-        if info.problem:
-            out.print(f"{info.path.name}: {info.problem}")
-        for path in info.set_aside:
-            out.print(f"{path}: set aside, not used; `edgespec cache clear` deletes it")
-
-
-def _described(info: HistoryInfo) -> dict[str, object]:
+def _described(info: HistoryInfo) -> dict[str, Any]:
+    seconds = info.modified
+    modified = seconds and datetime.fromtimestamp(seconds).astimezone().isoformat(" ", "seconds")
     return {
         "path": str(info.path),
         "tokenizer": info.tokenizer,
         "documents": info.documents,
         "tokens": info.tokens,
         "bytes": info.bytes,
-        "modified": None if info.modified is None else _time(info.modified),
+        "modified": modified,
         "problem": info.problem or None,
         "set_aside": [str(path) for path in info.set_aside],
     }
 
 
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds).astimezone().isoformat(" ", "seconds")
+def _print_histories(found: list[dict[str, Any]]) -> None:
+    table = Table("tokenizer", "documents", "tokens", "size", "written", "path", box=None, pad_edge=False)
+    for one in found:
+        counts = f"{one['documents']:,}", f"{one['tokens']:,}", format_size(one["bytes"])
+        table.add_row(one["tokenizer"], *counts, one["modified"] or "-", one["path"])
+    table.columns[-1].overflow = "fold"  # a path is for copying
+    print_table(table)
+    for one in found:
+        if one["problem"]:
+            out.print(f"{Path(one['path']).name}: {one['problem']}")
+        for path in one["set_aside"]:
+            out.print(f"{path}: set aside, not used; `edgespec cache clear` deletes it")
 
 
 @cache_app.command(

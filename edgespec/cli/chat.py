@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from bisect import bisect_left
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -217,20 +218,17 @@ def _context(engine: Engine) -> int:
     from edgespec.engine.pair import MAX_DRAFT_CTX
     from edgespec.models.footprint import CTX_STEP, fits_in_memory
 
-    models = [model.header for model in (engine.target, engine.draft) if model]
+    target, draft = engine.target.header, engine.draft.header if engine.draft else None
+    sizes = range(CTX_STEP, target.n_ctx_train + CTX_STEP, CTX_STEP)
 
-    def fits(n_ctx: int) -> bool:
-        limits = [n_ctx, MAX_DRAFT_CTX]
-        wanted = [(header, min(n_ctx, n)) for header, n in zip(models, limits, strict=False)]
+    def is_too_large(n_ctx: int) -> bool:
+        n_ctx = min(n_ctx, target.n_ctx_train)
+        wanted = [(target, n_ctx)] + ([(draft, min(n_ctx, MAX_DRAFT_CTX))] if draft else [])
         try:
             fits_in_memory(wanted, weights_loaded=True)
         except EdgespecError:
-            return False
-        return True
+            return True
+        return False
 
-    most = engine.target.n_ctx_train
-    low, high = 1, -(-most // CTX_STEP)  # in steps; one step is assumed to fit
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(min(most, middle * CTX_STEP)) else (low, middle - 1)
-    return min(most, low * CTX_STEP)
+    n = max(1, bisect_left(sizes, True, key=is_too_large))  # one step is assumed to fit
+    return min(target.n_ctx_train, n * CTX_STEP)

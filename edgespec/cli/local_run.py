@@ -26,18 +26,6 @@ from edgespec.platform.state_file import FileIdentity, identity_of
 PATH = "/edgespec/run"
 
 
-class Loading(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of a server that a text may depend on, or its speed."""
-
-    threads: int | None
-    kernels: str
-    cache_type: str
-    chat_template: str | None
-    rpc: tuple[str, ...]
-    switches: tuple[str, ...]
-    """Words of the environment that choose the kernels."""
-
-
 class RunningServer(msgspec.Struct, frozen=True, kw_only=True):
     """A server that takes a `RunRequest`."""
 
@@ -55,7 +43,8 @@ class RunningServer(msgspec.Struct, frozen=True, kw_only=True):
     """Fingerprint of the tokenizer, by which histories are called."""
     n_ctx_train: int
     """The longest context of the target."""
-    loading: Loading
+    loading: str
+    """Options that a text may depend on, or its speed (`Compute.for_text`)."""
     keeps_texts: bool = False
     """Whether texts of its requests are kept on disk (`--learn`, `--state-dir`)."""
 
@@ -102,12 +91,6 @@ class RunPart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 def file_identity(path: Path) -> FileIdentity:
     """The identity of a model's files. Raises OSError."""
     return identity_of(path, *other_files(path))
-
-
-def switches() -> tuple[str, ...]:
-    """Return the words of the environment that choose the kernels."""
-    names = ("EDGESPEC_KERNELS", "EDGESPEC_KERNELS_ISA")
-    return tuple(os.environ.get(name, "").strip().lower() for name in names)
 
 
 def installation() -> FileIdentity:

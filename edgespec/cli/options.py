@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,6 @@ import typer
 from edgespec.cli.completion import complete_drafter, complete_model, complete_name, complete_pair
 from edgespec.cli.console import err, message
 from edgespec.cli.groups import listed, option_group
-from edgespec.cli.local_run import Loading, switches
 from edgespec.cli.progress import pull_named
 from edgespec.decoding.choices import DrafterChoice, DrafterName, is_plugin
 from edgespec.decoding.sampling import SamplingParams
@@ -315,16 +315,11 @@ class Compute(ThreadsAndKernels):
         """HOST:PORT of the nodes that hold layers of the target. Raises UsageError."""
         return ()
 
-    def for_text(self, chat_template: str | None) -> Loading:
-        """Return the options that a text may depend on, or its speed, for the way to a server."""
-        return Loading(
-            threads=self.threads,
-            kernels=self.kernels,
-            cache_type=self.cache_type,
-            chat_template=chat_template,
-            rpc=self.rpc_addresses,
-            switches=switches(),
-        )
+    def for_text(self, chat_template: str | None) -> str:
+        """Return the options that a text, or its speed, may depend on: those of a server are compared."""
+        kernels = [os.environ.get(f"EDGESPEC_KERNELS{part}", "").strip().lower() for part in ("", "_ISA")]
+        options = (self.threads, self.kernels, self.cache_type, chat_template, self.rpc_addresses)
+        return repr((*options, *kernels))
 
     def load_engine(self, models: ChosenModels, **keywords: Unpack[EngineKeywords]) -> Engine:
         """Return the engine of a target and a draft; print its messages to stderr."""

@@ -15,7 +15,6 @@ import msgspec
 from edgespec.cli.console import message
 from edgespec.cli.local_run import (
     PATH,
-    Loading,
     RunningServer,
     RunPart,
     RunRequest,
@@ -158,7 +157,7 @@ def ask_server(server: RunningServer, request: RunRequest) -> ServedStream | Non
 
 
 def find_server(
-    target: str, draft: str | None, drafter: DrafterChoice, loading: Loading, *, kept: bool
+    target: str, draft: str | None, drafter: DrafterChoice, loading: str, *, kept: bool
 ) -> RunningServer | None:
     """Return a server that has the models, loaded with the same options; None: there is none.
 

@@ -184,7 +184,7 @@ def _type(chat: Chat, *, cache: bool) -> None:
         if history and (reason := open_history(history)):
             message(f"lines are not kept: {reason}")
             history = None
-        editor = LineEditor({name: command.argument for name, command in COMMANDS.items()}, history)
+        editor = LineEditor({name: takes for name, (takes, _) in COMMANDS.items()}, history)
     message(f"{chat.models}; /help lists the commands, Ctrl-D ends")
     while not chat.ended:
         try:

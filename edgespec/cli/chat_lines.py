@@ -246,16 +246,16 @@ class Chat:
     def _obey(self, text: str) -> None:
         name, *rest = text.split(maxsplit=1)
         argument = rest[0] if rest else ""
-        command = COMMANDS.get(_ALIASES.get(name, name))
-        if command is None:
+        takes, obey = COMMANDS.get(_ALIASES.get(name, name), (None, None))
+        if takes is None or obey is None:
             raise UsageError(f"there is no command {name}: see /help; //TEXT sends text that begins with a /")
-        if command.argument == "FILE":
+        if takes == "FILE":
             argument = file_name(argument)
             if not argument:
                 raise UsageError(f"{name} needs a file: {name} FILE")
-        if not command.argument and argument:
+        if not takes and argument:
             raise UsageError(f"{name} takes nothing after it")
-        command.obey(self, argument)
+        obey(self, argument)
 
     def _ask(self, question: str) -> None:
         """Answer `question`."""
@@ -390,8 +390,8 @@ class Chat:
 
     def help(self, _argument: str) -> None:
         """List the commands and keys."""
-        for name, command in COMMANDS.items():
-            _line(f"{name} {command.argument}", command.help)
+        for name, (takes, obey) in COMMANDS.items():
+            _line(f"{name} {takes}", obey.__doc__ or "")
         _line("//TEXT", "Send TEXT that begins with a slash.")
         _line("Alt+Enter", "Begin a new line (Esc, then Enter, does too); Enter sends.")
         _line("Ctrl-C", "End the answer and keep what was written; at the prompt, clear the line.")
@@ -404,27 +404,18 @@ class Chat:
         self.ended = True
 
 
-@dataclass(frozen=True, slots=True)
-class _Command:
-    argument: str
-    obey: Callable[[Chat, str], None]
-
-    @property
-    def help(self) -> str:
-        return self.obey.__doc__ or ""
-
-
-COMMANDS = {
-    "/undo": _Command("", Chat.undo),
-    "/retry": _Command("", Chat.retry),
-    "/more": _Command("", Chat.more),
-    "/save": _Command("FILE", Chat.save),
-    "/load": _Command("FILE", Chat.load),
-    "/system": _Command("TEXT", Chat.system),
-    "/stats": _Command("", Chat.stats),
-    "/help": _Command("", Chat.help),
-    "/exit": _Command("", Chat.exit),
+COMMANDS: dict[str, tuple[str, Callable[[Chat, str], None]]] = {
+    "/undo": ("", Chat.undo),
+    "/retry": ("", Chat.retry),
+    "/more": ("", Chat.more),
+    "/save": ("FILE", Chat.save),
+    "/load": ("FILE", Chat.load),
+    "/system": ("TEXT", Chat.system),
+    "/stats": ("", Chat.stats),
+    "/help": ("", Chat.help),
+    "/exit": ("", Chat.exit),
 }
+"""Name -> what comes after it, and what it does."""
 
 
 def file_name(typed: str) -> str:
